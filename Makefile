@@ -1,0 +1,49 @@
+# The developer's manual in a dozen words: `make help`.
+PYTHON ?= python3
+BIN := .venv/bin
+PROTOS := $(wildcard protos/vcpo/wire/v1/*.proto)
+STUBS := core/vcpo/wire/v1
+
+.PHONY: help setup system-packages demo test lint format protos bench clean
+.DEFAULT_GOAL := help
+
+help: ## say what each word does
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/installed system-packages ## make .venv with everything, and the browser the report's test opens
+
+.venv/installed: pyproject.toml
+	@echo "Installing into .venv (torch for the CPU is about 200 MB; a few minutes on a fresh machine)"
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --progress-bar on --quiet --editable '.[local,operator,dev]'
+	@touch $@
+
+system-packages:
+	@scripts/system_packages.sh
+
+demo: .venv/installed ## train the tiny model asynchronously on this machine and open nothing but a terminal (about 3 minutes)
+	@$(BIN)/python -m benchmarks.demo
+
+test: setup lint ## lint, types, layers, stub drift, then every test
+	$(BIN)/python -m pytest
+
+lint: .venv/installed ## ruff, mypy --strict, import-linter, stubs up to date
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@$(BIN)/python scripts/generate_stubs.py --check
+
+format: .venv/installed ## rewrite the sources as ruff likes them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: .venv/installed ## generate core/vcpo/wire/v1 from protos/
+	@$(BIN)/python scripts/generate_stubs.py
+
+bench: .venv/installed ## run every benchmark; the last line of each is one JSON object
+	@for name in reference_parity; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+clean: ## remove everything that was generated or installed
+	rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

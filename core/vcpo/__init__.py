@@ -1,0 +1,1 @@
+"""Variance-controlled policy optimization for asynchronous RL: the torch-free core."""

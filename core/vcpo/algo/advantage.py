@@ -1,0 +1,162 @@
+r"""Advantages: the signed weight with which each trajectory enters the policy gradient.
+
+An advantage is a reward above a baseline (see `baseline`), for GRPO in units of the group's spread.
+It is one number per trajectory, the same for all of its tokens.
+
+One rule holds for every method that has a baseline: when all rewards that share it are equal, each
+advantage is exactly 0.0. Such a group says nothing about which answer is better, and a remainder
+of 1e-17 would not be harmless: AdamW divides by the size of the gradient.
+
+Sources: VCPO, arXiv 2602.17616, Eq. 7; GRPO, arXiv 2402.03300; RLOO, arXiv 2402.14740.
+
+Departures: GRPO implementations add 1e-6 to the standard deviation, and many use the sample's; here
+it is the population's (as in the VCPO release) and nothing is added. RLOO refuses a group of one,
+which others give its raw reward.
+"""
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+from itertools import chain, repeat
+
+from vcpo.algo.baseline import (
+    Baseline,
+    mean_baseline,
+    optimal_baseline,
+    published_baseline,
+    require_rewards,
+)
+
+
+class BaselineScope(StrEnum):
+    """Which trajectories share one baseline: those of one prompt, or the whole batch."""
+
+    GROUP = "group"
+    BATCH = "batch"
+
+
+_BATCH_BASELINES = (Baseline.OPOB, Baseline.PUBLISHED, Baseline.GROUP_MEAN)
+
+
+def advantages(
+    rewards: Sequence[float],
+    baseline: Baseline,
+    squared_norms: Sequence[float] | None = None,
+    log_weights: Sequence[float] | None = None,
+) -> list[float]:
+    """Advantages of trajectories that share one baseline, in their order.
+
+    | baseline  | A_i                                                | needs                      |
+    |-----------|----------------------------------------------------|----------------------------|
+    | opob      | R_i - b*                                           | squared_norms              |
+    | published | R_i - b of the released reference                  | squared_norms, log_weights |
+    | groupMean | R_i - mean R                                       |                            |
+    | rloo      | R_i - mean of the others' R                        | two trajectories           |
+    | grpo      | (R_i - mean R) / population std R; 0 when std is 0 |                            |
+    | none      | R_i                                                |                            |
+
+    rewards: [n] raw rewards, finite.
+    squared_norms, log_weights: [n] as for `published_baseline`; methods without need ignore them.
+    Equal rewards give exactly 0.0, except under `none`, which has no baseline: A_i is R_i.
+    Raises: ValueError when what a method needs is missing, and as `published_baseline`.
+    Sources: VCPO, arXiv 2602.17616, Eq. 7; GRPO, arXiv 2402.03300; RLOO, arXiv 2402.14740.
+    """
+    require_rewards(rewards)
+    match baseline:
+        case Baseline.OPOB:
+            norms = _required("squared_norms", squared_norms, baseline)
+            return _above(rewards, optimal_baseline(rewards, norms))
+        case Baseline.PUBLISHED:
+            norms = _required("squared_norms", squared_norms, baseline)
+            weights = _required("log_weights", log_weights, baseline)
+            return _above(rewards, published_baseline(rewards, norms, weights))
+        case Baseline.GROUP_MEAN:
+            return _above(rewards, mean_baseline(rewards))
+        case Baseline.RLOO:
+            return _above_others(rewards)
+        case Baseline.GRPO:
+            return _standardized(rewards)
+        case Baseline.NONE:
+            return list(rewards)
+
+
+def batch_advantages(
+    groups: Sequence[Sequence[float]],
+    baseline: Baseline,
+    scope: BaselineScope = BaselineScope.GROUP,
+    squared_norms: Sequence[Sequence[float]] | None = None,
+    log_weights: Sequence[Sequence[float]] | None = None,
+) -> list[list[float]]:
+    """Advantages of a batch of groups, in the shape of the rewards.
+
+    groups: [num_groups][n_g] raw rewards; the trajectories of one prompt make one group.
+    scope: `group` gives each group its own baseline; `batch` gives one to all, for opob, published
+        and groupMean only; a group of equal rewards then keeps its distance from the rest.
+    squared_norms, log_weights: the shape of groups; as for `advantages`.
+    Returns: [num_groups][n_g], in the shape of groups.
+    Raises: ValueError for no group, a shape that differs or a method without a batch form, and as
+    `advantages`.
+    """
+    if not groups:
+        raise ValueError("groups is empty: at least one group of rewards is needed")
+    _require_shape("squared_norms", squared_norms, groups)
+    _require_shape("log_weights", log_weights, groups)
+    match scope:
+        case BaselineScope.GROUP:
+            norms = repeat(None) if squared_norms is None else squared_norms
+            weights = repeat(None) if log_weights is None else log_weights
+            rows = zip(groups, norms, weights, strict=False)
+            return [advantages(group, baseline, *numbers) for group, *numbers in rows]
+        case BaselineScope.BATCH:
+            _require_batch_form(baseline)
+            rewards = list(chain.from_iterable(groups))
+            flat = advantages(rewards, baseline, _joined(squared_norms), _joined(log_weights))
+            remaining = iter(flat)
+            return [[next(remaining) for _ in group] for group in groups]
+
+
+def _above_others(rewards: Sequence[float]) -> list[float]:
+    """R_i minus the mean of the others, which equals n / (n - 1) times R_i minus the mean."""
+    if len(rewards) < 2:
+        raise ValueError("rewards has 1 entry: rloo compares with the others, give at least 2")
+    factor = len(rewards) / (len(rewards) - 1)
+    return [factor * deviation for deviation in _above(rewards, mean_baseline(rewards))]
+
+
+def _standardized(rewards: Sequence[float]) -> list[float]:
+    """Distances from the mean in population standard deviations; hypot cannot underflow."""
+    deviations = _above(rewards, mean_baseline(rewards))
+    std = math.hypot(*deviations) / math.sqrt(len(deviations))
+    return [deviation / std for deviation in deviations] if std > 0.0 else deviations
+
+
+def _above(rewards: Sequence[float], baseline: float) -> list[float]:
+    return [reward - baseline for reward in rewards]
+
+
+def _required(name: str, values: Sequence[float] | None, baseline: Baseline) -> Sequence[float]:
+    if values is None:
+        raise ValueError(f"{name} is None: baseline {baseline.value} needs one per trajectory")
+    return values
+
+
+def _require_batch_form(baseline: Baseline) -> None:
+    if baseline not in _BATCH_BASELINES:
+        raise ValueError(
+            f"baseline is {baseline.value} with scope batch: only {', '.join(_BATCH_BASELINES)} "
+            "can span a batch; use scope group"
+        )
+
+
+def _require_shape(
+    name: str, values: Sequence[Sequence[float]] | None, groups: Sequence[Sequence[float]]
+) -> None:
+    if values is None:
+        return
+    sizes, expected = [len(group) for group in values], [len(group) for group in groups]
+    if sizes != expected:
+        raise ValueError(f"{name} has groups of {sizes} entries, rewards of {expected}: align them")
+
+
+def _joined(groups: Sequence[Sequence[float]] | None) -> list[float] | None:
+    return None if groups is None else list(chain.from_iterable(groups))

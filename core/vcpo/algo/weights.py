@@ -1,0 +1,151 @@
+r"""Importance weights of trajectories, and how much of a batch they leave in effect.
+
+A trajectory of trained tokens y_1..y_L was sampled by the rollout policy mu and is trained on by
+the learner policy pi. Its importance weight is a product over the trained tokens only:
+
+    w = prod_t pi(y_t) / mu(y_t),        log w = sum_t [log pi(y_t) - log mu(y_t)].
+
+A batch of B such weights is worth ESS trajectories of equal weight (Kish's effective sample size),
+and the ESS ratio rho is the part of the batch that is left:
+
+    ESS = (sum_i w_i)^2 / sum_i w_i^2,    rho = ESS / B = exp(2 LSE(log w) - LSE(2 log w)) / B.
+
+Cauchy-Schwarz bounds it: rho = 1 exactly when all weights are equal, and rho = 1/B when one
+trajectory carries everything. rho does not change when every weight is multiplied by one constant,
+so u_i = w_i / max_j w_j may stand in for w_i. Every u_i is in [0, 1] and one of them is 1: neither
+sum can overflow or vanish, and log weights of 1e4 and -1e4 give the same digits as 1 and -1 do.
+
+rho is read off the weights before truncation and before any mask. Truncation hides the very spread
+that rho measures: (1, 1/2, 2, 4) has rho = 0.662, cut at 2 it has rho = 0.818. The gradient, in
+turn, uses the truncated weight min(w, c), which bounds its variance at the price of some bias.
+
+Neither the ESS nor its ratio cares what its samples are. Token log ratios give the token-level
+ESS; log w_i + log h_i, with h_i the norm of a trajectory's gradient, gives the energy ESS.
+
+Sources: VCPO, arXiv 2602.17616 (ESS of untruncated sequence weights; truncation with c = 8);
+Kish, Survey Sampling (1965) (the effective sample size).
+
+Departures from the released reference, which exponentiates in float32: there one weight that
+overflows makes the ESS NaN and the step is taken at the full rate; here it has a value, and an
+input that is itself not a number raises. There an epsilon of 1e-8 beside sum_i w_i^2 takes
+16 nats off every weight for a collapse; here nothing depends on the scale of the weights.
+"""
+
+import math
+from collections.abc import Sequence
+
+
+class NonFiniteWeightError(ValueError):
+    """A number that a step depends on is NaN or infinite, so the step must not be taken.
+
+    name: the argument at fault, as the caller knows it.
+    index: its position in that argument; None when the argument is a single number.
+    value: what stood there.
+    """
+
+    def __init__(self, name: str, index: int | None, value: float) -> None:
+        super().__init__(name, index, value)
+        self.name = name
+        self.index = index
+        self.value = value
+
+    def __str__(self) -> str:
+        place = self.name if self.index is None else f"{self.name}[{self.index}]"
+        return f"{place} is {self.value}: skip this step and look at the trajectory it came from"
+
+
+def require_log_weights(log_weights: Sequence[float], name: str = "log_weights") -> None:
+    """Refuse an empty batch and log weights that are NaN or +inf; -inf is a weight of zero.
+
+    Raises: ValueError when empty; NonFiniteWeightError at the first NaN or +inf.
+    """
+    if not log_weights:
+        raise ValueError(f"{name} is empty: at least one trajectory is needed")
+    for index, value in enumerate(log_weights):
+        if math.isnan(value) or value == math.inf:
+            raise NonFiniteWeightError(name, index, value)
+
+
+def log_sum_exp(values: Sequence[float]) -> float:
+    """Logarithm of the sum of the exponentials, for values of any size.
+
+    values: [n] log-domain numbers below +inf; -inf stands for zero.
+    Returns -inf when every value is -inf.
+    Raises: ValueError when empty; NonFiniteWeightError at a NaN or +inf.
+    Identity: log sum exp(v) = m + log sum exp(v - m) with m = max v, where no term exceeds 1.
+    """
+    require_log_weights(values, "values")
+    largest = max(values)
+    if largest == -math.inf:
+        return largest
+    return largest + math.log(math.fsum(math.exp(value - largest) for value in values))
+
+
+def log_importance_weight(
+    learner_logprobs: Sequence[float], rollout_logprobs: Sequence[float]
+) -> float:
+    """Log importance weight of one trajectory: how much likelier the learner finds it.
+
+    learner_logprobs: [num_trained_tokens] log pi(y_t), nats, under the parameters being updated.
+    rollout_logprobs: [num_trained_tokens] log mu(y_t), nats, of the distribution that was sampled
+        from; over a weight update in mid-trajectory that is a mixture of policy versions.
+    Returns nats; -inf when the learner rules a token out; 0.0 for no trained token, the empty
+    product. The sum is rounded once, so that neither length nor order of the tokens costs digits.
+    Raises: ValueError when the lengths differ; NonFiniteWeightError, with the token's index, when
+    a difference is NaN or +inf (mu cannot have sampled a token of probability zero).
+    """
+    if len(learner_logprobs) != len(rollout_logprobs):
+        raise ValueError(
+            f"learner_logprobs has {len(learner_logprobs)} tokens but rollout_logprobs has "
+            f"{len(rollout_logprobs)}: pass the trained tokens of one trajectory to both"
+        )
+    log_ratios = [pi - mu for pi, mu in zip(learner_logprobs, rollout_logprobs, strict=True)]
+    if log_ratios:
+        require_log_weights(log_ratios, "log_ratios")
+    return math.fsum(log_ratios)
+
+
+def effective_sample_size(log_weights: Sequence[float]) -> float:
+    """Number of equally weighted trajectories that this batch is worth.
+
+    log_weights: [B] nats, one per trajectory of the optimizer step over all ranks, untruncated.
+    Returns a value in [1, B]; B when all weights are equal, exactly.
+    Raises: ValueError when empty; NonFiniteWeightError at a NaN or +inf, or at index 0 when every
+    weight is zero.
+    Source: Kish (1965); VCPO, arXiv 2602.17616, step scaling by effective sample size.
+    """
+    require_log_weights(log_weights)
+    largest = max(log_weights)
+    if largest == -math.inf:
+        raise NonFiniteWeightError("log_weights", 0, largest)
+    shares = [math.exp(log_weight - largest) for log_weight in log_weights]
+    size = math.fsum(shares) ** 2 / math.fsum(share * share for share in shares)
+    return min(max(size, 1.0), float(len(shares)))
+
+
+def ess_ratio(log_weights: Sequence[float]) -> float:
+    """Effective part of the batch, rho = ESS / B.
+
+    log_weights: [B] nats, one per trajectory of the optimizer step over all ranks, untruncated.
+    Returns a value in [1/B, 1]; 1 when all weights are equal, exactly.
+    Raises: as `effective_sample_size`.
+    Source: VCPO, arXiv 2602.17616, step scaling by effective sample size.
+    """
+    return effective_sample_size(log_weights) / len(log_weights)
+
+
+def truncated_weight(log_weight: float, cap: float) -> float:
+    """Weight that the gradient uses, min(w, cap): cut above, never raised below.
+
+    log_weight: nats, below +inf; -inf gives 0.0.
+    cap: largest weight allowed, unitless, finite and above 0; VCPO uses 8.
+    Returns a value in [0, cap]; no size of log_weight overflows.
+    Raises: ValueError when cap is out of range; NonFiniteWeightError when log_weight is NaN or
+    +inf. The latter would fit under the cap, but no policy gives it.
+    Source: VCPO, arXiv 2602.17616, truncated importance sampling at sequence level.
+    """
+    if not 0.0 < cap < math.inf:
+        raise ValueError(f"cap is {cap}: give a finite weight above 0, such as 8.0")
+    if math.isnan(log_weight) or log_weight == math.inf:
+        raise NonFiniteWeightError("log_weight", None, log_weight)
+    return cap if log_weight >= math.log(cap) else min(math.exp(log_weight), cap)

@@ -1,0 +1,65 @@
+"""Admission: how much new work may start, so that nothing is too old when it is trained on.
+
+Problem. A trajectory waits between sampling and training: while it is generated, and in the buffer.
+Dropping what got too old wastes generation, and is biased, since long answers are dropped most.
+
+Rule. Number the trajectories that are in the system or have left it by training: `accepted` of them
+(buffered + consumed), `in_flight` more. A worker that samples from version v is granted the next
+one, with number j = accepted + in_flight counted from 0, only while
+
+    j < (k + 1 + v) * B,
+
+with B trajectories per optimizer step and k the admission lag in policy versions.
+
+Proof of the bound. Let consumption be first in, first out in the order of the grants, and version n
+the parameters after n steps of B trajectories each. Then trajectory j is trained on when floor(j/B)
+steps have been taken, so at version floor(j/B). The rule says j/B < k + 1 + v, hence
+
+    floor(j/B) <= k + v,    and its lag    floor(j/B) - v <= k.
+
+A drop moves everything behind it forward, to an earlier version, so the bound survives it; what is
+granted again gets a new number at the end and is tested anew. A later k binds later grants only.
+
+Why the *worker's* version. AReaL's formula has the learner's version in the place of v
+(areal/infra/staleness_manager.py, `get_capacity`). A worker samples from what it holds; while it
+has not yet fetched the learner's newest version the same inequality would admit work whose lag is
+larger by that difference. Tokens sampled after a swap in the middle of an answer are newer than v.
+
+Why the check at consumption stays. The proof leans on the order. A straggler is overtaken when the
+learner takes what is ready rather than wait for it; each trajectory that overtakes it pushes it one
+place back, past the number that was tested. Then only a look at its tokens' versions tells its lag.
+"""
+
+
+def admissible_trajectories(
+    *,
+    admission_lag_steps: int,
+    held_policy_version: int,
+    batch_trajectories: int,
+    accepted: int,
+    in_flight: int,
+) -> int:
+    """Trajectories that a worker may be granted now.
+
+    max(0, (k + 1 + v) * B - (accepted + in_flight)), see the module.
+
+    admission_lag_steps: k, in policy versions, >= 0; 0 is synchronous training.
+    held_policy_version: v, the version the worker samples from; never above the learner's, which
+        the caller sees to when a restart has taken the learner back to an older version.
+    batch_trajectories: B >= 1, trajectories consumed by one optimizer step.
+    accepted: Buffered + consumed in the surviving history, >= 0; not what was dropped.
+    in_flight: Granted and not yet answered, >= 0.
+    Raises: ValueError naming the argument that is out of its range.
+    """
+    _require_at_least("admission_lag_steps", admission_lag_steps, 0)
+    _require_at_least("held_policy_version", held_policy_version, 0)
+    _require_at_least("batch_trajectories", batch_trajectories, 1)
+    _require_at_least("accepted", accepted, 0)
+    _require_at_least("in_flight", in_flight, 0)
+    bound = (admission_lag_steps + 1 + held_policy_version) * batch_trajectories
+    return max(0, bound - (accepted + in_flight))
+
+
+def _require_at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")

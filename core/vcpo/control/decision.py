@@ -1,0 +1,154 @@
+"""The decision: signals and the last state in, limits to apply and the next state out.
+
+    limits ----.
+    state  ----+--> decide --> Decision (admission lag, replicas, conditions), next state
+    signals ---'
+    now_s -----'
+
+Nothing here reads a clock, calls a service or remembers anything: whoever polls keeps the state
+and applies the decision. The same inputs give the same outputs, so a recorded run can be replayed.
+Missing, old or senseless signals hold everything (fail static): the last limits stay in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vcpo.control.conditions import Condition, ConditionType, Reason, condition
+from vcpo.control.limits import Limits
+from vcpo.control.scaling import Direction, Outlook, next_fleet
+from vcpo.control.signals import RunSignals
+from vcpo.control.state import ControlState
+from vcpo.control.throttle import EssHealth, ess_health, next_throttle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to apply now."""
+
+    admission_lag_steps: int
+    """Lag bound for new work, in policy versions, in [0, maxPolicyLagSteps]."""
+    replicas: Mapping[str, int]
+    """Workers wanted, by rollout group; each within the group's bounds."""
+    direction: Direction
+    """Which way this decision moves the number of workers."""
+    conditions: tuple[Condition, ...]
+    """`SignalsFresh`, `EssHealthy`, `LearnerFed`, in this order."""
+    reasons: tuple[str, ...]
+    """One sentence for each thing that changes with this decision; empty when all is held."""
+
+    def condition(self, kind: ConditionType) -> Condition:
+        """The condition of a kind."""
+        return next(each for each in self.conditions if each.type is kind)
+
+
+def decide(
+    limits: Limits, state: ControlState, signals: RunSignals | None, now_s: float
+) -> tuple[Decision, ControlState]:
+    """Decide on admission and replicas.
+
+    state: from the last decision, or `ControlState.start`; it is first fitted to the limits, which
+        may have changed since.
+    signals: None when there are none.
+    now_s: seconds on any clock that goes on as long as the state is kept: Unix time when the
+        state outlives the process. Set back, it starts the cool-downs anew.
+    Returns the decision and the state to hand in with the next signals.
+    """
+    state = state.fit(limits, now_s)
+    if signals is None:
+        return _held(state, Reason.MISSING), state
+    if signals.age_s > limits.signals_max_age_s:
+        return _held(state, Reason.STALE), state
+    return _decide_on(limits, state, signals, now_s)
+
+
+def _decide_on(
+    limits: Limits, state: ControlState, signals: RunSignals, now_s: float
+) -> tuple[Decision, ControlState]:
+    health = ess_health(limits.ess_floor_ratio, signals)
+    throttle = next_throttle(
+        state.throttle,
+        health=health,
+        step=signals.step,
+        max_lag_steps=limits.max_admission_lag_steps,
+    )
+    outlook = Outlook(
+        admission_lag_steps=throttle.admission_lag_steps,
+        ess_has_room=health is EssHealth.HEALTHY,
+        now_s=now_s,
+    )
+    fleet, fed = next_fleet(limits, state.fleet, signals, outlook)
+    decided = ControlState(throttle=throttle, fleet=fleet)
+    tightened = throttle.admission_lag_steps < limits.max_admission_lag_steps
+    conditions = (
+        condition(ConditionType.SIGNALS_FRESH, Reason.FRESH),
+        condition(ConditionType.ESS_HEALTHY, _ess_reason(health, tightened=tightened)),
+        condition(ConditionType.LEARNER_FED, fed),
+    )
+    reasons = (
+        *_throttle_reasons(state, decided, signals),
+        *_scaling_reasons(state, decided, signals),
+    )
+    return _decision(decided, _direction(fed), conditions, reasons), decided
+
+
+def _held(state: ControlState, why: Reason) -> Decision:
+    conditions = (
+        condition(ConditionType.SIGNALS_FRESH, why),
+        condition(ConditionType.ESS_HEALTHY, Reason.NO_SIGNALS),
+        condition(ConditionType.LEARNER_FED, Reason.NO_SIGNALS),
+    )
+    return _decision(state, Direction.HOLD, conditions, ())
+
+
+def _decision(
+    state: ControlState,
+    direction: Direction,
+    conditions: tuple[Condition, ...],
+    reasons: tuple[str, ...],
+) -> Decision:
+    return Decision(
+        admission_lag_steps=state.throttle.admission_lag_steps,
+        replicas=dict(state.fleet.replicas),
+        direction=direction,
+        conditions=conditions,
+        reasons=reasons,
+    )
+
+
+def _direction(fed: Reason) -> Direction:
+    directions = {Reason.SCALING_UP: Direction.UP, Reason.SCALING_DOWN: Direction.DOWN}
+    return directions.get(fed, Direction.HOLD)
+
+
+def _ess_reason(health: EssHealth, *, tightened: bool) -> Reason:
+    match health:
+        case EssHealth.UNKNOWN:
+            return Reason.NO_STEP_YET
+        case EssHealth.BELOW_FLOOR:
+            return Reason.BELOW_FLOOR
+        case EssHealth.NEAR_FLOOR | EssHealth.HEALTHY:
+            return Reason.RECOVERING if tightened else Reason.ABOVE_FLOOR
+
+
+def _throttle_reasons(
+    before: ControlState, after: ControlState, signals: RunSignals
+) -> tuple[str, ...]:
+    old, new = before.throttle.admission_lag_steps, after.throttle.admission_lag_steps
+    if old == new:
+        return ()
+    share = signals.relative_ess_ratio or 0.0
+    return (f"Admission lag {old} -> {new}: the ESS ratio is {share:.1%} of the on-policy ratio.",)
+
+
+def _scaling_reasons(
+    before: ControlState, after: ControlState, signals: RunSignals
+) -> tuple[str, ...]:
+    idle = signals.learner_idle_ratio
+    return tuple(
+        f"Rollout group '{group}' {before.fleet.replicas[group]} -> {replicas}: the learner waited "
+        f"{idle:.1%} of the time at {signals.consumed_per_s:.3g} trajectories/s."
+        for group, replicas in after.fleet.replicas.items()
+        if replicas != before.fleet.replicas[group]
+    )

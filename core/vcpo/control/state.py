@@ -1,0 +1,96 @@
+"""State that the control loop carries from one decision to the next."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from vcpo.control.limits import Limits
+from vcpo.control.scaling import Fleet, Starvation
+from vcpo.control.throttle import Throttle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlState:
+    """What decisions depend on besides limits, signals and time."""
+
+    throttle: Throttle
+    fleet: Fleet
+
+    @classmethod
+    def start(
+        cls,
+        limits: Limits,
+        *,
+        now_s: float,
+        replicas: Mapping[str, int] | None = None,
+        admission_lag_steps: int | None = None,
+    ) -> Self:
+        """State of a loop that knows no earlier decision.
+
+        now_s: the clock of the decisions; the cool-downs count from here.
+        replicas: Workers that exist already, by group; None starts each group at its minimum.
+        admission_lag_steps: Lag bound in force already; None starts at the algorithm's.
+        """
+        most = limits.max_admission_lag_steps
+        lag = most if admission_lag_steps is None else min(admission_lag_steps, most)
+        return cls(
+            throttle=Throttle(admission_lag_steps=lag),
+            fleet=Fleet(replicas=limits.fit(replicas or {}), scaled_s=now_s),
+        )
+
+    def fit(self, limits: Limits, now_s: float) -> ControlState:
+        """The same state under limits that may have changed and a clock that may be set back."""
+        starvation = self.fleet.starvation
+        if starvation is not None:
+            seen_s = min(starvation.seen_s, now_s)
+            starvation = dataclasses.replace(starvation, seen_s=seen_s)
+        fleet = dataclasses.replace(
+            self.fleet,
+            replicas=limits.fit(self.fleet.replicas),
+            scaled_s=min(self.fleet.scaled_s, now_s),
+            starvation=starvation,
+        )
+        return ControlState(
+            throttle=self.throttle.clamp(limits.max_admission_lag_steps), fleet=fleet
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as JSON-ready values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` wrote.
+
+        Raises: ValueError when it is something else; `start` is the way out then.
+        """
+        try:
+            return cls(throttle=_throttle(entry["throttle"]), fleet=_fleet(entry["fleet"]))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not a control state ({error!r}): {entry!r}") from error
+
+
+def _throttle(entry: Mapping[str, Any]) -> Throttle:
+    judged_step = entry["judged_step"]
+    return Throttle(
+        admission_lag_steps=int(entry["admission_lag_steps"]),
+        healthy_steps=int(entry["healthy_steps"]),
+        judged_step=None if judged_step is None else int(judged_step),
+    )
+
+
+def _fleet(entry: Mapping[str, Any]) -> Fleet:
+    scaled_step, starvation = entry["scaled_step"], entry["starvation"]
+    return Fleet(
+        replicas={str(group): int(workers) for group, workers in entry["replicas"].items()},
+        scaled_s=float(entry["scaled_s"]),
+        scaled_step=None if scaled_step is None else int(scaled_step),
+        starvation=None if starvation is None else _starvation(starvation),
+    )
+
+
+def _starvation(entry: Mapping[str, Any]) -> Starvation:
+    return Starvation(workers=int(entry["workers"]), seen_s=float(entry["seen_s"]))

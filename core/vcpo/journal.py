@@ -1,0 +1,169 @@
+"""A run directory's records: `metrics.jsonl` (steps, evaluations) and `events.jsonl`.
+
+One JSON object per line, appended with a single write, so that several processes may write events
+and a reader never sees half a line but the last. After a resume a step may stand twice: the later
+record is the one that survived, and `read_metrics` returns only that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+METRICS_FILE = "metrics.jsonl"
+EVENTS_FILE = "events.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One optimizer step, as the learner saw it."""
+
+    step: int
+    """Number of the step, from 1; also the policy version it published."""
+    time_unix_s: float
+    reward_mean: float
+    """Mean reward of the batch's trajectories."""
+    ess_ratio: float
+    """Effective sample size over batch size, before truncation, in [1/B, 1]."""
+    on_policy_ess_ratio: float
+    """What the ratio is at lag 0, given or calibrated."""
+    learning_rate_scale: float
+    """Factor on the base learning rate in this step, in [0, 1]; 0 when the step was skipped."""
+    learning_rate: float
+    """Base learning rate times the scale."""
+    gradient_norm: float
+    """L2 norm of the whole gradient before clipping."""
+    importance_weight_max: float
+    """Largest sequence importance weight before truncation."""
+    lag_mean: float
+    """Mean age of the trained tokens, in policy versions."""
+    lag_p50: int
+    lag_max: int
+    response_tokens_mean: float
+    """Mean length of the batch's answers, in tokens."""
+    step_s: float
+    """Seconds spent computing the update."""
+    idle_s: float
+    """Seconds spent waiting for the batch before it."""
+    tokens_per_s: float
+    """Response tokens accepted per second since the previous step."""
+    admission_lag_steps: int
+    """Lag bound in force for new work."""
+    workers: int
+    """Workers heard of lately."""
+    leased: int
+    in_flight: int
+    buffered: int
+    consumed: int
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Trajectories dropped so far, by reason."""
+    skipped: str | None = None
+    """Why no update was made, or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRecord:
+    """Accuracy on held-out prompts."""
+
+    step: int
+    """Steps taken when the evaluation was asked for."""
+    time_unix_s: float
+    accuracy: float
+    """Mean reward of the held-out answers."""
+    num_trajectories: int
+    policy_version_min: int
+    """Oldest and newest version that sampled a token of it."""
+    policy_version_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRecord:
+    """Something that happened to a run, for people."""
+
+    time_unix_s: float
+    source: str
+    """Who says so: `host`, `learner`, a worker's name."""
+    kind: str
+    """CamelCase word, e.g. `WorkerLost`."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """Everything `metrics.jsonl` holds, in order of steps."""
+
+    steps: tuple[StepRecord, ...]
+    evaluations: tuple[EvaluationRecord, ...]
+
+
+class Journal:
+    """Appends records to a run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        run_dir.mkdir(parents=True, exist_ok=True)
+
+    def step(self, record: StepRecord) -> None:
+        """Append an optimizer step."""
+        self._append(METRICS_FILE, {"type": "step", **dataclasses.asdict(record)})
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """Append an evaluation."""
+        self._append(METRICS_FILE, {"type": "evaluation", **dataclasses.asdict(record)})
+
+    def event(self, record: EventRecord) -> None:
+        """Append an event."""
+        self._append(EVENTS_FILE, dataclasses.asdict(record))
+
+    def _append(self, name: str, entry: Mapping[str, Any]) -> None:
+        line = json.dumps(entry, separators=(",", ":")) + "\n"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        descriptor = os.open(self._run_dir / name, flags, 0o644)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+
+def read_metrics(run_dir: Path) -> Metrics:
+    """Read a run's steps and evaluations; a missing file is an empty run."""
+    steps: dict[int, StepRecord] = {}
+    evaluations: dict[int, EvaluationRecord] = {}
+    for entry in _lines(run_dir / METRICS_FILE):
+        if entry.get("type") == "step":
+            step = _record(StepRecord, entry)
+            steps[step.step] = step
+        elif entry.get("type") == "evaluation":
+            evaluation = _record(EvaluationRecord, entry)
+            evaluations[evaluation.step] = evaluation
+    return Metrics(
+        steps=tuple(steps[number] for number in sorted(steps)),
+        evaluations=tuple(evaluations[number] for number in sorted(evaluations)),
+    )
+
+
+def read_events(run_dir: Path) -> tuple[EventRecord, ...]:
+    """Read a run's events in the order they were written."""
+    return tuple(_record(EventRecord, entry) for entry in _lines(run_dir / EVENTS_FILE))
+
+
+_Record = TypeVar("_Record", StepRecord, EvaluationRecord, EventRecord)
+
+
+def _record(record_type: type[_Record], entry: Mapping[str, Any]) -> _Record:
+    known = {item.name for item in dataclasses.fields(record_type)}
+    return record_type(**{name: value for name, value in entry.items() if name in known})
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.endswith("\n"):  # a process killed in mid-write leaves at most one such line
+                yield json.loads(line)

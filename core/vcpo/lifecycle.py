@@ -1,0 +1,76 @@
+"""How a service's process starts and ends: ready files, signals, and the parent it belongs to.
+
+A service started by the local host writes a *ready file* once it serves, which tells its addresses;
+and it leaves when the host does, however the host ended: it holds the reading end of a pipe as its
+standard input, and the kernel closes the other end when the host is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+TOKEN_VARIABLE = "VCPO_TOKEN"  # noqa: S105 - the variable's name, not a secret
+"""Environment variable with the run's shared token; unset means that none is asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """Where a service that has started can be reached."""
+
+    pid: int
+    grpc_port: int
+    metrics_port: int
+
+
+def write_ready(path: Path, ready: Ready) -> None:
+    """Write the ready file in one piece."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(asdict(ready)) + "\n")
+    partial.replace(path)
+
+
+def read_ready(path: Path) -> Ready | None:
+    """Read a ready file; None while there is none."""
+    try:
+        return Ready(**json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def on_stop_request(stop: Callable[[str], None]) -> None:
+    """Call `stop` with a reason on SIGTERM or SIGINT."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, signal.Signals(number).name)
+
+
+def on_parent_exit(stop: Callable[[str], None]) -> None:
+    """Call `stop` when standard input ends, that is when the process that holds it is gone."""
+    loop = asyncio.get_running_loop()
+    descriptor = sys.stdin.fileno()
+
+    def readable() -> None:
+        if not os.read(descriptor, 4096):
+            loop.remove_reader(descriptor)
+            stop("the host is gone")
+
+    loop.add_reader(descriptor, readable)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split `host:port`.
+
+    Raises:
+        ValueError: when it is something else.
+    """
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isdecimal():
+        raise ValueError(f"address: must be host:port, got {address!r}")
+    return host, int(port)

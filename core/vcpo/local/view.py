@@ -1,0 +1,292 @@
+"""What `vcpo run` shows while it works: a live panel on a terminal, plain lines anywhere else.
+
+The caller describes the run with a `RunView` as often as it likes; a view decides what of it is
+worth printing. Nothing is printed but through the console that was given.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from vcpo.report.numbers import decimal, duration, whole
+
+PLAIN_INTERVAL_S = 5.0
+"""Least time between two lines of the plain view, unless the phase or the accuracy changes."""
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_VALUE_WIDTH = 14
+_TREND_WIDTH = 16
+_EVENTS_SHOWN = 4
+_HEALTHY_ESS_SHARE = 0.5
+_ALARMING_ESS_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """A run at one moment, as far as a person watching it cares; None means not known yet."""
+
+    run_name: str
+    phase: str
+    """What the run is doing, in a word or two: `starting`, `training`, `stopping`."""
+    step: int
+    """Optimizer steps taken."""
+    total_steps: int
+    reward_mean: float | None
+    """Mean reward of the last step's trajectories."""
+    accuracy: float | None
+    """Mean reward of the last evaluation's held-out answers."""
+    ess_ratio: float | None
+    """Effective share of the last batch, in [1/B, 1]."""
+    on_policy_ess_ratio: float | None
+    """What the ratio is at lag 0."""
+    learning_rate_scale: float | None
+    """Factor on the base learning rate in the last step, in [0, 1]."""
+    lag_p50: int | None
+    """Median and maximum age of the last step's tokens, in policy versions."""
+    lag_max: int | None
+    lag_bound: int
+    """Age at which a token is dropped, in policy versions."""
+    buffered: int
+    """Trajectories waiting for the learner."""
+    in_flight: int
+    """Trajectories being generated."""
+    workers_ready: int
+    workers_desired: int
+    tokens_per_s: float | None
+    """Response tokens accepted per second."""
+    elapsed_s: float
+    eta_s: float | None
+    """Estimated seconds to the last step."""
+
+
+class LiveView(Protocol):
+    """Where a run's progress is shown; entered before the first update, left after the last."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def update(self, view: RunView) -> None:
+        """Show the run as it is now."""
+
+    def event(self, message: str) -> None:
+        """Show something that just happened."""
+
+
+def make_view(console: Console) -> RichView | PlainView:
+    """Choose the panel for a capable terminal that speaks UTF-8, else plain lines."""
+    speaks_unicode = console.encoding.lower().startswith("utf")
+    if console.is_terminal and not console.is_dumb_terminal and speaks_unicode:
+        return RichView(console)
+    return PlainView(console)
+
+
+class RichView:
+    """A compact panel, redrawn in place at every update."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, auto_refresh=False)
+        self._view: RunView | None = None
+        self._rewards: deque[float | None] = deque(maxlen=_TREND_WIDTH)
+        self._ess_ratios: deque[float | None] = deque(maxlen=_TREND_WIDTH)
+        self._events: deque[str] = deque(maxlen=_EVENTS_SHOWN)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+    def update(self, view: RunView) -> None:
+        """Redraw the panel; a new step adds a point to the sparklines."""
+        if view.step > 0 and (self._view is None or view.step != self._view.step):
+            self._rewards.append(view.reward_mean)
+            self._ess_ratios.append(view.ess_ratio)
+        self._view = view
+        self._redraw()
+
+    def event(self, message: str) -> None:
+        """Add a line under the numbers; only the last few are kept."""
+        self._events.append(_printable(message))
+        self._redraw()
+
+    def _redraw(self) -> None:
+        parts: list[RenderableType] = []
+        if self._view is not None:
+            rewards = sparkline(self._rewards)
+            ess_ratios = sparkline(self._ess_ratios, low=0.0)
+            parts += [_progress(self._view), _numbers(self._view, rewards, ess_ratios)]
+        parts += [
+            Text(f"· {message}", style="dim", no_wrap=True, overflow="ellipsis")
+            for message in self._events
+        ]
+        self._live.update(_framed(self._view, Group(*parts)), refresh=True)
+
+
+class PlainView:
+    """One line every few seconds, for logs and pipes; ASCII only."""
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        interval_s: float = PLAIN_INTERVAL_S,
+    ) -> None:
+        self._console = console
+        self._clock = clock
+        self._interval_s = interval_s
+        self._printed_at_s = -math.inf
+        self._printed: RunView | None = None
+        self._latest: RunView | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._latest is not None and self._latest != self._printed:
+            self._print_latest(self._latest)
+
+    def update(self, view: RunView) -> None:
+        """Print the run when a line is due or the phase or the accuracy changed."""
+        self._latest = view
+        waited_s = self._clock() - self._printed_at_s
+        if _changed(self._printed, view) or waited_s >= self._interval_s:
+            self._print_latest(view)
+
+    def event(self, message: str) -> None:
+        """Print a message at once."""
+        self._write(f"* {_printable(message)}")
+
+    def _print_latest(self, view: RunView) -> None:
+        self._printed = view
+        self._printed_at_s = self._clock()
+        self._write(plain_line(view))
+
+    def _write(self, line: str) -> None:
+        text = line.encode("ascii", errors="replace").decode("ascii")
+        self._console.print(Text(text), soft_wrap=True)
+
+
+def plain_line(view: RunView) -> str:
+    """Describe a run in one line."""
+    on_policy = decimal(view.on_policy_ess_ratio, ".2f")
+    facts = [
+        f"{view.phase} {view.step}/{view.total_steps}",
+        f"reward {decimal(view.reward_mean, '.3f')}",
+        f"accuracy {decimal(view.accuracy, '.3f')}",
+        f"ess {decimal(view.ess_ratio, '.2f')} (on-policy {on_policy})",
+        f"lr x{decimal(view.learning_rate_scale, '.2f')}",
+        f"lag {_lag(view)}",
+        f"buffered {view.buffered}",
+        f"in flight {view.in_flight}",
+        f"workers {view.workers_ready}/{view.workers_desired}",
+        f"{decimal(view.tokens_per_s, ',.0f')} tok/s",
+        f"elapsed {duration(view.elapsed_s)}",
+        f"eta {duration(view.eta_s)}",
+    ]
+    return "  ".join(facts)
+
+
+def sparkline(values: Sequence[float | None], *, low: float | None = None) -> str:
+    """Draw values as bars of eight heights, a space for each missing one.
+
+    `low` is the bottom of the scale; None takes the least value. The top is the greatest one.
+    """
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if not known:
+        return ""
+    bottom = min(known) if low is None else low
+    span = max(known) - bottom
+    return "".join(_block(value, bottom, span) for value in values)
+
+
+def _block(value: float | None, bottom: float, span: float) -> str:
+    if value is None or not math.isfinite(value):
+        return " "
+    share = (value - bottom) / span if span > 0 else 0.5
+    return _BLOCKS[min(len(_BLOCKS) - 1, max(0, int(share * len(_BLOCKS))))]
+
+
+def _changed(before: RunView | None, after: RunView) -> bool:
+    return before is None or (before.phase, before.accuracy) != (after.phase, after.accuracy)
+
+
+def _framed(view: RunView | None, body: RenderableType) -> Panel:
+    if view is None:
+        return Panel(body, border_style="dim")
+    title = Text.assemble((f" {_printable(view.run_name)} ", "bold"), f"{_printable(view.phase)} ")
+    timing = Text(f" {duration(view.elapsed_s)} elapsed · ETA {duration(view.eta_s)} ", "dim")
+    return Panel(body, title=title, title_align="left", subtitle=timing, subtitle_align="right")
+
+
+def _progress(view: RunView) -> Table:
+    share = view.step / view.total_steps if view.total_steps else 0.0
+    row = Table.grid(padding=(0, 1), expand=True)
+    row.add_column(no_wrap=True)
+    row.add_column(ratio=1)
+    row.add_column(justify="right", no_wrap=True)
+    bar = ProgressBar(total=view.total_steps, completed=view.step)
+    row.add_row(f"step {view.step}/{view.total_steps}", bar, f"{share:.0%}")
+    return row
+
+
+def _numbers(view: RunView, rewards: str, ess_ratios: str) -> Table:
+    scale = decimal(view.learning_rate_scale, ".2f")
+    speed = f"{decimal(view.tokens_per_s, ',.0f')} tokens/s"
+    table = Table.grid(padding=(0, 2))
+    for style in ("dim", "", "dim", ""):
+        table.add_column(style=style, no_wrap=True)
+    reward = _with_trend(decimal(view.reward_mean, ".3f"), "bold", rewards)
+    accuracy = Text(decimal(view.accuracy, ".3f"), "bold")
+    ess = f"{decimal(view.ess_ratio, '.2f')} of {decimal(view.on_policy_ess_ratio, '.2f')}"
+    table.add_row("reward", reward, "accuracy", accuracy)
+    table.add_row("ESS ratio", _with_trend(ess, _ess_style(view), ess_ratios), "lr", f"x {scale}")
+    table.add_row("lag", _lag_text(view), "workers", _workers(view))
+    table.add_row("queue", f"{view.buffered} buffered, {view.in_flight} in flight", "speed", speed)
+    return table
+
+
+def _with_trend(value: str, style: str, trend: str) -> Text:
+    return Text.assemble((f"{value:<{_VALUE_WIDTH}}", style), (f"{trend:<{_TREND_WIDTH}}", "cyan"))
+
+
+def _ess_style(view: RunView) -> str:
+    if view.ess_ratio is None or not view.on_policy_ess_ratio:
+        return ""
+    share = view.ess_ratio / view.on_policy_ess_ratio
+    if share >= _HEALTHY_ESS_SHARE:
+        return "green"
+    return "yellow" if share >= _ALARMING_ESS_SHARE else "bold red"
+
+
+def _lag(view: RunView) -> str:
+    return f"p50 {whole(view.lag_p50)} max {whole(view.lag_max)} of {view.lag_bound}"
+
+
+def _lag_text(view: RunView) -> Text:
+    outside = view.lag_max is not None and view.lag_max > view.lag_bound
+    return Text(_lag(view), "bold red" if outside else "")
+
+
+def _workers(view: RunView) -> Text:
+    short = view.workers_ready < view.workers_desired
+    return Text(f"{view.workers_ready} of {view.workers_desired}", "yellow" if short else "")
+
+
+def _printable(text: str) -> str:
+    """Blank out control characters, so that a worker's message cannot steer the terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -1,0 +1,15 @@
+"""Metrics of all parts: the catalogue, the instruments and the endpoint."""
+
+from vcpo.metrics.catalogue import Kind, Metric
+from vcpo.metrics.instruments import HostMetrics, LearnerMetrics, RolloutMetrics
+from vcpo.metrics.server import MetricsServer, serve_metrics
+
+__all__ = [
+    "HostMetrics",
+    "Kind",
+    "LearnerMetrics",
+    "Metric",
+    "MetricsServer",
+    "RolloutMetrics",
+    "serve_metrics",
+]

@@ -1,0 +1,249 @@
+"""Every metric of the project: name, type, help, labels, buckets.
+
+Names follow https://prometheus.io/docs/practices/naming: the prefix `vcpo_`, base units, `_total`
+for counters, `_ratio` for 0 to 1. Alerts, dashboards and documents take names from here only.
+
+Labels are few and bounded: a run's name, a rollout group of its spec (at most 8), and closed sets
+of words. Never a step, an id, a time or a message. Learner and rollout workers carry `run` (and
+`group`) on everything they export; `namespace` and `pod` come with the scrape. The host speaks for
+many runs and writes `namespace` and `run` itself (empty namespace: a local run), so its scrape
+needs `honorLabels`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """Type of a metric, as Prometheus names it."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric, before any value."""
+
+    name: str
+    """Full name as it is queried; a histogram's without `_bucket`, `_sum`, `_count`."""
+    kind: Kind
+    help: str
+    """One sentence: what it counts or measures, and its unit where the name does not say it."""
+    labels: tuple[str, ...] = ()
+    """Labels besides those that the exporting part adds to everything."""
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram's buckets, ascending, without +Inf; empty for other types."""
+    absent_until_set: bool = False
+    """A gauge of something measured: without a first value it is not exported, so that an alert
+    never fires on a 0 that nobody measured. It is set, never increased."""
+
+
+LEARNER_LABELS = ("run",)
+"""Labels on everything that a learner exports."""
+
+ROLLOUT_LABELS = ("run", "group")
+"""Labels on everything that a rollout worker exports."""
+
+HOST_LABELS = ("namespace", "run")
+"""First labels of each metric of a host, which speaks for several runs."""
+
+CONDITION_STATUSES = ("True", "False", "Unknown")
+"""Values of the label `status`, as Kubernetes writes them."""
+
+_LAG_BUCKETS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+_STEP_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+_GENERATION_BUCKETS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_SYNC_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+def _counter(name: str, help_text: str, *labels: str) -> Metric:
+    return Metric(name=name, kind=Kind.COUNTER, help=help_text, labels=labels)
+
+
+def _gauge(name: str, help_text: str, *labels: str) -> Metric:
+    return Metric(name=name, kind=Kind.GAUGE, help=help_text, labels=labels)
+
+
+def _measure(name: str, help_text: str) -> Metric:
+    return Metric(name=name, kind=Kind.GAUGE, help=help_text, absent_until_set=True)
+
+
+def _histogram(name: str, help_text: str, buckets: tuple[float, ...]) -> Metric:
+    return Metric(name=name, kind=Kind.HISTOGRAM, help=help_text, buckets=buckets)
+
+
+BUILD_INFO = _gauge(
+    "vcpo_build_info", "Always 1; labels say which part this is and its version.", "part", "version"
+)
+
+LEARNER_STEPS = _counter(
+    "vcpo_learner_steps_total", "Optimizer steps taken, skipped ones included."
+)
+LEARNER_SKIPPED_STEPS = _counter(
+    "vcpo_learner_skipped_steps_total", "Optimizer steps that made no update, by reason.", "reason"
+)
+LEARNER_STEP_DURATION = _histogram(
+    "vcpo_learner_step_duration_seconds",
+    "Time to compute an update, without the wait for its batch.",
+    _STEP_BUCKETS,
+)
+LEARNER_TOKENS = _counter("vcpo_learner_tokens_total", "Response tokens trained on.")
+LEARNER_IDLE = _measure(
+    "vcpo_learner_idle_ratio", "Share of recent time that the learner waited for data."
+)
+LEARNER_CHECKPOINT_TIMESTAMP = _measure(
+    "vcpo_learner_checkpoint_timestamp_seconds", "Unix time of the newest checkpoint."
+)
+ESS = _measure(
+    "vcpo_ess_ratio", "Effective sample size of the last step's batch over its size, untruncated."
+)
+ON_POLICY_ESS = _measure(
+    "vcpo_on_policy_ess_ratio",
+    "ESS ratio at lag 0, given or calibrated; ESS is measured against it.",
+)
+IMPORTANCE_WEIGHT_MAX = _measure(
+    "vcpo_importance_weight_max", "Largest importance weight of the last step before truncation."
+)
+LEARNING_RATE_SCALE = _measure(
+    "vcpo_learning_rate_scale_ratio", "Factor on the base learning rate in the last step."
+)
+LEARNING_RATE = _measure("vcpo_learning_rate", "Learning rate of the last step, scale included.")
+GRADIENT_NORM = _measure(
+    "vcpo_gradient_norm", "L2 norm of the last step's gradient before clipping."
+)
+POLICY_LAG = _histogram(
+    "vcpo_policy_lag_steps",
+    "Age of the oldest token of each consumed trajectory, in policy versions.",
+    _LAG_BUCKETS,
+)
+POLICY_VERSION = _measure(
+    "vcpo_policy_version", "Newest policy version that the learner published."
+)
+ADMISSION_LAG = _measure(
+    "vcpo_admission_lag_steps", "Lag bound in force for new work, in policy versions."
+)
+TRAJECTORIES_LEASED = _counter("vcpo_trajectories_leased_total", "Trajectories granted to workers.")
+TRAJECTORIES_CONSUMED = _counter("vcpo_trajectories_consumed_total", "Trajectories trained on.")
+TRAJECTORIES_DROPPED = _counter(
+    "vcpo_trajectories_dropped_total", "Trajectories leased and never trained on.", "reason"
+)
+TRAJECTORIES_IN_FLIGHT = _gauge(
+    "vcpo_trajectories_in_flight", "Trajectories granted and not answered yet."
+)
+TRAJECTORIES_BUFFERED = _gauge(
+    "vcpo_trajectories_buffered", "Trajectories accepted that wait for the learner."
+)
+ACCOUNTING_ERRORS = _counter(
+    "vcpo_accounting_errors_total",
+    "Times that leased differed from in flight + buffered + consumed + dropped; 0 unless at fault.",
+)
+WORKERS = _gauge("vcpo_workers", "Rollout workers that the learner heard of lately.", "group")
+REWARD_MEAN = _measure("vcpo_reward_mean", "Mean reward of the last step's trajectories.")
+EVALUATION_ACCURACY = _measure(
+    "vcpo_evaluation_accuracy", "Mean reward of the newest evaluation on held-out prompts."
+)
+
+ROLLOUT_SAMPLES = _counter(
+    "vcpo_rollout_samples_total", "Trajectories finished by this worker, by outcome.", "outcome"
+)
+ROLLOUT_TOKENS = _counter("vcpo_rollout_tokens_total", "Response tokens sampled by this worker.")
+ROLLOUT_GENERATION = _histogram(
+    "vcpo_rollout_generation_seconds",
+    "Time from a lease's grant to its last trajectory.",
+    _GENERATION_BUCKETS,
+)
+ROLLOUT_INFLIGHT = _gauge("vcpo_rollout_inflight", "Trajectories that this worker is generating.")
+ROLLOUT_WEIGHTS_VERSION = _measure(
+    "vcpo_rollout_weights_version", "Policy version that this worker samples from."
+)
+ROLLOUT_WEIGHT_SYNC_DURATION = _histogram(
+    "vcpo_rollout_weight_sync_duration_seconds",
+    "Time to fetch, check and swap in a policy version.",
+    _SYNC_BUCKETS,
+)
+ROLLOUT_WEIGHT_SYNC_BYTES = _counter(
+    "vcpo_rollout_weight_sync_bytes_total", "Bytes received to update the weights."
+)
+ROLLOUT_LEASE_WAIT = _counter(
+    "vcpo_rollout_lease_wait_seconds_total", "Time with free places and no lease to fill them."
+)
+
+RUN_INFO = _gauge(
+    "vcpo_run_info",
+    "Always 1; labels say what the run trains, on what and how.",
+    *HOST_LABELS,
+    "model",
+    "environment",
+    "baseline",
+)
+RUN_CONDITION = _gauge(
+    "vcpo_run_condition",
+    "1 for the status that a condition of the run has, 0 for the others.",
+    *HOST_LABELS,
+    "condition",
+    "status",
+)
+RUN_REPLICAS = _gauge(
+    "vcpo_run_replicas",
+    "Rollout workers of a group, by state: desired or ready.",
+    *HOST_LABELS,
+    "group",
+    "state",
+)
+RUN_DECISIONS = _counter(
+    "vcpo_run_decisions_total",
+    "Decisions on the number of workers, by direction and reason.",
+    *HOST_LABELS,
+    "direction",
+    "reason",
+)
+
+LEARNER = (
+    LEARNER_STEPS,
+    LEARNER_SKIPPED_STEPS,
+    LEARNER_STEP_DURATION,
+    LEARNER_TOKENS,
+    LEARNER_IDLE,
+    LEARNER_CHECKPOINT_TIMESTAMP,
+    ESS,
+    ON_POLICY_ESS,
+    IMPORTANCE_WEIGHT_MAX,
+    LEARNING_RATE_SCALE,
+    LEARNING_RATE,
+    GRADIENT_NORM,
+    POLICY_LAG,
+    POLICY_VERSION,
+    ADMISSION_LAG,
+    TRAJECTORIES_LEASED,
+    TRAJECTORIES_CONSUMED,
+    TRAJECTORIES_DROPPED,
+    TRAJECTORIES_IN_FLIGHT,
+    TRAJECTORIES_BUFFERED,
+    ACCOUNTING_ERRORS,
+    WORKERS,
+    REWARD_MEAN,
+    EVALUATION_ACCURACY,
+)
+"""What a learner exports, besides `BUILD_INFO`."""
+
+ROLLOUT = (
+    ROLLOUT_SAMPLES,
+    ROLLOUT_TOKENS,
+    ROLLOUT_GENERATION,
+    ROLLOUT_INFLIGHT,
+    ROLLOUT_WEIGHTS_VERSION,
+    ROLLOUT_WEIGHT_SYNC_DURATION,
+    ROLLOUT_WEIGHT_SYNC_BYTES,
+    ROLLOUT_LEASE_WAIT,
+)
+"""What a rollout worker exports, besides `BUILD_INFO`."""
+
+HOST = (RUN_INFO, RUN_CONDITION, RUN_REPLICAS, RUN_DECISIONS)
+"""What a host (local or operator) exports for its runs, besides `BUILD_INFO`."""
+
+ALL = (BUILD_INFO, *LEARNER, *ROLLOUT, *HOST)
+"""Every metric."""

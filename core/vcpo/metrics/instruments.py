@@ -1,0 +1,92 @@
+"""The instruments of each part, ready to be set: `metrics.ess_ratio.set(0.4)`.
+
+Attributes are prometheus_client objects; where the catalogue gives a metric labels, it wants
+`metrics.dropped.labels("stale").inc()`. Counters without labels are exported from the start, at 0;
+gauges of something measured once they are set.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from vcpo.metrics import catalogue
+from vcpo.metrics.registry import PartRegistry
+
+
+class LearnerMetrics:
+    """What a learner exports; `catalogue.LEARNER`."""
+
+    def __init__(self, *, run: str) -> None:
+        part = PartRegistry("learner", {"run": run})
+        self.registry: CollectorRegistry = part.exported
+        self.steps = part.counter(catalogue.LEARNER_STEPS)
+        self.skipped_steps = part.counter(catalogue.LEARNER_SKIPPED_STEPS)
+        self.step_duration_s = part.histogram(catalogue.LEARNER_STEP_DURATION)
+        self.tokens = part.counter(catalogue.LEARNER_TOKENS)
+        self.idle_ratio = part.gauge(catalogue.LEARNER_IDLE)
+        self.checkpoint_timestamp_s = part.gauge(catalogue.LEARNER_CHECKPOINT_TIMESTAMP)
+        self.ess_ratio = part.gauge(catalogue.ESS)
+        self.on_policy_ess_ratio = part.gauge(catalogue.ON_POLICY_ESS)
+        self.importance_weight_max = part.gauge(catalogue.IMPORTANCE_WEIGHT_MAX)
+        self.learning_rate_scale = part.gauge(catalogue.LEARNING_RATE_SCALE)
+        self.learning_rate = part.gauge(catalogue.LEARNING_RATE)
+        self.gradient_norm = part.gauge(catalogue.GRADIENT_NORM)
+        self.policy_lag_steps = part.histogram(catalogue.POLICY_LAG)
+        self.policy_version = part.gauge(catalogue.POLICY_VERSION)
+        self.admission_lag_steps = part.gauge(catalogue.ADMISSION_LAG)
+        self.leased = part.counter(catalogue.TRAJECTORIES_LEASED)
+        self.consumed = part.counter(catalogue.TRAJECTORIES_CONSUMED)
+        self.dropped = part.counter(catalogue.TRAJECTORIES_DROPPED)
+        self.in_flight = part.gauge(catalogue.TRAJECTORIES_IN_FLIGHT)
+        self.buffered = part.gauge(catalogue.TRAJECTORIES_BUFFERED)
+        self.accounting_errors = part.counter(catalogue.ACCOUNTING_ERRORS)
+        self.workers = part.gauge(catalogue.WORKERS)
+        self.reward_mean = part.gauge(catalogue.REWARD_MEAN)
+        self.evaluation_accuracy = part.gauge(catalogue.EVALUATION_ACCURACY)
+
+
+class RolloutMetrics:
+    """What a rollout worker exports; `catalogue.ROLLOUT`."""
+
+    def __init__(self, *, run: str, group: str) -> None:
+        part = PartRegistry("rollout", {"run": run, "group": group})
+        self.registry: CollectorRegistry = part.exported
+        self.samples = part.counter(catalogue.ROLLOUT_SAMPLES)
+        self.tokens = part.counter(catalogue.ROLLOUT_TOKENS)
+        self.generation_s = part.histogram(catalogue.ROLLOUT_GENERATION)
+        self.in_flight = part.gauge(catalogue.ROLLOUT_INFLIGHT)
+        self.weights_version = part.gauge(catalogue.ROLLOUT_WEIGHTS_VERSION)
+        self.weight_sync_duration_s = part.histogram(catalogue.ROLLOUT_WEIGHT_SYNC_DURATION)
+        self.weight_sync_bytes = part.counter(catalogue.ROLLOUT_WEIGHT_SYNC_BYTES)
+        self.lease_wait_s = part.counter(catalogue.ROLLOUT_LEASE_WAIT)
+
+
+class HostMetrics:
+    """What a host exports for all of its runs; `catalogue.HOST`."""
+
+    def __init__(self) -> None:
+        part = PartRegistry("host", {})
+        self.registry: CollectorRegistry = part.exported
+        self.run_info = part.gauge(catalogue.RUN_INFO)
+        self.condition = part.gauge(catalogue.RUN_CONDITION)
+        self.replicas = part.gauge(catalogue.RUN_REPLICAS)
+        self.decisions = part.counter(catalogue.RUN_DECISIONS)
+
+    def set_condition(self, namespace: str, run: str, condition: str, status: str) -> None:
+        """Show a condition: 1 at its status, 0 at the others.
+
+        Raises: ValueError when the status is none of `catalogue.CONDITION_STATUSES`.
+        """
+        if status not in catalogue.CONDITION_STATUSES:
+            allowed = ", ".join(catalogue.CONDITION_STATUSES)
+            raise ValueError(f"status must be one of {allowed}, not '{status}'")
+        for each in catalogue.CONDITION_STATUSES:
+            self.condition.labels(namespace, run, condition, each).set(float(each == status))
+
+    def forget(self, namespace: str, run: str) -> None:
+        """Remove the series of a run that is gone."""
+        for metric in (self.run_info, self.condition, self.replicas, self.decisions):
+            label_sets = [sample.labels for family in metric.collect() for sample in family.samples]
+            for labels in label_sets:
+                if (labels["namespace"], labels["run"]) == (namespace, run):
+                    metric.remove(*labels.values())

@@ -1,0 +1,82 @@
+"""A registry of one part of a run: own metrics, constant labels, no process-wide state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+)
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+
+from vcpo.metrics import catalogue
+from vcpo.metrics.catalogue import Metric
+
+
+class PartRegistry:
+    """Makes the instruments of one part and exports them with labels common to all of them.
+
+    part: `learner`, `rollout` or `host`; a label of `vcpo_build_info`.
+    labels: put on every series, those of the process and the platform included.
+    """
+
+    def __init__(self, part: str, labels: Mapping[str, str]) -> None:
+        self._instruments = CollectorRegistry()
+        self.exported = CollectorRegistry(auto_describe=False)
+        """What a server shows."""
+        self.exported.register(_Labeled(self._instruments, labels))
+        ProcessCollector(registry=self._instruments)
+        PlatformCollector(registry=self._instruments)
+        self.gauge(catalogue.BUILD_INFO).labels(part, metadata.version("vcpo")).set(1)
+
+    def counter(self, metric: Metric) -> Counter:
+        """Make a counter."""
+        return Counter(metric.name, metric.help, metric.labels, registry=self._instruments)
+
+    def gauge(self, metric: Metric) -> Gauge:
+        """Make a gauge."""
+        gauge = Gauge(metric.name, metric.help, metric.labels, registry=self._instruments)
+        if metric.absent_until_set:
+            gauge.set(math.nan)
+        return gauge
+
+    def histogram(self, metric: Metric) -> Histogram:
+        """Make a histogram with the catalogue's buckets."""
+        return Histogram(
+            metric.name,
+            metric.help,
+            metric.labels,
+            registry=self._instruments,
+            buckets=metric.buckets,
+        )
+
+
+class _Labeled(Collector):
+    """A registry's metrics with constant labels added and two sorts of samples left out.
+
+    NaN: a gauge that nobody has set. `_created`: the client's start time of every counter, which
+    doubles the series under names that break the naming rules; the client can switch that off only
+    for the whole process.
+    """
+
+    def __init__(self, inner: CollectorRegistry, labels: Mapping[str, str]) -> None:
+        self._inner = inner
+        self._labels = dict(labels)
+
+    def collect(self) -> Iterable[Family]:
+        for family in self._inner.collect():
+            labeled = Family(family.name, family.documentation, family.type, family.unit)
+            labeled.samples = [
+                sample._replace(labels={**self._labels, **sample.labels})
+                for sample in family.samples
+                if not (sample.name.endswith("_created") or math.isnan(sample.value))
+            ]
+            yield labeled

@@ -1,0 +1,42 @@
+"""The HTTP endpoint that Prometheus scrapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from threading import Thread
+from typing import Self
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, start_http_server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsServer:
+    """A running endpoint; a context manager that closes it."""
+
+    port: int
+    """The port it listens on, also when any free one was asked for."""
+    _server: WSGIServer
+    _thread: Thread
+
+    def close(self) -> None:
+        """Stop answering and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> MetricsServer:
+    """Serve a registry at `http://host:port/metrics` from a daemon thread.
+
+    port: 0 takes any free one.
+    Raises: OSError when the address cannot be had.
+    """
+    server, thread = start_http_server(port, addr=host, registry=registry)
+    return MetricsServer(port=server.server_port, _server=server, _thread=thread)

@@ -1,0 +1,185 @@
+"""Which curves a report shows, and how to read each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from vcpo.journal import Metrics, StepRecord
+from vcpo.report.chart import Chart, Horizon, Ink, Mark, Series, Style
+from vcpo.report.numbers import compact
+from vcpo.report.series import points, rolling_mean, smoothing_window
+from vcpo.spec import VCPORun
+
+_FEWEST_SMOOTHED = 20
+"""Curves of fewer points are shown as they are."""
+
+_Value = Callable[[StepRecord], float | None]
+
+
+def main_charts(run: VCPORun, metrics: Metrics) -> tuple[Chart, ...]:
+    """Return the four curves that say whether a run is healthy: reward, ESS, step size, lag."""
+    horizon = _horizon(metrics)
+    return (
+        _reward(horizon, metrics),
+        _ess(horizon, metrics),
+        _step_size(horizon, run, metrics),
+        _lag(horizon, run, metrics),
+    )
+
+
+def detail_charts(metrics: Metrics) -> tuple[Chart, ...]:
+    """Return the smaller curves that help to find out why."""
+    horizon = _horizon(metrics)
+    return (
+        Chart(
+            horizon=horizon,
+            y_low=0.0,
+            name="gradient",
+            title="Gradient norm",
+            unit="before clipping",
+            caption="Spikes together with a low ESS ratio come from a few heavy weights.",
+            series=_noisy("norm", metrics, lambda step: step.gradient_norm),
+        ),
+        Chart(
+            horizon=horizon,
+            y_low=0.0,
+            name="queue",
+            title="Work under way",
+            unit="trajectories",
+            caption="An empty buffer starves the learner; a full one makes data old.",
+            series=(
+                _line("in flight", metrics, lambda step: step.in_flight, Ink.SECOND, Style.THIN),
+                _line("buffered", metrics, lambda step: step.buffered, style=Style.THIN),
+            ),
+            whole_y=True,
+        ),
+        Chart(
+            horizon=horizon,
+            y_low=0.0,
+            name="workers",
+            title="Rollout workers",
+            unit="heard of lately",
+            caption="Drops are workers lost or scaled away.",
+            series=(_line("workers", metrics, lambda step: step.workers),),
+            whole_y=True,
+        ),
+        Chart(
+            horizon=horizon,
+            y_low=0.0,
+            name="speed",
+            title="Throughput",
+            unit="tokens per second",
+            caption="Response tokens accepted by the learner.",
+            series=_noisy("tokens/s", metrics, lambda step: step.tokens_per_s),
+        ),
+    )
+
+
+def _reward(horizon: Horizon, metrics: Metrics) -> Chart:
+    evaluations = points([(record.step, record.accuracy) for record in metrics.evaluations])
+    held_out = Series(label="held out", points=evaluations, ink=Ink.SECOND, style=Style.DOTS)
+    return Chart(
+        horizon=horizon,
+        name="reward",
+        title="Reward",
+        unit="mean per trajectory",
+        caption="Should rise; dots are evaluations on held-out prompts.",
+        series=(*_noisy("training", metrics, lambda step: step.reward_mean), held_out),
+    )
+
+
+def _ess(horizon: Horizon, metrics: Metrics) -> Chart:
+    reference = _reference("on-policy", metrics, lambda step: step.on_policy_ess_ratio, Ink.THIRD)
+    return Chart(
+        horizon=horizon,
+        name="ess",
+        title="ESS ratio",
+        unit="effective share of the batch",
+        caption="Near the dashed line the data is as good as fresh; near zero a few "
+        "trajectories make up the whole update.",
+        series=(*_noisy("ESS ratio", metrics, lambda step: step.ess_ratio), reference),
+        y_low=0.0,
+    )
+
+
+def _step_size(horizon: Horizon, run: VCPORun, metrics: Metrics) -> Chart:
+    base = compact(run.spec.optimizer.learning_rate)
+    return Chart(
+        horizon=horizon,
+        name="step-size",
+        title="Effective learning rate",
+        unit=f"× base rate {base}",
+        caption="Follows the ESS ratio: dips are VCPO holding back a step it cannot trust.",
+        series=_noisy("scale", metrics, lambda step: step.learning_rate_scale),
+        y_low=0.0,
+        y_high=1.0,
+    )
+
+
+def _lag(horizon: Horizon, run: VCPORun, metrics: Metrics) -> Chart:
+    bound = run.spec.algorithm.max_policy_lag_steps
+    return Chart(
+        horizon=horizon,
+        name="lag",
+        title="Policy lag",
+        unit="policy versions",
+        caption="Age of the trained tokens from sampling to training; none may exceed the bound.",
+        series=(
+            _line("max", metrics, lambda step: step.lag_max, Ink.SECOND, Style.THIN),
+            _line("p50", metrics, lambda step: step.lag_p50, Ink.THIRD, Style.THIN),
+            _mean(_line("mean", metrics, lambda step: step.lag_mean), "mean, smoothed"),
+            _reference(f"bound {bound}", metrics, lambda _: bound, Ink.LIMIT),
+        ),
+        y_low=0.0,
+        whole_y=True,
+    )
+
+
+def _horizon(metrics: Metrics) -> Horizon:
+    numbers = [record.step for record in metrics.steps]
+    numbers += [record.step for record in metrics.evaluations]
+    return Horizon(
+        first_step=min(numbers, default=0),
+        last_step=max(numbers, default=1),
+        marks=tuple(
+            Mark(step=record.step, label=f"step {record.step} skipped: {record.skipped}")
+            for record in metrics.steps
+            if record.skipped is not None
+        ),
+    )
+
+
+def _line(
+    label: str,
+    metrics: Metrics,
+    value: _Value,
+    ink: Ink = Ink.MAIN,
+    style: Style = Style.LINE,
+) -> Series:
+    curve = points([(record.step, value(record)) for record in metrics.steps])
+    return Series(label=label, points=curve, ink=ink, style=style)
+
+
+def _noisy(label: str, metrics: Metrics, value: _Value) -> tuple[Series, ...]:
+    """Show the trend in front of the values it was computed from; few values go alone."""
+    line = _line(label, metrics, value)
+    if len(line.points) < _FEWEST_SMOOTHED:
+        return (line,)
+    window = smoothing_window(len(line.points))
+    return replace(line, label="each step", style=Style.RAW), _mean(line, f"mean of {window}")
+
+
+def _mean(line: Series, label: str) -> Series:
+    if len(line.points) < _FEWEST_SMOOTHED:
+        return line
+    window = smoothing_window(len(line.points))
+    return replace(line, label=label, points=rolling_mean(line.points, window=window))
+
+
+def _reference(label: str, metrics: Metrics, value: _Value, ink: Ink) -> Series:
+    """Draw a level to compare with; a steady one needs only its two ends."""
+    curve = _line(label, metrics, value).points
+    if len({point.y for point in curve}) == 1:
+        curve = (curve[0], curve[-1])
+    return Series(label=label, points=curve, ink=ink, style=Style.REFERENCE)

@@ -1,0 +1,105 @@
+"""Curves before they are drawn: points with gaps, thinned and smoothed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from vcpo.report.numbers import finite
+
+_LARGEST = 1e300
+"""Margins and sums of larger numbers would overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One value of a curve."""
+
+    x: float
+    y: float | None
+    """None is a gap."""
+
+
+Points = tuple[Point, ...]
+"""A curve, in order of x."""
+
+
+def points(values: Sequence[tuple[float, float | None]]) -> Points:
+    """Make a curve of (x, y) pairs; what is not finite, or too large to draw, becomes a gap."""
+    return tuple(Point(x, y if _drawable(y) else None) for x, y in values)
+
+
+def rolling_mean(curve: Points, *, window: int) -> Points:
+    """Smooth a curve with a centered mean over `window` points, gaps left out of it.
+
+    Near the ends the window is cut off, so the mean leans inward there by at most a quarter of
+    the window. A gap stays a gap.
+
+    Raises:
+        ValueError: when `window` is not a positive odd number.
+    """
+    if window < 1 or window % 2 == 0:
+        raise ValueError(f"window must be a positive odd number, not {window}")
+    reach = window // 2
+    values = [point.y or 0.0 for point in curve]
+    known = [point.y is not None for point in curve]
+    smoothed = []
+    for index, point in enumerate(curve):
+        # Summed anew each time: in running sums one huge value would blur all that follow.
+        near = slice(max(0, index - reach), index + reach + 1)
+        mean = sum(values[near]) / sum(known[near]) if known[index] else None
+        smoothed.append(Point(point.x, mean))
+    return tuple(smoothed)
+
+
+def smoothing_window(num_points: int) -> int:
+    """Return an odd window of about a twentieth of the curve, at least 5 points."""
+    return max(5, num_points // 20 | 1)
+
+
+def decimate(curve: Points, *, limit: int) -> Points:
+    """Thin a curve to at most `limit` points that still show every spike.
+
+    The curve is cut into stretches of equal length; each keeps its first lowest and first highest
+    point, in order. A gap survives only where a whole stretch is missing.
+
+    Raises:
+        ValueError: when `limit` is less than 2.
+    """
+    if limit < 2:
+        raise ValueError(f"limit must be at least 2, not {limit}")
+    if len(curve) <= limit:
+        return curve
+    stretches = limit // 2
+    bounds = [len(curve) * index // stretches for index in range(stretches + 1)]
+    kept: list[Point] = []
+    for first, past_last in pairwise(bounds):
+        kept.extend(_extremes(curve[first:past_last]))
+    return tuple(kept)
+
+
+def runs(curve: Points) -> Iterator[list[tuple[float, float]]]:
+    """Yield the stretches between gaps, as (x, y) pairs."""
+    run: list[tuple[float, float]] = []
+    for point in curve:
+        if point.y is not None:
+            run.append((point.x, point.y))
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+def _drawable(y: float | None) -> bool:
+    return finite(y) is not None and abs(y or 0.0) <= _LARGEST
+
+
+def _extremes(stretch: Points) -> list[Point]:
+    present = [(point.y, point) for point in stretch if point.y is not None]
+    if not present:
+        return [stretch[0]]
+    lowest = min(present, key=lambda pair: pair[0])[1]
+    highest = max(present, key=lambda pair: pair[0])[1]
+    return [lowest] if lowest is highest else sorted((lowest, highest), key=lambda point: point.x)

@@ -1,0 +1,18 @@
+"""The `VCPORun` model: one source for local files, cluster validation, defaults and the schema."""
+
+from vcpo.spec.errors import FieldProblem, SpecError
+from vcpo.spec.files import load_run, parse_run, run_to_yaml
+from vcpo.spec.run import API_VERSION, KIND, VCPORun, VCPORunSpec, json_schema
+
+__all__ = [
+    "API_VERSION",
+    "KIND",
+    "FieldProblem",
+    "SpecError",
+    "VCPORun",
+    "VCPORunSpec",
+    "json_schema",
+    "load_run",
+    "parse_run",
+    "run_to_yaml",
+]

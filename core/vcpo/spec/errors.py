@@ -1,0 +1,74 @@
+"""Errors of a run file: every problem at once, each with field path, value and cure.
+
+```
+SpecError(ValueError)      the user must change the file; holds one FieldProblem per field
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+_MAX_SHOWN_VALUE = 80
+_CURES = {
+    "extra_forbidden": "unknown field; remove it or correct its spelling",
+    "missing": "required field is missing",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldProblem:
+    """What is wrong with one field."""
+
+    path: str
+    """Path as in the YAML file, e.g. `spec.rollouts[0].maxReplicas`."""
+    value: str
+    """The value received, shortened; empty when the field is missing."""
+    message: str
+    """What is wrong and what would be right."""
+
+    def __str__(self) -> str:
+        """Show the problem on one line."""
+        shown = f" (got {self.value})" if self.value else ""
+        return f"{self.path}: {self.message}{shown}"
+
+
+class SpecError(ValueError):
+    """A run file that cannot be used; `problems` lists everything wrong with it."""
+
+    def __init__(self, source: str, problems: Sequence[FieldProblem]) -> None:
+        self.source = source
+        self.problems = tuple(problems)
+        count = f"{len(self.problems)} problem{'s' if len(self.problems) != 1 else ''}"
+        lines = "\n".join(f"  {problem}" for problem in self.problems)
+        super().__init__(f"{source}: {count}\n{lines}")
+
+
+def field_path(location: Sequence[int | str]) -> str:
+    """Spell a location as YAML users read it: `("spec", "rollouts", 0)` -> `spec.rollouts[0]`."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{part}" if path else part
+    return path or "(file)"
+
+
+def problems_of(error: ValidationError) -> list[FieldProblem]:
+    """Turn pydantic's report into field problems, in the file's order."""
+    return [_problem(dict(details)) for details in error.errors(include_url=False)]
+
+
+def _problem(details: dict[str, Any]) -> FieldProblem:
+    context: dict[str, Any] = details.get("ctx", {})
+    location = [*details["loc"], *([context["field"]] if "field" in context else [])]
+    value = "" if details["type"] == "missing" else repr(context.get("value", details["input"]))
+    if len(value) > _MAX_SHOWN_VALUE:
+        value = value[: _MAX_SHOWN_VALUE - 3] + "..."
+    message = _CURES.get(details["type"], details["msg"])
+    return FieldProblem(path=field_path(location), value=value, message=message)

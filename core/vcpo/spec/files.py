@@ -1,0 +1,74 @@
+"""Reading and writing run files. YAML is read as YAML 1.2 reads it: `1e-6` is a number."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from vcpo.spec.errors import FieldProblem, SpecError, problems_of
+from vcpo.spec.run import VCPORun
+
+_MAX_FILE_BYTES = 1 << 20
+
+
+def load_run(path: Path) -> VCPORun:
+    """Read and check a run file.
+
+    Raises:
+        SpecError: with every problem of the file, when it cannot be read, parsed or accepted.
+    """
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise SpecError(str(path), [_file_problem("larger than 1 MiB; this is no run file")])
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError(str(path), [_file_problem(f"cannot be read: {error.strerror}")]) from error
+    except UnicodeDecodeError as error:
+        raise SpecError(str(path), [_file_problem("is not UTF-8 text")]) from error
+    return parse_run(text, source=str(path))
+
+
+def parse_run(text: str, *, source: str = "run") -> VCPORun:
+    """Check a run given as YAML (or JSON) text.
+
+    Raises:
+        SpecError: with every problem, each with its field path and the value received.
+    """
+    document = _document(text, source)
+    if not isinstance(document, dict):
+        kind = type(document).__name__
+        raise SpecError(source, [_file_problem(f"must be a mapping with `spec`, not {kind}")])
+    try:
+        return VCPORun.model_validate(document)
+    except ValidationError as error:
+        raise SpecError(source, problems_of(error)) from error
+
+
+def run_to_yaml(run: VCPORun) -> str:
+    """Write a run with all its defaults filled in; `parse_run` reads it back equal."""
+    stream = io.StringIO()
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.dump(run.model_dump(mode="json", by_alias=True, exclude_none=True), stream)
+    return stream.getvalue()
+
+
+def _document(text: str, source: str) -> Any:
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        message = f"is not YAML: {where}{error.problem or error.context}"
+        raise SpecError(source, [_file_problem(message)]) from error
+    except YAMLError as error:
+        raise SpecError(source, [_file_problem(f"is not YAML: {error}")]) from error
+
+
+def _file_problem(message: str) -> FieldProblem:
+    return FieldProblem(path="(file)", value="", message=message)

@@ -1,0 +1,164 @@
+"""What runs where: model, environment, learner, rollout groups, leases, checkpoints, limits."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from vcpo.spec.fields import DnsLabel, Ratio, Seconds, Section, Steps, conflict
+
+Threads = Annotated[int, Field(ge=1, le=256)]
+PodTemplate = Annotated[dict[str, Any], Field(json_schema_extra={"type": "object"})]
+
+
+class Precision(StrEnum):
+    """Number format of a forward pass; parameters and optimizer state are always float32."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class PromptFormat(StrEnum):
+    """How a prompt's text becomes tokens."""
+
+    AUTO = "auto"
+    """The tokenizer's chat template when it has one, else plain."""
+    PLAIN = "plain"
+    CHAT = "chat"
+
+
+class EngineName(StrEnum):
+    """What generates in a rollout worker."""
+
+    HF = "hf"
+
+
+class Model(Section):
+    """The policy to train."""
+
+    name: Annotated[str, Field(min_length=1, max_length=512)]
+    """A directory (relative to the run file) or a model name on the Hugging Face hub."""
+    revision: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    """Branch, tag or commit on the hub; None is the default branch."""
+
+
+class Environment(Section):
+    """Task and reward."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    """`countdown`, `sort_digits`, or `package.module:Class` importable by the workers."""
+    parameters: Annotated[dict[str, Any], Field(max_length=64)] = {}
+    """Settings of the environment; its documentation lists them."""
+    prompt_format: PromptFormat = PromptFormat.AUTO
+    """How a prompt's text becomes tokens."""
+
+
+class Learner(Section):
+    """The process that trains."""
+
+    precision: Precision = Precision.FLOAT32
+    """Number format of the forward and backward pass."""
+    threads: Threads | None = None
+    """CPU threads for the tensor library; None lets it choose."""
+    checkpoint_storage_gibibytes: Annotated[int, Field(ge=1, le=65_536)] = 50
+    """Size of the volume for checkpoints and the final model, in a cluster."""
+    template: PodTemplate = {}
+    """Merged into the pod template in a cluster: resources, nodeSelector, tolerations, volumes."""
+
+
+class RolloutGroup(Section):
+    """Rollout workers of one kind."""
+
+    name: Annotated[DnsLabel, Field(max_length=20)]
+    """Unique in the run; part of the workers' names."""
+    engine: EngineName = EngineName.HF
+    """What generates: `hf` runs on any machine."""
+    min_replicas: Annotated[int, Field(ge=0, le=1024)] = 1
+    """Workers kept even when the learner has more data than it can use."""
+    max_replicas: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Workers started at most while the learner starves."""
+    max_concurrent_sequences: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Sequences one worker generates at a time."""
+    precision: Precision = Precision.FLOAT32
+    """Number format of generation; another than the learner's lowers the on-policy ESS ratio."""
+    threads: Threads | None = None
+    """CPU threads for the tensor library; None lets it choose."""
+    template: PodTemplate = {}
+    """Merged into the pod template in a cluster: resources, nodeSelector, tolerations, volumes."""
+
+    @model_validator(mode="after")
+    def _minimum_below_maximum(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            message = f"may not be less than `minReplicas` ({self.min_replicas})"
+            raise conflict("maxReplicas", self.max_replicas, message)
+        return self
+
+
+class Lease(Section):
+    """Terms on which workers get prompts."""
+
+    timeout_seconds: Seconds = 600
+    """A prompt not answered within this time is granted to somebody else."""
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    """Failed generations after which a prompt is given up."""
+
+
+class Checkpoint(Section):
+    """When the run's state is written, so that a restart loses at most this much."""
+
+    every_steps: Steps = 50
+    """Optimizer steps between checkpoints; there is always one at the end."""
+    keep: Annotated[int, Field(ge=1, le=1000)] = 2
+    """Newest checkpoints kept on disk."""
+
+
+class Control(Section):
+    """How the run is steered: admission of work and number of workers."""
+
+    ess_floor_ratio: Ratio = 0.1
+    """Below this share of the on-policy ESS ratio, admission tightens at once."""
+    poll_seconds: Annotated[float, Field(ge=0.1, le=300.0)] = 2.0
+    """Seconds between decisions."""
+    signals_max_age_seconds: Seconds = 60
+    """Signals older than this hold everything as it is."""
+    idle_high_ratio: Ratio = 0.3
+    """The learner starves when it waits for data more than this share of the time."""
+    idle_low_ratio: Ratio = 0.02
+    """The learner is saturated when it waits less than this share of the time."""
+    scale_up_cooldown_seconds: Seconds = 30
+    """Least time between two additions of workers."""
+    scale_down_cooldown_seconds: Seconds = 300
+    """Least time between two removals of workers."""
+
+    @model_validator(mode="after")
+    def _idle_band_is_open(self) -> Self:
+        if self.idle_low_ratio >= self.idle_high_ratio:
+            message = f"must be less than `idleHighRatio` ({self.idle_high_ratio})"
+            raise conflict("idleLowRatio", self.idle_low_ratio, message)
+        return self
+
+
+class Cleanup(StrEnum):
+    """What happens to the workloads of a run that has ended, in a cluster."""
+
+    DELETE_WORKLOADS = "DeleteWorkloads"
+    DELETE_ROLLOUTS = "DeleteRollouts"
+    RETAIN_WORKLOADS = "RetainWorkloads"
+
+
+class CleanupPolicy(Section):
+    """What is removed when a run ends, in a cluster."""
+
+    on_complete: Cleanup = Cleanup.DELETE_WORKLOADS
+    """After success."""
+    on_failed: Cleanup = Cleanup.DELETE_ROLLOUTS
+    """After failure; the learner's pod stays for its logs."""
+
+
+class FailurePolicy(Section):
+    """How much may break before the run is called failed."""
+
+    max_learner_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    """Restarts of the learner from its last checkpoint; workers restart freely."""

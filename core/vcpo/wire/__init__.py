@@ -1,0 +1,1 @@
+"""The gRPC contract between learner, rollout workers and whoever steers a run."""

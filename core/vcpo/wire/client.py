@@ -1,0 +1,61 @@
+"""The client side of the wire: a channel with bounds and the shared token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from vcpo.wire.limits import CHANNEL_OPTIONS
+from vcpo.wire.server import TOKEN_KEY
+
+
+def open_channel(address: str, *, token: str | None) -> grpc.aio.Channel:
+    """Open a channel to `host:port`; calls carry the token when there is one.
+
+    Connecting happens with the first call; every call must be given its own timeout.
+    """
+    interceptors: list[grpc.aio.ClientInterceptor] = []
+    if token:
+        interceptors = [_UnaryToken(token), _StreamToken(token)]
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS, interceptors=interceptors)
+
+
+def is_transient(error: grpc.RpcError) -> bool:
+    """Whether repeating the call later may succeed."""
+    code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
+    return code in {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.ABORTED,
+    }
+
+
+class _Token:
+    def __init__(self, token: str) -> None:
+        self._header = (TOKEN_KEY, f"Bearer {token}")
+
+    def _signed(self, details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
+        metadata = grpc.aio.Metadata(*(details.metadata or ()), self._header)
+        return grpc.aio.ClientCallDetails(
+            method=details.method,
+            timeout=details.timeout,
+            metadata=metadata,
+            credentials=details.credentials,
+            wait_for_ready=details.wait_for_ready,
+        )
+
+
+class _UnaryToken(_Token, grpc.aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(
+        self, continuation: Any, client_call_details: grpc.aio.ClientCallDetails, request: Any
+    ) -> Any:
+        return await continuation(self._signed(client_call_details), request)
+
+
+class _StreamToken(_Token, grpc.aio.UnaryStreamClientInterceptor):
+    async def intercept_unary_stream(
+        self, continuation: Any, client_call_details: grpc.aio.ClientCallDetails, request: Any
+    ) -> Any:
+        return await continuation(self._signed(client_call_details), request)

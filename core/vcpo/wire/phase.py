@@ -1,0 +1,43 @@
+"""The phases of a run, as workers and whoever steers it are told."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from vcpo.wire.v1 import work_pb2
+
+
+class RunPhase(StrEnum):
+    """Where a run is.
+
+    ```
+    running --> complete
+       |  \\--> failed
+       v
+    draining (ends with a checkpoint; a resumed run is running again)
+    ```
+    """
+
+    RUNNING = "running"
+    DRAINING = "draining"
+    COMPLETE = "complete"
+    FAILED = "failed"
+
+
+_TO_WIRE = {
+    RunPhase.RUNNING: work_pb2.RUN_PHASE_RUNNING,
+    RunPhase.DRAINING: work_pb2.RUN_PHASE_DRAINING,
+    RunPhase.COMPLETE: work_pb2.RUN_PHASE_COMPLETE,
+    RunPhase.FAILED: work_pb2.RUN_PHASE_FAILED,
+}
+_FROM_WIRE = {number: phase for phase, number in _TO_WIRE.items()}
+
+
+def phase_to_message(phase: RunPhase) -> work_pb2.RunPhase.ValueType:
+    """Write a phase as its wire enum."""
+    return _TO_WIRE[phase]
+
+
+def phase_from_message(number: work_pb2.RunPhase.ValueType) -> RunPhase:
+    """Read a phase; one that this version does not know counts as running."""
+    return _FROM_WIRE.get(number, RunPhase.RUNNING)

@@ -1,0 +1,138 @@
+"""Trajectories: the typed record both services work on, and its checked form on the wire."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vcpo.wire.checks import check_id
+from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.limits import MAX_TOKENS
+from vcpo.wire.v1 import work_pb2
+
+
+class FinishReason(StrEnum):
+    """Why a response ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+_TO_WIRE = {
+    FinishReason.STOP: work_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: work_pb2.FINISH_REASON_LENGTH,
+}
+_FROM_WIRE = {number: reason for reason, number in _TO_WIRE.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSpan:
+    """A run of consecutive response tokens sampled by one policy version."""
+
+    policy_version: int
+    num_tokens: int
+    """At least 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One sampled and judged answer to a prompt."""
+
+    trajectory_id: str
+    """Unique in the run: `<lease id>/<number within the lease>`."""
+    prompt_token_ids: tuple[int, ...]
+    response_token_ids: tuple[int, ...]
+    """Sampled tokens, at least one; these and only these are trained on."""
+    rollout_logprobs: tuple[float, ...]
+    """Natural log-probability of each response token under the policy that sampled it."""
+    version_spans: tuple[VersionSpan, ...]
+    """Which version sampled which tokens, in order; lengths add up to the response's."""
+    reward: float
+    finish_reason: FinishReason
+
+    @property
+    def oldest_policy_version(self) -> int:
+        """The oldest version that sampled a token of the response."""
+        return min(span.policy_version for span in self.version_spans)
+
+    def lags(self, policy_version: int) -> Iterator[tuple[int, int]]:
+        """Ages of the tokens at `policy_version`: pairs (lag in versions, number of tokens)."""
+        for span in self.version_spans:
+            yield policy_version - span.policy_version, span.num_tokens
+
+
+def trajectory_to_message(trajectory: Trajectory) -> work_pb2.Trajectory:
+    """Write a trajectory as its message; log-probabilities are rounded to float32."""
+    return work_pb2.Trajectory(
+        trajectory_id=trajectory.trajectory_id,
+        prompt_token_ids=trajectory.prompt_token_ids,
+        response_token_ids=trajectory.response_token_ids,
+        rollout_logprobs=trajectory.rollout_logprobs,
+        version_spans=[
+            work_pb2.VersionSpan(policy_version=span.policy_version, num_tokens=span.num_tokens)
+            for span in trajectory.version_spans
+        ],
+        reward=trajectory.reward,
+        finish_reason=_TO_WIRE[trajectory.finish_reason],
+    )
+
+
+def trajectory_from_message(message: work_pb2.Trajectory, *, path: str) -> Trajectory:
+    """Read and check a message; `path` is where it stands, for the error.
+
+    Raises:
+        InvalidMessageError: naming the first field that is not as it must be.
+    """
+    check_id(f"{path}.trajectory_id", message.trajectory_id)
+    num_tokens = len(message.response_token_ids)
+    _check_count(f"{path}.prompt_token_ids", len(message.prompt_token_ids))
+    _check_count(f"{path}.response_token_ids", num_tokens)
+    _check_logprobs(f"{path}.rollout_logprobs", message.rollout_logprobs, num_tokens)
+    spans = _spans(f"{path}.version_spans", message.version_spans, num_tokens)
+    if not math.isfinite(message.reward):
+        raise InvalidMessageError(f"{path}.reward", message.reward, "a finite number")
+    reason = _FROM_WIRE.get(message.finish_reason)
+    if reason is None:
+        raise InvalidMessageError(f"{path}.finish_reason", message.finish_reason, "STOP or LENGTH")
+    return Trajectory(
+        trajectory_id=message.trajectory_id,
+        prompt_token_ids=tuple(message.prompt_token_ids),
+        response_token_ids=tuple(message.response_token_ids),
+        rollout_logprobs=tuple(message.rollout_logprobs),
+        version_spans=spans,
+        reward=message.reward,
+        finish_reason=reason,
+    )
+
+
+def _check_count(field: str, count: int) -> None:
+    if not 1 <= count <= MAX_TOKENS:
+        raise InvalidMessageError(field, f"{count} tokens", f"1 to {MAX_TOKENS} tokens")
+
+
+def _check_logprobs(field: str, logprobs: Sequence[float], num_tokens: int) -> None:
+    if len(logprobs) != num_tokens:
+        requirement = f"as many as response_token_ids ({num_tokens})"
+        raise InvalidMessageError(field, f"{len(logprobs)} values", requirement)
+    for index, logprob in enumerate(logprobs):
+        # A token that was sampled had positive probability; rounding may lift it just above 1.
+        if not (math.isfinite(logprob) and logprob <= 1e-3):
+            raise InvalidMessageError(f"{field}[{index}]", logprob, "finite and at most 0")
+
+
+def _spans(
+    field: str, messages: Sequence[work_pb2.VersionSpan], num_tokens: int
+) -> tuple[VersionSpan, ...]:
+    spans = tuple(
+        VersionSpan(policy_version=span.policy_version, num_tokens=span.num_tokens)
+        for span in messages
+    )
+    if any(span.num_tokens < 1 for span in spans):
+        raise InvalidMessageError(field, "an empty span", "spans of at least 1 token")
+    covered = sum(span.num_tokens for span in spans)
+    if covered != num_tokens:
+        requirement = f"spans over all response tokens ({num_tokens})"
+        raise InvalidMessageError(field, f"spans over {covered} tokens", requirement)
+    return spans

@@ -1,0 +1,1 @@
+"""Generated from `protos/vcpo/wire/v1`; regenerate with `make protos`."""

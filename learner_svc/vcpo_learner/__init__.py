@@ -1,0 +1,1 @@
+"""The learner: leases prompts, trains on what comes back, publishes policy versions."""

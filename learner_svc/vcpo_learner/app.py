@@ -1,0 +1,197 @@
+"""The learner's process: builds the parts, serves them, trains, and ends in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from vcpo.journal import Journal
+from vcpo.lifecycle import (
+    TOKEN_VARIABLE,
+    Ready,
+    on_parent_exit,
+    on_stop_request,
+    split_address,
+    write_ready,
+)
+from vcpo.metrics import LearnerMetrics, serve_metrics
+from vcpo.spec import VCPORun, load_run
+from vcpo.wire.phase import RunPhase
+from vcpo.wire.server import WireServer
+from vcpo.wire.v1 import (
+    control_pb2,
+    control_pb2_grpc,
+    policy_pb2,
+    policy_pb2_grpc,
+    work_pb2,
+    work_pb2_grpc,
+)
+from vcpo_learner.dispatch import Dispatcher
+from vcpo_learner.gauges import LearnerGauges
+from vcpo_learner.ledger import AccountingError, MemoryLedger
+from vcpo_learner.policies import PolicyStore
+from vcpo_learner.policy_model import load_policy, pad_token_id
+from vcpo_learner.services.control import ControlService
+from vcpo_learner.services.policy import PolicyService
+from vcpo_learner.services.work import WorkService
+from vcpo_learner.signals import SignalWindow
+from vcpo_learner.training import Training, TrainingParts
+from vcpo_learner.update import PolicyUpdate
+
+_LOGGER = logging.getLogger(__name__)
+_SERVICES = tuple(
+    module.DESCRIPTOR.services_by_name[name].full_name
+    for module, name in (
+        (work_pb2, "WorkService"),
+        (policy_pb2, "PolicyService"),
+        (control_pb2, "ControlService"),
+    )
+)
+_REFRESH_S = 1.0
+_STOP_GRACE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line says; see `python -m vcpo_learner --help`."""
+
+    run_file: Path
+    run_dir: Path
+    listen: str
+    metrics_listen: str
+    resume: bool
+    drain_s: float
+    linger_s: float
+    ready_file: Path | None
+    exit_with_parent: bool
+
+
+async def run_learner(options: Options) -> RunPhase:
+    """Train the run of `options` and return the phase it ended in.
+
+    Raises:
+        SpecError, ModelLoadError, CheckpointError, OSError: what the user must put right.
+    """
+    run = load_run(options.run_file)
+    if run.spec.learner.threads is not None:
+        torch.set_num_threads(run.spec.learner.threads)
+    learner = await asyncio.to_thread(_Parts, run, options)
+    if options.resume:
+        step = learner.training.resume()
+        _LOGGER.info("resuming at step %d", step)
+    on_stop_request(learner.drain)
+    if options.exit_with_parent:
+        on_parent_exit(learner.drain)
+    return await learner.serve(options)
+
+
+class _Parts:
+    """The learner's parts, wired together."""
+
+    def __init__(self, run: VCPORun, options: Options) -> None:
+        spec = run.spec
+        torch.manual_seed(spec.seed)
+        model, tokenizer = load_policy(spec.model.name, spec.model.revision)
+        model.to("cuda" if torch.cuda.is_available() else "cpu")
+        incarnation = uuid.uuid4().hex[:8]
+        self._drain_s = options.drain_s
+        self.dispatcher = Dispatcher(
+            spec=spec,
+            ledger=MemoryLedger(
+                prompts_per_step=spec.batch.prompts_per_step,
+                trajectories_per_prompt=spec.batch.trajectories_per_prompt,
+                lease_timeout_s=spec.lease.timeout_seconds,
+                max_attempts=spec.lease.max_attempts,
+                incarnation=incarnation,
+                clock=time.monotonic,
+            ),
+            incarnation=incarnation,
+            clock=time.monotonic,
+        )
+        self.signals = SignalWindow(
+            run_name=run.metadata.name,
+            total_steps=spec.steps,
+            batch_trajectories=spec.batch.trajectories,
+            dispatcher=self.dispatcher,
+            clock=time.monotonic,
+        )
+        self.metrics = LearnerMetrics(run=run.metadata.name)
+        self.gauges = LearnerGauges(self.metrics, dispatcher=self.dispatcher, signals=self.signals)
+        self.policies = PolicyStore(incarnation=incarnation, clock=time.monotonic)
+        self.training = Training(
+            TrainingParts(
+                run=run,
+                run_dir=options.run_dir,
+                model=model,
+                tokenizer=tokenizer,
+                update=PolicyUpdate(model, spec, pad_token_id(tokenizer)),
+                dispatcher=self.dispatcher,
+                policies=self.policies,
+                signals=self.signals,
+                gauges=self.gauges,
+                journal=Journal(options.run_dir),
+                clock=time.monotonic,
+            )
+        )
+        self._spec = spec
+
+    def drain(self, reason: str) -> None:
+        """Stop leasing; the training loop then saves and ends."""
+        if self.dispatcher.phase is RunPhase.RUNNING:
+            self.dispatcher.phase = RunPhase.DRAINING
+            self.training.event("Draining", reason)
+            self.dispatcher.notify()
+
+    async def serve(self, options: Options) -> RunPhase:
+        """Serve until the training has ended and everybody could hear of it."""
+        server = WireServer(token=os.environ.get(TOKEN_VARIABLE))
+        work_pb2_grpc.add_WorkServiceServicer_to_server(
+            WorkService(self.dispatcher, self._spec), server.grpc_server
+        )
+        policy_pb2_grpc.add_PolicyServiceServicer_to_server(
+            PolicyService(self.policies), server.grpc_server
+        )
+        control_pb2_grpc.add_ControlServiceServicer_to_server(
+            ControlService(dispatcher=self.dispatcher, signals=self.signals, drain=self.drain),
+            server.grpc_server,
+        )
+        metrics_host, metrics_port = split_address(options.metrics_listen)
+        with serve_metrics(self.metrics.registry, metrics_host, metrics_port) as endpoint:
+            port = await server.start(options.listen, _SERVICES)
+            _LOGGER.info("serving on port %d, metrics on %d", port, endpoint.port)
+            if options.ready_file is not None:
+                ready = Ready(pid=os.getpid(), grpc_port=port, metrics_port=endpoint.port)
+                write_ready(options.ready_file, ready)
+            refreshing = asyncio.create_task(self._refresh())
+            try:
+                return await self._train(options.linger_s)
+            finally:
+                refreshing.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await refreshing
+                await server.stop(_STOP_GRACE_S)
+
+    async def _train(self, linger_s: float) -> RunPhase:
+        try:
+            phase = await self.training.run(self._drain_s)
+        except AccountingError:
+            self.gauges.accounting_error()
+            self.dispatcher.phase = RunPhase.FAILED
+            self.dispatcher.notify()
+            raise
+        # Workers and host learn of the end by asking; give them the time to ask.
+        await asyncio.sleep(linger_s)
+        return phase
+
+    async def _refresh(self) -> None:
+        while True:
+            self.gauges.refresh()
+            await asyncio.sleep(_REFRESH_S)

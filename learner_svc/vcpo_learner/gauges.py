@@ -1,0 +1,88 @@
+"""The learner's metrics, kept up to date from its records and its ledger."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from prometheus_client import Counter as CounterMetric
+
+from vcpo.journal import EvaluationRecord, StepRecord
+from vcpo.metrics import LearnerMetrics
+from vcpo_learner.dispatch import Dispatcher
+from vcpo_learner.ledger import Group, TrajectoryCounts
+from vcpo_learner.signals import SignalWindow
+
+
+class LearnerGauges:
+    """Writes what happens into the learner's metrics. Owner: the learner's event loop."""
+
+    def __init__(
+        self, metrics: LearnerMetrics, *, dispatcher: Dispatcher, signals: SignalWindow
+    ) -> None:
+        self._metrics = metrics
+        self._dispatcher = dispatcher
+        self._signals = signals
+        self._groups_seen: set[str] = set()
+        self._counted = TrajectoryCounts(leased=0, in_flight=0, buffered=0, consumed=0)
+
+    def step(self, record: StepRecord, groups: Sequence[Group]) -> None:
+        """Note a finished step and the groups it consumed."""
+        metrics = self._metrics
+        metrics.steps.inc()
+        if record.skipped is not None:
+            metrics.skipped_steps.labels(record.skipped).inc()
+        metrics.step_duration_s.observe(record.step_s)
+        metrics.ess_ratio.set(record.ess_ratio)
+        metrics.on_policy_ess_ratio.set(record.on_policy_ess_ratio)
+        metrics.importance_weight_max.set(record.importance_weight_max)
+        metrics.learning_rate_scale.set(record.learning_rate_scale)
+        metrics.learning_rate.set(record.learning_rate)
+        metrics.gradient_norm.set(record.gradient_norm)
+        metrics.reward_mean.set(record.reward_mean)
+        sampled_before = record.step - 1
+        for group in groups:
+            for trajectory in group.trajectories:
+                lag = sampled_before - trajectory.oldest_policy_version
+                metrics.policy_lag_steps.observe(lag)
+                metrics.tokens.inc(len(trajectory.response_token_ids))
+        self.refresh()
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """Note a finished evaluation."""
+        self._metrics.evaluation_accuracy.set(record.accuracy)
+
+    def checkpoint(self, time_unix_s: float) -> None:
+        """Note a checkpoint."""
+        self._metrics.checkpoint_timestamp_s.set(time_unix_s)
+
+    def accounting_error(self) -> None:
+        """Note that trajectories appeared or vanished."""
+        self._metrics.accounting_errors.inc()
+
+    def refresh(self) -> None:
+        """Bring up to date what changes between steps."""
+        metrics, dispatcher = self._metrics, self._dispatcher
+        counts = dispatcher.ledger.counts()
+        metrics.in_flight.set(counts.in_flight)
+        metrics.buffered.set(counts.buffered)
+        _catch_up(metrics.leased, self._counted.leased, counts.leased)
+        _catch_up(metrics.consumed, self._counted.consumed, counts.consumed)
+        self._drops(counts.dropped)
+        self._counted = counts
+        metrics.policy_version.set(dispatcher.policy_version)
+        metrics.admission_lag_steps.set(dispatcher.admission_lag_steps)
+        metrics.idle_ratio.set(self._signals.idle_ratio())
+        workers = Counter(worker.rollout_group for worker in dispatcher.workers())
+        self._groups_seen |= workers.keys()
+        for group in self._groups_seen:
+            metrics.workers.labels(group).set(workers[group])
+
+    def _drops(self, dropped: Mapping[str, int]) -> None:
+        for reason, count in dropped.items():
+            before = self._counted.dropped.get(reason, 0)
+            _catch_up(self._metrics.dropped.labels(reason), before, count)
+
+
+def _catch_up(metric: CounterMetric, counted: int, total: int) -> None:
+    metric.inc(total - counted)

@@ -1,0 +1,156 @@
+"""Open leases: who was promised which prompt, what has arrived, and when the promise lapses."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.trajectory import Trajectory
+
+_REMEMBERED_LEASES = 65_536
+Clock = Callable[[], float]
+
+
+class SubmitOutcome(StrEnum):
+    """What became of one submitted trajectory."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    LEASE_ENDED = "lease_ended"
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenLease:
+    """One grant of one prompt to one worker; owned by its `LeaseBook`."""
+
+    lease_id: str
+    worker_id: str
+    grant_number: int
+    """Counts grants of the run; the order in which groups are consumed."""
+    prompt_index: int
+    num_trajectories: int
+    """Trajectories wanted."""
+    attempt: int
+    """1 for the first grant of the prompt."""
+    granted_policy_version: int
+    expires_s: float
+    arrived: dict[str, Trajectory] = field(default_factory=dict)
+    """Trajectories so far, by id."""
+
+    @property
+    def num_missing(self) -> int:
+        """Trajectories still to come."""
+        return self.num_trajectories - len(self.arrived)
+
+    def accept(self, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
+        """Take in trajectories; all of them or, when one does not belong here, none.
+
+        Raises:
+            InvalidMessageError: naming the first whose id is not one of this lease.
+        """
+        for index, trajectory in enumerate(trajectories):
+            if not self._numbers(trajectory.trajectory_id):
+                requirement = f"'{self.lease_id}/<0 to {self.num_trajectories - 1}>'"
+                name = f"trajectories[{index}].trajectory_id"
+                raise InvalidMessageError(name, trajectory.trajectory_id, requirement)
+        outcomes = []
+        for trajectory in trajectories:
+            known = trajectory.trajectory_id in self.arrived
+            outcomes.append(SubmitOutcome.DUPLICATE if known else SubmitOutcome.ACCEPTED)
+            self.arrived.setdefault(trajectory.trajectory_id, trajectory)
+        return outcomes
+
+    def _numbers(self, trajectory_id: str) -> bool:
+        prefix, _, number = trajectory_id.rpartition("/")
+        if prefix != self.lease_id or not (number.isascii() and number.isdecimal()):
+            return False
+        return str(int(number)) == number and int(number) < self.num_trajectories
+
+
+class LeaseBook:
+    """The open leases of one kind of work. Owner: the learner's event loop.
+
+    A lease is open until it is closed once, by whatever ended it; a closed lease never opens again,
+    which is why nothing can be accepted twice. Ids carry the learner's incarnation, so an id from
+    before a restart is unknown after it.
+    """
+
+    def __init__(self, *, prefix: str, timeout_s: float, clock: Clock) -> None:
+        self._prefix = prefix
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._open: dict[str, OpenLease] = {}
+        self._fulfilled: OrderedDict[str, None] = OrderedDict()
+        self._grants = 0
+
+    @property
+    def next_grant_number(self) -> int:
+        """Grants made so far."""
+        return self._grants
+
+    def continue_from(self, grant_number: int) -> None:
+        """Number the next grant `grant_number`, after a restart."""
+        self._grants = grant_number
+
+    def __len__(self) -> int:
+        """Count the open leases."""
+        return len(self._open)
+
+    def open(
+        self,
+        *,
+        worker_id: str,
+        prompt_index: int,
+        num_trajectories: int,
+        attempt: int,
+        policy_version: int,
+    ) -> OpenLease:
+        """Grant a prompt to a worker."""
+        lease = OpenLease(
+            lease_id=f"{self._prefix}-{self._grants}",
+            worker_id=worker_id,
+            grant_number=self._grants,
+            prompt_index=prompt_index,
+            num_trajectories=num_trajectories,
+            attempt=attempt,
+            granted_policy_version=policy_version,
+            expires_s=self._clock() + self._timeout_s,
+        )
+        self._grants += 1
+        self._open[lease.lease_id] = lease
+        return lease
+
+    def get(self, lease_id: str) -> OpenLease | None:
+        """Find an open lease."""
+        return self._open.get(lease_id)
+
+    def fulfill(self, lease: OpenLease) -> None:
+        """Close a lease whose trajectories have all arrived, and remember that they have."""
+        del self._open[lease.lease_id]
+        self._fulfilled[lease.lease_id] = None
+        if len(self._fulfilled) > _REMEMBERED_LEASES:
+            self._fulfilled.popitem(last=False)
+
+    def abandon(self, lease: OpenLease) -> None:
+        """Close a lease that will not be fulfilled."""
+        del self._open[lease.lease_id]
+
+    def was_fulfilled(self, lease_id: str) -> bool:
+        """Whether all trajectories of a closed lease were accepted (recent leases only)."""
+        return lease_id in self._fulfilled
+
+    def expired(self) -> list[OpenLease]:
+        """Open leases past their time."""
+        now_s = self._clock()
+        return [lease for lease in self._open.values() if lease.expires_s <= now_s]
+
+    def held_by(self, worker_id: str) -> list[OpenLease]:
+        """Open leases of one worker."""
+        return [lease for lease in self._open.values() if lease.worker_id == worker_id]
+
+    def all(self) -> list[OpenLease]:
+        """Every open lease, oldest first."""
+        return list(self._open.values())

@@ -1,0 +1,325 @@
+"""The ledger: every training trajectory from its lease to its end, each exactly once.
+
+```
+            grant                 all of a group arrived            a step takes it
+   prompt --------->  in flight  ------------------------> buffered ----------------> consumed
+     ^                    |                                    |
+     |                    | expired, failed, handed back       | a token older than the lag bound
+     +--------------------+------------- dropped <-------------+
+        granted again, until `max_attempts`
+```
+
+Invariants (DESIGN: accounting, lag, once), checked by `counts().check()` at every step:
+
+* leased = in flight + buffered + consumed + dropped, each drop with a reason. A prompt that is
+  granted again is leased again.
+* A batch holds no token older than the lag bound at the version it will be applied to. Admission
+  makes that rare to enforce (`vcpo.control.admission`); the check at consumption makes it true.
+* A lease closes once, so a trajectory is accepted at most once.
+
+The unit is the prompt group: it is trained on whole or dropped whole, because a baseline over a
+part of a group depends on which part was lost. Groups are consumed in the order of their grants.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from vcpo.wire.trajectory import Trajectory, trajectory_from_message, trajectory_to_message
+from vcpo.wire.v1 import ledger_pb2
+from vcpo_learner.leases import Clock, LeaseBook, OpenLease, SubmitOutcome
+
+
+class DropReason(StrEnum):
+    """Why trajectories were not trained on."""
+
+    LEASE_EXPIRED = "lease_expired"
+    """The worker did not answer in time."""
+    HANDED_BACK = "handed_back"
+    """The worker left, or somebody saw it die."""
+    GENERATION_FAILED = "generation_failed"
+    """The worker reported a typed failure."""
+    LAG_EXCEEDED = "lag_exceeded"
+    """A token was older than the lag bound when its turn came."""
+    LEARNER_RESTARTED = "learner_restarted"
+    """In flight when the learner stopped."""
+
+
+class AccountingError(AssertionError):
+    """Trajectories appeared or vanished: a bug, and reason to stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryCounts:
+    """Where every trajectory ever leased is now."""
+
+    leased: int
+    in_flight: int
+    buffered: int
+    consumed: int
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Check that nothing is missing and nothing stands twice.
+
+        Raises:
+            AccountingError: with the counts, when the sum is off.
+        """
+        total = self.in_flight + self.buffered + self.consumed + sum(self.dropped.values())
+        if self.leased != total:
+            raise AccountingError(f"leased must equal the sum of the rest ({total}): {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Group:
+    """All trajectories of one prompt, accepted and not yet consumed."""
+
+    grant_number: int
+    lease_id: str = field(compare=False)
+    prompt_index: int = field(compare=False)
+    attempt: int = field(compare=False)
+    trajectories: tuple[Trajectory, ...] = field(compare=False)
+
+    @property
+    def oldest_policy_version(self) -> int:
+        """The oldest version that sampled a token of the group."""
+        return min(trajectory.oldest_policy_version for trajectory in self.trajectories)
+
+
+class Ledger(Protocol):
+    """The seam behind which trajectories are kept; `MemoryLedger` is the one of a single process."""
+
+    def counts(self) -> TrajectoryCounts:
+        """Where every trajectory is now."""
+
+    def in_flight_by_worker(self) -> Mapping[str, int]:
+        """Trajectories promised and not yet arrived, by worker."""
+
+    def grant(self, worker_id: str, *, num_groups: int, policy_version: int) -> list[OpenLease]:
+        """Lease `num_groups` prompts: requeued ones first, then new ones."""
+
+    def submit(self, lease_id: str, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
+        """Accept trajectories; repeating a submission changes nothing.
+
+        Raises:
+            InvalidMessageError: when an id does not belong to the lease.
+        """
+
+    def end(self, lease_ids: Sequence[str], reason: DropReason) -> int:
+        """End open leases without (all) their trajectories; returns how many were open."""
+
+    def end_all_of(self, worker_id: str, reason: DropReason) -> int:
+        """End every open lease of one worker; returns how many there were."""
+
+    def expire(self) -> int:
+        """End the leases past their time; returns how many."""
+
+    def take_batch(self, *, policy_version: int, max_lag_steps: int) -> list[Group] | None:
+        """Consume one step's groups, oldest grants first, or None while there are too few."""
+
+    def snapshot(self) -> ledger_pb2.LedgerSnapshot:
+        """What a checkpoint keeps."""
+
+    def restore(self, snapshot: ledger_pb2.LedgerSnapshot) -> None:
+        """Go on from a snapshot."""
+
+
+class MemoryLedger:
+    """A ledger in the memory of one process. Owner: the learner's event loop."""
+
+    def __init__(
+        self,
+        *,
+        prompts_per_step: int,
+        trajectories_per_prompt: int,
+        lease_timeout_s: float,
+        max_attempts: int,
+        incarnation: str,
+        clock: Clock,
+    ) -> None:
+        self._prompts_per_step = prompts_per_step
+        self._trajectories_per_prompt = trajectories_per_prompt
+        self._max_attempts = max_attempts
+        self._book = LeaseBook(
+            prefix=f"train-{incarnation}", timeout_s=lease_timeout_s, clock=clock
+        )
+        self._next_prompt_index = 0
+        self._requeued: deque[tuple[int, int]] = deque()  # (prompt index, attempts made)
+        self._buffer: list[Group] = []  # heap by grant number
+        self._leased = 0
+        self._consumed = 0
+        self._dropped: Counter[str] = Counter()
+
+    def counts(self) -> TrajectoryCounts:
+        """Where every trajectory is now; arrived members of an open lease count as buffered."""
+        open_leases = self._book.all()
+        arrived = sum(len(lease.arrived) for lease in open_leases)
+        return TrajectoryCounts(
+            leased=self._leased,
+            in_flight=sum(lease.num_missing for lease in open_leases),
+            buffered=arrived + sum(len(group.trajectories) for group in self._buffer),
+            consumed=self._consumed,
+            dropped=dict(self._dropped),
+        )
+
+    def in_flight_by_worker(self) -> Mapping[str, int]:
+        """Trajectories promised and not yet arrived, by worker."""
+        flights: Counter[str] = Counter()
+        for lease in self._book.all():
+            flights[lease.worker_id] += lease.num_missing
+        return flights
+
+    def grant(self, worker_id: str, *, num_groups: int, policy_version: int) -> list[OpenLease]:
+        """Lease `num_groups` prompts: requeued ones first, then new ones."""
+        leases = []
+        for _ in range(num_groups):
+            prompt_index, attempts = self._next_prompt()
+            leases.append(
+                self._book.open(
+                    worker_id=worker_id,
+                    prompt_index=prompt_index,
+                    num_trajectories=self._trajectories_per_prompt,
+                    attempt=attempts + 1,
+                    policy_version=policy_version,
+                )
+            )
+            self._leased += self._trajectories_per_prompt
+        return leases
+
+    def submit(self, lease_id: str, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
+        """Accept trajectories; repeating a submission changes nothing.
+
+        Raises:
+            InvalidMessageError: when an id does not belong to the lease.
+        """
+        lease = self._book.get(lease_id)
+        if lease is None:
+            ended = self._book.was_fulfilled(lease_id)
+            outcome = SubmitOutcome.DUPLICATE if ended else SubmitOutcome.LEASE_ENDED
+            return [outcome] * len(trajectories)
+        outcomes = lease.accept(trajectories)
+        if lease.num_missing == 0:
+            self._book.fulfill(lease)
+            heapq.heappush(self._buffer, _group_of(lease))
+        return outcomes
+
+    def end(self, lease_ids: Sequence[str], reason: DropReason) -> int:
+        """End open leases without (all) their trajectories; returns how many were open."""
+        leases = [lease for name in lease_ids if (lease := self._book.get(name)) is not None]
+        for lease in leases:
+            self._book.abandon(lease)
+            self._drop(lease.num_trajectories, lease.prompt_index, lease.attempt, reason)
+        return len(leases)
+
+    def end_all_of(self, worker_id: str, reason: DropReason) -> int:
+        """End every open lease of one worker; returns how many there were."""
+        return self.end([lease.lease_id for lease in self._book.held_by(worker_id)], reason)
+
+    def expire(self) -> int:
+        """End the leases past their time; returns how many."""
+        expired = [lease.lease_id for lease in self._book.expired()]
+        return self.end(expired, DropReason.LEASE_EXPIRED)
+
+    def take_batch(self, *, policy_version: int, max_lag_steps: int) -> list[Group] | None:
+        """Consume one step's groups, oldest grants first, or None while there are too few.
+
+        Groups that have become older than `max_lag_steps` at `policy_version` are dropped here,
+        whatever admission allowed, and their prompts are granted again.
+        """
+        self._drop_stale(policy_version - max_lag_steps)
+        if len(self._buffer) < self._prompts_per_step:
+            return None
+        batch = [heapq.heappop(self._buffer) for _ in range(self._prompts_per_step)]
+        self._consumed += sum(len(group.trajectories) for group in batch)
+        return batch
+
+    def snapshot(self) -> ledger_pb2.LedgerSnapshot:
+        """What a checkpoint keeps: the buffer, the prompts owed, the counts."""
+        counts = self.counts()
+        open_prompts = [lease.prompt_index for lease in self._book.all()]
+        return ledger_pb2.LedgerSnapshot(
+            next_prompt_index=self._next_prompt_index,
+            requeued_prompt_indices=[*open_prompts, *(index for index, _ in self._requeued)],
+            buffered=[_group_to_message(group) for group in sorted(self._buffer)],
+            leased=counts.leased,
+            # What has arrived of an unfinished group is not kept: the group is granted again.
+            in_flight=sum(lease.num_trajectories for lease in self._book.all()),
+            consumed=counts.consumed,
+            dropped=dict(counts.dropped),
+            next_grant_number=self._book.next_grant_number,
+        )
+
+    def restore(self, snapshot: ledger_pb2.LedgerSnapshot) -> None:
+        """Go on from a snapshot; what was in flight then is dropped and its prompts requeued."""
+        self._next_prompt_index = snapshot.next_prompt_index
+        self._requeued = deque((index, 0) for index in snapshot.requeued_prompt_indices)
+        self._buffer = [_group_from_message(group) for group in snapshot.buffered]
+        heapq.heapify(self._buffer)
+        self._book.continue_from(snapshot.next_grant_number)
+        self._leased = snapshot.leased
+        self._consumed = snapshot.consumed
+        self._dropped = Counter(dict(snapshot.dropped))
+        if snapshot.in_flight:
+            self._dropped[DropReason.LEARNER_RESTARTED] += snapshot.in_flight
+
+    def _drop_stale(self, oldest_allowed_version: int) -> None:
+        fresh = []
+        for group in self._buffer:
+            if group.oldest_policy_version >= oldest_allowed_version:
+                fresh.append(group)
+            else:
+                size = len(group.trajectories)
+                self._drop(size, group.prompt_index, group.attempt, DropReason.LAG_EXCEEDED)
+        heapq.heapify(fresh)
+        self._buffer = fresh
+
+    def _next_prompt(self) -> tuple[int, int]:
+        if self._requeued:
+            return self._requeued.popleft()
+        prompt_index = self._next_prompt_index
+        self._next_prompt_index += 1
+        return prompt_index, 0
+
+    def _drop(self, size: int, prompt_index: int, attempt: int, reason: DropReason) -> None:
+        self._dropped[reason] += size
+        # Somebody else's death says nothing about the prompt: only its own failures count.
+        attempts = attempt if reason is DropReason.GENERATION_FAILED else attempt - 1
+        if attempts < self._max_attempts:
+            self._requeued.append((prompt_index, attempts))
+
+
+def _group_of(lease: OpenLease) -> Group:
+    return Group(
+        grant_number=lease.grant_number,
+        lease_id=lease.lease_id,
+        prompt_index=lease.prompt_index,
+        attempt=lease.attempt,
+        trajectories=tuple(lease.arrived.values()),
+    )
+
+
+def _group_to_message(group: Group) -> ledger_pb2.BufferedGroup:
+    return ledger_pb2.BufferedGroup(
+        lease_id=group.lease_id,
+        grant_number=group.grant_number,
+        prompt_index=group.prompt_index,
+        trajectories=[trajectory_to_message(member) for member in group.trajectories],
+    )
+
+
+def _group_from_message(message: ledger_pb2.BufferedGroup) -> Group:
+    return Group(
+        grant_number=message.grant_number,
+        lease_id=message.lease_id,
+        prompt_index=message.prompt_index,
+        attempt=1,
+        trajectories=tuple(
+            trajectory_from_message(member, path=f"buffered[].trajectories[{index}]")
+            for index, member in enumerate(message.trajectories)
+        ),
+    )

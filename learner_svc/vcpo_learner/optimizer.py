@@ -1,0 +1,100 @@
+"""AdamW from a run's settings, its warm-up, and the step whose rate is scaled."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from vcpo.spec.algorithm import Optimizer
+
+
+def make_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters; vectors and scalars (norms, biases) do not decay.
+
+    Raises: ValueError when no parameter is trainable.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise ValueError("model has no parameter that requires a gradient: unfreeze some")
+    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
+    others = [parameter for parameter in parameters if parameter.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.epsilon,
+    )
+
+
+def warmed_up_learning_rate(settings: Optimizer, steps_taken: int) -> float:
+    """Base learning rate of the next step: a linear rise to the set rate, then constant.
+
+    steps_taken: optimizer steps before this one; with w warm-up steps the first has 1/w of the
+        rate and step w all of it.
+    """
+    if steps_taken + 1 >= settings.warmup_steps:
+        return settings.learning_rate
+    return settings.learning_rate * (steps_taken + 1) / settings.warmup_steps
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Give every parameter group this learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+def scaled_step(optimizer: torch.optim.Optimizer, scale: float) -> None:
+    """Take one step with every group's learning rate multiplied by `scale`.
+
+    The rates are put back even when the step raises, so whoever reads them, a schedule or a
+    checkpoint, sees the base rate only. Decoupled weight decay is scaled along with the rate.
+    """
+    with _scaled_rates(optimizer, scale):
+        optimizer.step()
+
+
+def clip_gradient(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+    """Shorten the whole gradient to an L2 norm of `max_norm` where it is longer.
+
+    Returns the norm before. When that is NaN or infinite the gradient is left as it is.
+    """
+    with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
+    norm = nn.utils.get_total_norm(
+        parameter.grad for parameter in with_gradient if parameter.grad is not None
+    )
+    if torch.isfinite(norm):
+        nn.utils.clip_grads_with_norm_(with_gradient, max_norm, norm)
+    return float(norm)
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Load moments and step counts from a `state_dict`; settings stay those of this optimizer.
+
+    Settings come from the run's spec, so that a resumed run follows a spec that was changed.
+    Raises: ValueError when the state belongs to other parameters.
+    """
+    settings = [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+    optimizer.load_state_dict(dict(state))
+    for group, kept in zip(optimizer.param_groups, settings, strict=True):
+        group.update(kept)
+
+
+@contextmanager
+def _scaled_rates(optimizer: torch.optim.Optimizer, scale: float) -> Iterator[None]:
+    rates = [group["lr"] for group in optimizer.param_groups]
+    try:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * scale
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate

@@ -1,0 +1,99 @@
+"""The policy under training: loading it, writing it as a version, saving it for good."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+
+class ModelLoadError(RuntimeError):
+    """A model that cannot be loaded; names the field, the value and the cure."""
+
+    def __init__(self, name: str, cause: Exception) -> None:
+        super().__init__(
+            f"spec.model.name: cannot load '{name}' ({type(cause).__name__}: {_first_line(cause)});"
+            " give a directory with config.json, model.safetensors and tokenizer files, or a hub"
+            " name while the hub is reachable (HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE apply)"
+        )
+
+
+def load_policy(name: str, revision: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load weights (as float32) and tokenizer from a directory or the hub.
+
+    Raises:
+        ModelLoadError: when either cannot be had.
+    """
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            name, revision=revision, dtype=torch.float32, use_safetensors=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(name, error) from error
+    # Dropout would make the learner's probabilities disagree with the rollouts'.
+    return model.eval(), tokenizer
+
+
+def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that fills short rows; any will do, since it is masked everywhere."""
+    for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if isinstance(token_id, int):
+            return token_id
+    return 0
+
+
+def policy_payload(model: PreTrainedModel) -> bytes:
+    """All weights as one safetensors file; a tensor shared by two modules stands once."""
+    return save(policy_tensors(model))
+
+
+def policy_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers on the CPU, each storage once, under its first name."""
+    seen: set[int] = set()
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in _persistent(model):
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
+    return tensors
+
+
+def restore_policy(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Put saved tensors back, in place.
+
+    Raises:
+        ValueError: when a name or shape does not fit the model.
+    """
+    with torch.no_grad():
+        own = dict(_persistent(model))
+        for name, tensor in tensors.items():
+            if name not in own or own[name].shape != tensor.shape:
+                raise ValueError(f"tensor {name}: does not fit the model of the run")
+            own[name].copy_(tensor)
+
+
+def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Save model and tokenizer so that `from_pretrained(folder)` loads them."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _persistent(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    state = model.state_dict()
+    # Parameters first: their order decides which name of a shared tensor is the first.
+    yield from ((name, tensor) for name, tensor in model.named_parameters() if name in state)
+    parameters = dict(model.named_parameters())
+    yield from ((name, tensor) for name, tensor in state.items() if name not in parameters)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else "no details"

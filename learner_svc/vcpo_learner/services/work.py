@@ -1,0 +1,106 @@
+"""`WorkService`: leases out, trajectories in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vcpo.spec import VCPORunSpec
+from vcpo.wire.checks import check_id, check_wait
+from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.phase import RunPhase, phase_to_message
+from vcpo.wire.trajectory import trajectory_from_message
+from vcpo.wire.v1 import work_pb2, work_pb2_grpc
+from vcpo_learner.dispatch import Assignment, Dispatcher, Purpose, WorkRequest
+from vcpo_learner.leases import SubmitOutcome
+
+_MAX_SEQUENCES = 65_536
+_RETRY_AFTER_S = 0.2
+_SPLITS = {
+    Purpose.TRAIN: work_pb2.SPLIT_TRAIN,
+    Purpose.EVALUATION: work_pb2.SPLIT_EVALUATION,
+}
+_OUTCOMES = {
+    SubmitOutcome.ACCEPTED: work_pb2.SUBMIT_OUTCOME_ACCEPTED,
+    SubmitOutcome.DUPLICATE: work_pb2.SUBMIT_OUTCOME_DUPLICATE,
+    SubmitOutcome.LEASE_ENDED: work_pb2.SUBMIT_OUTCOME_LEASE_ENDED,
+}
+
+
+class WorkService(work_pb2_grpc.WorkServiceServicer):
+    """Checks messages, asks the dispatcher, answers."""
+
+    def __init__(self, dispatcher: Dispatcher, spec: VCPORunSpec) -> None:
+        self._dispatcher = dispatcher
+        self._spec = spec
+
+    async def Lease(  # noqa: N802 - named by the contract
+        self, request: work_pb2.LeaseRequest, context: Any
+    ) -> work_pb2.LeaseResponse:
+        """Grant admissible prompts, waiting for some up to the caller's patience."""
+        check_id("worker_id", request.worker_id)
+        check_id("rollout_group", request.rollout_group)
+        if not 1 <= request.max_trajectories <= _MAX_SEQUENCES:
+            requirement = f"1 to {_MAX_SEQUENCES}"
+            raise InvalidMessageError("max_trajectories", request.max_trajectories, requirement)
+        work = WorkRequest(
+            worker_id=request.worker_id,
+            rollout_group=request.rollout_group,
+            incarnation=request.incarnation,
+            held_policy_version=request.held_policy_version,
+            max_trajectories=request.max_trajectories,
+        )
+        wait_s = check_wait("wait_seconds", request.wait_seconds)
+        assignments = await self._dispatcher.lease(work, wait_s=wait_s)
+        phase = self._dispatcher.phase
+        return work_pb2.LeaseResponse(
+            leases=[self._lease_message(assignment) for assignment in assignments],
+            phase=phase_to_message(phase),
+            retry_after_seconds=0.0 if phase is not RunPhase.RUNNING else _RETRY_AFTER_S,
+        )
+
+    async def Submit(  # noqa: N802 - named by the contract
+        self, request: work_pb2.SubmitRequest, context: Any
+    ) -> work_pb2.SubmitResponse:
+        """Accept trajectories, or the news that there will be none."""
+        check_id("worker_id", request.worker_id)
+        check_id("lease_id", request.lease_id)
+        if request.HasField("failure"):
+            if request.trajectories:
+                raise InvalidMessageError("failure", "set", "absent when trajectories are sent")
+            self._dispatcher.fail(request.worker_id, request.lease_id)
+            return work_pb2.SubmitResponse()
+        if not request.trajectories:
+            raise InvalidMessageError("trajectories", "none", "at least one, or a failure")
+        trajectories = [
+            trajectory_from_message(message, path=f"trajectories[{index}]")
+            for index, message in enumerate(request.trajectories)
+        ]
+        outcomes = self._dispatcher.submit(request.worker_id, request.lease_id, trajectories)
+        return work_pb2.SubmitResponse(outcomes=[_OUTCOMES[outcome] for outcome in outcomes])
+
+    async def Release(  # noqa: N802 - named by the contract
+        self, request: work_pb2.ReleaseRequest, context: Any
+    ) -> work_pb2.ReleaseResponse:
+        """Take leases back, some or all of a worker's."""
+        check_id("worker_id", request.worker_id)
+        released = self._dispatcher.release(request.worker_id, request.lease_ids)
+        return work_pb2.ReleaseResponse(num_released=released)
+
+    def _lease_message(self, assignment: Assignment) -> work_pb2.Lease:
+        lease = assignment.lease
+        for_training = assignment.purpose is Purpose.TRAIN
+        sampling = self._spec.sampling
+        return work_pb2.Lease(
+            lease_id=lease.lease_id,
+            split=_SPLITS[assignment.purpose],
+            prompt_index=lease.prompt_index,
+            num_trajectories=lease.num_trajectories,
+            sampling=work_pb2.Sampling(
+                temperature=(
+                    sampling.temperature if for_training else self._spec.evaluation.temperature
+                ),
+                max_new_tokens=sampling.max_new_tokens,
+            ),
+            granted_policy_version=lease.granted_policy_version,
+            timeout_seconds=self._spec.lease.timeout_seconds,
+        )

@@ -1,0 +1,272 @@
+"""The training loop: wait for a batch, update, publish, record; evaluate and save now and then.
+
+It runs on the learner's event loop and owns the order of things; whatever takes long (tensors,
+files) runs in one worker thread, so that leases and fetches are answered meanwhile. The model
+belongs to that thread between two awaits of `_in_thread`.
+
+Policy version n is the parameters after n steps. A step whose update was refused (numbers that are
+not finite) publishes a version equal to the one before: versions count steps, not successes, so
+that admission and lag need only one clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vcpo.journal import EvaluationRecord, EventRecord, Journal, StepRecord
+from vcpo.spec import VCPORun
+from vcpo.wire.phase import RunPhase
+from vcpo_learner.checkpoint import Checkpoint, CheckpointFolder
+from vcpo_learner.dispatch import Dispatcher
+from vcpo_learner.gauges import LearnerGauges
+from vcpo_learner.leases import Clock
+from vcpo_learner.ledger import Group
+from vcpo_learner.policies import PolicyStore
+from vcpo_learner.policy_model import policy_payload, policy_tensors, restore_policy, save_policy
+from vcpo_learner.signals import SignalWindow
+from vcpo_learner.update import PolicyUpdate, UpdateResult
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LagStatistics:
+    """Ages of a batch's tokens, in policy versions."""
+
+    mean: float
+    p50: int
+    maximum: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingParts:
+    """What the loop works with."""
+
+    run: VCPORun
+    run_dir: Path
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    update: PolicyUpdate
+    dispatcher: Dispatcher
+    policies: PolicyStore
+    signals: SignalWindow
+    gauges: LearnerGauges
+    journal: Journal
+    clock: Clock
+
+
+class Training:
+    """One learner's work from its first to its last step."""
+
+    def __init__(self, parts: TrainingParts) -> None:
+        self._parts = parts
+        self._spec = parts.run.spec
+        self._dispatcher = parts.dispatcher
+        self._checkpoints = CheckpointFolder(parts.run_dir / "checkpoints", parts.run)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensors")
+        self._evaluations: set[asyncio.Task[None]] = set()
+        self._saved_step = -1
+
+    def resume(self) -> int:
+        """Go on from the newest checkpoint; returns its step, 0 when there is none.
+
+        Raises:
+            CheckpointError: when the newest checkpoint cannot be used.
+        """
+        checkpoint = self._checkpoints.load_newest()
+        if checkpoint is None:
+            return 0
+        restore_policy(self._parts.model, checkpoint.parameters)
+        self._parts.update.load_state_dict(checkpoint.update_state)
+        self._dispatcher.ledger.restore(checkpoint.ledger)
+        self._dispatcher.policy_version = checkpoint.step
+        self._saved_step = checkpoint.step
+        self.event("Resumed", f"from the checkpoint of step {checkpoint.step}")
+        return checkpoint.step
+
+    async def run(self, drain_s: float) -> RunPhase:
+        """Train until the last step or until the dispatcher leaves the phase `running`.
+
+        When it drains, work in flight has `drain_s` seconds to come in before the checkpoint.
+        """
+        await self._publish()
+        if self._dispatcher.policy_version == 0:
+            await self._evaluate(exclusive=True)
+        while self._dispatcher.policy_version < self._spec.steps:
+            if not await self._step():
+                break
+        await self._finish(drain_s)
+        return self._dispatcher.phase
+
+    def event(self, kind: str, message: str) -> None:
+        """Write an event of the learner."""
+        record = EventRecord(time_unix_s=time.time(), source="learner", kind=kind, message=message)
+        self._parts.journal.event(record)
+
+    async def _step(self) -> bool:
+        """Take one optimizer step; False when there will be no further batch."""
+        waiting_since_s = self._parts.clock()
+        self._parts.signals.waiting()
+        groups = await self._dispatcher.next_batch()
+        if groups is None:
+            return False
+        started_s = self._parts.clock()
+        version = self._dispatcher.policy_version
+        batch = [group.trajectories for group in groups]
+        result = await self._in_thread(
+            lambda: self._parts.update.step(batch, policy_version=version)
+        )
+        self._dispatcher.policy_version = version + 1
+        await self._publish()
+        finished_s = self._parts.clock()
+        record = self._record(
+            result,
+            lag=lag_statistics(groups, version),
+            idle_s=started_s - waiting_since_s,
+            step_s=finished_s - started_s,
+        )
+        self._report(record, groups)
+        if result.skipped is not None:
+            detail = f" ({result.skip_detail})" if result.skip_detail else ""
+            self.event("StepSkipped", f"step {record.step}: {result.skipped}{detail}")
+        await self._between_steps(record.step)
+        return True
+
+    async def _between_steps(self, step: int) -> None:
+        last = step >= self._spec.steps
+        if step % self._spec.evaluation.every_steps == 0 and not last and not self._evaluations:
+            task = asyncio.create_task(self._evaluate(exclusive=False))
+            self._evaluations.add(task)
+            task.add_done_callback(self._evaluations.discard)
+        if step % self._spec.checkpoint.every_steps == 0 and not last:
+            await self._save()
+
+    async def _finish(self, drain_s: float) -> None:
+        await asyncio.gather(*self._evaluations)
+        if self._dispatcher.phase is RunPhase.RUNNING:
+            await self._evaluate(exclusive=True)
+        else:
+            await self._dispatcher.wait_until_idle(drain_s)
+        await self._save()
+        if self._dispatcher.phase is RunPhase.RUNNING:
+            parts = self._parts
+            folder = parts.run_dir / "model"
+            await self._in_thread(lambda: save_policy(parts.model, parts.tokenizer, folder))
+            self._dispatcher.phase = RunPhase.COMPLETE
+            self.event("Complete", f"{self._spec.steps} steps; the model is saved")
+        self._dispatcher.notify()
+        self._thread.shutdown()
+
+    async def _publish(self) -> None:
+        version = self._dispatcher.policy_version
+        policies, model = self._parts.policies, self._parts.model
+        prepared = await self._in_thread(lambda: policies.prepare(version, policy_payload(model)))
+        policies.publish(prepared)
+        self._dispatcher.notify()
+
+    async def _evaluate(self, *, exclusive: bool) -> None:
+        step = self._dispatcher.policy_version
+        result = await self._dispatcher.evaluate(step, exclusive=exclusive)
+        if result is None:
+            self.event("EvaluationWithoutResult", f"no held-out prompt was answered at step {step}")
+            return
+        record = EvaluationRecord(
+            step=result.step,
+            time_unix_s=time.time(),
+            accuracy=result.accuracy,
+            num_trajectories=result.num_trajectories,
+            policy_version_min=result.policy_version_min,
+            policy_version_max=result.policy_version_max,
+        )
+        self._parts.journal.evaluation(record)
+        self._parts.signals.evaluation(record)
+        self._parts.gauges.evaluation(record)
+
+    async def _save(self) -> None:
+        step = self._dispatcher.policy_version
+        if step == self._saved_step:
+            return
+        # The ledger's snapshot is taken here, on its own loop; only files wait in the thread.
+        ledger = self._dispatcher.ledger.snapshot()
+        model, update = self._parts.model, self._parts.update
+        await self._in_thread(
+            lambda: self._checkpoints.save(
+                Checkpoint(
+                    step=step,
+                    parameters=policy_tensors(model),
+                    update_state=update.state_dict(),
+                    ledger=ledger,
+                )
+            )
+        )
+        self._saved_step = step
+        self._parts.gauges.checkpoint(time.time())
+        self.event("CheckpointSaved", f"step {step}")
+
+    def _record(
+        self, result: UpdateResult, *, lag: LagStatistics, idle_s: float, step_s: float
+    ) -> StepRecord:
+        dispatcher = self._dispatcher
+        counts = dispatcher.ledger.counts()
+        counts.check()
+        return StepRecord(
+            step=dispatcher.policy_version,
+            time_unix_s=time.time(),
+            reward_mean=result.reward_mean,
+            ess_ratio=result.ess_ratio,
+            on_policy_ess_ratio=result.on_policy_ess_ratio,
+            learning_rate_scale=result.learning_rate_scale,
+            learning_rate=result.learning_rate,
+            gradient_norm=result.gradient_norm,
+            importance_weight_max=result.importance_weight_max,
+            lag_mean=lag.mean,
+            lag_p50=lag.p50,
+            lag_max=lag.maximum,
+            response_tokens_mean=result.response_tokens_mean,
+            step_s=step_s,
+            idle_s=idle_s,
+            tokens_per_s=self._parts.signals.tokens_per_s(),
+            admission_lag_steps=dispatcher.admission_lag_steps,
+            workers=len(dispatcher.workers()),
+            leased=counts.leased,
+            in_flight=counts.in_flight,
+            buffered=counts.buffered,
+            consumed=counts.consumed,
+            dropped=dict(counts.dropped),
+            skipped=result.skipped,
+        )
+
+    def _report(self, record: StepRecord, groups: Sequence[Group]) -> None:
+        self._parts.journal.step(record)
+        self._parts.signals.step(record)
+        self._parts.gauges.step(record, groups)
+
+    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def lag_statistics(groups: Sequence[Group], policy_version: int) -> LagStatistics:
+    """Ages of all response tokens of a batch at `policy_version`, each token counted once."""
+    tokens: Counter[int] = Counter()
+    for group in groups:
+        for trajectory in group.trajectories:
+            for lag, num_tokens in trajectory.lags(policy_version):
+                tokens[lag] += num_tokens
+    total = tokens.total()
+    middle, seen, p50 = (total + 1) // 2, 0, 0
+    for lag in sorted(tokens):
+        seen += tokens[lag]
+        if seen >= middle:
+            p50 = lag
+            break
+    mean = sum(lag * count for lag, count in tokens.items()) / total
+    return LagStatistics(mean=mean, p50=p50, maximum=max(tokens))

@@ -1,0 +1,253 @@
+r"""One VCPO update: from groups of judged trajectories to one AdamW step.
+
+The gradient of trajectory i enters through f_i = w_i m_i, where m_i is the mean log-probability of
+its response tokens and w_i its truncated importance weight, held constant. The step descends
+
+    -(1/B) sum_i A_i grad f_i,        A_i = R_i - b,        lr = base_lr * scale(ESS).
+
+A_i and the scale depend on the whole batch, and memory holds a micro-batch. Hence:
+
+    pass 1   score every trajectory; for baselines that ask for it, norms of grad m_i  (`passes`)
+    decide   weights, ESS, advantages, coefficients k_i: plain numbers                 (`decision`)
+    pass 2   gradient of sum_i k_i m_i, over the trajectories with k_i != 0            (`passes`)
+    step     AdamW at the scaled rate                                                  (`optimizer`)
+
+A step that cannot be taken is skipped: parameters, moments and warm-up stay as they are.
+
+Source: VCPO, arXiv 2602.17616. Departures from the released reference: `vcpo.algo` lists them.
+"""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+from statistics import fmean
+from typing import Any
+
+from torch import nn
+
+from vcpo.algo import MismatchCalibration, NonFiniteWeightError, log_importance_weight
+from vcpo.spec import VCPORunSpec
+from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.decision import (
+    NORM_BASELINES,
+    Decision,
+    ScoredTrajectory,
+    decide,
+    informative,
+    on_policy_ess_ratio,
+)
+from vcpo_learner.optimizer import (
+    clip_gradient,
+    make_optimizer,
+    restore_optimizer,
+    scaled_step,
+    set_learning_rate,
+    warmed_up_learning_rate,
+)
+from vcpo_learner.passes import Passes, Scores
+
+
+class SkipReason(StrEnum):
+    """Why a step was not taken."""
+
+    NON_FINITE_WEIGHT = "non_finite_weight"
+    """An importance weight or a gradient norm is not a number, or every weight is 0."""
+    NON_FINITE_GRADIENT = "non_finite_gradient"
+    """The gradient or its norm is not a number."""
+    NO_GRADIENT = "no_gradient"
+    """No trajectory says anything, as when the rewards of every prompt are equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateResult:
+    """What one step did, and the signals it went by. Scalars are always finite."""
+
+    reward_mean: float
+    """Mean reward of the batch's trajectories."""
+    response_tokens_mean: float
+    """Mean length of the responses, in tokens."""
+    log_weights: tuple[float, ...] = ()
+    """Log importance weights, nats, untruncated, the groups one after another; -inf is a weight of
+    0. Empty when one has no value."""
+    importance_weight_max: float = 0.0
+    """Largest weight before truncation, at most the largest float; 0 when one has no value."""
+    ess_ratio: float = 0.0
+    """Effective sample size over batch size, before truncation; 0 when a weight has no value."""
+    on_policy_ess_ratio: float
+    """What the ratio is at lag 0, given or calibrated, in (0, 1]."""
+    baseline_shift: float = 0.0
+    """Mean over trajectories of the baseline minus the mean reward of those that share it."""
+    gradient_norm: float = 0.0
+    """L2 norm of the whole gradient before clipping; 0 when there is none, or no finite one."""
+    learning_rate_scale: float = 0.0
+    """Factor on the base learning rate in this step, in [0, 1]; 0 when the step was skipped."""
+    learning_rate: float = 0.0
+    """Base learning rate after warm-up times the scale."""
+    skipped: SkipReason | None = None
+    """Why no step was taken, or None."""
+    skip_detail: str | None = None
+    """The number at fault, for people, when there is one."""
+
+
+class PolicyUpdate:
+    """Trains a causal language model in place; owns its optimizer and its calibration.
+
+    The model is put into evaluation mode for good: with dropout, learner and rollout workers would
+    disagree about the policy.
+    """
+
+    def __init__(self, model: nn.Module, spec: VCPORunSpec, pad_token_id: int) -> None:
+        self._model = model.eval()
+        self._algorithm = spec.algorithm
+        self._settings = spec.optimizer
+        self._passes = Passes(model, spec, pad_token_id)
+        self._optimizer = make_optimizer(model, spec.optimizer)
+        self._calibration = MismatchCalibration()
+        self._steps_taken = 0
+
+    def step(self, groups: Sequence[Sequence[Trajectory]], *, policy_version: int) -> UpdateResult:
+        """Take one optimizer step on a batch, or skip it and say why.
+
+        groups: [num_prompts][trajectories]; the trajectories of one prompt make one group.
+        policy_version: the version that the model's parameters are before the step; trajectories
+            that it sampled from first to last token calibrate the on-policy ESS ratio.
+        Raises: ValueError for an empty batch or group, and as `batch_advantages`.
+        """
+        trajectories = list(chain.from_iterable(groups))
+        scores = self._passes.score(
+            trajectories,
+            informative(_rewards(groups), self._algorithm),
+            with_norms=self._algorithm.baseline in NORM_BASELINES,
+        )
+        try:
+            scored = _scored_groups(groups, scores, policy_version)
+            decision = decide(scored, self._algorithm, self._calibration)
+        except NonFiniteWeightError as error:
+            return self._refused(trajectories, error)
+        self._calibration = decision.calibration
+        gradient_norm = self._gradient_norm(trajectories, decision, scores)
+        skipped = _skip_reason(gradient_norm)
+        learning_rate = 0.0 if skipped else self._take_step(decision.learning_rate_scale)
+        self._optimizer.zero_grad()
+        return UpdateResult(
+            reward_mean=_reward_mean(trajectories),
+            response_tokens_mean=_response_tokens_mean(trajectories),
+            log_weights=decision.log_weights,
+            importance_weight_max=_clamped_exp(max(decision.log_weights)),
+            ess_ratio=decision.ess_ratio,
+            on_policy_ess_ratio=decision.on_policy_ess_ratio,
+            baseline_shift=-fmean(decision.advantages),
+            gradient_norm=gradient_norm if math.isfinite(gradient_norm) else 0.0,
+            learning_rate_scale=0.0 if skipped else decision.learning_rate_scale,
+            learning_rate=learning_rate,
+            skipped=skipped,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the model that the next step depends on: tensors and plain values."""
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "steps_taken": self._steps_taken,
+            "calibration": self._calibration.to_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`; settings stay those of this run's spec.
+
+        Raises: ValueError when the state is not of this form or belongs to other parameters.
+        """
+        missing = {"optimizer", "steps_taken", "calibration"} - set(state)
+        if missing:
+            raise ValueError(f"state lacks {sorted(missing)}: give what state_dict returned")
+        restore_optimizer(self._optimizer, state["optimizer"])
+        self._steps_taken = int(state["steps_taken"])
+        self._calibration = self._calibration.restored(state["calibration"])
+
+    def _gradient_norm(
+        self, trajectories: Sequence[Trajectory], decision: Decision, scores: Scores
+    ) -> float:
+        """Leave the clipped gradient in the parameters; return its norm before clipping."""
+        if not any(decision.coefficients):
+            return 0.0
+        self._optimizer.zero_grad()
+        self._passes.accumulate(trajectories, decision.coefficients, scores.graph)
+        return clip_gradient(self._model.parameters(), self._settings.max_gradient_norm)
+
+    def _take_step(self, scale: float) -> float:
+        """Step at the scaled rate, and return it."""
+        base = warmed_up_learning_rate(self._settings, self._steps_taken)
+        set_learning_rate(self._optimizer, base)
+        scaled_step(self._optimizer, scale)
+        self._steps_taken += 1
+        return base * scale
+
+    def _refused(
+        self, trajectories: Sequence[Trajectory], error: NonFiniteWeightError
+    ) -> UpdateResult:
+        lengths = [len(trajectory.response_token_ids) for trajectory in trajectories]
+        return UpdateResult(
+            reward_mean=_reward_mean(trajectories),
+            response_tokens_mean=_response_tokens_mean(trajectories),
+            on_policy_ess_ratio=on_policy_ess_ratio(lengths, self._algorithm, self._calibration),
+            skipped=SkipReason.NON_FINITE_WEIGHT,
+            skip_detail=str(error),
+        )
+
+
+def _rewards(groups: Sequence[Sequence[Trajectory]]) -> list[list[float]]:
+    return [[trajectory.reward for trajectory in group] for group in groups]
+
+
+def _scored_groups(
+    groups: Sequence[Sequence[Trajectory]], scores: Scores, policy_version: int
+) -> list[list[ScoredTrajectory]]:
+    rows = iter(zip(scores.logprobs, scores.squared_norms, strict=True))
+    return [
+        [_scored(trajectory, *next(rows), policy_version) for trajectory in group]
+        for group in groups
+    ]
+
+
+def _scored(
+    trajectory: Trajectory,
+    learner_logprobs: Sequence[float],
+    squared_norm: float,
+    policy_version: int,
+) -> ScoredTrajectory:
+    return ScoredTrajectory(
+        reward=trajectory.reward,
+        num_tokens=len(learner_logprobs),
+        log_weight=_log_weight(trajectory, learner_logprobs),
+        squared_gradient_norm=squared_norm,
+        is_fresh=all(lag == 0 for lag, _ in trajectory.lags(policy_version)),
+    )
+
+
+def _log_weight(trajectory: Trajectory, learner_logprobs: Sequence[float]) -> float:
+    try:
+        return log_importance_weight(learner_logprobs, trajectory.rollout_logprobs)
+    except NonFiniteWeightError as error:
+        name = f"{error.name} of trajectory {trajectory.trajectory_id!r}"
+        raise NonFiniteWeightError(name, error.index, error.value) from error
+
+
+def _skip_reason(gradient_norm: float) -> SkipReason | None:
+    if not math.isfinite(gradient_norm):
+        return SkipReason.NON_FINITE_GRADIENT
+    return SkipReason.NO_GRADIENT if gradient_norm == 0.0 else None
+
+
+def _clamped_exp(exponent: float) -> float:
+    largest = sys.float_info.max
+    return math.exp(exponent) if exponent < math.log(largest) else largest
+
+
+def _reward_mean(trajectories: Sequence[Trajectory]) -> float:
+    return fmean(trajectory.reward for trajectory in trajectories)
+
+
+def _response_tokens_mean(trajectories: Sequence[Trajectory]) -> float:
+    return fmean(len(trajectory.response_token_ids) for trajectory in trajectories)

@@ -1,0 +1,139 @@
+"""The worker's process: builds the parts, serves health and metrics, works, leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from vcpo.lifecycle import (
+    TOKEN_VARIABLE,
+    Ready,
+    on_parent_exit,
+    on_stop_request,
+    split_address,
+    write_ready,
+)
+from vcpo.metrics import RolloutMetrics, serve_metrics
+from vcpo.spec import VCPORun, load_run
+from vcpo.spec.workloads import RolloutGroup
+from vcpo.wire.client import open_channel
+from vcpo.wire.phase import RunPhase
+from vcpo.wire.server import WireServer
+from vcpo_rollout.engines.engine import Engine
+from vcpo_rollout.engines.hf import HfEngine
+from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton, load_tokenizer
+from vcpo_rollout.environments.environment import make_environment
+from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.learner import Learner
+from vcpo_rollout.prompting import PromptCodec
+from vcpo_rollout.receiver import WeightReceiver
+from vcpo_rollout.worker import Worker, WorkerParts
+
+_LOGGER = logging.getLogger(__name__)
+_STOP_GRACE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line says; see `python -m vcpo_rollout --help`."""
+
+    run_file: Path
+    learner: str
+    group: str
+    worker_id: str
+    listen: str
+    metrics_listen: str
+    drain_s: float
+    ready_file: Path | None
+    exit_with_parent: bool
+
+
+async def run_worker(options: Options) -> RunPhase:
+    """Work for the learner of `options` and return the run's phase as last heard.
+
+    Raises:
+        SpecError, ValueError, OSError: what the user must put right.
+        EngineError: when the engine died.
+    """
+    run = load_run(options.run_file)
+    group = rollout_group(run, options.group)
+    settings = run.spec.environment
+    environment = make_environment(settings.name, settings.parameters, run.spec.seed)
+    metrics = RolloutMetrics(run=run.metadata.name, group=group.name)
+    metrics_host, metrics_port = split_address(options.metrics_listen)
+    server = WireServer(token=os.environ.get(TOKEN_VARIABLE))
+    channel = open_channel(options.learner, token=os.environ.get(TOKEN_VARIABLE))
+    with serve_metrics(metrics.registry, metrics_host, metrics_port) as endpoint:
+        port = await server.start(options.listen, ())
+        engine, codec = await asyncio.to_thread(_load_engine, run, group, options.worker_id)
+        learner = Learner(channel, worker_id=options.worker_id, rollout_group=group.name)
+        gauges = RolloutGauges(metrics)
+        worker = Worker(
+            WorkerParts(
+                learner=learner,
+                receiver=WeightReceiver(learner=learner, engine=engine, gauges=gauges),
+                engine=engine,
+                environment=environment,
+                codec=codec,
+                gauges=gauges,
+                max_concurrent_sequences=group.max_concurrent_sequences,
+                drain_s=options.drain_s,
+            )
+        )
+        on_stop_request(lambda _: worker.leave())
+        if options.exit_with_parent:
+            on_parent_exit(lambda _: worker.leave())
+        if options.ready_file is not None:
+            ready = Ready(pid=os.getpid(), grpc_port=port, metrics_port=endpoint.port)
+            write_ready(options.ready_file, ready)
+        _LOGGER.info("working as %s for %s", options.worker_id, options.learner)
+        try:
+            return await worker.run()
+        finally:
+            await engine.close()
+            await server.stop(_STOP_GRACE_S)
+            await channel.close()
+
+
+def rollout_group(run: VCPORun, name: str) -> RolloutGroup:
+    """The rollout group of a run by its name.
+
+    Raises:
+        ValueError: naming the groups there are.
+    """
+    groups = {group.name: group for group in run.spec.rollouts}
+    if name not in groups:
+        known = ", ".join(groups)
+        raise ValueError(f"--group: must be a rollout group of the run ({known}), got {name!r}")
+    return groups[name]
+
+
+def _load_engine(run: VCPORun, group: RolloutGroup, worker_id: str) -> tuple[Engine, PromptCodec]:
+    if group.threads is not None:
+        torch.set_num_threads(group.threads)
+    name, revision = run.spec.model.name, run.spec.model.revision
+    tokenizer = load_tokenizer(name, revision=revision)
+    codec = PromptCodec(tokenizer, run.spec.environment.prompt_format)
+    end_token_ids = load_end_token_ids(name, tokenizer, revision=revision)
+    pad_token_id = tokenizer.pad_token_id
+    engine = HfEngine(
+        load_model_skeleton(name, revision=revision, precision=group.precision),
+        end_token_ids=end_token_ids,
+        pad_token_id=pad_token_id if isinstance(pad_token_id, int) else min(end_token_ids),
+        max_concurrent_sequences=group.max_concurrent_sequences,
+        seed=sampling_seed(run.spec.seed, worker_id),
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        precision=group.precision,
+    )
+    return engine, codec
+
+
+def sampling_seed(run_seed: int, worker_id: str) -> int:
+    """Seed of one worker's sampling: another for every worker, the same for the same name."""
+    return zlib.crc32(f"{run_seed}/{worker_id}".encode())

@@ -1,0 +1,1 @@
+"""Generation engines behind one seam, `vcpo_rollout.engines.engine.Engine`."""

@@ -1,0 +1,73 @@
+"""What a model can be asked: checked before a request or a model reaches the decoding thread."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, Self
+
+from transformers import PreTrainedModel
+
+from vcpo_rollout.engines.engine import EngineError, GenerationRequest
+
+_SUPPORTED_LAYERS: Final = frozenset({"full_attention", "sliding_attention"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """What a model can serve; one request beyond it could take the others down."""
+
+    vocabulary_size: int
+    context_tokens: int | None
+    """Longest prompt and answer together; None when the model names no limit."""
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Self:
+        """The limits in a model's configuration."""
+        config = model.config.get_text_config(decoder=True)
+        return cls(
+            vocabulary_size=config.vocab_size,
+            context_tokens=getattr(config, "max_position_embeddings", None),
+        )
+
+    def check(self, request: GenerationRequest) -> None:
+        """Check a request.
+
+        Raises:
+            EngineError: naming the first field that is not as it must be.
+        """
+        prompt = request.prompt_token_ids
+        if not prompt:
+            raise EngineError("prompt_token_ids: empty; the prompt needs at least one token")
+        if min(prompt) < 0 or max(prompt) >= self.vocabulary_size:
+            raise EngineError(
+                f"prompt_token_ids: {min(prompt)} to {max(prompt)} are not all tokens of the model "
+                f"(0 to {self.vocabulary_size - 1}); use the model's own tokenizer"
+            )
+        if not (math.isfinite(request.temperature) and request.temperature > 0):
+            raise EngineError(f"temperature: {request.temperature} is not a number above 0")
+        if request.max_new_tokens < 1:
+            raise EngineError(f"max_new_tokens: {request.max_new_tokens} is below 1")
+        num_tokens = len(prompt) + request.max_new_tokens
+        if self.context_tokens is not None and num_tokens > self.context_tokens:
+            raise EngineError(
+                f"max_new_tokens: {request.max_new_tokens} after a prompt of {len(prompt)} exceeds "
+                f"the model's context of {self.context_tokens} tokens; "
+                "lower spec.sampling.maxNewTokens or shorten the prompts"
+            )
+
+
+def check_decodable(model: PreTrainedModel) -> None:
+    """Check that all the model remembers of a sequence is keys and values, one per token.
+
+    Raises:
+        ValueError: when it is not.
+    """
+    config = model.config.get_text_config(decoder=True)
+    types = set(getattr(config, "layer_types", None) or ())
+    if model.config.is_encoder_decoder or not types <= _SUPPORTED_LAYERS:
+        kinds = ", ".join(sorted(types - _SUPPORTED_LAYERS)) or "an encoder"
+        raise ValueError(
+            f"spec.model.name: a {model.config.model_type} model with {kinds} is not supported; "
+            "use a decoder whose layers are full or sliding-window attention"
+        )

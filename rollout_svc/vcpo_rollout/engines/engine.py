@@ -1,0 +1,81 @@
+"""The engine seam: token ids in; token ids, log-probabilities and version spans out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from vcpo.wire.trajectory import FinishReason, VersionSpan
+
+
+class EngineError(RuntimeError):
+    """Generation failed or the engine is gone; the worker reports a typed failure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One sequence to sample."""
+
+    prompt_token_ids: tuple[int, ...]
+    """At least one token."""
+    temperature: float
+    """Softmax temperature, above 0."""
+    max_new_tokens: int
+    """At least 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One sampled sequence."""
+
+    token_ids: tuple[int, ...]
+    """Sampled tokens, at least one; includes the end token when the model ended its answer."""
+    logprobs: tuple[float, ...]
+    """Natural log-probability of each token in the distribution it was drawn from (float32, after
+    temperature)."""
+    version_spans: tuple[VersionSpan, ...]
+    """Which policy version sampled which tokens, in order."""
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyWeights:
+    """One published version, received whole and checked."""
+
+    policy_version: int
+    payload: bytes
+    """A safetensors file with every parameter under its `transformers` name."""
+
+
+class Engine(Protocol):
+    """Samples from the newest policy it was given.
+
+    `generate` may be called many times concurrently; the engine batches. A swap takes effect
+    between two decoding steps: sequences under way go on with the new weights, and each token is
+    labelled with the version that sampled it. Nothing is generated before the first swap.
+    """
+
+    @property
+    def policy_version(self) -> int | None:
+        """Version in use; None before the first swap."""
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Sample one sequence.
+
+        Raises:
+            EngineError: when generation failed or the engine is closed.
+        """
+
+    async def swap_weights(self, weights: PolicyWeights) -> None:
+        """Use `weights` from the next decoding step on; returns when they are in use.
+
+        Raises:
+            EngineError: when the tensors do not fit the model; the old weights stay in use.
+        """
+
+    async def close(self) -> None:
+        """Stop; generations under way fail with EngineError."""

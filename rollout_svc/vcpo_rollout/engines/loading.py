@@ -1,0 +1,125 @@
+"""A model's architecture and tokenizer, by the name in the run file.
+
+A rollout worker needs no checkpoint: the learner sends every parameter before the first token is
+sampled, so only the configuration is read and the parameters are left as memory comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.initialization import no_init_weights
+
+from vcpo.spec.workloads import Precision
+
+_DTYPES: Final = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
+
+
+def torch_dtype(precision: Precision) -> torch.dtype:
+    """The number format in torch's terms."""
+    return _DTYPES[precision]
+
+
+def load_model_skeleton(
+    name: str, *, revision: str | None = None, precision: Precision = Precision.FLOAT32
+) -> PreTrainedModel:
+    """Build a model from its configuration; its parameters hold no meaningful numbers yet.
+
+    name: a directory or a model name on the Hugging Face hub.
+    revision: branch, tag or commit on the hub; None is the default branch.
+
+    Raises:
+        ValueError: naming `spec.model.name`, when there is no such model or it does not generate.
+    """
+    with _errors_named(name):
+        config = AutoConfig.from_pretrained(name, revision=revision)
+        with no_init_weights():
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # it has no annotations
+                config, dtype=torch_dtype(precision)
+            )
+    # Tying is part of the initialization that was left out.
+    model.tie_weights()
+    return model
+
+
+def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """Load a model's tokenizer.
+
+    Raises:
+        ValueError: naming `spec.model.name`, when there is none.
+    """
+    with _errors_named(name):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, revision=revision)
+    return tokenizer
+
+
+def load_end_token_ids(
+    name: str, tokenizer: PreTrainedTokenizerBase, *, revision: str | None = None
+) -> frozenset[int]:
+    """Tokens that end an answer: the tokenizer's, and those of `generation_config.json` if any.
+
+    Chat models name more than one there.
+
+    Raises:
+        ValueError: naming `spec.model.name`, when the model has no end token.
+    """
+    try:
+        configured = GenerationConfig.from_pretrained(
+            name, revision=revision or "main"
+        ).eos_token_id
+    except OSError:
+        configured = None
+    others = configured if isinstance(configured, list) else [configured]
+    end_token_ids = {tokenizer.eos_token_id, *others} - {None}
+    if not end_token_ids:
+        raise ValueError(
+            f"spec.model.name: {name!r} names no end token, so that no answer would ever end; "
+            "set eos_token in its tokenizer_config.json"
+        )
+    return frozenset(end_token_ids)
+
+
+def place_model(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> None:
+    """Move the model and cast its parameters; buffers, such as rotary frequencies, keep float32."""
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(device)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        parameter.data = parameter.data.to(device, dtype)
+
+
+@contextmanager
+def _errors_named(name: str) -> Iterator[None]:
+    """Turn what the library raises about a model into one error that says what to do."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"spec.model.name: {name!r} {_diagnosis(name)} ({reason})") from error
+
+
+def _diagnosis(name: str) -> str:
+    if Path(name).is_dir():
+        return (
+            "is a directory without a usable model; it needs config.json and tokenizer.json "
+            "as `save_pretrained` writes them"
+        )
+    if Path(name).is_absolute() or name.startswith((".", "~")):
+        return "is no directory; relative paths start at the run file"
+    return (
+        "is neither a directory nor a model that the Hugging Face hub gives us; use a local "
+        "directory, or let this machine reach the hub (unset HF_HUB_OFFLINE), set HF_HOME to a "
+        "cache that holds the model, or set HF_TOKEN if it is gated"
+    )

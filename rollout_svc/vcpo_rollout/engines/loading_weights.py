@@ -1,0 +1,81 @@
+"""Weights off the wire and into a model: read and checked whole first, then copied in place."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.nn import Module
+
+from vcpo_rollout.engines.engine import EngineError
+
+_MAX_PROBLEMS_SHOWN = 5
+
+
+def read_weights(model: Module, payload: bytes) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file, one for each of the model's parameters.
+
+    Parameters that the model ties may stand under any or all of their names, with equal values.
+    The keys are those of `model.named_parameters()`. Only names and shapes of the model are looked
+    at, so it may be in use elsewhere meanwhile.
+
+    Raises:
+        EngineError: when a tensor is missing, unknown, of another shape or no real number, or the
+            payload is no safetensors file; it lists what is wrong.
+    """
+    try:
+        tensors = safetensors.torch.load(payload)
+    except SafetensorError as error:
+        raise EngineError(
+            f"payload: {len(payload)} bytes are not a safetensors file: {error}"
+        ) from error
+    names = _names_by_parameter(model)
+    problems = list(_problems(model, names, tensors))
+    if problems:
+        more = len(problems) - _MAX_PROBLEMS_SHOWN
+        listed = "; ".join(problems[:_MAX_PROBLEMS_SHOWN]) + (f"; {more} more" if more > 0 else "")
+        raise EngineError(f"payload: the tensors do not fit the model: {listed}")
+    return {
+        names_of_one[0]: next(tensors[name] for name in names_of_one if name in tensors)
+        for names_of_one in names
+    }
+
+
+@torch.no_grad()
+def copy_weights(model: Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy checked weights over the parameters in place, in the parameters' own number format."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])
+
+
+def _names_by_parameter(model: Module) -> list[list[str]]:
+    """All names of each parameter; the first is the one that `named_parameters` gives."""
+    names = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[parameter].append(name)
+    return list(names.values())
+
+
+def _problems(
+    model: Module, names: list[list[str]], tensors: Mapping[str, Tensor]
+) -> Iterator[str]:
+    for names_of_one in names:
+        given = [name for name in names_of_one if name in tensors]
+        if not given:
+            yield f"{' or '.join(names_of_one)} is missing"
+            continue
+        expected = model.get_parameter(names_of_one[0])
+        for name in given:
+            tensor = tensors[name]
+            if tensor.shape != expected.shape:
+                yield f"{name} has shape {list(tensor.shape)}, not {list(expected.shape)}"
+            elif not tensor.is_floating_point():
+                yield f"{name} is {tensor.dtype}, not a floating-point type"
+            elif not torch.equal(tensor, tensors[given[0]]):
+                yield f"{name} differs from {given[0]}, to which the model ties it"
+    for name in sorted(tensors.keys() - {name for group in names for name in group}):
+        yield f"{name} is unknown"

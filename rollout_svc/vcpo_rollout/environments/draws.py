@@ -1,0 +1,57 @@
+"""Draws a task's items by index, and keeps the two splits apart.
+
+An item belongs to a split by a hash of its own content, not by its index or the seed. So an item
+that was trained on is never an evaluation item, in this run or in another run with another seed.
+"""
+
+import hashlib
+from collections.abc import Callable
+from random import Random
+from typing import Final, TypeVar
+
+from vcpo_rollout.environments.environment import Split
+
+EVALUATION_SHARE: Final = 0.1
+"""Share of all items, in [0, 1], that is kept for evaluation and never trained on."""
+
+MAX_PROPOSALS: Final = 100_000
+"""Proposals after which a draw gives up; reached only where hardly any item fits the settings."""
+
+_HASH_BYTES: Final = 8
+
+Item = TypeVar("Item")
+
+
+def split_of(item_key: str) -> Split:
+    """Return the split to which the item with this key belongs."""
+    digest = hashlib.blake2b(item_key.encode(), digest_size=_HASH_BYTES).digest()
+    position = int.from_bytes(digest) / 256**_HASH_BYTES
+    return Split.EVALUATION if position < EVALUATION_SHARE else Split.TRAIN
+
+
+def draw_item(
+    *,
+    seed: int,
+    split: Split,
+    index: int,
+    propose: Callable[[Random], Item | None],
+    key: Callable[[Item], str],
+    max_proposals: int = MAX_PROPOSALS,
+) -> Item:
+    """Return item `index` (>= 0) of a split: the first proposal that belongs to it.
+
+    propose: makes an item from the generator it is given, or None when the attempt came to
+    nothing. key: what makes two items the same. Raises ValueError when the index is negative or
+    when `max_proposals` proposals brought no item.
+    """
+    if index < 0:
+        raise ValueError(f"index: {index} is negative; prompts are numbered from 0")
+    random = Random(f"{seed}/{split}/{index}")  # noqa: S311 - repeatable on purpose
+    for _ in range(max_proposals):
+        item = propose(random)
+        if item is not None and split_of(key(item)) is split:
+            return item
+    raise ValueError(
+        f"environment.parameters: no {split} item was found in {max_proposals} attempts; "
+        "widen the ranges of the task"
+    )

@@ -1,0 +1,111 @@
+"""The seam between a worker and its task, and the one door through which a task is found.
+
+A lease names a prompt by (split, index) and carries no text. The worker's environment makes the
+prompt from those two and its own seed, so every worker of a run, and a worker that comes back
+after a crash, sees the same prompt behind the same lease.
+
+The tasks shipped here pass through the same door as a user's own class `package.module:Class`:
+the class is called with the run's parameters and `seed` as keyword arguments, and its signature is
+the list of the parameters it knows. Importing a class runs its module, so a run can execute
+whatever Python is installed in the worker's image, as its author intends.
+"""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import import_module
+from typing import Final, Protocol, cast
+
+BUILT_IN: Final[Mapping[str, str]] = {
+    "countdown": "vcpo_rollout.environments.countdown:Countdown",
+    "sort_digits": "vcpo_rollout.environments.sort_digits:SortDigits",
+}
+"""Short names of the tasks in this package, each with the class that it stands for."""
+
+
+class Split(StrEnum):
+    """Which of two disjoint sets of items a prompt comes from."""
+
+    TRAIN = "train"
+    EVALUATION = "evaluation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One user turn, and what its environment needs to judge the response."""
+
+    text: str
+    """What the model is shown, without a chat template."""
+
+    answer: str
+    """The ground truth in the environment's private format; never shown to the model."""
+
+
+class Environment(Protocol):
+    """A task: a source of prompts and a judge of responses."""
+
+    def prompt(self, split: Split, index: int) -> Prompt:
+        """Return prompt `index` (>= 0) of a split.
+
+        The same seed, split and index give the same prompt. Two indices may give the same prompt,
+        but no item is in both splits, whatever the seed.
+        """
+        ...
+
+    def reward(self, prompt: Prompt, response: str) -> float:
+        """Return a finite reward, in the range that the task documents, for any response text."""
+        ...
+
+
+def make_environment(name: str, parameters: Mapping[str, object], seed: int) -> Environment:
+    """Make the environment that a run names.
+
+    name: a key of `BUILT_IN`, or `package.module:Class`. parameters: the task's own settings, as
+    read from the run's YAML. Raises ValueError, naming the field, for a name that leads to no
+    environment and for a parameter that the task does not know, lacks or refuses.
+    """
+    environment_class = _environment_class(name)
+    _check_parameters(name, inspect.signature(environment_class), parameters)
+    return cast("Environment", environment_class(**parameters, seed=seed))
+
+
+def _environment_class(name: str) -> type:
+    module_name, _, class_name = BUILT_IN.get(name, name).partition(":")
+    if not all(part.isidentifier() for part in [*module_name.split("."), class_name]):
+        raise ValueError(
+            f"environment.name: {name!r} is unknown; use one of {', '.join(sorted(BUILT_IN))}, "
+            "or package.module:Class for your own"
+        )
+    try:
+        found = getattr(import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"environment.name: {name!r} cannot be imported ({error}); "
+            "install its package in the rollout image and check the spelling"
+        ) from error
+    # Checked before the call: a name must not be a way to call just anything with arguments.
+    if not (isinstance(found, type) and hasattr(found, "prompt") and hasattr(found, "reward")):
+        raise ValueError(
+            f"environment.name: {name!r} is not an environment; "
+            "it must be a class with the methods prompt and reward"
+        )
+    return found
+
+
+def _check_parameters(
+    name: str, signature: inspect.Signature, parameters: Mapping[str, object]
+) -> None:
+    if "seed" in parameters:
+        raise ValueError(
+            f"environment.parameters.seed: {parameters['seed']!r} is not read here; "
+            "remove it and set the run's seed instead"
+        )
+    try:
+        signature.bind(**parameters, seed=0)
+    except TypeError as error:
+        known = ", ".join(sorted(set(signature.parameters) - {"seed"})) or "none"
+        raise ValueError(
+            f"environment.parameters: {dict(parameters)!r} does not suit {name!r} ({error}); "
+            f"the known parameters are {known}"
+        ) from error

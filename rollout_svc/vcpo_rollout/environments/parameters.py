@@ -1,0 +1,53 @@
+"""Checks that turn a task's parameters, as YAML gives them, into typed values."""
+
+from enum import StrEnum
+
+
+class Style(StrEnum):
+    """How a prompt is worded."""
+
+    PLAIN = "plain"
+    """A bare formula, for a character-level model that has seen nothing else."""
+
+    INSTRUCT = "instruct"
+    """A sentence that says what to do and how to mark the answer, for an instruct model."""
+
+
+def parse_style(value: object) -> Style:
+    """Return the style of that name, or raise ValueError with the names there are."""
+    if value not in tuple(Style):
+        raise ValueError(
+            f"environment.parameters.style: {value!r} is unknown; use one of {', '.join(Style)}"
+        )
+    return Style(str(value))
+
+
+def parse_integer(field: str, value: object, *, lowest: int, highest: int) -> int:
+    """Return an integer within [lowest, highest], or raise ValueError naming the field."""
+    # bool is an int to Python, and `digits: true` in a YAML file is a mistake.
+    if type(value) is not int or not lowest <= value <= highest:
+        raise ValueError(
+            f"environment.parameters.{field}: {value!r} is not an integer "
+            f"from {lowest} to {highest}"
+        )
+    return value
+
+
+def parse_span(field: str, value: object, *, lowest: int, highest: int) -> tuple[int, int]:
+    """Return (smallest, largest), both inclusive, from a pair or from one number for both.
+
+    Raises ValueError, naming the field, unless lowest <= smallest <= largest <= highest.
+    """
+    ends = (value, value) if isinstance(value, int) else value
+    if not isinstance(ends, list | tuple) or len(ends) != 2:
+        raise ValueError(
+            f"environment.parameters.{field}: {value!r} is neither an integer "
+            "nor a pair [smallest, largest]"
+        )
+    smallest, largest = (parse_integer(field, end, lowest=lowest, highest=highest) for end in ends)
+    if smallest > largest:
+        raise ValueError(
+            f"environment.parameters.{field}: {value!r} is empty; "
+            "put the smaller number of the pair first"
+        )
+    return smallest, largest

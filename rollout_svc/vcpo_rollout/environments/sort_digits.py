@@ -1,0 +1,64 @@
+"""Sort the digits of a string: the smallest task on which learning shows.
+
+A character-level model of a few layers can do it, a step costs milliseconds, and there is one right
+response, so accuracy says plainly whether a policy improves or collapses.
+"""
+
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from vcpo_rollout.environments.answers import extract_answer
+from vcpo_rollout.environments.draws import draw_item
+from vcpo_rollout.environments.environment import Prompt, Split
+from vcpo_rollout.environments.parameters import Style, parse_integer, parse_style
+
+MAX_DIGITS: Final = 64
+"""Longest string of digits."""
+
+_INSTRUCT_TEXT: Final = (
+    "Sort the digits of {digits} from smallest to largest, keeping repeated digits. "
+    "Give the sorted digits in <answer> tags, for example <answer>01223</answer>."
+)
+_PLAIN_TEXT: Final = "sort {digits}="
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SortDigits:
+    """The sorting task; its reward is 1.0 for exactly the sorted digits and 0.0 otherwise.
+
+    Raises ValueError, naming the parameter, for a setting out of bounds.
+    """
+
+    seed: int
+    """Chooses which digits stand behind which indices."""
+
+    digits: int = 5
+    """Digits per prompt, 3 to 64. Fewer than 3 leave too few strings for two splits."""
+
+    style: Style = Style.INSTRUCT
+    """How the prompt is worded."""
+
+    def __post_init__(self) -> None:
+        parse_integer("digits", self.digits, lowest=3, highest=MAX_DIGITS)
+        object.__setattr__(self, "style", parse_style(self.style))
+
+    def prompt(self, split: Split, index: int) -> Prompt:
+        """Return random digits, leading zeros and repeats included; the answer is them sorted."""
+        digits = draw_item(
+            seed=self.seed,
+            split=split,
+            index=index,
+            propose=self._propose,
+            key="sort_digits/{}".format,
+        )
+        wording = _INSTRUCT_TEXT if self.style is Style.INSTRUCT else _PLAIN_TEXT
+        return Prompt(text=wording.format(digits=digits), answer="".join(sorted(digits)))
+
+    def reward(self, prompt: Prompt, response: str) -> float:
+        """Return 1.0 if the marked answer, or an unmarked response, is the sorted digits."""
+        marked = extract_answer(response)
+        return 1.0 if (response.strip() if marked is None else marked) == prompt.answer else 0.0
+
+    def _propose(self, random: Random) -> str:
+        return "".join(random.choices("0123456789", k=self.digits))

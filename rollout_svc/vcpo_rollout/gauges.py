@@ -1,0 +1,43 @@
+"""The worker's metrics, in the words of what happens to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vcpo.metrics import RolloutMetrics
+from vcpo.wire.trajectory import Trajectory
+
+
+class RolloutGauges:
+    """Writes what happens into the worker's metrics. Owner: the worker's event loop."""
+
+    def __init__(self, metrics: RolloutMetrics) -> None:
+        self._metrics = metrics
+
+    def weights_received(self, policy_version: int, num_bytes: int, duration_s: float) -> None:
+        """Note a version fetched, checked and swapped in."""
+        self._metrics.weights_version.set(policy_version)
+        self._metrics.weight_sync_bytes.inc(num_bytes)
+        self._metrics.weight_sync_duration_s.observe(duration_s)
+
+    def lease_waited(self, duration_s: float) -> None:
+        """Note time with free places and no lease."""
+        self._metrics.lease_wait_s.inc(duration_s)
+
+    def in_flight(self, num_trajectories: int) -> None:
+        """Note how much is under way."""
+        self._metrics.in_flight.set(num_trajectories)
+
+    def generated(self, duration_s: float) -> None:
+        """Note how long a prompt's answers took."""
+        self._metrics.generation_s.observe(duration_s)
+
+    def submitted(self, trajectories: Sequence[Trajectory], num_taken: int) -> None:
+        """Note a submission, of which the learner took `num_taken` trajectories."""
+        self._metrics.tokens.inc(sum(len(one.response_token_ids) for one in trajectories))
+        self._metrics.samples.labels("accepted").inc(num_taken)
+        self._metrics.samples.labels("lease_ended").inc(len(trajectories) - num_taken)
+
+    def failed(self, num_trajectories: int, what: str) -> None:
+        """Note a prompt that could not be answered; `what` failed: `engine` or `environment`."""
+        self._metrics.samples.labels(f"{what}_failed").inc(num_trajectories)

@@ -1,0 +1,172 @@
+"""The worker's view of the learner: typed calls with deadlines, repeated while it makes sense."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+
+from vcpo.wire.client import is_transient
+from vcpo.wire.limits import CALL_TIMEOUT_S, FETCH_TIMEOUT_S, SUBMIT_BYTES
+from vcpo.wire.phase import RunPhase, phase_from_message
+from vcpo.wire.trajectory import Trajectory, trajectory_to_message
+from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
+
+_LOGGER = logging.getLogger(__name__)
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 5.0
+_Response = TypeVar("_Response")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPolicy:
+    """The version a worker samples from."""
+
+    incarnation: str
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseAnswer:
+    """What the learner had to give."""
+
+    leases: tuple[work_pb2.Lease, ...]
+    phase: RunPhase
+
+
+class Learner:
+    """Calls to the learner. A call that fails for the moment is repeated with growing pauses,
+    without end: a worker outlives a learner that restarts.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, *, worker_id: str, rollout_group: str) -> None:
+        self._worker_id = worker_id
+        self._rollout_group = rollout_group
+        self._work = work_pb2_grpc.WorkServiceStub(channel)
+        self._policy = policy_pb2_grpc.PolicyServiceStub(channel)
+
+    async def lease(self, *, held: HeldPolicy, max_trajectories: int, wait_s: float) -> LeaseAnswer:
+        """Ask for prompts, waiting at the learner up to `wait_s` for some to become admissible."""
+        request = work_pb2.LeaseRequest(
+            worker_id=self._worker_id,
+            rollout_group=self._rollout_group,
+            incarnation=held.incarnation,
+            held_policy_version=held.policy_version,
+            max_trajectories=max_trajectories,
+            wait_seconds=wait_s,
+        )
+        response = await _persistently(
+            "Lease", lambda: self._work.Lease(request, timeout=CALL_TIMEOUT_S + wait_s)
+        )
+        return LeaseAnswer(leases=tuple(response.leases), phase=phase_from_message(response.phase))
+
+    async def submit(self, lease_id: str, trajectories: Sequence[Trajectory]) -> int:
+        """Hand in trajectories; returns how many the learner took (again)."""
+        taken = 0
+        for messages in _split([trajectory_to_message(one) for one in trajectories]):
+            request = work_pb2.SubmitRequest(
+                worker_id=self._worker_id, lease_id=lease_id, trajectories=messages
+            )
+            response = await self._submit(request)
+            taken += sum(
+                outcome != work_pb2.SUBMIT_OUTCOME_LEASE_ENDED for outcome in response.outcomes
+            )
+        return taken
+
+    async def report_failure(
+        self, lease_id: str, kind: work_pb2.FailureKind.ValueType, message: str
+    ) -> None:
+        """Say that a prompt could not be answered."""
+        failure = work_pb2.Failure(kind=kind, message=message[:1024])
+        await self._submit(
+            work_pb2.SubmitRequest(worker_id=self._worker_id, lease_id=lease_id, failure=failure)
+        )
+
+    async def release_everything(self) -> None:
+        """Hand back whatever is held; best effort, since leases expire anyway."""
+        request = work_pb2.ReleaseRequest(worker_id=self._worker_id)
+        try:
+            await self._work.Release(request, timeout=CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            _LOGGER.info("leases were not handed back, they will expire: %s", error)
+
+    async def newest_policy(
+        self, held: HeldPolicy | None, *, wait_s: float
+    ) -> policy_pb2.PolicyManifest:
+        """Describe the newest version, waiting up to `wait_s` for one that is not held."""
+        request = policy_pb2.GetManifestRequest(
+            worker_id=self._worker_id,
+            held_policy_version=held.policy_version if held else None,
+            held_incarnation=held.incarnation if held else "",
+            wait_seconds=wait_s,
+        )
+        return await _persistently(
+            "GetManifest",
+            lambda: self._policy.GetManifest(request, timeout=CALL_TIMEOUT_S + wait_s),
+            also={grpc.StatusCode.NOT_FOUND},
+        )
+
+    async def fetch_policy(self, manifest: policy_pb2.PolicyManifest) -> bytes | None:
+        """Receive a version's bytes, going on where a broken transfer stopped; None if retired."""
+        payload = bytearray()
+        try:
+            await _persistently("Fetch", lambda: self._fetch_rest(manifest, payload))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                return None
+            raise
+        return bytes(payload)
+
+    async def _fetch_rest(self, manifest: policy_pb2.PolicyManifest, payload: bytearray) -> None:
+        while len(payload) < manifest.total_bytes:
+            request = policy_pb2.FetchRequest(
+                worker_id=self._worker_id,
+                incarnation=manifest.incarnation,
+                policy_version=manifest.policy_version,
+                offset=len(payload),
+            )
+            async for chunk in self._policy.Fetch(request, timeout=FETCH_TIMEOUT_S):
+                payload.extend(chunk.data)
+
+    async def _submit(self, request: work_pb2.SubmitRequest) -> work_pb2.SubmitResponse:
+        return await _persistently(
+            "Submit", lambda: self._work.Submit(request, timeout=CALL_TIMEOUT_S)
+        )
+
+
+async def _persistently(
+    name: str,
+    call: Callable[[], Awaitable[_Response]],
+    *,
+    also: frozenset[grpc.StatusCode] | set[grpc.StatusCode] = frozenset(),
+) -> _Response:
+    """Repeat a call while its failure is transient, or has one of the codes `also`."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            return await call()
+        except grpc.aio.AioRpcError as error:
+            if not is_transient(error) and error.code() not in also:
+                raise
+            _LOGGER.warning("%s: %s; asking again in %.1f s", name, error.details(), pause_s)
+        # Jitter keeps the workers of a restarted learner from asking all at once.
+        await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _split(messages: Sequence[work_pb2.Trajectory]) -> list[list[work_pb2.Trajectory]]:
+    """Cut a group into submissions of about `SUBMIT_BYTES`."""
+    parts: list[list[work_pb2.Trajectory]] = [[]]
+    size_bytes = 0
+    for message in messages:
+        if parts[-1] and size_bytes + message.ByteSize() > SUBMIT_BYTES:
+            parts.append([])
+            size_bytes = 0
+        parts[-1].append(message)
+        size_bytes += message.ByteSize()
+    return parts

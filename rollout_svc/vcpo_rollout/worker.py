@@ -1,0 +1,202 @@
+"""The worker: leases prompts, has them answered and judged, submits; and leaves in good order.
+
+```
+lease ---> prompt ---> engine (many sequences at a time) ---> reward ---> submit
+  ^                                                                          |
+  +---- as many prompts as there are free places <---------------------------+
+```
+
+Nobody waits for a worker: it may join late, fall silent or be killed; its leases expire, or are
+handed back by itself or by whoever saw it die.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from vcpo.wire.phase import RunPhase
+from vcpo.wire.trajectory import Trajectory
+from vcpo.wire.v1 import work_pb2
+from vcpo_rollout.engines.engine import Engine, EngineError, Generation, GenerationRequest
+from vcpo_rollout.environments.environment import Environment, Prompt, Split
+from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.learner import Learner
+from vcpo_rollout.prompting import PromptCodec
+from vcpo_rollout.receiver import WeightReceiver
+
+_LOGGER = logging.getLogger(__name__)
+_LEASE_WAIT_S = 5.0
+_SPLITS = {work_pb2.SPLIT_TRAIN: Split.TRAIN, work_pb2.SPLIT_EVALUATION: Split.EVALUATION}
+
+
+class EnvironmentFailedError(RuntimeError):
+    """The environment's own code raised; the prompt is reported as failed, with the cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerParts:
+    """What a worker works with."""
+
+    learner: Learner
+    receiver: WeightReceiver
+    engine: Engine
+    environment: Environment
+    codec: PromptCodec
+    gauges: RolloutGauges
+    max_concurrent_sequences: int
+    drain_s: float
+    """How long answers under way may take to finish once the worker is to leave."""
+
+
+class Worker:
+    """One rollout worker, from its first lease to its last submission."""
+
+    def __init__(self, parts: WorkerParts) -> None:
+        self._parts = parts
+        self._answers: dict[asyncio.Task[None], int] = {}
+        self._leaving = asyncio.Event()
+        self._group_size = 1
+
+    def leave(self) -> None:
+        """Take no further lease; `run` returns when what is under way is finished or given up."""
+        self._leaving.set()
+
+    async def run(self) -> RunPhase:
+        """Work until the run ends or `leave` is called; returns the run's phase as last heard.
+
+        Raises:
+            EngineError: when the engine is dead.
+        """
+        receiving = asyncio.create_task(self._parts.receiver.run())
+        leasing = asyncio.create_task(self._lease_until_done())
+        leaving = asyncio.create_task(self._leaving.wait())
+        try:
+            await asyncio.wait({receiving, leasing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if receiving.done():
+                receiving.result()
+            phase = leasing.result() if leasing.done() else RunPhase.RUNNING
+            if phase is not RunPhase.COMPLETE:
+                leasing.cancel()
+                await self._finish_answers()
+        finally:
+            for task in (receiving, leasing, leaving, *self._answers):
+                task.cancel()
+            await self._parts.learner.release_everything()
+        return phase
+
+    async def _lease_until_done(self) -> RunPhase:
+        await self._parts.receiver.wait_for_first()
+        while True:
+            await self._wait_for_room()
+            held = self._parts.receiver.held
+            assert held is not None  # wait_for_first has returned
+            asked_s = time.monotonic()
+            answer = await self._parts.learner.lease(
+                held=held, max_trajectories=self._num_free, wait_s=_LEASE_WAIT_S
+            )
+            self._parts.gauges.lease_waited(time.monotonic() - asked_s)
+            if answer.phase is not RunPhase.RUNNING:
+                return answer.phase
+            for lease in answer.leases:
+                self._start(lease)
+
+    @property
+    def _num_free(self) -> int:
+        return self._parts.max_concurrent_sequences - sum(self._answers.values())
+
+    async def _wait_for_room(self) -> None:
+        # The learner grants whole groups: asking with less room than one would only wait there.
+        while self._num_free < self._group_size:
+            await asyncio.wait(self._answers, return_when=asyncio.FIRST_COMPLETED)
+
+    def _start(self, lease: work_pb2.Lease) -> None:
+        self._group_size = min(lease.num_trajectories, self._parts.max_concurrent_sequences)
+        task = asyncio.create_task(self._answer(lease))
+        self._answers[task] = lease.num_trajectories
+        task.add_done_callback(self._answered)
+        self._parts.gauges.in_flight(sum(self._answers.values()))
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        del self._answers[task]
+        self._parts.gauges.in_flight(sum(self._answers.values()))
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOGGER.error("a lease could not be answered or reported", exc_info=error)
+
+    async def _finish_answers(self) -> None:
+        if self._answers:
+            await asyncio.wait(self._answers, timeout=self._parts.drain_s)
+
+    async def _answer(self, lease: work_pb2.Lease) -> None:
+        try:
+            trajectories = await self._sample(lease)
+        except EngineError as error:
+            self._parts.gauges.failed(lease.num_trajectories, "engine")
+            await self._parts.learner.report_failure(
+                lease.lease_id, work_pb2.FAILURE_KIND_ENGINE, str(error)
+            )
+        except EnvironmentFailedError as error:
+            _LOGGER.exception("prompt %d was not answered", lease.prompt_index)
+            self._parts.gauges.failed(lease.num_trajectories, "environment")
+            await self._parts.learner.report_failure(
+                lease.lease_id, work_pb2.FAILURE_KIND_ENVIRONMENT, str(error)
+            )
+        else:
+            taken = await self._parts.learner.submit(lease.lease_id, trajectories)
+            self._parts.gauges.submitted(trajectories, taken)
+
+    async def _sample(self, lease: work_pb2.Lease) -> list[Trajectory]:
+        prompt = _prompt_of(self._parts.environment, lease)
+        request = GenerationRequest(
+            prompt_token_ids=self._parts.codec.encode(prompt.text),
+            temperature=lease.sampling.temperature,
+            max_new_tokens=lease.sampling.max_new_tokens,
+        )
+        started_s = time.monotonic()
+        generations = await asyncio.gather(
+            *(self._parts.engine.generate(request) for _ in range(lease.num_trajectories))
+        )
+        self._parts.gauges.generated(time.monotonic() - started_s)
+        # Judging may be slow, and is somebody else's code: it must not hold up the event loop.
+        rewards = await asyncio.to_thread(self._rewards, prompt, generations)
+        return [
+            _trajectory(f"{lease.lease_id}/{number}", request, generation, reward)
+            for number, (generation, reward) in enumerate(zip(generations, rewards, strict=True))
+        ]
+
+    def _rewards(self, prompt: Prompt, generations: list[Generation]) -> list[float]:
+        end_token_ids = self._parts.engine.end_token_ids
+        try:
+            return [
+                float(
+                    self._parts.environment.reward(
+                        prompt, self._parts.codec.decode(generation.token_ids, end_token_ids)
+                    )
+                )
+                for generation in generations
+            ]
+        except Exception as error:
+            raise EnvironmentFailedError(f"reward: {type(error).__name__}: {error}") from error
+
+
+def _prompt_of(environment: Environment, lease: work_pb2.Lease) -> Prompt:
+    try:
+        return environment.prompt(_SPLITS[lease.split], lease.prompt_index)
+    except Exception as error:
+        raise EnvironmentFailedError(f"prompt: {type(error).__name__}: {error}") from error
+
+
+def _trajectory(
+    trajectory_id: str, request: GenerationRequest, generation: Generation, reward: float
+) -> Trajectory:
+    return Trajectory(
+        trajectory_id=trajectory_id,
+        prompt_token_ids=request.prompt_token_ids,
+        response_token_ids=generation.token_ids,
+        rollout_logprobs=generation.logprobs,
+        version_spans=generation.version_spans,
+        reward=reward,
+        finish_reason=generation.finish_reason,
+    )

@@ -1,0 +1,159 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcpo.algo import (
+    NonFiniteWeightError,
+    mean_baseline,
+    optimal_baseline,
+    published_baseline,
+)
+
+rewards_and_norms = st.lists(
+    st.tuples(st.floats(-100, 100), st.floats(1e-3, 1e3)), min_size=1, max_size=16
+)
+gradients = st.lists(
+    st.tuples(st.floats(-1, 1), st.lists(st.floats(-5, 5), min_size=3, max_size=3)),
+    min_size=2,
+    max_size=8,
+)
+
+
+def second_moment(baseline: float, group: list[tuple[float, list[float]]]) -> float:
+    """Mean over trajectories of ||(R_i - b) h_i||^2, by components."""
+    squares = [((reward - baseline) * part) ** 2 for reward, h in group for part in h]
+    return sum(squares) / len(group)
+
+
+def test_the_optimal_baseline_weighs_rewards_by_squared_norms() -> None:
+    # w = (1, .5, 2, 4), ||g||^2 = (1, 1, 4, 1): n = (1, .25, 16, 16); (1 + 16) / 33.25
+    assert optimal_baseline([1, 0, 1, 0], [1, 0.25, 16, 16]) == pytest.approx(17 / 33.25)
+
+
+def test_counting_the_weight_once_gives_the_baseline_of_the_paper() -> None:
+    # w = (2, 1, .5, .5), equal norms: n = (4, 1, .25, .25); 4.25 / 5.5
+    assert optimal_baseline([1, 0, 0, 1], [4, 1, 0.25, 0.25]) == pytest.approx(0.773, abs=5e-4)
+
+
+def test_the_published_baseline_counts_the_weight_twice() -> None:
+    # w^4 = (16, 1, 1/16, 1/16); 16.0625 / 17.125
+    logs = [math.log(w) for w in (2, 1, 0.5, 0.5)]
+    b = published_baseline([1, 0, 0, 1], [4, 1, 0.25, 0.25], logs)
+    assert b == pytest.approx(16.0625 / 17.125)
+    assert b == pytest.approx(0.938, abs=5e-4)
+
+
+@given(rewards_and_norms)
+def test_on_policy_the_published_baseline_is_the_optimal_one(
+    group: list[tuple[float, float]],
+) -> None:
+    rewards, norms = map(list, zip(*group, strict=True))
+    published = published_baseline(rewards, norms, [0.0] * len(rewards))
+    assert published == pytest.approx(optimal_baseline(rewards, norms), rel=1e-9, abs=1e-9)
+
+
+@given(gradients, st.floats(-2, 2))
+def test_no_other_baseline_has_a_smaller_second_moment(
+    group: list[tuple[float, list[float]]], other: float
+) -> None:
+    norms = [sum(part * part for part in h) for _, h in group]
+    best = optimal_baseline([reward for reward, _ in group], norms)
+    assert second_moment(best, group) <= second_moment(other, group) + 1e-9
+
+
+def test_a_step_to_either_side_of_the_optimum_is_worse() -> None:
+    group = [(1.0, [2.0, 0.0, 0.0]), (0.0, [0.0, 1.0, 0.0]), (0.5, [1.0, 1.0, 1.0])]
+    best = optimal_baseline([1.0, 0.0, 0.5], [4.0, 1.0, 3.0])
+    assert second_moment(best - 0.01, group) > second_moment(best, group)
+    assert second_moment(best + 0.01, group) > second_moment(best, group)
+
+
+@given(rewards_and_norms, st.sampled_from([1e-290, 1e-16, 1e-8, 1e8, 1e290]))
+def test_the_scale_of_the_norms_changes_nothing(
+    group: list[tuple[float, float]], factor: float
+) -> None:
+    rewards, norms = map(list, zip(*group, strict=True))
+    scaled = optimal_baseline(rewards, [factor * norm for norm in norms])
+    assert scaled == pytest.approx(optimal_baseline(rewards, norms), rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("norm", [5e-324, 1.5e308], ids=str)
+def test_the_smallest_and_largest_norms_of_all_still_count(norm: float) -> None:
+    assert optimal_baseline([1.0, 0.5, 0.0], [norm, norm, norm]) == 0.5
+
+
+@given(rewards_and_norms)
+def test_the_baseline_lies_within_the_rewards(group: list[tuple[float, float]]) -> None:
+    rewards, norms = map(list, zip(*group, strict=True))
+    assert min(rewards) <= optimal_baseline(rewards, norms) <= max(rewards)
+
+
+@given(rewards_and_norms, st.floats(-100, 100))
+def test_the_baseline_moves_along_with_the_rewards(
+    group: list[tuple[float, float]], shift: float
+) -> None:
+    rewards, norms = map(list, zip(*group, strict=True))
+    moved = optimal_baseline([reward + shift for reward in rewards], norms)
+    assert moved == pytest.approx(optimal_baseline(rewards, norms) + shift, abs=1e-10)
+
+
+def test_without_any_gradient_the_baseline_is_the_mean() -> None:
+    assert optimal_baseline([1.0, 0.0, 0.0, 0.0], [0.0] * 4) == 0.25
+    assert published_baseline([1.0, 0.0, 0.0, 0.0], [0.0] * 4, [5.0] * 4) == 0.25
+
+
+def test_a_trajectory_without_gradient_has_no_say() -> None:
+    assert optimal_baseline([1.0, 0.0], [0.0, 1e-300]) == 0.0
+
+
+def test_the_published_baseline_stands_weights_of_any_size() -> None:
+    norms = [64.0, 64.0, 0.0]
+    assert published_baseline([1.0, 0.0, 0.0], norms, [1e4, -1e4, 1e4]) == 1.0
+    assert published_baseline([1.0, 0.0, 0.0], norms, [1e4, 1e4, 1e4]) == 0.5
+
+
+@pytest.mark.parametrize("shift", [1e4, -1e4], ids=str)
+def test_the_published_baseline_tells_weights_apart_at_any_size(shift: float) -> None:
+    # w = (1, sqrt 3) times a constant: squares 1 and 3
+    logs = [shift, shift + math.log(3.0) / 2]
+    assert published_baseline([1.0, 0.0], [1.0, 1.0], logs) == pytest.approx(0.25, rel=1e-9)
+
+
+@given(st.floats(-1e6, 1e6), st.integers(1, 9))
+def test_the_mean_of_equal_rewards_is_that_reward_to_the_bit(reward: float, count: int) -> None:
+    assert mean_baseline([reward] * count) == reward
+
+
+def test_the_mean_of_known_rewards() -> None:
+    assert mean_baseline([1, 0, 0, 1, 1, 0, 0, 0]) == 0.375
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
+def test_a_norm_that_is_no_number_is_named_with_its_place(value: float) -> None:
+    with pytest.raises(NonFiniteWeightError, match=rf"squared_norms\[1\] is {value}"):
+        optimal_baseline([1.0, 0.0], [1.0, value])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
+def test_a_reward_that_is_no_number_is_named_with_its_place(value: float) -> None:
+    with pytest.raises(ValueError, match=rf"rewards\[1\] is {value}"):
+        optimal_baseline([1.0, value], [1.0, 1.0])
+
+
+def test_a_negative_square_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"squared_norms\[0\] is -1.0"):
+        optimal_baseline([1.0], [-1.0])
+
+
+def test_an_empty_group_is_refused() -> None:
+    with pytest.raises(ValueError, match="rewards is empty"):
+        optimal_baseline([], [])
+
+
+def test_numbers_for_another_count_of_trajectories_are_refused() -> None:
+    with pytest.raises(ValueError, match="squared_norms has 1 entries for 2 rewards"):
+        optimal_baseline([1.0, 0.0], [1.0])
+    with pytest.raises(ValueError, match="log_weights has 3 entries for 2 rewards"):
+        published_baseline([1.0, 0.0], [1.0, 1.0], [0.0, 0.0, 0.0])

@@ -1,0 +1,147 @@
+"""Admission bounds the age of what is trained on."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcpo.control import admissible_trajectories
+
+BATCH = 4
+MAX_LAG = 3
+
+
+def admit(**changes: int) -> int:
+    chosen = {
+        "admission_lag_steps": 2,
+        "held_policy_version": 5,
+        "batch_trajectories": 10,
+        "accepted": 60,
+        "in_flight": 7,
+    }
+    return admissible_trajectories(**{**chosen, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param({}, 13, id="(2 + 1 + 5) * 10 - 67"),
+        pytest.param({"admission_lag_steps": 0}, 0, id="(0 + 1 + 5) * 10 - 67 is below zero"),
+        pytest.param({"held_policy_version": 6}, 23, id="a newer version admits a batch more"),
+        pytest.param({"accepted": 0, "in_flight": 0, "held_policy_version": 0}, 30, id="start"),
+        pytest.param({"accepted": 73}, 0, id="exactly at the bound"),
+        pytest.param({"accepted": 72}, 1, id="one below the bound"),
+    ],
+)
+def test_admissible_work_is_the_bound_less_what_is_out(changes, expected):
+    assert admit(**changes) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("admission_lag_steps", -1),
+        ("held_policy_version", -1),
+        ("batch_trajectories", 0),
+        ("accepted", -1),
+        ("in_flight", -1),
+    ],
+)
+def test_a_senseless_count_is_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be at least .*, not {value}"):
+        admit(**{name: value})
+
+
+@dataclass
+class _Grant:
+    sampled_version: int
+    done: bool = False
+
+
+@dataclass
+class _System:
+    """Three workers and a learner that consumes whole batches in the order of the grants."""
+
+    use_learner_version: bool = False
+    version: int = 0
+    consumed: int = 0
+    held: list[int] = field(default_factory=lambda: [0, 0, 0])
+    queue: deque[_Grant] = field(default_factory=deque)
+    lags: list[int] = field(default_factory=list)
+
+    def lease(self, worker: int, admission_lag_steps: int) -> None:
+        done = sum(grant.done for grant in self.queue)
+        count = admissible_trajectories(
+            admission_lag_steps=admission_lag_steps,
+            held_policy_version=self.version if self.use_learner_version else self.held[worker],
+            batch_trajectories=BATCH,
+            accepted=self.consumed + done,
+            in_flight=len(self.queue) - done,
+        )
+        self.queue.extend(_Grant(self.held[worker]) for _ in range(count))
+
+    def fetch(self, worker: int) -> None:
+        self.held[worker] = self.version
+
+    def finish(self, position: int) -> None:
+        if position < len(self.queue):
+            self.queue[position].done = True
+
+    def drop(self, position: int) -> None:
+        if position < len(self.queue):
+            del self.queue[position]
+
+    def learn(self) -> None:
+        head = [self.queue[i] for i in range(min(BATCH, len(self.queue)))]
+        if len(head) < BATCH or not all(grant.done for grant in head):
+            return
+        for _ in range(BATCH):
+            self.lags.append(self.version - self.queue.popleft().sampled_version)
+        self.consumed += BATCH
+        self.version += 1
+
+    def finish_all_and_learn(self) -> None:
+        for grant in self.queue:
+            grant.done = True
+        while len(self.queue) >= BATCH:
+            self.learn()
+
+
+WORKER = st.integers(0, 2)
+POSITION = st.integers(0, (MAX_LAG + 1) * BATCH)
+EVENTS = st.one_of(
+    st.tuples(st.just("lease"), WORKER, st.integers(0, MAX_LAG)),
+    st.tuples(st.just("fetch"), WORKER),
+    st.tuples(st.just("finish"), POSITION),
+    st.tuples(st.just("drop"), POSITION),
+    st.tuples(st.just("learn")),
+    st.tuples(st.just("finish_all_and_learn")),
+)
+
+
+@given(st.lists(EVENTS, max_size=60))
+def test_no_schedule_of_workers_gets_data_older_than_the_bound_into_an_update(events):
+    system = _System()
+    for name, *arguments in events:
+        getattr(system, name)(*arguments)
+    assert all(0 <= lag <= MAX_LAG for lag in system.lags)
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_the_bound_is_reached_so_a_larger_one_would_not_hold(lag):
+    system = _System()
+    system.lease(0, lag)
+    system.finish_all_and_learn()
+    assert max(system.lags) == lag
+
+
+def test_with_the_learners_version_a_worker_behind_it_breaks_the_bound():
+    system = _System(use_learner_version=True)
+    for _ in range(2):
+        system.lease(0, 1)
+        system.finish_all_and_learn()
+    assert max(system.lags) == 3

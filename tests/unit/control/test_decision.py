@@ -1,0 +1,173 @@
+"""A decision holds on bad signals, says why, and can be repeated."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from tests.unit.control.scenes import limits, saturated, signals, starving
+from vcpo.control import (
+    ConditionStatus,
+    ConditionType,
+    ControlState,
+    Direction,
+    Limits,
+    Reason,
+    decide,
+)
+from vcpo.control.conditions import condition
+from vcpo.control.scaling import Fleet, Starvation
+from vcpo.control.throttle import Throttle
+from vcpo.spec import VCPORun
+
+DEFAULTS = limits()
+STATE = ControlState(
+    throttle=Throttle(admission_lag_steps=4, healthy_steps=2, judged_step=9),
+    fleet=Fleet(replicas={"main": 2}, scaled_s=0.0),
+)
+NOW_S = 1000.0
+
+
+def reasons_of(seen, state=STATE):
+    return [each.reason for each in decide(DEFAULTS, state, seen, NOW_S)[0].conditions]
+
+
+def test_without_signals_a_run_starts_at_the_minimum_and_the_full_lag():
+    bounds = limits(("main", 2, 8), ("spot", 0, 4))
+    state = ControlState.start(bounds, now_s=0.0)
+    decision, _ = decide(bounds, state, None, 0.0)
+    assert decision.replicas == {"main": 2, "spot": 0}
+    assert decision.admission_lag_steps == 8
+
+
+def test_a_run_with_minimum_zero_starts_with_one_worker():
+    bounds = limits(("main", 0, 8), ("spot", 0, 4))
+    assert ControlState.start(bounds, now_s=0.0).fleet.replicas == {"main": 1, "spot": 0}
+
+
+def test_a_restarted_loop_takes_over_what_is_there():
+    state = ControlState.start(DEFAULTS, now_s=5.0, replicas={"main": 6}, admission_lag_steps=2)
+    decision, _ = decide(DEFAULTS, state, None, 5.0)
+    assert (decision.replicas, decision.admission_lag_steps) == ({"main": 6}, 2)
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        pytest.param(None, Reason.MISSING, id="missing"),
+        pytest.param(starving(age_s=60.1), Reason.STALE, id="stale"),
+    ],
+)
+def test_bad_signals_hold_everything_and_say_so(seen, reason):
+    decision, state = decide(DEFAULTS, STATE, seen, NOW_S)
+    assert (decision.replicas, decision.admission_lag_steps) == ({"main": 2}, 4)
+    assert (decision.direction, decision.reasons, state) == (Direction.HOLD, (), STATE)
+    assert [each.reason for each in decision.conditions] == [reason, *[Reason.NO_SIGNALS] * 2]
+
+
+def test_signals_at_the_age_limit_are_still_acted_on():
+    assert decide(DEFAULTS, STATE, starving(age_s=60.0), NOW_S)[0].direction is Direction.UP
+
+
+def test_a_starving_run_grows_and_says_why():
+    seen = starving(step=9, consumed_per_s=3.0)
+    decision, _ = decide(DEFAULTS, STATE, seen, NOW_S)
+    assert decision.replicas == {"main": 4}
+    assert decision.reasons == (
+        "Rollout group 'main' 2 -> 4: the learner waited 50.0% of the time at 3 trajectories/s.",
+    )
+
+
+def test_a_sick_run_tightens_and_says_why():
+    decision, _ = decide(DEFAULTS, STATE, signals(ess_ratio_mean=0.04), NOW_S)
+    assert decision.admission_lag_steps == 2
+    assert decision.reasons == (
+        "Admission lag 4 -> 2: the ESS ratio is 5.0% of the on-policy ratio.",
+    )
+
+
+def test_a_saturated_run_shrinks():
+    decision, _ = decide(DEFAULTS, STATE, saturated(), NOW_S)
+    assert (decision.direction, decision.replicas) == (Direction.DOWN, {"main": 1})
+
+
+def test_a_tightened_lag_counts_at_once_for_what_workers_could_still_get():
+    # 4 -> 2 admits 3 batches of 16; 44 out are 0.92 of them but 0.55 of the former 5 batches.
+    seen = starving(ess_ratio_mean=0.04, in_flight=44)
+    assert reasons_of(seen)[2] is Reason.ADMISSION_BOUND
+
+
+@pytest.mark.parametrize(
+    ("ess_ratio", "lag", "reason"),
+    [
+        pytest.param(0.6, 8, Reason.ABOVE_FLOOR, id="healthy"),
+        pytest.param(0.6, 4, Reason.RECOVERING, id="healthy and tightened"),
+        pytest.param(0.04, 8, Reason.BELOW_FLOOR, id="below the floor"),
+        pytest.param(None, 8, Reason.NO_STEP_YET, id="not measured"),
+    ],
+)
+def test_ess_condition_says(ess_ratio, lag, reason):
+    state = dataclasses.replace(STATE, throttle=Throttle(admission_lag_steps=lag))
+    assert reasons_of(signals(ess_ratio_mean=ess_ratio), state)[1] is reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "status"),
+    [
+        (ConditionType.SIGNALS_FRESH, Reason.FRESH, ConditionStatus.TRUE),
+        (ConditionType.SIGNALS_FRESH, Reason.STALE, ConditionStatus.FALSE),
+        (ConditionType.SIGNALS_FRESH, Reason.MISSING, ConditionStatus.FALSE),
+        (ConditionType.ESS_HEALTHY, Reason.RECOVERING, ConditionStatus.TRUE),
+        (ConditionType.ESS_HEALTHY, Reason.BELOW_FLOOR, ConditionStatus.FALSE),
+        (ConditionType.ESS_HEALTHY, Reason.NO_SIGNALS, ConditionStatus.UNKNOWN),
+        (ConditionType.LEARNER_FED, Reason.SATURATED, ConditionStatus.TRUE),
+        (ConditionType.LEARNER_FED, Reason.SCALING_UP, ConditionStatus.FALSE),
+        (ConditionType.LEARNER_FED, Reason.AT_MAXIMUM, ConditionStatus.FALSE),
+        (ConditionType.LEARNER_FED, Reason.NO_STEP_YET, ConditionStatus.UNKNOWN),
+    ],
+)
+def test_true_is_the_good_state_of_every_condition(kind, reason, status):
+    assert condition(kind, reason).status is status
+
+
+def test_new_bounds_of_a_spec_apply_without_signals():
+    bounds = limits(("main", 3, 8), ("spot", 1, 2), max_admission_lag_steps=1)
+    decision, _ = decide(bounds, STATE, None, NOW_S)
+    assert (decision.replicas, decision.admission_lag_steps) == ({"main": 3, "spot": 1}, 1)
+
+
+def test_a_clock_set_back_starts_the_cool_downs_anew():
+    state = dataclasses.replace(STATE, fleet=Fleet(replicas={"main": 2}, scaled_s=9_000.0))
+    _, state = decide(DEFAULTS, state, starving(), 100.0)
+    assert decide(DEFAULTS, state, starving(), 130.0)[0].direction is Direction.UP
+
+
+def test_a_state_survives_json():
+    starvation = Starvation(workers=3, seen_s=7.5)
+    fleet = Fleet(replicas={"main": 2}, scaled_s=1.5, scaled_step=3, starvation=starvation)
+    state = dataclasses.replace(STATE, fleet=fleet)
+    assert ControlState.from_dict(json.loads(json.dumps(state.to_dict()))) == state
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{}, {"throttle": {}, "fleet": {}}, {"throttle": 1, "fleet": None}, {"fleet": {"replicas": 1}}],
+)
+def test_something_else_is_no_state(entry):
+    with pytest.raises(ValueError, match="not a control state"):
+        ControlState.from_dict(entry)
+
+
+def test_limits_are_those_of_the_spec():
+    spec = {
+        "model": {"name": "m"},
+        "environment": {"name": "countdown"},
+        "steps": 3,
+        "algorithm": {"maxPolicyLagSteps": 8},
+        "rollouts": [{"name": "main", "minReplicas": 1, "maxReplicas": 8}],
+        "control": {"essFloorRatio": 0.1, "idleHighRatio": 0.3, "idleLowRatio": 0.02},
+    }
+    run = VCPORun.model_validate({"metadata": {"name": "r"}, "spec": spec})
+    assert Limits.of(run.spec) == DEFAULTS

@@ -1,0 +1,183 @@
+"""What holds of every decision, whatever the signals."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.control.scenes import BATCH, Plant, limits, signals
+from vcpo.control import ControlState, Limits, RunSignals, decide
+from vcpo.control.scaling import Fleet, Starvation
+from vcpo.control.throttle import RECOVERY_STEPS, Throttle
+
+NOW_S = 10_000.0
+SHARES = st.floats(0.0, 1.0)
+LAGS = st.integers(0, 20)
+
+
+@st.composite
+def all_limits(draw: st.DrawFn) -> Limits:
+    bounds = st.tuples(st.integers(0, 6), st.integers(1, 12)).map(sorted)
+    groups = [(f"group-{number}", *draw(bounds)) for number in range(draw(st.integers(1, 3)))]
+    return limits(
+        *groups,
+        max_admission_lag_steps=draw(st.integers(0, 12)),
+        ess_floor_ratio=draw(st.floats(0.01, 1.0)),
+    )
+
+
+@st.composite
+def all_states(draw: st.DrawFn, bounds: Limits) -> ControlState:
+    times = st.floats(0.0, NOW_S)
+    starvation = st.builds(Starvation, workers=st.integers(0, 36), seen_s=times)
+    return ControlState(
+        throttle=Throttle(
+            admission_lag_steps=draw(st.integers(0, 15)),
+            healthy_steps=draw(st.integers(0, RECOVERY_STEPS - 1)),
+            judged_step=draw(st.none() | st.integers(0, 20)),
+        ),
+        fleet=Fleet(
+            replicas={group.name: draw(st.integers(0, 15)) for group in bounds.groups},
+            scaled_s=draw(times),
+            scaled_step=draw(st.none() | st.integers(0, 20)),
+            starvation=draw(st.none() | starvation),
+        ),
+    )
+
+
+@st.composite
+def all_signals(draw: st.DrawFn, bounds: Limits) -> RunSignals:
+    return signals(
+        step=draw(st.integers(0, 20)),
+        ess_ratio_mean=draw(st.none() | SHARES),
+        ess_ratio_low=draw(st.none() | SHARES),
+        lag_p50=draw(st.none() | LAGS),
+        lag_max=draw(st.none() | LAGS),
+        buffered=draw(st.integers(0, 14 * BATCH)),
+        in_flight=draw(st.integers(0, 14 * BATCH)),
+        learner_idle_ratio=draw(st.sampled_from([0.0, 1.0]) | SHARES),
+        ready_workers={group.name: draw(st.integers(0, 15)) for group in bounds.groups},
+    )
+
+
+@st.composite
+def scenes(draw: st.DrawFn) -> tuple[Limits, ControlState, RunSignals]:
+    bounds = draw(all_limits())
+    return bounds, draw(all_states(bounds)), draw(all_signals(bounds))
+
+
+def workers(bounds: Limits, state: ControlState, seen: RunSignals | None) -> int:
+    return sum(decide(bounds, state, seen, NOW_S)[0].replicas.values())
+
+
+@given(scenes())
+def test_a_decision_is_within_the_bounds_of_the_spec(scene):
+    bounds, state, seen = scene
+    decision, _ = decide(bounds, state, seen, NOW_S)
+    assert 0 <= decision.admission_lag_steps <= bounds.max_admission_lag_steps
+    assert list(decision.replicas) == [group.name for group in bounds.groups]
+    for group in bounds.groups:
+        assert group.min_replicas <= decision.replicas[group.name] <= group.max_replicas
+    assert sum(decision.replicas.values()) >= 1
+
+
+@given(scenes())
+def test_at_most_one_group_changes_and_at_most_by_a_doubling_or_a_quarter(scene):
+    bounds, state, seen = scene
+    before = bounds.fit(state.fleet.replicas)
+    after = decide(bounds, state, seen, NOW_S)[0].replicas
+    changed = [name for name in before if before[name] != after[name]]
+    assert len(changed) <= 1
+    for name in changed:
+        assert after[name] <= max(1, 2 * before[name])
+        assert before[name] - after[name] <= max(1, before[name] / 4)
+
+
+@given(scenes())
+def test_deciding_again_on_the_same_signals_changes_nothing(scene):
+    bounds, state, seen = scene
+    first, state = decide(bounds, state, seen, NOW_S)
+    second, _ = decide(bounds, state, seen, NOW_S)
+    assert second.replicas == first.replicas
+    assert second.admission_lag_steps == first.admission_lag_steps
+    assert second.reasons == ()
+
+
+@given(scenes(), st.floats(60.001, 1e9))
+def test_stale_signals_hold_whatever_they_say(scene, age_s):
+    bounds, state, seen = scene
+    held, _ = decide(bounds, state, None, NOW_S)
+    stale, after = decide(bounds, state, dataclasses.replace(seen, age_s=age_s), NOW_S)
+    assert (stale.replicas, stale.admission_lag_steps) == (held.replicas, held.admission_lag_steps)
+    assert after == state.fit(bounds, NOW_S)
+
+
+@given(scenes(), LAGS, LAGS)
+def test_a_higher_lag_never_gives_more_workers(scene, one, other):
+    bounds, state, seen = scene
+    fresher = dataclasses.replace(seen, lag_p50=min(one, other))
+    staler = dataclasses.replace(seen, lag_p50=max(one, other))
+    assert workers(bounds, state, staler) <= workers(bounds, state, fresher)
+
+
+@given(scenes(), SHARES, SHARES)
+def test_a_lower_ess_never_gives_a_wider_admission_or_more_workers(scene, one, other):
+    bounds, state, seen = scene
+    sicker = dataclasses.replace(seen, ess_ratio_mean=min(one, other))
+    sounder = dataclasses.replace(seen, ess_ratio_mean=max(one, other))
+    less, more = (decide(bounds, state, each, NOW_S)[0] for each in (sicker, sounder))
+    assert less.admission_lag_steps <= more.admission_lag_steps
+    assert sum(less.replicas.values()) <= sum(more.replicas.values())
+
+
+@given(scenes(), SHARES, SHARES)
+def test_a_learner_that_waits_more_never_gets_fewer_workers(scene, one, other):
+    bounds, state, seen = scene
+    busier = dataclasses.replace(seen, learner_idle_ratio=min(one, other))
+    idler = dataclasses.replace(seen, learner_idle_ratio=max(one, other))
+    assert workers(bounds, state, busier) <= workers(bounds, state, idler)
+
+
+def changes(values: list[object]) -> int:
+    return sum(before != after for before, after in pairwise(values))
+
+
+@settings(max_examples=30)
+@given(
+    needed_workers=st.floats(0.3, 40.0),
+    relative_ess_ratio=st.floats(0.02, 1.0),
+    floor=st.floats(0.02, 0.6),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_noise_of_ten_percent_around_a_steady_state_moves_nothing_twice(
+    needed_workers, relative_ess_ratio, floor, seed
+):
+    bounds = limits(("main", 1, 32), ess_floor_ratio=floor)
+    plant = Plant(bounds, needed_workers, relative_ess_ratio, noise=random.Random(seed))
+    for _ in range(250):
+        plant.advance()
+    decisions = [plant.advance() for _ in range(200)]
+    assert changes([each.replicas for each in decisions]) <= 1
+    assert changes([each.admission_lag_steps for each in decisions]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("needed", "settled"), [(0.5, 1), (1.6, 2), (5.0, 5), (20.0, 20), (99.0, 32)]
+)
+def test_a_fleet_settles_near_what_the_learner_needs(needed, settled):
+    plant = Plant(limits(("main", 1, 32)), needed)
+    for _ in range(250):
+        decision = plant.advance()
+    # The dead band leaves a learner alone that waits less than 30 % of the time.
+    assert 0.6 * settled <= decision.replicas["main"] <= 1.15 * settled
+
+
+def test_a_learner_that_needs_one_and_a_half_workers_keeps_two():
+    plant = Plant(limits(("main", 1, 8)), 1.5)
+    sizes = [plant.advance().replicas["main"] for _ in range(1400)]
+    assert sizes[100:] == [2] * 1300

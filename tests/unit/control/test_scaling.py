@@ -1,0 +1,168 @@
+"""Workers come while the learner starves and they can help, and go when they are too many."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.control.scenes import BATCH, limits, saturated, signals, starving
+from vcpo.control import Limits, Reason, RunSignals
+from vcpo.control.scaling import Fleet, Outlook, Starvation, next_fleet
+
+DEFAULTS = limits()
+LATER_S = 1000.0
+
+
+def fleet(workers: int = 2, **changes: object) -> Fleet:
+    return Fleet(**{"replicas": {"main": workers}, "scaled_s": 0.0, **changes})
+
+
+def decided(
+    seen: RunSignals, before: Fleet | None = None, bounds: Limits = DEFAULTS, **outlook: object
+) -> tuple[dict[str, int], Reason]:
+    chosen = {"admission_lag_steps": 8, "ess_has_room": True, "now_s": LATER_S, **outlook}
+    after, reason = next_fleet(bounds, before or fleet(), seen, Outlook(**chosen))
+    return dict(after.replicas), reason
+
+
+@pytest.mark.parametrize(
+    ("seen", "outlook", "workers", "reason"),
+    [
+        pytest.param(starving(), {}, 4, Reason.SCALING_UP, id="2 / (1 - 0.5)"),
+        pytest.param(
+            starving(learner_idle_ratio=0.31), {}, 3, Reason.SCALING_UP, id="2 / 0.69, rounded up"
+        ),
+        pytest.param(
+            starving(learner_idle_ratio=1.0), {}, 4, Reason.SCALING_UP, id="at most a doubling"
+        ),
+        pytest.param(starving(learner_idle_ratio=0.3), {}, 2, Reason.BALANCED, id="at the limit"),
+        pytest.param(
+            starving(in_flight=9 * BATCH), {}, 2, Reason.ADMISSION_BOUND, id="all work handed out"
+        ),
+        pytest.param(
+            starving(in_flight=2 * BATCH),
+            {"admission_lag_steps": 1},
+            2,
+            Reason.ADMISSION_BOUND,
+            id="all work that a tightened lag admits",
+        ),
+        pytest.param(starving(), {"ess_has_room": False}, 2, Reason.ESS_LOW, id="ESS is low"),
+        pytest.param(starving(lag_p50=6), {}, 4, Reason.SCALING_UP, id="lag at 3/4 of 8"),
+        pytest.param(starving(lag_p50=7), {}, 2, Reason.LAG_HIGH, id="lag above 3/4 of 8"),
+        pytest.param(
+            starving(lag_max=5), {"admission_lag_steps": 4}, 2, Reason.LAG_HIGH, id="oldest token"
+        ),
+        pytest.param(
+            starving(ready_workers={"main": 1}), {}, 2, Reason.WORKERS_PENDING, id="one on its way"
+        ),
+        pytest.param(
+            starving(ready_workers={}), {}, 2, Reason.WORKERS_PENDING, id="both on their way"
+        ),
+        pytest.param(starving(), {"now_s": 29.0}, 2, Reason.COOLING_DOWN, id="cool-down"),
+        pytest.param(starving(), {"now_s": 30.0}, 4, Reason.SCALING_UP, id="cool-down over"),
+        pytest.param(
+            starving(ess_ratio_mean=None, lag_p50=None), {}, 2, Reason.NO_STEP_YET, id="no step"
+        ),
+        pytest.param(saturated(), {}, 1, Reason.SCALING_DOWN, id="saturated"),
+        pytest.param(
+            saturated(), {"now_s": 299.0}, 2, Reason.SATURATED, id="cool-down of removals"
+        ),
+        pytest.param(
+            saturated(learner_idle_ratio=0.02), {}, 2, Reason.BALANCED, id="waits just enough"
+        ),
+        pytest.param(
+            saturated(buffered=6 * BATCH), {}, 2, Reason.BALANCED, id="work left to hand out"
+        ),
+        pytest.param(signals(), {}, 2, Reason.BALANCED, id="balanced"),
+    ],
+)
+def test_two_workers_become(seen, outlook, workers, reason):
+    assert decided(seen, **outlook) == ({"main": workers}, reason)
+
+
+@pytest.mark.parametrize(("before", "after"), [(8, 6), (7, 6), (4, 3), (3, 2), (2, 1)])
+def test_a_quarter_goes_at_a_time_and_at_least_one(before, after):
+    seen = saturated(ready_workers={"main": before})
+    assert decided(seen, fleet(before)) == ({"main": after}, Reason.SCALING_DOWN)
+
+
+def test_a_full_group_stays_at_its_maximum():
+    seen = starving(ready_workers={"main": 8})
+    assert decided(seen, fleet(8)) == ({"main": 8}, Reason.AT_MAXIMUM)
+
+
+def test_the_last_worker_of_a_run_stays_even_with_a_minimum_of_zero():
+    seen = saturated(ready_workers={"main": 1})
+    bounds = limits(("main", 0, 8))
+    assert decided(seen, fleet(1), bounds) == ({"main": 1}, Reason.AT_MINIMUM)
+
+
+def test_a_second_change_waits_for_a_new_step():
+    before = fleet(scaled_step=10)
+    assert decided(starving(step=10), before) == ({"main": 2}, Reason.COOLING_DOWN)
+    assert decided(starving(step=11), before) == ({"main": 4}, Reason.SCALING_UP)
+
+
+@pytest.mark.parametrize(
+    ("spot", "steady", "after"),
+    [
+        pytest.param(2, 0, {"spot": 4, "steady": 0}, id="the first group doubles"),
+        pytest.param(3, 0, {"spot": 4, "steady": 0}, id="the first group fills up"),
+        pytest.param(4, 0, {"spot": 4, "steady": 1}, id="the second group begins with one"),
+        pytest.param(4, 2, {"spot": 4, "steady": 4}, id="then the second group doubles"),
+    ],
+)
+def test_groups_are_filled_in_order_one_at_a_time(spot, steady, after):
+    replicas = {"spot": spot, "steady": steady}
+    bounds = limits(("spot", 0, 4), ("steady", 0, 8))
+    seen = starving(ready_workers=replicas)
+    assert decided(seen, fleet(replicas=replicas), bounds) == (after, Reason.SCALING_UP)
+
+
+@pytest.mark.parametrize(
+    ("spot", "steady", "after"),
+    [
+        pytest.param(4, 4, {"spot": 4, "steady": 3}, id="the last group shrinks first"),
+        pytest.param(4, 1, {"spot": 3, "steady": 1}, id="down to its minimum"),
+    ],
+)
+def test_groups_are_emptied_in_the_reverse_order(spot, steady, after):
+    replicas = {"spot": spot, "steady": steady}
+    bounds = limits(("spot", 0, 4), ("steady", 1, 8))
+    seen = saturated(ready_workers=replicas)
+    assert decided(seen, fleet(replicas=replicas), bounds) == (after, Reason.SCALING_DOWN)
+
+
+@pytest.mark.parametrize(
+    ("seen_s", "workers", "reason"),
+    [
+        pytest.param(LATER_S - 2999.0, 4, Reason.AT_MINIMUM, id="remembered"),
+        pytest.param(LATER_S - 3000.0, 3, Reason.SCALING_DOWN, id="forgotten"),
+    ],
+)
+def test_a_removal_does_not_go_back_to_workers_that_starved_lately(seen_s, workers, reason):
+    before = fleet(4, starvation=Starvation(workers=3, seen_s=seen_s))
+    seen = saturated(ready_workers={"main": 4})
+    assert decided(seen, before) == ({"main": workers}, reason)
+
+
+def remembered(seen: RunSignals, before: Fleet, now_s: float = LATER_S) -> Starvation | None:
+    outlook = Outlook(admission_lag_steps=8, ess_has_room=True, now_s=now_s)
+    return next_fleet(DEFAULTS, before, seen, outlook)[0].starvation
+
+
+def test_starving_for_workers_is_remembered_with_their_number():
+    assert remembered(starving(), fleet()) == Starvation(workers=2, seen_s=LATER_S)
+
+
+def test_starving_just_after_a_change_is_not_held_against_the_new_workers():
+    assert remembered(starving(), fleet(), now_s=29.0) is None
+
+
+def test_starving_at_the_admission_bound_is_not_the_workers_fault():
+    assert remembered(starving(in_flight=9 * BATCH), fleet()) is None
+
+
+def test_losing_workers_does_not_lower_what_is_remembered():
+    known = Starvation(workers=2, seen_s=LATER_S - 100.0)
+    seen = starving(ready_workers={"main": 1})
+    assert remembered(seen, fleet(3, starvation=known)) == known

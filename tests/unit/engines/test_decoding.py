@@ -1,0 +1,293 @@
+"""Sequences decoded together: each is sampled as if it were alone, under the weights in use."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vcpo.wire.trajectory import FinishReason, VersionSpan
+from vcpo_rollout.engines.decoding import DecodeBatch, Draft, sample_tokens
+from vcpo_rollout.engines.engine import EngineError
+
+SHORT, MIDDLE, LONG = (5, 6), (9, 3, 3, 7, 12), tuple(range(1, 20))
+
+
+@pytest.fixture
+def make_batch(make_model, parameters):
+    """Batches with the weights of a model in use as version 1."""
+
+    def make(model, *, end_token_ids=frozenset(), seed=0):
+        batch = DecodeBatch(model, end_token_ids=end_token_ids, pad_token_id=0, seed=seed)
+        batch.swap(1, parameters(model))
+        return batch
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def make_draft(make_request):
+    return lambda prompt, **settings: Draft(request=make_request(prompt, **settings))
+
+
+def run(batch):
+    """Step until all have ended."""
+    ended = {}
+    while batch.drafts:
+        ended |= batch.step()
+    return ended
+
+
+def assert_scored_as_alone(ended, model, reference_logprobs):
+    for draft, generation in ended.items():
+        request = draft.request
+        expected = reference_logprobs(
+            model, request.prompt_token_ids, generation.token_ids, request.temperature
+        )
+        assert generation.logprobs == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_ragged_prompts_are_scored_as_if_each_were_alone(
+    make_model, make_batch, make_draft, reference_logprobs, tied
+):
+    model = make_model(tied=tied)
+    batch = make_batch(model)
+    batch.admit([make_draft(prompt) for prompt in (LONG, SHORT, MIDDLE)])
+    assert_scored_as_alone(run(batch), model, reference_logprobs)
+
+
+@pytest.mark.parametrize("sliding_window", [None, 4], ids=["full", "sliding"])
+@pytest.mark.parametrize("order", [(SHORT, LONG), (LONG, SHORT)], ids=["longer", "shorter"])
+def test_a_sequence_that_joins_later_changes_nobodys_numbers(
+    make_model, make_batch, make_draft, reference_logprobs, order, sliding_window
+):
+    model = make_model(sliding_window=sliding_window)
+    batch = make_batch(model)
+    first, second = order
+    batch.admit([make_draft(first, max_new_tokens=9), make_draft(MIDDLE, max_new_tokens=4)])
+    for _ in range(3):
+        batch.step()
+    batch.admit([make_draft(second)])
+    assert_scored_as_alone(run(batch), model, reference_logprobs)
+
+
+def test_a_join_computes_only_the_tokens_of_those_who_join(make_model, make_batch, make_draft):
+    model = make_model()
+    batch = make_batch(model)
+    batch.admit([make_draft(LONG)])
+    computed = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: computed.append(kwargs["input_ids"].shape), with_kwargs=True
+    )
+    batch.admit([make_draft(SHORT), make_draft(SHORT)])
+    assert computed == [(2, 2)]
+
+
+def test_sequences_that_end_or_are_dropped_leave_the_others_numbers_alone(
+    make_model, make_batch, make_draft, reference_logprobs
+):
+    model = make_model()
+    batch = make_batch(model)
+    unwanted = make_draft(LONG)
+    batch.admit([make_draft(SHORT), unwanted, make_draft(MIDDLE, max_new_tokens=2)])
+    batch.step()
+    batch.drop([unwanted])
+    ended = run(batch)
+    assert unwanted not in ended
+    assert sorted(len(generation.token_ids) for generation in ended.values()) == [2, 8]
+    assert_scored_as_alone(ended, model, reference_logprobs)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_tokens_after_a_swap_are_scored_and_labelled_by_the_new_version(
+    make_model, make_batch, make_draft, parameters, reference_logprobs, tied
+):
+    old, new = make_model(seed=1, tied=tied), make_model(seed=2, tied=tied)
+    batch = make_batch(make_model(seed=1, tied=tied))
+    batch.admit([make_draft(MIDDLE), make_draft(SHORT)])
+    for _ in range(3):
+        batch.step()
+    before = [tuple(draft.token_ids) for draft in batch.drafts]
+    batch.swap(2, parameters(new))
+    for draft, generation in run(batch).items():
+        prompt, tokens = draft.request.prompt_token_ids, generation.token_ids
+        assert tokens[:3] in before
+        assert generation.version_spans == (
+            VersionSpan(policy_version=1, num_tokens=3),
+            VersionSpan(policy_version=2, num_tokens=5),
+        )
+        by_old = reference_logprobs(old, prompt, tokens)
+        by_new = reference_logprobs(new, prompt, tokens)
+        assert generation.logprobs == pytest.approx(by_old[:3] + by_new[3:], abs=1e-5)
+
+
+def test_a_version_that_sampled_nothing_has_no_span(make_model, make_batch, make_draft, parameters):
+    model = make_model()
+    batch = make_batch(model)
+    draft = make_draft(SHORT, max_new_tokens=2)
+    batch.admit([draft])
+    batch.step()
+    batch.swap(2, parameters(model))
+    batch.swap(3, parameters(model))
+    spans = [(span.policy_version, span.num_tokens) for span in run(batch)[draft].version_spans]
+    assert spans == [(1, 1), (3, 1)]
+
+
+COMMANDS = st.lists(
+    st.one_of(
+        st.tuples(st.just("admit"), st.integers(1, 12), st.integers(1, 6)),
+        st.tuples(st.just("step")),
+        st.tuples(st.just("drop")),
+        st.tuples(st.just("swap"), st.sampled_from([1, 2])),
+    ),
+    max_size=12,
+)
+
+
+@pytest.fixture(scope="module")
+def policies(make_model):
+    """The weights of each version, in models of their own."""
+    return {version: make_model(seed=version) for version in (1, 2)}
+
+
+@pytest.fixture(scope="module")
+def carry_out(make_model, make_draft, policies, parameters):
+    """Carry out commands on a fresh batch, run it to the end, and return what ended."""
+
+    def run_commands(commands):
+        batch = DecodeBatch(make_model(), end_token_ids=frozenset({3}), pad_token_id=0, seed=0)
+        batch.swap(1, parameters(policies[1]))
+        ended = {}
+        for command in commands:
+            match command:
+                case "admit", length, limit:
+                    batch.admit([make_draft(range(length), max_new_tokens=limit)])
+                case ("step",):
+                    ended |= batch.step()
+                case ("drop",):
+                    batch.drop(batch.drafts[:1])
+                case "swap", version:
+                    batch.swap(version, parameters(policies[version]))
+        return ended | run(batch)
+
+    return run_commands
+
+
+@settings(max_examples=40, deadline=None)
+@given(commands=COMMANDS)
+def test_whatever_happens_each_token_is_scored_by_the_version_it_is_labelled_with(
+    carry_out, policies, reference_logprobs, commands
+):
+    for draft, generation in carry_out(commands).items():
+        prompt, tokens = draft.request.prompt_token_ids, generation.token_ids
+        expected = []
+        for span in generation.version_spans:
+            scored = slice(len(expected), len(expected) + span.num_tokens)
+            expected += reference_logprobs(policies[span.policy_version], prompt, tokens)[scored]
+        assert len(expected) == len(tokens)
+        assert generation.logprobs == pytest.approx(expected, abs=1e-5)
+
+
+def test_each_sequence_is_scored_at_its_own_temperature(
+    make_model, make_batch, make_draft, reference_logprobs
+):
+    model = make_model()
+    batch = make_batch(model)
+    batch.admit([make_draft(SHORT, temperature=temperature) for temperature in (0.5, 1.0, 2.0)])
+    assert_scored_as_alone(run(batch), model, reference_logprobs)
+
+
+def test_each_sequence_ends_at_its_own_limit(make_model, make_batch, make_draft):
+    batch = make_batch(make_model())
+    limits = {make_draft(SHORT, max_new_tokens=limit): limit for limit in (1, 5, 3)}
+    batch.admit(list(limits))
+    ended = run(batch)
+    assert {draft: len(ended[draft].token_ids) for draft in limits} == limits
+    assert {ended[draft].finish_reason for draft in limits} == {FinishReason.LENGTH}
+
+
+def test_an_end_token_ends_the_sequence_and_is_its_last_token(make_model, make_batch, make_draft):
+    every_token = frozenset(range(40))
+    batch = make_batch(make_model(), end_token_ids=every_token)
+    draft = make_draft(SHORT)
+    batch.admit([draft])
+    generation = batch.step()[draft]
+    assert generation.finish_reason is FinishReason.STOP
+    assert len(generation.token_ids) == 1
+
+
+def test_an_end_token_at_the_limit_counts_as_an_end(make_model, make_batch, make_draft):
+    batch = make_batch(make_model(), end_token_ids=frozenset(range(40)))
+    draft = make_draft(SHORT, max_new_tokens=1)
+    batch.admit([draft])
+    assert batch.step()[draft].finish_reason is FinishReason.STOP
+
+
+def test_first_tokens_are_drawn_as_often_as_the_model_says(
+    make_model, make_batch, make_draft, reference_logprobs
+):
+    model = make_model()
+    batch = make_batch(model)
+    draws = 8_000
+    batch.admit([make_draft(SHORT, max_new_tokens=1, temperature=2.0) for _ in range(draws)])
+    drawn = [generation.token_ids[0] for generation in batch.step().values()]
+    expected = [
+        draws * math.exp(reference_logprobs(model, SHORT, [token], 2.0)[0]) for token in range(40)
+    ]
+    statistic = sum(
+        (drawn.count(token) - count) ** 2 / count for token, count in enumerate(expected)
+    )
+    assert min(expected) > 5  # the statistic follows its law
+    assert statistic < 72.05  # chi-square with 39 degrees of freedom, 99.9 %
+
+
+def test_a_token_of_probability_zero_is_never_drawn():
+    logits = torch.tensor([[0.0, -math.inf, 0.0]]).expand(2000, 3)
+    token_ids, logprobs = sample_tokens(logits, [1.0] * 2000, torch.Generator().manual_seed(0))
+    assert set(token_ids) == {0, 2}
+    assert logprobs == pytest.approx([math.log(0.5)] * 2000)
+
+
+def test_the_same_seed_samples_the_same_tokens(make_model, make_batch, make_draft):
+    def tokens(seed):
+        batch = make_batch(make_model(), seed=seed)
+        batch.admit([make_draft(SHORT), make_draft(LONG)])
+        return [generation.token_ids for generation in run(batch).values()]
+
+    assert tokens(7) == tokens(7)
+    assert tokens(7) != tokens(8)
+
+
+def test_logits_that_are_not_numbers_fail_the_sequence_and_a_new_policy_cures_it(
+    make_model, make_batch, make_draft, parameters
+):
+    model = make_model()
+    good = parameters(model)
+    batch = make_batch(model)
+    batch.swap(2, {name: torch.full_like(tensor, math.nan) for name, tensor in good.items()})
+    draft = make_draft(SHORT)
+    batch.admit([draft])
+    failure = batch.step()[draft]
+    batch.swap(3, good)
+    batch.admit([make_draft(SHORT)])
+    assert isinstance(failure, EngineError)
+    assert "policy version 2" in str(failure)
+    assert all(math.isfinite(logprob) for end in run(batch).values() for logprob in end.logprobs)
+
+
+def test_nothing_is_admitted_before_the_first_swap(make_model, make_draft):
+    batch = DecodeBatch(make_model(), end_token_ids=frozenset(), pad_token_id=0, seed=0)
+    with pytest.raises(EngineError, match="before the first swap"):
+        batch.admit([make_draft(SHORT)])
+
+
+def test_a_step_without_sequences_does_nothing(make_model, make_batch):
+    assert make_batch(make_model()).step() == {}
+
+
+def test_drafts_that_look_alike_are_different_sequences(make_model, make_batch, make_draft):
+    batch = make_batch(make_model())
+    batch.admit([make_draft(SHORT), make_draft(SHORT)])
+    assert len(run(batch)) == 2

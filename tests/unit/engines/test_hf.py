@@ -1,0 +1,284 @@
+"""The engine's thread: nobody waits for ever, and nobody gets another's tokens."""
+
+import asyncio
+import threading
+
+import pytest
+import torch
+
+from vcpo.spec.workloads import Precision
+from vcpo.wire.trajectory import FinishReason
+from vcpo_rollout.engines.engine import EngineError
+from vcpo_rollout.engines.hf import HfEngine, worth_joining
+
+PROMPT = (5, 6, 7)
+END = 3
+ENDLESS = 1 << 19
+"""More tokens than a test lives to see."""
+
+
+@pytest.fixture
+async def start():
+    """Engines on given models, closed when the test is over."""
+    engines = []
+
+    def start(model, *, num_places=4, end_token_ids=frozenset(), **settings):
+        engine = HfEngine(
+            model,
+            end_token_ids=end_token_ids,
+            pad_token_id=0,
+            max_concurrent_sequences=num_places,
+            seed=0,
+            **settings,
+        )
+        engines.append(engine)
+        return engine
+
+    yield start
+    for engine in engines:
+        await engine.close()
+
+
+def on_forward(model, *, number):
+    """An event that the model's forward pass of this number sets, whatever thread it runs in."""
+    event, loop, passes = asyncio.Event(), asyncio.get_running_loop(), iter(range(1, number + 1))
+
+    def count(*_):
+        if next(passes, None) == number:
+            loop.call_soon_threadsafe(event.set)
+
+    model.register_forward_hook(count)
+    return event
+
+
+def certain(model, *, token):
+    """Change the model so that it always says this token, and return it.
+
+    Every layer adds nothing, so the state is the embedding: ones, of which the head sums a row.
+    """
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.model.embed_tokens.weight.fill_(1.0)
+        model.model.norm.weight.fill_(1.0)
+        model.lm_head.weight[token] = 10.0
+    return model
+
+
+async def test_nothing_is_generated_before_the_first_policy(
+    start, make_model, make_request, publish
+):
+    engine = start(make_model())
+    generating = asyncio.create_task(engine.generate(make_request(PROMPT)))
+    assert engine.policy_version is None
+    await engine.swap_weights(publish(make_model(seed=1), 4))
+    generation = await generating
+    assert engine.policy_version == 4
+    assert [span.policy_version for span in generation.version_spans] == [4]
+
+
+async def test_generations_are_scored_by_the_published_weights(
+    start, make_model, make_request, publish, reference_logprobs
+):
+    engine, policy = start(make_model(seed=0)), make_model(seed=1)
+    await engine.swap_weights(publish(policy, 1))
+    prompts = [PROMPT, (9,), tuple(range(12))]
+    generations = await asyncio.gather(*(engine.generate(make_request(p)) for p in prompts))
+    for prompt, generation in zip(prompts, generations, strict=True):
+        expected = reference_logprobs(policy, prompt, generation.token_ids)
+        assert generation.logprobs == pytest.approx(expected, abs=1e-5)
+
+
+async def test_a_sequence_under_way_goes_on_with_new_weights(
+    start, make_model, make_request, publish
+):
+    model = make_model()
+    engine, under_way = start(model, end_token_ids=frozenset({END})), on_forward(model, number=3)
+    await engine.swap_weights(publish(certain(make_model(), token=8), 1))
+    request = make_request(PROMPT, max_new_tokens=ENDLESS)
+    generating = asyncio.create_task(engine.generate(request))
+    await under_way.wait()
+    await engine.swap_weights(publish(certain(make_model(), token=END), 2))
+    generation = await generating
+    first, second = generation.version_spans
+    assert (first.policy_version, second.policy_version, second.num_tokens) == (1, 2, 1)
+    assert generation.token_ids == (8,) * first.num_tokens + (END,)
+    assert generation.finish_reason is FinishReason.STOP
+
+
+async def test_requests_beyond_the_places_are_served_in_turn(
+    start, make_model, make_request, publish
+):
+    engine = start(make_model(), num_places=2)
+    await engine.swap_weights(publish(make_model(), 1))
+    lengths = [3, 1, 4, 1, 5, 9, 2]
+    generations = await asyncio.gather(
+        *(engine.generate(make_request(PROMPT, max_new_tokens=length)) for length in lengths)
+    )
+    assert [len(generation.token_ids) for generation in generations] == lengths
+
+
+async def test_a_batch_never_holds_more_than_its_places(start, make_model, make_request, publish):
+    model, sizes = make_model(), []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(len(kwargs["attention_mask"])), with_kwargs=True
+    )
+    engine = start(model, num_places=2)
+    await engine.swap_weights(publish(make_model(), 1))
+    await asyncio.gather(*(engine.generate(make_request(PROMPT)) for _ in range(5)))
+    assert max(sizes) == 2
+
+
+async def test_a_bad_payload_leaves_the_old_weights_in_use(
+    start, make_model, make_request, publish, reference_logprobs
+):
+    engine, policy = start(make_model(seed=0)), make_model(seed=1)
+    await engine.swap_weights(publish(policy, 1))
+    with pytest.raises(EngineError, match="do not fit the model"):
+        await engine.swap_weights(publish(make_model(seed=2, tied=True), 2))
+    generation = await engine.generate(make_request(PROMPT))
+    assert engine.policy_version == 1
+    expected = reference_logprobs(policy, PROMPT, generation.token_ids)
+    assert generation.logprobs == pytest.approx(expected, abs=1e-5)
+
+
+async def test_closing_fails_what_is_under_way_what_waits_and_what_comes(
+    start, make_model, make_request, publish
+):
+    model = make_model()
+    engine, under_way = start(model, num_places=1), on_forward(model, number=2)
+    await engine.swap_weights(publish(make_model(), 1))
+    endless = make_request(PROMPT, max_new_tokens=ENDLESS)
+    generating = [asyncio.create_task(engine.generate(endless)) for _ in range(3)]
+    await under_way.wait()
+    await engine.close()
+    for task in generating:
+        with pytest.raises(EngineError, match="closed"):
+            await task
+    with pytest.raises(EngineError, match="closed"):
+        await engine.generate(endless)
+
+
+async def test_closing_twice_is_allowed_and_ends_the_thread(start, make_model):
+    before = threading.active_count()
+    engine = start(make_model())
+    running = threading.active_count()
+    await engine.close()
+    await engine.close()
+    names = [thread.name for thread in threading.enumerate()]
+    assert running == before + 1
+    assert "hf-engine" not in names
+
+
+async def test_a_failure_in_the_thread_is_told_to_all_and_the_engine_is_dead(
+    start, make_model, make_request, publish
+):
+    model = make_model()
+
+    def fail(*_):
+        raise RuntimeError("out of luck")
+
+    engine = start(model)
+    await engine.swap_weights(publish(make_model(), 1))
+    model.register_forward_hook(fail)
+    results = await asyncio.gather(
+        *(engine.generate(make_request(PROMPT)) for _ in range(2)), return_exceptions=True
+    )
+    assert [type(result) for result in results] == [EngineError, EngineError]
+    for attempt in (
+        engine.generate(make_request(PROMPT)),
+        engine.swap_weights(publish(make_model(), 2)),
+    ):
+        with pytest.raises(EngineError, match="RuntimeError: out of luck"):
+            await attempt
+
+
+async def test_a_cancelled_generation_frees_its_place(start, make_model, make_request, publish):
+    model = make_model()
+    engine, under_way = start(model, num_places=1), on_forward(model, number=2)
+    await engine.swap_weights(publish(make_model(), 1))
+    endless = make_request(PROMPT, max_new_tokens=ENDLESS)
+    unwanted = asyncio.create_task(engine.generate(endless))
+    await under_way.wait()
+    unwanted.cancel()
+    generation = await engine.generate(make_request(PROMPT, max_new_tokens=2))
+    assert len(generation.token_ids) == 2
+
+
+async def test_a_generation_cancelled_while_it_waits_is_never_started(
+    start, make_model, make_request, publish
+):
+    engine = start(make_model(), num_places=1)
+    endless = make_request(PROMPT, max_new_tokens=ENDLESS)
+    unwanted = asyncio.create_task(engine.generate(endless))
+    wanted = asyncio.create_task(engine.generate(make_request(PROMPT, max_new_tokens=2)))
+    await asyncio.sleep(0)  # both have been handed over
+    unwanted.cancel()
+    await engine.swap_weights(publish(make_model(), 1))
+    assert len((await wanted).token_ids) == 2
+
+
+async def test_bfloat16_rounds_parameters_and_scores_in_float32(
+    start, make_model, make_request, publish, reference_logprobs
+):
+    model, policy = make_model(), make_model(seed=1)
+    engine = start(model, precision=Precision.BFLOAT16)
+    await engine.swap_weights(publish(policy, 1))
+    generation = await engine.generate(make_request(PROMPT))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}
+    expected = reference_logprobs(policy.bfloat16(), PROMPT, generation.token_ids)
+    assert generation.logprobs == pytest.approx(expected, abs=0.1)
+    # A bfloat16 logarithm has 8 significant bits; of eight in float32 some need more.
+    rounded = torch.tensor(generation.logprobs).bfloat16().float()
+    assert not torch.equal(rounded, torch.tensor(generation.logprobs))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "changes", "problem"),
+    [
+        ((), {}, "prompt_token_ids: empty"),
+        ((5, 40), {}, "prompt_token_ids: 5 to 40"),
+        ((-1, 5), {}, "prompt_token_ids: -1 to 5"),
+        (PROMPT, {"temperature": 0.0}, "temperature: 0.0"),
+        (PROMPT, {"temperature": float("nan")}, "temperature: nan"),
+        (PROMPT, {"max_new_tokens": 0}, "max_new_tokens: 0"),
+        (PROMPT, {"max_new_tokens": 1 << 20}, "spec.sampling.maxNewTokens"),
+    ],
+)
+async def test_a_request_that_cannot_be_served_is_refused(
+    start, make_model, make_request, prompt, changes, problem
+):
+    with pytest.raises(EngineError, match=problem):
+        await start(make_model()).generate(make_request(prompt, **changes))
+
+
+async def test_an_engine_needs_a_place(start, make_model):
+    with pytest.raises(ValueError, match="max_concurrent_sequences: 0"):
+        start(make_model(), num_places=0)
+
+
+async def test_a_model_that_remembers_otherwise_than_by_attention_is_refused(start, make_model):
+    model = make_model()
+    model.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(ValueError, match=r"spec\.model\.name.*linear_attention"):
+        start(model)
+
+
+@pytest.mark.parametrize(
+    ("num_free", "num_places", "steps_since_join", "worth"),
+    [
+        (64, 64, 1, True),
+        (8, 64, 1, True),
+        (7, 64, 1, False),
+        (7, 64, 8, True),
+        (1, 4, 1, True),
+        (0, 4, 100, False),
+    ],
+    ids=["empty", "an eighth", "less", "less, for long", "few places", "full"],
+)
+def test_sequences_join_many_at_once_or_soon(num_free, num_places, steps_since_join, worth):
+    decided = worth_joining(
+        num_free=num_free, num_places=num_places, steps_since_join=steps_since_join
+    )
+    assert decided is worth

@@ -1,0 +1,70 @@
+"""A payload is used whole or not at all."""
+
+import pytest
+import safetensors.torch
+import torch
+
+from vcpo_rollout.engines.engine import EngineError
+from vcpo_rollout.engines.loading_weights import copy_weights, read_weights
+
+NORM, HEAD, EMBEDDING = "model.norm.weight", "lm_head.weight", "model.embed_tokens.weight"
+
+
+def changed(tensors, **changes):
+    """The tensors as a payload, some replaced; None leaves one out."""
+    merged = {**tensors, **{name.replace("__", "."): value for name, value in changes.items()}}
+    return safetensors.torch.save({k: v for k, v in merged.items() if v is not None})
+
+
+def test_every_parameter_gets_the_published_value(make_model, parameters):
+    published, model = parameters(make_model(seed=1)), make_model(seed=2)
+    copy_weights(model, read_weights(model, safetensors.torch.save(published)))
+    assert all(torch.equal(value, published[name]) for name, value in model.named_parameters())
+
+
+@pytest.mark.parametrize("given", [[HEAD], [EMBEDDING], [HEAD, EMBEDDING]], ids=str)
+def test_tied_parameters_may_stand_under_any_of_their_names(make_model, parameters, given):
+    tensors = parameters(make_model(seed=1, tied=True))
+    shared = tensors.pop(EMBEDDING)
+    payload = safetensors.torch.save({**tensors, **{name: shared.clone() for name in given}})
+    model = make_model(seed=2, tied=True)
+    copy_weights(model, read_weights(model, payload))
+    assert torch.equal(model.lm_head.weight, shared)
+    assert torch.equal(model.model.embed_tokens.weight, shared)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"model__norm__weight": None}, f"{NORM} is missing"),
+        ({"model__norm__weight": torch.zeros(33)}, rf"{NORM} has shape \[33\], not \[32\]"),
+        ({"model__norm__weight": torch.zeros(32, dtype=torch.int32)}, f"{NORM} is torch.int32"),
+        ({"extra": torch.zeros(1)}, "extra is unknown"),
+        ({"lm_head__weight": torch.zeros(40, 32)}, f"{HEAD} differs from {EMBEDDING}"),
+    ],
+    ids=["missing", "shape", "integer", "unknown", "tied apart"],
+)
+def test_tensors_that_do_not_fit_are_named(make_model, parameters, changes, problem):
+    model = make_model(tied=True)
+    with pytest.raises(EngineError, match=problem):
+        read_weights(model, changed(parameters(model), **changes))
+
+
+def test_all_problems_are_reported_at_once_up_to_a_number(make_model):
+    model = make_model()  # 2 layers of 9 parameters, embedding, norm and head: 21 missing
+    with pytest.raises(EngineError, match=r"embed_tokens\.weight is missing.*; 16 more$"):
+        read_weights(model, safetensors.torch.save({}))
+
+
+@pytest.mark.parametrize("payload", [b"", b"not safetensors", b"\xff" * 64], ids=len)
+def test_bytes_that_are_no_safetensors_file_are_refused(make_model, payload):
+    with pytest.raises(EngineError, match=f"{len(payload)} bytes are not a safetensors file"):
+        read_weights(make_model(), payload)
+
+
+def test_published_bfloat16_is_held_exactly_in_float32(make_model, parameters):
+    model = make_model()
+    rounded = {name: value.bfloat16() for name, value in parameters(model).items()}
+    copy_weights(model, read_weights(model, safetensors.torch.save(rounded)))
+    assert model.lm_head.weight.dtype is torch.float32
+    assert torch.equal(model.lm_head.weight, rounded[HEAD].float())

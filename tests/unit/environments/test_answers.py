@@ -1,0 +1,32 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcpo_rollout.environments.answers import extract_answer
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        pytest.param("", None, id="empty"),
+        pytest.param("24", None, id="unmarked"),
+        pytest.param("<answer>3+5</answer>", "3+5", id="tagged"),
+        pytest.param("<answer> 3+5 </answer>", "3+5", id="surrounding spaces"),
+        pytest.param("<answer>1</answer> no, <answer>2</answer>", "2", id="last tag"),
+        pytest.param("<answer>1<answer>2</answer>", "2", id="tag opened twice"),
+        pytest.param("<answer>3+\n5</answer>", None, id="tag over two lines"),
+        pytest.param("<answer>3+5", None, id="tag left open"),
+        pytest.param(r"\boxed{3+5}", "3+5", id="boxed"),
+        pytest.param(r"\boxed{1} or \boxed{2}", "2", id="last box"),
+        pytest.param(r"\boxed{1} <answer>2</answer>", "1", id="box before tag"),
+        pytest.param(r"<answer></answer>", "", id="empty tag"),
+    ],
+)
+def test_answer_is_the_last_box_or_else_the_last_tag(response, answer):
+    assert extract_answer(response) == answer
+
+
+@given(st.text(alphabet=r"ab+{}\<>/ ") | st.text())
+def test_tagged_answer_is_found_behind_any_text_without_a_box(text):
+    if "boxed" not in text:
+        assert extract_answer(f"{text}<answer>42</answer>") == "42"

@@ -1,0 +1,175 @@
+import json
+import re
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vcpo_rollout.environments import Prompt, Split
+from vcpo_rollout.environments.arithmetic import calculate
+from vcpo_rollout.environments.countdown import Countdown
+
+EASY = {"numbers": 3, "values": [1, 9], "targets": [1, 50], "operators": "+-*"}
+
+
+def puzzle(numbers, target):
+    answer = {"numbers": numbers, "target": target, "solution": ""}
+    return Prompt(text="", answer=json.dumps(answer))
+
+
+def reachable(numbers):
+    """Every value >= 0 that whole-number steps can reach, by brute force."""
+    if len(numbers) == 1:
+        return set(numbers)
+    values = set()
+    for i, j in product(range(len(numbers)), repeat=2):
+        if i != j:
+            a, b = numbers[i], numbers[j]
+            rest = [n for k, n in enumerate(numbers) if k not in (i, j)]
+            results = [a + b, a * b, *([a - b] if a >= b else [])]
+            results += [a // b] if b and a % b == 0 else []
+            values.update(*(reachable([*rest, result]) for result in results))
+    return values
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        ("<answer>3*5+9</answer>", 1.0),
+        ("<answer>9+(5*3)</answer>", 1.0),
+        (r"so \boxed{9 + 5 * 3}", 1.0),
+        ("<answer>9--(5*3)</answer>", 1.0),
+        pytest.param("3*5+9", 0.0, id="unmarked"),
+        pytest.param("", 0.0, id="empty"),
+        pytest.param("<answer>3*5+9=24</answer>", 0.0, id="equation"),
+        pytest.param("<answer>3*9-5</answer>", 0.0, id="wrong value"),
+        pytest.param("<answer>3*5+9*1</answer>", 0.0, id="extra number"),
+        pytest.param("<answer>3*(3+5)</answer>", 0.0, id="missing number"),
+        pytest.param("<answer>3*5+9+3-3</answer>", 0.0, id="number used again"),
+        pytest.param("<answer>24</answer>", 0.0, id="the target itself"),
+        pytest.param("<answer>35-9-2</answer>", 0.0, id="numbers glued"),
+        pytest.param("<answer>3.*5+9</answer>", 0.0, id="decimal"),
+        pytest.param("<answer>9**9**9</answer>", 0.0, id="powers"),
+        pytest.param("<answer>__import__('os')</answer>", 0.0, id="import"),
+        pytest.param("<answer>٣*٥+٩</answer>", 0.0, id="Arabic digits"),
+        pytest.param("<answer>9/(3-3)*5</answer>", 0.0, id="division by zero"),
+        pytest.param("<answer>1e309</answer>", 0.0, id="exponent"),
+        pytest.param("<answer>3*5+9</answer> <answer>9</answer>", 0.0, id="changed its mind"),
+    ],
+)
+def test_reward_is_one_for_a_right_expression_and_zero_otherwise(response, reward):
+    assert Countdown(seed=0).reward(puzzle([9, 3, 5], 24), response) == reward
+
+
+def test_fractions_on_the_way_are_exact():
+    # 8 / (3 - 8 / 3) = 8 / (1/3) = 24, which floating point misses.
+    prompt = puzzle([3, 3, 8, 8], 24)
+    assert Countdown(seed=0).reward(prompt, "<answer>8/(3-8/3)</answer>") == 1.0
+
+
+def test_a_number_given_twice_is_used_twice():
+    prompt = puzzle([4, 4], 8)
+    assert Countdown(seed=0).reward(prompt, "<answer>4+4</answer>") == 1.0
+    assert Countdown(seed=0).reward(prompt, "<answer>4+4+0</answer>") == 0.0
+
+
+def test_target_zero_is_a_target():
+    assert Countdown(seed=0).reward(puzzle([4, 4], 0), "<answer>4-4</answer>") == 1.0
+
+
+@given(st.text(), st.text(alphabet="0123456789+-*/(). "))
+def test_any_response_has_a_reward(text, expression):
+    environment, prompt = Countdown(seed=0), puzzle([9, 3, 5], 24)
+    for response in (text, f"<answer>{expression}</answer>", f"{text}<answer>{text}</answer>"):
+        assert environment.reward(prompt, response) in (0.0, 1.0)
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 9), index=st.integers(0, 10**6), split=st.sampled_from(Split))
+def test_every_puzzle_can_be_solved(seed, index, split):
+    answer = json.loads(Countdown(seed=seed).prompt(split, index).answer)
+    assert answer["target"] in reachable(answer["numbers"])
+
+
+@settings(max_examples=60)
+@given(index=st.integers(0, 10**6), operators=st.sampled_from(["+", "*", "+-", "+-*", "+-*/"]))
+def test_stored_solution_earns_the_reward_with_the_wanted_operators(index, operators):
+    environment = Countdown(seed=1, numbers=(2, 5), operators=operators)
+    prompt = environment.prompt(Split.TRAIN, index)
+    solution = json.loads(prompt.answer)["solution"]
+    assert environment.reward(prompt, f"<answer>{solution}</answer>") == 1.0
+    assert set(re.findall(r"[+\-*/]", solution)) <= set(operators)
+
+
+@settings(max_examples=60)
+@given(index=st.integers(0, 10**6))
+def test_puzzles_stay_within_their_bounds(index):
+    environment = Countdown(seed=0, numbers=(2, 4), values=(5, 12), targets=(30, 40))
+    answer = json.loads(environment.prompt(Split.EVALUATION, index).answer)
+    assert 2 <= len(answer["numbers"]) <= 4
+    assert set(answer["numbers"]) <= set(range(5, 13))
+    assert 30 <= answer["target"] <= 40
+
+
+def test_no_puzzle_is_in_both_splits_even_with_reordered_numbers():
+    def items(split, seed):
+        environment = Countdown(seed=seed, **EASY)
+        answers = [json.loads(environment.prompt(split, index).answer) for index in range(1000)]
+        return {(*sorted(answer["numbers"]), answer["target"]) for answer in answers}
+
+    assert not items(Split.TRAIN, 0) & items(Split.EVALUATION, 1)
+
+
+def test_plain_style_is_a_bare_formula():
+    text = Countdown(seed=0, style="plain", **EASY).prompt(Split.TRAIN, 0).text
+    assert re.fullmatch(r"\d+ from \d \d \d: ", text)
+
+
+def test_instruct_style_shows_the_numbers_the_target_and_the_tags():
+    prompt = Countdown(seed=0).prompt(Split.TRAIN, 0)
+    answer = json.loads(prompt.answer)
+    assert ", ".join(map(str, answer["numbers"])) in prompt.text
+    assert f"equals {answer['target']}." in prompt.text
+    assert "<answer>" in prompt.text
+
+
+def test_styles_show_the_same_puzzle():
+    plain, instruct = (
+        Countdown(seed=0, style=style).prompt(Split.TRAIN, 5) for style in ("plain", "instruct")
+    )
+    assert plain.answer == instruct.answer
+
+
+def test_parentheses_are_written_only_where_they_matter():
+    environment = Countdown(seed=0, **EASY)
+    for index in range(300):
+        answer = json.loads(environment.prompt(Split.TRAIN, index).answer)
+        inner = re.search(r"\(([^()]*)\)", answer["solution"])
+        if inner is None:
+            continue
+        bare = calculate(answer["solution"].replace(inner[0], inner[1]))
+        # Without them the value may by chance be the same only where a factor is 1 or a term is 0.
+        assert bare is not None
+        assert bare.value != answer["target"] or {0, 1} & {*answer["numbers"], bare.value}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"numbers": 1}, "environment.parameters.numbers: 1 is not an integer from 2 to 8"),
+        ({"numbers": [4, 3]}, r"environment.parameters.numbers: \[4, 3\] is empty"),
+        ({"values": "1-9"}, "environment.parameters.values: '1-9' is neither"),
+        ({"values": [1, 2, 3]}, "environment.parameters.values: .* nor a pair"),
+        ({"targets": [1.5, 2]}, "environment.parameters.targets: 1.5 is not an integer"),
+        ({"numbers": True}, "environment.parameters.numbers: True is not an integer"),
+        ({"operators": "+^"}, r"environment.parameters.operators: '\+\^' is not a choice"),
+        ({"operators": ""}, "environment.parameters.operators: '' is not a choice"),
+        ({"style": "chat"}, "environment.parameters.style: 'chat' is unknown; use one of plain"),
+        ({"numbers": 2, "values": 1, "operators": "+"}, "no (train|evaluation) item was found"),
+        ({"values": [1, 9], "targets": [99_999, 100_000]}, "widen the ranges"),
+    ],
+)
+def test_bad_parameter_is_named_when_the_task_is_made(parameters, message):
+    with pytest.raises(ValueError, match=message):
+        Countdown(seed=0, **parameters)

@@ -1,0 +1,218 @@
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from vcpo.local.view import PlainView, RichView, RunView, make_view, plain_line, sparkline
+
+VIEW = RunView(
+    run_name="countdown",
+    phase="training",
+    step=120,
+    total_steps=400,
+    reward_mean=0.431,
+    accuracy=0.38,
+    ess_ratio=0.71,
+    on_policy_ess_ratio=0.92,
+    learning_rate_scale=0.88,
+    lag_p50=2,
+    lag_max=5,
+    lag_bound=8,
+    buffered=48,
+    in_flight=96,
+    workers_ready=1,
+    workers_desired=2,
+    tokens_per_s=1234.0,
+    elapsed_s=133.0,
+    eta_s=311.0,
+)
+NOTHING_KNOWN = dataclasses.replace(
+    VIEW,
+    step=0,
+    reward_mean=None,
+    accuracy=None,
+    ess_ratio=None,
+    on_policy_ess_ratio=None,
+    learning_rate_scale=None,
+    lag_p50=None,
+    lag_max=None,
+    tokens_per_s=None,
+    eta_s=None,
+)
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def console_to(file, *, terminal, width=80):
+    return Console(file=file, force_terminal=terminal, width=width, color_system=None, _environ={})
+
+
+def changed(**fields):
+    return dataclasses.replace(VIEW, **fields)
+
+
+@pytest.fixture
+def out():
+    return io.StringIO()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def plain(out, clock):
+    return PlainView(console_to(out, terminal=False), clock=clock, interval_s=5.0)
+
+
+def panel_of(*actions, width=80):
+    """Return the last frame that a panel of so many columns shows after some actions."""
+    out = io.StringIO()
+    with RichView(console_to(out, terminal=True, width=width)) as view:
+        for action in actions:
+            action(view)
+        out.truncate(0)
+        view.event("end of the test")
+    return out.getvalue()
+
+
+def update(view):
+    return lambda shown: shown.update(view)
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        "countdown",
+        "training",
+        "step 120/400",
+        "30%",
+        "0.431",
+        "0.380",
+        "0.71 of 0.92",
+        "x 0.88",
+        "p50 2 max 5 of 8",
+        "48 buffered, 96 in flight",
+        "1 of 2",
+        "1,234 tokens/s",
+        "2m 13s elapsed",
+        "ETA 5m 11s",
+    ],
+)
+def test_a_panel_of_eighty_columns_shows_every_fact(fact):
+    assert fact in panel_of(update(VIEW))
+
+
+def test_a_panel_draws_a_trend_from_one_point_per_step():
+    updates = [
+        update(changed(step=step, reward_mean=reward, ess_ratio=None))
+        for step, reward in [(1, 0.0), (1, 0.0), (2, 0.5), (3, 1.0)]
+    ]
+    assert "▁▅█ " in panel_of(*updates)
+
+
+def test_a_panel_shows_nothing_of_what_it_does_not_know():
+    panel = panel_of(update(NOTHING_KNOWN))
+    assert "None" not in panel
+    assert "- of -" in panel
+
+
+def test_a_panel_keeps_the_last_few_events():
+    panel = panel_of(*(lambda view, n=n: view.event(f"event {n}") for n in range(9)))
+    assert [n for n in range(9) if f"event {n}" in panel] == [6, 7, 8]  # and the one that ends it
+
+
+def test_a_message_cannot_steer_the_terminal_or_the_markup():
+    panel = panel_of(lambda view: view.event("\x1b]0;owned\x07 [bold]loud[/bold]"))
+    assert "\x1b]0" not in panel
+    assert "[bold]loud[/bold]" in panel
+
+
+def test_a_narrow_panel_fits_its_terminal():
+    lines = panel_of(update(VIEW), width=40).splitlines()
+    assert max(len(line) for line in lines if line.startswith("│")) == 40
+
+
+def test_a_log_line_holds_every_fact():
+    assert plain_line(VIEW) == (
+        "training 120/400  reward 0.431  accuracy 0.380  ess 0.71 (on-policy 0.92)  lr x0.88  "
+        "lag p50 2 max 5 of 8  buffered 48  in flight 96  workers 1/2  1,234 tok/s  "
+        "elapsed 2m 13s  eta 5m 11s"
+    )
+
+
+def test_a_log_line_marks_what_is_not_known():
+    assert plain_line(NOTHING_KNOWN).startswith("training 0/400  reward -  accuracy -  ess - ")
+
+
+def test_a_log_line_is_never_wrapped(plain, out):
+    plain.update(VIEW)
+    assert out.getvalue() == plain_line(VIEW) + "\n"
+
+
+def test_the_first_update_is_printed_at_once_and_the_next_when_it_is_due(plain, out, clock):
+    for clock.now_s, step in [(0.0, 1), (1.0, 2), (4.9, 3), (5.0, 4), (9.9, 5), (10.0, 6)]:
+        plain.update(changed(step=step))
+    assert [line.split()[1] for line in out.getvalue().splitlines()] == ["1/400", "4/400", "6/400"]
+
+
+@pytest.mark.parametrize("change", [{"phase": "stopping"}, {"accuracy": 0.5}])
+def test_a_new_phase_or_accuracy_is_printed_before_it_is_due(plain, out, change):
+    plain.update(VIEW)
+    plain.update(changed(**change))
+    assert len(out.getvalue().splitlines()) == 2
+
+
+def test_leaving_prints_the_last_state_once(plain, out):
+    with plain:
+        plain.update(VIEW)
+        plain.update(changed(step=121))
+    assert [line.split()[1] for line in out.getvalue().splitlines()] == ["120/400", "121/400"]
+
+
+def test_leaving_does_not_repeat_what_was_printed(plain, out):
+    with plain:
+        plain.update(VIEW)
+    assert len(out.getvalue().splitlines()) == 1
+
+
+def test_a_plain_event_is_printed_at_once_in_ascii_on_one_line(plain, out):
+    plain.event("main-1 is gone →\nfor good [red]")
+    assert out.getvalue() == "* main-1 is gone ? for good [red]\n"
+
+
+def test_a_terminal_gets_the_panel_and_a_pipe_the_lines(out):
+    utf8 = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    assert isinstance(make_view(console_to(utf8, terminal=True)), RichView)
+    assert isinstance(make_view(console_to(utf8, terminal=False)), PlainView)
+
+
+def test_a_terminal_that_cannot_draw_gets_the_lines():
+    latin = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    assert isinstance(make_view(console_to(latin, terminal=True)), PlainView)
+    dumb = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
+    assert isinstance(make_view(dumb), PlainView)
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "bars"),
+    [
+        ([0.0, 0.5, 1.0], None, "▁▅█"),
+        ([4.0, 5.0, 6.0], 0.0, "▆▇█"),
+        ([1.0, None, 0.0], None, "█ ▁"),
+        ([1.0, float("nan")], 0.0, "█ "),
+        ([3.0, 3.0], None, "▅▅"),
+        ([None], None, ""),
+        ([], None, ""),
+    ],
+)
+def test_a_sparkline_has_one_bar_per_value(values, low, bars):
+    assert sparkline(values, low=low) == bars

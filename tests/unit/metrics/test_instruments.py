@@ -1,0 +1,131 @@
+"""Each part exports its list of the catalogue, under its labels, and nothing invented."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics import MetricWrapperBase
+
+from vcpo.metrics import HostMetrics, LearnerMetrics, Metric, RolloutMetrics, catalogue
+
+
+def learner() -> LearnerMetrics:
+    return LearnerMetrics(run="countdown")
+
+
+def rollout() -> RolloutMetrics:
+    return RolloutMetrics(run="countdown", group="main")
+
+
+def families(registry: CollectorRegistry) -> dict[str, tuple[str, str]]:
+    """Type and help by name, as queried, of what is the project's own."""
+    suffix = {"counter": "_total"}
+    return {
+        family.name + suffix.get(family.type, ""): (family.type, family.documentation)
+        for family in registry.collect()
+        if family.name.startswith("vcpo_")
+    }
+
+
+@pytest.mark.parametrize(
+    ("part", "listed"),
+    [
+        pytest.param(learner, catalogue.LEARNER, id="learner"),
+        pytest.param(rollout, catalogue.ROLLOUT, id="rollout"),
+        pytest.param(HostMetrics, catalogue.HOST, id="host"),
+    ],
+)
+def test_a_part_exports_exactly_its_list(part, listed: tuple[Metric, ...]):
+    expected = {each.name: (each.kind.value, each.help) for each in (catalogue.BUILD_INFO, *listed)}
+    assert families(part().registry) == expected
+
+
+@pytest.mark.parametrize("part", [learner, rollout, HostMetrics])
+def test_every_instrument_is_of_a_type_that_can_be_used_directly(part):
+    values = [value for name, value in vars(part()).items() if name != "registry"]
+    assert all(isinstance(value, MetricWrapperBase) for value in values)
+    assert {type(value) for value in values} <= {Counter, Gauge, Histogram}
+
+
+def test_every_series_of_a_rollout_worker_carries_run_and_group():
+    samples = [each for family in rollout().registry.collect() for each in family.samples]
+    assert {(each.labels["run"], each.labels["group"]) for each in samples} == {
+        ("countdown", "main")
+    }
+
+
+def test_process_and_platform_are_exported_too():
+    value = learner().registry.get_sample_value
+    assert value("process_resident_memory_bytes", {"run": "countdown"}) > 0
+    assert "python_info" in {family.name for family in learner().registry.collect()}
+
+
+def test_what_nobody_measured_is_absent_rather_than_zero():
+    metrics = learner()
+    labels = {"run": "countdown"}
+    assert metrics.registry.get_sample_value("vcpo_ess_ratio", labels) is None
+    metrics.ess_ratio.set(0.0)
+    assert metrics.registry.get_sample_value("vcpo_ess_ratio", labels) == 0.0
+
+
+def test_counters_are_there_from_the_start():
+    value = learner().registry.get_sample_value
+    assert value("vcpo_accounting_errors_total", {"run": "countdown"}) == 0.0
+
+
+def test_a_drop_is_counted_under_its_reason():
+    metrics = learner()
+    metrics.dropped.labels("stale").inc(3)
+    labels = {"run": "countdown", "reason": "stale"}
+    assert metrics.registry.get_sample_value("vcpo_trajectories_dropped_total", labels) == 3.0
+
+
+def test_a_lag_of_two_falls_into_the_bucket_up_to_two():
+    metrics = learner()
+    metrics.policy_lag_steps.observe(2)
+    cumulative = {
+        bound: metrics.registry.get_sample_value(
+            "vcpo_policy_lag_steps_bucket", {"run": "countdown", "le": bound}
+        )
+        for bound in ("1.0", "2.0", "+Inf")
+    }
+    assert cumulative == {"1.0": 0.0, "2.0": 1.0, "+Inf": 1.0}
+
+
+def test_two_sets_in_one_process_share_nothing():
+    one, other = learner(), learner()
+    one.steps.inc()
+    value = other.registry.get_sample_value("vcpo_learner_steps_total", {"run": "countdown"})
+    assert value == 0.0
+
+
+def condition_values(metrics: HostMetrics, run: str) -> list[float | None]:
+    labels = {"namespace": "ml", "run": run, "condition": "EssHealthy"}
+    return [
+        metrics.registry.get_sample_value("vcpo_run_condition", {**labels, "status": status})
+        for status in ("True", "False", "Unknown")
+    ]
+
+
+def test_a_condition_is_one_at_its_status_and_zero_at_the_others():
+    metrics = HostMetrics()
+    metrics.set_condition("ml", "a", "EssHealthy", "True")
+    metrics.set_condition("ml", "a", "EssHealthy", "False")
+    assert condition_values(metrics, "a") == [0.0, 1.0, 0.0]
+
+
+def test_a_condition_has_no_other_status():
+    with pytest.raises(ValueError, match="status must be one of True, False, Unknown, not 'true'"):
+        HostMetrics().set_condition("ml", "a", "EssHealthy", "true")
+
+
+def test_a_run_that_is_gone_leaves_no_series_and_takes_no_other():
+    metrics = HostMetrics()
+    for run in ("a", "b"):
+        metrics.set_condition("ml", run, "EssHealthy", "True")
+        metrics.decisions.labels("ml", run, "up", "ScalingUp").inc()
+        metrics.replicas.labels("ml", run, "main", "desired").set(2)
+    metrics.forget("ml", "a")
+    samples = [each for family in metrics.registry.collect() for each in family.samples]
+    assert {each.labels["run"] for each in samples if "run" in each.labels} == {"b"}
+    assert condition_values(metrics, "b") == [1.0, 0.0, 0.0]
