@@ -73,7 +73,7 @@ def build_model() -> LlamaForCausalLM:
         eos_token_id=None,
         pad_token_id=PAD_TOKEN_ID,
     )
-    return LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(config)
 
 
 def build_workload(name: str, lengths: Sequence[int], *, num_places: int) -> Workload:
@@ -118,7 +118,7 @@ def generate(model: LlamaForCausalLM, workload: Workload) -> None:
     for first in range(0, len(workload.requests), workload.num_places):
         requests = workload.requests[first : first + workload.num_places]
         prompts = torch.tensor([request.prompt_token_ids for request in requests])
-        model.generate(
+        model.generate(  # type: ignore[misc]  # the library annotates `self` with a protocol
             input_ids=prompts,
             attention_mask=torch.ones_like(prompts),
             do_sample=True,

@@ -89,15 +89,11 @@ def make_groups(
     ]
 
 
-def update_seconds(
-    hidden_size: int, baseline: Baseline, arguments: argparse.Namespace
-) -> float:
+def update_seconds(hidden_size: int, baseline: Baseline, arguments: argparse.Namespace) -> float:
     """Least seconds of one update, after one that is not counted."""
     spec = make_spec(baseline, arguments.trajectories, arguments.micro_batch)
     update = PolicyUpdate(make_model(hidden_size), spec, PAD_TOKEN_ID)
-    groups = make_groups(
-        arguments.trajectories, arguments.prompt_tokens, arguments.response_tokens
-    )
+    groups = make_groups(arguments.trajectories, arguments.prompt_tokens, arguments.response_tokens)
     seconds = []
     for version in range(arguments.repeats + 1):
         started = time.perf_counter()

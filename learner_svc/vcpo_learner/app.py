@@ -100,7 +100,8 @@ class _Parts:
         spec = run.spec
         torch.manual_seed(spec.seed)
         model, tokenizer = load_policy(spec.model.name, spec.model.revision)
-        model.to("cuda" if torch.cuda.is_available() else "cpu")
+        # nn.Module's method: the library wraps its own in a way that has no usable type.
+        torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")
         incarnation = uuid.uuid4().hex[:8]
         self._drain_s = options.drain_s
         self.dispatcher = Dispatcher(

@@ -2,7 +2,7 @@
 
 ```
 checkpoints/step-00000050/   model.safetensors   parameters
-                             update.pt           optimizer moments, calibration (tensors and plain types)
+                             update.pt           optimizer moments, calibration
                              ledger.pb           buffered trajectories, prompts owed, counts
                              meta.json           step and digest of the run's spec
 ```

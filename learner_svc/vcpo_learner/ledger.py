@@ -92,7 +92,7 @@ class Group:
 
 
 class Ledger(Protocol):
-    """The seam behind which trajectories are kept; `MemoryLedger` is the one of a single process."""
+    """The seam behind which trajectories are kept; `MemoryLedger` is one process's."""
 
     def counts(self) -> TrajectoryCounts:
         """Where every trajectory is now."""

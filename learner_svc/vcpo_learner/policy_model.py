@@ -39,8 +39,7 @@ def load_policy(name: str, revision: str | None) -> tuple[PreTrainedModel, PreTr
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
     except (OSError, ValueError) as error:
         raise ModelLoadError(name, error) from error
-    # Dropout would make the learner's probabilities disagree with the rollouts'.
-    return model.eval(), tokenizer
+    return model, tokenizer
 
 
 def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:

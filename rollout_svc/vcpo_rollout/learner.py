@@ -40,8 +40,10 @@ class LeaseAnswer:
 
 
 class Learner:
-    """Calls to the learner. A call that fails for the moment is repeated with growing pauses,
-    without end: a worker outlives a learner that restarts.
+    """Calls to the learner.
+
+    A call that fails for the moment is repeated with growing pauses, without end: a worker
+    outlives a learner that restarts.
     """
 
     def __init__(self, channel: grpc.aio.Channel, *, worker_id: str, rollout_group: str) -> None:

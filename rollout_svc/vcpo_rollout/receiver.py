@@ -54,8 +54,8 @@ class WeightReceiver:
             return
         try:
             await asyncio.to_thread(verify, payload, manifest)
-        except CorruptWeightsError as error:
-            _LOGGER.error("version %d thrown away: %s", manifest.policy_version, error)
+        except CorruptWeightsError:
+            _LOGGER.exception("version %d is thrown away", manifest.policy_version)
             await asyncio.sleep(_PAUSE_AFTER_CORRUPTION_S)
             return
         weights = PolicyWeights(policy_version=manifest.policy_version, payload=payload)

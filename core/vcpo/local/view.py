@@ -228,8 +228,8 @@ def _changed(before: RunView | None, after: RunView) -> bool:
 def _framed(view: RunView | None, body: RenderableType) -> Panel:
     if view is None:
         return Panel(body, border_style="dim")
-    title = Text.assemble((f" {_printable(view.run_name)} ", "bold"), f"{_printable(view.phase)} ")
-    timing = Text(f" {duration(view.elapsed_s)} elapsed · ETA {duration(view.eta_s)} ", "dim")
+    title = Text.assemble((f"{_printable(view.run_name)} ", "bold"), _printable(view.phase))
+    timing = Text(f"{duration(view.elapsed_s)} elapsed · ETA {duration(view.eta_s)}", "dim")
     return Panel(body, title=title, title_align="left", subtitle=timing, subtitle_align="right")
 
 

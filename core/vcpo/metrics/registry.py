@@ -29,47 +29,50 @@ class PartRegistry:
     """
 
     def __init__(self, part: str, labels: Mapping[str, str]) -> None:
-        self._instruments = CollectorRegistry()
-        self.exported = CollectorRegistry(auto_describe=False)
+        self._labels = dict(labels)
+        self.exported = CollectorRegistry()
         """What a server shows."""
-        self.exported.register(_Labeled(self._instruments, labels))
-        ProcessCollector(registry=self._instruments)
-        PlatformCollector(registry=self._instruments)
+        self._export(ProcessCollector(registry=None))
+        self._export(PlatformCollector(registry=None))
         self.gauge(catalogue.BUILD_INFO).labels(part, metadata.version("vcpo")).set(1)
 
     def counter(self, metric: Metric) -> Counter:
         """Make a counter."""
-        return Counter(metric.name, metric.help, metric.labels, registry=self._instruments)
+        counter = Counter(metric.name, metric.help, metric.labels, registry=None)
+        self._export(counter)
+        return counter
 
     def gauge(self, metric: Metric) -> Gauge:
         """Make a gauge."""
-        gauge = Gauge(metric.name, metric.help, metric.labels, registry=self._instruments)
+        gauge = Gauge(metric.name, metric.help, metric.labels, registry=None)
         if metric.absent_until_set:
             gauge.set(math.nan)
+        self._export(gauge)
         return gauge
 
     def histogram(self, metric: Metric) -> Histogram:
         """Make a histogram with the catalogue's buckets."""
-        return Histogram(
-            metric.name,
-            metric.help,
-            metric.labels,
-            registry=self._instruments,
-            buckets=metric.buckets,
+        histogram = Histogram(
+            metric.name, metric.help, metric.labels, registry=None, buckets=metric.buckets
         )
+        self._export(histogram)
+        return histogram
+
+    def _export(self, collector: Collector) -> None:
+        self.exported.register(_Labeled(collector, self._labels))
 
 
 class _Labeled(Collector):
-    """A registry's metrics with constant labels added and two sorts of samples left out.
+    """A collector with constant labels added to its samples and two sorts of samples left out.
 
     NaN: a gauge that nobody has set. `_created`: the client's start time of every counter, which
     doubles the series under names that break the naming rules; the client can switch that off only
     for the whole process.
     """
 
-    def __init__(self, inner: CollectorRegistry, labels: Mapping[str, str]) -> None:
+    def __init__(self, inner: Collector, labels: Mapping[str, str]) -> None:
         self._inner = inner
-        self._labels = dict(labels)
+        self._labels = labels
 
     def collect(self) -> Iterable[Family]:
         for family in self._inner.collect():
@@ -80,3 +83,7 @@ class _Labeled(Collector):
                 if not (sample.name.endswith("_created") or math.isnan(sample.value))
             ]
             yield labeled
+
+    def describe(self) -> Iterable[Family]:
+        """Name the families, so that a scrape may ask for some of them."""
+        return self.collect()

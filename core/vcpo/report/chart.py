@@ -1,7 +1,7 @@
 """A line chart as inline SVG: pure functions from data to text.
 
 Colors, fonts and line widths are not here: the elements carry classes (`line`, `reference`,
-`ink-1`...) which the page's style sheet paints, so that light, dark and paper differ only there.
+`ink-main`...) which the page's style sheet paints, so that light, dark and paper differ only there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from vcpo.report.series import Points, decimate, runs
 
 MAX_POINTS = 500
 """Points drawn of one series; there are no more pixels."""
-
 
 _MOST_LARGE_DOTS = 60
 

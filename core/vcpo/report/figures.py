@@ -109,7 +109,7 @@ def _step_size(horizon: Horizon, run: VCPORun, metrics: Metrics) -> Chart:
         horizon=horizon,
         name="step-size",
         title="Effective learning rate",
-        unit=f"× base rate {base}",
+        unit=f"share of base {base}",
         caption="Follows the ESS ratio: dips are VCPO holding back a step it cannot trust.",
         series=_noisy("scale", metrics, lambda step: step.learning_rate_scale),
         y_low=0.0,

@@ -120,7 +120,7 @@ class _Guard(grpc.aio.ServerInterceptor):
 
     async def _admit(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         if self._expected is not None:
-            metadata = {key: value for key, value in context.invocation_metadata() or ()}
+            metadata = dict(context.invocation_metadata() or ())
             received = str(metadata.get(TOKEN_KEY, ""))
             if not hmac.compare_digest(received.encode(), self._expected.encode()):
                 await context.abort(

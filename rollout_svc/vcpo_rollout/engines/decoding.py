@@ -158,12 +158,11 @@ class DecodeBatch:
         return None
 
     def _remove(self, drafts: Collection[Draft]) -> None:
-        rows = [row for row, draft in enumerate(self._drafts) if draft not in drafts]
-        if len(rows) == len(self._drafts):
-            return
-        self._drafts = [self._drafts[row] for row in rows]
-        self._cache.keep(rows)
-        self._logits = self._logits[rows] if rows and self._logits is not None else None
+        gone = {row for row, draft in enumerate(self._drafts) if draft in drafts}
+        if gone:
+            order = self._cache.remove(gone)
+            self._drafts = [self._drafts[row] for row in order]
+            self._logits = self._logits[order] if order and self._logits is not None else None
 
 
 def sample_tokens(

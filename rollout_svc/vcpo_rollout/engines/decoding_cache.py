@@ -7,18 +7,20 @@ All rows end in the same column, so one forward pass extends every one of them:
     row 1      d   e   f   g   h     padding 0
 
 Positions are counted from a row's first token and keys are rotated by them before they are stored.
-A row's numbers therefore do not depend on its padding, which may be widened when a longer row joins
-and cut when the longest leaves.
+A row's numbers therefore do not depend on its padding, which is widened when a longer row joins and
+cut when the longest leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from vcpo_rollout.engines.decoding_layers import RoomyLayer
 
 
 class DecodingCache:
@@ -31,23 +33,13 @@ class DecodingCache:
     def __init__(self, model: PreTrainedModel, *, pad_token_id: int) -> None:
         self._model = model
         self._pad_token_id = pad_token_id
-        self._layers = DynamicCache()
-        self._num_columns = 0
-        self._padding: list[int] = []
-
-    @property
-    def num_rows(self) -> int:
-        """Sequences held."""
-        return len(self._padding)
-
-    @property
-    def num_columns(self) -> int:
-        """Tokens of the longest sequence held."""
-        return self._num_columns
+        self.clear()
 
     def clear(self) -> None:
         """Forget every row."""
-        self._layers, self._num_columns, self._padding = DynamicCache(), 0, []
+        self._layers = Cache(layer_class_to_replicate=RoomyLayer)
+        self._num_columns = 0
+        self._padding: list[int] = []
 
     def extend(self, token_ids: Sequence[int]) -> Tensor:
         """Append one token to each row; return the logits of the tokens after them, [rows, vocab].
@@ -60,42 +52,47 @@ class DecodingCache:
     def join(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Add rows below those held; return their next-token logits, [sequences, vocab].
 
-        Only the new rows are computed: their keys and values are then put under the old ones, so a
-        join costs their own tokens and one copy of the cache, which every step costs anyway.
+        Only the new rows are computed, then keys and values are put under the old ones: a join
+        costs the tokens of those who join, and one copy of the cache.
 
         sequences: token ids of each, at least one.
         """
         newcomers = DecodingCache(self._model, pad_token_id=self._pad_token_id)
         logits = newcomers._prefill(sequences)
-        if self.num_rows:
-            num_columns = max(self._num_columns, newcomers._num_columns)
-            self._widen(num_columns)
-            newcomers._widen(num_columns)
-            self._stack(newcomers)
-        else:
-            self._layers, self._num_columns = newcomers._layers, newcomers._num_columns
-        self._padding += newcomers._padding
+        if self._padding:
+            for layer, above in zip(newcomers._roomy(), self._roomy(), strict=True):
+                layer.put_below(above)
+        num_columns = max(self._num_columns, newcomers._num_columns)
+        self._padding = [
+            padding + num_columns - held._num_columns
+            for held in (self, newcomers)
+            for padding in held._padding
+        ]
+        self._layers, self._num_columns = newcomers._layers, num_columns
         return logits
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop all rows but these, and the columns that none of these uses."""
-        if not rows:
+    def remove(self, rows: Collection[int]) -> list[int]:
+        """Drop rows; return which row is in each place now. The last ones fill the gaps."""
+        kept = [row for row in range(len(self._padding)) if row not in rows]
+        if not kept:
             self.clear()
-            return
-        padding = [self._padding[row] for row in rows]
-        unused = min(padding)
-        index = torch.tensor(rows, device=self._model.device)
-        self._replace(lambda states: states[index, :, unused:])
-        self._padding = [columns - unused for columns in padding]
+            return []
+        movers = iter([row for row in kept if row >= len(kept)])
+        order = [next(movers) if place in rows else place for place in range(len(kept))]
+        unused = min(self._padding[row] for row in kept)
+        for layer in self._roomy():
+            layer.keep(order, num_unused_columns=unused)
+        self._padding = [self._padding[row] - unused for row in order]
         self._num_columns -= unused
+        return order
 
     def _prefill(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         self._num_columns = max(map(len, sequences))
         self._padding = [self._num_columns - len(sequence) for sequence in sequences]
         return self._forward(
             [
-                [self._pad_token_id] * columns + list(sequence)
-                for columns, sequence in zip(self._padding, sequences, strict=True)
+                [self._pad_token_id] * padding + list(sequence)
+                for padding, sequence in zip(self._padding, sequences, strict=True)
             ]
         )
 
@@ -116,32 +113,5 @@ class DecodingCache:
         logits: Tensor = output.logits
         return logits[:, -1]
 
-    def _widen(self, num_columns: int) -> None:
-        """Add padding on the left, up to this many columns."""
-        extra = num_columns - self._num_columns
-        if extra:
-            # `pad` counts from the last dimension: nothing in the head, `extra` before the columns.
-            self._replace(lambda states: pad(states, (0, 0, extra, 0)))
-            self._padding = [columns + extra for columns in self._padding]
-            self._num_columns = num_columns
-
-    def _stack(self, below: DecodingCache) -> None:
-        """Put the rows of a cache with as many columns under these."""
-        for layer, other in zip(self._layers.layers, below._layers.layers, strict=True):
-            for name, states in _states(layer).items():
-                setattr(layer, name, torch.cat((states, getattr(other, name))))
-
-    def _replace(self, function: Callable[[Tensor], Tensor]) -> None:
-        """Put `function(states)` for the keys and values of every layer."""
-        for layer in self._layers.layers:
-            for name, states in _states(layer).items():
-                setattr(layer, name, function(states))
-
-
-def _states(layer: object) -> dict[str, Tensor]:
-    """Keys and values of a layer, [rows, heads, columns, head], under their attributes' names.
-
-    Empty for a layer that reads another one's. The library types its layers too widely to say so.
-    """
-    states = {name: getattr(layer, name, None) for name in ("keys", "values")}
-    return {name: tensor for name, tensor in states.items() if tensor is not None}
+    def _roomy(self) -> list[RoomyLayer]:
+        return [layer for layer in self._layers.layers if isinstance(layer, RoomyLayer)]

@@ -50,8 +50,10 @@ class Clock:
         return self.now_s
 
 
-def console_to(file, *, terminal, width=80):
-    return Console(file=file, force_terminal=terminal, width=width, color_system=None, _environ={})
+def console_to(file, *, terminal, width=80, colors=None):
+    return Console(
+        file=file, force_terminal=terminal, width=width, color_system=colors, _environ={}
+    )
 
 
 def changed(**fields):
@@ -73,10 +75,10 @@ def plain(out, clock):
     return PlainView(console_to(out, terminal=False), clock=clock, interval_s=5.0)
 
 
-def panel_of(*actions, width=80):
+def panel_of(*actions, width=80, colors=None):
     """Return the last frame that a panel of so many columns shows after some actions."""
     out = io.StringIO()
-    with RichView(console_to(out, terminal=True, width=width)) as view:
+    with RichView(console_to(out, terminal=True, width=width, colors=colors)) as view:
         for action in actions:
             action(view)
         out.truncate(0)
@@ -116,7 +118,7 @@ def test_a_panel_draws_a_trend_from_one_point_per_step():
         update(changed(step=step, reward_mean=reward, ess_ratio=None))
         for step, reward in [(1, 0.0), (1, 0.0), (2, 0.5), (3, 1.0)]
     ]
-    assert "▁▅█ " in panel_of(*updates)
+    assert " ▁▅█ " in panel_of(*updates)
 
 
 def test_a_panel_shows_nothing_of_what_it_does_not_know():
@@ -128,6 +130,20 @@ def test_a_panel_shows_nothing_of_what_it_does_not_know():
 def test_a_panel_keeps_the_last_few_events():
     panel = panel_of(*(lambda view, n=n: view.event(f"event {n}") for n in range(9)))
     assert [n for n in range(9) if f"event {n}" in panel] == [6, 7, 8]  # and the one that ends it
+
+
+@pytest.mark.parametrize(
+    ("ess_ratio", "code"), [(0.46, "32"), (0.45, "33"), (0.093, "33"), (0.091, "1;31")]
+)
+def test_an_ess_ratio_is_colored_by_its_share_of_the_on_policy_one(ess_ratio, code):
+    panel = panel_of(update(changed(ess_ratio=ess_ratio)), colors="standard")
+    assert f"\x1b[{code}m{ess_ratio:.2f} of 0.92" in panel
+
+
+@pytest.mark.parametrize(("lag_max", "alarming"), [(8, False), (9, True)])
+def test_a_lag_above_its_bound_is_alarming(lag_max, alarming):
+    panel = panel_of(update(changed(lag_max=lag_max)), colors="standard")
+    assert (f"\x1b[1;31mp50 2 max {lag_max} of 8" in panel) is alarming
 
 
 def test_a_message_cannot_steer_the_terminal_or_the_markup():

@@ -82,7 +82,6 @@ def test_a_taken_port_is_an_error():
 @pytest.mark.parametrize("part", [exercised_learner, exercised_rollout, exercised_host])
 def test_promtool_finds_nothing_to_say(part):
     own = "\n".join(line for line in scrape(part()).splitlines() if "vcpo_" in line) + "\n"
-    checked = subprocess.run(
-        ["promtool", "check", "metrics"], input=own, capture_output=True, text=True, timeout=60
-    )
+    command = ["promtool", "check", "metrics"]
+    checked = subprocess.run(command, input=own, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")

@@ -67,9 +67,9 @@ def test_the_lag_shows_mean_median_and_maximum(run, metrics_of):
 
 
 def test_a_step_without_a_number_is_a_gap_and_a_mark(run, metrics_of):
-    metrics = metrics_of({"step": 3, "ess_ratio": math.nan, "skipped": "loss is not finite"})
-    chart = charts_by_name(run, metrics)["ess"]
-    assert values_of(chart, "ESS ratio") == [(3, None)]
+    skipped = {"step": 3, "ess_ratio": math.nan, "skipped": "loss is not finite"}
+    chart = charts_by_name(run, metrics_of({"step": 2, "ess_ratio": 0.5}, skipped))["ess"]
+    assert values_of(chart, "ESS ratio") == [(2, 0.5), (3, None)]
     assert [mark.label for mark in chart.horizon.marks] == ["step 3 skipped: loss is not finite"]
 
 

@@ -2,6 +2,7 @@ import base64
 import hashlib
 import json
 import re
+import time
 from html.parser import HTMLParser
 
 import pytest
@@ -46,6 +47,16 @@ def test_the_report_has_the_four_curves_and_four_details(run, make_step):
     ]
 
 
+@pytest.fixture
+def far_from_greenwich(monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("far_from_greenwich")
 def test_events_stand_in_the_log_with_their_time_in_utc(run, make_event):
     words = Elements(render_report(run, EMPTY, [make_event("main-1 is gone", 86_461.0)])).words
     assert {"1970-01-02 00:01:01", "host", "WorkerLost", "main-1 is gone"} <= set(words)

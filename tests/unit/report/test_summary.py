@@ -49,10 +49,10 @@ def test_a_single_evaluation_is_no_progress(run, make_evaluation):
 
 def test_wall_time_runs_from_the_first_record_to_the_last(run, make_step, make_event):
     steps = [
-        make_step(1, time_unix_s=1010.0, tokens_per_s=100.0),
+        make_step(1, time_unix_s=1000.0, tokens_per_s=100.0),
         make_step(2, time_unix_s=1192.0, tokens_per_s=300.0),
     ]
-    value = headline(run, metrics_of(*steps), "Wall time", [make_event("started", 1000.0)])
+    value = headline(run, metrics_of(*steps), "Wall time", [make_event("lost", 1100.0)])
     assert value == ("3m 12s", "200 tokens/s on average")
 
 
@@ -115,15 +115,14 @@ def test_the_ess_floor_is_relative_to_the_on_policy_ratio(run, make_step):
 
 def test_skipped_steps_are_counted_by_reason(run, make_step):
     steps = [
-        make_step(1, skipped="loss is not finite"),
-        make_step(2, skipped="loss is not finite"),
-        make_step(3, skipped="gradient is not finite"),
+        make_step(1, skipped="diverged"),
+        make_step(2, skipped="diverged"),
+        make_step(3, skipped="no gradient"),
     ]
     assert findings_about(run, steps, "no update") == [
         (
             Verdict.NOTICE,
-            "3 steps made no update, marked ▲ below the curves: "
-            "loss is not finite (2), gradient is not finite (1).",
+            "3 steps made no update, marked ▲ below the curves: diverged (2), no gradient (1).",
         )
     ]
 

@@ -1,6 +1,8 @@
 """Small models of three families, and batches of trajectories that they might have sampled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import add
 from random import Random
 
 import torch
@@ -133,40 +135,40 @@ def own_logprobs(model: nn.Module, one: Trajectory, *, temperature: float = 1.0)
 
 
 def sampled_groups(
-    model: nn.Module,
-    *,
-    num_groups: int = 3,
-    group_size: int = 4,
-    seed: int = 0,
-    staleness: float = 0.3,
-    temperature: float = 1.0,
+    model: nn.Module, *, num_groups: int = 3, group_size: int = 4, staleness: float = 0.3
 ) -> list[list[Trajectory]]:
-    """Groups of random tokens, lengths and rewards, one group at least with unequal rewards.
+    """Groups of random tokens and lengths; within each, rewards differ.
 
     staleness: largest change per token between the model's log-probabilities and the rollouts'.
     """
-    random = Random(seed)
+    random = Random(0)
     groups = []
     for group in range(num_groups):
-        prompt = tuple(random.choices(range(1, VOCABULARY), k=random.randint(1, 5)))
+        prompt = _random_tokens(random, at_most=5)
         rows = []
         for row in range(group_size):
-            response = tuple(random.choices(range(1, VOCABULARY), k=random.randint(1, 6)))
             drawn = trajectory(
                 group * group_size + row,
                 prompt=prompt,
-                response=response,
-                reward=float(row % 2) + 0.25 * group,
+                response=_random_tokens(random, at_most=6),
+                reward=row % 2 + 0.25 * row + 0.5 * group,
             )
-            with torch.no_grad():
-                exact = own_logprobs(model, drawn, temperature=temperature).tolist()
-            logprobs = tuple(value + random.uniform(-staleness, staleness) for value in exact)
-            rows.append(_with_logprobs(drawn, logprobs))
+            noise = [random.uniform(-staleness, staleness) for _ in drawn.response_token_ids]
+            rows.append(sampled_by(model, drawn, noise))
         groups.append(rows)
     return groups
 
 
-def _with_logprobs(one: Trajectory, logprobs: tuple[float, ...]) -> Trajectory:
-    from dataclasses import replace
+def sampled_by(model: nn.Module, one: Trajectory, noise: Sequence[float]) -> Trajectory:
+    """The same tokens as sampled by a policy that is off the model's by `noise` nats per token."""
+    with torch.no_grad():
+        exact = own_logprobs(model, one).tolist()
+    return replace(one, rollout_logprobs=tuple(map(add, exact, noise)))
 
-    return replace(one, rollout_logprobs=logprobs)
+
+def with_rewards(group: Sequence[Trajectory], rewards: Sequence[float]) -> list[Trajectory]:
+    return [replace(one, reward=reward) for one, reward in zip(group, rewards, strict=True)]
+
+
+def _random_tokens(random: Random, *, at_most: int) -> tuple[int, ...]:
+    return tuple(random.choices(range(1, VOCABULARY), k=random.randint(1, at_most)))

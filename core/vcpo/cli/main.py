@@ -1,0 +1,157 @@
+"""`vcpo`: run, validate, report, schema."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from vcpo.local.fleet import FleetError, check_installed
+from vcpo.local.host import Ending, Host, HostOptions
+from vcpo.local.run_dir import RunDir, new_run_dir, with_local_model
+from vcpo.local.summary import summarize
+from vcpo.local.view import make_view
+from vcpo.report import write_report
+from vcpo.spec import SpecError, VCPORun, json_schema, load_run
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="""
+Asynchronous RL post-training of language models that stays stable (VCPO).
+
+A run is one YAML file of kind `VCPORun`; the same file runs here and in a cluster.
+
+* **vcpo validate run.yaml** says everything that is wrong with a file, at once
+* **vcpo run run.yaml** starts a learner and rollout workers on this machine and shows them work
+* **vcpo run run.yaml --run-dir DIR --resume** goes on from the newest checkpoint
+* **vcpo report DIR** writes DIR/report.html from a run's records
+* **kubectl apply -f run.yaml** hands the same run to the operator
+
+Ctrl-C ends a run in good order, with a checkpoint; a second Ctrl-C ends it at once.
+""",
+)
+
+_OUT = Console()
+_ERR = Console(stderr=True)
+_USER_ERROR = 2
+
+RunFile = Annotated[Path, typer.Argument(metavar="FILE", help="The run, a VCPORun in YAML.")]
+
+
+@app.command()
+def run(
+    file: RunFile,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where records, checkpoints and the model go. [default: runs/NAME-NNN]"),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in --run-dir.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End with one line of JSON that sums the run up.")
+    ] = False,
+    metrics_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the host's /metrics; 0 takes a free one.")
+    ] = 0,
+) -> None:
+    """Train on this machine: one learner process, as many rollout workers as the run allows.
+
+    The run's directory then holds spec.yaml, metrics.jsonl, events.jsonl, checkpoints/, model/
+    (loads with AutoModelForCausalLM.from_pretrained), logs/ and report.html.
+    """
+    loaded = _load(file)
+    directory = _directory(loaded, run_dir, resume=resume)
+    try:
+        check_installed()
+    except FleetError as error:
+        _fail(str(error))
+    directory.create(loaded)
+    _OUT.print(f"run directory: {directory.path}", soft_wrap=True)
+    options = HostOptions(resume=resume, metrics_port=metrics_port)
+    with make_view(_OUT) as view:
+        ending = asyncio.run(Host(loaded, directory, view, options).run())
+    report_path = write_report(directory.path)
+    summary = summarize(directory.path)
+    _OUT.print(_summary_table(summary, ending))
+    _OUT.print(f"report: {report_path}", soft_wrap=True)
+    if as_json:
+        _OUT.print(json.dumps(summary), soft_wrap=True, markup=False, highlight=False)
+    raise typer.Exit(int(ending))
+
+
+@app.command()
+def validate(file: RunFile) -> None:
+    """Check a run file: every problem at once, each with its field, the value and the cure."""
+    loaded = _load(file)
+    batch = loaded.spec.batch
+    _OUT.print(
+        f"{file}: valid. {loaded.metadata.name}: {loaded.spec.steps} steps of "
+        f"{batch.prompts_per_step} prompts x {batch.trajectories_per_prompt} trajectories, "
+        f"lag at most {loaded.spec.algorithm.max_policy_lag_steps} versions.",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+@app.command()
+def report(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Directory of a local run.")],
+) -> None:
+    """Write RUN_DIR/report.html: reward, ESS, effective learning rate, lag, and what happened."""
+    if not RunDir(run_dir).is_used:
+        _fail(f"RUN_DIR: {run_dir} holds no run; give the directory that `vcpo run` printed")
+    try:
+        path = write_report(run_dir)
+    except SpecError as error:
+        _fail(str(error))
+    _OUT.print(str(path), soft_wrap=True)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a run file."""
+    typer.echo(json.dumps(json_schema(), indent=2))
+
+
+def _load(file: Path) -> VCPORun:
+    try:
+        return with_local_model(load_run(file), file)
+    except SpecError as error:
+        _fail(str(error))
+
+
+def _directory(loaded: VCPORun, path: Path | None, *, resume: bool) -> RunDir:
+    if path is None:
+        if resume:
+            _fail("--resume: needs --run-dir, the directory of the run to go on with")
+        return new_run_dir(loaded.metadata.name, Path("runs"))
+    directory = RunDir(path)
+    if directory.is_used and not resume:
+        _fail(f"--run-dir: {path} already holds a run; add --resume, or give another directory")
+    return directory
+
+
+def _summary_table(summary: dict[str, Any], ending: Ending) -> Table:
+    table = Table(title=f"{ending.name.lower()}", show_header=False, title_justify="left")
+    for key, value in summary.items():
+        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+        table.add_row(key, shown)
+    return table
+
+
+def _fail(message: str) -> NoReturn:
+    _ERR.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(_USER_ERROR)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,152 @@
+"""The fleet of a local run: one learner process and as many rollout workers as are wanted."""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from vcpo.lifecycle import TOKEN_VARIABLE
+from vcpo.local.processes import Child, start_child, stop_all, wait_for_exit
+from vcpo.local.run_dir import RunDir
+from vcpo.spec import VCPORun
+
+_HEAVY_MODULES = ("torch", "transformers", "vcpo_learner", "vcpo_rollout")
+_ANY_PORT = "127.0.0.1:0"
+_USER_ERROR = 2
+_QUICK_DEATH_S = 30.0
+_MAX_QUICK_DEATHS = 3
+
+
+class FleetError(RuntimeError):
+    """The run cannot go on: a process failed in a way that starting it again will not cure."""
+
+
+def check_installed() -> None:
+    """Check that this environment can run learner and workers.
+
+    Raises:
+        FleetError: naming what is missing and how to get it.
+    """
+    missing = [name for name in _HEAVY_MODULES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise FleetError(
+            f"not installed here: {', '.join(missing)}. Cure: pip install 'vcpo[local]'"
+        )
+
+
+class Fleet:
+    """Starts and stops the processes of one local run."""
+
+    def __init__(self, run: VCPORun, run_dir: RunDir) -> None:
+        self.token = secrets.token_urlsafe(24)
+        """Shared by this run's processes alone."""
+        self.learner: Child | None = None
+        self._run = run
+        self._run_dir = run_dir
+        self._workers: dict[str, list[Child]] = {group.name: [] for group in run.spec.rollouts}
+        self._leaving: list[Child] = []
+        self._started = 0
+        self._quick_deaths = 0
+
+    @property
+    def workers(self) -> Mapping[str, Sequence[Child]]:
+        """Workers that are to run, by rollout group."""
+        return self._workers
+
+    @property
+    def children(self) -> list[Child]:
+        """Every process of the run, those on their way out included."""
+        workers = [child for group in self._workers.values() for child in group]
+        return [*([self.learner] if self.learner else []), *workers, *self._leaving]
+
+    def start_learner(self, *, resume: bool, port: int = 0) -> Child:
+        """Start the learner; `port` 0 takes a free one, a restart keeps the one before."""
+        options = [f"--listen=127.0.0.1:{port}", f"--metrics-listen={_ANY_PORT}"]
+        options += [f"--run-dir={self._run_dir.path}", *(["--resume"] if resume else [])]
+        self.learner = self._start(
+            "learner", "vcpo_learner", options, self._run.spec.learner.threads
+        )
+        return self.learner
+
+    def scale(
+        self, replicas: Mapping[str, int], learner_port: int, busy: Mapping[str, int]
+    ) -> None:
+        """Start and stop workers until each group has as many as wanted.
+
+        The idlest leave first; `busy` is how many trajectories each worker has in flight.
+        """
+        for group, wanted in replicas.items():
+            workers = self._workers[group]
+            while len(workers) < wanted:
+                workers.append(self._start_worker(group, learner_port))
+            workers.sort(key=lambda child: busy.get(child.name, 0), reverse=True)
+            while len(workers) > wanted:
+                worker = workers.pop()
+                worker.ask_to_leave()
+                self._leaving.append(worker)
+
+    def reap(self) -> list[Child]:
+        """Forget processes that have ended; returns the workers that ended unasked.
+
+        Raises:
+            FleetError: when a worker says that the user must put something right, or workers keep
+                dying as soon as they are started.
+        """
+        self._leaving = [child for child in self._leaving if child.exit_code is None]
+        dead = [child for group in self._workers.values() for child in group if _has_failed(child)]
+        for group, workers in self._workers.items():
+            self._workers[group] = [child for child in workers if child.exit_code is None]
+        for child in dead:
+            self._judge(child)
+        return dead
+
+    async def stop(self, grace_s: float) -> None:
+        """Ask everybody to leave, and see that they are gone."""
+        await stop_all(self.children, grace_s)
+
+    async def wait_for_learner(self, timeout_s: float) -> bool:
+        """Wait for the learner to end by itself; False when it has not in time."""
+        return self.learner is None or not await wait_for_exit([self.learner], timeout_s)
+
+    def kill(self) -> None:
+        """Kill everybody at once."""
+        for child in self.children:
+            child.kill()
+
+    def _judge(self, child: Child) -> None:
+        if child.exit_code == _USER_ERROR:
+            raise FleetError(f"{child.name} cannot work:\n{child.log_tail(5)}")
+        quick = time.monotonic() - child.started_s < _QUICK_DEATH_S
+        killed = child.exit_code is not None and child.exit_code < 0
+        self._quick_deaths = self._quick_deaths + 1 if quick and not killed else 0
+        if self._quick_deaths >= _MAX_QUICK_DEATHS:
+            raise FleetError(f"workers keep dying, the last one with:\n{child.log_tail(15)}")
+
+    def _start_worker(self, group: str, learner_port: int) -> Child:
+        name = f"{group}-{self._started}"
+        self._started += 1
+        options = [f"--learner=127.0.0.1:{learner_port}", f"--group={group}", f"--worker-id={name}"]
+        options += [f"--listen={_ANY_PORT}", f"--metrics-listen={_ANY_PORT}"]
+        threads = next(one.threads for one in self._run.spec.rollouts if one.name == group)
+        return self._start(name, "vcpo_rollout", options, threads)
+
+    def _start(self, name: str, module: str, options: Sequence[str], threads: int | None) -> Child:
+        ready_file = self._run_dir.ready_file(name)
+        environment = {TOKEN_VARIABLE: self.token, "TOKENIZERS_PARALLELISM": "false"}
+        if threads is not None:
+            environment["OMP_NUM_THREADS"] = str(threads)
+        command = [sys.executable, "-m", module, str(self._run_dir.spec), *options]
+        return start_child(
+            name,
+            [*command, f"--ready-file={ready_file}", "--exit-with-parent"],
+            log=self._run_dir.log(name),
+            ready_file=ready_file,
+            environment=environment,
+        )
+
+
+def _has_failed(child: Child) -> bool:
+    return child.exit_code not in {None, 0}

@@ -1,0 +1,110 @@
+"""The host's own processes: started, watched, stopped; never anybody else's.
+
+Every child holds the reading end of a pipe as its standard input. When the host is gone, however it
+went, the pipe ends and the child leaves (`vcpo.lifecycle.on_parent_exit`): no orphan stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vcpo.lifecycle import Ready, read_ready
+
+_POLL_S = 0.05
+_TAIL_BYTES = 4096
+
+
+@dataclass(slots=True, kw_only=True)
+class Child:
+    """One process of this host."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    ready_file: Path
+    started_s: float
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended; negative is a signal's number; None while it runs."""
+        return self.process.poll()
+
+    @property
+    def ready(self) -> Ready | None:
+        """Where it serves; None while it does not yet."""
+        return read_ready(self.ready_file)
+
+    def ask_to_leave(self) -> None:
+        """Send SIGTERM, once it is not gone already."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._send(signal.SIGKILL)
+
+    def log_tail(self, max_lines: int) -> str:
+        """The last lines of its log."""
+        with contextlib.suppress(OSError), self.log.open("rb") as log:
+            log.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+            return "\n".join(lines[-max_lines:])
+        return ""
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
+
+def start_child(
+    name: str,
+    command: Sequence[str],
+    *,
+    log: Path,
+    ready_file: Path,
+    environment: Mapping[str, str],
+) -> Child:
+    """Start a process of this host, in a session of its own so that Ctrl-C reaches only the host."""
+    ready_file.unlink(missing_ok=True)
+    with log.open("ab") as output:
+        process = subprocess.Popen(  # noqa: S603 - our own modules, by our own interpreter
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+    return Child(
+        name=name, process=process, log=log, ready_file=ready_file, started_s=time.monotonic()
+    )
+
+
+async def wait_for_exit(children: Iterable[Child], timeout_s: float) -> list[Child]:
+    """Wait until all have ended, at most `timeout_s` seconds; returns those that have not."""
+    deadline_s = time.monotonic() + timeout_s
+    left = [child for child in children if child.exit_code is None]
+    while left and time.monotonic() < deadline_s:
+        await asyncio.sleep(_POLL_S)
+        left = [child for child in left if child.exit_code is None]
+    return left
+
+
+async def stop_all(children: Iterable[Child], grace_s: float) -> None:
+    """Ask all to leave; kill those that have not after `grace_s` seconds."""
+    everyone = list(children)
+    for child in everyone:
+        child.ask_to_leave()
+    for child in await wait_for_exit(everyone, grace_s):
+        child.kill()
+    await wait_for_exit(everyone, grace_s)
+    for child in everyone:
+        if child.process.stdin is not None:
+            child.process.stdin.close()

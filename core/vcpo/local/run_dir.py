@@ -1,0 +1,77 @@
+"""The directory of a local run: where everything about it lies.
+
+```
+spec.yaml      the run as given, every default filled in
+metrics.jsonl  steps and evaluations        events.jsonl  what happened
+checkpoints/   to resume from               model/        the trained model, at the end
+logs/          one per process              report.html   the report
+```
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vcpo.journal import METRICS_FILE
+from vcpo.spec import FieldProblem, SpecError, VCPORun, run_to_yaml
+
+_MAX_RUNS = 10_000
+
+
+class RunDir:
+    """Paths below a run directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.spec = path / "spec.yaml"
+        self.logs = path / "logs"
+        self.processes = path / "processes"
+        self.model = path / "model"
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a run has left records here."""
+        return self.spec.exists() or (self.path / METRICS_FILE).exists()
+
+    def create(self, run: VCPORun) -> None:
+        """Make the directory and write the run's file."""
+        for folder in (self.path, self.logs, self.processes):
+            folder.mkdir(parents=True, exist_ok=True)
+        for stale in self.processes.iterdir():
+            stale.unlink()
+        self.spec.write_text(run_to_yaml(run), encoding="utf-8")
+
+    def log(self, process: str) -> Path:
+        """Where a process writes."""
+        return self.logs / f"{process}.log"
+
+    def ready_file(self, process: str) -> Path:
+        """Where a process says that it serves."""
+        return self.processes / f"{process}.json"
+
+
+def new_run_dir(name: str, parent: Path) -> RunDir:
+    """A directory not used before: `<parent>/<name>-001`, `-002` and so on."""
+    for number in range(1, _MAX_RUNS):
+        candidate = RunDir(parent / f"{name}-{number:03d}")
+        if not candidate.path.exists():
+            return candidate
+    raise FileExistsError(f"{parent}: holds {_MAX_RUNS} runs of {name}; remove some")
+
+
+def with_local_model(run: VCPORun, run_file: Path) -> VCPORun:
+    """The run with a model directory beside its file spelled out; a hub name stays as it is.
+
+    Raises:
+        SpecError: when the name can only be a path and nothing is there.
+    """
+    name = run.spec.model.name
+    beside = (run_file.parent / name).resolve()
+    if beside.is_dir():
+        model = run.spec.model.model_copy(update={"name": str(beside)})
+        return run.model_copy(update={"spec": run.spec.model_copy(update={"model": model})})
+    if name.startswith((".", "/", "~")):
+        message = f"is no directory; looked at {beside}"
+        problem = FieldProblem(path="spec.model.name", value=repr(name), message=message)
+        raise SpecError(str(run_file), [problem])
+    return run

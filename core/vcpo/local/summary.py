@@ -1,0 +1,47 @@
+"""What a run came to, in one JSON object."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vcpo.journal import Metrics, read_metrics
+
+
+def summarize(run_dir: Path) -> dict[str, Any]:
+    """Sum up a run from its records; None where it has none.
+
+    Accuracies are those of the first and the last evaluation. `trajectories` are the counts at the
+    last step: leased = consumed + sum(dropped) + in_flight + buffered.
+    """
+    metrics = read_metrics(run_dir)
+    steps = metrics.steps
+    taken = [step for step in steps if step.skipped is None]
+    last = steps[-1] if steps else None
+    return {
+        "accuracy_before": _accuracy(metrics, 0),
+        "accuracy_after": _accuracy(metrics, -1),
+        "steps": last.step if last else 0,
+        "skipped_steps": len(steps) - len(taken),
+        "workers": max((step.workers for step in steps), default=0),
+        "policy_lag_max": max((step.lag_max for step in steps), default=None),
+        "policy_lag_mean": _mean([step.lag_mean for step in steps]),
+        "ess_ratio_min": min((step.ess_ratio for step in taken), default=None),
+        "learning_rate_scale_min": min((step.learning_rate_scale for step in taken), default=None),
+        "trajectories": {
+            "leased": last.leased if last else 0,
+            "consumed": last.consumed if last else 0,
+            "dropped": dict(last.dropped) if last else {},
+            "in_flight": last.in_flight if last else 0,
+            "buffered": last.buffered if last else 0,
+        },
+        "report": str(run_dir / "report.html"),
+    }
+
+
+def _accuracy(metrics: Metrics, index: int) -> float | None:
+    return metrics.evaluations[index].accuracy if metrics.evaluations else None
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

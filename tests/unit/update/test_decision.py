@@ -1,0 +1,104 @@
+import math
+from random import Random
+
+import pytest
+
+from vcpo.algo import MismatchCalibration, NonFiniteWeightError
+from vcpo.spec.algorithm import Algorithm
+from vcpo_learner.decision import ScoredTrajectory, decide, informative, on_policy_ess_ratio
+
+UNCALIBRATED = MismatchCalibration()
+
+
+def scored(*, reward=0.0, weight=1.0, squared_norm=1.0, is_fresh=False, num_tokens=4):
+    return ScoredTrajectory(
+        reward=reward,
+        num_tokens=num_tokens,
+        log_weight=math.log(weight) if weight > 0.0 else -math.inf,
+        squared_gradient_norm=squared_norm,
+        is_fresh=is_fresh,
+    )
+
+
+def decided(groups, **algorithm):
+    return decide(groups, Algorithm.model_validate(algorithm), UNCALIBRATED)
+
+
+def test_optimal_advantages_count_the_truncated_weight_once():
+    # Weights 1, 1/2, 4 cut at 2; w^2 n = 1, 1/4 * 4 = 1, 4 * 1/2 = 2; b = (1*1 + 0 + 2*3) / 4 = 7/4.
+    group = [
+        scored(reward=1.0),
+        scored(reward=0.0, weight=0.5, squared_norm=4.0),
+        scored(reward=3.0, weight=4.0, squared_norm=0.5),
+    ]
+    decision = decided([group], importanceWeightCap=2.0)
+    assert decision.advantages == pytest.approx((-0.75, -1.75, 1.25))
+
+
+def test_a_coefficient_is_minus_advantage_times_truncated_weight_over_batch():
+    group = [scored(reward=1.0, weight=4.0), scored(reward=0.0, weight=0.5)]
+    decision = decided([group], baseline="groupMean", importanceWeightCap=2.0)
+    assert decision.coefficients == pytest.approx((-0.5 * 2.0 / 2, 0.5 * 0.5 / 2))
+
+
+def test_the_ess_sees_the_whole_batch_before_truncation():
+    # Weights 1, 1/2, 2, 4: 7.5^2 / 21.25 / 4 = 0.6618.
+    groups = [[scored(), scored(weight=0.5)], [scored(weight=2.0), scored(weight=4.0)]]
+    decision = decided(groups, importanceWeightCap=1.0)
+    assert decision.ess_ratio == pytest.approx(56.25 / 21.25 / 4)
+
+
+def test_the_scale_is_the_root_of_the_ratio_over_the_given_on_policy_ratio():
+    groups = [[scored(), scored(weight=0.0)]]
+    decision = decided(groups, onPolicyEssRatio=0.8)
+    assert decision.learning_rate_scale == pytest.approx(math.sqrt(0.5 / 0.8))
+
+
+def test_equal_rewards_give_coefficients_of_exactly_zero():
+    group = [scored(reward=0.1, weight=0.3), scored(reward=0.1, weight=1.7)]
+    assert decided([group]).coefficients == (0.0, 0.0)
+
+
+def test_a_weight_of_zero_hides_a_norm_that_is_not_a_number():
+    group = [scored(reward=1.0), scored(weight=0.0, squared_norm=math.nan)]
+    assert decided([group]).advantages == (0.0, -1.0)
+
+
+def test_a_norm_that_is_not_a_number_refuses_the_step():
+    group = [scored(reward=1.0), scored(squared_norm=math.nan)]
+    with pytest.raises(NonFiniteWeightError, match=r"squared_norms\[1\] is nan"):
+        decided([group])
+
+
+def test_fresh_trajectories_calibrate_the_on_policy_ratio():
+    # 0.04 nats^2 per token over 4 tokens: log w ~ N(-0.08, 0.16), ratio exp(-0.16) = 0.852.
+    random = Random(0)
+    weights = [math.exp(random.gauss(-0.08, 0.4)) for _ in range(400)]
+    group = [scored(weight=weight, is_fresh=True) for weight in weights]
+    assert decided([group]).on_policy_ess_ratio == pytest.approx(0.852, abs=0.03)
+
+
+def test_stale_trajectories_do_not_calibrate():
+    group = [scored(weight=weight) for weight in [0.5, 2.0] * 100]
+    assert decided([group]).calibration == UNCALIBRATED
+
+
+def test_a_given_on_policy_ratio_is_taken_as_it_is():
+    given = Algorithm(on_policy_ess_ratio=0.3)
+    assert on_policy_ess_ratio([5, 6], given, UNCALIBRATED) == 0.3
+
+
+@pytest.mark.parametrize(
+    ("rewards", "algorithm", "expected"),
+    [
+        ([[1, 1], [0, 1]], {}, [False, False, True, True]),
+        ([[1, 1], [0, 0]], {"baselineScope": "batch"}, [True] * 4),
+        ([[1, 1], [1, 1]], {"baselineScope": "batch"}, [False] * 4),
+        ([[1, 0], [1, 1]], {"baseline": "none"}, [True, False, True, True]),
+    ],
+    ids=["by group", "batch with two rewards", "batch with one reward", "no baseline"],
+)
+def test_a_trajectory_is_informative_when_its_advantage_may_differ_from_zero(
+    rewards, algorithm, expected
+):
+    assert informative(rewards, Algorithm.model_validate(algorithm)) == expected

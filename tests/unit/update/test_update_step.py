@@ -1,0 +1,239 @@
+import io
+import math
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.unit.update.estimator import CAP, first_moments, make_spec
+from tests.unit.update.models import (
+    PAD,
+    llama,
+    sampled_by,
+    sampled_groups,
+    seeded,
+    trajectory,
+    with_rewards,
+)
+from vcpo_learner.update import PolicyUpdate, SkipReason
+
+
+def flat(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def base_rates(update):
+    return {group["lr"] for group in update.state_dict()["optimizer"]["param_groups"]}
+
+
+def with_log_weight(model, one, log_weight):
+    """The trajectory with rollout log-probabilities forged so that its weight is exp(log_weight)."""
+    return sampled_by(model, one, [-log_weight, *[0.0] * (len(one.response_token_ids) - 1)])
+
+
+def with_optimizer(spec, **settings):
+    optimizer = spec.optimizer.model_copy(update=settings)
+    return spec.model_copy(update={"optimizer": optimizer})
+
+
+def saved_and_loaded(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def four_weights(model):
+    """One group with weights 1, 1/2, 2, 4, of ESS ratio 7.5^2 / 21.25 / 4."""
+    rows = [trajectory(number, reward=float(number % 2)) for number in range(4)]
+    weights = [1.0, 0.5, 2.0, 4.0]
+    return [with_log_weight(model, *row) for row in zip(rows, map(math.log, weights), strict=True)]
+
+
+def test_the_learning_rate_is_scaled_by_the_root_of_the_ess_ratio():
+    model = seeded(llama, dtype=torch.float64)
+    update = PolicyUpdate(model, make_spec(), PAD)
+    result = update.step([four_weights(model)], policy_version=9)
+    assert result.ess_ratio == pytest.approx(56.25 / 21.25 / 4)
+    assert result.learning_rate == pytest.approx(1e-3 * math.sqrt(56.25 / 21.25 / 4))
+
+
+def test_the_base_learning_rate_is_restored_after_the_step():
+    model = seeded(llama)
+    update = PolicyUpdate(model, make_spec(), PAD)
+    assert update.step([four_weights(model)], policy_version=9).learning_rate_scale < 1.0
+    assert base_rates(update) == {1e-3}
+
+
+def test_the_first_step_moves_no_parameter_by_more_than_the_scaled_rate():
+    model = seeded(llama, dtype=torch.float64)
+    before = flat(model)
+    result = PolicyUpdate(model, make_spec(), PAD).step([four_weights(model)], policy_version=9)
+    moved = float((flat(model) - before).abs().max())
+    assert moved == pytest.approx(result.learning_rate, rel=1e-3)
+
+
+def test_the_result_describes_the_batch():
+    model = seeded(llama, dtype=torch.float64)
+    result = PolicyUpdate(model, make_spec(), PAD).step([four_weights(model)], policy_version=9)
+    assert (result.reward_mean, result.response_tokens_mean) == (0.5, 3.0)
+    assert result.importance_weight_max == pytest.approx(4.0)
+    assert result.log_weights == pytest.approx([0.0, -math.log(2), math.log(2), math.log(4)])
+
+
+def test_the_gradient_norm_is_the_one_before_clipping():
+    model, other = seeded(llama), seeded(llama)
+    groups = sampled_groups(model)
+    long = PolicyUpdate(model, make_spec(), PAD)
+    clipped = PolicyUpdate(other, with_optimizer(make_spec(), max_gradient_norm=1e-3), PAD)
+    norms = [update.step(groups, policy_version=9).gradient_norm for update in (long, clipped)]
+    assert norms == pytest.approx([float(first_moments(long).norm())] * 2, rel=1e-5)
+    assert float(first_moments(clipped).norm()) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_the_baseline_shift_is_measured_from_the_group_mean():
+    # Without a baseline 0 is subtracted: 0 minus the mean reward of 1/2.
+    model = seeded(llama)
+    update = PolicyUpdate(model, make_spec(baseline="none"), PAD)
+    shift = update.step([four_weights(model)], policy_version=9).baseline_shift
+    assert shift == pytest.approx(-0.5)
+
+
+def test_a_warmup_counts_the_steps_that_were_taken():
+    model = seeded(llama)
+    spec = with_optimizer(make_spec(learningRateRule="none"), warmup_steps=4)
+    update = PolicyUpdate(model, spec, PAD)
+    groups = sampled_groups(model)
+    silent = [with_rewards(group, [1.0] * 4) for group in groups]
+    batches = [groups, silent, groups]
+    rates = [update.step(batch, policy_version=9).learning_rate for batch in batches]
+    assert rates == pytest.approx([2.5e-4, 0.0, 5e-4])
+
+
+def test_a_huge_weight_is_truncated_and_leaves_the_batch_an_ess_of_one():
+    model = seeded(llama)
+    (first, second, third, fourth), *_ = sampled_groups(model)
+    group = [with_log_weight(model, first, 1e4), second, third, fourth]
+    result = PolicyUpdate(model, make_spec(), PAD).step([group], policy_version=9)
+    assert (result.ess_ratio, result.learning_rate_scale) == (0.25, 0.5)
+    assert result.importance_weight_max == sys.float_info.max
+    assert result.skipped is None
+    assert torch.isfinite(flat(model)).all()
+
+
+def test_a_huge_weight_counts_in_the_gradient_with_the_cap():
+    model = seeded(llama, dtype=torch.float64)
+    one = trajectory(0, reward=1.0)
+    spec = make_spec(baseline="none")
+    moments = []
+    for log_weight in (1e4, math.log(CAP)):
+        update = PolicyUpdate(seeded(llama, dtype=torch.float64), spec, PAD)
+        update.step([[with_log_weight(model, one, log_weight)]], policy_version=9)
+        moments.append(first_moments(update))
+    torch.testing.assert_close(*moments, rtol=1e-9, atol=1e-12)
+
+
+def test_logits_that_are_not_numbers_skip_the_step():
+    model = seeded(llama)
+    groups = sampled_groups(model)
+    update = PolicyUpdate(model, make_spec(), PAD)
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = math.nan
+    result = update.step(groups, policy_version=9)
+    assert (result.skipped, result.ess_ratio) == (SkipReason.NON_FINITE_WEIGHT, 0.0)
+    assert "log_ratios of trajectory 'lease/0'[0] is nan" in (result.skip_detail or "")
+
+
+def test_a_step_skipped_for_its_weights_leaves_the_state_alone():
+    model = seeded(llama)
+    groups = sampled_groups(model)
+    update = PolicyUpdate(model, make_spec(), PAD)
+    update.step(groups, policy_version=9)
+    parameters, moments = flat(model), first_moments(update).clone()
+    forged = [
+        [replace(one, rollout_logprobs=(-math.inf, -1.0, -1.0)) for one in four_weights(model)]
+    ]
+    assert update.step(forged, policy_version=9).skipped is SkipReason.NON_FINITE_WEIGHT
+    assert torch.equal(flat(model), parameters)
+    assert torch.equal(first_moments(update), moments)
+
+
+def test_a_gradient_that_is_not_finite_skips_the_step_and_leaves_the_moments_alone():
+    model = seeded(llama)
+    groups = sampled_groups(model)
+    update = PolicyUpdate(model, make_spec(), PAD)
+    update.step(groups, policy_version=9)
+    parameters, moments = flat(model), first_moments(update).clone()
+    model.lm_head.weight.register_hook(lambda gradient: gradient * math.inf)
+    result = update.step(groups, policy_version=9)
+    assert (result.skipped, result.learning_rate_scale, result.gradient_norm) == (
+        SkipReason.NON_FINITE_GRADIENT,
+        0.0,
+        0.0,
+    )
+    assert torch.equal(flat(model), parameters)
+    assert torch.equal(first_moments(update), moments)
+
+
+def test_a_batch_of_equal_rewards_is_skipped_and_moves_nothing():
+    model = seeded(llama)
+    spec = with_optimizer(make_spec(), weight_decay=0.1)
+    update = PolicyUpdate(model, spec, PAD)
+    groups = sampled_groups(model)
+    update.step(groups, policy_version=9)
+    parameters, moments = flat(model), first_moments(update).clone()
+    result = update.step([with_rewards(g, [0.1] * 4) for g in groups], policy_version=9)
+    assert (result.skipped, result.learning_rate_scale) == (SkipReason.NO_GRADIENT, 0.0)
+    assert torch.equal(flat(model), parameters)
+    assert torch.equal(first_moments(update), moments)
+
+
+def test_groups_of_equal_rewards_count_in_the_ess():
+    model = seeded(llama, dtype=torch.float64)
+    rows = four_weights(model)
+    groups = [with_rewards(rows[:2], [0.0, 1.0]), with_rewards(rows[2:], [1.0, 1.0])]
+    result = PolicyUpdate(model, make_spec(), PAD).step(groups, policy_version=9)
+    assert result.ess_ratio == pytest.approx(56.25 / 21.25 / 4)
+
+
+def test_only_trajectories_of_the_current_version_calibrate():
+    ratios = []
+    for version in (7, 8):
+        model = seeded(llama)
+        noisy = sampled_groups(model, num_groups=12)
+        update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None), PAD)
+        fresh = [[of_version(one, 8) for one in group] for group in noisy]
+        ratios.append(update.step(fresh, policy_version=version).on_policy_ess_ratio)
+    assert ratios[0] == 1.0
+    assert 0.5 < ratios[1] < 1.0
+
+
+def of_version(one, policy_version):
+    spans = tuple(replace(span, policy_version=policy_version) for span in one.version_spans)
+    return replace(one, version_spans=spans)
+
+
+def test_a_restored_update_takes_bit_identical_steps():
+    model, groups = seeded(llama), sampled_groups(seeded(llama))
+    spec = with_optimizer(make_spec(onPolicyEssRatio=None), warmup_steps=5, beta1=0.9)
+    update = PolicyUpdate(model, spec, PAD)
+    update.step(groups, policy_version=0)
+    twin = seeded(llama)
+    twin.load_state_dict(model.state_dict())
+    restored = PolicyUpdate(twin, spec, PAD)
+    restored.load_state_dict(saved_and_loaded(update.state_dict()))
+    results = [one.step(groups, policy_version=1) for one in (update, restored)]
+    assert results[0] == results[1]
+    assert torch.equal(flat(model), flat(twin))
+
+
+def test_a_state_that_lacks_a_part_is_refused():
+    update = PolicyUpdate(seeded(llama), make_spec(), PAD)
+    with pytest.raises(ValueError, match=r"state lacks \['calibration', 'optimizer'\]"):
+        update.load_state_dict({"steps_taken": 3})
+
+
+def test_an_empty_batch_is_refused():
+    with pytest.raises(ValueError, match="is empty"):
+        PolicyUpdate(seeded(llama), make_spec(), PAD).step([], policy_version=0)
