@@ -8,7 +8,7 @@ STUBS := core/vcpo/wire/v1
 .DEFAULT_GOAL := help
 
 help: ## say what each word does
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/installed system-packages ## make .venv with everything, and the browser the report's test opens
 
@@ -22,8 +22,8 @@ setup: .venv/installed system-packages ## make .venv with everything, and the br
 system-packages:
 	@scripts/system_packages.sh
 
-demo: .venv/installed ## train the tiny model asynchronously on this machine and open nothing but a terminal (about 3 minutes)
-	@$(BIN)/python -m benchmarks.demo
+demo: .venv/installed ## train a tiny model asynchronously on this machine and watch it (about 2 minutes)
+	@$(BIN)/vcpo run examples/sort_digits.yaml --json
 
 test: setup lint ## lint, types, layers, stub drift, then every test
 	$(BIN)/python -m pytest
@@ -43,7 +43,7 @@ protos: .venv/installed ## generate core/vcpo/wire/v1 from protos/
 	@$(BIN)/python scripts/generate_stubs.py
 
 bench: .venv/installed ## run every benchmark; the last line of each is one JSON object
-	@for name in reference_parity; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
+	@for name in reference_parity generation update_cost; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 clean: ## remove everything that was generated or installed
 	rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

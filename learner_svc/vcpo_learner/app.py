@@ -104,6 +104,7 @@ class _Parts:
         torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")
         incarnation = uuid.uuid4().hex[:8]
         self._drain_s = options.drain_s
+        self._asked_to_stop = asyncio.Event()
         self.dispatcher = Dispatcher(
             spec=spec,
             ledger=MemoryLedger(
@@ -145,7 +146,8 @@ class _Parts:
         self._spec = spec
 
     def drain(self, reason: str) -> None:
-        """Stop leasing; the training loop then saves and ends."""
+        """Stop leasing; the training loop then saves and ends. An ended run ends its linger."""
+        self._asked_to_stop.set()
         if self.dispatcher.phase is RunPhase.RUNNING:
             self.dispatcher.phase = RunPhase.DRAINING
             self.training.event("Draining", reason)
@@ -189,7 +191,9 @@ class _Parts:
             self.dispatcher.notify()
             raise
         # Workers and host learn of the end by asking; give them the time to ask.
-        await asyncio.sleep(linger_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(linger_s):
+                await self._asked_to_stop.wait()
         return phase
 
     async def _refresh(self) -> None:

@@ -17,12 +17,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from google.protobuf.message import DecodeError
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from vcpo.spec import VCPORun
@@ -30,6 +34,19 @@ from vcpo.wire.v1 import ledger_pb2
 
 _PREFIX = "step-"
 _FORMAT = 1
+_UNREADABLE = (
+    DecodeError,
+    EOFError,
+    KeyError,
+    OSError,
+    RuntimeError,
+    SafetensorError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+)
+"""What the readers of the four files raise for a file that is damaged or absent."""
+_Content = TypeVar("_Content")
 
 
 class CheckpointError(RuntimeError):
@@ -59,16 +76,20 @@ class CheckpointFolder:
         """Write a checkpoint, then remove the oldest ones beyond `keep`."""
         target = self._folder / f"{_PREFIX}{checkpoint.step:08d}"
         partial = self._folder / f".{target.name}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
+        for abandoned in self._folder.glob(f".{_PREFIX}*.partial"):
+            shutil.rmtree(abandoned)
         partial.mkdir(parents=True)
         save_file(checkpoint.parameters, partial / "model.safetensors")
         torch.save(checkpoint.update_state, partial / "update.pt")
         (partial / "ledger.pb").write_bytes(checkpoint.ledger.SerializeToString())
         meta = {"format": _FORMAT, "step": checkpoint.step, "spec_sha256": self._digest}
         (partial / "meta.json").write_text(json.dumps(meta) + "\n")
-        _sync(partial)
+        for path in [*partial.iterdir(), partial]:
+            _sync(path)
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
+        # The new name must be on the disk before the old checkpoints go.
+        _sync(self._folder)
         for old in self.all()[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)
         return target
@@ -87,24 +108,23 @@ class CheckpointFolder:
         return self._load(checkpoints[-1]) if checkpoints else None
 
     def _load(self, path: Path) -> Checkpoint:
-        try:
-            meta = json.loads((path / "meta.json").read_text())
-            if meta["spec_sha256"] != self._digest:
-                raise CheckpointError(
-                    f"{path}: belongs to a run with another model, environment, batch or optimizer;"
-                    " resume with the spec in its run directory, or start a new run"
-                )
-            ledger = ledger_pb2.LedgerSnapshot.FromString((path / "ledger.pb").read_bytes())
-            return Checkpoint(
-                step=int(meta["step"]),
-                parameters=load_file(path / "model.safetensors"),
-                update_state=torch.load(path / "update.pt", weights_only=True),
-                ledger=ledger,
-            )
-        except (OSError, ValueError, KeyError) as error:
+        meta = _read(path / "meta.json", _read_meta)
+        if meta.format != _FORMAT:
             raise CheckpointError(
-                f"{path}: cannot be read ({error}); remove it to resume from the one before"
-            ) from error
+                f"{path}: has format {meta.format}, this version reads {_FORMAT}; resume with the"
+                " version that wrote it"
+            )
+        if meta.spec_sha256 != self._digest:
+            raise CheckpointError(
+                f"{path}: belongs to a run with another model, environment, batch or optimizer;"
+                " resume with the spec in its run directory, or start a new run"
+            )
+        return Checkpoint(
+            step=meta.step,
+            parameters=_read(path / "model.safetensors", load_file),
+            update_state=_read(path / "update.pt", _read_update_state),
+            ledger=_read(path / "ledger.pb", _read_ledger),
+        )
 
 
 def spec_digest(run: VCPORun) -> str:
@@ -116,10 +136,45 @@ def spec_digest(run: VCPORun) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
-def _sync(folder: Path) -> None:
-    for path in [*folder.iterdir(), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Meta:
+    format: int
+    step: int
+    spec_sha256: str
+
+
+def _read(file: Path, reader: Callable[[Path], _Content]) -> _Content:
+    try:
+        return reader(file)
+    except _UNREADABLE as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            f"{file}: cannot be read ({cause:.200}); remove {file.parent} to resume from the"
+            " checkpoint before"
+        ) from error
+
+
+def _read_meta(file: Path) -> _Meta:
+    document = json.loads(file.read_text(encoding="utf-8"))
+    return _Meta(
+        format=int(document["format"]),
+        step=int(document["step"]),
+        spec_sha256=str(document["spec_sha256"]),
+    )
+
+
+def _read_update_state(file: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(file, weights_only=True)
+    return state
+
+
+def _read_ledger(file: Path) -> ledger_pb2.LedgerSnapshot:
+    return ledger_pb2.LedgerSnapshot.FromString(file.read_bytes())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

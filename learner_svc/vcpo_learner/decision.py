@@ -66,7 +66,7 @@ def informative(rewards: Sequence[Sequence[float]], algorithm: Algorithm) -> lis
     if algorithm.baseline_scope is BaselineScope.BATCH:
         differ = _differ(chain.from_iterable(rewards))
         return [differ for group in rewards for _ in group]
-    return [differ for group in rewards for differ in [_differ(group)] * len(group)]
+    return list(chain.from_iterable([_differ(group)] * len(group) for group in rewards))
 
 
 def decide(

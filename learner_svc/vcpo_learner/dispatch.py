@@ -13,17 +13,17 @@ from enum import StrEnum
 
 from vcpo.control.admission import admissible_trajectories
 from vcpo.spec import VCPORunSpec
+from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.broadcast import Broadcast
 from vcpo_learner.evaluation import EvaluationResult, EvaluationRound
 from vcpo_learner.leases import Clock, OpenLease, SubmitOutcome
-from vcpo_learner.ledger import DropReason, Group, Ledger
+from vcpo_learner.ledger import Group, Ledger
+from vcpo_learner.roster import Roster, WorkerSeen
 
 _POLL_S = 1.0
 """Waiting loops look again at least this often, for leases that expire."""
-WORKER_LOST_AFTER_S = 60.0
-"""A worker not heard of for this long is no longer counted."""
 
 
 class Purpose(StrEnum):
@@ -52,16 +52,6 @@ class Assignment:
     lease: OpenLease
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSeen:
-    """A worker's last sign of life."""
-
-    worker_id: str
-    rollout_group: str
-    policy_version: int
-    seen_s: float
-
-
 class Dispatcher:
     """Grants leases, takes submissions, hands batches to the training loop."""
 
@@ -77,7 +67,7 @@ class Dispatcher:
         self._ledger = ledger
         self._incarnation = incarnation
         self._clock = clock
-        self._workers: dict[str, WorkerSeen] = {}
+        self._roster = Roster(clock)
         self._round: EvaluationRound | None = None
         self._round_is_exclusive = False
         self._changed = Broadcast()
@@ -89,8 +79,7 @@ class Dispatcher:
 
     def workers(self) -> list[WorkerSeen]:
         """Workers heard of lately."""
-        oldest_s = self._clock() - WORKER_LOST_AFTER_S
-        return [worker for worker in self._workers.values() if worker.seen_s >= oldest_s]
+        return self._roster.workers()
 
     def notify(self) -> None:
         """Wake everybody who waits, after a change made from outside (version, phase, limit)."""
@@ -104,16 +93,23 @@ class Dispatcher:
         return self.admission_lag_steps
 
     async def lease(self, request: WorkRequest, *, wait_s: float) -> list[Assignment]:
-        """Grant what may be granted; waits up to `wait_s` for there to be something."""
+        """Grant what may be granted; waits up to `wait_s` for there to be something.
+
+        Returns at once, with nothing, when what the worker holds is not the newest version: what it
+        asks for as the holder of that version will hardly become admissible, but a request as the
+        holder of the next may be. The same when the worker is released while it waits: whoever saw
+        it die must not have work granted to the dead.
+        """
         deadline_s = self._clock() + wait_s
-        while True:
-            self._see(request)
+        self._roster.enter(request.worker_id, request.rollout_group, request.held_policy_version)
+        while self.phase is RunPhase.RUNNING and self._roster.confirm(request.worker_id):
             self._expire()
             assignments = self._grant(request)
             remaining_s = deadline_s - self._clock()
-            if assignments or self.phase is not RunPhase.RUNNING or remaining_s <= 0:
+            if assignments or not self._holds_newest(request) or remaining_s <= 0:
                 return assignments
             await self._changed.wait(min(remaining_s, _POLL_S))
+        return []
 
     def submit(
         self, worker_id: str, lease_id: str, trajectories: Sequence[Trajectory]
@@ -121,10 +117,12 @@ class Dispatcher:
         """Accept trajectories of a lease; repeating a submission changes nothing.
 
         Raises:
-            InvalidMessageError: when an id does not belong to the lease.
+            InvalidMessageError: when an id does not belong to the lease, or a token is labelled
+                with a version that does not exist yet.
         """
-        self._still_alive(worker_id)
-        if self._round is not None and self._round.holds(lease_id):
+        self._roster.confirm(worker_id)
+        self._check_versions(trajectories)
+        if self._round is not None and self._round.granted(lease_id):
             outcomes = self._round.submit(lease_id, trajectories)
         else:
             outcomes = self._ledger.submit(lease_id, trajectories)
@@ -138,21 +136,19 @@ class Dispatcher:
 
     def fail(self, worker_id: str, lease_id: str) -> None:
         """End a lease whose generation failed; the prompt is granted again, a few times."""
-        self._still_alive(worker_id)
-        if self._round is not None and self._round.holds(lease_id):
+        self._roster.confirm(worker_id)
+        if self._round is not None:
             self._round.fail(lease_id)
-        else:
-            self._ledger.end([lease_id], DropReason.GENERATION_FAILED)
+        self._ledger.fail(lease_id)
         self.notify()
 
     def release(self, worker_id: str, lease_ids: Sequence[str]) -> int:
         """Take leases back; no ids means all of the worker's, and that it is gone."""
-        released = 0 if self._round is None else self._round.release(worker_id, lease_ids)
-        if lease_ids:
-            released += self._ledger.end(lease_ids, DropReason.HANDED_BACK)
-        else:
-            released += self._ledger.end_all_of(worker_id, DropReason.HANDED_BACK)
-            self._workers.pop(worker_id, None)
+        released = self._ledger.release(worker_id, lease_ids)
+        if self._round is not None:
+            released += self._round.release(worker_id, lease_ids)
+        if not lease_ids:
+            self._roster.leave(worker_id)
         self.notify()
         return released
 
@@ -173,10 +169,13 @@ class Dispatcher:
     async def evaluate(self, step: int, *, exclusive: bool) -> EvaluationResult | None:
         """Run an evaluation round to its end, after the one under way.
 
-        While an exclusive round lasts no training prompt is granted, so that every answer comes
-        from one version. Returns None when nothing was answered or the run stopped.
+        While an exclusive round lasts no training prompt is granted, and its own only to holders of
+        the newest version, so that every answer comes from one version. Returns None when nothing
+        was answered or the run stopped.
         """
-        while self._round is not None and self.phase is RunPhase.RUNNING:
+        while self._round is not None:
+            if self.phase is not RunPhase.RUNNING:
+                return None
             await self._changed.wait(_POLL_S)
         current = self._round = self._new_round(step)
         self._round_is_exclusive = exclusive
@@ -202,7 +201,9 @@ class Dispatcher:
         return self._ledger.in_flight_by_worker()
 
     def _grant(self, request: WorkRequest) -> list[Assignment]:
-        if self.phase is not RunPhase.RUNNING or request.incarnation != self._incarnation:
+        if request.incarnation != self._incarnation:
+            return []
+        if self._round_is_exclusive and not self._holds_newest(request):
             return []
         if self._round is not None:
             leases = self._round.grant(
@@ -220,6 +221,10 @@ class Dispatcher:
             policy_version=self.policy_version,
         )
         return [Assignment(purpose=Purpose.TRAIN, lease=lease) for lease in leases]
+
+    def _holds_newest(self, request: WorkRequest) -> bool:
+        is_ours = request.incarnation == self._incarnation
+        return is_ours and request.held_policy_version >= self.policy_version
 
     def _admissible_groups(self, request: WorkRequest) -> int:
         counts = self._ledger.counts()
@@ -248,26 +253,15 @@ class Dispatcher:
         )
 
     def _expire(self) -> None:
-        expired = self._ledger.expire()
+        num_expired = self._ledger.expire()
         if self._round is not None:
-            self._round.expire()
-        if expired:
+            num_expired += self._round.expire()
+        if num_expired:
             self.notify()
 
-    def _see(self, request: WorkRequest) -> None:
-        self._workers[request.worker_id] = WorkerSeen(
-            worker_id=request.worker_id,
-            rollout_group=request.rollout_group,
-            policy_version=request.held_policy_version,
-            seen_s=self._clock(),
-        )
-
-    def _still_alive(self, worker_id: str) -> None:
-        worker = self._workers.get(worker_id)
-        if worker is not None:
-            self._workers[worker_id] = WorkerSeen(
-                worker_id=worker.worker_id,
-                rollout_group=worker.rollout_group,
-                policy_version=worker.policy_version,
-                seen_s=self._clock(),
-            )
+    def _check_versions(self, trajectories: Sequence[Trajectory]) -> None:
+        for index, trajectory in enumerate(trajectories):
+            newest = max(span.policy_version for span in trajectory.version_spans)
+            if newest > self.policy_version:
+                field = f"trajectories[{index}].version_spans"
+                raise InvalidMessageError(field, newest, f"at most version {self.policy_version}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.leases import Clock, LeaseBook, OpenLease, SubmitOutcome
@@ -27,6 +27,16 @@ class EvaluationResult:
     policy_version_max: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Owed:
+    """Answers to one prompt that nobody has been asked for."""
+
+    prompt_index: int
+    num_samples: int
+    failures: int = 0
+    """Times that generating them failed."""
+
+
 class EvaluationRound:
     """One pass over the held-out prompts. Owner: the learner's event loop."""
 
@@ -42,11 +52,13 @@ class EvaluationRound:
         clock: Clock,
     ) -> None:
         self.step = step
-        self._samples_per_prompt = samples_per_prompt
         self._max_attempts = max_attempts
         prefix = f"evaluation-{incarnation}-{step}"
         self._book = LeaseBook(prefix=prefix, timeout_s=lease_timeout_s, clock=clock)
-        self._waiting: deque[tuple[int, int]] = deque((index, 0) for index in range(num_prompts))
+        self._waiting = deque(
+            _Owed(prompt_index=index, num_samples=samples_per_prompt)
+            for index in range(num_prompts)
+        )
         self._answers: list[Trajectory] = []
 
     @property
@@ -57,62 +69,57 @@ class EvaluationRound:
     def grant(
         self, worker_id: str, *, max_trajectories: int, policy_version: int
     ) -> list[OpenLease]:
-        """Lease as many waiting prompts as fit into `max_trajectories`."""
+        """Lease waiting prompts for up to `max_trajectories` answers.
+
+        A prompt whose answers do not all fit is shared between leases: unlike a training group its
+        answers are worth something one by one, and so no worker is too small for a round.
+        """
         leases = []
-        for _ in range(min(max_trajectories // self._samples_per_prompt, len(self._waiting))):
-            prompt_index, attempts = self._waiting.popleft()
+        while self._waiting and max_trajectories > 0:
+            owed = self._waiting.popleft()
+            asked = min(owed.num_samples, max_trajectories)
+            if asked < owed.num_samples:
+                self._waiting.appendleft(replace(owed, num_samples=owed.num_samples - asked))
+            max_trajectories -= asked
             leases.append(
                 self._book.open(
                     worker_id=worker_id,
-                    prompt_index=prompt_index,
-                    num_trajectories=self._samples_per_prompt,
-                    attempt=attempts + 1,
+                    prompt_index=owed.prompt_index,
+                    num_trajectories=asked,
+                    attempt=owed.failures + 1,
                     policy_version=policy_version,
                 )
             )
         return leases
 
-    def holds(self, lease_id: str) -> bool:
-        """Whether the lease is an open one of this round."""
-        return self._book.get(lease_id) is not None
+    def granted(self, lease_id: str) -> bool:
+        """Whether the lease is one of this round, open or closed."""
+        return self._book.granted(lease_id)
 
     def submit(self, lease_id: str, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
-        """Accept answers of an open lease.
+        """Accept answers; repeating a submission changes nothing.
 
         Raises:
             InvalidMessageError: when an id does not belong to the lease.
-            KeyError: when the lease is not open; ask `holds` first.
         """
-        lease = self._book.get(lease_id)
-        if lease is None:
-            raise KeyError(lease_id)
-        outcomes = lease.accept(trajectories)
-        if lease.num_missing == 0:
-            self._book.fulfill(lease)
-            self._answers.extend(lease.arrived.values())
+        outcomes, fulfilled = self._book.submit(lease_id, trajectories)
+        if fulfilled is not None:
+            self._answers.extend(fulfilled.arrived.values())
         return outcomes
 
     def fail(self, lease_id: str) -> None:
-        """End a lease whose generation failed; the prompt is given up after `max_attempts`."""
-        lease = self._book.get(lease_id)
-        if lease is not None:
-            self._book.abandon(lease)
-            if lease.attempt < self._max_attempts:
-                self._waiting.append((lease.prompt_index, lease.attempt))
+        """End a lease whose generation failed; its answers are given up after `max_attempts`."""
+        lease = self._book.abandon(lease_id)
+        if lease is not None and lease.attempt < self._max_attempts:
+            self._owe(lease, failures=lease.attempt)
 
-    def expire(self) -> None:
-        """Let others answer the prompts of leases past their time."""
-        for lease in self._book.expired():
-            self._hand_back(lease)
+    def expire(self) -> int:
+        """Let others answer the prompts of leases past their time; returns how many there were."""
+        return self._hand_back(self._book.expired())
 
     def release(self, worker_id: str, lease_ids: Sequence[str]) -> int:
         """Let others answer prompts handed back; no ids means all of the worker's."""
-        leases = self._book.held_by(worker_id)
-        if lease_ids:
-            leases = [lease for lease in leases if lease.lease_id in set(lease_ids)]
-        for lease in leases:
-            self._hand_back(lease)
-        return len(leases)
+        return self._hand_back(self._book.held_by(worker_id, lease_ids))
 
     def result(self) -> EvaluationResult | None:
         """What was found; None when every prompt was given up."""
@@ -127,6 +134,16 @@ class EvaluationRound:
             policy_version_max=max(versions),
         )
 
-    def _hand_back(self, lease: OpenLease) -> None:
-        self._book.abandon(lease)
-        self._waiting.append((lease.prompt_index, lease.attempt - 1))
+    def _hand_back(self, leases: Sequence[OpenLease]) -> int:
+        for lease in leases:
+            self._book.abandon(lease.lease_id)
+            self._owe(lease, failures=lease.attempt - 1)
+        return len(leases)
+
+    def _owe(self, lease: OpenLease, *, failures: int) -> None:
+        owed = _Owed(
+            prompt_index=lease.prompt_index,
+            num_samples=lease.num_trajectories,
+            failures=failures,
+        )
+        self._waiting.append(owed)

@@ -123,15 +123,19 @@ def _uses_by_parameter(
 def _squared_norms(uses: Sequence[_Use], batch_size: int) -> Tensor:
     """Squared norms [batch] of one parameter's gradients, summed over its uses first."""
     num_elements = uses[0].parameter.numel()
-    factors = [found for use in uses if (found := _factors(use)) is not None]
-    most_tokens = max((found.columns.shape[1] for found in factors), default=0)
+    factors = [_factors(use) for use in uses]
+    factored = [found for found in factors if found is not None]
+    most_tokens = max((found.columns.shape[1] for found in factored), default=0)
     # Both forms are exact; this is where their arithmetic breaks even (arXiv 2205.10683).
-    ghost = len(factors) == len(uses) and 2 * most_tokens**2 <= num_elements
+    ghost = len(factored) == len(uses) and 2 * most_tokens**2 <= num_elements
     size = max(1, _CHUNK_ELEMENTS // (most_tokens**2 if ghost else num_elements))
     chunks = []
     for start in range(0, batch_size, size):
         samples = slice(start, start + size)
-        chunks.append(_ghost_norms(factors, samples) if ghost else _full_norms(uses, samples))
+        if ghost:
+            chunks.append(_ghost_norms(factored, samples))
+        else:
+            chunks.append(_full_norms(uses, factors, samples))
     return torch.cat(chunks)
 
 
@@ -143,8 +147,9 @@ def _ghost_norms(factors: Sequence[_Factors], samples: slice) -> Tensor:
     return total.clamp_min(0.0)
 
 
-def _full_norms(uses: Sequence[_Use], samples: slice) -> Tensor:
-    gradients = [_gradients(use, samples) for use in uses]
+def _full_norms(uses: Sequence[_Use], factors: Sequence[_Factors | None], samples: slice) -> Tensor:
+    pairs = zip(uses, factors, strict=True)
+    gradients = [_gradients(use, found, samples) for use, found in pairs]
     total = torch.stack(gradients).sum(dim=0) if len(gradients) > 1 else gradients[0]
     return total.flatten(1).square().sum(dim=1, dtype=torch.float64)
 
@@ -170,18 +175,18 @@ def _row_products(first: Tensor, second: Tensor) -> Tensor:
 
 def _factors(use: _Use) -> _Factors | None:
     """The gradient of a linear layer's or an embedding's matrix as factors; None for all else."""
-    if use.parameter_name != "weight" or set(use.call.arguments) != {0}:
+    module, arguments = use.call.module, use.call.arguments
+    is_linear = _is_plain(module, nn.Linear)
+    if use.parameter_name != "weight" or not (is_linear or _is_plain(module, nn.Embedding)):
         return None
-    argument = use.call.arguments[0]
-    if argument.shape[:1] != use.output_gradient.shape[:1]:
+    batch_size = len(use.output_gradient)
+    if set(arguments) != {0} or arguments[0].shape[:1] != (batch_size,):
         return None
     gradients = _per_token(use.output_gradient, use.parameter.dtype)
-    if _is_plain(use.call.module, nn.Linear):
-        inputs = _per_token(argument.detach(), use.parameter.dtype)
+    if is_linear:
+        inputs = _per_token(arguments[0].detach(), use.parameter.dtype)
         return _Factors(rows=gradients, columns=inputs)
-    if _is_plain(use.call.module, nn.Embedding):
-        return _embedding_factors(use.call, argument.flatten(1), gradients)
-    return None
+    return _embedding_factors(use.call, arguments[0].reshape(batch_size, -1), gradients)
 
 
 def _embedding_factors(call: ModuleCall, token_ids: Tensor, gradients: Tensor) -> _Factors:
@@ -207,9 +212,8 @@ def _per_token(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values.reshape(len(values), -1, values.shape[-1]).to(dtype)
 
 
-def _gradients(use: _Use, samples: slice) -> Tensor:
+def _gradients(use: _Use, factors: _Factors | None, samples: slice) -> Tensor:
     """Gradients [samples, *parameter.shape] of one use, in full."""
-    factors = _factors(use)
     if factors is not None:
         return _outer_sum(factors.part(samples), num_rows=use.parameter.shape[0])
     if use.parameter_name == "bias" and _is_plain(use.call.module, nn.Linear):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -34,7 +34,7 @@ class OpenLease:
     num_trajectories: int
     """Trajectories wanted."""
     attempt: int
-    """1 for the first grant of the prompt."""
+    """1 and one more for every failed generation of the prompt."""
     granted_policy_version: int
     expires_s: float
     arrived: dict[str, Trajectory] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class LeaseBook:
 
     @property
     def next_grant_number(self) -> int:
-        """Grants made so far."""
+        """Grants made so far, those before a restart included."""
         return self._grants
 
     def continue_from(self, grant_number: int) -> None:
@@ -123,33 +123,51 @@ class LeaseBook:
         self._open[lease.lease_id] = lease
         return lease
 
-    def get(self, lease_id: str) -> OpenLease | None:
-        """Find an open lease."""
-        return self._open.get(lease_id)
+    def granted(self, lease_id: str) -> bool:
+        """Whether the id has the form of this book's leases, open or closed."""
+        return lease_id.startswith(f"{self._prefix}-")
 
-    def fulfill(self, lease: OpenLease) -> None:
-        """Close a lease whose trajectories have all arrived, and remember that they have."""
-        del self._open[lease.lease_id]
-        self._fulfilled[lease.lease_id] = None
+    def submit(
+        self, lease_id: str, trajectories: Sequence[Trajectory]
+    ) -> tuple[list[SubmitOutcome], OpenLease | None]:
+        """Take in trajectories; also returns the lease when they were its last, now closed.
+
+        A closed lease answers for all of its trajectories alike: duplicates when it was fulfilled
+        (known of the last `_REMEMBERED_LEASES`), else late.
+
+        Raises:
+            InvalidMessageError: when an id does not belong to the lease.
+        """
+        lease = self._open.get(lease_id)
+        if lease is None:
+            fulfilled = lease_id in self._fulfilled
+            outcome = SubmitOutcome.DUPLICATE if fulfilled else SubmitOutcome.LEASE_ENDED
+            return [outcome] * len(trajectories), None
+        outcomes = lease.accept(trajectories)
+        if lease.num_missing:
+            return outcomes, None
+        del self._open[lease_id]
+        self._fulfilled[lease_id] = None
         if len(self._fulfilled) > _REMEMBERED_LEASES:
             self._fulfilled.popitem(last=False)
+        return outcomes, lease
 
-    def abandon(self, lease: OpenLease) -> None:
-        """Close a lease that will not be fulfilled."""
-        del self._open[lease.lease_id]
-
-    def was_fulfilled(self, lease_id: str) -> bool:
-        """Whether all trajectories of a closed lease were accepted (recent leases only)."""
-        return lease_id in self._fulfilled
+    def abandon(self, lease_id: str) -> OpenLease | None:
+        """Close a lease that will not be fulfilled; None when it is not open."""
+        return self._open.pop(lease_id, None)
 
     def expired(self) -> list[OpenLease]:
         """Open leases past their time."""
         now_s = self._clock()
         return [lease for lease in self._open.values() if lease.expires_s <= now_s]
 
-    def held_by(self, worker_id: str) -> list[OpenLease]:
-        """Open leases of one worker."""
-        return [lease for lease in self._open.values() if lease.worker_id == worker_id]
+    def held_by(self, worker_id: str, lease_ids: Collection[str] = ()) -> list[OpenLease]:
+        """Open leases of one worker, oldest first; with ids, only those among them."""
+        return [
+            lease
+            for lease in self._open.values()
+            if lease.worker_id == worker_id and (not lease_ids or lease.lease_id in lease_ids)
+        ]
 
     def all(self) -> list[OpenLease]:
         """Every open lease, oldest first."""

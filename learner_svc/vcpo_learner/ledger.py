@@ -110,11 +110,11 @@ class Ledger(Protocol):
             InvalidMessageError: when an id does not belong to the lease.
         """
 
-    def end(self, lease_ids: Sequence[str], reason: DropReason) -> int:
-        """End open leases without (all) their trajectories; returns how many were open."""
+    def fail(self, lease_id: str) -> None:
+        """End a lease whose generation failed; nothing happens when it is not open."""
 
-    def end_all_of(self, worker_id: str, reason: DropReason) -> int:
-        """End every open lease of one worker; returns how many there were."""
+    def release(self, worker_id: str, lease_ids: Sequence[str]) -> int:
+        """End open leases of one worker, all when none is named; returns how many it ended."""
 
     def expire(self) -> int:
         """End the leases past their time; returns how many."""
@@ -126,7 +126,7 @@ class Ledger(Protocol):
         """What a checkpoint keeps."""
 
     def restore(self, snapshot: ledger_pb2.LedgerSnapshot) -> None:
-        """Go on from a snapshot."""
+        """Go on from a snapshot; only before the first grant."""
 
 
 class MemoryLedger:
@@ -197,33 +197,28 @@ class MemoryLedger:
         Raises:
             InvalidMessageError: when an id does not belong to the lease.
         """
-        lease = self._book.get(lease_id)
-        if lease is None:
-            ended = self._book.was_fulfilled(lease_id)
-            outcome = SubmitOutcome.DUPLICATE if ended else SubmitOutcome.LEASE_ENDED
-            return [outcome] * len(trajectories)
-        outcomes = lease.accept(trajectories)
-        if lease.num_missing == 0:
-            self._book.fulfill(lease)
-            heapq.heappush(self._buffer, _group_of(lease))
+        outcomes, fulfilled = self._book.submit(lease_id, trajectories)
+        if fulfilled is not None:
+            heapq.heappush(self._buffer, _group_of(fulfilled))
         return outcomes
 
-    def end(self, lease_ids: Sequence[str], reason: DropReason) -> int:
-        """End open leases without (all) their trajectories; returns how many were open."""
-        leases = [lease for name in lease_ids if (lease := self._book.get(name)) is not None]
-        for lease in leases:
-            self._book.abandon(lease)
-            self._drop(lease.num_trajectories, lease.prompt_index, lease.attempt, reason)
-        return len(leases)
+    def fail(self, lease_id: str) -> None:
+        """End a lease whose generation failed; nothing happens when it is not open."""
+        self._end(lease_id, DropReason.GENERATION_FAILED)
 
-    def end_all_of(self, worker_id: str, reason: DropReason) -> int:
-        """End every open lease of one worker; returns how many there were."""
-        return self.end([lease.lease_id for lease in self._book.held_by(worker_id)], reason)
+    def release(self, worker_id: str, lease_ids: Sequence[str]) -> int:
+        """End open leases of one worker, all when none is named; returns how many it ended."""
+        leases = self._book.held_by(worker_id, lease_ids)
+        for lease in leases:
+            self._end(lease.lease_id, DropReason.HANDED_BACK)
+        return len(leases)
 
     def expire(self) -> int:
         """End the leases past their time; returns how many."""
-        expired = [lease.lease_id for lease in self._book.expired()]
-        return self.end(expired, DropReason.LEASE_EXPIRED)
+        leases = self._book.expired()
+        for lease in leases:
+            self._end(lease.lease_id, DropReason.LEASE_EXPIRED)
+        return len(leases)
 
     def take_batch(self, *, policy_version: int, max_lag_steps: int) -> list[Group] | None:
         """Consume one step's groups, oldest grants first, or None while there are too few.
@@ -255,7 +250,11 @@ class MemoryLedger:
         )
 
     def restore(self, snapshot: ledger_pb2.LedgerSnapshot) -> None:
-        """Go on from a snapshot; what was in flight then is dropped and its prompts requeued."""
+        """Go on from a snapshot; only before the first grant.
+
+        What was in flight then is dropped and its prompts are requeued. Failed attempts are counted
+        anew: what made them fail may have been the learner that is gone.
+        """
         self._next_prompt_index = snapshot.next_prompt_index
         self._requeued = deque((index, 0) for index in snapshot.requeued_prompt_indices)
         self._buffer = [_group_from_message(group) for group in snapshot.buffered]
@@ -267,16 +266,20 @@ class MemoryLedger:
         if snapshot.in_flight:
             self._dropped[DropReason.LEARNER_RESTARTED] += snapshot.in_flight
 
+    def _end(self, lease_id: str, reason: DropReason) -> None:
+        lease = self._book.abandon(lease_id)
+        if lease is not None:
+            self._drop(lease.num_trajectories, lease.prompt_index, lease.attempt, reason)
+
     def _drop_stale(self, oldest_allowed_version: int) -> None:
         fresh = []
-        for group in self._buffer:
+        for group in sorted(self._buffer):
             if group.oldest_policy_version >= oldest_allowed_version:
                 fresh.append(group)
             else:
                 size = len(group.trajectories)
                 self._drop(size, group.prompt_index, group.attempt, DropReason.LAG_EXCEEDED)
-        heapq.heapify(fresh)
-        self._buffer = fresh
+        self._buffer = fresh  # sorted, hence a heap
 
     def _next_prompt(self) -> tuple[int, int]:
         if self._requeued:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save
 from transformers import (
     AutoModelForCausalLM,
@@ -37,7 +38,7 @@ def load_policy(name: str, revision: str | None) -> tuple[PreTrainedModel, PreTr
             name, revision=revision, dtype=torch.float32, use_safetensors=True
         )
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ModelLoadError(name, error) from error
     return model, tokenizer
 

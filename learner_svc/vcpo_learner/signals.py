@@ -15,6 +15,7 @@ from vcpo.wire.phase import phase_to_message
 from vcpo.wire.v1 import control_pb2
 from vcpo_learner.dispatch import Dispatcher
 from vcpo_learner.leases import Clock
+from vcpo_learner.ledger import TrajectoryCounts
 
 _WINDOW_STEPS = 10
 _LOW_QUANTILE = 0.1
@@ -52,18 +53,29 @@ class SignalWindow:
         self._marks: deque[_Mark] = deque([self._mark()], maxlen=_WINDOW_STEPS + 1)
         self._last_step_s = clock()
         self._waiting_since_s: float | None = None
+        self._working_since_s: float | None = None
         self._on_policy_ess_ratio = 1.0
+
+    def resumed(self) -> None:
+        """Note that the totals are now those of a checkpoint; rates count from here."""
+        self._marks.clear()
+        self._marks.append(self._mark())
 
     def waiting(self) -> None:
         """Note that the learner begins to wait for a batch."""
         self._waiting_since_s = self._clock()
+        self._working_since_s = None
+
+    def working(self) -> None:
+        """Note that the batch is there and the step begins."""
+        self._working_since_s = self._clock()
 
     def step(self, record: StepRecord) -> None:
         """Note a finished step."""
         self._steps.append(record)
         self._marks.append(self._mark())
         self._last_step_s = self._clock()
-        self._waiting_since_s = None
+        self._waiting_since_s = self._working_since_s = None
         self._on_policy_ess_ratio = record.on_policy_ess_ratio
 
     def evaluation(self, record: EvaluationRecord) -> None:
@@ -89,27 +101,14 @@ class SignalWindow:
             total_steps=self._total_steps,
             policy_version=dispatcher.policy_version,
             on_policy_ess_ratio=self._on_policy_ess_ratio,
-            trajectories=control_pb2.TrajectoryCounts(
-                leased=counts.leased,
-                in_flight=counts.in_flight,
-                buffered=counts.buffered,
-                consumed=counts.consumed,
-                dropped=dict(counts.dropped),
-            ),
+            trajectories=_counts_message(counts),
             batch_trajectories=self._batch_trajectories,
             admission_lag_steps=dispatcher.admission_lag_steps,
             learner_idle_ratio=self.idle_ratio(),
             produced_trajectories_per_second=(now.accepted - first.accepted) / span_s,
             consumed_trajectories_per_second=(now.consumed - first.consumed) / span_s,
             generated_tokens_per_second=(now.tokens - first.tokens) / span_s,
-            evaluations=[
-                control_pb2.Evaluation(
-                    step=record.step,
-                    accuracy=record.accuracy,
-                    num_trajectories=record.num_trajectories,
-                )
-                for record in self._evaluations
-            ],
+            evaluations=[_evaluation_message(record) for record in self._evaluations],
             workers=self._worker_messages(),
             seconds_since_step=now.time_s - self._last_step_s,
         )
@@ -118,7 +117,8 @@ class SignalWindow:
         return signals
 
     def _describe_steps(self, signals: control_pb2.Signals, last: StepRecord) -> None:
-        ratios = [record.ess_ratio for record in self._steps if record.skipped is None]
+        # A step whose weights have no value reports 0, which no batch can have.
+        ratios = [record.ess_ratio for record in self._steps if record.ess_ratio > 0]
         if ratios:
             signals.ess_ratio = ratios[-1]
             signals.ess_ratio_mean = sum(ratios) / len(ratios)
@@ -130,12 +130,17 @@ class SignalWindow:
         signals.reward_mean = sum(record.reward_mean for record in self._steps) / len(self._steps)
 
     def idle_ratio(self) -> float:
-        """Share of the window that the learner waited for data, in [0, 1]."""
-        waiting_s = 0.0
-        if self._waiting_since_s is not None:
-            waiting_s = self._clock() - self._waiting_since_s
-        idle_s = waiting_s + sum(record.idle_s for record in self._steps)
+        """Share of the window that the learner waited for data, in [0, 1].
+
+        The step under way counts with what it has waited and worked so far.
+        """
+        idle_s = sum(record.idle_s for record in self._steps)
         busy_s = sum(record.step_s for record in self._steps)
+        if self._waiting_since_s is not None:
+            now_s = self._clock()
+            waited_until_s = now_s if self._working_since_s is None else self._working_since_s
+            idle_s += waited_until_s - self._waiting_since_s
+            busy_s += now_s - waited_until_s
         return idle_s / (idle_s + busy_s) if idle_s + busy_s > 0 else 0.0
 
     def _worker_messages(self) -> list[control_pb2.Worker]:
@@ -160,6 +165,22 @@ class SignalWindow:
             consumed=counts.consumed,
             tokens=self._dispatcher.accepted_tokens,
         )
+
+
+def _counts_message(counts: TrajectoryCounts) -> control_pb2.TrajectoryCounts:
+    return control_pb2.TrajectoryCounts(
+        leased=counts.leased,
+        in_flight=counts.in_flight,
+        buffered=counts.buffered,
+        consumed=counts.consumed,
+        dropped=dict(counts.dropped),
+    )
+
+
+def _evaluation_message(record: EvaluationRecord) -> control_pb2.Evaluation:
+    return control_pb2.Evaluation(
+        step=record.step, accuracy=record.accuracy, num_trajectories=record.num_trajectories
+    )
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

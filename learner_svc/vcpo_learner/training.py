@@ -25,7 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vcpo.journal import EvaluationRecord, EventRecord, Journal, StepRecord
 from vcpo.spec import VCPORun
 from vcpo.wire.phase import RunPhase
-from vcpo_learner.checkpoint import Checkpoint, CheckpointFolder
+from vcpo_learner.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
 from vcpo_learner.dispatch import Dispatcher
 from vcpo_learner.gauges import LearnerGauges
 from vcpo_learner.leases import Clock
@@ -73,7 +73,8 @@ class Training:
         self._dispatcher = parts.dispatcher
         self._checkpoints = CheckpointFolder(parts.run_dir / "checkpoints", parts.run)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensors")
-        self._evaluations: set[asyncio.Task[None]] = set()
+        self._evaluation: asyncio.Task[None] | None = None
+        """The round that runs beside training, until its outcome was looked at."""
         self._saved_step = -1
 
     def resume(self) -> int:
@@ -89,6 +90,8 @@ class Training:
         self._parts.update.load_state_dict(checkpoint.update_state)
         self._dispatcher.ledger.restore(checkpoint.ledger)
         self._dispatcher.policy_version = checkpoint.step
+        self._check_resumed()
+        self._parts.signals.resumed()
         self._saved_step = checkpoint.step
         self.event("Resumed", f"from the checkpoint of step {checkpoint.step}")
         return checkpoint.step
@@ -120,6 +123,7 @@ class Training:
         if groups is None:
             return False
         started_s = self._parts.clock()
+        self._parts.signals.working()
         version = self._dispatcher.policy_version
         batch = [group.trajectories for group in groups]
         result = await self._in_thread(
@@ -143,15 +147,15 @@ class Training:
 
     async def _between_steps(self, step: int) -> None:
         last = step >= self._spec.steps
-        if step % self._spec.evaluation.every_steps == 0 and not last and not self._evaluations:
-            task = asyncio.create_task(self._evaluate(exclusive=False))
-            self._evaluations.add(task)
-            task.add_done_callback(self._evaluations.discard)
+        if self._evaluation is not None and self._evaluation.done():
+            await self._join_evaluation()
+        if step % self._spec.evaluation.every_steps == 0 and not last and self._evaluation is None:
+            self._evaluation = asyncio.create_task(self._evaluate(exclusive=False))
         if step % self._spec.checkpoint.every_steps == 0 and not last:
             await self._save()
 
     async def _finish(self, drain_s: float) -> None:
-        await asyncio.gather(*self._evaluations)
+        await self._join_evaluation()
         if self._dispatcher.phase is RunPhase.RUNNING:
             await self._evaluate(exclusive=True)
         else:
@@ -165,6 +169,27 @@ class Training:
             self.event("Complete", f"{self._spec.steps} steps; the model is saved")
         self._dispatcher.notify()
         self._thread.shutdown()
+
+    async def _join_evaluation(self) -> None:
+        """Wait for the round beside training; what went wrong in it goes wrong here."""
+        if self._evaluation is not None:
+            await self._evaluation
+            self._evaluation = None
+
+    def _check_resumed(self) -> None:
+        """Check what admission rests on: B trajectories consumed for each version.
+
+        A step consumes one batch and makes one version, and a checkpoint is written between steps,
+        so admission needs no other base after a restart.
+        """
+        version = self._dispatcher.policy_version
+        expected = version * self._spec.batch.trajectories
+        consumed = self._dispatcher.ledger.counts().consumed
+        if consumed != expected:
+            raise CheckpointError(
+                f"checkpoint of step {version}: {consumed} trajectories consumed, must be"
+                f" {expected}; remove it to resume from the one before"
+            )
 
     async def _publish(self) -> None:
         version = self._dispatcher.policy_version

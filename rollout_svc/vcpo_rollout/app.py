@@ -83,6 +83,7 @@ async def run_worker(options: Options) -> RunPhase:
                 codec=codec,
                 gauges=gauges,
                 max_concurrent_sequences=group.max_concurrent_sequences,
+                trajectories_per_prompt=run.spec.batch.trajectories_per_prompt,
                 drain_s=options.drain_s,
             )
         )

@@ -38,6 +38,10 @@ class RolloutGauges:
         self._metrics.samples.labels("accepted").inc(num_taken)
         self._metrics.samples.labels("lease_ended").inc(len(trajectories) - num_taken)
 
+    def expired(self, num_trajectories: int) -> None:
+        """Note a lease that ended before its prompt was answered."""
+        self._metrics.samples.labels("lease_ended").inc(num_trajectories)
+
     def failed(self, num_trajectories: int, what: str) -> None:
         """Note a prompt that could not be answered; `what` failed: `engine` or `environment`."""
         self._metrics.samples.labels(f"{what}_failed").inc(num_trajectories)

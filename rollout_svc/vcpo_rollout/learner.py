@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,9 +18,14 @@ from vcpo.wire.trajectory import Trajectory, trajectory_to_message
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 
 _LOGGER = logging.getLogger(__name__)
-_FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 5.0
+FIRST_PAUSE_S = 0.2
+"""Pause after the first failure of a call."""
+_LONGEST_PAUSE_FACTOR = 25
 _Response = TypeVar("_Response")
+
+
+class SubmissionRefusedError(RuntimeError):
+    """The learner found trajectories malformed, and says how; sending them again is no use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,8 @@ class LeaseAnswer:
 
     leases: tuple[work_pb2.Lease, ...]
     phase: RunPhase
+    retry_after_s: float
+    """When there was nothing: how long to wait before asking again, unless new weights arrive."""
 
 
 class Learner:
@@ -44,9 +51,20 @@ class Learner:
 
     A call that fails for the moment is repeated with growing pauses, without end: a worker
     outlives a learner that restarts.
+
+    first_pause_s: Pause after the first failure; it doubles from failure to failure, up to
+        `_LONGEST_PAUSE_FACTOR` times as long.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, *, worker_id: str, rollout_group: str) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        *,
+        worker_id: str,
+        rollout_group: str,
+        first_pause_s: float = FIRST_PAUSE_S,
+    ) -> None:
+        self._first_pause_s = first_pause_s
         self._worker_id = worker_id
         self._rollout_group = rollout_group
         self._work = work_pb2_grpc.WorkServiceStub(channel)
@@ -62,13 +80,21 @@ class Learner:
             max_trajectories=max_trajectories,
             wait_seconds=wait_s,
         )
-        response = await _persistently(
+        response = await self._persistently(
             "Lease", lambda: self._work.Lease(request, timeout=CALL_TIMEOUT_S + wait_s)
         )
-        return LeaseAnswer(leases=tuple(response.leases), phase=phase_from_message(response.phase))
+        return LeaseAnswer(
+            leases=tuple(response.leases),
+            phase=phase_from_message(response.phase),
+            retry_after_s=response.retry_after_seconds,
+        )
 
     async def submit(self, lease_id: str, trajectories: Sequence[Trajectory]) -> int:
-        """Hand in trajectories; returns how many the learner took (again)."""
+        """Hand in trajectories; returns how many the learner took (again).
+
+        Raises:
+            SubmissionRefusedError: when the learner will not have them, whoever sends them.
+        """
         taken = 0
         for messages in _split([trajectory_to_message(one) for one in trajectories]):
             request = work_pb2.SubmitRequest(
@@ -107,7 +133,7 @@ class Learner:
             held_incarnation=held.incarnation if held else "",
             wait_seconds=wait_s,
         )
-        return await _persistently(
+        return await self._persistently(
             "GetManifest",
             lambda: self._policy.GetManifest(request, timeout=CALL_TIMEOUT_S + wait_s),
             also={grpc.StatusCode.NOT_FOUND},
@@ -117,7 +143,7 @@ class Learner:
         """Receive a version's bytes, going on where a broken transfer stopped; None if retired."""
         payload = bytearray()
         try:
-            await _persistently("Fetch", lambda: self._fetch_rest(manifest, payload))
+            await self._persistently("Fetch", lambda: self._fetch_rest(manifest, payload))
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 return None
@@ -136,29 +162,34 @@ class Learner:
                 payload.extend(chunk.data)
 
     async def _submit(self, request: work_pb2.SubmitRequest) -> work_pb2.SubmitResponse:
-        return await _persistently(
-            "Submit", lambda: self._work.Submit(request, timeout=CALL_TIMEOUT_S)
-        )
-
-
-async def _persistently(
-    name: str,
-    call: Callable[[], Awaitable[_Response]],
-    *,
-    also: frozenset[grpc.StatusCode] | set[grpc.StatusCode] = frozenset(),
-) -> _Response:
-    """Repeat a call while its failure is transient, or has one of the codes `also`."""
-    pause_s = _FIRST_PAUSE_S
-    while True:
         try:
-            return await call()
+            return await self._persistently(
+                "Submit", lambda: self._work.Submit(request, timeout=CALL_TIMEOUT_S)
+            )
         except grpc.aio.AioRpcError as error:
-            if not is_transient(error) and error.code() not in also:
-                raise
-            _LOGGER.warning("%s: %s; asking again in %.1f s", name, error.details(), pause_s)
-        # Jitter keeps the workers of a restarted learner from asking all at once.
-        await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                raise SubmissionRefusedError(error.details()) from error
+            raise
+
+    async def _persistently(
+        self,
+        name: str,
+        call: Callable[[], Awaitable[_Response]],
+        *,
+        also: Collection[grpc.StatusCode] = (),
+    ) -> _Response:
+        """Repeat a call while its failure is transient, or has one of the codes `also`."""
+        pause_s = self._first_pause_s
+        while True:
+            try:
+                return await call()
+            except grpc.aio.AioRpcError as error:
+                if not is_transient(error) and error.code() not in also:
+                    raise
+                _LOGGER.warning("%s: %s; asking again in %.1f s", name, error.details(), pause_s)
+            # Jitter keeps the workers of a restarted learner from asking all at once.
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_FACTOR * self._first_pause_s)
 
 
 def _split(messages: Sequence[work_pb2.Trajectory]) -> list[list[work_pb2.Trajectory]]:

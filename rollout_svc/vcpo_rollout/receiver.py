@@ -18,23 +18,35 @@ from vcpo_rollout.learner import HeldPolicy, Learner
 
 _LOGGER = logging.getLogger(__name__)
 _WAIT_S = 10.0
-_PAUSE_AFTER_CORRUPTION_S = 1.0
+PAUSE_AFTER_CORRUPTION_S = 1.0
+"""Pause before a version that arrived corrupt is fetched again."""
 
 
 class WeightReceiver:
     """Brings versions from the learner into the engine. Owner of `held`."""
 
-    def __init__(self, *, learner: Learner, engine: Engine, gauges: RolloutGauges) -> None:
+    def __init__(
+        self,
+        *,
+        learner: Learner,
+        engine: Engine,
+        gauges: RolloutGauges,
+        pause_after_corruption_s: float = PAUSE_AFTER_CORRUPTION_S,
+    ) -> None:
         self.held: HeldPolicy | None = None
         """Version in use; None before the first."""
         self._learner = learner
         self._engine = engine
         self._gauges = gauges
-        self._first = asyncio.Event()
+        self._pause_after_corruption_s = pause_after_corruption_s
+        self._swapped = asyncio.Condition()
 
-    async def wait_for_first(self) -> None:
-        """Return once the engine holds a version."""
-        await self._first.wait()
+    async def wait_for_other(self, held: HeldPolicy | None) -> HeldPolicy:
+        """Return the version in use once it is another than `held`, which may be None for none."""
+        async with self._swapped:
+            await self._swapped.wait_for(lambda: self.held != held)
+            assert self.held is not None  # nothing un-swaps
+            return self.held
 
     async def run(self) -> None:
         """Follow the learner for ever.
@@ -56,12 +68,13 @@ class WeightReceiver:
             await asyncio.to_thread(verify, payload, manifest)
         except CorruptWeightsError:
             _LOGGER.exception("version %d is thrown away", manifest.policy_version)
-            await asyncio.sleep(_PAUSE_AFTER_CORRUPTION_S)
+            await asyncio.sleep(self._pause_after_corruption_s)
             return
         weights = PolicyWeights(policy_version=manifest.policy_version, payload=payload)
         await self._engine.swap_weights(weights)
-        self.held = _names(manifest)
-        self._first.set()
+        async with self._swapped:
+            self.held = _names(manifest)
+            self._swapped.notify_all()
         self._gauges.weights_received(
             manifest.policy_version, len(payload), time.monotonic() - started_s
         )

@@ -13,7 +13,9 @@ handed back by itself or by whoever saw it die.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import time
 from dataclasses import dataclass
 
@@ -23,17 +25,19 @@ from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.engines.engine import Engine, EngineError, Generation, GenerationRequest
 from vcpo_rollout.environments.environment import Environment, Prompt, Split
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.learner import Learner
+from vcpo_rollout.learner import Learner, SubmissionRefusedError
 from vcpo_rollout.prompting import PromptCodec
 from vcpo_rollout.receiver import WeightReceiver
 
 _LOGGER = logging.getLogger(__name__)
 _LEASE_WAIT_S = 5.0
+_ENGINE_FAILURES_TOLERATED = 8
+"""So many leases in a row that fail in the engine are the engine's fault, not the prompts'."""
 _SPLITS = {work_pb2.SPLIT_TRAIN: Split.TRAIN, work_pb2.SPLIT_EVALUATION: Split.EVALUATION}
 
 
 class EnvironmentFailedError(RuntimeError):
-    """The environment's own code raised; the prompt is reported as failed, with the cause."""
+    """The environment's own code failed; the prompt is reported as failed, with the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,8 @@ class WorkerParts:
     codec: PromptCodec
     gauges: RolloutGauges
     max_concurrent_sequences: int
+    trajectories_per_prompt: int
+    """Size of a training lease. The learner grants whole ones: asking with less room only waits."""
     drain_s: float
     """How long answers under way may take to finish once the worker is to leave."""
 
@@ -58,7 +64,8 @@ class Worker:
         self._parts = parts
         self._answers: dict[asyncio.Task[None], int] = {}
         self._leaving = asyncio.Event()
-        self._group_size = 1
+        self._engine_failures: list[EngineError] = []
+        """Of the last leases, in a row."""
 
     def leave(self) -> None:
         """Take no further lease; `run` returns when what is under way is finished or given up."""
@@ -68,7 +75,7 @@ class Worker:
         """Work until the run ends or `leave` is called; returns the run's phase as last heard.
 
         Raises:
-            EngineError: when the engine is dead.
+            EngineError: when the engine refuses a version, or answers nothing any more.
         """
         receiving = asyncio.create_task(self._parts.receiver.run())
         leasing = asyncio.create_task(self._lease_until_done())
@@ -82,38 +89,44 @@ class Worker:
                 leasing.cancel()
                 await self._finish_answers()
         finally:
-            for task in (receiving, leasing, leaving, *self._answers):
+            tasks = (receiving, leasing, leaving, *self._answers)
+            for task in tasks:
                 task.cancel()
+            await asyncio.wait(tasks)
             await self._parts.learner.release_everything()
         return phase
 
     async def _lease_until_done(self) -> RunPhase:
-        await self._parts.receiver.wait_for_first()
+        receiver = self._parts.receiver
+        held = await receiver.wait_for_other(None)
         while True:
             await self._wait_for_room()
-            held = self._parts.receiver.held
-            assert held is not None  # wait_for_first has returned
+            held = receiver.held or held
             asked_s = time.monotonic()
             answer = await self._parts.learner.lease(
                 held=held, max_trajectories=self._num_free, wait_s=_LEASE_WAIT_S
             )
-            self._parts.gauges.lease_waited(time.monotonic() - asked_s)
             if answer.phase is not RunPhase.RUNNING:
                 return answer.phase
             for lease in answer.leases:
                 self._start(lease)
+            if not answer.leases:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(answer.retry_after_s):
+                        await receiver.wait_for_other(held)
+            self._parts.gauges.lease_waited(time.monotonic() - asked_s)
 
     @property
     def _num_free(self) -> int:
         return self._parts.max_concurrent_sequences - sum(self._answers.values())
 
     async def _wait_for_room(self) -> None:
-        # The learner grants whole groups: asking with less room than one would only wait there.
-        while self._num_free < self._group_size:
+        while self._num_free < self._parts.trajectories_per_prompt:
             await asyncio.wait(self._answers, return_when=asyncio.FIRST_COMPLETED)
+        if len(self._engine_failures) >= _ENGINE_FAILURES_TOLERATED:
+            raise self._engine_failures[-1]
 
     def _start(self, lease: work_pb2.Lease) -> None:
-        self._group_size = min(lease.num_trajectories, self._parts.max_concurrent_sequences)
         task = asyncio.create_task(self._answer(lease))
         self._answers[task] = lease.num_trajectories
         task.add_done_callback(self._answered)
@@ -131,45 +144,70 @@ class Worker:
 
     async def _answer(self, lease: work_pb2.Lease) -> None:
         try:
-            trajectories = await self._sample(lease)
-        except EngineError as error:
-            self._parts.gauges.failed(lease.num_trajectories, "engine")
-            await self._parts.learner.report_failure(
-                lease.lease_id, work_pb2.FAILURE_KIND_ENGINE, str(error)
-            )
+            # An answer that outlives its lease is wanted by nobody.
+            async with asyncio.timeout(lease.timeout_seconds or None):
+                trajectories = await self._sample(lease)
+                taken = await self._parts.learner.submit(lease.lease_id, trajectories)
+        except (EngineError, SubmissionRefusedError) as error:
+            await self._report(lease, work_pb2.FAILURE_KIND_ENGINE, error)
         except EnvironmentFailedError as error:
-            _LOGGER.exception("prompt %d was not answered", lease.prompt_index)
-            self._parts.gauges.failed(lease.num_trajectories, "environment")
-            await self._parts.learner.report_failure(
-                lease.lease_id, work_pb2.FAILURE_KIND_ENVIRONMENT, str(error)
-            )
+            await self._report(lease, work_pb2.FAILURE_KIND_ENVIRONMENT, error)
+        except TimeoutError:
+            _LOGGER.warning("%s expired before it was answered", lease.lease_id)
+            self._parts.gauges.expired(lease.num_trajectories)
         else:
-            taken = await self._parts.learner.submit(lease.lease_id, trajectories)
             self._parts.gauges.submitted(trajectories, taken)
 
+    async def _report(
+        self, lease: work_pb2.Lease, kind: work_pb2.FailureKind.ValueType, error: Exception
+    ) -> None:
+        _LOGGER.error("prompt %d was not answered", lease.prompt_index, exc_info=error)
+        what = "engine" if kind == work_pb2.FAILURE_KIND_ENGINE else "environment"
+        self._parts.gauges.failed(lease.num_trajectories, what)
+        await self._parts.learner.report_failure(lease.lease_id, kind, str(error))
+
     async def _sample(self, lease: work_pb2.Lease) -> list[Trajectory]:
-        prompt = _prompt_of(self._parts.environment, lease)
+        # The environment may be slow, and is somebody else's code: it must not hold up the loop.
+        prompt, prompt_token_ids = await asyncio.to_thread(self._prompt, lease)
         request = GenerationRequest(
-            prompt_token_ids=self._parts.codec.encode(prompt.text),
+            prompt_token_ids=prompt_token_ids,
             temperature=lease.sampling.temperature,
             max_new_tokens=lease.sampling.max_new_tokens,
         )
         started_s = time.monotonic()
-        generations = await asyncio.gather(
-            *(self._parts.engine.generate(request) for _ in range(lease.num_trajectories))
-        )
+        generations = await self._generate(request, lease.num_trajectories)
         self._parts.gauges.generated(time.monotonic() - started_s)
-        # Judging may be slow, and is somebody else's code: it must not hold up the event loop.
         rewards = await asyncio.to_thread(self._rewards, prompt, generations)
         return [
             _trajectory(f"{lease.lease_id}/{number}", request, generation, reward)
             for number, (generation, reward) in enumerate(zip(generations, rewards, strict=True))
         ]
 
+    async def _generate(self, request: GenerationRequest, count: int) -> list[Generation]:
+        """Sample `count` sequences; when one fails the others stop too, and free their places."""
+        sampling = [asyncio.create_task(self._parts.engine.generate(request)) for _ in range(count)]
+        try:
+            generations = await asyncio.gather(*sampling)
+        except EngineError as error:
+            self._engine_failures.append(error)
+            raise
+        finally:
+            for task in sampling:
+                task.cancel()
+        self._engine_failures.clear()
+        return generations
+
+    def _prompt(self, lease: work_pb2.Lease) -> tuple[Prompt, tuple[int, ...]]:
+        try:
+            prompt = self._parts.environment.prompt(_SPLITS[lease.split], lease.prompt_index)
+            return prompt, self._parts.codec.encode(prompt.text)
+        except Exception as error:
+            raise EnvironmentFailedError(f"prompt: {type(error).__name__}: {error}") from error
+
     def _rewards(self, prompt: Prompt, generations: list[Generation]) -> list[float]:
         end_token_ids = self._parts.engine.end_token_ids
         try:
-            return [
+            rewards = [
                 float(
                     self._parts.environment.reward(
                         prompt, self._parts.codec.decode(generation.token_ids, end_token_ids)
@@ -179,13 +217,9 @@ class Worker:
             ]
         except Exception as error:
             raise EnvironmentFailedError(f"reward: {type(error).__name__}: {error}") from error
-
-
-def _prompt_of(environment: Environment, lease: work_pb2.Lease) -> Prompt:
-    try:
-        return environment.prompt(_SPLITS[lease.split], lease.prompt_index)
-    except Exception as error:
-        raise EnvironmentFailedError(f"prompt: {type(error).__name__}: {error}") from error
+        if not all(map(math.isfinite, rewards)):
+            raise EnvironmentFailedError(f"reward: must be finite numbers, got {rewards}")
+        return rewards
 
 
 def _trajectory(

@@ -27,13 +27,12 @@ app = typer.Typer(
     help="""
 Asynchronous RL post-training of language models that stays stable (VCPO).
 
-A run is one YAML file of kind `VCPORun`; the same file runs here and in a cluster.
+A run is one YAML file of kind `VCPORun`.
 
 * **vcpo validate run.yaml** says everything that is wrong with a file, at once
 * **vcpo run run.yaml** starts a learner and rollout workers on this machine and shows them work
 * **vcpo run run.yaml --run-dir DIR --resume** goes on from the newest checkpoint
 * **vcpo report DIR** writes DIR/report.html from a run's records
-* **kubectl apply -f run.yaml** hands the same run to the operator
 
 Ctrl-C ends a run in good order, with a checkpoint; a second Ctrl-C ends it at once.
 """,

@@ -50,7 +50,8 @@ STARVATION_MEMORY_COOLDOWNS = 10
 """Scale-down cool-downs for which a number of workers that starved the learner is remembered: each
 time it is forgotten the learner may starve for as long as a worker takes to start."""
 
-_ROUNDING_SLACK = 1e-9  # 3 / (1 - 0.4) is a little above 5 and still wants 5 workers
+# 31 / 0.62 is 50 workers, and 31 * (1 / (1 - 0.38)) is 50.00000000000001 in floats.
+_ROUNDING_SLACK = 1e-9
 
 
 class Direction(StrEnum):

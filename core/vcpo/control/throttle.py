@@ -97,6 +97,4 @@ def next_throttle(
     elif health is EssHealth.HEALTHY and lag < max_lag_steps:
         raised, healthy_steps = divmod(throttle.healthy_steps + new_steps, RECOVERY_STEPS)
         lag += raised
-    if lag == max_lag_steps:
-        healthy_steps = 0
     return Throttle(admission_lag_steps=lag, healthy_steps=healthy_steps, judged_step=step)

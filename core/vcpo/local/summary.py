@@ -17,6 +17,8 @@ def summarize(run_dir: Path) -> dict[str, Any]:
     metrics = read_metrics(run_dir)
     steps = metrics.steps
     taken = [step for step in steps if step.skipped is None]
+    # A step whose weights have no value reports an ESS ratio of 0, which no batch can have.
+    ess_ratios = [step.ess_ratio for step in steps if step.ess_ratio > 0]
     last = steps[-1] if steps else None
     return {
         "accuracy_before": _accuracy(metrics, 0),
@@ -26,7 +28,7 @@ def summarize(run_dir: Path) -> dict[str, Any]:
         "workers": max((step.workers for step in steps), default=0),
         "policy_lag_max": max((step.lag_max for step in steps), default=None),
         "policy_lag_mean": _mean([step.lag_mean for step in steps]),
-        "ess_ratio_min": min((step.ess_ratio for step in taken), default=None),
+        "ess_ratio_min": min(ess_ratios, default=None),
         "learning_rate_scale_min": min((step.learning_rate_scale for step in taken), default=None),
         "trajectories": {
             "leased": last.leased if last else 0,

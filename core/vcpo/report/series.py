@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from vcpo.report.numbers import finite
 
@@ -43,13 +43,13 @@ def rolling_mean(curve: Points, *, window: int) -> Points:
         raise ValueError(f"window must be a positive odd number, not {window}")
     reach = window // 2
     values = [point.y or 0.0 for point in curve]
-    known = [point.y is not None for point in curve]
+    counts = list(accumulate((point.y is not None for point in curve), initial=0))
     smoothed = []
     for index, point in enumerate(curve):
+        first, past_last = max(0, index - reach), min(len(curve), index + reach + 1)
         # Summed anew each time: in running sums one huge value would blur all that follow.
-        near = slice(max(0, index - reach), index + reach + 1)
-        mean = sum(values[near]) / sum(known[near]) if known[index] else None
-        smoothed.append(Point(point.x, mean))
+        total, known = sum(values[first:past_last]), counts[past_last] - counts[first]
+        smoothed.append(Point(point.x, None if point.y is None else total / known))
     return tuple(smoothed)
 
 

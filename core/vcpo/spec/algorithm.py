@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
 
 from vcpo.algo import Baseline, BaselineScope, LearningRateRule
-from vcpo.spec.fields import Ratio, Section, Steps, conflict
+from vcpo.spec.fields import Ratio, Section, Steps, conflict, refuse
 
-_SCOPED_TO_BATCH = {Baseline.OPOB, Baseline.PUBLISHED, Baseline.GROUP_MEAN}
+BASELINES_OF_BATCHES: Final = (Baseline.OPOB, Baseline.PUBLISHED, Baseline.GROUP_MEAN)
+"""Baselines that may be taken over a whole batch."""
 
 
 class Algorithm(Section):
@@ -31,10 +32,10 @@ class Algorithm(Section):
 
     @model_validator(mode="after")
     def _scope_suits_baseline(self) -> Self:
-        if self.baseline_scope is BaselineScope.BATCH and self.baseline not in _SCOPED_TO_BATCH:
-            allowed = ", ".join(sorted(f"'{name}'" for name in _SCOPED_TO_BATCH))
+        if self.baseline_scope is BaselineScope.BATCH and self.baseline not in BASELINES_OF_BATCHES:
+            allowed = ", ".join(sorted(f"'{name}'" for name in BASELINES_OF_BATCHES))
             message = f"'batch' needs a `baseline` of {allowed}, not '{self.baseline}'"
-            raise conflict("baselineScope", str(self.baseline_scope), message)
+            refuse([conflict("baselineScope", value=str(self.baseline_scope), message=message)])
         return self
 
 

@@ -60,15 +60,21 @@ def field_path(location: Sequence[int | str]) -> str:
 
 
 def problems_of(error: ValidationError) -> list[FieldProblem]:
-    """Turn pydantic's report into field problems, in the file's order."""
-    return [_problem(dict(details)) for details in error.errors(include_url=False)]
+    """Turn pydantic's report into field problems, in the model's order."""
+    report = [dict(details) for details in error.errors(include_url=False)]
+    return [_problem(details) for details in report if not _is_echo(details)]
+
+
+def _is_echo(details: dict[str, Any]) -> bool:
+    """Whether a list is only called too short because items with problems were not counted."""
+    return bool(
+        details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]
+    )
 
 
 def _problem(details: dict[str, Any]) -> FieldProblem:
-    context: dict[str, Any] = details.get("ctx", {})
-    location = [*details["loc"], *([context["field"]] if "field" in context else [])]
-    value = "" if details["type"] == "missing" else repr(context.get("value", details["input"]))
+    value = "" if details["type"] == "missing" else repr(details["input"])
     if len(value) > _MAX_SHOWN_VALUE:
         value = value[: _MAX_SHOWN_VALUE - 3] + "..."
     message = _CURES.get(details["type"], details["msg"])
-    return FieldProblem(path=field_path(location), value=value, message=message)
+    return FieldProblem(path=field_path(details["loc"]), value=value, message=message)

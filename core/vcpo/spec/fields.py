@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterable
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
 class Section(BaseModel):
@@ -23,13 +24,24 @@ class Section(BaseModel):
     )
 
 
-def conflict(field: str, value: object, message: str) -> PydanticCustomError:
-    """Build the error of a rule between fields, blamed on `field` (its name in the file)."""
-    return PydanticCustomError("conflict", "{message}", _context(field, value, message))
+def conflict(*location: str | int, value: object, message: str) -> InitErrorDetails:
+    """Describe a broken rule between fields; `location` is the one to blame, as the file names it.
+
+    It starts at the section whose validator reports it: `("rollouts", 0, "maxReplicas")`.
+    """
+    kind = PydanticCustomError("conflict", "{message}", {"message": message})
+    return InitErrorDetails(type=kind, loc=location, input=value)
 
 
-def _context(field: str, value: object, message: str) -> dict[str, Any]:
-    return {"field": field, "value": value, "message": message}
+def refuse(conflicts: Iterable[InitErrorDetails]) -> None:
+    """Report all broken rules of one section together.
+
+    Raises:
+        ValidationError: when there is one at all.
+    """
+    details = list(conflicts)
+    if details:
+        raise ValidationError.from_exception_data("conflict", details)
 
 
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]

@@ -1,8 +1,13 @@
-"""Reading and writing run files. YAML is read as YAML 1.2 reads it: `1e-6` is a number."""
+"""Reading and writing run files.
+
+YAML is read as YAML 1.2 reads it: `1e-6` is a number, `yes` is text. Values are never bent to fit:
+a file means what its JSON means, here as in a cluster, so `steps: "10"` is refused.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +41,8 @@ def load_run(path: Path) -> VCPORun:
 def parse_run(text: str, *, source: str = "run") -> VCPORun:
     """Check a run given as YAML (or JSON) text.
 
+    Rules between fields are checked once the fields they compare are right in themselves.
+
     Raises:
         SpecError: with every problem, each with its field path and the value received.
     """
@@ -44,7 +51,7 @@ def parse_run(text: str, *, source: str = "run") -> VCPORun:
         kind = type(document).__name__
         raise SpecError(source, [_file_problem(f"must be a mapping with `spec`, not {kind}")])
     try:
-        return VCPORun.model_validate(document)
+        return VCPORun.model_validate_json(_as_json(document, source), strict=True)
     except ValidationError as error:
         raise SpecError(source, problems_of(error)) from error
 
@@ -54,7 +61,8 @@ def run_to_yaml(run: VCPORun) -> str:
     stream = io.StringIO()
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
-    yaml.dump(run.model_dump(mode="json", by_alias=True, exclude_none=True), stream)
+    yaml.allow_unicode = False  # else U+0085 is written bare and read back as a line break
+    yaml.dump(run.model_dump(mode="json", by_alias=True), stream)
     return stream.getvalue()
 
 
@@ -66,8 +74,20 @@ def _document(text: str, source: str) -> Any:
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         message = f"is not YAML: {where}{error.problem or error.context}"
         raise SpecError(source, [_file_problem(message)]) from error
-    except YAMLError as error:
+    except (YAMLError, ValueError) as error:  # ValueError: a date that no calendar has
         raise SpecError(source, [_file_problem(f"is not YAML: {error}")]) from error
+    except RecursionError as error:
+        raise SpecError(source, [_file_problem("is nested too deeply")]) from error
+
+
+def _as_json(document: dict[Any, Any], source: str) -> str:
+    try:
+        return json.dumps(document)
+    except (TypeError, ValueError) as error:
+        message = f"holds what JSON cannot say ({error}); put dates in quotes"
+        raise SpecError(source, [_file_problem(message)]) from error
+    except RecursionError as error:
+        raise SpecError(source, [_file_problem("is nested too deeply")]) from error
 
 
 def _file_problem(message: str) -> FieldProblem:

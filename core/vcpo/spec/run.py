@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
+from pydantic_core import InitErrorDetails
 
 from vcpo.algo import Baseline
 from vcpo.spec.algorithm import Algorithm, Batch, Evaluation, Optimizer, Sampling
-from vcpo.spec.fields import DnsLabel, Seconds, Section, Steps, conflict
+from vcpo.spec.cluster import Pods
+from vcpo.spec.fields import DnsLabel, Seconds, Section, Steps, conflict, refuse
 from vcpo.spec.workloads import (
     Checkpoint,
     CleanupPolicy,
@@ -24,26 +27,32 @@ from vcpo.spec.workloads import (
 API_VERSION: Final = "vcpo.dev/v1alpha1"
 KIND: Final = "VCPORun"
 
-_NEEDS_PAIRS = {
+BASELINES_OF_PAIRS: Final = (
     Baseline.OPOB,
     Baseline.PUBLISHED,
     Baseline.GROUP_MEAN,
     Baseline.RLOO,
     Baseline.GRPO,
-}
-_Labels = Annotated[dict[str, str], Field(max_length=64)]
+)
+"""Baselines that compare trajectories of one prompt, and so need at least two of them."""
+
+_Labels = Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=64)]
+_Annotations = Annotated[dict[str, Annotated[str, Field(max_length=65_536)]], Field(max_length=64)]
 
 
 class Metadata(Section):
     """The run's identity."""
 
-    name: Annotated[DnsLabel, Field(min_length=1, max_length=40)]
-    """Unique in its namespace; at most 40 characters, since names of pods are built from it."""
+    name: Annotated[
+        str, Field(min_length=1, max_length=40, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
+    ]
+    """Unique in its namespace; at most 40 characters, since names of pods and Services are built
+    from it."""
     namespace: DnsLabel | None = None
     """Namespace in a cluster; a local run ignores it."""
-    labels: _Labels = {}
+    labels: _Labels = Field(default={})
     """Kubernetes labels."""
-    annotations: _Labels = {}
+    annotations: _Annotations = Field(default={})
     """Kubernetes annotations."""
 
 
@@ -71,6 +80,10 @@ class VCPORunSpec(Section):
     ] = (RolloutGroup(name="main"),)
     """Groups of rollout workers, by unique name."""
 
+    pods: Pods = Pods()
+    managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = None
+    """Who looks after the run in a cluster; None or `vcpo.dev/operator` is our operator, which
+    ignores a run with another value. Immutable."""
     suspend: bool = False
     """Keep the run's record and stop its workloads."""
     active_deadline_seconds: Seconds | None = None
@@ -83,37 +96,40 @@ class VCPORunSpec(Section):
     failure_policy: FailurePolicy = FailurePolicy()
 
     @model_validator(mode="after")
-    def _rollout_names_are_unique(self) -> Self:
+    def _sections_agree(self) -> Self:
+        refuse([*self._repeated_names(), *self._lonely_trajectories(), *self._small_workers()])
+        return self
+
+    def _repeated_names(self) -> Iterator[InitErrorDetails]:
         names = [group.name for group in self.rollouts]
         for index, name in enumerate(names):
             if name in names[:index]:
-                raise conflict("rollouts", name, f"the name '{name}' stands twice")
-        return self
+                message = "another group has this name; give each its own"
+                yield conflict("rollouts", index, "name", value=name, message=message)
 
-    @model_validator(mode="after")
-    def _groups_are_large_enough(self) -> Self:
+    def _lonely_trajectories(self) -> Iterator[InitErrorDetails]:
         size = self.batch.trajectories_per_prompt
-        if size < 2 and self.algorithm.baseline in _NEEDS_PAIRS:
+        if size < 2 and self.algorithm.baseline in BASELINES_OF_PAIRS:
             message = f"must be at least 2 for the baseline '{self.algorithm.baseline}'"
-            raise conflict("batch.trajectoriesPerPrompt", size, message)
-        return self
+            yield conflict("batch", "trajectoriesPerPrompt", value=size, message=message)
 
-    @model_validator(mode="after")
-    def _a_group_fits_a_worker(self) -> Self:
+    def _small_workers(self) -> Iterator[InitErrorDetails]:
         size = self.batch.trajectories_per_prompt
         for index, group in enumerate(self.rollouts):
-            if group.max_concurrent_sequences < size:
-                field = f"rollouts[{index}].maxConcurrentSequences"
+            places = group.max_concurrent_sequences
+            if places < size:
+                location = ("rollouts", index, "maxConcurrentSequences")
                 message = f"must be at least `batch.trajectoriesPerPrompt` ({size})"
-                raise conflict(field, group.max_concurrent_sequences, message)
-        return self
+                yield conflict(*location, value=places, message=message)
 
 
 class VCPORun(Section):
     """A run as the user writes it, in a file or in a cluster."""
 
     api_version: Literal["vcpo.dev/v1alpha1"] = API_VERSION
+    """Version of this format."""
     kind: Literal["VCPORun"] = KIND
+    """What the document describes."""
     metadata: Metadata
     spec: VCPORunSpec
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from vcpo.spec.fields import DnsLabel, Ratio, Seconds, Section, Steps, conflict
+from vcpo.spec.cluster import DrainSeconds, Image, PodTemplate, Scaling, StorageRetention
+from vcpo.spec.fields import DnsLabel, Ratio, Seconds, Section, Steps, conflict, refuse
 
 Threads = Annotated[int, Field(ge=1, le=256)]
-PodTemplate = Annotated[dict[str, Any], Field(json_schema_extra={"type": "object"})]
 
 
 class Precision(StrEnum):
@@ -49,7 +49,7 @@ class Environment(Section):
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
     """`countdown`, `sort_digits`, or `package.module:Class` importable by the workers."""
-    parameters: Annotated[dict[str, Any], Field(max_length=64)] = {}
+    parameters: Annotated[dict[str, Any], Field(max_length=64)] = Field(default={})
     """Settings of the environment; its documentation lists them."""
     prompt_format: PromptFormat = PromptFormat.AUTO
     """How a prompt's text becomes tokens."""
@@ -63,9 +63,17 @@ class Learner(Section):
     threads: Threads | None = None
     """CPU threads for the tensor library; None lets it choose."""
     checkpoint_storage_gibibytes: Annotated[int, Field(ge=1, le=65_536)] = 50
-    """Size of the volume for checkpoints and the final model, in a cluster."""
-    template: PodTemplate = {}
-    """Merged into the pod template in a cluster: resources, nodeSelector, tolerations, volumes."""
+    """Size of the volume for checkpoints and the final model, in a cluster; it may only grow."""
+    checkpoint_storage_class_name: Annotated[DnsLabel, Field(min_length=1)] | None = None
+    """Storage class of that volume; None is the cluster's default. Immutable."""
+    checkpoint_storage_retention: StorageRetention = StorageRetention.RETAIN
+    """Whether that volume, and with it the trained model, goes when the run is deleted."""
+    image: Image | None = None
+    """Container image in a cluster; None is the operator's default."""
+    drain_seconds: DrainSeconds = 120
+    """Time for a last checkpoint when the learner is asked to leave, in a cluster."""
+    template: PodTemplate = Field(default={})
+    """Merged into the pod template in a cluster; the container's name is `learner`."""
 
 
 class RolloutGroup(Section):
@@ -85,14 +93,21 @@ class RolloutGroup(Section):
     """Number format of generation; another than the learner's lowers the on-policy ESS ratio."""
     threads: Threads | None = None
     """CPU threads for the tensor library; None lets it choose."""
-    template: PodTemplate = {}
-    """Merged into the pod template in a cluster: resources, nodeSelector, tolerations, volumes."""
+    scaling: Scaling = Scaling.DIRECT
+    """Who sets the number of workers in a cluster."""
+    image: Image | None = None
+    """Container image in a cluster; None is the operator's default."""
+    drain_seconds: DrainSeconds = 60
+    """Time to finish answers when a worker is asked to leave, in a cluster; what is not finished
+    by then goes back to the learner."""
+    template: PodTemplate = Field(default={})
+    """Merged into the pod template in a cluster; the container's name is `rollout`."""
 
     @model_validator(mode="after")
     def _minimum_below_maximum(self) -> Self:
         if self.min_replicas > self.max_replicas:
             message = f"may not be less than `minReplicas` ({self.min_replicas})"
-            raise conflict("maxReplicas", self.max_replicas, message)
+            refuse([conflict("maxReplicas", value=self.max_replicas, message=message)])
         return self
 
 
@@ -136,7 +151,7 @@ class Control(Section):
     def _idle_band_is_open(self) -> Self:
         if self.idle_low_ratio >= self.idle_high_ratio:
             message = f"must be less than `idleHighRatio` ({self.idle_high_ratio})"
-            raise conflict("idleLowRatio", self.idle_low_ratio, message)
+            refuse([conflict("idleLowRatio", value=self.idle_low_ratio, message=message)])
         return self
 
 

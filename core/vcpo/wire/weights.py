@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from operator import index
 from typing import Any
 
 import xxhash
@@ -54,22 +55,30 @@ def verify(payload: bytes, manifest: policy_pb2.PolicyManifest) -> None:
     expected = {entry.name: entry for entry in manifest.tensors}
     for name in sorted(received.keys() | expected.keys()):
         if received.get(name) != expected.get(name):
-            raise CorruptWeightsError(f"tensor {name}: differs from the manifest")
+            raise CorruptWeightsError(f"tensor {name!r}: differs from the manifest")
 
 
 def _entries(payload: bytes) -> Iterator[policy_pb2.TensorEntry]:
     header, data_start = _header(payload)
-    view = memoryview(payload)[data_start:]
-    for name, entry in sorted(header.items()):
-        if name == "__metadata__":
-            continue
-        begin, end = _offsets(name, entry, len(view))
-        yield policy_pb2.TensorEntry(
-            name=name,
-            dtype=entry["dtype"],
-            shape=entry["shape"],
-            xxh3=xxhash.xxh3_64_intdigest(view[begin:end]),
+    data = memoryview(payload)[data_start:]
+    for name in sorted(header.keys() - {"__metadata__"}):
+        yield _entry(name, header[name], data)
+
+
+def _entry(name: str, described: Any, data: memoryview) -> policy_pb2.TensorEntry:
+    try:
+        begin, end = (index(offset) for offset in described["data_offsets"])
+        entry = policy_pb2.TensorEntry(
+            name=name, dtype=described["dtype"], shape=described["shape"]
         )
+    except (KeyError, TypeError, ValueError) as error:
+        message = f"tensor {name!r}: the header does not describe it ({error})"
+        raise CorruptWeightsError(message) from error
+    if not 0 <= begin <= end <= len(data):
+        message = f"tensor {name!r}: offsets {begin}..{end} lie outside the payload"
+        raise CorruptWeightsError(message)
+    entry.xxh3 = xxhash.xxh3_64_intdigest(data[begin:end])
+    return entry
 
 
 def _header(payload: bytes) -> tuple[dict[str, Any], int]:
@@ -81,18 +90,8 @@ def _header(payload: bytes) -> tuple[dict[str, Any], int]:
         raise CorruptWeightsError(f"payload: header of {length} bytes does not fit")
     try:
         header = json.loads(payload[_LENGTH.size : end])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptWeightsError(f"payload: header is not JSON ({error})") from error
     if not isinstance(header, dict):
         raise CorruptWeightsError("payload: header is not a JSON object")
     return header, end
-
-
-def _offsets(name: str, entry: Mapping[str, Any], data_bytes: int) -> tuple[int, int]:
-    try:
-        begin, end = (int(offset) for offset in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptWeightsError(f"tensor {name}: header has no offsets") from error
-    if not 0 <= begin <= end <= data_bytes:
-        raise CorruptWeightsError(f"tensor {name}: offsets {begin}..{end} lie outside the payload")
-    return begin, end

@@ -14,7 +14,7 @@ from vcpo_learner.dispatch import Assignment, Dispatcher, Purpose, WorkRequest
 from vcpo_learner.leases import SubmitOutcome
 
 _MAX_SEQUENCES = 65_536
-_RETRY_AFTER_S = 0.2
+_RETRY_AFTER_S = 0.5
 _SPLITS = {
     Purpose.TRAIN: work_pb2.SPLIT_TRAIN,
     Purpose.EVALUATION: work_pb2.SPLIT_EVALUATION,

@@ -39,6 +39,8 @@ from vcpo_rollout.engines.loading_weights import read_weights
 
 logger = logging.getLogger(__name__)
 
+# With 64 places and answers of 1 to 128 tokens, this serves about a third more tokens than joining
+# in every step does (`benchmarks.generation`).
 _JOIN_EVERY_STEPS = 8
 _JOIN_FREE_SHARE = 1 / 8
 
@@ -197,7 +199,7 @@ class HfEngine:
                 match command:
                     case _Generate():
                         self._waiting.append(command)
-                    case _Swap():
+                    case _Swap() if not command.future.done():
                         self._batch.swap(command.policy_version, command.weights)
                         _resolve(command.future, None)
                     case _Close():

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vcpo.control import admissible_trajectories
@@ -123,6 +123,7 @@ EVENTS = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(EVENTS, max_size=60))
 def test_no_schedule_of_workers_gets_data_older_than_the_bound_into_an_update(events):
     system = _System()

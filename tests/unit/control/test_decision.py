@@ -53,6 +53,12 @@ def test_a_restarted_loop_takes_over_what_is_there():
     assert (decision.replicas, decision.admission_lag_steps) == ({"main": 6}, 2)
 
 
+def test_what_a_restarted_loop_takes_over_is_fitted_to_the_limits():
+    state = ControlState.start(DEFAULTS, now_s=0.0, replicas={"main": 99}, admission_lag_steps=99)
+    assert state.throttle.admission_lag_steps == 8
+    assert state.fleet.replicas == {"main": 8}
+
+
 @pytest.mark.parametrize(
     ("seen", "reason"),
     [
@@ -75,6 +81,7 @@ def test_a_starving_run_grows_and_says_why():
     seen = starving(step=9, consumed_per_s=3.0)
     decision, _ = decide(DEFAULTS, STATE, seen, NOW_S)
     assert decision.replicas == {"main": 4}
+    assert decision.condition(ConditionType.LEARNER_FED).reason is Reason.SCALING_UP
     assert decision.reasons == (
         "Rollout group 'main' 2 -> 4: the learner waited 50.0% of the time at 3 trajectories/s.",
     )
@@ -86,6 +93,11 @@ def test_a_sick_run_tightens_and_says_why():
     assert decision.reasons == (
         "Admission lag 4 -> 2: the ESS ratio is 5.0% of the on-policy ratio.",
     )
+
+
+def test_an_ess_near_its_floor_leaves_no_room_for_workers():
+    # 0.1 / 0.8 is 12.5 % of the on-policy ratio: above the floor of 10 %, below the healthy 15 %.
+    assert reasons_of(starving(ess_ratio_mean=0.1))[2] is Reason.ESS_LOW
 
 
 def test_a_saturated_run_shrinks():
@@ -142,6 +154,13 @@ def test_a_clock_set_back_starts_the_cool_downs_anew():
     state = dataclasses.replace(STATE, fleet=Fleet(replicas={"main": 2}, scaled_s=9_000.0))
     _, state = decide(DEFAULTS, state, starving(), 100.0)
     assert decide(DEFAULTS, state, starving(), 130.0)[0].direction is Direction.UP
+
+
+def test_a_clock_set_back_does_not_lengthen_the_memory_of_starvation():
+    starvation = Starvation(workers=1, seen_s=9_000.0)
+    fleet = Fleet(replicas={"main": 2}, scaled_s=0.0, starvation=starvation)
+    state = dataclasses.replace(STATE, fleet=fleet).fit(DEFAULTS, 100.0)
+    assert decide(DEFAULTS, state, saturated(), 3_100.0)[0].direction is Direction.DOWN
 
 
 def test_a_state_survives_json():

@@ -75,6 +75,7 @@ def workers(bounds: Limits, state: ControlState, seen: RunSignals | None) -> int
     return sum(decide(bounds, state, seen, NOW_S)[0].replicas.values())
 
 
+@settings(deadline=None)
 @given(scenes())
 def test_a_decision_is_within_the_bounds_of_the_spec(scene):
     bounds, state, seen = scene
@@ -86,6 +87,7 @@ def test_a_decision_is_within_the_bounds_of_the_spec(scene):
     assert sum(decision.replicas.values()) >= 1
 
 
+@settings(deadline=None)
 @given(scenes())
 def test_at_most_one_group_changes_and_at_most_by_a_doubling_or_a_quarter(scene):
     bounds, state, seen = scene
@@ -98,6 +100,7 @@ def test_at_most_one_group_changes_and_at_most_by_a_doubling_or_a_quarter(scene)
         assert before[name] - after[name] <= max(1, before[name] / 4)
 
 
+@settings(deadline=None)
 @given(scenes())
 def test_deciding_again_on_the_same_signals_changes_nothing(scene):
     bounds, state, seen = scene
@@ -108,6 +111,7 @@ def test_deciding_again_on_the_same_signals_changes_nothing(scene):
     assert second.reasons == ()
 
 
+@settings(deadline=None)
 @given(scenes(), st.floats(60.001, 1e9))
 def test_stale_signals_hold_whatever_they_say(scene, age_s):
     bounds, state, seen = scene
@@ -117,6 +121,7 @@ def test_stale_signals_hold_whatever_they_say(scene, age_s):
     assert after == state.fit(bounds, NOW_S)
 
 
+@settings(deadline=None)
 @given(scenes(), LAGS, LAGS)
 def test_a_higher_lag_never_gives_more_workers(scene, one, other):
     bounds, state, seen = scene
@@ -125,6 +130,7 @@ def test_a_higher_lag_never_gives_more_workers(scene, one, other):
     assert workers(bounds, state, staler) <= workers(bounds, state, fresher)
 
 
+@settings(deadline=None)
 @given(scenes(), SHARES, SHARES)
 def test_a_lower_ess_never_gives_a_wider_admission_or_more_workers(scene, one, other):
     bounds, state, seen = scene
@@ -135,6 +141,7 @@ def test_a_lower_ess_never_gives_a_wider_admission_or_more_workers(scene, one, o
     assert sum(less.replicas.values()) <= sum(more.replicas.values())
 
 
+@settings(deadline=None)
 @given(scenes(), SHARES, SHARES)
 def test_a_learner_that_waits_more_never_gets_fewer_workers(scene, one, other):
     bounds, state, seen = scene
@@ -147,7 +154,7 @@ def changes(values: list[object]) -> int:
     return sum(before != after for before, after in pairwise(values))
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(
     needed_workers=st.floats(0.3, 40.0),
     relative_ess_ratio=st.floats(0.02, 1.0),

@@ -57,6 +57,13 @@ def decided(
         pytest.param(
             starving(ready_workers={}), {}, 2, Reason.WORKERS_PENDING, id="both on their way"
         ),
+        pytest.param(
+            starving(learner_idle_ratio=0.31, ready_workers={"main": 6}),
+            {},
+            3,
+            Reason.SCALING_UP,
+            id="four more are leaving",
+        ),
         pytest.param(starving(), {"now_s": 29.0}, 2, Reason.COOLING_DOWN, id="cool-down"),
         pytest.param(starving(), {"now_s": 30.0}, 4, Reason.SCALING_UP, id="cool-down over"),
         pytest.param(
@@ -83,6 +90,12 @@ def test_two_workers_become(seen, outlook, workers, reason):
 def test_a_quarter_goes_at_a_time_and_at_least_one(before, after):
     seen = saturated(ready_workers={"main": before})
     assert decided(seen, fleet(before)) == ({"main": after}, Reason.SCALING_DOWN)
+
+
+def test_a_rounding_error_does_not_cost_a_worker():
+    seen = starving(learner_idle_ratio=0.38, ready_workers={"main": 31})
+    after, _ = decided(seen, fleet(31), limits(("main", 1, 64)))
+    assert after == {"main": 50}  # 31 / 0.62 = 50
 
 
 def test_a_full_group_stays_at_its_maximum():
@@ -160,6 +173,13 @@ def test_starving_just_after_a_change_is_not_held_against_the_new_workers():
 
 def test_starving_at_the_admission_bound_is_not_the_workers_fault():
     assert remembered(starving(in_flight=9 * BATCH), fleet()) is None
+
+
+def test_starving_with_more_workers_than_remembered_is_remembered_instead():
+    known = Starvation(workers=2, seen_s=LATER_S - 100.0)
+    seen = starving(ready_workers={"main": 3})
+    after = remembered(seen, fleet(3, starvation=known))
+    assert after == Starvation(workers=3, seen_s=LATER_S)
 
 
 def test_losing_workers_does_not_lower_what_is_remembered():

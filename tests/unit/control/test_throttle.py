@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.control.scenes import signals
@@ -96,6 +96,7 @@ def test_recovery_stays_within_reach_of_any_floor(floor, expected):
 SHARES = st.floats(0.0, 1.0)
 
 
+@settings(deadline=None)
 @given(
     pairs=st.lists(st.tuples(SHARES, SHARES), max_size=60),
     start=st.integers(0, 12),
@@ -113,6 +114,7 @@ def test_a_run_whose_ess_is_never_higher_never_has_the_larger_lag(pairs, start, 
         assert low.admission_lag_steps <= high.admission_lag_steps
 
 
+@settings(deadline=None)
 @given(
     steps=st.lists(st.tuples(st.integers(0, 50), st.sampled_from(EssHealth)), max_size=60),
     most=st.integers(0, 20),

@@ -58,6 +58,15 @@ def test_ragged_prompts_are_scored_as_if_each_were_alone(
     assert_scored_as_alone(run(batch), model, reference_logprobs)
 
 
+def test_long_answers_are_scored_right_to_their_ends(
+    make_model, make_batch, make_draft, reference_logprobs
+):
+    model = make_model()
+    batch = make_batch(model)
+    batch.admit([make_draft(SHORT, max_new_tokens=90), make_draft(LONG, max_new_tokens=50)])
+    assert_scored_as_alone(run(batch), model, reference_logprobs)
+
+
 @pytest.mark.parametrize("sliding_window", [None, 4], ids=["full", "sliding"])
 @pytest.mark.parametrize("order", [(SHORT, LONG), (LONG, SHORT)], ids=["longer", "shorter"])
 def test_a_sequence_that_joins_later_changes_nobodys_numbers(

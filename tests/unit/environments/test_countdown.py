@@ -52,7 +52,7 @@ def reachable(numbers):
         pytest.param("<answer>3.*5+9</answer>", 0.0, id="decimal"),
         pytest.param("<answer>9**9**9</answer>", 0.0, id="powers"),
         pytest.param("<answer>__import__('os')</answer>", 0.0, id="import"),
-        pytest.param("<answer>٣*٥+٩</answer>", 0.0, id="Arabic digits"),
+        pytest.param("<answer>\u0663*\u0665+\u0669</answer>", 0.0, id="Arabic digits"),
         pytest.param("<answer>9/(3-3)*5</answer>", 0.0, id="division by zero"),
         pytest.param("<answer>1e309</answer>", 0.0, id="exponent"),
         pytest.param("<answer>3*5+9</answer> <answer>9</answer>", 0.0, id="changed its mind"),
@@ -102,14 +102,14 @@ def test_stored_solution_earns_the_reward_with_the_wanted_operators(index, opera
     assert set(re.findall(r"[+\-*/]", solution)) <= set(operators)
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(index=st.integers(0, 10**6))
 def test_puzzles_stay_within_their_bounds(index):
-    environment = Countdown(seed=0, numbers=(2, 4), values=(5, 12), targets=(30, 40))
+    environment = Countdown(seed=0, numbers=(2, 4), values=(5, 12), targets=(20, 40))
     answer = json.loads(environment.prompt(Split.EVALUATION, index).answer)
     assert 2 <= len(answer["numbers"]) <= 4
     assert set(answer["numbers"]) <= set(range(5, 13))
-    assert 30 <= answer["target"] <= 40
+    assert 20 <= answer["target"] <= 40
 
 
 def test_no_puzzle_is_in_both_splits_even_with_reordered_numbers():

@@ -19,7 +19,7 @@ from vcpo_rollout.environments.sort_digits import SortDigits
         pytest.param("12459 is sorted", 0.0, id="more than the answer"),
         pytest.param("12459 <answer>52914</answer>", 0.0, id="tag wins"),
         pytest.param("", 0.0, id="empty"),
-        pytest.param("١٢٤٥٩", 0.0, id="Arabic digits"),
+        pytest.param("\u0661\u0662\u0664\u0665\u0669", 0.0, id="Arabic digits"),
     ],
 )
 def test_reward_is_one_for_exactly_the_sorted_digits(response, reward):

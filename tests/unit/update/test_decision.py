@@ -25,7 +25,7 @@ def decided(groups, **algorithm):
 
 
 def test_optimal_advantages_count_the_truncated_weight_once():
-    # Weights 1, 1/2, 4 cut at 2; w^2 n = 1, 1/4 * 4 = 1, 4 * 1/2 = 2; b = (1*1 + 0 + 2*3) / 4 = 7/4.
+    # Weights 1, 1/2, 4 cut at 2; w^2 n = 1, 1/4 * 4 = 1, 4 * 1/2 = 2; b = (1*1 + 2*3) / 4 = 7/4.
     group = [
         scored(reward=1.0),
         scored(reward=0.0, weight=0.5, squared_norm=4.0),
@@ -33,6 +33,16 @@ def test_optimal_advantages_count_the_truncated_weight_once():
     ]
     decision = decided([group], importanceWeightCap=2.0)
     assert decision.advantages == pytest.approx((-0.75, -1.75, 1.25))
+
+
+@pytest.mark.parametrize(
+    ("baseline", "expected"), [("opob", 4.25 / 5.5), ("published", 16.0625 / 17.125)]
+)
+def test_the_published_baseline_counts_the_weight_twice(baseline, expected):
+    # Weights 2, 1, 1/2, 1/2: squares 4, 1, 1/4, 1/4 and fourth powers 16, 1, 1/16, 1/16.
+    rows = zip([1.0, 0.0, 0.0, 1.0], [2.0, 1.0, 0.5, 0.5], strict=True)
+    group = [scored(reward=reward, weight=weight) for reward, weight in rows]
+    assert decided([group], baseline=baseline).advantages[1] == pytest.approx(-expected)
 
 
 def test_a_coefficient_is_minus_advantage_times_truncated_weight_over_batch():
@@ -84,7 +94,7 @@ def test_stale_trajectories_do_not_calibrate():
 
 
 def test_a_given_on_policy_ratio_is_taken_as_it_is():
-    given = Algorithm(on_policy_ess_ratio=0.3)
+    given = Algorithm.model_validate({"onPolicyEssRatio": 0.3})
     assert on_policy_ess_ratio([5, 6], given, UNCALIBRATED) == 0.3
 
 

@@ -18,6 +18,8 @@ from vcpo_learner.gradient_norms import squared_gradient_norms
 from vcpo_learner.module_calls import recorded_calls
 from vcpo_learner.scoring import mean_response_logprobs, token_logprobs
 
+ONE_TWO = torch.tensor([1.0, 2.0]).double()
+
 
 def batched_norms(model, trajectories):
     batch = token_batch(trajectories, PAD, torch.device("cpu"))
@@ -124,6 +126,15 @@ def test_a_module_with_parameters_beside_children_agrees_with_the_loop():
 def test_a_convolution_goes_through_its_own_forward():
     torch.manual_seed(0)
     assert_module_agrees(nn.Conv1d(2, 3, kernel_size=2).double(), torch.randn(4, 2, 5).double())
+
+
+def test_one_token_per_trajectory_needs_no_token_axis():
+    # The gradient is (2, 4) in the token's row.
+    embedding = nn.Embedding(4, 2).double()
+    norms = recorded_norms(
+        embedding, torch.tensor([3, 1]), objectives=lambda output: 2.0 * (output @ ONE_TWO)
+    )
+    assert norms.tolist() == [20.0, 20.0]
 
 
 def test_the_padding_row_of_an_embedding_has_no_gradient():

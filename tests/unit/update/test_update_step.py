@@ -16,6 +16,7 @@ from tests.unit.update.models import (
     trajectory,
     with_rewards,
 )
+from vcpo.wire.trajectory import VersionSpan
 from vcpo_learner.update import PolicyUpdate, SkipReason
 
 
@@ -28,7 +29,7 @@ def base_rates(update):
 
 
 def with_log_weight(model, one, log_weight):
-    """The trajectory with rollout log-probabilities forged so that its weight is exp(log_weight)."""
+    """The trajectory with rollout log-probabilities forged to give it this log weight."""
     return sampled_by(model, one, [-log_weight, *[0.0] * (len(one.response_token_ids) - 1)])
 
 
@@ -197,21 +198,40 @@ def test_groups_of_equal_rewards_count_in_the_ess():
     assert result.ess_ratio == pytest.approx(56.25 / 21.25 / 4)
 
 
-def test_only_trajectories_of_the_current_version_calibrate():
-    ratios = []
-    for version in (7, 8):
-        model = seeded(llama)
-        noisy = sampled_groups(model, num_groups=12)
-        update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None), PAD)
-        fresh = [[of_version(one, 8) for one in group] for group in noisy]
-        ratios.append(update.step(fresh, policy_version=version).on_policy_ess_ratio)
-    assert ratios[0] == 1.0
-    assert 0.5 < ratios[1] < 1.0
+def of_versions(one, first, others):
+    """The trajectory with its first token sampled by one version and the others by another."""
+    spans = [VersionSpan(policy_version=first, num_tokens=1)]
+    if len(one.response_token_ids) > 1:
+        rest = len(one.response_token_ids) - 1
+        spans.append(VersionSpan(policy_version=others, num_tokens=rest))
+    return replace(one, version_spans=tuple(spans))
 
 
-def of_version(one, policy_version):
-    spans = tuple(replace(span, policy_version=policy_version) for span in one.version_spans)
-    return replace(one, version_spans=spans)
+def on_policy_ratio(versions):
+    """What 48 noisy trajectories sampled by these versions make of the ratio at version 8."""
+    model = seeded(llama)
+    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None), PAD)
+    noisy = sampled_groups(model, num_groups=12)
+    groups = [[of_versions(one, *versions) for one in group] for group in noisy]
+    return update.step(groups, policy_version=8).on_policy_ess_ratio
+
+
+def test_trajectories_of_the_current_version_calibrate():
+    assert 0.5 < on_policy_ratio((8, 8)) < 1.0
+
+
+@pytest.mark.parametrize("versions", [(7, 7), (7, 8)], ids=["older", "begun by an older one"])
+def test_trajectories_with_a_token_of_another_version_do_not_calibrate(versions):
+    assert on_policy_ratio(versions) == 1.0
+
+
+def test_what_was_calibrated_is_remembered_in_later_steps():
+    model = seeded(llama)
+    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None), PAD)
+    groups = sampled_groups(model, num_groups=12)
+    fresh = [[of_versions(one, 8, 8) for one in group] for group in groups]
+    first, later = (update.step(batch, policy_version=8) for batch in (fresh, groups))
+    assert later.on_policy_ess_ratio == first.on_policy_ess_ratio < 1.0
 
 
 def test_a_restored_update_takes_bit_identical_steps():

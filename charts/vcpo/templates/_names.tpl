@@ -1,0 +1,52 @@
+{{/* Name of the chart, or of what `nameOverride` calls it. */}}
+{{- define "vcpo.name" -}}
+{{- .Values.nameOverride | default .Chart.Name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* First part of every object's name; 45 characters leave room for the suffixes in a label's 63. */}}
+{{- define "vcpo.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 45 | trimSuffix "-" }}
+{{- else if contains (include "vcpo.name" .) .Release.Name }}
+{{- .Release.Name | trunc 45 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "vcpo.name" .) | trunc 45 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{/* Name of what runs: the Deployment, its roles and its policies. */}}
+{{- define "vcpo.operatorName" -}}
+{{- printf "%s-operator" (include "vcpo.fullname" .) }}
+{{- end }}
+
+{{- define "vcpo.serviceAccountName" -}}
+{{- .Values.serviceAccount.name | default (include "vcpo.operatorName" .) }}
+{{- end }}
+
+{{/* The labels that selectors use: they may never change in the life of a release. */}}
+{{- define "vcpo.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "vcpo.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{- define "vcpo.labels" -}}
+{{ include "vcpo.selectorLabels" . }}
+app.kubernetes.io/part-of: vcpo
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
+{{- end }}
+
+{{/* Full reference of an image: `include "vcpo.image" (list $ .Values.images.operator)`. A digest
+wins over a tag; without either the tag is the chart's appVersion. */}}
+{{- define "vcpo.image" -}}
+{{- $root := index . 0 }}
+{{- $image := index . 1 }}
+{{- $repository := list $root.Values.images.registry $image.repository | compact | join "/" }}
+{{- if $image.digest }}
+{{- printf "%s@%s" $repository $image.digest }}
+{{- else }}
+{{- printf "%s:%s" $repository ($image.tag | default $root.Chart.AppVersion) }}
+{{- end }}
+{{- end }}

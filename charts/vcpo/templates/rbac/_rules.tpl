@@ -1,0 +1,63 @@
+{{/* What the operator may do in each namespace that it watches. It never reads Secrets, creates
+pods or hands out permissions. */}}
+{{- define "vcpo.namespacedRules" -}}
+- apiGroups: [vcpo.dev]
+  resources: [vcporuns]
+  # `delete` is for ttlSecondsAfterFinished.
+  verbs: [get, list, watch, delete]
+- apiGroups: [vcpo.dev]
+  resources: [vcporuns/status]
+  verbs: [patch]
+- apiGroups: [vcpo.dev]
+  resources: [vcporuns/finalizers]
+  # Clusters that check blockOwnerDeletion ask for this before children may name a run as owner.
+  verbs: [update]
+- apiGroups: [apps]
+  resources: [deployments, statefulsets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [apps]
+  resources: [deployments/scale]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [services, configmaps, serviceaccounts]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [pods]
+  # `patch` sets the deletion cost, so that scale-down takes the idlest worker.
+  verbs: [get, list, watch, patch, delete]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [monitoring.coreos.com]
+  resources: [podmonitors]
+  verbs: [get, list, watch, create, patch, delete]
+{{- end }}
+
+{{/* What watching all namespaces needs besides. */}}
+{{- define "vcpo.clusterRules" -}}
+- apiGroups: [apiextensions.k8s.io]
+  resources: [customresourcedefinitions]
+  verbs: [list, watch]
+- apiGroups: [""]
+  resources: [namespaces]
+  verbs: [list, watch]
+{{- end }}
+
+{{/* Binds the operator's account to its role: `include "vcpo.roleBinding" (list $ kind name)`. */}}
+{{- define "vcpo.roleBinding" -}}
+{{- $root := index . 0 -}}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ index . 1 }}
+  name: {{ index . 2 }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ include "vcpo.serviceAccountName" $root }}
+    namespace: {{ $root.Release.Namespace }}
+{{- end }}

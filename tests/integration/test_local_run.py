@@ -1,0 +1,125 @@
+"""A run on one machine, from the first process to the last, and through every way of dying."""
+
+from __future__ import annotations
+
+import os
+import signal
+import urllib.request
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.integration.conftest import StartRun, is_alive, wait_for_exit
+
+
+def assert_accounting_is_exact(summary: dict[str, Any]) -> None:
+    counts = summary["trajectories"]
+    dropped = sum(counts["dropped"].values())
+    total = counts["consumed"] + counts["in_flight"] + counts["buffered"] + dropped
+    assert counts["leased"] == total
+
+
+def test_a_run_trains_off_policy_and_leaves_a_model_that_loads(start_run: StartRun) -> None:
+    run = start_run(steps=12)
+    status, summary = run.finish()
+    assert status == 0
+    assert summary["steps"] == 12
+    assert summary["workers"] == 2
+    assert summary["trajectories"]["consumed"] == 12 * 16
+    assert 0 <= summary["policy_lag_max"] <= 4
+    assert 1 / 16 <= summary["ess_ratio_min"] <= 1
+    assert_accounting_is_exact(summary)
+    assert [step.step for step in run.metrics.steps] == list(range(1, 13))
+    assert [evaluation.step for evaluation in run.metrics.evaluations] == [0, 12]
+    first = run.metrics.evaluations[0]
+    assert first.policy_version_min == first.policy_version_max == 0
+    assert (run.path / "report.html").stat().st_size > 0
+    model = AutoModelForCausalLM.from_pretrained(run.path / "model")
+    assert model.num_parameters() > 100_000
+    assert AutoTokenizer.from_pretrained(run.path / "model").eos_token_id is not None
+    assert not any(is_alive(pid) for pid in run.pids())
+
+
+def test_a_killed_worker_is_replaced_and_the_accounting_stays_exact(start_run: StartRun) -> None:
+    run = start_run(steps=60)
+    run.wait_for_step(3)
+    os.kill(run.pid_of("main-0"), signal.SIGKILL)
+    status, summary = run.finish()
+    assert status == 0
+    assert summary["steps"] == 60
+    assert_accounting_is_exact(summary)
+    assert summary["policy_lag_max"] <= 4
+    lost = [event.message for event in run.events if event.kind == "WorkerLost"]
+    assert len(lost) == 1
+    assert lost[0].startswith("main-0 ended with -9")
+    assert (run.path / "logs" / "main-2.log").exists()
+
+
+def test_a_killed_learner_goes_on_from_its_checkpoint(start_run: StartRun) -> None:
+    run = start_run(steps=40)
+    run.wait_for_step(12)
+    os.kill(run.pid_of("learner"), signal.SIGKILL)
+    status, summary = run.finish()
+    assert status == 0
+    assert summary["steps"] == 40
+    assert_accounting_is_exact(summary)
+    # What the surviving history trained on: every step once, a full batch each.
+    assert summary["trajectories"]["consumed"] == 40 * 16
+    assert [step.step for step in run.metrics.steps] == list(range(1, 41))
+    assert summary["policy_lag_max"] <= 4
+    kinds = [event.kind for event in run.events]
+    assert kinds.count("LearnerRestarted") == 1
+    assert "Resumed" in kinds
+
+
+def test_an_interrupted_run_saves_leaves_and_resumes(start_run: StartRun) -> None:
+    run = start_run(steps=60)
+    run.wait_for_step(3)
+    pids = run.pids()
+    run.process.send_signal(signal.SIGINT)
+    status, summary = run.finish()
+    stopped_at = summary["steps"]
+    assert status == 130
+    assert 3 <= stopped_at < 60
+    assert not any(is_alive(pid) for pid in pids)
+    saved = run.path / "checkpoints" / f"step-{stopped_at:08d}"
+    assert (saved / "meta.json").exists()
+    status, summary = start_run("--resume", steps=60).finish()
+    assert status == 0
+    assert summary["steps"] == 60
+    assert_accounting_is_exact(summary)
+    assert summary["trajectories"]["consumed"] == 60 * 16
+
+
+def test_no_process_outlives_a_killed_host(start_run: StartRun) -> None:
+    run = start_run(steps=100_000)
+    run.wait_for_step(2)
+    pids = [run.pid_of(name) for name in ("learner", "main-0", "main-1")]
+    run.process.kill()
+    run.process.wait()
+    wait_for_exit(pids)
+
+
+def test_metrics_can_be_scraped_while_a_run_works(start_run: StartRun) -> None:
+    run = start_run(steps=100_000)
+    run.wait_for_step(2)
+    for name, metric in (("learner", "vcpo_ess_ratio"), ("main-0", "vcpo_rollout_tokens_total")):
+        url = f"http://127.0.0.1:{run.metrics_port_of(name)}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        values = [
+            float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric}{{")
+        ]
+        assert values
+        assert all(value > 0 for value in values)
+
+
+def test_a_worker_that_cannot_work_ends_the_run_with_its_reason(start_run: StartRun) -> None:
+    run = start_run(digits="many")
+    status, summary = run.finish()
+    assert status == 1
+    assert summary["steps"] == 0
+    failure = next(event.message for event in run.events if event.kind == "Failed")
+    assert "digits" in failure
+    assert "many" in failure
+    assert not any(is_alive(pid) for pid in run.pids())

@@ -1,0 +1,118 @@
+"""What a ledger must do, written down a second time: plain sets and lists, and every fate kept."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tests.unit.learner.scenes import TIMEOUT_S
+
+SIZE = 2  # trajectories per prompt
+PROMPTS = 2  # per step
+MAX_ATTEMPTS = 2
+
+
+@dataclass
+class Promise:
+    """An open lease."""
+
+    number: int
+    worker_id: str
+    prompt_index: int
+    failures: int
+    expires_s: float
+    versions: dict[int, int] = field(default_factory=dict)
+    """Oldest version of each answer that has arrived."""
+
+
+@dataclass
+class LedgerModel:
+    """One surviving history; a crash goes back to a copy of it."""
+
+    fates: dict[tuple[int, int], str] = field(default_factory=dict)
+    """What became of answer n of grant g, for every answer ever leased."""
+    open: dict[str, Promise] = field(default_factory=dict)
+    fulfilled: set[str] = field(default_factory=set)
+    buffered: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Prompt and oldest version of each complete group, by grant."""
+    owed: deque[tuple[int, int]] = field(default_factory=deque)
+    next_prompt: int = 0
+    next_grant: int = 0
+    version: int = 0
+    consumed: list[int] = field(default_factory=list)
+
+    def grant(self, lease_id: str, worker_id: str, now_s: float) -> Promise:
+        """Lease the next prompt."""
+        prompt_index, failures = self.owed.popleft() if self.owed else (self.next_prompt, 0)
+        self.next_prompt = max(self.next_prompt, prompt_index + 1)
+        promise = Promise(self.next_grant, worker_id, prompt_index, failures, now_s + TIMEOUT_S)
+        self.open[lease_id] = promise
+        self.fates |= {(promise.number, one): "in_flight" for one in range(SIZE)}
+        self.next_grant += 1
+        return promise
+
+    def submit(self, lease_id: str, numbers: Collection[int], oldest: int) -> list[str]:
+        """Hand in answers; returns the outcomes."""
+        if lease_id not in self.open:
+            return ["duplicate" if lease_id in self.fulfilled else "lease_ended"] * len(numbers)
+        promise = self.open[lease_id]
+        outcomes = []
+        for number in numbers:
+            outcomes.append("duplicate" if number in promise.versions else "accepted")
+            promise.versions.setdefault(number, oldest)
+            self.fates[promise.number, number] = "buffered"
+        if len(promise.versions) == SIZE:
+            del self.open[lease_id]
+            self.fulfilled.add(lease_id)
+            oldest_of_all = min(promise.versions.values())
+            self.buffered[promise.number] = (promise.prompt_index, oldest_of_all)
+        return outcomes
+
+    def end(self, lease_id: str, reason: str) -> None:
+        """End an open lease."""
+        promise = self.open.pop(lease_id)
+        failures = promise.failures + (reason == "generation_failed")
+        self._drop(promise.number, reason)
+        if failures < MAX_ATTEMPTS:
+            self.owed.append((promise.prompt_index, failures))
+
+    def held_by(self, worker_id: str, lease_ids: Sequence[str]) -> list[str]:
+        """Open leases of a worker, all or those named."""
+        return [
+            lease_id
+            for lease_id, promise in self.open.items()
+            if promise.worker_id == worker_id and (not lease_ids or lease_id in lease_ids)
+        ]
+
+    def take(self, failures_of: Mapping[int, int], max_lag_steps: int) -> list[int] | None:
+        """Take a step's groups: their grants, or None."""
+        for number, (prompt_index, oldest) in sorted(self.buffered.items()):
+            if oldest < self.version - max_lag_steps:
+                del self.buffered[number]
+                self._drop(number, "lag_exceeded")
+                self.owed.append((prompt_index, failures_of[number]))
+        if len(self.buffered) < PROMPTS:
+            return None
+        taken = sorted(self.buffered)[:PROMPTS]
+        for number in taken:
+            del self.buffered[number]
+            self.fates |= {(number, one): "consumed" for one in range(SIZE)}
+        self.consumed += taken
+        self.version += 1
+        return taken
+
+    def restart(self) -> None:
+        """Come back from a copy: what was open is owed again, and failures are forgotten."""
+        open_prompts = [promise.prompt_index for promise in self.open.values()]
+        for promise in self.open.values():
+            self._drop(promise.number, "learner_restarted")
+        self.owed = deque((index, 0) for index in [*open_prompts, *(one for one, _ in self.owed)])
+        self.open, self.fulfilled = {}, set()
+
+    def tally(self) -> Counter[str]:
+        """How many answers have each fate."""
+        return Counter(self.fates.values())
+
+    def _drop(self, number: int, reason: str) -> None:
+        self.fates |= {(number, one): reason for one in range(SIZE)}

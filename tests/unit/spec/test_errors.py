@@ -1,0 +1,139 @@
+"""Whatever is wrong with a file is said at once: where, what was found, what would be right."""
+
+from __future__ import annotations
+
+from textwrap import indent
+
+import pytest
+
+from vcpo.spec import FieldProblem, SpecError, parse_run
+from vcpo.spec.errors import field_path
+
+HEAD = "metadata: {name: r}\nspec:\n  model: {name: m}\n  environment: {name: countdown}\n"
+
+
+def problems(spec: str) -> dict[str, str]:
+    """Every problem of a run with these lines in its `spec`: path -> the rest of its line."""
+    with pytest.raises(SpecError) as refused:
+        parse_run(HEAD + indent(spec, "  "))
+    return {problem.path: str(problem).partition(": ")[2] for problem in refused.value.problems}
+
+
+def test_a_missing_field_is_named():
+    assert problems("seed: 1") == {"spec.steps": "required field is missing"}
+
+
+def test_an_unknown_field_is_shown_with_its_value():
+    found = problems("steps: 3\nlearning_rate: 0.5")
+    assert found == {
+        "spec.learning_rate": "unknown field; remove it or correct its spelling (got 0.5)"
+    }
+
+
+def test_fields_are_named_as_the_file_names_them_only():
+    assert list(problems("steps: 3\nbatch: {prompts_per_step: 4}")) == [
+        "spec.batch.prompts_per_step"
+    ]
+
+
+def test_a_bound_is_told_with_the_value_that_breaks_it():
+    found = problems("steps: 0")
+    assert found == {"spec.steps": "Input should be greater than or equal to 1 (got 0)"}
+
+
+def test_a_closed_set_tells_its_members():
+    found = problems("steps: 3\nalgorithm: {baseline: best}")["spec.algorithm.baseline"]
+    assert "'opob', 'groupMean', 'rloo', 'grpo', 'published' or 'none'" in found
+    assert found.endswith("(got 'best')")
+
+
+def test_all_problems_come_together():
+    found = problems("""
+seed: -1
+algorithm: {maxPolicyLagSteps: -1, lag: 3}
+optimizer: {learningRate: fast, beta1: 1.0}
+rollouts: [{name: a, maxReplicas: 0}, {name: B}]
+""")
+    assert sorted(found) == [
+        "spec.algorithm.lag",
+        "spec.algorithm.maxPolicyLagSteps",
+        "spec.optimizer.beta1",
+        "spec.optimizer.learningRate",
+        "spec.rollouts[0].maxReplicas",
+        "spec.rollouts[1].name",
+        "spec.seed",
+        "spec.steps",
+    ]
+
+
+def test_a_list_whose_items_are_all_wrong_is_not_called_too_short():
+    found = problems("steps: 3\nrollouts: [{name: a, maxReplicas: 0}]")
+    assert list(found) == ["spec.rollouts[0].maxReplicas"]
+
+
+def test_an_empty_list_of_rollout_groups_is_refused():
+    assert "at least 1 item" in problems("steps: 3\nrollouts: []")["spec.rollouts"]
+
+
+def test_the_text_starts_with_the_source_and_the_count():
+    with pytest.raises(SpecError) as refused:
+        parse_run("metadata: {name: r}", source="run.yaml")
+    assert str(refused.value) == "run.yaml: 1 problem\n  spec: required field is missing"
+
+
+def test_several_problems_are_counted_and_listed_a_line_each():
+    with pytest.raises(SpecError) as refused:
+        parse_run("{}", source="run.yaml")
+    assert str(refused.value).splitlines() == [
+        "run.yaml: 2 problems",
+        "  metadata: required field is missing",
+        "  spec: required field is missing",
+    ]
+
+
+def test_a_long_value_is_shortened_to_eighty_characters():
+    with pytest.raises(SpecError) as refused:
+        parse_run(f"{HEAD}  steps: {'x' * 500}")
+    (problem,) = refused.value.problems
+    assert problem.value == "'" + "x" * 76 + "..."
+
+
+@pytest.mark.parametrize(
+    ("location", "path"),
+    [
+        (("spec", "rollouts", 0, "maxReplicas"), "spec.rollouts[0].maxReplicas"),
+        (("spec",), "spec"),
+        ((), "(file)"),
+    ],
+)
+def test_a_location_is_spelled_as_yaml_users_read_it(location, path):
+    assert field_path(location) == path
+
+
+def test_a_problem_without_a_value_shows_none():
+    assert str(FieldProblem(path="spec", value="", message="is missing")) == "spec: is missing"
+
+
+class TestValuesAreNotBentToFit:
+    """What a cluster's schema refuses is refused here."""
+
+    @pytest.mark.parametrize(
+        ("lines", "field"),
+        [
+            ("steps: '10'", "spec.steps"),
+            ("steps: true", "spec.steps"),
+            ("steps: 10.5", "spec.steps"),
+            ("steps: 3\nsuspend: yes", "spec.suspend"),
+            ("steps: 3\nsuspend: 1", "spec.suspend"),
+            ("steps: 3\noptimizer: {learningRate: '0.1'}", "spec.optimizer.learningRate"),
+            ("steps: 3\noptimizer: {learningRate: .nan}", "spec.optimizer.learningRate"),
+            ("steps: 3\noptimizer: {maxGradientNorm: .inf}", "spec.optimizer.maxGradientNorm"),
+            ("steps: 3\nrollouts: {name: main}", "spec.rollouts"),
+        ],
+    )
+    def test_a_value_of_another_type_is_refused(self, lines, field):
+        assert list(problems(lines)) == [field]
+
+    def test_a_whole_number_is_a_real_number(self):
+        run = parse_run(f"{HEAD}  steps: 3\n  sampling: {{temperature: 1}}")
+        assert run.spec.sampling.temperature == 1.0

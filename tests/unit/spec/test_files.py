@@ -1,0 +1,166 @@
+"""Run files: what YAML means, what is no run file, and writing one that reads back equal."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vcpo.spec import SpecError, VCPORun, load_run, parse_run, run_to_yaml
+
+HEAD = "metadata: {name: r}\nspec:\n  model: {name: m}\n  environment: {name: e}\n"
+
+
+def message_of(text: str) -> str:
+    """The single problem with the file as a whole."""
+    with pytest.raises(SpecError) as refused:
+        parse_run(text)
+    (problem,) = refused.value.problems
+    assert problem.path == "(file)"
+    return problem.message
+
+
+class TestYaml:
+    @pytest.mark.parametrize(("text", "number"), [("1e-6", 1e-6), ("1E-6", 1e-6), ("5e-4", 5e-4)])
+    def test_an_exponent_makes_a_number(self, text, number):
+        run = parse_run(f"{HEAD}  steps: 3\n  optimizer: {{learningRate: {text}}}")
+        assert run.spec.optimizer.learning_rate == number
+
+    @pytest.mark.parametrize("word", ["yes", "no", "on", "off", "y"])
+    def test_a_yes_is_a_word(self, word):
+        run = parse_run(f"{HEAD.replace('name: m', f'name: {word}')}  steps: 3")
+        assert run.spec.model.name == word
+
+    def test_a_key_given_twice_is_refused_with_its_place(self):
+        message = message_of(f"{HEAD}  steps: 3\n  steps: 4")
+        assert 'line 6, column 3: found duplicate key "steps"' in message
+
+    def test_broken_yaml_is_refused_with_its_place(self):
+        assert message_of("a: b: c").startswith("is not YAML: line 1, column 5: ")
+
+    def test_a_tab_is_refused_with_its_place(self):
+        message = message_of("metadata:\n\tname: r")
+        assert "line 2, column 1: " in message
+        assert "'\\t'" in message
+
+    def test_an_unprintable_character_is_refused(self):
+        assert "#x0000" in message_of("metadata: \0")
+
+    def test_a_tag_that_asks_for_code_is_refused(self):
+        assert "could not determine a constructor" in message_of("a: !!python/object:os.system x")
+
+    def test_two_documents_are_refused(self):
+        assert "another document" in message_of("a: 1\n---\nb: 2\n")
+
+    def test_a_date_that_no_calendar_has_is_refused(self):
+        assert "month must be in 1..12" in message_of(f"{HEAD}  steps: 2020-13-45")
+
+    def test_a_date_without_quotes_is_refused_with_the_cure(self):
+        assert "put dates in quotes" in message_of(f"{HEAD}  steps: 2020-12-31")
+
+    def test_a_document_that_contains_itself_is_refused(self):
+        assert "Circular reference" in message_of("a: &a {b: *a}")
+
+    def test_a_document_nested_without_end_is_refused(self):
+        assert message_of(f"a: {'[' * 500}{']' * 500}") == "is nested too deeply"
+
+    @pytest.mark.parametrize(
+        ("text", "kind"), [("", "NoneType"), ("- a", "list"), ("3", "int"), ("word", "str")]
+    )
+    def test_what_is_no_mapping_is_named(self, text, kind):
+        assert message_of(text) == f"must be a mapping with `spec`, not {kind}"
+
+    @given(st.text())
+    def test_no_text_does_worse_than_a_spec_error(self, text):
+        with pytest.raises(SpecError):
+            parse_run(text)
+
+
+class TestReading:
+    def test_a_file_is_read(self, tmp_path):
+        path = tmp_path / "run.yaml"
+        path.write_text(f"{HEAD}  steps: 7\n", encoding="utf-8")
+        assert load_run(path).spec.steps == 7
+
+    def test_an_error_starts_with_the_file(self, tmp_path):
+        path = tmp_path / "run.yaml"
+        path.write_text("{}", encoding="utf-8")
+        with pytest.raises(SpecError) as refused:
+            load_run(path)
+        assert str(refused.value).startswith(f"{path}: 2 problems\n")
+
+    def test_a_missing_file_is_said_to_be_missing(self, tmp_path):
+        with pytest.raises(SpecError, match="cannot be read: No such file or directory"):
+            load_run(tmp_path / "run.yaml")
+
+    def test_a_directory_is_no_file(self, tmp_path):
+        with pytest.raises(SpecError, match="cannot be read: Is a directory"):
+            load_run(tmp_path)
+
+    def test_other_encodings_are_refused(self, tmp_path):
+        path = tmp_path / "run.yaml"
+        path.write_bytes("metadata: {name: ü}".encode("latin-1"))
+        with pytest.raises(SpecError, match="is not UTF-8 text"):
+            load_run(path)
+
+    def test_a_file_beyond_one_mebibyte_is_not_even_read(self, tmp_path):
+        path = tmp_path / "model.bin"
+        path.write_bytes(b"\xff" * (2**20 + 1))
+        with pytest.raises(SpecError, match="larger than 1 MiB"):
+            load_run(path)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=5,
+)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> dict[str, object]:
+    """Valid runs, as JSON has them."""
+    group_size = draw(st.integers(2, 64))
+    least = draw(st.integers(0, 9))
+    group = {"name": "a-1", "minReplicas": least, "maxReplicas": least + draw(st.integers(1, 9))}
+    spec = {
+        "model": {"name": draw(st.text(min_size=1, max_size=20))},
+        "environment": {
+            "name": "countdown",
+            "parameters": draw(st.dictionaries(st.text(max_size=6), JSON_VALUES, max_size=3)),
+        },
+        "steps": draw(st.integers(1, 10_000_000)),
+        "batch": {"trajectoriesPerPrompt": group_size},
+        "algorithm": {"onPolicyEssRatio": draw(st.none() | st.floats(1e-9, 1.0))},
+        "optimizer": {"learningRate": draw(st.floats(1e-12, 1.0))},
+        "rollouts": [group],
+        "ttlSecondsAfterFinished": draw(st.none() | st.integers(1, 31_536_000)),
+        "cleanupPolicy": {
+            "onFailed": draw(st.sampled_from(["DeleteWorkloads", "RetainWorkloads"]))
+        },
+    }
+    return {"metadata": {"name": "r", "labels": {"team": draw(st.text(max_size=9))}}, "spec": spec}
+
+
+class TestWriting:
+    @settings(max_examples=25)
+    @given(documents())
+    def test_a_written_run_reads_back_equal(self, document):
+        run = VCPORun.model_validate(document)
+        assert parse_run(run_to_yaml(run)) == run
+
+    def test_a_line_break_that_only_unicode_knows_survives(self):
+        text = HEAD.replace("name: e", 'name: "a\\Nb"')
+        run = parse_run(f"{text}  steps: 3")
+        assert run.spec.environment.name == "a\x85b"
+        assert parse_run(run_to_yaml(run)) == run
+
+    def test_an_empty_parameter_survives(self):
+        text = HEAD.replace("{name: e}", "{name: e, parameters: {limit: null}}")
+        run = parse_run(run_to_yaml(parse_run(f"{text}  steps: 3")))
+        assert run.spec.environment.parameters == {"limit": None}
+
+    def test_defaults_are_written_out(self):
+        text = run_to_yaml(parse_run(f"{HEAD}  steps: 3"))
+        assert "maxPolicyLagSteps: 8\n" in text
+        assert "apiVersion: vcpo.dev/v1alpha1\n" in text

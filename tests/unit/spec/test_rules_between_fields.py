@@ -1,0 +1,102 @@
+"""Rules that compare fields, each blamed on the field to change."""
+
+from __future__ import annotations
+
+from textwrap import indent
+
+import pytest
+
+from vcpo.spec import SpecError, VCPORun, parse_run
+
+HEAD = "metadata: {name: r}\nspec:\n  model: {name: m}\n  environment: {name: e}\n  steps: 3\n"
+
+
+def run_with(spec: str) -> VCPORun:
+    return parse_run(HEAD + indent(spec, "  "))
+
+
+def problem_lines(spec: str) -> list[str]:
+    with pytest.raises(SpecError) as refused:
+        run_with(spec)
+    return [str(problem) for problem in refused.value.problems]
+
+
+def test_more_workers_at_least_than_at_most_are_refused():
+    assert problem_lines("rollouts: [{name: a, minReplicas: 3, maxReplicas: 2}]") == [
+        "spec.rollouts[0].maxReplicas: may not be less than `minReplicas` (3) (got 2)"
+    ]
+
+
+def test_as_many_workers_at_least_as_at_most_are_fine():
+    assert run_with("rollouts: [{name: a, minReplicas: 3, maxReplicas: 3}]").spec.rollouts
+
+
+def test_two_groups_of_one_name_are_refused_at_the_second():
+    assert problem_lines("rollouts: [{name: a}, {name: b}, {name: a}]") == [
+        "spec.rollouts[2].name: another group has this name; give each its own (got 'a')"
+    ]
+
+
+@pytest.mark.parametrize("baseline", ["opob", "published", "groupMean", "rloo", "grpo"])
+def test_a_baseline_over_others_needs_two_trajectories(baseline):
+    lines = f"batch: {{trajectoriesPerPrompt: 1}}\nalgorithm: {{baseline: {baseline}}}"
+    (line,) = problem_lines(lines)
+    rule = f"must be at least 2 for the baseline '{baseline}' (got 1)"
+    assert line == f"spec.batch.trajectoriesPerPrompt: {rule}"
+
+
+def test_without_a_baseline_one_trajectory_is_enough():
+    run = run_with("batch: {trajectoriesPerPrompt: 1}\nalgorithm: {baseline: none}")
+    assert run.spec.batch.trajectories == 16
+
+
+@pytest.mark.parametrize("baseline", ["rloo", "grpo", "none"])
+def test_a_baseline_defined_on_groups_cannot_span_the_batch(baseline):
+    lines = f"algorithm: {{baselineScope: batch, baseline: {baseline}}}"
+    (line,) = problem_lines(lines)
+    rule = f"'batch' needs a `baseline` of 'groupMean', 'opob', 'published', not '{baseline}'"
+    assert line == f"spec.algorithm.baselineScope: {rule} (got 'batch')"
+
+
+@pytest.mark.parametrize("baseline", ["opob", "published", "groupMean"])
+def test_a_mean_may_span_the_batch(baseline):
+    run = run_with(f"algorithm: {{baselineScope: batch, baseline: {baseline}}}")
+    assert run.spec.algorithm.baseline == baseline
+
+
+def test_a_worker_must_hold_a_whole_group():
+    lines = "batch: {trajectoriesPerPrompt: 9}\nrollouts: [{name: a, maxConcurrentSequences: 8}]"
+    (line,) = problem_lines(lines)
+    rule = "must be at least `batch.trajectoriesPerPrompt` (9) (got 8)"
+    assert line == f"spec.rollouts[0].maxConcurrentSequences: {rule}"
+
+
+@pytest.mark.parametrize("low", ["0.3", "0.4"])
+def test_the_idle_band_must_be_open(low):
+    assert problem_lines(f"control: {{idleLowRatio: {low}}}") == [
+        f"spec.control.idleLowRatio: must be less than `idleHighRatio` (0.3) (got {low})"
+    ]
+
+
+def test_several_broken_rules_come_together():
+    found = problem_lines("""
+batch: {trajectoriesPerPrompt: 1}
+rollouts: [{name: a}, {name: a}, {name: a}]
+""")
+    assert [line.partition(": ")[0] for line in found] == [
+        "spec.rollouts[1].name",
+        "spec.rollouts[2].name",
+        "spec.batch.trajectoriesPerPrompt",
+    ]
+
+
+def test_broken_rules_of_two_sections_come_together():
+    found = problem_lines("""
+control: {idleLowRatio: 0.9}
+rollouts: [{name: a, minReplicas: 2}, {name: b, minReplicas: 3}]
+""")
+    assert [line.partition(": ")[0] for line in found] == [
+        "spec.control.idleLowRatio",
+        "spec.rollouts[0].maxReplicas",
+        "spec.rollouts[1].maxReplicas",
+    ]

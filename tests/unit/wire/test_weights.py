@@ -1,0 +1,158 @@
+"""A version's bytes are used only when every checksum holds; nothing else is ever raised."""
+
+from __future__ import annotations
+
+import struct
+from itertools import product
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.wire.payloads import BIAS, HEADER, WEIGHT, payload_of
+
+from vcpo.wire.v1 import policy_pb2
+from vcpo.wire.weights import CorruptWeightsError, manifest_of, verify
+
+PAYLOAD = payload_of()
+DATA_START = len(PAYLOAD) - len(BIAS + WEIGHT)
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+
+
+def manifest() -> policy_pb2.PolicyManifest:
+    return manifest_of(PAYLOAD, policy_version=7, incarnation="first")
+
+
+def flipped(payload: bytes, position: int, bit: int = 0) -> bytes:
+    return payload[:position] + bytes([payload[position] ^ 1 << bit]) + payload[position + 1 :]
+
+
+def test_a_manifest_describes_every_tensor():
+    assert manifest() == policy_pb2.PolicyManifest(
+        policy_version=7,
+        incarnation="first",
+        total_bytes=len(PAYLOAD),
+        tensors=[
+            policy_pb2.TensorEntry(
+                name="bias", dtype="F32", shape=[2], xxh3=xxhash.xxh3_64_intdigest(BIAS)
+            ),
+            policy_pb2.TensorEntry(
+                name="weight", dtype="F32", shape=[2, 2], xxh3=xxhash.xxh3_64_intdigest(WEIGHT)
+            ),
+        ],
+    )
+
+
+def test_an_empty_set_of_weights_has_a_manifest():
+    assert manifest_of(payload_of({}, b""), policy_version=0, incarnation="a").tensors == []
+
+
+def test_intact_bytes_are_accepted():
+    verify(bytes(PAYLOAD), manifest())
+
+
+@pytest.mark.parametrize("position", range(len(BIAS + WEIGHT)))
+def test_a_flipped_bit_is_blamed_on_its_tensor(position):
+    name = "bias" if position < len(BIAS) else "weight"
+    with pytest.raises(CorruptWeightsError, match=f"tensor '{name}': differs from the manifest"):
+        verify(flipped(PAYLOAD, DATA_START + position), manifest())
+
+
+def test_no_flipped_bit_of_the_header_is_overlooked():
+    intact = payload_of({"bias": HEADER["bias"]}, BIAS)
+    expected = manifest_of(intact, policy_version=7, incarnation="first")
+    for position, bit in product(range(len(intact) - len(BIAS)), range(8)):
+        with pytest.raises(CorruptWeightsError):
+            verify(flipped(intact, position, bit), expected)
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, DATA_START, len(PAYLOAD) - 1])
+def test_a_truncated_payload_is_refused(size):
+    with pytest.raises(CorruptWeightsError, match=f"must be {len(PAYLOAD)} bytes, got {size}"):
+        verify(PAYLOAD[:size], manifest())
+
+
+def test_a_tensor_too_many_is_named():
+    extra = {**HEADER, "gate": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+    received = payload_of(extra)
+    expected = manifest()
+    expected.total_bytes = len(received)
+    with pytest.raises(CorruptWeightsError, match="tensor 'gate': differs"):
+        verify(received, expected)
+
+
+def test_a_tensor_of_another_shape_is_named():
+    reshaped = {**HEADER, "weight": {"dtype": "F32", "shape": [4, 1], "data_offsets": [8, 24]}}
+    with pytest.raises(CorruptWeightsError, match="tensor 'weight': differs"):
+        verify(payload_of(reshaped), manifest())
+
+
+class TestWhatIsNoSafetensorsFile:
+    @pytest.mark.parametrize(
+        ("payload", "complaint"),
+        [
+            (b"", "too short for a safetensors file"),
+            (b"\x01\0\0\0\0\0\0", "too short for a safetensors file"),
+            (struct.pack("<Q", 3) + b"{}", "header of 3 bytes does not fit"),
+            (struct.pack("<Q", 2**64 - 1) + b"{}", "does not fit"),
+            (payload_of(b"{"), "header is not JSON"),
+            (payload_of(b"\xff\xfe"), "header is not JSON"),
+            (payload_of(b"[" * 100_000), "header is not JSON"),
+            (payload_of(b"[]"), "header is not a JSON object"),
+        ],
+        ids=["empty", "cut", "long", "huge", "half", "binary", "deep", "list"],
+    )
+    def test_it_is_refused_with_the_reason(self, payload, complaint):
+        with pytest.raises(CorruptWeightsError, match=complaint):
+            manifest_of(payload, policy_version=0, incarnation="a")
+
+    @pytest.mark.parametrize(
+        "entry",
+        [
+            3,
+            "text",
+            [],
+            {},
+            {"dtype": "F32", "shape": [2]},
+            {"shape": [2], "data_offsets": [0, 8]},
+            {"dtype": "F32", "data_offsets": [0, 8]},
+            {"dtype": 32, "shape": [2], "data_offsets": [0, 8]},
+            {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]},
+            {"dtype": "F32", "shape": [2**64], "data_offsets": [0, 8]},
+            {"dtype": "F32", "shape": "2", "data_offsets": [0, 8]},
+            {"dtype": "F32", "shape": [2], "data_offsets": [0]},
+            {"dtype": "F32", "shape": [2], "data_offsets": [0, 4, 8]},
+            {"dtype": "F32", "shape": [2], "data_offsets": ["0", "8"]},
+            {"dtype": "F32", "shape": [2], "data_offsets": [0.5, 8]},
+            {"dtype": "F32", "shape": [2], "data_offsets": [0, float("inf")]},
+            {"dtype": "F32", "shape": [2], "data_offsets": [0, float("nan")]},
+        ],
+    )
+    def test_a_tensor_that_is_not_described_is_named(self, entry):
+        with pytest.raises(CorruptWeightsError, match="tensor 'bias': the header does not"):
+            manifest_of(payload_of({"bias": entry}), policy_version=0, incarnation="a")
+
+    @pytest.mark.parametrize("offsets", [[-1, 8], [8, 4], [0, 25], [24, 2**70]])
+    def test_offsets_outside_the_payload_are_refused(self, offsets):
+        header = {"bias": {"dtype": "F32", "shape": [2], "data_offsets": offsets}}
+        with pytest.raises(CorruptWeightsError, match=r"tensor 'bias': offsets .* lie outside"):
+            manifest_of(payload_of(header), policy_version=0, incarnation="a")
+
+    def test_a_name_that_no_text_can_hold_is_refused(self):
+        header = b'{"\\ud800": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'
+        with pytest.raises(CorruptWeightsError, match="does not describe it"):
+            manifest_of(payload_of(header), policy_version=0, incarnation="a")
+
+    @given(st.binary(max_size=200))
+    def test_random_bytes_are_never_worse_than_corrupt(self, payload):
+        with pytest.raises(CorruptWeightsError):
+            manifest_of(payload, policy_version=0, incarnation="a")
+
+    @given(st.dictionaries(st.text().map("t".__add__), JSON_VALUES, min_size=1))
+    def test_a_random_header_is_never_worse_than_corrupt(self, header):
+        with pytest.raises(CorruptWeightsError):
+            manifest_of(payload_of(header, b""), policy_version=0, incarnation="a")
