@@ -1,13 +1,25 @@
 #!/bin/sh
-# Installs the one system package the tests use: a Chromium that opens the HTML report.
+# Installs the two system packages the tests use: a Chromium that opens the HTML report, and
+# Prometheus with its promtool, which judges what /metrics shows.
 set -eu
-for browser in chromium chromium-browser google-chrome; do
-    if command -v "$browser" >/dev/null 2>&1; then exit 0; fi
-done
-if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
-    echo "Installing chromium (the report's test opens it; about one minute)"
+
+has_any() {
+    for program in "$@"; do
+        if command -v "$program" >/dev/null 2>&1; then return 0; fi
+    done
+    return 1
+}
+
+missing=""
+has_any chromium chromium-browser google-chrome || missing="$missing chromium"
+has_any promtool || missing="$missing prometheus"
+if [ -z "$missing" ]; then exit 0; fi
+
+if has_any apt-get && [ "$(id -u)" = 0 ]; then
+    echo "Installing$missing (about one minute)"
     apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends chromium >/dev/null
+    # shellcheck disable=SC2086 - the list is meant to be split
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends $missing >/dev/null
 else
-    echo "No Chromium found: the report's browser test will be skipped. Cure: install chromium." >&2
+    echo "Not found:$missing. The tests that need them are skipped. Cure: install them." >&2
 fi

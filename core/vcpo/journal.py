@@ -1,12 +1,14 @@
 """A run directory's records: `metrics.jsonl` (steps, evaluations) and `events.jsonl`.
 
 One JSON object per line, appended with a single write, so that several processes may write events
-and a reader never sees half a line but the last. After a resume a step may stand twice: the later
-record is the one that survived, and `read_metrics` returns only that.
+and a reader never sees half a line but the last. What a full disk or a lost machine leaves of a
+line is closed off before the next one and skipped by readers. After a resume a step may stand
+twice: the later record is the one that survived, and `read_metrics` returns only what survived.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -51,7 +53,7 @@ class StepRecord:
     idle_s: float
     """Seconds spent waiting for the batch before it."""
     tokens_per_s: float
-    """Response tokens accepted per second since the previous step."""
+    """Response tokens accepted per second, over the window of recent steps."""
     admission_lag_steps: int
     """Lag bound in force for new work."""
     workers: int
@@ -107,6 +109,8 @@ class Journal:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
+        for name in (METRICS_FILE, EVENTS_FILE):
+            _close_last_line(run_dir / name)
 
     def step(self, record: StepRecord) -> None:
         """Append an optimizer step."""
@@ -131,12 +135,19 @@ class Journal:
 
 
 def read_metrics(run_dir: Path) -> Metrics:
-    """Read a run's steps and evaluations; a missing file is an empty run."""
+    """Read the steps and evaluations of a run's surviving history.
+
+    A learner that went back to a checkpoint takes steps again: what was recorded from the first of
+    them on belongs to parameters that are gone, and is left out. A missing file is an empty run.
+    """
     steps: dict[int, StepRecord] = {}
     evaluations: dict[int, EvaluationRecord] = {}
     for entry in _lines(run_dir / METRICS_FILE):
         if entry.get("type") == "step":
             step = _record(StepRecord, entry)
+            if step.step in steps:
+                steps = {number: kept for number, kept in steps.items() if number < step.step}
+                evaluations = {at: kept for at, kept in evaluations.items() if at < step.step}
             steps[step.step] = step
         elif entry.get("type") == "evaluation":
             evaluation = _record(EvaluationRecord, entry)
@@ -160,10 +171,23 @@ def _record(record_type: type[_Record], entry: Mapping[str, Any]) -> _Record:
     return record_type(**{name: value for name, value in entry.items() if name in known})
 
 
+def _close_last_line(path: Path) -> None:
+    """End half a line left by a writer that broke off, so that the next record is not lost too."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with path.open("rb") as written:
+        written.seek(-1, os.SEEK_END)
+        is_closed = written.read() == b"\n"
+    if not is_closed:
+        with path.open("ab") as end:
+            end.write(b"\n")
+
+
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
     with path.open(encoding="utf-8") as lines:
         for line in lines:
-            if line.endswith("\n"):  # a process killed in mid-write leaves at most one such line
-                yield json.loads(line)
+            if line.endswith("\n"):
+                with contextlib.suppress(json.JSONDecodeError):  # a writer broke off
+                    yield json.loads(line)

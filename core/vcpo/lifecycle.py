@@ -19,6 +19,8 @@ from pathlib import Path
 TOKEN_VARIABLE = "VCPO_TOKEN"  # noqa: S105 - the variable's name, not a secret
 """Environment variable with the run's shared token; unset means that none is asked for."""
 
+_MAX_PORT = 65_535
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
@@ -65,12 +67,12 @@ def on_parent_exit(stop: Callable[[str], None]) -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split `host:port`.
+    """Split `host:port`; the port is 0 (any) to 65535.
 
     Raises:
         ValueError: when it is something else.
     """
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdecimal():
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > _MAX_PORT:
         raise ValueError(f"address: must be host:port, got {address!r}")
     return host, int(port)

@@ -105,7 +105,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Return an untrained model with heads of 32, the smallest size that vLLM serves.
+    """Return an untrained model with heads of 32, a size that vLLM serves on a CPU too.
 
     Llama's shape, because transformers 5 replaces the tokenizer of a folder that says `qwen2` by
     Qwen's own, which drops our spaces.

@@ -4,7 +4,7 @@
 checkpoints/step-00000050/   model.safetensors   parameters
                              update.pt           optimizer moments, calibration
                              ledger.pb           buffered trajectories, prompts owed, counts
-                             meta.json           step and digest of the run's spec
+                             meta.json           step, digests of the run's spec and the ledger
 ```
 
 A checkpoint is written into a temporary folder, synced and renamed; what is found under its name is
@@ -20,7 +20,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ from google.protobuf.message import DecodeError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from vcpo.spec import VCPORun
+from vcpo.spec import VCPORun, continuation_digest
 from vcpo.wire.v1 import ledger_pb2
 
 _PREFIX = "step-"
@@ -70,7 +70,7 @@ class CheckpointFolder:
     def __init__(self, folder: Path, run: VCPORun) -> None:
         self._folder = folder
         self._keep = run.spec.checkpoint.keep
-        self._digest = spec_digest(run)
+        self._digest = continuation_digest(run)
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint, then remove the oldest ones beyond `keep`."""
@@ -81,9 +81,15 @@ class CheckpointFolder:
         partial.mkdir(parents=True)
         save_file(checkpoint.parameters, partial / "model.safetensors")
         torch.save(checkpoint.update_state, partial / "update.pt")
-        (partial / "ledger.pb").write_bytes(checkpoint.ledger.SerializeToString())
-        meta = {"format": _FORMAT, "step": checkpoint.step, "spec_sha256": self._digest}
-        (partial / "meta.json").write_text(json.dumps(meta) + "\n")
+        ledger = checkpoint.ledger.SerializeToString()
+        (partial / "ledger.pb").write_bytes(ledger)
+        meta = _Meta(
+            format=_FORMAT,
+            step=checkpoint.step,
+            spec_sha256=self._digest,
+            ledger_sha256=hashlib.sha256(ledger).hexdigest(),
+        )
+        (partial / "meta.json").write_text(json.dumps(asdict(meta)) + "\n")
         for path in [*partial.iterdir(), partial]:
             _sync(path)
         shutil.rmtree(target, ignore_errors=True)
@@ -123,17 +129,8 @@ class CheckpointFolder:
             step=meta.step,
             parameters=_read(path / "model.safetensors", load_file),
             update_state=_read(path / "update.pt", _read_update_state),
-            ledger=_read(path / "ledger.pb", _read_ledger),
+            ledger=_read(path / "ledger.pb", lambda file: _read_ledger(file, meta.ledger_sha256)),
         )
-
-
-def spec_digest(run: VCPORun) -> str:
-    """Digest of what must stay the same between a checkpoint and its continuation."""
-    kept = {"model", "environment", "batch", "optimizer"}
-    document = run.spec.model_dump(mode="json", by_alias=True, include=kept)
-    # How the batch is cut for memory does not change the update.
-    document["batch"].pop("microBatchTrajectories", None)
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +138,7 @@ class _Meta:
     format: int
     step: int
     spec_sha256: str
+    ledger_sha256: str
 
 
 def _read(file: Path, reader: Callable[[Path], _Content]) -> _Content:
@@ -160,6 +158,7 @@ def _read_meta(file: Path) -> _Meta:
         format=int(document["format"]),
         step=int(document["step"]),
         spec_sha256=str(document["spec_sha256"]),
+        ledger_sha256=str(document["ledger_sha256"]),
     )
 
 
@@ -168,8 +167,12 @@ def _read_update_state(file: Path) -> dict[str, Any]:
     return state
 
 
-def _read_ledger(file: Path) -> ledger_pb2.LedgerSnapshot:
-    return ledger_pb2.LedgerSnapshot.FromString(file.read_bytes())
+def _read_ledger(file: Path, sha256: str) -> ledger_pb2.LedgerSnapshot:
+    data = file.read_bytes()
+    # Half of a message may well be a message: unlike the tensors' formats this one needs a sum.
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise ValueError("its checksum differs from the one in meta.json")
+    return ledger_pb2.LedgerSnapshot.FromString(data)
 
 
 def _sync(path: Path) -> None:

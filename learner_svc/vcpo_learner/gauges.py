@@ -26,6 +26,10 @@ class LearnerGauges:
         self._groups_seen: set[str] = set()
         self._counted = TrajectoryCounts(leased=0, in_flight=0, buffered=0, consumed=0)
 
+    def resumed(self) -> None:
+        """Count from a restored ledger on: what it counted before a restart is no new event."""
+        self._counted = self._dispatcher.ledger.counts()
+
     def step(self, record: StepRecord, groups: Sequence[Group]) -> None:
         """Note a finished step and the groups it consumed."""
         metrics = self._metrics

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -52,19 +52,19 @@ def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def policy_payload(model: PreTrainedModel) -> bytes:
-    """All weights as one safetensors file; a tensor shared by two modules stands once."""
+    """All parameters as one safetensors file; one shared by two modules stands once."""
     return save(policy_tensors(model))
 
 
 def policy_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers on the CPU, each storage once, under its first name."""
-    seen: set[int] = set()
-    tensors: dict[str, torch.Tensor] = {}
-    for name, tensor in _persistent(model):
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
-    return tensors
+    """Copies of the parameters on the CPU, each once, under its first name.
+
+    Buffers stay out: training does not change them, and whoever builds the model makes its own.
+    """
+    return {
+        name: parameter.detach().to("cpu", copy=True).contiguous()
+        for name, parameter in model.named_parameters()
+    }
 
 
 def restore_policy(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -74,7 +74,7 @@ def restore_policy(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) 
         ValueError: when a name or shape does not fit the model.
     """
     with torch.no_grad():
-        own = dict(_persistent(model))
+        own = dict(model.named_parameters())
         for name, tensor in tensors.items():
             if name not in own or own[name].shape != tensor.shape:
                 raise ValueError(f"tensor {name}: does not fit the model of the run")
@@ -85,14 +85,6 @@ def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
     """Save model and tokenizer so that `from_pretrained(folder)` loads them."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def _persistent(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    state = model.state_dict()
-    # Parameters first: their order decides which name of a shared tensor is the first.
-    yield from ((name, tensor) for name, tensor in model.named_parameters() if name in state)
-    parameters = dict(model.named_parameters())
-    yield from ((name, tensor) for name, tensor in state.items() if name not in parameters)
 
 
 def _first_line(error: Exception) -> str:

@@ -92,6 +92,7 @@ class Training:
         self._dispatcher.policy_version = checkpoint.step
         self._check_resumed()
         self._parts.signals.resumed()
+        self._parts.gauges.resumed()
         self._saved_step = checkpoint.step
         self.event("Resumed", f"from the checkpoint of step {checkpoint.step}")
         return checkpoint.step

@@ -90,7 +90,7 @@ def account_name(run: str) -> str:
 
 
 def learner_address(key: RunKey) -> str:
-    """gRPC address of a run's learner inside the cluster."""
+    """Where a run's learner answers gRPC calls inside the cluster."""
     return f"{learner_name(key.name)}.{key.namespace}.svc:{LEARNER_PORT}"
 
 

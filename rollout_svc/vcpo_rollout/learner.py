@@ -54,6 +54,7 @@ class Learner:
 
     first_pause_s: Pause after the first failure; it doubles from failure to failure, up to
         `_LONGEST_PAUSE_FACTOR` times as long.
+    submit_bytes: Size at which a group is split into several submissions.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class Learner:
         worker_id: str,
         rollout_group: str,
         first_pause_s: float = FIRST_PAUSE_S,
+        submit_bytes: int = SUBMIT_BYTES,
     ) -> None:
+        self._submit_bytes = submit_bytes
         self._first_pause_s = first_pause_s
         self._worker_id = worker_id
         self._rollout_group = rollout_group
@@ -96,7 +99,8 @@ class Learner:
             SubmissionRefusedError: when the learner will not have them, whoever sends them.
         """
         taken = 0
-        for messages in _split([trajectory_to_message(one) for one in trajectories]):
+        all_messages = [trajectory_to_message(one) for one in trajectories]
+        for messages in _split(all_messages, self._submit_bytes):
             request = work_pb2.SubmitRequest(
                 worker_id=self._worker_id, lease_id=lease_id, trajectories=messages
             )
@@ -192,12 +196,14 @@ class Learner:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_FACTOR * self._first_pause_s)
 
 
-def _split(messages: Sequence[work_pb2.Trajectory]) -> list[list[work_pb2.Trajectory]]:
-    """Cut a group into submissions of about `SUBMIT_BYTES`."""
+def _split(
+    messages: Sequence[work_pb2.Trajectory], limit_bytes: int
+) -> list[list[work_pb2.Trajectory]]:
+    """Cut a group into submissions of up to `limit_bytes`, of at least one trajectory each."""
     parts: list[list[work_pb2.Trajectory]] = [[]]
     size_bytes = 0
     for message in messages:
-        if parts[-1] and size_bytes + message.ByteSize() > SUBMIT_BYTES:
+        if parts[-1] and size_bytes + message.ByteSize() > limit_bytes:
             parts.append([])
             size_bytes = 0
         parts[-1].append(message)

@@ -88,6 +88,13 @@ def covers(paths: Iterable[Path], prefix: Path) -> bool:
     return any(path[: len(prefix)] == prefix for path in paths)
 
 
+def is_key(path: Path) -> bool:
+    """Whether path is one of the fields that identify its list item."""
+    if len(path) < 2 or not path[-2].startswith("k:"):
+        return False
+    return path[-1][2:] in json.loads(path[-2][2:])
+
+
 def merge(live: Any, config: Any, lists: ListTypes, fields: Fields = ()) -> Any:
     """live with everything that config states; what config leaves out stays."""
     if isinstance(config, dict) and isinstance(live, dict):

@@ -114,7 +114,7 @@ class SchemaLists:
 
 def list_types(resource: Resource) -> ListTypes:
     """The merge rules of a resource."""
-    return SchemaLists(resource.schema) if resource.schema is not None else BuiltinLists()
+    return SchemaLists(resource.schema.document) if resource.schema is not None else BuiltinLists()
 
 
 def strategic_key(fields: Fields) -> str | None:

@@ -8,7 +8,8 @@ Source: https://kubernetes.io/docs/reference/using-api/server-side-apply/
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.kube.field_sets import (
     FieldSet,
     Path,
     covers,
+    is_key,
     from_fields_v1,
     leaves,
     merge,
@@ -123,27 +125,21 @@ def record_update(
     removed = frozenset(old.keys() - new.keys())
     entries = entries_of(before) if before else ()
     mine = next((entry.paths for entry in entries if entry.writer == writer), frozenset())
-    others = _without_paths(entries, writer, changed | removed, time)
-    return with_entries(after, _placed(others, entries, writer, (mine - removed) | changed, time))
+    owned = (mine - removed) | changed
+    return with_entries(after, _ledger(entries, writer, owned, changed | removed, time))
 
 
-def _without_paths(
-    entries: Iterable[Entry], writer: Writer, lost: FieldSet, time: str
-) -> list[Entry]:
-    return [
-        entry if not entry.paths & lost else replace(entry, paths=entry.paths - lost, time=time)
-        for entry in entries
-        if entry.writer != writer
-    ]
-
-
-def _placed(
-    others: list[Entry], entries: Iterable[Entry], writer: Writer, paths: FieldSet, time: str
-) -> list[Entry]:
-    """The ledger with writer's new set; its time stays when the set does."""
-    old = next((entry for entry in entries if entry.writer == writer), None)
-    since = old.time if old is not None and old.paths == paths else time
-    return [*others, Entry(writer=writer, paths=paths, time=since)]
+def _ledger(
+    entries: Iterable[Entry], writer: Writer, owned: FieldSet, lost: FieldSet, time: str
+) -> Iterator[Entry]:
+    """The entries with writer's set replaced and lost taken from the others, in their order."""
+    found = False
+    for entry in entries:
+        paths = owned if entry.writer == writer else entry.paths - lost
+        found = found or entry.writer == writer
+        yield entry if paths == entry.paths else replace(entry, paths=paths, time=time)
+    if not found:
+        yield Entry(writer=writer, paths=owned, time=time)
 
 
 def apply_configuration(
@@ -160,8 +156,9 @@ def apply_configuration(
     previous = next((entry.paths for entry in entries if entry.writer == writer), frozenset())
     merged = merge(live, config, lists)
     kept = frozenset().union(applied, *(entry.paths for entry in others))
-    for path in sorted(previous - applied, key=len, reverse=True):
-        if not covers(kept, path):
+    # Whole items go first; a key of an item that stays is the item's name, and stays.
+    for path in sorted(previous - applied, key=len):
+        if not covers(kept, path) and not is_key(path):
             merged = without(merged, path, lists)
     if not force:
         _refuse_conflicts(live, merged, others, lists)
@@ -192,10 +189,17 @@ def _refuse_conflicts(
 
 def field_text(path: Path) -> str:
     """A path as messages write it: `.spec.containers[name="c"].image`."""
-    parts = []
-    for element in path:
-        parts.append(f".{element[2:]}" if element.startswith("f:") else f"[{element[2:]}]")
-    return "".join(parts)
+    return "".join(_element_text(element) for element in path)
+
+
+def _element_text(element: str) -> str:
+    kind, rest = element[:2], element[2:]
+    if kind == "f:":
+        return f".{rest}"
+    if kind == "v:":
+        return f"[={rest}]"
+    keys = json.loads(rest).items()
+    return "[" + ",".join(f"{key}={json.dumps(value)}" for key, value in keys) + "]"
 
 
 def record_apply(
@@ -210,9 +214,7 @@ def record_apply(
     old, new = owned_leaves(before, lists), owned_leaves(after, lists)
     changed = frozenset(p for p, value in new.items() if p not in old or old[p] != value)
     lost = frozenset(old.keys() - new.keys()) | changed
-    entries = entries_of(before)
-    others = _without_paths(entries, writer, lost, time)
-    return with_entries(after, _placed(others, entries, writer, applied, time))
+    return with_entries(after, _ledger(entries_of(before), writer, applied, lost, time))
 
 
 def owners(body: JsonObject, field: str) -> set[str]:

@@ -6,9 +6,10 @@ Only what the project and kubectl's everyday words touch is listed; one line add
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tests.kube.errors import JsonObject, no_such_path
+from tests.kube.schema import Schema
 
 CORE_VERBS = (
     "create",
@@ -29,7 +30,7 @@ class Resource:
     subresources: names after the object's own, such as `status` and `scale`.
     generation: whether metadata.generation counts changes of what the user asked for.
     scale: JSON paths of a custom resource's `scale` subresource, None for built-ins.
-    schema: the OpenAPI schema of a custom resource, None for built-ins.
+    schema: the structural schema of a custom resource, None for built-ins.
     columns: `additionalPrinterColumns`.
     """
 
@@ -44,7 +45,7 @@ class Resource:
     subresources: tuple[str, ...] = ()
     generation: bool = False
     scale: JsonObject | None = None
-    schema: JsonObject | None = None
+    schema: Schema | None = field(default=None, compare=False)
     columns: tuple[JsonObject, ...] = ()
 
     @property
@@ -192,7 +193,7 @@ def resources_of(definition: JsonObject) -> Iterator[Resource]:
             subresources=tuple(subresources),
             generation=True,
             scale=subresources.get("scale"),
-            schema=version["schema"]["openAPIV3Schema"],
+            schema=Schema(version["schema"]["openAPIV3Schema"]),
             columns=tuple(version.get("additionalPrinterColumns") or ()),
         )
 

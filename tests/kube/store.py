@@ -65,15 +65,14 @@ class Store:
         """The object, None when there is none."""
         return self._objects[resource].get((namespace, name))
 
-    def list(self, resource: ResourceKey, namespace: str = "") -> list[JsonObject]:
+    def objects(self, resource: ResourceKey, namespace: str = "") -> list[JsonObject]:
         """Objects ordered by namespace and name; an empty namespace means all."""
         found = self._objects[resource]
         return [found[key] for key in sorted(found) if not namespace or key[0] == namespace]
 
-    def by_uid(self, uid: str) -> JsonObject | None:
-        """The living object with that uid."""
-        place = self._by_uid.get(uid)
-        return self._objects[place[0]].get(place[1]) if place else None
+    def place(self, uid: str) -> tuple[ResourceKey, ObjectKey] | None:
+        """Where the object with that uid is kept, None when it is gone."""
+        return self._by_uid.get(uid)
 
     def dependents(self, uid: str) -> list[tuple[ResourceKey, JsonObject]]:
         """Objects that name uid as an owner, in a stable order."""

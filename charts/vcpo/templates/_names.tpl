@@ -1,16 +1,11 @@
-{{/* Name of the chart, or of what `nameOverride` calls it. */}}
-{{- define "vcpo.name" -}}
-{{- .Values.nameOverride | default .Chart.Name | trunc 63 | trimSuffix "-" }}
-{{- end }}
-
 {{/* First part of every object's name; 45 characters leave room for the suffixes in a label's 63. */}}
 {{- define "vcpo.fullname" -}}
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride | trunc 45 | trimSuffix "-" }}
-{{- else if contains (include "vcpo.name" .) .Release.Name }}
+{{- else if contains .Chart.Name .Release.Name }}
 {{- .Release.Name | trunc 45 | trimSuffix "-" }}
 {{- else }}
-{{- printf "%s-%s" .Release.Name (include "vcpo.name" .) | trunc 45 | trimSuffix "-" }}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 45 | trimSuffix "-" }}
 {{- end }}
 {{- end }}
 
@@ -23,9 +18,10 @@
 {{- .Values.serviceAccount.name | default (include "vcpo.operatorName" .) }}
 {{- end }}
 
-{{/* The labels that selectors use: they may never change in the life of a release. */}}
+{{/* The labels that selectors use: they may never change in the life of a release. The network
+policies of runs know the operator by `name` and `component`. */}}
 {{- define "vcpo.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "vcpo.name" . }}
+app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end }}

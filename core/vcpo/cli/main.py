@@ -17,7 +17,7 @@ from vcpo.local.run_dir import RunDir, new_run_dir, with_local_model
 from vcpo.local.summary import summarize
 from vcpo.local.view import make_view
 from vcpo.report import write_report
-from vcpo.spec import SpecError, VCPORun, json_schema, load_run
+from vcpo.spec import SpecError, VCPORun, continuation_digest, json_schema, load_run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -74,14 +74,14 @@ def run(
     except FleetError as error:
         _fail(str(error))
     directory.create(loaded)
-    _OUT.print(f"run directory: {directory.path}", soft_wrap=True)
+    _OUT.print(f"run directory: {directory.path}", soft_wrap=True, markup=False)
     options = HostOptions(resume=resume, metrics_port=metrics_port)
     with make_view(_OUT) as view:
         ending = asyncio.run(Host(loaded, directory, view, options).run())
     report_path = write_report(directory.path)
     summary = summarize(directory.path)
     _OUT.print(_summary_table(summary, ending))
-    _OUT.print(f"report: {report_path}", soft_wrap=True)
+    _OUT.print(f"report: {report_path}", soft_wrap=True, markup=False)
     if as_json:
         _OUT.print(json.dumps(summary), soft_wrap=True, markup=False, highlight=False)
     raise typer.Exit(int(ending))
@@ -112,7 +112,7 @@ def report(
         path = write_report(run_dir)
     except SpecError as error:
         _fail(str(error))
-    _OUT.print(str(path), soft_wrap=True)
+    _OUT.print(str(path), soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -136,7 +136,18 @@ def _directory(loaded: VCPORun, path: Path | None, *, resume: bool) -> RunDir:
     directory = RunDir(path)
     if directory.is_used and not resume:
         _fail(f"--run-dir: {path} already holds a run; add --resume, or give another directory")
+    if directory.spec.exists():
+        _check_continues(loaded, directory)
     return directory
+
+
+def _check_continues(loaded: VCPORun, directory: RunDir) -> None:
+    """Refuse a file that cannot continue the run in the directory, before anything is written."""
+    if continuation_digest(loaded) != continuation_digest(_load(directory.spec)):
+        _fail(
+            f"--resume: the run in {directory.path} has another model, environment, batch or"
+            f" optimizer; resume with {directory.spec}, or give another directory"
+        )
 
 
 def _summary_table(summary: dict[str, Any], ending: Ending) -> Table:

@@ -64,6 +64,8 @@ class Fleet:
 
     def start_learner(self, *, resume: bool, port: int = 0) -> Child:
         """Start the learner; `port` 0 takes a free one, a restart keeps the one before."""
+        if self.learner is not None:
+            self.learner.let_go()
         options = [f"--listen=127.0.0.1:{port}", f"--metrics-listen={_ANY_PORT}"]
         options += [f"--run-dir={self._run_dir.path}", *(["--resume"] if resume else [])]
         self.learner = self._start(
@@ -95,6 +97,9 @@ class Fleet:
             FleetError: when a worker says that the user must put something right, or workers keep
                 dying as soon as they are started.
         """
+        for child in self.children:
+            if child.exit_code is not None:
+                child.let_go()
         self._leaving = [child for child in self._leaving if child.exit_code is None]
         dead = [child for group in self._workers.values() for child in group if _has_failed(child)]
         for group, workers in self._workers.items():

@@ -273,6 +273,8 @@ class Host:
 
     def _show(self, decision: Decision | None) -> None:
         desired = decision.replicas if decision is not None else self._state.fleet.replicas
+        if self._phase() is not RunPhase.RUNNING:
+            desired = {}
         self._view.update(
             run_view(
                 self._run,

@@ -20,6 +20,8 @@ from vcpo.lifecycle import Ready, read_ready
 
 _POLL_S = 0.05
 _TAIL_BYTES = 4096
+_KILL_GRACE_S = 15.0
+"""A killed process is gone as soon as the kernel has taken back what it held, device memory too."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,12 +45,17 @@ class Child:
         return read_ready(self.ready_file)
 
     def ask_to_leave(self) -> None:
-        """Send SIGTERM, once it is not gone already."""
+        """Send SIGTERM, unless it is gone already."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
         """Send SIGKILL."""
         self._send(signal.SIGKILL)
+
+    def let_go(self) -> None:
+        """Close its standard input; one that still runs takes that for the host's end."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
 
     def log_tail(self, max_lines: int) -> str:
         """The last lines of its log."""
@@ -71,7 +78,7 @@ def start_child(
     ready_file: Path,
     environment: Mapping[str, str],
 ) -> Child:
-    """Start a process of this host, in a session of its own so that Ctrl-C reaches only the host."""
+    """Start a process of this host, in its own session so that Ctrl-C reaches only the host."""
     ready_file.unlink(missing_ok=True)
     with log.open("ab") as output:
         process = subprocess.Popen(  # noqa: S603 - our own modules, by our own interpreter
@@ -98,13 +105,12 @@ async def wait_for_exit(children: Iterable[Child], timeout_s: float) -> list[Chi
 
 
 async def stop_all(children: Iterable[Child], grace_s: float) -> None:
-    """Ask all to leave; kill those that have not after `grace_s` seconds."""
+    """Ask all to leave; kill those that have not after `grace_s` seconds; none is left."""
     everyone = list(children)
     for child in everyone:
         child.ask_to_leave()
     for child in await wait_for_exit(everyone, grace_s):
         child.kill()
-    await wait_for_exit(everyone, grace_s)
+    await wait_for_exit(everyone, _KILL_GRACE_S)
     for child in everyone:
-        if child.process.stdin is not None:
-            child.process.stdin.close()
+        child.let_go()

@@ -1,7 +1,7 @@
 """Metrics of all parts: the catalogue, the instruments and the endpoint."""
 
 from vcpo.metrics.catalogue import Kind, Metric
-from vcpo.metrics.instruments import HostMetrics, LearnerMetrics, RolloutMetrics
+from vcpo.metrics.instruments import HostMetrics, LearnerMetrics, OperatorMetrics, RolloutMetrics
 from vcpo.metrics.server import MetricsServer, serve_metrics
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "LearnerMetrics",
     "Metric",
     "MetricsServer",
+    "OperatorMetrics",
     "RolloutMetrics",
     "serve_metrics",
 ]

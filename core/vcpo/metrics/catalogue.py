@@ -58,6 +58,7 @@ _LAG_BUCKETS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 _STEP_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 _GENERATION_BUCKETS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _SYNC_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_RECONCILE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 def _counter(name: str, help_text: str, *labels: str) -> Metric:
@@ -202,6 +203,38 @@ RUN_DECISIONS = _counter(
     "reason",
 )
 
+OPERATOR_RECONCILES = _counter(
+    "vcpo_operator_reconciles_total", "Looks at a run, by result: ok, error or bug.", "result"
+)
+OPERATOR_RECONCILE_DURATION = _histogram(
+    "vcpo_operator_reconcile_duration_seconds",
+    "Time of one look at a run, its calls included.",
+    _RECONCILE_BUCKETS,
+)
+OPERATOR_QUEUE_DEPTH = _gauge("vcpo_operator_queue_depth", "Runs that are due to be looked at.")
+OPERATOR_QUEUE_OLDEST = _gauge(
+    "vcpo_operator_queue_oldest_seconds", "How long the run that is due longest has waited."
+)
+OPERATOR_API_REQUESTS = _counter(
+    "vcpo_operator_api_requests_total",
+    "Requests to the Kubernetes API by the reconciler; code 0: no answer came.",
+    "verb",
+    "resource",
+    "code",
+)
+OPERATOR_WATCH_EVENT_TIMESTAMP = _gauge(
+    "vcpo_operator_watch_event_timestamp_seconds",
+    "Unix time of the newest event of a watched resource.",
+    "resource",
+)
+OPERATOR_WATCH_ECHO_LAG = _gauge(
+    "vcpo_operator_watch_echo_lag_seconds",
+    "How long the oldest own write has not come back through the watch; 0 when all have.",
+)
+OPERATOR_LOOP_LAG = _gauge(
+    "vcpo_operator_loop_lag_seconds", "How late the event loop of the operator woke up last."
+)
+
 LEARNER = (
     LEARNER_STEPS,
     LEARNER_SKIPPED_STEPS,
@@ -245,5 +278,17 @@ ROLLOUT = (
 HOST = (RUN_INFO, RUN_CONDITION, RUN_REPLICAS, RUN_DECISIONS)
 """What a host (local or operator) exports for its runs, besides `BUILD_INFO`."""
 
-ALL = (BUILD_INFO, *LEARNER, *ROLLOUT, *HOST)
+OPERATOR = (
+    OPERATOR_RECONCILES,
+    OPERATOR_RECONCILE_DURATION,
+    OPERATOR_QUEUE_DEPTH,
+    OPERATOR_QUEUE_OLDEST,
+    OPERATOR_API_REQUESTS,
+    OPERATOR_WATCH_EVENT_TIMESTAMP,
+    OPERATOR_WATCH_ECHO_LAG,
+    OPERATOR_LOOP_LAG,
+)
+"""What the operator exports of itself, besides `BUILD_INFO` and `HOST`."""
+
+ALL = (BUILD_INFO, *LEARNER, *ROLLOUT, *HOST, *OPERATOR)
 """Every metric."""

@@ -64,8 +64,8 @@ class RolloutMetrics:
 class HostMetrics:
     """What a host exports for all of its runs; `catalogue.HOST`."""
 
-    def __init__(self) -> None:
-        part = PartRegistry("host", {})
+    def __init__(self, part: PartRegistry | None = None) -> None:
+        part = part or PartRegistry("host", {})
         self.registry: CollectorRegistry = part.exported
         self.run_info = part.gauge(catalogue.RUN_INFO)
         self.condition = part.gauge(catalogue.RUN_CONDITION)
@@ -90,3 +90,19 @@ class HostMetrics:
             for labels in label_sets:
                 if (labels["namespace"], labels["run"]) == (namespace, run):
                     metric.remove(*labels.values())
+
+
+class OperatorMetrics(HostMetrics):
+    """What the operator exports: its runs, as any host, and itself; `catalogue.OPERATOR`."""
+
+    def __init__(self) -> None:
+        part = PartRegistry("operator", {})
+        super().__init__(part)
+        self.reconciles = part.counter(catalogue.OPERATOR_RECONCILES)
+        self.reconcile_duration_s = part.histogram(catalogue.OPERATOR_RECONCILE_DURATION)
+        self.queue_depth = part.gauge(catalogue.OPERATOR_QUEUE_DEPTH)
+        self.queue_oldest_s = part.gauge(catalogue.OPERATOR_QUEUE_OLDEST)
+        self.api_requests = part.counter(catalogue.OPERATOR_API_REQUESTS)
+        self.watch_event_timestamp_s = part.gauge(catalogue.OPERATOR_WATCH_EVENT_TIMESTAMP)
+        self.watch_echo_lag_s = part.gauge(catalogue.OPERATOR_WATCH_ECHO_LAG)
+        self.loop_lag_s = part.gauge(catalogue.OPERATOR_LOOP_LAG)

@@ -1,5 +1,6 @@
 """The `VCPORun` model: one source for local files, cluster validation, defaults and the schema."""
 
+from vcpo.spec.continuation import continuation_digest
 from vcpo.spec.errors import FieldProblem, SpecError
 from vcpo.spec.files import load_run, parse_run, run_to_yaml
 from vcpo.spec.run import API_VERSION, KIND, VCPORun, VCPORunSpec, json_schema
@@ -11,6 +12,7 @@ __all__ = [
     "SpecError",
     "VCPORun",
     "VCPORunSpec",
+    "continuation_digest",
     "json_schema",
     "load_run",
     "parse_run",

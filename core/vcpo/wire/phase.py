@@ -8,11 +8,11 @@ from vcpo.wire.v1 import work_pb2
 
 
 class RunPhase(StrEnum):
-    """Where a run is.
+    r"""Where a run is.
 
     ```
     running --> complete
-       |  \\--> failed
+       |  \--> failed
        v
     draining (ends with a checkpoint; a resumed run is running again)
     ```

@@ -208,7 +208,11 @@ async def test_a_cancelled_generation_frees_its_place(start, make_model, make_re
 async def test_a_generation_cancelled_while_it_waits_is_never_started(
     start, make_model, make_request, publish
 ):
-    engine = start(make_model(), num_places=1)
+    model, widths = make_model(), []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    engine = start(model, num_places=1)
     endless = make_request(PROMPT, max_new_tokens=ENDLESS)
     unwanted = asyncio.create_task(engine.generate(endless))
     wanted = asyncio.create_task(engine.generate(make_request(PROMPT, max_new_tokens=2)))
@@ -216,6 +220,7 @@ async def test_a_generation_cancelled_while_it_waits_is_never_started(
     unwanted.cancel()
     await engine.swap_weights(publish(make_model(), 1))
     assert len((await wanted).token_ids) == 2
+    assert widths.count(len(PROMPT)) == 1  # one prompt was read
 
 
 async def test_bfloat16_rounds_parameters_and_scores_in_float32(

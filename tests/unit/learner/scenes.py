@@ -1,5 +1,6 @@
 """Clocks, specs, answers and parts of a learner, as small as a test wants them."""
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -121,3 +122,9 @@ def asking(
 
 def prompts(leases: Iterable[OpenLease]) -> list[int]:
     return [lease.prompt_index for lease in leases]
+
+
+async def settle() -> None:
+    """Let every coroutine that can go on do so; none of them waits for time to pass."""
+    for _ in range(20):
+        await asyncio.sleep(0)

@@ -9,8 +9,8 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.wire.payloads import BIAS, HEADER, WEIGHT, payload_of
 
+from tests.unit.wire.payloads import BIAS, HEADER, WEIGHT, payload_of
 from vcpo.wire.v1 import policy_pb2
 from vcpo.wire.weights import CorruptWeightsError, manifest_of, verify
 

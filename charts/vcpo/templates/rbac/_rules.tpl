@@ -4,7 +4,7 @@ pods or hands out permissions. */}}
 - apiGroups: [vcpo.dev]
   resources: [vcporuns]
   # `delete` is for ttlSecondsAfterFinished.
-  verbs: [get, list, watch, delete]
+  verbs: [list, watch, delete]
 - apiGroups: [vcpo.dev]
   resources: [vcporuns/status]
   verbs: [patch]
@@ -14,29 +14,39 @@ pods or hands out permissions. */}}
   verbs: [update]
 - apiGroups: [apps]
   resources: [deployments, statefulsets]
-  verbs: [get, list, watch, create, patch, delete]
+  # Server-side apply is `patch`, and `create` when there is no such object yet.
+  verbs: [list, watch, create, patch, delete]
 - apiGroups: [apps]
   resources: [deployments/scale]
   verbs: [patch]
 - apiGroups: [""]
-  resources: [services, configmaps, serviceaccounts]
-  verbs: [get, list, watch, create, patch, delete]
+  resources: [services, serviceaccounts]
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  # No `delete`: checkpoints and models go with their run or by hand.
+  verbs: [list, watch, create, patch]
+- apiGroups: [""]
+  resources: [configmaps]
+  # No `list`: other people's ConfigMaps may hold anything.
+  verbs: [get, create, patch, delete]
 - apiGroups: [""]
   resources: [pods]
   # `patch` sets the deletion cost, so that scale-down takes the idlest worker.
-  verbs: [get, list, watch, patch, delete]
+  verbs: [list, watch, patch, delete]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [list, watch, create, patch, delete]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [list, watch, create, patch, delete]
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors]
-  verbs: [get, list, watch, create, patch, delete]
+  # Not watched, since the kind need not exist.
+  verbs: [get, create, patch, delete]
 {{- end }}
 
 {{/* What watching all namespaces needs besides. */}}

@@ -1,0 +1,19 @@
+{{/* The command line of `python -m vcpo_operator`, one argument per line. */}}
+{{- define "vcpo.operatorArguments" -}}
+- --learner-image={{ include "vcpo.image" (list . .Values.images.learner) }}
+- --rollout-image={{ include "vcpo.image" (list . .Values.images.rollout) }}
+- --metrics-listen=0.0.0.0:8080
+- --liveness-listen=0.0.0.0:8081
+- --log-format={{ .Values.log.format }}
+- --log-level={{ .Values.log.level }}
+{{- with .Values.watchNamespaces }}
+- --namespaces={{ join "," . }}
+{{- end }}
+{{- if .Values.leaderElection.enabled }}
+- --lease-namespace={{ .Release.Namespace }}
+- --lease-name={{ include "vcpo.operatorName" . }}
+{{- end }}
+{{- range .Values.extraArgs }}
+- {{ . | quote }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,105 @@
+"""`python -m vcpo_operator`: look after the runs of a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+import time
+
+import kopf
+
+from vcpo.lifecycle import TOKEN_VARIABLE, split_address
+from vcpo.metrics import OperatorMetrics, serve_metrics
+from vcpo_operator.app import Operator, Options
+from vcpo_operator.children.family import OperatorDefaults
+from vcpo_operator.cluster import Cluster
+from vcpo_operator.lease import Lease, LeaseLostError
+
+_LOG_FORMATS = {"text": kopf.LogFormat.FULL, "json": kopf.LogFormat.JSON}
+
+
+def main() -> int:
+    """Parse the command line and operate; 0 when asked to stop, 1 when the lease was lost."""
+    arguments = _parser().parse_args()
+    kopf.configure(log_format=_LOG_FORMATS[arguments.log_format])
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else a line for every event
+    logging.getLogger("vcpo_operator").setLevel(arguments.log_level.upper())
+    try:
+        asyncio.run(_operate(arguments))
+    except LeaseLostError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+async def _operate(arguments: argparse.Namespace) -> None:
+    metrics = OperatorMetrics()
+    cluster = Cluster.from_environment(
+        lambda verb, resource, code: metrics.api_requests.labels(verb, resource, str(code)).inc()
+    )
+    lease = _lease(arguments, cluster)
+    options = Options(
+        defaults=OperatorDefaults(
+            learner_image=arguments.learner_image, rollout_image=arguments.rollout_image
+        ),
+        namespaces=[name for name in arguments.namespaces.split(",") if name],
+        liveness_endpoint=f"http://{arguments.liveness_listen}/healthz",
+        token=os.environ.get(TOKEN_VARIABLE) or None,
+        workers=arguments.workers,
+    )
+    host, port = split_address(arguments.metrics_listen)
+    try:
+        with serve_metrics(metrics.registry, host, port):
+            await Operator(options, cluster, metrics).run(asyncio.Event(), lease)
+    finally:
+        cluster.close()
+
+
+def _lease(arguments: argparse.Namespace, cluster: Cluster) -> Lease | None:
+    if not arguments.lease_namespace:
+        return None
+    return Lease(
+        cluster=cluster,
+        namespace=arguments.lease_namespace,
+        name=arguments.lease_name,
+        identity=os.environ.get("POD_NAME") or socket.gethostname(),
+        clock=time.monotonic,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m vcpo_operator",
+        description="Looks after VCPORuns: makes their pods, steers them, reports in their status. "
+        "Shows learners the token in VCPO_TOKEN when that is set.",
+    )
+    parser.add_argument("--learner-image", required=True, help="image of learners by default")
+    parser.add_argument(
+        "--rollout-image", required=True, help="image of rollout workers by default"
+    )
+    parser.add_argument(
+        "--namespaces", default="", help="watch these, separated by commas (default: all)"
+    )
+    parser.add_argument("--metrics-listen", default="0.0.0.0:8080", help="/metrics host:port")
+    parser.add_argument("--liveness-listen", default="0.0.0.0:8081", help="/healthz host:port")
+    parser.add_argument("--workers", type=int, default=8, help="runs looked at in parallel")
+    parser.add_argument(
+        "--lease-namespace", default="", help="act only while holding a Lease here (default: none)"
+    )
+    parser.add_argument("--lease-name", default="vcpo-operator", help="name of that Lease")
+    parser.add_argument("--log-format", choices=sorted(_LOG_FORMATS), default="text")
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,132 @@
+"""The operator's parts, wired together: kopf watches, the queue orders, the loop works."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import kopf
+
+from vcpo.metrics import OperatorMetrics
+from vcpo_operator.apply import Executor
+from vcpo_operator.children.family import OperatorDefaults
+from vcpo_operator.cluster import Cluster
+from vcpo_operator.exports import RunExports
+from vcpo_operator.handlers import Health, Login, Wiring, login, register
+from vcpo_operator.lease import Lease
+from vcpo_operator.loop import ReconcileLoop
+from vcpo_operator.names import learner_address
+from vcpo_operator.queue import RunQueue
+from vcpo_operator.reconciler import Reconciler
+from vcpo_operator.signals import AddressOf, LearnerLines
+from vcpo_operator.view import IndexedView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to operate."""
+
+    defaults: OperatorDefaults
+    namespaces: Sequence[str] = ()
+    """Namespaces to watch; empty watches all."""
+    liveness_endpoint: str | None = None
+    """`http://host:port/path` of the liveness probe; None serves none."""
+    token: str | None = None
+    """Token that the learners ask for; None when they ask for none."""
+    workers: int = 8
+    """Runs looked at in parallel."""
+
+
+class Operator:
+    """One operator. All of its parts live in one event loop."""
+
+    def __init__(
+        self,
+        options: Options,
+        cluster: Cluster,
+        metrics: OperatorMetrics,
+        *,
+        address_of: AddressOf = learner_address,
+        login: Login = login,
+    ) -> None:
+        self._options = options
+        self._view = IndexedView()
+        self._queue = RunQueue(clock=time.monotonic)
+        self._lines = LearnerLines(clock=time.monotonic, address_of=address_of, token=options.token)
+        reconciler = Reconciler(
+            view=self._view,
+            executor=Executor(cluster, self._lines),
+            lines=self._lines,
+            defaults=options.defaults,
+            exports=RunExports(metrics),
+            clock=time.time,
+        )
+        self._loop = ReconcileLoop(
+            self._queue, reconciler.reconcile, metrics, workers=options.workers
+        )
+        metrics.watch_echo_lag_s.set_function(reconciler.echo_lag_s)
+        health = Health(
+            oldest_wait_s=self._queue.oldest_s,
+            loop_lag_s=lambda: self._loop.lag_s,
+            echo_lag_s=reconciler.echo_lag_s,
+        )
+        self._registry = kopf.OperatorRegistry()
+        wiring = Wiring(
+            view=self._view,
+            queue=self._queue,
+            metrics=metrics,
+            health=health,
+            namespaced=bool(options.namespaces),
+            login=login,
+        )
+        register(self._registry, wiring)
+
+    async def run(self, stop: asyncio.Event, lease: Lease | None = None) -> None:
+        """Operate until `stop` is set, a signal comes, or the lease is lost.
+
+        Raises: LeaseLostError.
+        """
+        if lease is not None:
+            await lease.take()
+        works = [self._loop.run()] if lease is None else [self._loop.run(), lease.keep()]
+        try:
+            await _until_first(self._watch(stop), works, stop)
+        finally:
+            await self._lines.close()
+
+    async def _watch(self, stop: asyncio.Event) -> None:
+        namespaces = self._options.namespaces
+        await kopf.operator(
+            registry=self._registry,
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+            liveness_endpoint=self._options.liveness_endpoint,
+            stop_flag=stop,
+        )
+
+
+async def _until_first(
+    watch: Coroutine[Any, Any, None],
+    works: Sequence[Coroutine[Any, Any, None]],
+    stop: asyncio.Event,
+) -> None:
+    """Run all until one ends; stop the watch in good order and the others at once.
+
+    The works are started first: kopf cancels, when it ends, every task younger than itself.
+    """
+    working = [asyncio.create_task(work) for work in works]
+    watching = asyncio.create_task(watch)
+    await asyncio.wait([watching, *working], return_when=asyncio.FIRST_COMPLETED)
+    stop.set()
+    await asyncio.wait([watching])
+    for task in working:
+        task.cancel()
+    await asyncio.wait(working)
+    for task in (watching, *working):
+        with contextlib.suppress(asyncio.CancelledError):
+            task.result()

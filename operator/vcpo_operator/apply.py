@@ -1,0 +1,138 @@
+"""Applying: carries out actions, one call each. It decides nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vcpo.spec import API_VERSION, KIND
+from vcpo_operator.actions import (
+    Action,
+    Apply,
+    DeleteChild,
+    DeletePod,
+    DeleteRun,
+    ReleaseLeases,
+    Scale,
+    SetDeletionCost,
+    Throttle,
+)
+from vcpo_operator.children.manifest import Kind
+from vcpo_operator.cluster import ApiError, Cluster, Document, Resource
+from vcpo_operator.names import (
+    DELETION_COST_ANNOTATION,
+    FIELD_MANAGER,
+    PLURAL,
+    SCALE_MANAGER,
+    RunKey,
+)
+from vcpo_operator.observe import observed_child
+from vcpo_operator.records import ObservedChild, RunRecord
+from vcpo_operator.signals import LearnerLines
+
+
+class Executor:
+    """Carries out actions on the objects and the learner of a run."""
+
+    def __init__(self, cluster: Cluster, lines: LearnerLines) -> None:
+        self._cluster = cluster
+        self._lines = lines
+
+    async def carry_out(self, key: RunKey, action: Action) -> ObservedChild | None:
+        """Do one thing; returns the child as it is after an apply.
+
+        Raises: ApiError, SignalsError.
+        """
+        match action:
+            case Apply():
+                return await self._apply(key, action)
+            case Scale():
+                await self._scale(key, action)
+            case SetDeletionCost():
+                await self._set_deletion_cost(key, action)
+            case DeleteChild():
+                await self._cluster.delete(_child(action.kind, key, action.name), uid=action.uid)
+            case DeletePod():
+                pod = Resource(
+                    api_version="v1", plural="pods", namespace=key.namespace, name=action.name
+                )
+                await self._cluster.delete(pod, uid=action.uid)
+            case DeleteRun():
+                await self._cluster.delete(_run(key), uid=action.uid)
+            case Throttle():
+                await self._lines.throttle(key, action.admission_lag_steps, action.reason)
+            case ReleaseLeases():
+                await self._lines.release(key, action.worker)
+        return None
+
+    async def read(self, key: RunKey, kind: Kind, name: str) -> ObservedChild | None:
+        """Look at a child of a kind that is not watched; None when there is none."""
+        body = await self._cluster.get(_child(kind, key, name))
+        return None if body is None else observed_child(kind, body)
+
+    async def write_status(self, record: RunRecord, status: dict[str, Any]) -> Document:
+        """Apply a run's status, and no one else's who has its name by now.
+
+        Raises: ApiError.
+        """
+        metadata = {"name": record.key.name, "namespace": record.key.namespace, "uid": record.uid}
+        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status}
+        resource = _run(record.key, subresource="status")
+        return await self._cluster.apply(resource, body, manager=FIELD_MANAGER, force=True)
+
+    async def post_event(self, key: RunKey, event: Document) -> None:
+        """Post an event; the API server keeps it for an hour or so.
+
+        Raises: ApiError.
+        """
+        collection = Resource(api_version="v1", plural="events", namespace=key.namespace)
+        await self._cluster.create(collection, event)
+
+    async def _apply(self, key: RunKey, action: Apply) -> ObservedChild:
+        child = action.child
+        body = await self._cluster.apply(
+            _child(child.kind, key, child.name),
+            child.manifest,
+            manager=FIELD_MANAGER,
+            force=action.force,
+        )
+        return observed_child(child.kind, body)
+
+    async def _scale(self, key: RunKey, action: Scale) -> None:
+        resource = _child(Kind.DEPLOYMENT, key, action.name, subresource="scale")
+        body = {"spec": {"replicas": action.replicas}}
+        await self._unless_gone(resource, body, manager=SCALE_MANAGER)
+
+    async def _set_deletion_cost(self, key: RunKey, action: SetDeletionCost) -> None:
+        resource = Resource(
+            api_version="v1", plural="pods", namespace=key.namespace, name=action.pod
+        )
+        annotations = {DELETION_COST_ANNOTATION: str(action.cost)}
+        body = {"metadata": {"annotations": annotations}}
+        await self._unless_gone(resource, body, manager=SCALE_MANAGER)
+
+    async def _unless_gone(self, resource: Resource, body: Document, *, manager: str) -> None:
+        try:
+            await self._cluster.merge(resource, body, manager=manager)
+        except ApiError as error:
+            if not error.is_gone:
+                raise
+
+
+def _child(kind: Kind, key: RunKey, name: str, *, subresource: str = "") -> Resource:
+    return Resource(
+        api_version=kind.api_version,
+        plural=kind.plural,
+        namespace=key.namespace,
+        name=name,
+        subresource=subresource,
+    )
+
+
+def _run(key: RunKey, *, subresource: str = "") -> Resource:
+    return Resource(
+        api_version=API_VERSION,
+        plural=PLURAL,
+        namespace=key.namespace,
+        name=key.name,
+        subresource=subresource,
+    )

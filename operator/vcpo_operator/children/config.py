@@ -1,0 +1,72 @@
+"""The ConfigMap with the run file that all pods read.
+
+It holds what processes read and nothing that only the operator reads: scaling a group or changing
+a deadline must not restart the learner.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vcpo.spec import VCPORun, run_to_yaml
+from vcpo_operator.children.manifest import Child, Kind, Owner, Parent, child
+from vcpo_operator.names import RUN_FILE, config_name
+
+_HOST_FIELDS = (
+    "active_deadline_seconds",
+    "cleanup_policy",
+    "control",
+    "failure_policy",
+    "managed_by",
+    "pods",
+    "startup_deadline_seconds",
+    "suspend",
+    "ttl_seconds_after_finished",
+)
+_HOST_LEARNER_FIELDS = (
+    "checkpoint_storage_class_name",
+    "checkpoint_storage_gibibytes",
+    "checkpoint_storage_retention",
+    "drain_seconds",
+    "image",
+    "template",
+)
+_HOST_GROUP_FIELDS = (
+    "drain_seconds",
+    "image",
+    "max_replicas",
+    "min_replicas",
+    "scaling",
+    "template",
+)
+
+
+def run_file(run: VCPORun) -> str:
+    """The run as its pods read it: what only the host of a run reads stands at its default."""
+    spec = run.spec
+    learner = spec.learner.model_copy(update=_defaults(spec.learner, _HOST_LEARNER_FIELDS))
+    groups = tuple(
+        group.model_copy(update=_defaults(group, _HOST_GROUP_FIELDS)) for group in spec.rollouts
+    )
+    kept = spec.model_copy(
+        update={**_defaults(spec, _HOST_FIELDS), "learner": learner, "rollouts": groups}
+    )
+    # Labels and annotations of the object may change at any time and say nothing to a process.
+    metadata = run.metadata.model_copy(update={"labels": {}, "annotations": {}})
+    return run_to_yaml(run.model_copy(update={"metadata": metadata, "spec": kept}))
+
+
+def make_parent(run: VCPORun, owner: Owner) -> Parent:
+    """Prepare a run for its builders."""
+    return Parent(run=run, owner=owner, run_file=run_file(run))
+
+
+def config(parent: Parent) -> Child:
+    """Build the ConfigMap."""
+    body = {"data": {RUN_FILE: parent.run_file}}
+    return child(Kind.CONFIG_MAP, parent, config_name(parent.name), body)
+
+
+def _defaults(section: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    fields = type(section).model_fields
+    return {name: fields[name].get_default(call_default_factory=True) for name in names}

@@ -1,0 +1,67 @@
+"""All children that a run wants, in the order in which they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vcpo_operator.children.account import account
+from vcpo_operator.children.config import config
+from vcpo_operator.children.disruption import budgets
+from vcpo_operator.children.learner import learner
+from vcpo_operator.children.manifest import Child, Parent
+from vcpo_operator.children.monitor import pod_monitor
+from vcpo_operator.children.network import network_policy
+from vcpo_operator.children.rollout import rollout
+from vcpo_operator.children.service import service
+from vcpo_operator.children.storage import claim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorDefaults:
+    """What a run that says nothing gets from the operator's own settings."""
+
+    learner_image: str
+    rollout_image: str
+
+
+def children(
+    parent: Parent,
+    defaults: OperatorDefaults,
+    *,
+    with_learner: bool = True,
+    with_rollouts: bool = True,
+    running: bool = True,
+) -> tuple[Child, ...]:
+    """Build every child.
+
+    What pods need to start comes before the pods, isolation and budgets before what they protect.
+    with_learner, with_rollouts: False once the run's clean-up policy has removed them.
+    running: False while the run is suspended.
+    Raises: ValueError when a user's template cannot be merged.
+    """
+    spec = parent.run.spec
+    image = defaults.rollout_image
+    workloads: list[Child] = []
+    if with_learner:
+        replicas = 1 if running else 0
+        workloads.append(learner(parent, default_image=defaults.learner_image, replicas=replicas))
+    if with_rollouts:
+        workloads += [rollout(parent, group, default_image=image) for group in spec.rollouts]
+    guards = (account(parent), network_policy(parent), pod_monitor(parent))
+    if not workloads:
+        return (claim(parent),)
+    return (
+        config(parent),
+        claim(parent),
+        service(parent),
+        *(guard for guard in guards if guard is not None),
+        *_budgets(parent, with_learner=with_learner, with_rollouts=with_rollouts),
+        *workloads,
+    )
+
+
+def _budgets(parent: Parent, *, with_learner: bool, with_rollouts: bool) -> list[Child]:
+    first, *others = budgets(parent) or (None,)
+    if first is None:
+        return []
+    return [*([first] if with_learner else []), *(others if with_rollouts else [])]

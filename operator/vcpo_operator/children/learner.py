@@ -1,0 +1,90 @@
+"""The learner's StatefulSet: one pod with a stable name, its volume, and at most one at a time.
+
+`Parallel` because an ordered StatefulSet cannot leave a broken revision by itself
+(https://github.com/kubernetes/kubernetes/issues/67250), and `OnDelete` because the operator
+replaces a pod of an old template itself, stuck or not.
+"""
+
+from __future__ import annotations
+
+from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, child
+from vcpo_operator.children.pods import RUN_FILE_PATH, Workload, pod_template, queue_labels
+from vcpo_operator.names import (
+    LEARNER_METRICS_PORT,
+    LEARNER_PORT,
+    Role,
+    learner_name,
+    selector,
+)
+
+RUN_DIR = "/var/lib/vcpo"
+_LINGER_S = 86_400
+"""A learner that is done goes on answering for this long, so that the operator hears of it."""
+
+
+def learner(parent: Parent, *, default_image: str, replicas: int) -> Child:
+    """Build the StatefulSet.
+
+    replicas: 1, or 0 while the run is suspended.
+    Raises: ValueError when the user's template cannot be merged.
+    """
+    body = {
+        "spec": {
+            "replicas": replicas,
+            "serviceName": learner_name(parent.name),
+            "podManagementPolicy": "Parallel",
+            "updateStrategy": {"type": "OnDelete"},
+            "selector": {"matchLabels": selector(parent.name, Role.LEARNER)},
+            "template": pod_template(parent, _workload(parent, default_image)),
+        }
+    }
+    return child(
+        Kind.STATEFUL_SET,
+        parent,
+        learner_name(parent.name),
+        body,
+        role=Role.LEARNER,
+        extra_labels=queue_labels(parent),
+    )
+
+
+def _workload(parent: Parent, default_image: str) -> Workload:
+    settings = parent.run.spec.learner
+    claim = {"persistentVolumeClaim": {"claimName": learner_name(parent.name)}}
+    return Workload(
+        role=Role.LEARNER,
+        group=None,
+        image=settings.image or default_image,
+        command=_command(settings.drain_seconds),
+        port=LEARNER_PORT,
+        metrics_port=LEARNER_METRICS_PORT,
+        drain_s=settings.drain_seconds,
+        env=_threads(settings.threads),
+        mounts=[_run_dir(parent.owner.uid)],
+        volumes=[{"name": "run", **claim}],
+        template=settings.template,
+    )
+
+
+def _command(drain_s: int) -> list[str]:
+    return [
+        "python",
+        "-m",
+        "vcpo_learner",
+        RUN_FILE_PATH,
+        f"--run-dir={RUN_DIR}",
+        f"--listen=0.0.0.0:{LEARNER_PORT}",
+        f"--metrics-listen=0.0.0.0:{LEARNER_METRICS_PORT}",
+        "--resume",
+        f"--drain-seconds={drain_s}",
+        f"--linger-seconds={_LINGER_S}",
+    ]
+
+
+def _run_dir(uid: str) -> Manifest:
+    """Mount a folder of this run alone: a retained claim may hold an earlier one's checkpoints."""
+    return {"name": "run", "mountPath": RUN_DIR, "subPath": uid}
+
+
+def _threads(threads: int | None) -> list[Manifest]:
+    return [] if threads is None else [{"name": "OMP_NUM_THREADS", "value": str(threads)}]

@@ -1,0 +1,96 @@
+"""The Deployment of a rollout group.
+
+It never holds `spec.replicas`: whoever scales the group owns that field, and applying it would
+undo their work (https://github.com/open-telemetry/opentelemetry-operator/issues/4260 and many
+more). A new Deployment is created *paused* instead, gets its number of workers through the scale
+subresource, and is released: no pod starts before the number is right.
+"""
+
+from __future__ import annotations
+
+from vcpo.spec.workloads import RolloutGroup
+from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, child
+from vcpo_operator.children.pods import RUN_FILE_PATH, Workload, pod_template, queue_labels
+from vcpo_operator.names import (
+    LEARNER_PORT,
+    ROLLOUT_METRICS_PORT,
+    ROLLOUT_PORT,
+    Role,
+    learner_name,
+    rollout_name,
+    selector,
+)
+
+
+def rollout(
+    parent: Parent, group: RolloutGroup, *, default_image: str, paused: bool = False
+) -> Child:
+    """Build a group's Deployment.
+
+    paused: Create it without pods, to be scaled and released.
+    Raises: ValueError when the user's template cannot be merged.
+    """
+    spec: Manifest = {
+        # GPUs are scarce: a rolling update makes room before it starts a new worker.
+        "strategy": {
+            "type": "RollingUpdate",
+            "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"},
+        },
+        "selector": {"matchLabels": selector(parent.name, Role.ROLLOUT, group.name)},
+        "template": pod_template(parent, _workload(parent, group, default_image)),
+    }
+    if paused:
+        spec["paused"] = True
+    return child(
+        Kind.DEPLOYMENT,
+        parent,
+        rollout_name(parent.name, group.name),
+        {"spec": spec},
+        role=Role.ROLLOUT,
+        group=group.name,
+        extra_labels=queue_labels(parent),
+    )
+
+
+def _workload(parent: Parent, group: RolloutGroup, default_image: str) -> Workload:
+    threads = group.threads
+    return Workload(
+        role=Role.ROLLOUT,
+        group=group.name,
+        image=group.image or default_image,
+        command=_command(parent.name, group),
+        port=ROLLOUT_PORT,
+        metrics_port=ROLLOUT_METRICS_PORT,
+        drain_s=group.drain_seconds,
+        env=[] if threads is None else [{"name": "OMP_NUM_THREADS", "value": str(threads)}],
+        mounts=[],
+        volumes=[],
+        template=_spread(parent, group),
+    )
+
+
+def _command(run: str, group: RolloutGroup) -> list[str]:
+    return [
+        "python",
+        "-m",
+        "vcpo_rollout",
+        RUN_FILE_PATH,
+        f"--learner={learner_name(run)}:{LEARNER_PORT}",
+        f"--group={group.name}",
+        "--worker-id=$(POD_NAME)",
+        f"--listen=0.0.0.0:{ROLLOUT_PORT}",
+        f"--metrics-listen=0.0.0.0:{ROLLOUT_METRICS_PORT}",
+        f"--drain-seconds={group.drain_seconds}",
+    ]
+
+
+def _spread(parent: Parent, group: RolloutGroup) -> Manifest:
+    """The user's template, over a wish to have the workers on different machines."""
+    constraint = {
+        "topologyKey": "kubernetes.io/hostname",
+        "maxSkew": 1,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": selector(parent.name, Role.ROLLOUT, group.name)},
+    }
+    spec = group.template.get("spec") or {}
+    return {**group.template, "spec": {"topologySpreadConstraints": [constraint], **spec}}

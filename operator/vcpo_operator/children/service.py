@@ -1,0 +1,26 @@
+"""The learner's headless Service: a stable address that follows the pod, ready or not.
+
+Not-ready addresses are published because workers connect while the learner still loads its model,
+and the operator wants to hear from one that has a problem.
+"""
+
+from __future__ import annotations
+
+from vcpo_operator.children.manifest import Child, Kind, Parent, child
+from vcpo_operator.names import LEARNER_METRICS_PORT, LEARNER_PORT, Role, learner_name, selector
+
+
+def service(parent: Parent) -> Child:
+    """Build the Service."""
+    body = {
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": selector(parent.name, Role.LEARNER),
+            "ports": [
+                {"name": "grpc", "port": LEARNER_PORT, "targetPort": "grpc"},
+                {"name": "metrics", "port": LEARNER_METRICS_PORT, "targetPort": "metrics"},
+            ],
+        }
+    }
+    return child(Kind.SERVICE, parent, learner_name(parent.name), body, role=Role.LEARNER)

@@ -1,0 +1,30 @@
+"""The claim for checkpoints and the trained model.
+
+A claim of our own rather than one of the StatefulSet's templates: those cannot grow, and they tie
+the model's life to the StatefulSet, which is deleted when a run completes.
+"""
+
+from __future__ import annotations
+
+from vcpo.spec.cluster import StorageRetention
+from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, child
+from vcpo_operator.names import Role, learner_name
+
+
+def claim(parent: Parent) -> Child:
+    """Build the claim; it outlives the run unless the run says otherwise."""
+    learner = parent.run.spec.learner
+    spec: Manifest = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": f"{learner.checkpoint_storage_gibibytes}Gi"}},
+    }
+    if learner.checkpoint_storage_class_name is not None:
+        spec["storageClassName"] = learner.checkpoint_storage_class_name
+    return child(
+        Kind.CLAIM,
+        parent,
+        learner_name(parent.name),
+        {"spec": spec},
+        role=Role.LEARNER,
+        owned=learner.checkpoint_storage_retention is StorageRetention.DELETE,
+    )

@@ -1,0 +1,195 @@
+"""The API server: the only module that owns the official `kubernetes` client.
+
+Objects go in and out as plain dicts. The client is synchronous, so calls run in a small pool of
+threads, each call with a timeout of its own; whoever waits for one is cancelled at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import urllib3
+from kubernetes import client, config
+
+Document = dict[str, Any]
+RequestObserver = Callable[[str, str, int], None]
+"""Told of every answer: HTTP verb, resource, status code (0: none came)."""
+
+APPLY_PATCH: Final = "application/apply-patch+yaml"
+MERGE_PATCH: Final = "application/merge-patch+json"
+_NOT_FOUND = 404
+_CONFLICT = 409
+_FIRST_ERROR = 400
+
+
+class ApiError(Exception):
+    """The API server refused, or did not answer in time (`status` 0)."""
+
+    def __init__(self, status: int, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(f"{status}: {message}" if status else message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+        """How long the server wants to be left alone; None when it does not say."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the object is not there, or another one is in its place."""
+        return self.status in {_NOT_FOUND, _CONFLICT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """Address of one object, or of a collection when `name` is empty."""
+
+    api_version: str
+    plural: str
+    namespace: str
+    name: str = ""
+    subresource: str = ""
+
+    @property
+    def path(self) -> str:
+        """Path of its URL."""
+        root = "/apis" if "/" in self.api_version else "/api"
+        parts = [root, self.api_version, "namespaces", self.namespace, self.plural]
+        return "/".join(part for part in (*parts, self.name, self.subresource) if part)
+
+    @property
+    def label(self) -> str:
+        """Name of the resource as roles write it."""
+        return f"{self.plural}/{self.subresource}" if self.subresource else self.plural
+
+
+class Cluster:
+    """Calls to one API server. Each raises `ApiError`."""
+
+    def __init__(
+        self,
+        api_client: client.ApiClient,
+        *,
+        timeout_s: float = 15.0,
+        max_parallel: int = 8,
+        on_answer: RequestObserver = lambda verb, resource, code: None,
+    ) -> None:
+        self._client = api_client
+        self._timeout_s = timeout_s
+        self._on_answer = on_answer
+        self._threads = ThreadPoolExecutor(max_parallel, thread_name_prefix="kubernetes")
+
+    @classmethod
+    def from_environment(cls, on_answer: RequestObserver) -> Cluster:
+        """Connect as the environment says: the pod's service account, else the kubeconfig."""
+        settings = client.Configuration()
+        try:
+            config.load_incluster_config(client_configuration=settings)
+        except config.ConfigException:
+            config.load_kube_config(client_configuration=settings)
+        return cls(client.ApiClient(settings), on_answer=on_answer)
+
+    def close(self) -> None:
+        """Let go of the threads without waiting for calls under way."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def get(self, resource: Resource) -> Document | None:
+        """Read an object; None when there is none."""
+        try:
+            return await self._call("GET", resource)
+        except ApiError as error:
+            if error.status == _NOT_FOUND:
+                return None
+            raise
+
+    async def apply(
+        self, resource: Resource, body: Mapping[str, Any], *, manager: str, force: bool
+    ) -> Document:
+        """Server-side apply; makes the object when there is none."""
+        query = {"fieldManager": manager, "force": str(force).lower()}
+        return await self._call("PATCH", resource, body, query=query, content_type=APPLY_PATCH)
+
+    async def merge(self, resource: Resource, body: Mapping[str, Any], *, manager: str) -> Document:
+        """Merge patch of an object that exists."""
+        query = {"fieldManager": manager}
+        return await self._call("PATCH", resource, body, query=query, content_type=MERGE_PATCH)
+
+    async def create(self, collection: Resource, body: Mapping[str, Any]) -> Document:
+        """Make an object."""
+        return await self._call("POST", collection, body)
+
+    async def replace(self, resource: Resource, body: Mapping[str, Any]) -> Document:
+        """Replace an object; refused with 409 when its `resourceVersion` is not the newest."""
+        return await self._call("PUT", resource, body)
+
+    async def delete(self, resource: Resource, *, uid: str) -> None:
+        """Delete the object with this uid and what it owns; nothing when it is gone already."""
+        body = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": uid},
+        }
+        try:
+            await self._call("DELETE", resource, body)
+        except ApiError as error:
+            if not error.is_gone:
+                raise
+
+    async def _call(
+        self,
+        verb: str,
+        resource: Resource,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> Document:
+        loop = asyncio.get_running_loop()
+        call = lambda: self._request(verb, resource, body, dict(query or {}), content_type)  # noqa: E731 - bound here for the thread
+        code, text, retry_after_s = await loop.run_in_executor(self._threads, call)
+        self._on_answer(verb, resource.label, code)
+        if code == 0 or code >= _FIRST_ERROR:
+            raise ApiError(code, _message(text), retry_after_s=retry_after_s)
+        document: Document = json.loads(text) if text else {}
+        return document
+
+    def _request(
+        self,
+        verb: str,
+        resource: Resource,
+        body: Mapping[str, Any] | None,
+        query: Mapping[str, str],
+        content_type: str,
+    ) -> tuple[int, str, float | None]:
+        method, url, headers, payload, _ = self._client.param_serialize(
+            verb,
+            resource.path,
+            query_params=list(query.items()),
+            header_params={"Accept": "application/json", "Content-Type": content_type},
+            body=None if body is None else dict(body),
+            auth_settings=["BearerToken"],
+        )
+        try:
+            answer = self._client.call_api(
+                method, url, headers, payload, _request_timeout=self._timeout_s
+            )
+            return answer.status, answer.read().decode(), _seconds(answer.getheader("Retry-After"))
+        except client.ApiException as error:
+            return int(error.status or 0), str(error.body or error.reason), None
+        except urllib3.exceptions.HTTPError as error:
+            return 0, f"no answer from the API server: {error}", None
+
+
+def _seconds(header: str | None) -> float | None:
+    return float(header) if header is not None and header.isdecimal() else None
+
+
+def _message(text: str) -> str:
+    """The message of a Status object; the text itself when it is none."""
+    try:
+        return str(json.loads(text)["message"])
+    except (KeyError, TypeError, ValueError):
+        return text

@@ -1,0 +1,214 @@
+"""Conditions of a run: statements in words that people and programs may lean on. Pure.
+
+| type | true when | reasons |
+|---|---|---|
+| Accepted | the spec can be used | Accepted, InvalidSpec |
+| LearnerReady | the learner answers | PodReady, PodPending, Suspended, Ended, pod-level reasons |
+| RolloutsReady | enough workers answer | MinimumAvailable, BelowMinimum, Suspended, Ended, same |
+| SignalsFresh, EssHealthy, LearnerFed | see `vcpo.control.conditions` | |
+| Suspended | nothing runs, on request | Suspended, SuspendInProgress, Active |
+| Ready | the run trains, or is complete | Training, Initializing, Degraded, Suspended, ... |
+| Complete | all steps are taken | Succeeded, NotFinished |
+| Failed | the run was given up | reasons of `course.FailureReason`, NotFailed |
+
+Pod-level reasons are the words of Kubernetes: ImagePullBackOff, CrashLoopBackOff, OOMKilled,
+Unschedulable and their like. Every condition is set from the first visit on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vcpo.control import Decision
+from vcpo.spec import VCPORunSpec
+from vcpo_operator.causes import presentable
+from vcpo_operator.course import Course, Verdict
+from vcpo_operator.crd.status_schema import MAX_MESSAGE_CHARACTERS
+from vcpo_operator.names import Role
+from vcpo_operator.records import Cause, Observed, ObservedPod
+from vcpo_operator.run_status import RunStatus, StatusCondition
+
+_CONTROL = ("SignalsFresh", "EssHealthy", "LearnerFed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A condition as it is found now, without a history."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What the conditions of an accepted run are judged from."""
+
+    spec: VCPORunSpec
+    verdict: Verdict
+    observed: Observed
+    decision: Decision | None
+    """None while nothing is steered."""
+    has_stepped: bool
+    """Whether a step was taken since the start."""
+    trouble: str = ""
+    """What went wrong when the last plan was carried out; empty when nothing did."""
+
+
+def findings(situation: Situation) -> tuple[Finding, ...]:
+    """Judge every condition."""
+    learner = _learner(situation)
+    rollouts = _rollouts(situation)
+    control = _control(situation.decision)
+    return (
+        _true("Accepted", "Accepted", "The spec is valid."),
+        learner,
+        rollouts,
+        *control,
+        _suspended(situation),
+        _ready(situation, (learner, rollouts, *control[:1])),
+        _complete(situation.verdict),
+        _failed(situation.verdict),
+    )
+
+
+def refusal(message: str) -> tuple[Finding, ...]:
+    """The conditions of a run whose spec cannot be used; nothing else is judged."""
+    return (
+        _false("Accepted", "InvalidSpec", message),
+        _false("Ready", "InvalidSpec", message),
+    )
+
+
+def merged(
+    found: Iterable[Finding], before: RunStatus, *, generation: int, now_s: float
+) -> tuple[StatusCondition, ...]:
+    """Give findings their history: a transition time that moves only with the status.
+
+    Conditions that were not judged stay as they were.
+    """
+    judged = {each.type: _dated(each, before, generation, now_s) for each in found}
+    kept = (each for each in before.conditions if each.type not in judged)
+    return (*judged.values(), *kept)
+
+
+def _dated(found: Finding, before: RunStatus, generation: int, now_s: float) -> StatusCondition:
+    known = before.condition(found.type)
+    same = known is not None and known.status == found.status
+    return StatusCondition(
+        type=found.type,
+        status=found.status,
+        reason=found.reason,
+        message=presentable(found.message, MAX_MESSAGE_CHARACTERS),
+        transition_s=known.transition_s if known is not None and same else float(int(now_s)),
+        observed_generation=generation,
+    )
+
+
+def _learner(situation: Situation) -> Finding:
+    pods = situation.observed.pods_of(Role.LEARNER)
+    resting = _resting("LearnerReady", situation, pods)
+    if resting is not None:
+        return resting
+    if any(pod.ready for pod in pods):
+        return _true("LearnerReady", "PodReady", "The learner answers.")
+    cause = _first_cause(pods)
+    if cause is not None:
+        return _false("LearnerReady", cause.reason, cause.message)
+    return _false("LearnerReady", "PodPending", "The learner's pod is not ready yet.")
+
+
+def _rollouts(situation: Situation) -> Finding:
+    pods = situation.observed.pods_of(Role.ROLLOUT)
+    resting = _resting("RolloutsReady", situation, pods)
+    if resting is not None:
+        return resting
+    ready = sum(pod.ready for pod in pods)
+    least = max(1, sum(group.min_replicas for group in situation.spec.rollouts))
+    if ready >= least:
+        return _true("RolloutsReady", "MinimumAvailable", "The least number of workers answers.")
+    cause = _first_cause(pods)
+    if cause is not None:
+        return _false("RolloutsReady", cause.reason, cause.message)
+    message = f"Fewer workers answer than the {least} that are the least."
+    return _false("RolloutsReady", "BelowMinimum", message)
+
+
+def _resting(kind: str, situation: Situation, pods: list[ObservedPod]) -> Finding | None:
+    if situation.verdict.course is Course.SUSPEND:
+        return _false(kind, "Suspended", "The run is suspended.")
+    if situation.verdict.ended and not any(pod.ready for pod in pods):
+        return _false(kind, "Ended", "The run has ended.")
+    return None
+
+
+def _first_cause(pods: Iterable[ObservedPod]) -> Cause | None:
+    return next((pod.cause for pod in pods if pod.cause is not None and not pod.ready), None)
+
+
+def _control(decision: Decision | None) -> tuple[Finding, ...]:
+    if decision is None:
+        message = "Nothing is steered while the run does not run."
+        return tuple(_unknown(kind, "NotRunning", message) for kind in _CONTROL)
+    return tuple(
+        Finding(
+            type=each.type.value,
+            status=each.status.value,
+            reason=each.reason.value,
+            message=each.message,
+        )
+        for each in decision.conditions
+    )
+
+
+def _suspended(situation: Situation) -> Finding:
+    if situation.verdict.course is not Course.SUSPEND:
+        return _false("Suspended", "Active", "The run is not suspended.")
+    if situation.observed.pods:
+        return _false("Suspended", "SuspendInProgress", "Pods are on their way out.")
+    return _true("Suspended", "Suspended", "Nothing runs; set `spec.suspend` to false to go on.")
+
+
+def _ready(situation: Situation, parts: tuple[Finding, ...]) -> Finding:
+    verdict = situation.verdict
+    if verdict.course is Course.COMPLETE:
+        return _true("Ready", "Complete", verdict.message)
+    if verdict.course is Course.FAILED:
+        return _false("Ready", verdict.reason, verdict.message)
+    if situation.trouble:
+        return _false("Ready", "ApplyFailed", situation.trouble)
+    if verdict.course is Course.SUSPEND:
+        return _false("Ready", "Suspended", "The run is suspended.")
+    missing = next((part for part in parts if part.status != "True"), None)
+    if missing is not None:
+        reason = "Degraded" if situation.has_stepped else "Initializing"
+        return _false("Ready", reason, f"{missing.type} ({missing.reason}): {missing.message}")
+    if not situation.has_stepped:
+        return _false("Ready", "Initializing", "The first step has not been taken yet.")
+    return _true("Ready", "Training", "The run trains.")
+
+
+def _complete(verdict: Verdict) -> Finding:
+    if verdict.course is Course.COMPLETE:
+        return _true("Complete", verdict.reason, verdict.message)
+    return _false("Complete", "NotFinished", "Not all steps are taken.")
+
+
+def _failed(verdict: Verdict) -> Finding:
+    if verdict.course is Course.FAILED:
+        return _true("Failed", verdict.reason, verdict.message)
+    return _false("Failed", "NotFailed", "The run was not given up.")
+
+
+def _true(kind: str, reason: str, message: str) -> Finding:
+    return Finding(type=kind, status="True", reason=reason, message=message)
+
+
+def _false(kind: str, reason: str, message: str) -> Finding:
+    return Finding(type=kind, status="False", reason=reason, message=message)
+
+
+def _unknown(kind: str, reason: str, message: str) -> Finding:
+    return Finding(type=kind, status="Unknown", reason=reason, message=message)

@@ -1,0 +1,143 @@
+r"""The course of a run: whether it runs, rests or has ended, and when to look again. Pure.
+
+```
+            suspend: true
+     RUN <-----------------> SUSPEND
+      |  \
+      |   `--> FAILED      a deadline, too many restarts, or the learner says so
+      v
+   COMPLETE                the learner says so
+```
+COMPLETE and FAILED are for ever; they are recorded in the status before anything is cleaned up, so
+that an operator which dies in between finds them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vcpo.spec import VCPORunSpec
+from vcpo.spec.workloads import Cleanup
+from vcpo.wire.phase import RunPhase
+from vcpo_operator.report import LearnerReport
+from vcpo_operator.run_status import RunStatus
+
+
+class Course(StrEnum):
+    """Where a run is headed."""
+
+    RUN = "run"
+    SUSPEND = "suspend"
+    COMPLETE = "complete"
+    FAILED = "failed"
+
+
+class FailureReason(StrEnum):
+    """Why a run failed; reasons of the condition `Failed`."""
+
+    LEARNER_FAILED = "LearnerFailed"
+    BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A course with its reason."""
+
+    course: Course
+    reason: str = ""
+    """One word; empty while the run runs or rests."""
+    message: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over."""
+        return self.course in {Course.COMPLETE, Course.FAILED}
+
+
+def judge(
+    spec: VCPORunSpec, status: RunStatus, report: LearnerReport | None, now_s: float
+) -> Verdict:
+    """Judge the course.
+
+    status: with the learner's restarts counted and `start_s` set, if it has started.
+    report: the learner's newest report, however old; None when there is none.
+    now_s: Unix time.
+    """
+    recorded = _recorded(status)
+    if recorded is not None:
+        return recorded
+    if report is not None and report.phase is RunPhase.COMPLETE:
+        message = f"All {spec.steps} steps are taken."
+        return Verdict(course=Course.COMPLETE, reason="Succeeded", message=message)
+    if report is not None and report.phase is RunPhase.FAILED:
+        return _failure(FailureReason.LEARNER_FAILED, "The learner gave up; see its logs.")
+    if spec.suspend:
+        return Verdict(course=Course.SUSPEND)
+    return _limits(spec, status, now_s) or Verdict(course=Course.RUN)
+
+
+def next_deadline_s(spec: VCPORunSpec, status: RunStatus, verdict: Verdict) -> float | None:
+    """Unix time at which the course changes if nothing else happens; None when never."""
+    if verdict.ended:
+        ttl_s = spec.ttl_seconds_after_finished
+        if ttl_s is None or status.completion_s is None:
+            return None
+        return status.completion_s + ttl_s
+    if verdict.course is Course.SUSPEND or status.start_s is None:
+        return None
+    limits_s = [spec.active_deadline_seconds]
+    if status.first_step_s is None:
+        limits_s.append(spec.startup_deadline_seconds)
+    deadlines = [status.start_s + limit_s for limit_s in limits_s if limit_s is not None]
+    return min(deadlines, default=None)
+
+
+def has_outlived_itself(spec: VCPORunSpec, status: RunStatus, now_s: float) -> bool:
+    """Whether an ended run's time to live is over."""
+    ttl_s = spec.ttl_seconds_after_finished
+    if ttl_s is None or status.completion_s is None or _recorded(status) is None:
+        return False
+    return now_s >= status.completion_s + ttl_s
+
+
+def cleanup(spec: VCPORunSpec, verdict: Verdict) -> Cleanup:
+    """What the clean-up policy removes now; nothing while the run goes on."""
+    match verdict.course:
+        case Course.COMPLETE:
+            return spec.cleanup_policy.on_complete
+        case Course.FAILED:
+            return spec.cleanup_policy.on_failed
+        case _:
+            return Cleanup.RETAIN_WORKLOADS
+
+
+def _recorded(status: RunStatus) -> Verdict | None:
+    for kind, course in (("Complete", Course.COMPLETE), ("Failed", Course.FAILED)):
+        condition = status.condition(kind)
+        if condition is not None and condition.status == "True":
+            return Verdict(course=course, reason=condition.reason, message=condition.message)
+    return None
+
+
+def _limits(spec: VCPORunSpec, status: RunStatus, now_s: float) -> Verdict | None:
+    allowed = spec.failure_policy.max_learner_restarts
+    if status.restarts.total > allowed:
+        message = f"The learner ended {status.restarts.total} times; {allowed} are allowed."
+        return _failure(FailureReason.BACKOFF_LIMIT_EXCEEDED, message)
+    elapsed_s = 0.0 if status.start_s is None else now_s - status.start_s
+    limit_s = spec.active_deadline_seconds
+    if limit_s is not None and elapsed_s >= limit_s:
+        message = f"`spec.activeDeadlineSeconds`: the run took {limit_s} s or longer."
+        return _failure(FailureReason.DEADLINE_EXCEEDED, message)
+    limit_s = spec.startup_deadline_seconds
+    if status.first_step_s is None and elapsed_s >= limit_s:
+        message = f"`spec.startupDeadlineSeconds`: no step within {limit_s} s."
+        return _failure(FailureReason.STARTUP_DEADLINE_EXCEEDED, message)
+    return None
+
+
+def _failure(reason: FailureReason, message: str) -> Verdict:
+    return Verdict(course=Course.FAILED, reason=reason.value, message=message)

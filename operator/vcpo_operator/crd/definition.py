@@ -1,0 +1,118 @@
+"""The definition itself: schema, rules, printer columns, status subresource.
+
+There is no `scale` subresource: a resource has one, its path cannot point into a list, and a run
+has a list of rollout groups. An autoscaler of the user's acts on a group's Deployment (`scaling:
+External`). See docs/design/012-scaling-ownership.md.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from vcpo.spec import KIND, json_schema
+from vcpo_operator.crd import rules
+from vcpo_operator.crd.status_schema import status_schema
+from vcpo_operator.crd.structural import Schema, structural
+from vcpo_operator.names import GROUP, PLURAL, VERSION
+
+_HEADER = "# Generated from vcpo.spec by `python -m vcpo_operator.crd`. Do not edit.\n"
+_MAX_PARAMETERS = 64
+
+
+def crd() -> dict[str, Any]:
+    """The CustomResourceDefinition, as the API server takes it."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": KIND.lower(),
+                "shortNames": ["vrun"],
+                "categories": ["vcpo"],
+            },
+            "versions": [_version()],
+        },
+    }
+
+
+def crd_to_yaml() -> str:
+    """The definition as the chart's file holds it."""
+    stream = io.StringIO(_HEADER)
+    stream.seek(0, io.SEEK_END)
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.width = 100
+    yaml.dump(crd(), stream)
+    return stream.getvalue()
+
+
+def _version() -> dict[str, Any]:
+    return {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "subresources": {"status": {}},
+        "additionalPrinterColumns": _columns(),
+        "schema": {"openAPIV3Schema": _schema()},
+    }
+
+
+def _schema() -> Schema:
+    document = structural(json_schema())
+    spec = document["properties"]["spec"]
+    _constrain(spec)
+    return {
+        "type": "object",
+        "description": "One training run.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string", "description": "Version of this format."},
+            "kind": {"type": "string", "description": "Kind of this object."},
+            "metadata": {"type": "object"},
+            "spec": spec,
+            "status": status_schema(),
+        },
+        "x-kubernetes-validations": [*rules.ROOT],
+    }
+
+
+def _constrain(spec: Schema) -> None:
+    fields = spec["properties"]
+    spec["x-kubernetes-validations"] = [*rules.SPEC]
+    fields["algorithm"]["x-kubernetes-validations"] = [*rules.ALGORITHM]
+    fields["control"]["x-kubernetes-validations"] = [*rules.CONTROL]
+    fields["rollouts"]["items"]["x-kubernetes-validations"] = [*rules.ROLLOUT_GROUP]
+    fields["environment"]["properties"]["parameters"]["maxProperties"] = _MAX_PARAMETERS
+
+
+def _columns() -> list[dict[str, Any]]:
+    ready = '.status.conditions[?(@.type=="Ready")]'
+    return [
+        _column("Ready", "string", f"{ready}.status", "Whether the run trains or has completed."),
+        _column("Reason", "string", f"{ready}.reason", "Why, in one word."),
+        _column("Step", "integer", ".status.step", "Optimizer steps taken."),
+        _column("ESS", "number", ".status.essRatio", "Effective sample size over batch size."),
+        _column("LR scale", "number", ".status.learningRateScale", "Factor on the learning rate."),
+        _column("Lag", "integer", ".status.lag.p50", "Median age of tokens, in policy versions."),
+        _column("Rollouts", "string", ".status.workers", "Rollout workers, ready/desired."),
+        _column("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
+        _column("Max lag", "integer", ".status.lag.max", "Largest age of a token.", wide=True),
+        _column("Restarts", "integer", ".status.learner.restarts", "Of the learner.", wide=True),
+        _column("Message", "string", f"{ready}.message", "Why, in a sentence.", wide=True),
+    ]
+
+
+def _column(
+    name: str, kind: str, path: str, description: str, *, wide: bool = False
+) -> dict[str, Any]:
+    column = {"name": name, "type": kind, "jsonPath": path, "description": description}
+    return {**column, "priority": 1} if wide else column

@@ -1,0 +1,103 @@
+"""Rules between fields in CEL, for the API server: those of `vcpo.spec`, and what may not change.
+
+Messages follow the API conventions: fields in backquotes, values in single quotes, "must" and
+"may not". Only the core of CEL is used, so that the rules can be run outside a cluster too.
+Optional fields are compared from their parent: a rule on the field itself is not evaluated when it
+is added or removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, TypedDict
+
+from vcpo.spec.algorithm import BASELINES_OF_BATCHES
+from vcpo.spec.run import BASELINES_OF_PAIRS
+
+
+class Rule(TypedDict):
+    """One entry of `x-kubernetes-validations`."""
+
+    rule: str
+    message: str
+
+
+def _words(values: Iterable[str]) -> str:
+    return "[" + ", ".join(f"'{value}'" for value in values) + "]"
+
+
+def _fixed(field: str) -> Rule:
+    return Rule(rule=f"self.{field} == oldSelf.{field}", message=f"`{field}` is immutable")
+
+
+def _fixed_optional(field: str) -> Rule:
+    rule = (
+        f"has(self.{field}) == has(oldSelf.{field}) &&"
+        f" (!has(self.{field}) || self.{field} == oldSelf.{field})"
+    )
+    return Rule(rule=rule, message=f"`{field}` is immutable; it may not be added or removed")
+
+
+ROOT: Final = (
+    Rule(
+        rule="size(self.metadata.name) <= 40",
+        message="`metadata.name` may not be longer than 40 characters",
+    ),
+    Rule(
+        rule="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        message="`metadata.name` must start with a letter and hold letters, digits and '-' only",
+    ),
+)
+
+SPEC: Final = (
+    Rule(
+        rule="self.batch.trajectoriesPerPrompt >= 2"
+        f" || !(self.algorithm.baseline in {_words(BASELINES_OF_PAIRS)})",
+        message="`batch.trajectoriesPerPrompt` must be at least 2 unless `algorithm.baseline` is"
+        " 'none'",
+    ),
+    Rule(
+        rule="self.rollouts.all(group,"
+        " group.maxConcurrentSequences >= self.batch.trajectoriesPerPrompt)",
+        message="`maxConcurrentSequences` of each rollout group must be at least"
+        " `batch.trajectoriesPerPrompt`",
+    ),
+    # A checkpoint belongs to one model, task, batch and optimizer; the learner refuses others.
+    _fixed("model.name"),
+    _fixed_optional("model.revision"),
+    _fixed("environment.name"),
+    _fixed("seed"),
+    _fixed("batch.promptsPerStep"),
+    _fixed("batch.trajectoriesPerPrompt"),
+    _fixed("optimizer"),
+    _fixed_optional("managedBy"),
+    _fixed_optional("pods.queueName"),
+    _fixed_optional("learner.checkpointStorageClassName"),
+    Rule(
+        rule="self.learner.checkpointStorageGibibytes >="
+        " oldSelf.learner.checkpointStorageGibibytes",
+        message="`learner.checkpointStorageGibibytes` may not shrink",
+    ),
+)
+
+ALGORITHM: Final = (
+    Rule(
+        rule=f"self.baselineScope != 'batch' || self.baseline in {_words(BASELINES_OF_BATCHES)}",
+        message="`baselineScope` may be 'batch' only when `baseline` is one of "
+        + ", ".join(f"'{name}'" for name in BASELINES_OF_BATCHES),
+    ),
+)
+
+ROLLOUT_GROUP: Final = (
+    Rule(
+        rule="self.minReplicas <= self.maxReplicas",
+        message="`minReplicas` must be less than or equal to `maxReplicas`",
+    ),
+)
+
+CONTROL: Final = (
+    Rule(
+        rule="self.idleLowRatio < self.idleHighRatio",
+        message="`idleLowRatio` must be less than `idleHighRatio`",
+    ),
+)

@@ -1,0 +1,120 @@
+"""From pydantic's JSON schema (draft 2020-12) to a structural schema of Kubernetes.
+
+A structural schema has a type at every node, no references, and no alternatives. So references are
+written out, an optional field (`anyOf` with null) becomes the field itself, not required, and a
+section's default becomes `{}`: the API server then fills in the defaults of its fields one by one,
+also when the user wrote a part of them.
+
+Source: https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Schema = dict[str, Any]
+
+_COPIED = (
+    "type",
+    "description",
+    "enum",
+    "pattern",
+    "minLength",
+    "maxLength",
+    "minimum",
+    "maximum",
+    "minItems",
+    "maxItems",
+    "maxProperties",
+)
+_EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
+_FORMATS = {"integer": "int64", "number": "double"}
+
+
+def structural(schema: Mapping[str, Any]) -> Schema:
+    """Convert a whole document's schema.
+
+    Raises: ValueError naming the node that has no structural counterpart.
+    """
+    return _node(schema, schema.get("$defs", {}))
+
+
+def _node(source: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
+    source = _resolved(source, definitions)
+    if "type" not in source:
+        raise ValueError(f"a structural schema needs a type here: {source}")
+    node: Schema = {name: source[name] for name in _COPIED if name in source}
+    if "description" in node:
+        node["description"] = " ".join(node["description"].split())
+    for name, bound in _EXCLUSIVE.items():
+        if name in source:
+            node |= {bound: source[name], name: True}
+    if node["type"] in _FORMATS and "enum" not in node:
+        node["format"] = _FORMATS[node["type"]]
+    if "const" in source:
+        node["enum"] = [source["const"]]
+    if node["type"] == "array":
+        node |= _array(source, definitions)
+    if node["type"] == "object":
+        node |= _object(source, definitions)
+    if source.get("default") is not None:
+        node["default"] = _default(node, source["default"])
+    return node
+
+
+def _resolved(source: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """Follow references and drop the null of an optional; outer words win over inner ones."""
+    outer = dict(source)
+    while "$ref" in outer or "anyOf" in outer:
+        if "$ref" in outer:
+            inner = definitions[outer.pop("$ref").rpartition("/")[2]]
+        else:
+            (inner,) = [each for each in outer.pop("anyOf") if each.get("type") != "null"]
+        outer = {**inner, **outer}
+    return outer
+
+
+def _array(source: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
+    list_type = source.get("x-kubernetes-list-type", "atomic")
+    parts: Schema = {
+        "items": _node(source["items"], definitions),
+        "x-kubernetes-list-type": list_type,
+    }
+    if list_type == "map":
+        parts["x-kubernetes-list-map-keys"] = ["name"]
+    return parts
+
+
+def _object(source: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
+    values = source.get("additionalProperties")
+    if "properties" in source:
+        parts: Schema = {
+            "properties": {
+                name: _node(field, definitions) for name, field in source["properties"].items()
+            }
+        }
+        return parts | ({"required": source["required"]} if "required" in source else {})
+    if isinstance(values, Mapping) and values:
+        return {"additionalProperties": _node(values, definitions)}
+    return {"x-kubernetes-preserve-unknown-fields": True}
+
+
+def _default(node: Schema, default: Any) -> Any:
+    """A section's default is empty; a list's items keep what has no default of its own."""
+    if node["type"] == "object":
+        return {}
+    if node["type"] == "array":
+        return [_undefaulted(node["items"], item) for item in default]
+    return default
+
+
+def _undefaulted(items: Schema, item: Any) -> Any:
+    if not isinstance(item, Mapping):
+        return item
+    fields = items["properties"]
+    return {
+        name: value
+        for name, value in item.items()
+        if value is not None and "default" not in fields[name]
+    }

@@ -1,0 +1,39 @@
+"""Exports: the series of each run in the operator's /metrics, from its status."""
+
+from __future__ import annotations
+
+from vcpo.control import Decision
+from vcpo.control.conditions import ConditionType
+from vcpo.metrics import HostMetrics
+from vcpo.spec import VCPORun
+from vcpo_operator.names import RunKey
+from vcpo_operator.run_status import RunStatus
+
+
+class RunExports:
+    """Shows runs in the metrics of a host, and takes them away with the run."""
+
+    def __init__(self, metrics: HostMetrics) -> None:
+        self._metrics = metrics
+        self._shown: set[RunKey] = set()
+
+    def show(self, key: RunKey, run: VCPORun, status: RunStatus, decision: Decision | None) -> None:
+        """Show a run as its status says it."""
+        spec = run.spec
+        words = (spec.model.name, spec.environment.name, spec.algorithm.baseline.value)
+        self._metrics.run_info.labels(*key, *words).set(1)
+        for condition in status.conditions:
+            self._metrics.set_condition(*key, condition.type, condition.status)
+        for group in status.groups:
+            self._metrics.replicas.labels(*key, group.name, "desired").set(group.desired)
+            self._metrics.replicas.labels(*key, group.name, "ready").set(group.ready)
+        if decision is not None:
+            fed = decision.condition(ConditionType.LEARNER_FED)
+            self._metrics.decisions.labels(*key, decision.direction.value, fed.reason.value).inc()
+        self._shown.add(key)
+
+    def forget(self, key: RunKey) -> None:
+        """Remove the series of a run that is gone."""
+        if key in self._shown:
+            self._shown.discard(key)
+            self._metrics.forget(*key)

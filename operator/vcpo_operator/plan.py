@@ -1,0 +1,206 @@
+"""The plan: from what is wanted and what is there to the exact actions, in order. Pure.
+
+```
+wish ------.
+observed --+--> plan --> (Apply, Scale, ..., DeleteRun)
+applied ---'
+```
+Planned again after everything was carried out it is empty, and a plan cut short anywhere is
+continued by the next one: each action is derived from what is there, none from what was planned.
+
+A child is applied when the wish has changed (its digest), when somebody touched it since (its
+version is beyond the one that our last apply left), and once after a start of the operator, which
+knows no versions then. Objects are never compared field by field: the API server fills in defaults
+and rewrites quantities, and would seem to differ for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from vcpo_operator.actions import (
+    Action,
+    Apply,
+    DeleteChild,
+    DeletePod,
+    ReleaseLeases,
+    Scale,
+    SetDeletionCost,
+    Throttle,
+)
+from vcpo_operator.children.manifest import Child, Kind
+from vcpo_operator.names import TEMPLATE_HASH_ANNOTATION, Role, rollout_name
+from vcpo_operator.records import Observed, ObservedChild, ObservedGroup
+from vcpo_operator.report import LearnerReport
+
+_PAUSED_REPLICAS = 1
+"""What the API server gives a Deployment that says nothing of its replicas."""
+_SILENT_S = 15.0
+"""A worker without a pod is given up when it was not heard of for this long; before, the pod may be
+new and not seen yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What should be."""
+
+    run: str
+    owner_uid: str
+    children: tuple[Child, ...]
+    """In the order in which they are made."""
+    paused: Mapping[str, Child] = field(default_factory=dict)
+    """Deployments as they are created, by name: without pods, to be scaled and released."""
+    seeds: Mapping[str, int] = field(default_factory=dict)
+    """Replicas that a group's new Deployment starts with."""
+    replicas: Mapping[str, int] = field(default_factory=dict)
+    """Replicas of the groups that the operator scales now; nobody else's are touched."""
+    drain_removed: bool = True
+    """Whether groups that left the spec first finish what they do."""
+    admission_lag_steps: int | None = None
+    """Lag bound for new work; None leaves the learner's alone."""
+    reason: str = ""
+    """Why the limits move, for the learner's journal."""
+
+
+def plan(
+    wish: Wish,
+    observed: Observed,
+    *,
+    applied: Mapping[str, int],
+    report: LearnerReport | None = None,
+) -> tuple[Action, ...]:
+    """Plan what turns `observed` into `wish`.
+
+    applied: Version that each child had after this process applied it, by uid.
+    """
+    return (
+        *_throttle(wish, report),
+        *_applies(wish, observed, applied),
+        *_scales(wish, observed, report),
+        *_removals(wish, observed),
+        *_replacements(wish, observed),
+        *_releases(observed, report),
+    )
+
+
+def blocked_by(wish: Wish, observed: Observed) -> str:
+    """Why a child cannot be made now: somebody else's object has its name; empty when none has."""
+    for child in wish.children:
+        there = observed.child(child.kind, child.name)
+        if there is not None and _is_foreign(wish, there):
+            return f"{child.kind.kind} {child.name} belongs to another owner; waiting for it to go"
+    return ""
+
+
+def _throttle(wish: Wish, report: LearnerReport | None) -> Iterator[Action]:
+    wanted = wish.admission_lag_steps
+    if wanted is None or report is None or report.signals.age_s > 0.0:
+        return
+    if wanted != report.signals.admission_lag_steps:
+        yield Throttle(admission_lag_steps=wanted, reason=wish.reason)
+
+
+def _applies(wish: Wish, observed: Observed, applied: Mapping[str, int]) -> Iterator[Action]:
+    groups = {rollout_name(wish.run, name): name for name in wish.seeds}
+    for child in wish.children:
+        there = observed.child(child.kind, child.name)
+        if there is not None and (there.deleting or _is_foreign(wish, there)):
+            continue
+        if child.kind is Kind.DEPLOYMENT:
+            name = groups[child.name]
+            yield from _deployment(wish, child, name, observed.groups.get(name), applied)
+        elif there is None or _needs_apply(child, there, applied):
+            yield Apply(child=child, force=there is not None)
+
+
+def _deployment(
+    wish: Wish, child: Child, group: str, there: ObservedGroup | None, applied: Mapping[str, int]
+) -> Iterator[Action]:
+    seed = wish.seeds[group]
+    if there is None and seed == _PAUSED_REPLICAS:
+        yield Apply(child=child, force=False)
+    elif there is None:
+        yield Apply(child=wish.paused[child.name], force=False)
+        yield Scale(name=child.name, replicas=seed)
+        yield Apply(child=child, force=True)
+    elif there.paused and there.child.digest == wish.paused[child.name].digest:
+        if there.replicas != seed:
+            yield Scale(name=child.name, replicas=seed)
+        yield Apply(child=child, force=True)
+    elif _needs_apply(child, there.child, applied):
+        yield Apply(child=child, force=True)
+
+
+def _needs_apply(child: Child, there: ObservedChild, applied: Mapping[str, int]) -> bool:
+    known = applied.get(there.uid)
+    return there.digest != child.digest or known is None or there.version > known
+
+
+def _is_foreign(wish: Wish, there: ObservedChild) -> bool:
+    return there.owner_uid not in {None, wish.owner_uid}
+
+
+def _scales(wish: Wish, observed: Observed, report: LearnerReport | None) -> Iterator[Action]:
+    for name, wanted in wish.replicas.items():
+        there = observed.groups.get(name)
+        if there is None or there.paused or there.child.deleting or there.replicas == wanted:
+            continue
+        if _is_foreign(wish, there.child):
+            continue
+        if wanted < there.replicas:
+            yield from _costs(name, observed, report)
+        yield Scale(name=there.child.name, replicas=wanted)
+
+
+def _costs(group: str, observed: Observed, report: LearnerReport | None) -> Iterator[Action]:
+    """Before a removal, make the emptiest worker the cheapest to lose."""
+    if report is None:
+        return
+    for pod in observed.pods_of(Role.ROLLOUT, group):
+        worker = report.workers.get(pod.name)
+        cost = worker.in_flight if worker else 0
+        if (pod.deletion_cost or 0) != cost:
+            yield SetDeletionCost(pod=pod.name, cost=cost)
+
+
+def _removals(wish: Wish, observed: Observed) -> Iterator[Action]:
+    wanted = {(child.kind, child.name) for child in wish.children}
+    for there in observed.children:
+        ours = there.owner_uid == wish.owner_uid
+        if not ours or there.deleting or (there.kind, there.name) in wanted:
+            continue
+        leaving = _group_of(observed, there)
+        if wish.drain_removed and leaving is not None and leaving.replicas > 0:
+            yield Scale(name=there.name, replicas=0)
+        elif not (wish.drain_removed and leaving is not None and leaving.current > 0):
+            yield DeleteChild(kind=there.kind, name=there.name, uid=there.uid)
+
+
+def _group_of(observed: Observed, there: ObservedChild) -> ObservedGroup | None:
+    found = (each for each in observed.groups.values() if each.child.uid == there.uid)
+    return next(found, None)
+
+
+def _replacements(wish: Wish, observed: Observed) -> Iterator[Action]:
+    """Learner's pods of an older template, once its controller makes pods of the current one."""
+    child = next((each for each in wish.children if each.kind is Kind.STATEFUL_SET), None)
+    there = observed.learner
+    if child is None or there is None or not there.settled:
+        return
+    if there.child.digest != child.digest or there.replicas == 0:
+        return
+    annotations = child.manifest["spec"]["template"]["metadata"]["annotations"]
+    for pod in observed.pods_of(Role.LEARNER):
+        if pod.template_digest != annotations[TEMPLATE_HASH_ANNOTATION]:
+            yield DeletePod(name=pod.name, uid=pod.uid)
+
+
+def _releases(observed: Observed, report: LearnerReport | None) -> Iterator[Action]:
+    """Leases of workers whose pod is gone, so that their prompts need not wait to expire."""
+    if report is None or report.signals.age_s > 0.0:
+        return
+    pods = {pod.name for pod in observed.pods}
+    for name, worker in report.workers.items():
+        if worker.in_flight and worker.silent_s > _SILENT_S and name not in pods:
+            yield ReleaseLeases(worker=name)

@@ -1,0 +1,381 @@
+"""The reconciler: looks at one run and does what is missing.
+
+    observe --> ask the learner --> judge, steer, plan (pure) --> carry out --> write the status
+
+Level-triggered: it never asks what happened, only what is. It may be killed at any call; the next
+one finds what is there and goes on. What it keeps in memory is for speed and for the age of the
+signals; losing it costs one more apply of each child and at most 30 s of the control loop's
+counting (docs/design/011-state-of-the-operator.md).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from pydantic import ValidationError
+
+from vcpo.control import ControlState
+from vcpo.spec import API_VERSION, KIND, VCPORun
+from vcpo.spec.errors import problems_of
+from vcpo_operator import status
+from vcpo_operator.actions import Action, Apply, DeleteChild, DeleteRun
+from vcpo_operator.apply import Executor
+from vcpo_operator.children.config import make_parent
+from vcpo_operator.children.family import OperatorDefaults
+from vcpo_operator.children.manifest import Kind, Owner, Parent
+from vcpo_operator.cluster import ApiError
+from vcpo_operator.conditions import Situation, findings, refusal
+from vcpo_operator.course import Course, Verdict, has_outlived_itself, judge, next_deadline_s
+from vcpo_operator.events import transitions
+from vcpo_operator.exports import RunExports
+from vcpo_operator.names import OPERATOR_MANAGER, RunKey, config_name
+from vcpo_operator.plan import blocked_by, plan
+from vcpo_operator.records import Observed, ObservedChild, RunRecord
+from vcpo_operator.report import LearnerReport
+from vcpo_operator.run_status import RunStatus
+from vcpo_operator.signals import LearnerLines, SignalsError
+from vcpo_operator.steer import Steering, steer
+from vcpo_operator.wishes import wish_for
+
+_LOGGER = logging.getLogger(__name__)
+_REST_S = 60.0
+"""Longest time between two looks at a run."""
+_UNWATCHED_PERIOD_S = 300.0
+"""Time between two reads of what is not watched: ConfigMaps, which may hold other people's secrets
+and are not listed for that, and PodMonitors, whose kind need not exist."""
+
+
+_UNWATCHED = (Kind.CONFIG_MAP, Kind.POD_MONITOR)
+
+
+class View(Protocol):
+    """What is known of the cluster without asking it."""
+
+    def run(self, key: RunKey) -> RunRecord | None:
+        """A run; None when there is none."""
+
+    def observed(self, key: RunKey) -> Observed:
+        """What belongs to a run, ConfigMaps and PodMonitors excepted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a look at a run came to."""
+
+    wake_in_s: float | None
+    """When to look again if nothing happens; None when the run is gone or somebody else's."""
+    trouble: str = ""
+    """What went wrong; empty when nothing did. The run is then looked at again after a back-off."""
+    retry_after_s: float | None = None
+    """How long the API server wants to be left alone; None when it does not say."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Memory:
+    """What is kept of one run between two looks, for speed."""
+
+    uid: str
+    generation: int = -1
+    run: VCPORun | None = None
+    parent: Parent | None = None
+    control: ControlState | None = None
+    applied: dict[str, int] = field(default_factory=dict)
+    unwatched: dict[tuple[Kind, str], ObservedChild] = field(default_factory=dict)
+    read_s: float | None = None
+    status: RunStatus | None = None
+    status_version: int = 0
+    written_s: float = 0.0
+
+
+class Reconciler:
+    """Reconciles runs, one look at one run at a time."""
+
+    def __init__(
+        self,
+        *,
+        view: View,
+        executor: Executor,
+        lines: LearnerLines,
+        defaults: OperatorDefaults,
+        exports: RunExports,
+        clock: Callable[[], float],
+    ) -> None:
+        self._view = view
+        self._executor = executor
+        self._lines = lines
+        self._defaults = defaults
+        self._exports = exports
+        self._clock = clock
+        self._memories: dict[RunKey, _Memory] = {}
+
+    async def reconcile(self, key: RunKey) -> Outcome:
+        """Look at a run and do what is missing."""
+        record = self._view.run(key)
+        if record is None or record.deleting:
+            await self._forget(key)
+            return Outcome(wake_in_s=None)
+        if record.spec.get("managedBy", OPERATOR_MANAGER) != OPERATOR_MANAGER:
+            return Outcome(wake_in_s=None)
+        memory = self._memory(record)
+        try:
+            return await self._look(record, memory)
+        except (ApiError, SignalsError) as error:
+            _LOGGER.warning("%s: %s", key, error)
+            wait_s = error.retry_after_s if isinstance(error, ApiError) else None
+            return Outcome(wake_in_s=_REST_S, trouble=str(error), retry_after_s=wait_s)
+
+    def echo_lag_s(self) -> float:
+        """How long the oldest own write has not come back through the watch; 0 when all have.
+
+        A watch that went deaf says nothing, which is also what a quiet cluster says; but what was
+        written must come back.
+        """
+        now_s = self._clock()
+        return max((now_s - each for each in self._unechoed()), default=0.0)
+
+    def _unechoed(self) -> Iterator[float]:
+        for key, memory in self._memories.items():
+            record = self._view.run(key)
+            if record is not None and record.resource_version < memory.status_version:
+                yield memory.written_s
+
+    async def _look(self, record: RunRecord, memory: _Memory) -> Outcome:
+        before = _status_of(record, memory)
+        try:
+            run = _accepted(record, memory)
+        except ValidationError as error:
+            message = "; ".join(str(problem) for problem in problems_of(error))
+            return await self._refuse(record, memory, before, message)
+        now_s = self._clock()
+        observed = await self._observed(record, memory, now_s)
+        report = await self._report(record, run, observed)
+        current = before.with_restarts(observed)
+        current = status.begun(current, run.spec, report, now_s)
+        current = status.with_report(current, report)
+        verdict = judge(run.spec, current, report, now_s)
+        current = status.ended(current, verdict, now_s)
+        look = _Look(record, run, before, current, observed, report, verdict, now_s)
+        if verdict.ended and before.completion_s is None:
+            return await self._record_end(look, memory)
+        if has_outlived_itself(run.spec, current, now_s):
+            await self._executor.carry_out(record.key, DeleteRun(uid=record.uid))
+            return Outcome(wake_in_s=None)
+        return await self._advance(look, memory)
+
+    async def _advance(self, look: _Look, memory: _Memory) -> Outcome:
+        steering = self._steer(look, memory)
+        trouble, retry_after_s = "", None
+        try:
+            blocked = await self._carry_out(look, memory, steering)
+        except (ApiError, SignalsError, ValueError) as error:
+            trouble = str(error)
+            retry_after_s = error.retry_after_s if isinstance(error, ApiError) else None
+            blocked = ""
+        if steering is not None:
+            memory.control = steering.state
+        await self._report_status(look, memory, steering, trouble or blocked)
+        return Outcome(
+            wake_in_s=self._next_look_s(look), trouble=trouble, retry_after_s=retry_after_s
+        )
+
+    def _steer(self, look: _Look, memory: _Memory) -> Steering | None:
+        if look.verdict.course is not Course.RUN:
+            return None
+        return steer(
+            look.run.spec,
+            known=memory.control,
+            stored=look.before.control,
+            observed=look.observed,
+            report=look.report,
+            now_s=look.now_s,
+        )
+
+    async def _carry_out(self, look: _Look, memory: _Memory, steering: Steering | None) -> str:
+        """Plan and carry out; returns what stands in the way, empty when nothing does."""
+        key = look.record.key
+        wish = wish_for(
+            _parent(look, memory),
+            self._defaults,
+            look.verdict,
+            decision=steering.decision if steering else None,
+            resuming=look.before.holds("Suspended"),
+        )
+        actions = plan(wish, look.observed, applied=memory.applied, report=look.report)
+        for action in actions:
+            _LOGGER.debug("%s: %s", key, action)
+            applied = await self._executor.carry_out(key, action)
+            if applied is not None:
+                memory.applied[applied.uid] = applied.version
+            _note(memory, action, applied)
+        return blocked_by(wish, look.observed)
+
+    async def _record_end(self, look: _Look, memory: _Memory) -> Outcome:
+        """Write down that the run has ended before anything is cleaned up."""
+        await self._report_status(look, memory, None, "")
+        return Outcome(wake_in_s=0.0)
+
+    async def _refuse(
+        self, record: RunRecord, memory: _Memory, before: RunStatus, message: str
+    ) -> Outcome:
+        """Say what is wrong with the spec; what runs goes on as it is."""
+        now_s = self._clock()
+        after = status.with_findings(
+            before, refusal(message), generation=record.generation, now_s=now_s
+        )
+        await self._write(record, memory, before, after, now_s)
+        return Outcome(wake_in_s=_REST_S)
+
+    async def _observed(self, record: RunRecord, memory: _Memory, now_s: float) -> Observed:
+        """What is there, with the kinds that are read now and then instead of watched."""
+        key = record.key
+        if memory.read_s is None or now_s - memory.read_s >= _UNWATCHED_PERIOD_S:
+            names = ((Kind.CONFIG_MAP, config_name(key.name)), (Kind.POD_MONITOR, key.name))
+            for kind, name in names:
+                child = await self._executor.read(key, kind, name)
+                _remember(memory, kind, name, child)
+            memory.read_s = now_s
+        watched = self._view.observed(key)
+        return replace(watched, children=(*memory.unwatched.values(), *watched.children))
+
+    async def _report(
+        self, record: RunRecord, run: VCPORun, observed: Observed
+    ) -> LearnerReport | None:
+        if observed.learner is None or observed.learner.replicas == 0:
+            await self._lines.hang_up(record.key)
+            return None
+        return await self._lines.ask(record.key, period_s=run.spec.control.poll_seconds)
+
+    async def _report_status(
+        self, look: _Look, memory: _Memory, steering: Steering | None, trouble: str
+    ) -> None:
+        decision = steering.decision if steering else None
+        situation = Situation(
+            spec=look.run.spec,
+            verdict=look.verdict,
+            observed=look.observed,
+            decision=decision,
+            has_stepped=look.current.first_step_s is not None,
+            trouble=trouble,
+        )
+        desired = decision.replicas if decision else {}
+        after = status.with_groups(
+            look.current, look.run.spec, look.observed, look.verdict, desired, look.now_s
+        )
+        after = status.with_decision(after, decision, steering.state if steering else None)
+        after = status.with_findings(
+            after, findings(situation), generation=look.record.generation, now_s=look.now_s
+        )
+        self._exports.show(look.record.key, look.run, after, decision)
+        await self._write(look.record, memory, look.before, after, look.now_s)
+
+    async def _write(
+        self,
+        record: RunRecord,
+        memory: _Memory,
+        before: RunStatus,
+        after: RunStatus,
+        now_s: float,
+    ) -> None:
+        if not status.is_due(before, after, now_s):
+            return
+        after = status.stamped(after, now_s)
+        body = await self._executor.write_status(record, after.to_dict())
+        memory.status = after
+        memory.status_version = int(body["metadata"]["resourceVersion"])
+        memory.written_s = now_s
+        for event in transitions(record, before, after, now_s):
+            await self._post(record.key, event)
+
+    async def _post(self, key: RunKey, event: dict[str, object]) -> None:
+        try:
+            await self._executor.post_event(key, event)
+        except ApiError as error:
+            # The status says the same; an event is a courtesy.
+            _LOGGER.info("%s: no event: %s", key, error)
+
+    def _next_look_s(self, look: _Look) -> float:
+        wakes_s = [_REST_S]
+        if look.verdict.course is Course.RUN:
+            wakes_s.append(look.run.spec.control.poll_seconds)
+        deadline_s = next_deadline_s(look.run.spec, look.current, look.verdict)
+        if deadline_s is not None:
+            wakes_s.append(max(0.0, deadline_s - self._clock()))
+        return min(wakes_s)
+
+    def _memory(self, record: RunRecord) -> _Memory:
+        memory = self._memories.get(record.key)
+        if memory is None or memory.uid != record.uid:
+            memory = self._memories[record.key] = _Memory(uid=record.uid)
+        return memory
+
+    async def _forget(self, key: RunKey) -> None:
+        self._memories.pop(key, None)
+        self._exports.forget(key)
+        await self._lines.hang_up(key)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One look at a run: everything that later stages need of the earlier ones."""
+
+    record: RunRecord
+    run: VCPORun
+    before: RunStatus
+    current: RunStatus
+    observed: Observed
+    report: LearnerReport | None
+    verdict: Verdict
+    now_s: float
+
+
+def _note(memory: _Memory, action: Action, applied: ObservedChild | None) -> None:
+    """Keep track of the kinds that no watch tells of."""
+    if isinstance(action, Apply) and action.child.kind in _UNWATCHED:
+        _remember(memory, action.child.kind, action.child.name, applied)
+    if isinstance(action, DeleteChild) and action.kind in _UNWATCHED:
+        _remember(memory, action.kind, action.name, None)
+
+
+def _remember(memory: _Memory, kind: Kind, name: str, child: ObservedChild | None) -> None:
+    memory.unwatched.pop((kind, name), None)
+    if child is not None:
+        memory.unwatched[kind, name] = child
+
+
+def _accepted(record: RunRecord, memory: _Memory) -> VCPORun:
+    """The run, checked; once for each generation.
+
+    Raises: ValidationError.
+    """
+    if memory.run is None or memory.generation != record.generation:
+        document = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": record.key.name, "namespace": record.key.namespace},
+            "spec": dict(record.spec),
+        }
+        memory.run, memory.parent = VCPORun.model_validate(document), None
+        memory.generation = record.generation
+    return memory.run
+
+
+def _parent(look: _Look, memory: _Memory) -> Parent:
+    """The run as builders want it; made once for each generation, since YAML is slow to write."""
+    if memory.parent is None:
+        owner = Owner(key=look.record.key, uid=look.record.uid)
+        memory.parent = make_parent(look.run, owner)
+    return memory.parent
+
+
+def _status_of(record: RunRecord, memory: _Memory) -> RunStatus:
+    """The newest status: what was written last, until the watch has caught up with it."""
+    if memory.status is not None and memory.status_version > record.resource_version:
+        return memory.status
+    try:
+        return RunStatus.from_dict(record.status)
+    except ValueError as error:
+        _LOGGER.warning("%s: starting from an empty status: %s", record.key, error)
+        return RunStatus()

@@ -1,0 +1,117 @@
+"""Records of what is in the cluster: slim, typed, made once from what the API server sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vcpo_operator.children.manifest import Kind
+from vcpo_operator.names import Role, RunKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """A VCPORun as it is stored."""
+
+    key: RunKey
+    uid: str
+    generation: int
+    resource_version: int
+    deleting: bool
+    spec: Mapping[str, Any]
+    """As stored; checked by `vcpo.spec` before anybody believes it."""
+    status: Mapping[str, Any]
+    """As stored; read by `RunStatus.from_dict`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why a pod does not work, as the kubelet or the scheduler says it."""
+
+    reason: str
+    """A word of Kubernetes: `ImagePullBackOff`, `Unschedulable`, `OOMKilled`, ..."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedChild:
+    """Any child: identity, and what tells whether it is as it was applied."""
+
+    kind: Kind
+    name: str
+    uid: str
+    owner_uid: str | None
+    """The controlling owner; None when there is none."""
+    digest: str | None
+    """Digest of the manifest applied last; None when somebody else made the object."""
+    version: int
+    """Rises with every change of what was applied: the generation, where the kind has one."""
+    deleting: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedLearner:
+    """The learner's StatefulSet."""
+
+    child: ObservedChild
+    replicas: int
+    settled: bool
+    """Whether its controller has seen the newest spec; pods made before may be of an older one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedGroup:
+    """A rollout group's Deployment."""
+
+    child: ObservedChild
+    group: str
+    replicas: int
+    """Pods asked for."""
+    current: int
+    """Pods there are, those on their way out not counted."""
+    ready: int
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedPod:
+    """A pod of a run."""
+
+    name: str
+    uid: str
+    role: Role
+    group: str | None
+    template_digest: str | None
+    ready: bool
+    leaving: bool
+    deletion_cost: int | None
+    restarts: int
+    """Times its containers were started again."""
+    cause: Cause | None
+    """What keeps it from working; None when nothing is known to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """Everything that belongs to one run at one moment."""
+
+    children: tuple[ObservedChild, ...] = ()
+    """Every child, workloads included."""
+    learner: ObservedLearner | None = None
+    groups: Mapping[str, ObservedGroup] = field(default_factory=dict)
+    """Deployments by rollout group, those of groups that left the spec included."""
+    pods: tuple[ObservedPod, ...] = ()
+
+    def child(self, kind: Kind, name: str) -> ObservedChild | None:
+        """The child of a kind and name; None when there is none."""
+        found = (each for each in self.children if (each.kind, each.name) == (kind, name))
+        return next(found, None)
+
+    def pods_of(self, role: Role, group: str | None = None) -> list[ObservedPod]:
+        """Pods of a role (and group) that are not on their way out."""
+        return [
+            pod
+            for pod in self.pods
+            if pod.role is role and not pod.leaving and group in {None, pod.group}
+        ]

@@ -1,0 +1,61 @@
+"""What the learner reports, typed: signals for the control loop and numbers for the status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from vcpo.control import RunSignals
+from vcpo.steering import run_signals
+from vcpo.wire.phase import RunPhase, phase_from_message
+from vcpo.wire.v1 import control_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """One rollout worker as the learner knows it."""
+
+    in_flight: int
+    """Trajectories that it is generating."""
+    silent_s: float
+    """Seconds since it was heard of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerReport:
+    """The learner's answer to one question."""
+
+    signals: RunSignals
+    phase: RunPhase = RunPhase.RUNNING
+    ess_ratio: float | None = None
+    """Of the last step, in [0, 1]."""
+    learning_rate_scale: float | None = None
+    accuracy: float | None = None
+    """Mean reward of the newest evaluation."""
+    workers: Mapping[str, WorkerReport] = field(default_factory=dict)
+    """Workers by id, which is the name of their pod."""
+
+    def aged(self, age_s: float) -> LearnerReport:
+        """The same report, so many seconds old."""
+        return replace(self, signals=replace(self.signals, age_s=age_s))
+
+
+def learner_report(message: control_pb2.Signals) -> LearnerReport:
+    """Read the learner's message.
+
+    Raises: ValueError naming the field that is out of its range.
+    """
+    scale = message.learning_rate_scale if message.HasField("learning_rate_scale") else None
+    return LearnerReport(
+        signals=run_signals(message, age_s=0.0),
+        phase=phase_from_message(message.phase),
+        ess_ratio=message.ess_ratio if message.HasField("ess_ratio") else None,
+        learning_rate_scale=scale,
+        accuracy=message.evaluations[-1].accuracy if message.evaluations else None,
+        workers={
+            worker.worker_id: WorkerReport(
+                in_flight=worker.in_flight_trajectories, silent_s=worker.seconds_since_seen
+            )
+            for worker in message.workers
+        },
+    )

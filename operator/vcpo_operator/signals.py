@@ -1,0 +1,125 @@
+"""Signals: asking learners how their run is, and telling them their limits.
+
+Straight from the learner over gRPC, not through Prometheus: the answer is of this moment, carries
+its own counts rather than rates over scrapes, and there is one system less that can be down when
+the control loop needs it. What cannot be had now is answered with what was heard last and its age;
+`vcpo.control` judges the age.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from vcpo.steering import LearnerControl
+from vcpo.wire.client import open_channel
+from vcpo_operator.names import RunKey, learner_address
+from vcpo_operator.report import LearnerReport, learner_report
+
+_LOGGER = logging.getLogger(__name__)
+
+AddressOf = Callable[[RunKey], str]
+"""Where the learner of a run answers: `host:port`."""
+
+
+class SignalsError(Exception):
+    """The learner did not take an order; it is given again as long as it is needed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Line:
+    """The connection to one learner, and what was heard over it last."""
+
+    channel: grpc.aio.Channel
+    asked_s: float
+    heard: LearnerReport | None = None
+    heard_s: float = 0.0
+
+    def aged(self, now_s: float) -> LearnerReport | None:
+        return None if self.heard is None else self.heard.aged(now_s - self.heard_s)
+
+
+class LearnerLines:
+    """Connections to the learners of all runs. One owner: the operator's loop."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float],
+        address_of: AddressOf = learner_address,
+        token: str | None = None,
+    ) -> None:
+        self._clock = clock
+        self._address_of = address_of
+        self._token = token
+        self._lines: dict[RunKey, _Line] = {}
+
+    async def ask(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
+        """What the learner says now, or what it said last and how long ago.
+
+        period_s: A learner asked more recently than half of this is not asked again; what it said
+            is then handed out with its age.
+        """
+        now_s = self._clock()
+        line = self._lines.get(key)
+        if line is not None and now_s - line.asked_s < period_s / 2:
+            return line.aged(now_s)
+        line = self._line(key)
+        line.asked_s = now_s
+        try:
+            line.heard = learner_report(await LearnerControl(line.channel).signals())
+        except (grpc.aio.AioRpcError, ValueError) as error:
+            _LOGGER.debug("%s: no signals: %s", key, error)
+            await self._reopen(key, line)
+            return line.aged(self._clock())
+        line.heard_s = now_s
+        return line.heard
+
+    async def throttle(self, key: RunKey, admission_lag_steps: int, reason: str) -> None:
+        """Set the lag bound for new work.
+
+        Raises: SignalsError when the learner does not answer.
+        """
+        try:
+            await LearnerControl(self._line(key).channel).throttle(admission_lag_steps, reason)
+        except grpc.aio.AioRpcError as error:
+            raise SignalsError(f"the learner took no throttle: {error.details()}") from error
+
+    async def release(self, key: RunKey, worker: str) -> None:
+        """Hand back the leases of a worker that is gone.
+
+        Raises: SignalsError when the learner does not answer.
+        """
+        try:
+            await LearnerControl(self._line(key).channel).release_all_of(worker)
+        except grpc.aio.AioRpcError as error:
+            raise SignalsError(f"the learner took no release: {error.details()}") from error
+
+    async def hang_up(self, key: RunKey) -> None:
+        """Forget a learner that is gone, and what it said."""
+        line = self._lines.pop(key, None)
+        if line is not None:
+            await line.channel.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for key in list(self._lines):
+            await self.hang_up(key)
+
+    async def _reopen(self, key: RunKey, line: _Line) -> None:
+        """Start over with a new channel.
+
+        An old one waits longer after each failed attempt, minutes in the end, and a learner takes
+        about that long to start.
+        """
+        await line.channel.close()
+        line.channel = open_channel(self._address_of(key), token=self._token)
+
+    def _line(self, key: RunKey) -> _Line:
+        if key not in self._lines:
+            channel = open_channel(self._address_of(key), token=self._token)
+            self._lines[key] = _Line(channel=channel, asked_s=self._clock())
+        return self._lines[key]

@@ -1,0 +1,139 @@
+"""The next status of a run, and whether it is worth a write. Pure.
+
+A write costs an event for everybody who watches, the operator included. What people and programs
+act on (conditions, decisions, ends) is written at once; numbers that move all the time are written
+every 30 s at most; a status that says the same is not written at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from vcpo.control import ControlState, Decision
+from vcpo.spec import VCPORunSpec
+from vcpo_operator.conditions import Finding, merged
+from vcpo_operator.course import Course, Verdict
+from vcpo_operator.records import Observed
+from vcpo_operator.report import LearnerReport
+from vcpo_operator.run_status import GroupStatus, Progress, RunStatus
+
+PROGRESS_PERIOD_S: Final = 30.0
+"""Least time between two writes that bring nothing but numbers."""
+
+
+def begun(
+    status: RunStatus, spec: VCPORunSpec, report: LearnerReport | None, now_s: float
+) -> RunStatus:
+    """The status with the clocks of the deadlines: they start with the run and stop at a rest."""
+    if status.completion_s is not None:
+        return status
+    if spec.suspend:
+        return replace(status, start_s=None, first_step_s=None)
+    start_s = float(int(now_s)) if status.start_s is None else status.start_s
+    first_step_s = status.first_step_s
+    if first_step_s is None and report is not None and report.signals.step > 0:
+        first_step_s = float(int(now_s))
+    return replace(status, start_s=start_s, first_step_s=first_step_s)
+
+
+def ended(status: RunStatus, verdict: Verdict, now_s: float) -> RunStatus:
+    """The status with the time of the end, once there is one."""
+    if not verdict.ended or status.completion_s is not None:
+        return status
+    return replace(status, completion_s=float(int(now_s)))
+
+
+def with_report(status: RunStatus, report: LearnerReport | None) -> RunStatus:
+    """The status with the learner's numbers; without a report they stay what they were."""
+    if report is None:
+        return status
+    signals = report.signals
+    progress = Progress(
+        step=signals.step,
+        policy_version=signals.policy_version,
+        ess_ratio=report.ess_ratio,
+        learning_rate_scale=report.learning_rate_scale,
+        accuracy=report.accuracy,
+        lag_p50=signals.lag_p50,
+        lag_max=signals.lag_max,
+    )
+    return replace(status, progress=progress)
+
+
+def with_groups(
+    status: RunStatus,
+    spec: VCPORunSpec,
+    observed: Observed,
+    verdict: Verdict,
+    desired: Mapping[str, int],
+    now_s: float,
+) -> RunStatus:
+    """The status with the number of workers of each group of the spec."""
+    running = verdict.course is Course.RUN
+    before = {group.name: group for group in status.groups}
+    groups = []
+    for group in spec.rollouts:
+        there = observed.groups.get(group.name)
+        wanted = desired.get(group.name, 0) if running else 0
+        known = before.get(group.name)
+        scaled_s = None if known is None else known.scaled_s
+        if known is not None and known.desired != wanted:
+            scaled_s = float(int(now_s))
+        groups.append(
+            GroupStatus(
+                name=group.name,
+                desired=wanted,
+                replicas=there.replicas if there else 0,
+                ready=there.ready if there else 0,
+                scaled_s=scaled_s,
+            )
+        )
+    return replace(status, groups=tuple(groups))
+
+
+def with_decision(
+    status: RunStatus, decision: Decision | None, state: ControlState | None
+) -> RunStatus:
+    """The status with the control loop's limits, and its state for the next operator."""
+    if decision is None or state is None:
+        return status
+    return replace(
+        status, admission_lag_steps=decision.admission_lag_steps, control=state.to_dict()
+    )
+
+
+def with_findings(
+    status: RunStatus, found: tuple[Finding, ...], *, generation: int, now_s: float
+) -> RunStatus:
+    """The status with its conditions, judged against a generation of the spec."""
+    conditions = merged(found, status, generation=generation, now_s=now_s)
+    return replace(status, conditions=conditions, observed_generation=generation)
+
+
+def stamped(status: RunStatus, now_s: float) -> RunStatus:
+    """The status with the time at which it is written."""
+    return replace(status, updated_s=float(int(now_s)))
+
+
+def is_due(before: RunStatus, after: RunStatus, now_s: float) -> bool:
+    """Whether the new status is to be written now."""
+    if _spoken(before) != _spoken(after):
+        return True
+    same = replace(before, updated_s=None).to_dict() == replace(after, updated_s=None).to_dict()
+    if same:
+        return False
+    return before.updated_s is None or now_s - before.updated_s >= PROGRESS_PERIOD_S
+
+
+def _spoken(status: RunStatus) -> tuple[object, ...]:
+    """The part of a status that somebody may act on."""
+    return (
+        status.observed_generation,
+        [(each.type, each.status, each.reason) for each in status.conditions],
+        (status.start_s, status.first_step_s, status.completion_s),
+        status.restarts,
+        status.admission_lag_steps,
+        [(group.name, group.desired) for group in status.groups],
+    )

@@ -1,0 +1,86 @@
+"""What a run should have, from its spec, its course and the control loop's decision. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vcpo.control import Decision
+from vcpo.spec.cluster import Scaling
+from vcpo.spec.workloads import Cleanup
+from vcpo_operator.children.family import OperatorDefaults, children
+from vcpo_operator.children.manifest import Kind, Parent
+from vcpo_operator.children.rollout import rollout
+from vcpo_operator.course import Course, Verdict, cleanup
+from vcpo_operator.names import rollout_name
+from vcpo_operator.plan import Wish
+
+
+def wish_for(
+    parent: Parent,
+    defaults: OperatorDefaults,
+    verdict: Verdict,
+    *,
+    decision: Decision | None,
+    resuming: bool,
+) -> Wish:
+    """Say what should be.
+
+    decision: None while nothing is steered: the run rests or has ended.
+    resuming: Whether the run was suspended up to now; then even a group that somebody else scales
+        is brought back from zero, where autoscalers leave it alone.
+    Raises: ValueError when a user's template cannot be merged.
+    """
+    removed = cleanup(parent.run.spec, verdict)
+    wanted = children(
+        parent,
+        defaults,
+        with_learner=removed is not Cleanup.DELETE_WORKLOADS,
+        with_rollouts=removed is Cleanup.RETAIN_WORKLOADS,
+        running=verdict.course is not Course.SUSPEND,
+    )
+    names = {child.name for child in wanted if child.kind is Kind.DEPLOYMENT}
+    paused = (
+        rollout(parent, group, default_image=defaults.rollout_image, paused=True)
+        for group in parent.run.spec.rollouts
+        if rollout_name(parent.name, group.name) in names
+    )
+    return Wish(
+        run=parent.name,
+        owner_uid=parent.owner.uid,
+        children=wanted,
+        paused={child.name: child for child in paused},
+        seeds=_seeds(parent, verdict, decision),
+        replicas=_replicas(parent, verdict, decision, resuming=resuming),
+        drain_removed=not verdict.ended,
+        admission_lag_steps=None if decision is None else decision.admission_lag_steps,
+        reason="" if decision is None else "; ".join(decision.reasons),
+    )
+
+
+def _seeds(parent: Parent, verdict: Verdict, decision: Decision | None) -> dict[str, int]:
+    groups = parent.run.spec.rollouts
+    if verdict.course is Course.SUSPEND:
+        return {group.name: 0 for group in groups}
+    decided: Mapping[str, int] = {} if decision is None else decision.replicas
+    return {group.name: decided.get(group.name, group.min_replicas) for group in groups}
+
+
+def _replicas(
+    parent: Parent, verdict: Verdict, decision: Decision | None, *, resuming: bool
+) -> dict[str, int]:
+    groups = parent.run.spec.rollouts
+    if verdict.course is Course.SUSPEND:
+        return {group.name: 0 for group in groups}
+    if decision is None:
+        return {}
+    resumed = {
+        group.name: max(1, group.min_replicas)
+        for group in groups
+        if resuming and group.scaling is Scaling.EXTERNAL
+    }
+    direct = {
+        group.name: decision.replicas[group.name]
+        for group in groups
+        if group.scaling is Scaling.DIRECT
+    }
+    return {**direct, **resumed}

@@ -1,0 +1,239 @@
+"""`python -m tests.e2e.cluster`: a run in a cluster, from `kubectl apply` to nothing left of it.
+
+An API server, a kubelet stand-in and the operator's own process on this machine; the pods train.
+In the middle of the run its spec is edited three times, so that every decision is seen: the ESS
+floor is raised over what ESS can be and put back, then waiting is declared harmless, which makes
+workers superfluous. The last line is one JSON object; exit status 1 when a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.control_plane import ControlPlane, control_plane
+from tests.e2e.leftovers import objects_of, processes_below
+from tests.e2e.operator_process import operator_process
+from tests.e2e.sightings import Sightings
+from tests.e2e.user import NAMESPACE, RUNS, User, config_map, load
+from tests.kube.kubelet import Kubelet
+from tests.kube.kubelet_client import KubeClient
+from tests.kube.kubelet_settings import KubeletSettings
+from vcpo.journal import read_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN_FILE = ROOT / "examples/vcporun.yaml"
+MODEL = ROOT / "examples/models/tiny"
+DEFINITION = ROOT / "charts/vcpo/files/crd.yaml"
+DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
+_GONE_S = 60.0
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Everything that runs, and the two ways to it."""
+
+    control_plane: ControlPlane
+    client: KubeClient
+    user: User
+    root: Path
+
+
+@contextlib.asynccontextmanager
+async def cluster(root: Path) -> AsyncIterator[Cluster]:
+    """Start a control plane, a node, and the operator."""
+    async with contextlib.AsyncExitStack() as stack:
+        plane = await stack.enter_async_context(control_plane(root))
+        client = await stack.enter_async_context(KubeClient(plane.access))
+        settings = KubeletSettings(
+            access=plane.access,
+            root=root,
+            longest_probe_period_s=0.5,
+            first_back_off_s=1.0,
+        )
+        user = User(plane.kubeconfig, client)
+        await user.apply(load(DEFINITION))
+        kubelet = await stack.enter_async_context(Kubelet(settings))
+        await stack.enter_async_context(operator_process(plane, kubelet.network, root))
+        yield Cluster(control_plane=plane, client=client, user=user, root=root)
+
+
+async def drive(here: Cluster, limit_s: float) -> dict[str, Any]:
+    """Apply the example, edit it on its way, delete it; what was seen.
+
+    Raises:
+        TimeoutError: when the run has not come to its end in time.
+    """
+    name = load(RUN_FILE)["metadata"]["name"]
+    await here.user.apply(config_map("tiny-model", MODEL))
+    seen, changed, started_s = Sightings(), asyncio.Event(), time.monotonic()
+    following = [
+        asyncio.create_task(_follow_run(here, seen, changed, started_s)),
+        asyncio.create_task(_follow_workers(here, seen, changed)),
+    ]
+    try:
+        async with asyncio.timeout(limit_s):
+            await here.user.apply_file(RUN_FILE)
+            await _edit_on_the_way(here, name, seen, changed)
+            await _until(seen.has_ended, seen, changed)
+        _say((await here.user.table()).rstrip())
+    finally:
+        for task in following:
+            task.cancel()
+        await asyncio.gather(*following, return_exceptions=True)
+    accuracies = [each.accuracy for each in read_metrics(_run_dir(here)).evaluations]
+    await here.user.delete(name)
+    left = await _left_behind(here, name)
+    return {
+        "server": here.control_plane.kind,
+        "ready_seconds": None if seen.ready_s is None else round(seen.ready_s, 1),
+        "seconds": round(time.monotonic() - started_s, 1),
+        "steps": seen.steps,
+        "conditions": seen.conditions,
+        "replicas_seen": {"min": min(_working(seen)), "max": max(_working(seen))},
+        "scaled_up": seen.ups,
+        "scaled_down": seen.downs,
+        "throttle_events": seen.throttles,
+        "accuracy_before": round(accuracies[0], 3),
+        "accuracy_after": round(accuracies[-1], 3),
+        "left_behind": left,
+        "orphans": len(processes_below(here.root)),
+    }
+
+
+def shortfalls(result: dict[str, Any]) -> list[str]:
+    """Bars that a result misses; empty when it passes."""
+    bars = {
+        "the run must complete": "Complete" in result["conditions"],
+        "workers must be added at least once": result["scaled_up"] >= 1,
+        "workers must be removed at least once": result["scaled_down"] >= 1,
+        "replicas must follow": result["replicas_seen"]["max"] > result["replicas_seen"]["min"],
+        "the forced low ESS must throttle": result["throttle_events"] >= 1,
+        "training must help": result["accuracy_after"] > result["accuracy_before"],
+        "deleting must leave nothing behind": not result["left_behind"],
+        "no process may be left": result["orphans"] == 0,
+    }
+    return [bar for bar, holds in bars.items() if not holds]
+
+
+async def _edit_on_the_way(
+    here: Cluster, name: str, seen: Sightings, changed: asyncio.Event
+) -> None:
+    floor = load(RUN_FILE)["spec"]["control"].get("essFloorRatio", 0.1)
+    await _until(lambda: seen.ups >= 1 and max(_working(seen)) > 1, seen, changed)
+    _say("raising the ESS floor to 1")
+    await here.user.edit(name, {"control": {"essFloorRatio": 1.0}})
+    await _until(lambda: seen.throttles >= 1, seen, changed)
+    _say("throttled; putting the floor back, and calling any waiting harmless")
+    edit = {"essFloorRatio": floor, "idleHighRatio": 1.0, "idleLowRatio": 0.99}
+    await here.user.edit(name, {"control": {**edit, "scaleDownCooldownSeconds": 1}})
+    await _until(lambda: seen.downs >= 1, seen, changed)
+
+
+async def _until(condition: Callable[[], bool], seen: Sightings, changed: asyncio.Event) -> None:
+    """Wait until something is seen, or the run has ended."""
+    while not condition() and not seen.has_ended():
+        changed.clear()
+        await changed.wait()
+
+
+async def _follow_run(
+    here: Cluster, seen: Sightings, changed: asyncio.Event, started_s: float
+) -> None:
+    async for event in here.client.follow(RUNS):
+        runs = event["items"] if event["type"] == "SYNC" else [event["object"]]
+        for run in runs:
+            before = (dict(seen.conditions), seen.steps, seen.throttles)
+            seen.see_run(run, time.monotonic() - started_s)
+            if before != (seen.conditions, seen.steps, seen.throttles):
+                _say(f"step {seen.steps}, {_told(run)}")
+        changed.set()
+
+
+async def _follow_workers(here: Cluster, seen: Sightings, changed: asyncio.Event) -> None:
+    async for event in here.client.follow(DEPLOYMENTS):
+        if event["type"] == "DELETED":
+            continue
+        for deployment in event["items"] if event["type"] == "SYNC" else [event["object"]]:
+            before = list(seen.ready_workers)
+            seen.see_deployment(deployment)
+            if before != seen.ready_workers:
+                _say(f"{seen.ready_workers[-1]} of {deployment['spec']['replicas']} workers ready")
+        changed.set()
+
+
+async def _left_behind(here: Cluster, name: str) -> list[str]:
+    """Objects that are still there after a while; pods need theirs to leave."""
+    deadline_s = time.monotonic() + _GONE_S
+    while left := await objects_of(name, here.client):
+        if time.monotonic() > deadline_s:
+            return left
+        await asyncio.sleep(_POLL_S)
+    return []
+
+
+def _working(seen: Sightings) -> list[int]:
+    return [each for each in seen.ready_workers if each] or [0]
+
+
+def _told(run: dict[str, Any]) -> str:
+    """The columns that people look at, on one line."""
+    status = run.get("status") or {}
+    ready = next((c for c in status.get("conditions") or () if c["type"] == "Ready"), {})
+    fed = next((c for c in status.get("conditions") or () if c["type"] == "LearnerFed"), {})
+    ess, lag = status.get("essRatio"), (status.get("lag") or {}).get("p50")
+    return (
+        f"{ready.get('reason')}, {fed.get('reason')}, ESS {ess}, lag {lag}, "
+        f"admission lag {status.get('admissionLagSteps')}, workers {status.get('workers')}"
+    )
+
+
+def _run_dir(here: Cluster) -> Path:
+    """The learner's directory on the only claim."""
+    (metrics,) = (here.root / "claims").rglob("metrics.jsonl")
+    return metrics.parent
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+async def _main(limit_s: float) -> int:
+    with tempfile.TemporaryDirectory(prefix="vcpo-e2e-") as folder:
+        root = Path(folder)
+        async with cluster(root) as here:
+            _say(f"control plane: {here.control_plane.kind}; logs below {root}")
+            try:
+                result = await drive(here, limit_s)
+            except TimeoutError:
+                _say(_last_words(root))
+                raise
+        missed = shortfalls(result)
+        if missed:
+            _say(_last_words(root))
+        for bar in missed:
+            _say(f"missed: {bar}")
+        _say(json.dumps(result))
+        return 1 if missed else 0
+
+
+def _last_words(root: Path) -> str:
+    logs = sorted(root.rglob("*.log"))
+    return "\n".join(f"== {log.relative_to(root)}\n{log.read_text()[-3000:]}" for log in logs)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tests.e2e.cluster", description=__doc__)
+    parser.add_argument("--limit-seconds", type=float, default=420.0, help="give up after this")
+    sys.exit(asyncio.run(_main(parser.parse_args().limit_seconds)))

@@ -1,0 +1,53 @@
+"""What a kubelet stand-in is told: where its API server is, and how patient it is."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+def _image_environment() -> dict[str, str]:
+    """What the images' `ENV` lines say, with the modules of this environment for those of /opt."""
+    return {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiAccess:
+    """How to reach an API server."""
+
+    url: str
+    """Base address, without a path: `http://127.0.0.1:8001`."""
+    token: str | None = None
+    """Bearer token; None sends none."""
+    tls: ssl.SSLContext | None = None
+    """For https; None trusts what the machine trusts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeletSettings:
+    """How a kubelet stand-in works."""
+
+    access: ApiAccess
+    root: Path
+    """Directory of everything it writes: volumes, claims, logs. Must exist."""
+    node_name: str = "stand-in"
+    node_labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the node besides its host name; pods' node selectors are held against them."""
+    image_environment: Mapping[str, str] = field(default_factory=_image_environment)
+    """Environment that every image sets; pods add their own."""
+    longest_probe_period_s: float = 10.0
+    """Probes come at least this often, whatever the pod says; tests wait less that way."""
+    first_back_off_s: float = 10.0
+    """Wait before the second restart of a container; doubles with each, up to `last_back_off_s`."""
+    last_back_off_s: float = 300.0
+    heartbeat_s: float = 10.0
+    """Time between renewals of the node's lease."""

@@ -1,0 +1,90 @@
+"""The guide to Kubernetes says what is true of the operator and of the definition."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.unit.chart.rendering import ROOT, only
+from vcpo.spec import VCPORun, parse_run
+from vcpo_operator.children import Kind, OperatorDefaults, children
+from vcpo_operator.children.manifest import Owner, Parent
+from vcpo_operator.names import RunKey
+
+GUIDE = (ROOT / "docs" / "kubernetes.md").read_text()
+SOURCES = "\n".join(
+    path.read_text()
+    for folder in (ROOT / "operator" / "vcpo_operator", ROOT / "core" / "vcpo" / "control")
+    for path in sorted(folder.rglob("*.py"))
+)
+
+
+def section(title: str) -> str:
+    (text,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", GUIDE, flags=re.M | re.S)
+    return text
+
+
+def first_cells(text: str) -> list[str]:
+    """First column of a section's table, without its heading."""
+    rows = re.findall(r"^\| (.*?) \|", text, flags=re.M)
+    return [cell for cell in rows[1:] if not cell.startswith("---")]
+
+
+def conditions() -> list[tuple[str, str]]:
+    """Pairs of condition and reason in the table of troubles; `...` repeats the row before."""
+    pairs, types = [], []
+    for cell in first_cells(section("Troubleshooting")):
+        if "`" not in cell:
+            continue
+        named = re.findall(r"[A-Z]\w+", cell.split("`")[0])
+        types = named or types
+        pairs += [(kind, reason) for kind in types for reason in re.findall(r"`(\w+)`", cell)]
+    return pairs
+
+
+def guides_run() -> VCPORun:
+    (text,) = re.findall(r"```yaml\n(.*?)```", GUIDE, flags=re.S)
+    return parse_run(text, source="docs/kubernetes.md")
+
+
+def test_every_pod_of_the_guides_run_gets_the_gpu_it_asks_for():
+    owner = Owner(key=RunKey("team-a", "countdown"), uid="u")
+    defaults = OperatorDefaults(learner_image="l", rollout_image="r")
+    made = children(Parent(run=guides_run(), owner=owner), defaults)
+    workloads = [each for each in made if each.kind in {Kind.STATEFUL_SET, Kind.DEPLOYMENT}]
+    assert len(workloads) == 2
+    for workload in workloads:
+        (container,) = workload.manifest["spec"]["template"]["spec"]["containers"]
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
+        assert container["image"] in {"l", "r"}
+
+
+def test_the_guide_explains_every_column_in_order():
+    version = only("CustomResourceDefinition")["spec"]["versions"][0]
+    columns = [column["name"] for column in version["additionalPrinterColumns"]]
+    explained = ", ".join(first_cells(section("What the columns mean"))).split(", ")
+    assert explained == [column for column in columns if column != "Age"]
+
+
+@pytest.mark.parametrize(("kind", "reason"), conditions(), ids=" ".join)
+def test_every_condition_and_reason_of_the_guide_is_one_that_is_set(kind, reason):
+    assert f'"{kind}"' in SOURCES
+    assert f'"{reason}"' in SOURCES
+
+
+def test_every_file_the_guide_names_is_there():
+    paths = re.findall(r"(?<=[ `(/])((?:charts|deploy|operator|\w+_svc)/[\w./]+)", GUIDE)
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_every_field_the_guide_names_is_in_the_definition():
+    definition = str(only("CustomResourceDefinition")["spec"]["versions"][0]["schema"])
+    quoted = " ".join(re.findall(r"`([^`\n]+)`", GUIDE))
+    fields = set(re.findall(r"\b[a-z]+(?:[A-Z][a-z]+)+\b", quoted)) - {
+        "watchNamespaces",
+        "learnerTokenSecretName",
+    }
+    assert {"minReplicas", "maxLearnerRestarts"} <= fields
+    assert {field for field in fields if f"'{field}'" not in definition} == set()

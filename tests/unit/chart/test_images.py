@@ -1,0 +1,142 @@
+"""The Dockerfiles build small, pinned images that run as nobody."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.unit.chart.rendering import ROOT
+
+DOCKERFILES = {
+    "operator": ROOT / "operator" / "Dockerfile",
+    "learner": ROOT / "learner_svc" / "Dockerfile",
+    "rollout": ROOT / "rollout_svc" / "Dockerfile",
+}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PINS = dict(
+    line.split("==")
+    for line in (ROOT / "deploy" / "constraints.txt").read_text().splitlines()
+    if not line.startswith("#")
+)
+HEAVY = {"torch", "transformers", "safetensors"}
+
+each_image = pytest.mark.parametrize("image", DOCKERFILES)
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """Instruction and arguments, comments dropped and continued lines joined."""
+    text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.M)
+    lines = re.sub(r"\\\n\s*", "", text).splitlines()
+    return [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in lines if line.strip()]
+
+
+def final_stage(image: str) -> list[tuple[str, str]]:
+    steps = instructions(DOCKERFILES[image])
+    last = max(index for index, (word, _) in enumerate(steps) if word == "FROM")
+    return steps[last:]
+
+
+def arguments_of(word: str, steps: list[tuple[str, str]]) -> list[str]:
+    return [arguments for each, arguments in steps if each == word]
+
+
+def requirements(extra: str | None = None) -> list[Requirement]:
+    listed = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
+    return [Requirement(each) for each in listed]
+
+
+@each_image
+def test_the_process_is_a_numeric_nobody(image):
+    assert arguments_of("USER", final_stage(image)) == ["65532:65532"]
+
+
+@each_image
+def test_nothing_is_built_in_the_stage_that_ships(image):
+    words = [word for word, _ in final_stage(image)]
+    assert "RUN" not in words
+    assert arguments_of("COPY", final_stage(image)) == ["--from=build /opt/vcpo /opt/vcpo"]
+
+
+@each_image
+def test_the_base_is_one_exact_version_that_a_build_can_pin_by_digest(image):
+    steps = instructions(DOCKERFILES[image])
+    (base,) = [each for each in arguments_of("ARG", steps) if each.startswith("PYTHON_IMAGE=")]
+    assert re.fullmatch(r"PYTHON_IMAGE=docker\.io/library/python:3\.11\.\d+-slim-bookworm", base)
+    stages = {each.split(" AS ")[1] for each in arguments_of("FROM", steps) if " AS " in each}
+    sources = {each.split(" AS ")[0] for each in arguments_of("FROM", steps)}
+    assert sources <= {"${PYTHON_IMAGE}", "torch-${DEVICE}"} | stages
+
+
+@each_image
+def test_sources_are_copied_by_name_and_never_the_whole_context(image):
+    copies = arguments_of("COPY", instructions(DOCKERFILES[image]))
+    assert not any(source in {".", "./", "*"} for copy in copies for source in copy.split()[:-1])
+    assert arguments_of("ADD", instructions(DOCKERFILES[image])) == []
+
+
+@each_image
+def test_every_install_is_constrained_to_tested_versions(image):
+    installs = arguments_of("RUN", instructions(DOCKERFILES[image]))
+    pips = [run for run in installs if "pip install" in run]
+    assert pips
+    assert all("--constraint constraints.txt" in run for run in pips)
+
+
+@each_image
+def test_an_image_installs_its_own_extra_and_starts_its_own_module(image):
+    runs = " ".join(arguments_of("RUN", instructions(DOCKERFILES[image])))
+    assert re.findall(r"'\.\[(\w+)\]'", runs) == [image]
+    assert arguments_of("ENTRYPOINT", final_stage(image)) == [f'["python", "-m", "vcpo_{image}"]']
+
+
+@each_image
+def test_a_module_in_the_working_directory_never_shadows_an_installed_one(image):
+    (environment,) = arguments_of("ENV", final_stage(image))
+    assert "PYTHONSAFEPATH=1" in environment.split()
+
+
+@each_image
+def test_no_secret_is_an_argument_of_a_build(image):
+    text = DOCKERFILES[image].read_text().upper()
+    assert not any(word in text for word in ("TOKEN", "PASSWORD", "SECRET"))
+
+
+def test_the_operators_image_holds_nothing_of_the_heavy_stack():
+    names = {each.name for each in (*requirements(), *requirements("operator"))}
+    assert names & HEAVY == set()
+    assert "torch" not in " ".join(arguments_of("RUN", instructions(DOCKERFILES["operator"])))
+
+
+@pytest.mark.parametrize("image", ["learner", "rollout"])
+def test_there_is_a_build_for_gpus_and_one_for_cpus(image):
+    stages = arguments_of("FROM", instructions(DOCKERFILES[image]))
+    assert {"environment AS torch-cpu", "environment AS torch-gpu"} <= set(stages)
+    runs = [
+        run for run in arguments_of("RUN", instructions(DOCKERFILES[image])) if "whl/cpu" in run
+    ]
+    assert len(runs) == 1
+
+
+def test_the_build_context_holds_only_what_an_image_copies():
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    rules = [line for line in lines if line and not line.startswith("#")]
+    copied = {
+        source
+        for path in DOCKERFILES.values()
+        for copy in arguments_of("COPY", instructions(path))
+        if not copy.startswith("--from")
+        for source in copy.split()[:-1]
+    }
+    assert rules[0] == "*"
+    assert {rule[1:] for rule in rules if rule.startswith("!")} == copied
+
+
+@pytest.mark.parametrize("extra", [None, "operator", "learner", "rollout"])
+def test_every_dependency_of_an_image_is_pinned_within_its_range(extra):
+    for requirement in requirements(extra):
+        assert PINS[canonicalize_name(requirement.name)] in requirement.specifier

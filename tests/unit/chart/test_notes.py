@@ -1,0 +1,48 @@
+"""The notes after an install say what comes next and warn of what was chosen."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.unit.chart.rendering import Values, render_files
+from tests.unit.chart.variants import NARROW
+
+
+def notes(values: Values | None = None) -> str:
+    return re.sub(r"\s+", " ", render_files(values)["NOTES.txt"])
+
+
+def test_the_next_command_is_there():
+    assert "kubectl apply --server-side --filename run.yaml" in notes()
+
+
+def test_the_watched_namespaces_are_named():
+    assert "looks after runs in all namespaces" in notes()
+    assert "looks after runs in: team-a, team-b" in notes(NARROW)
+
+
+WARNINGS: dict[str, tuple[Values, str]] = {
+    "lost with the release": ({"crds": {"keep": False}}, "deletes the definition"),
+    "no definition": ({"crds": {"enabled": False}}, "not part of this release (crds.enabled"),
+    "no permissions": (
+        {"rbac": {"create": False}},
+        "grant them to the ServiceAccount vcpo-operator",
+    ),
+    "selected by": (
+        {"metrics": {"serviceMonitor": {"enabled": True}}},
+        "serviceMonitorSelector",
+    ),
+}
+
+
+@pytest.mark.parametrize(("values", "warning"), WARNINGS.values(), ids=WARNINGS.keys())
+def test_a_choice_with_consequences_is_pointed_out_and_only_then(values, warning):
+    assert warning in notes(values)
+    assert warning not in notes()
+
+
+def test_the_api_servers_ports_are_named_while_traffic_is_restricted():
+    assert "443, 6443, 8443, 16443" in notes()
+    assert "API server" not in notes({"networkPolicy": {"enabled": False}})

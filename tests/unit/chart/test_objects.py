@@ -1,0 +1,153 @@
+"""What the chart renders is valid, labelled and in its place, whatever the values."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import helm_python
+import kubernetes_validate
+import pytest
+
+from tests.unit.chart.rendering import (
+    CHART,
+    NAMESPACE,
+    of_kind,
+    only,
+    operator_pod,
+    render,
+    render_files,
+)
+from tests.unit.chart.variants import EVERYTHING, all_variants, flipped_booleans
+
+VARIANTS = all_variants()
+WITHOUT_SCHEMA = {"ServiceMonitor", "PodMonitor"}
+CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+
+
+@functools.cache
+def validate(manifest, version):
+    """Once for each text: most objects are the same under most values."""
+    kubernetes_validate.validate(json.loads(manifest), version, strict=True)
+
+
+each_variant = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+
+
+@each_variant
+@pytest.mark.parametrize("version", ["1.29", "1.37"])
+def test_every_object_is_valid_kubernetes(values, version):
+    for manifest in render(values):
+        if manifest["kind"] not in WITHOUT_SCHEMA:
+            validate(json.dumps(manifest), version)
+
+
+def test_the_validator_refuses_a_field_that_kubernetes_does_not_know():
+    service = json.dumps(only("Service")).replace('"port"', '"prot"')
+    with pytest.raises(kubernetes_validate.ValidationError):
+        validate(service, "1.29")
+
+
+@each_variant
+def test_helm_lint_has_nothing_to_say(values):
+    report = helm_python.lint(CHART, values, strict=True)
+    assert (report["messages"], report["errors"]) == ([], [])
+
+
+@each_variant
+def test_no_two_objects_have_the_same_name(values):
+    names = [
+        (m["kind"], m["metadata"].get("namespace"), m["metadata"]["name"]) for m in render(values)
+    ]
+    assert len(names) == len(set(names))
+
+
+@each_variant
+def test_every_object_says_its_namespace_unless_it_has_none(values):
+    for manifest in render(values):
+        assert ("namespace" in manifest["metadata"]) == (manifest["kind"] not in CLUSTER_WIDE)
+
+
+@each_variant
+def test_every_object_carries_the_recommended_labels(values):
+    for manifest in render(values):
+        labels = manifest["metadata"]["labels"]
+        assert labels["app.kubernetes.io/name"] == "vcpo"
+        assert labels["app.kubernetes.io/instance"] == "vcpo"
+        assert labels["app.kubernetes.io/component"] in {"operator", "test"}
+
+
+@each_variant
+def test_the_operators_pod_matches_every_selector_that_means_it(values):
+    pod = only("Deployment", values)["spec"]["template"]["metadata"]["labels"].items()
+    selectors = [only("Deployment", values)["spec"]["selector"]["matchLabels"]]
+    selectors += [service["spec"]["selector"] for service in of_kind("Service", values)]
+    selectors += [
+        policy["spec"]["podSelector"]["matchLabels"] for policy in of_kind("NetworkPolicy", values)
+    ]
+    assert all(selector.items() <= pod for selector in selectors)
+
+
+@each_variant
+def test_nothing_carries_a_finalizer_that_could_hold_up_an_uninstall(values):
+    assert not any("finalizers" in manifest["metadata"] for manifest in render(values))
+
+
+@pytest.mark.parametrize("path", flipped_booleans())
+def test_every_boolean_changes_something(path):
+    assert render_files(flipped_booleans()[path]) != render_files()
+
+
+def test_selectors_survive_an_upgrade_of_the_chart():
+    selector = only("Deployment")["spec"]["selector"]["matchLabels"]
+    assert set(selector) == {
+        "app.kubernetes.io/name",
+        "app.kubernetes.io/instance",
+        "app.kubernetes.io/component",
+    }
+
+
+def test_two_operators_are_never_active_together_during_an_upgrade():
+    assert only("Deployment")["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_names_fit_whatever_the_releases_name():
+    values = {"fullnameOverride": "x" * 63}
+    assert all(
+        len(m["metadata"]["name"]) <= 63 or m["kind"] in CLUSTER_WIDE for m in render(values)
+    )
+
+
+def test_an_image_is_named_by_registry_repository_and_version():
+    images = {"registry": "registry.example.com/ml", "operator": {"tag": "1.2"}}
+    container = operator_pod({"images": images})["containers"][0]
+    assert container["image"] == "registry.example.com/ml/vcpo-operator:1.2"
+
+
+def test_an_image_without_a_tag_has_the_version_of_the_application():
+    assert operator_pod()["containers"][0]["image"] == "vcpo-operator:0.1.0"
+
+
+def test_a_digest_wins_over_a_tag():
+    image = {"tag": "1.2", "digest": "sha256:" + "0" * 64}
+    container = operator_pod({"images": {"operator": image}})["containers"][0]
+    assert container["image"] == "vcpo-operator@sha256:" + "0" * 64
+
+
+@pytest.mark.parametrize("field", ["nodeSelector", "tolerations", "affinity", "priorityClassName"])
+def test_scheduling_reaches_the_pod(field):
+    assert operator_pod(EVERYTHING)[field] == EVERYTHING[field]
+
+
+def test_monitors_carry_the_labels_prometheus_selects_by():
+    for kind in WITHOUT_SCHEMA:
+        assert only(kind, EVERYTHING)["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_the_service_monitor_selects_the_metrics_service():
+    monitor = only("ServiceMonitor", EVERYTHING)["spec"]
+    service = only("Service", EVERYTHING)
+    labels = service["metadata"]["labels"].items()
+    assert monitor["selector"]["matchLabels"].items() <= labels
+    assert monitor["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+    assert monitor["namespaceSelector"] == {"matchNames": [NAMESPACE]}

@@ -1,0 +1,159 @@
+"""The chart starts the operator as the operator understands it, and grants what its code asks."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.unit.chart.rendering import NAMESPACE, of_kind, only, operator_pod
+from tests.unit.chart.variants import EVERYTHING, NARROW, all_variants
+from vcpo.lifecycle import TOKEN_VARIABLE
+from vcpo.spec import VCPORun
+from vcpo_operator.__main__ import _parser
+from vcpo_operator.children import Child, Kind, OperatorDefaults, children
+from vcpo_operator.children.manifest import Owner, Parent
+from vcpo_operator.names import LEARNER_PORT, ROLE_LABEL, TOKEN_KEY, RunKey
+from vcpo_operator.view import WATCHED
+
+VARIANTS = all_variants()
+RUN = {
+    "metadata": {"name": "demo"},
+    "spec": {
+        "model": {"name": "m"},
+        "environment": {"name": "countdown"},
+        "steps": 1,
+        "pods": {"podMonitor": True},
+    },
+}
+
+
+def container(values=None):
+    return operator_pod(values)["containers"][0]
+
+
+def parsed(values=None):
+    return _parser().parse_args(container(values)["args"])
+
+
+def family() -> dict[Kind, Child]:
+    owner = Owner(key=RunKey("team-a", "demo"), uid="u")
+    defaults = OperatorDefaults(learner_image="l", rollout_image="r")
+    made = children(Parent(run=VCPORun.model_validate(RUN), owner=owner), defaults)
+    return {child.kind: child for child in made}
+
+
+def verbs_on(group: str, resource: str) -> set[str]:
+    (role,) = [r for r in of_kind("ClusterRole") if r["metadata"]["name"] == "vcpo-operator"]
+    return {
+        verb
+        for rule in role["rules"]
+        if group in rule["apiGroups"] and resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+def test_the_operator_knows_every_option_by_its_full_name(values):
+    known = re.findall(r"--[a-z-]+", _parser().format_help())
+    assert {each.split("=")[0] for each in container(values)["args"]} <= set(known)
+    assert parsed(values)
+
+
+def test_runs_get_the_images_of_the_values():
+    images = {"learner": {"tag": "2"}, "rollout": {"repository": "vcpo-rollout-cpu"}}
+    arguments = parsed({"images": images})
+    assert arguments.learner_image == "vcpo-learner:2"
+    assert arguments.rollout_image == "vcpo-rollout-cpu:0.1.0"
+
+
+def test_all_namespaces_are_watched_unless_some_are_named():
+    assert parsed().namespaces == ""
+    assert parsed(NARROW).namespaces == "team-a,team-b"
+
+
+def test_the_log_is_as_asked_for():
+    arguments = parsed({"log": {"format": "text", "level": "debug"}})
+    assert (arguments.log_format, arguments.log_level) == ("text", "debug")
+
+
+def test_the_ports_of_the_pod_are_those_listened_on():
+    ports = {port["name"]: f"0.0.0.0:{port['containerPort']}" for port in container()["ports"]}
+    arguments = parsed()
+    assert ports == {"metrics": arguments.metrics_listen, "health": arguments.liveness_listen}
+
+
+def test_the_lease_is_the_one_that_the_role_names():
+    (role,) = of_kind("Role", EVERYTHING)
+    names = [name for rule in role["rules"] for name in rule.get("resourceNames", ())]
+    assert [parsed(EVERYTHING).lease_name] == names
+    assert parsed(EVERYTHING).lease_namespace == NAMESPACE
+
+
+def test_without_elections_no_lease_is_taken():
+    assert parsed().lease_namespace == ""
+
+
+def test_who_waits_for_the_lease_is_not_killed_for_being_silent():
+    assert container(EVERYTHING)["startupProbe"]["failureThreshold"] == 2**31 - 1
+    assert container()["startupProbe"]["failureThreshold"] == 60
+
+
+def test_the_learners_token_comes_from_the_secret_as_it_does_in_runs():
+    (variable,) = [each for each in container(EVERYTHING)["env"] if each["name"] == TOKEN_VARIABLE]
+    secret = {"name": "learner-token", "key": TOKEN_KEY}
+    assert variable["valueFrom"]["secretKeyRef"] == secret
+    assert "env" not in container()
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_kind_of_child_may_be_made_and_changed(kind):
+    assert {"create", "patch"} <= verbs_on(kind.group, kind.plural)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_what_is_watched_may_be_and_the_rest_may_only_be_read_by_name(kind):
+    looked = verbs_on(kind.group, kind.plural) & {"get", "list", "watch"}
+    assert looked == ({"list", "watch"} if kind in WATCHED else {"get"})
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.CLAIM])
+def test_every_kind_of_child_may_be_removed(kind):
+    assert "delete" in verbs_on(kind.group, kind.plural)
+
+
+def test_the_operator_may_not_delete_checkpoints_and_models():
+    assert "delete" not in verbs_on("", Kind.CLAIM.plural)
+
+
+def test_the_policy_of_a_run_lets_the_operators_pod_in():
+    policy = family()[Kind.NETWORK_POLICY].manifest["spec"]
+    (rule,) = [
+        rule
+        for rule in policy["ingress"]
+        if {"protocol": "TCP", "port": LEARNER_PORT} in rule.get("ports", ())
+    ]
+    labels = only("Deployment")["spec"]["template"]["metadata"]["labels"].items()
+    assert all(peer["podSelector"]["matchLabels"].items() <= labels for peer in rule["from"])
+
+
+def test_the_policy_of_the_operator_lets_it_call_learners():
+    pod = family()[Kind.STATEFUL_SET].manifest["spec"]["template"]["metadata"]["labels"]
+    rules = only("NetworkPolicy")["spec"]["egress"]
+    (rule,) = [r for r in rules if {"port": LEARNER_PORT, "protocol": "TCP"} in r["ports"]]
+    assert rule["to"][0]["podSelector"]["matchLabels"] == {ROLE_LABEL: pod[ROLE_LABEL]}
+
+
+def test_the_pod_monitor_of_all_runs_finds_the_port_and_the_labels_of_their_pods():
+    monitor = only("PodMonitor", EVERYTHING)["spec"]
+    template = family()[Kind.DEPLOYMENT].manifest["spec"]["template"]
+    ports = {port["name"] for port in template["spec"]["containers"][0]["ports"]}
+    assert monitor["podMetricsEndpoints"][0]["port"] in ports
+    assert set(monitor["podTargetLabels"]) <= set(template["metadata"]["labels"])
+
+
+def test_the_pod_monitors_of_a_run_and_of_the_chart_scrape_alike():
+    own = family()[Kind.POD_MONITOR].manifest["spec"]
+    shared = only("PodMonitor", EVERYTHING)["spec"]
+    for field in ("jobLabel", "podTargetLabels", "podMetricsEndpoints"):
+        assert shared[field] == own[field]

@@ -1,0 +1,134 @@
+"""Each value is explained, is used, has a schema, and a wrong one is refused with its path."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import helm_python
+import pytest
+
+from tests.unit.chart.rendering import (
+    CHART,
+    Values,
+    chart,
+    default_values,
+    leaves,
+    render_files,
+    template_sources,
+)
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+VALUES_LINES = (CHART / "values.yaml").read_text().splitlines()
+EXPLAINED_BY_ITS_PARENT = {"requests", "limits"}
+"""Kubernetes' own words inside a pass-through."""
+
+
+def resolved(schema: dict[str, Any]) -> dict[str, Any]:
+    name = schema.get("$ref", "").removeprefix("#/definitions/")
+    return SCHEMA["definitions"][name] if name else schema
+
+
+def schema_paths(schema: dict[str, Any], path: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
+    """Paths of a schema's leaves: what has no properties of its own."""
+    properties = resolved(schema).get("properties")
+    if not properties:
+        return {path}
+    return {leaf for key in properties for leaf in schema_paths(properties[key], (*path, key))}
+
+
+def objects_with_fields(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    schema = resolved(schema)
+    below = [o for each in schema.get("properties", {}).values() for o in objects_with_fields(each)]
+    return [schema, *below] if "properties" in schema else below
+
+
+def value_paths() -> set[tuple[str, ...]]:
+    paths = {path for path, _ in leaves(default_values())}
+    return {path[:1] if path[0] == "resources" else path for path in paths}
+
+
+def test_values_and_schema_name_the_same_fields():
+    assert schema_paths(SCHEMA) - {("global",)} == value_paths()
+
+
+def test_no_object_of_the_schema_takes_an_unknown_field():
+    assert [
+        o for o in objects_with_fields(SCHEMA) if o.get("additionalProperties") is not False
+    ] == []
+
+
+def test_every_value_has_a_comment_above_it():
+    keys = [
+        (before.strip(), line.strip())
+        for before, line in zip(["", *VALUES_LINES], VALUES_LINES, strict=False)
+        if re.match(r" *[A-Za-z]+:", line)
+    ]
+    bare = [line for before, line in keys if not before.startswith("#")]
+    assert [line for line in bare if line.split(":")[0] not in EXPLAINED_BY_ITS_PARENT] == []
+
+
+def test_every_comment_of_a_value_is_a_sentence():
+    text = (CHART / "values.yaml").read_text()
+    comments = re.findall(r"((?:^ *# .*\n)+)", text, flags=re.M)
+    assert [comment for comment in comments if not comment.rstrip().endswith((".", "]"))] == []
+
+
+def test_templates_read_every_top_level_value_and_no_other():
+    read = set(re.findall(r"\.Values\.([A-Za-z]+)", template_sources()))
+    assert read == set(default_values())
+
+
+def test_templates_read_no_path_that_values_do_not_have():
+    known = {path[:length] for path in value_paths() for length in range(1, len(path) + 1)}
+    read = re.findall(r"\.Values((?:\.[A-Za-z]+)+)", template_sources())
+    assert {tuple(path[1:].split(".")) for path in read} <= known
+
+
+WRONG: dict[str, tuple[Values, str]] = {
+    "unknown field": ({"replicaCount": 1}, "replicaCount"),
+    "unknown field below": ({"metrics": {"serviceMonitor": {"scrape": "1s"}}}, "scrape"),
+    "misspelt image": ({"images": {"worker": {}}}, "worker"),
+    "number as text": ({"replicas": "2"}, "/replicas"),
+    "word outside its set": ({"images": {"pullPolicy": "Sometimes"}}, "/images/pullPolicy"),
+    "digest without its kind": ({"images": {"operator": {"digest": "abc"}}}, "/digest"),
+    "upper-case namespace": ({"watchNamespaces": ["Team"]}, "/watchNamespaces/0"),
+    "namespace twice": ({"watchNamespaces": ["a", "a"]}, "/watchNamespaces"),
+    "port out of range": ({"networkPolicy": {"apiServer": {"ports": [0]}}}, "/ports/0"),
+    "address without a mask": ({"networkPolicy": {"apiServer": {"cidrs": ["10.0.0.1"]}}}, "/cidrs"),
+    "interval without a unit": ({"metrics": {"podMonitor": {"interval": "30"}}}, "/interval"),
+    "word for a boolean": ({"crds": {"enabled": "yes"}}, "/crds/enabled"),
+}
+
+
+@pytest.mark.parametrize(("values", "named"), WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_value_is_refused_by_its_path(values, named):
+    with pytest.raises(helm_python.HelmValuesError, match=re.escape(named)):
+        chart().validate_schema(values)
+
+
+def test_a_value_for_every_chart_of_an_umbrella_is_let_through():
+    chart().validate_schema({"global": {"environment": "test"}})
+
+
+FUTILE: dict[str, tuple[Values, str]] = {
+    "two active operators": ({"replicas": 2}, "leaderElection.enabled=true"),
+    "no account": ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
+    "nothing to scrape": (
+        {"metrics": {"service": {"enabled": False}, "serviceMonitor": {"enabled": True}}},
+        "metrics.service.enabled=true",
+    ),
+    "moving image": ({"images": {"learner": {"tag": "latest"}}}, "images.learner.digest"),
+}
+
+
+@pytest.mark.parametrize(("values", "cure"), FUTILE.values(), ids=FUTILE.keys())
+def test_values_that_cannot_work_together_are_refused_with_the_cure(values, cure):
+    with pytest.raises(helm_python.HelmRenderError, match=re.escape(cure)):
+        render_files(values)
+
+
+def test_a_pinned_digest_may_stand_beside_any_tag():
+    image = {"tag": "latest", "digest": "sha256:" + "b" * 64}
+    assert render_files({"images": {"operator": image}})

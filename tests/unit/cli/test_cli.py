@@ -1,0 +1,152 @@
+"""The command line as a user meets it: what is printed where, and the exit status."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.unit.test_journal import EVALUATION, STEP
+from vcpo.cli.main import app
+from vcpo.journal import METRICS_FILE, Journal
+from vcpo.local.run_dir import RunDir
+from vcpo.spec import json_schema, parse_run
+
+USER_ERROR = 2
+RUN = """
+metadata: {name: countdown}
+spec:
+  model: {name: m}
+  environment: {name: countdown}
+  steps: 400
+  algorithm: {maxPolicyLagSteps: 12}
+"""
+
+
+def vcpo(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def run_file(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN, encoding="utf-8")
+    return path
+
+
+class TestHelp:
+    @pytest.mark.parametrize("word", ["validate", "run", "report", "--resume", "Ctrl-C", "schema"])
+    def test_help_teaches_the_words(self, word):
+        assert word in vcpo("--help").output
+
+    def test_no_command_at_all_is_answered_with_help(self):
+        assert "vcpo validate run.yaml" in vcpo().output
+
+    @pytest.mark.parametrize("command", ["run", "validate", "report", "schema"])
+    def test_every_command_has_help(self, command):
+        asked = vcpo(command, "--help")
+        assert asked.exit_code == 0
+        assert command in asked.stdout
+
+
+class TestValidate:
+    def test_a_good_file_is_summed_up_in_a_line(self, run_file):
+        checked = vcpo("validate", run_file)
+        assert (checked.exit_code, checked.stderr) == (0, "")
+        assert checked.stdout == (
+            f"{run_file}: valid. countdown: 400 steps of 16 prompts x 8 trajectories, "
+            "lag at most 12 versions.\n"
+        )
+
+    def test_all_problems_of_a_bad_file_are_said_at_once(self, run_file):
+        bad = RUN.replace("400", "0").replace("maxPolicyLagSteps", "lag")
+        run_file.write_text(bad, encoding="utf-8")
+        checked = vcpo("validate", run_file)
+        assert (checked.exit_code, checked.stdout) == (USER_ERROR, "")
+        assert checked.stderr.splitlines() == [
+            f"{run_file}: 2 problems",
+            "  spec.steps: Input should be greater than or equal to 1 (got 0)",
+            "  spec.algorithm.lag: unknown field; remove it or correct its spelling (got 12)",
+        ]
+
+    def test_a_missing_file_is_a_users_error(self, tmp_path):
+        checked = vcpo("validate", tmp_path / "nothing.yaml")
+        assert checked.exit_code == USER_ERROR
+        assert "cannot be read: No such file or directory" in checked.stderr
+
+    def test_a_model_that_is_not_there_is_named(self, run_file):
+        run_file.write_text(RUN.replace("{name: m}", "{name: ./m}"), encoding="utf-8")
+        checked = vcpo("validate", run_file)
+        assert checked.exit_code == USER_ERROR
+        assert "spec.model.name: is no directory; looked at" in checked.stderr
+
+    def test_brackets_in_a_message_are_printed_as_they_are(self, run_file):
+        run_file.write_text(RUN + "  rollouts: [{name: '[red]'}]\n", encoding="utf-8")
+        assert "spec.rollouts[0].name" in vcpo("validate", run_file).stderr
+
+
+class TestReport:
+    def test_a_directory_without_a_run_is_refused_with_the_cure(self, tmp_path):
+        asked = vcpo("report", tmp_path)
+        assert asked.exit_code == USER_ERROR
+        assert asked.stderr == (
+            f"RUN_DIR: {tmp_path} holds no run; give the directory that `vcpo run` printed\n"
+        )
+
+    def test_the_report_of_a_run_is_written_and_told(self, tmp_path):
+        directory = RunDir(tmp_path / "[run]")
+        directory.create(parse_run(RUN))
+        journal = Journal(directory.path)
+        journal.step(STEP)
+        journal.evaluation(EVALUATION)
+        asked = vcpo("report", directory.path)
+        assert (asked.exit_code, asked.stdout) == (0, f"{directory.path / 'report.html'}\n")
+        assert "countdown" in (directory.path / "report.html").read_text(encoding="utf-8")
+
+    def test_a_run_whose_file_was_broken_is_refused(self, tmp_path):
+        (tmp_path / "spec.yaml").write_text("{}", encoding="utf-8")
+        (tmp_path / METRICS_FILE).touch()
+        asked = vcpo("report", tmp_path)
+        assert asked.exit_code == USER_ERROR
+        assert "metadata: required field is missing" in asked.stderr
+
+
+class TestRun:
+    def test_a_used_directory_wants_resume(self, run_file, tmp_path):
+        used = tmp_path / "used"
+        RunDir(used).create(parse_run(RUN))
+        asked = vcpo("run", run_file, "--run-dir", used)
+        assert (asked.exit_code, asked.stdout) == (USER_ERROR, "")
+        assert asked.stderr == (
+            f"--run-dir: {used} already holds a run; add --resume, or give another directory\n"
+        )
+
+    def test_another_run_is_not_continued_and_nothing_is_written(self, run_file, tmp_path):
+        used = tmp_path / "used"
+        used.mkdir()
+        (used / "spec.yaml").write_text(
+            run_file.read_text().replace("model: {name: m}", "model: {name: other}")
+        )
+        before = (used / "spec.yaml").read_bytes()
+        asked = vcpo("run", run_file, f"--run-dir={used}", "--resume")
+        assert asked.exit_code == 2
+        assert "another model, environment, batch or" in asked.stderr
+        assert (used / "spec.yaml").read_bytes() == before
+
+    def test_resume_wants_a_directory(self, run_file):
+        asked = vcpo("run", run_file, "--resume")
+        assert asked.exit_code == USER_ERROR
+        assert asked.stderr.startswith("--resume: needs --run-dir")
+
+    def test_a_bad_file_starts_nothing(self, tmp_path):
+        (tmp_path / "run.yaml").write_text("{}", encoding="utf-8")
+        asked = vcpo("run", tmp_path / "run.yaml", "--run-dir", tmp_path / "new")
+        assert asked.exit_code == USER_ERROR
+        assert not (tmp_path / "new").exists()
+
+
+def test_the_schema_is_printed_as_json():
+    asked = vcpo("schema")
+    assert asked.exit_code == 0
+    assert json.loads(asked.stdout) == json_schema()

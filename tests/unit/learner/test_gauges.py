@@ -1,0 +1,77 @@
+import pytest
+
+from tests.unit.learner.scenes import asking, make_desk
+from tests.unit.learner.steps import evaluated, stepped
+from vcpo.metrics import LearnerMetrics
+from vcpo_learner.gauges import LearnerGauges
+from vcpo_learner.roster import WORKER_LOST_AFTER_S
+from vcpo_learner.signals import SignalWindow
+
+
+@pytest.fixture
+def desk():
+    return make_desk()
+
+
+@pytest.fixture
+def gauges(desk):
+    signals = SignalWindow(
+        run_name="run",
+        total_steps=3,
+        batch_trajectories=4,
+        dispatcher=desk.dispatcher,
+        clock=desk.clock,
+    )
+    return LearnerGauges(LearnerMetrics(run="run"), dispatcher=desk.dispatcher, signals=signals)
+
+
+def value(gauges, name, **labels):
+    return gauges._metrics.registry.get_sample_value(name, {"run": "run", **labels})
+
+
+async def test_counters_follow_the_ledger(gauges, desk):
+    first, *_ = await desk.dispatcher.lease(asking(), wait_s=0)
+    desk.submit(first)
+    desk.dispatcher.release("w", [])
+    for _ in range(2):  # refreshing again must not count again
+        gauges.refresh()
+    assert value(gauges, "vcpo_trajectories_leased_total") == 8
+    assert value(gauges, "vcpo_trajectories_buffered") == 2
+    assert value(gauges, "vcpo_trajectories_dropped_total", reason="handed_back") == 6
+
+
+async def test_what_a_ledger_counted_before_a_restart_is_not_counted_again(gauges, desk):
+    await desk.dispatcher.lease(asking(), wait_s=0)
+    gauges.resumed()
+    gauges.refresh()
+    assert value(gauges, "vcpo_trajectories_leased_total") == 0
+
+
+async def test_a_rollout_group_whose_workers_are_gone_shows_zero(gauges, desk):
+    await desk.dispatcher.lease(asking(), wait_s=0)
+    gauges.refresh()
+    assert value(gauges, "vcpo_workers", group="main") == 1
+    desk.clock.advance(WORKER_LOST_AFTER_S + 1)
+    gauges.refresh()
+    assert value(gauges, "vcpo_workers", group="main") == 0
+
+
+async def test_lag_is_observed_for_every_trajectory_at_the_version_it_was_trained_on(gauges, desk):
+    desk.dispatcher.policy_version = 1
+    first, second, *_ = await desk.dispatcher.lease(asking(held=1), wait_s=0)
+    desk.submit(first, versions=(0, 1))
+    desk.submit(second, versions=(1, 1))
+    groups = await desk.dispatcher.next_batch()
+    gauges.step(stepped(step=2), groups)
+    assert value(gauges, "vcpo_policy_lag_steps_count") == 4
+    assert value(gauges, "vcpo_policy_lag_steps_sum") == 2
+
+
+def test_a_skipped_step_is_counted_by_its_reason(gauges):
+    gauges.step(stepped(skipped="no_gradient"), [])
+    assert value(gauges, "vcpo_learner_skipped_steps_total", reason="no_gradient") == 1
+
+
+def test_the_last_evaluation_is_shown(gauges):
+    gauges.evaluation(evaluated(accuracy=0.75))
+    assert value(gauges, "vcpo_evaluation_accuracy") == 0.75

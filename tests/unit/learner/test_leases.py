@@ -1,0 +1,40 @@
+import pytest
+
+from tests.unit.learner.scenes import TIMEOUT_S, ManualClock, answers
+from vcpo_learner import leases
+from vcpo_learner.leases import LeaseBook
+
+
+@pytest.fixture
+def book():
+    return LeaseBook(prefix="train-now", timeout_s=TIMEOUT_S, clock=ManualClock())
+
+
+def open_lease(book):
+    return book.open(worker_id="w", prompt_index=0, num_trajectories=1, attempt=1, policy_version=0)
+
+
+def test_lease_ids_carry_the_prefix_and_count_the_grants(book):
+    assert [open_lease(book).lease_id for _ in range(2)] == ["train-now-0", "train-now-1"]
+
+
+def test_a_book_knows_its_own_ids_by_their_form(book):
+    lease = open_lease(book)
+    book.abandon(lease.lease_id)
+    assert book.granted(lease.lease_id)
+    assert not book.granted("train-nowhere-0")
+
+
+def test_abandoning_twice_says_that_there_is_nothing_left(book):
+    lease = open_lease(book)
+    assert book.abandon(lease.lease_id) is lease
+    assert book.abandon(lease.lease_id) is None
+
+
+def test_the_memory_of_fulfilled_leases_is_bounded(book, monkeypatch):
+    monkeypatch.setattr(leases, "_REMEMBERED_LEASES", 2)
+    closed = [open_lease(book) for _ in range(3)]
+    for lease in closed:
+        book.submit(lease.lease_id, answers(lease))
+    outcomes = [book.submit(lease.lease_id, answers(lease))[0][0] for lease in closed]
+    assert outcomes == ["lease_ended", "duplicate", "duplicate"]

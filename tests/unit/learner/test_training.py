@@ -1,0 +1,224 @@
+"""The training loop with a worker that answers at once and an update that only counts."""
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.learner.scenes import answer, asking, make_desk, make_run, settle
+from tests.unit.update.models import llama
+from vcpo.journal import Journal, read_events, read_metrics
+from vcpo.metrics import LearnerMetrics
+from vcpo.wire.phase import RunPhase
+from vcpo.wire.v1 import ledger_pb2
+from vcpo_learner.checkpoint import CheckpointError, CheckpointFolder
+from vcpo_learner.gauges import LearnerGauges
+from vcpo_learner.ledger import Group
+from vcpo_learner.policies import PolicyStore
+from vcpo_learner.signals import SignalWindow
+from vcpo_learner.training import LagStatistics, Training, TrainingParts, lag_statistics
+from vcpo_learner.update import SkipReason, UpdateResult
+
+
+class CountingUpdate:
+    """Counts its steps; refuses those that it is told to refuse."""
+
+    def __init__(self):
+        self.steps_taken = 0
+        self.versions = []
+        self.refused = set()
+
+    def step(self, groups, *, policy_version):
+        self.steps_taken += 1
+        self.versions.append(policy_version)
+        skipped = SkipReason.NO_GRADIENT if policy_version in self.refused else None
+        return UpdateResult(
+            reward_mean=1.0, response_tokens_mean=1.0, on_policy_ess_ratio=1.0, skipped=skipped
+        )
+
+    def state_dict(self):
+        return {"steps_taken": self.steps_taken}
+
+    def load_state_dict(self, state):
+        self.steps_taken = state["steps_taken"]
+
+
+class FolderTokenizer:
+    def save_pretrained(self, folder):
+        (folder / "tokenizer.json").write_text("{}")
+
+
+class Learner:
+    """One learner process's parts, over the run directory that it shares with its successors."""
+
+    def __init__(self, run_dir, **sections):
+        self.desk = make_desk(**sections)
+        self.dispatcher, clock = self.desk.dispatcher, self.desk.clock
+        self.update = CountingUpdate()
+        run = make_run(**sections)
+        self.signals = SignalWindow(
+            run_name="run",
+            total_steps=run.spec.steps,
+            batch_trajectories=run.spec.batch.trajectories,
+            dispatcher=self.dispatcher,
+            clock=clock,
+        )
+        self.gauges = LearnerGauges(
+            LearnerMetrics(run="run"), dispatcher=self.dispatcher, signals=self.signals
+        )
+        self.training = Training(
+            TrainingParts(
+                run=run,
+                run_dir=run_dir,
+                model=llama(),
+                tokenizer=FolderTokenizer(),
+                update=self.update,
+                dispatcher=self.dispatcher,
+                policies=PolicyStore(incarnation="now", clock=clock),
+                signals=self.signals,
+                gauges=self.gauges,
+                journal=Journal(run_dir),
+                clock=clock,
+            )
+        )
+
+    async def run(self, *, until_step=None, answers_evaluations=True):
+        """Train beside one worker; drains when `until_step` has been reached."""
+        working = asyncio.create_task(self._work(until_step, answers_evaluations))
+        try:
+            return await self.training.run(drain_s=0)
+        finally:
+            working.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await working
+
+    async def _work(self, until_step, answers_evaluations):
+        while self.dispatcher.phase is RunPhase.RUNNING:
+            version = self.dispatcher.policy_version
+            # One prompt at a time, and no more than the steps wanted, so that a drain cuts exactly.
+            wanted = until_step is None or self.accepted() < 4 * until_step
+            room = 2 if wanted else 1
+            for given in await self.dispatcher.lease(asking(held=version, room=room), wait_s=0):
+                if answers_evaluations or given.purpose == "train":
+                    self.desk.submit(given, versions=(version,))
+            if version == until_step:
+                self.drain()
+            await asyncio.sleep(0)
+
+    def accepted(self):
+        counts = self.dispatcher.ledger.counts()
+        return counts.buffered + counts.consumed
+
+    def drain(self):
+        self.dispatcher.phase = RunPhase.DRAINING
+        self.dispatcher.notify()
+
+
+@pytest.fixture
+def make_learner(tmp_path):
+    return lambda **sections: Learner(tmp_path, **sections)
+
+
+async def test_a_run_takes_its_steps_and_is_complete(make_learner, tmp_path):
+    learner = make_learner()
+    assert await learner.run() is RunPhase.COMPLETE
+    assert learner.update.versions == [0, 1, 2]
+    metrics = read_metrics(tmp_path)
+    assert [step.consumed for step in metrics.steps] == [4, 8, 12]
+    assert [one.step for one in metrics.evaluations] == [0, 3]
+    assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+async def test_a_refused_update_is_a_version_too(make_learner, tmp_path):
+    learner = make_learner()
+    learner.update.refused = {1}
+    await learner.run()
+    assert [step.skipped for step in read_metrics(tmp_path).steps] == [None, "no_gradient", None]
+    assert [event.message for event in read_events(tmp_path) if event.kind == "StepSkipped"] == [
+        "step 2: no_gradient"
+    ]
+
+
+async def test_a_drained_run_saves_and_a_resumed_one_goes_on_from_there(make_learner, tmp_path):
+    assert await make_learner().run(until_step=1) is RunPhase.DRAINING
+    later = make_learner()
+    assert later.training.resume() == 1
+    assert later.dispatcher.ledger.counts().consumed == 4
+    assert await later.run() is RunPhase.COMPLETE
+    assert later.update.versions == [1, 2]
+    assert [step.step for step in read_metrics(tmp_path).steps] == [1, 2, 3]
+
+
+async def test_a_fresh_run_directory_has_nothing_to_resume(make_learner):
+    assert make_learner().training.resume() == 0
+
+
+async def test_a_resumed_learner_does_not_report_its_past_as_production(make_learner):
+    await make_learner().run(until_step=1)
+    later = make_learner()
+    later.training.resume()
+    later.desk.clock.advance(1.0)
+    assert later.signals.message().consumed_trajectories_per_second == 0.0
+
+
+async def test_a_checkpoint_that_consumed_something_else_than_its_steps_is_refused(
+    make_learner, tmp_path
+):
+    await make_learner().run(until_step=1)
+    folder = CheckpointFolder(tmp_path / "checkpoints", make_run())
+    folder.save(replace(folder.load_newest(), ledger=ledger_pb2.LedgerSnapshot()))
+    with pytest.raises(CheckpointError, match="step 1: 0 trajectories consumed, must be 4"):
+        make_learner().training.resume()
+
+
+async def test_a_round_beside_training_that_is_unanswered_when_the_run_drains_is_given_up(
+    make_learner, tmp_path
+):
+    await make_learner().run(until_step=1)  # so that no round stands before the first step
+    later = make_learner(evaluation={"prompts": 1, "everySteps": 2})
+    later.training.resume()
+    training = asyncio.create_task(later.run(answers_evaluations=False))
+    while not later.training._evaluation:
+        await settle()
+    later.drain()
+    assert await training is RunPhase.DRAINING
+    kinds = [event.kind for event in read_events(tmp_path)]
+    assert kinds.count("EvaluationWithoutResult") == 1
+
+
+async def test_what_goes_wrong_in_a_round_beside_training_ends_the_run(make_learner):
+    learner = make_learner(evaluation={"prompts": 1, "everySteps": 1}, steps=50)
+
+    def broken(record):
+        if record.step > 0:
+            raise OSError("no space left")
+
+    learner.signals.evaluation = broken
+    with pytest.raises(OSError, match="no space left"):
+        await learner.run()
+    assert learner.dispatcher.policy_version < 50
+
+
+async def test_checkpoints_are_written_while_the_run_goes_on(make_learner, tmp_path):
+    await make_learner(checkpoint={"everySteps": 1, "keep": 9}).run()
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-00000001", "step-00000002", "step-00000003"]
+
+
+def group(*versions):
+    one = answer("train-now-0", 0, versions=versions)
+    return Group(
+        grant_number=0, lease_id="train-now-0", prompt_index=0, attempt=1, trajectories=(one,)
+    )
+
+
+def test_lag_counts_every_token_once():
+    # Ages at version 5: 5, 1, 1 and 0, 0, 0; in order 0 0 0 1 1 5.
+    lag = lag_statistics([group(0, 4, 4), group(5, 5, 5)], policy_version=5)
+    assert lag == LagStatistics(mean=7 / 6, p50=0, maximum=5)
+
+
+def test_the_median_lag_is_the_lower_of_two_in_the_middle():
+    assert lag_statistics([group(0, 0, 3, 3)], policy_version=3).p50 == 0
+    assert lag_statistics([group(0, 0, 0, 3, 3)], policy_version=3).p50 == 3

@@ -1,0 +1,231 @@
+"""The fleet of a run, with small stand-ins for learner and worker under their module names."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+
+from vcpo.local.fleet import Fleet, FleetError, check_installed
+from vcpo.local.processes import Child
+from vcpo.local.run_dir import RunDir
+from vcpo.spec import parse_run
+
+TIMEOUT_S = 60
+STAND_IN = """
+import json, os, sys
+print(json.dumps({"arguments": sys.argv[1:], "environment": dict(os.environ)}), flush=True)
+if "EXIT" in os.environ:
+    print("the reason", flush=True)
+    sys.exit(int(os.environ["EXIT"]))
+sys.stdin.read()
+"""
+RUN = parse_run("""
+metadata: {name: r}
+spec:
+  model: {name: m}
+  environment: {name: countdown}
+  steps: 3
+  learner: {threads: 5}
+  rollouts: [{name: main, maxReplicas: 4, threads: 2}, {name: other, maxReplicas: 4}]
+""")
+
+
+@pytest.fixture
+def run_dir(tmp_path) -> RunDir:
+    directory = RunDir(tmp_path / "r")
+    directory.create(RUN)
+    return directory
+
+
+@pytest.fixture
+async def fleet(run_dir, tmp_path, monkeypatch) -> AsyncIterator[Fleet]:
+    for module in ("vcpo_learner", "vcpo_rollout"):
+        (tmp_path / module).mkdir()
+        (tmp_path / module / "__main__.py").write_text(STAND_IN, encoding="utf-8")
+        (tmp_path / module / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    fleet = Fleet(RUN, run_dir)
+    yield fleet
+    await fleet.stop(0.0)
+
+
+def names(children: list[Child]) -> list[str]:
+    return [child.name for child in children]
+
+
+def ended(child: Child) -> Child:
+    child.process.wait(TIMEOUT_S)
+    return child
+
+
+def told(child: Child) -> dict[str, list[str] | dict[str, str]]:
+    """What a stand-in that has ended was started with."""
+    return json.loads(ended(child).log_tail(99).splitlines()[0])
+
+
+def start_dying_worker(fleet: Fleet, exit_code: int, monkeypatch: pytest.MonkeyPatch) -> Child:
+    monkeypatch.setenv("EXIT", str(exit_code))
+    fleet.scale({"main": 1}, 7600, {})
+    monkeypatch.delenv("EXIT")
+    return ended(fleet.workers["main"][0])
+
+
+class TestCommands:
+    def test_the_learner_is_told_where_to_listen_and_to_write(self, fleet, run_dir, monkeypatch):
+        monkeypatch.setenv("EXIT", "0")
+        arguments = told(fleet.start_learner(resume=False))["arguments"]
+        assert arguments == [
+            str(run_dir.spec),
+            "--listen=127.0.0.1:0",
+            "--metrics-listen=127.0.0.1:0",
+            f"--run-dir={run_dir.path}",
+            f"--ready-file={run_dir.ready_file('learner')}",
+            "--exit-with-parent",
+        ]
+
+    def test_a_resumed_learner_keeps_its_port(self, fleet, monkeypatch):
+        monkeypatch.setenv("EXIT", "0")
+        arguments = told(fleet.start_learner(resume=True, port=7600))["arguments"]
+        assert {"--listen=127.0.0.1:7600", "--resume"} <= set(arguments)
+
+    def test_a_worker_is_told_its_name_its_group_and_its_learner(self, fleet, monkeypatch):
+        monkeypatch.setenv("EXIT", "0")
+        fleet.scale({"main": 1}, 7600, {})
+        arguments = told(fleet.workers["main"][0])["arguments"]
+        expected = {"--learner=127.0.0.1:7600", "--group=main", "--worker-id=main-0"}
+        assert expected <= set(arguments)
+
+    def test_all_share_a_token_that_no_other_run_has(self, fleet, run_dir, monkeypatch):
+        monkeypatch.setenv("EXIT", "0")
+        environment = told(fleet.start_learner(resume=False))["environment"]
+        assert environment["VCPO_TOKEN"] == fleet.token != Fleet(RUN, run_dir).token
+
+    def test_threads_are_those_of_the_run(self, fleet, monkeypatch):
+        monkeypatch.setenv("EXIT", "0")
+        fleet.scale({"main": 1, "other": 1}, 7600, {})
+        started = [fleet.start_learner(resume=False)]
+        started += [fleet.workers["main"][0], fleet.workers["other"][0]]
+        threads = [told(child)["environment"].get("OMP_NUM_THREADS") for child in started]
+        assert threads == ["5", "2", None]
+
+
+class TestScaling:
+    def test_each_group_gets_as_many_workers_as_wanted(self, fleet):
+        fleet.scale({"main": 2, "other": 1}, 7600, {})
+        assert names(fleet.workers["main"]) == ["main-0", "main-1"]
+        assert names(fleet.workers["other"]) == ["other-2"]
+
+    def test_as_many_as_there_are_changes_nothing(self, fleet):
+        for _ in range(2):
+            fleet.scale({"main": 2}, 7600, {})
+        assert names(fleet.children) == ["main-0", "main-1"]
+
+    def test_the_idlest_leaves_first(self, fleet):
+        fleet.scale({"main": 3}, 7600, {})
+        fleet.scale({"main": 1}, 7600, {"main-0": 3, "main-1": 9})
+        assert names(fleet.workers["main"]) == ["main-1"]
+
+    def test_a_worker_on_its_way_out_is_still_a_child(self, fleet):
+        fleet.scale({"main": 1}, 7600, {})
+        fleet.scale({"main": 0}, 7600, {})
+        assert names(fleet.children) == ["main-0"]
+
+    def test_a_worker_that_was_asked_to_leave_is_not_mourned(self, fleet):
+        fleet.scale({"main": 1}, 7600, {})
+        (leaving,) = fleet.children
+        fleet.scale({"main": 0}, 7600, {})
+        ended(leaving)
+        assert fleet.reap() == []
+        assert fleet.children == []
+
+    def test_a_name_is_never_given_twice(self, fleet, monkeypatch):
+        start_dying_worker(fleet, 1, monkeypatch)
+        fleet.reap()
+        fleet.scale({"main": 1}, 7600, {})
+        assert names(fleet.workers["main"]) == ["main-1"]
+
+
+class TestReaping:
+    def test_those_that_run_are_kept(self, fleet):
+        fleet.scale({"main": 2}, 7600, {})
+        assert fleet.reap() == []
+        assert names(fleet.workers["main"]) == ["main-0", "main-1"]
+
+    def test_a_worker_that_failed_is_mourned_once(self, fleet, monkeypatch):
+        start_dying_worker(fleet, 1, monkeypatch)
+        assert names(fleet.reap()) == ["main-0"]
+        assert fleet.reap() == []
+
+    def test_a_worker_that_ended_in_good_order_is_forgotten(self, fleet, monkeypatch):
+        start_dying_worker(fleet, 0, monkeypatch)
+        assert fleet.reap() == []
+        assert fleet.children == []
+
+    def test_nothing_of_a_forgotten_worker_stays_open(self, fleet, monkeypatch):
+        worker = start_dying_worker(fleet, 0, monkeypatch)
+        fleet.reap()
+        assert worker.process.stdin.closed
+
+    def test_what_the_user_must_put_right_ends_the_run_with_the_reason(self, fleet, monkeypatch):
+        start_dying_worker(fleet, 2, monkeypatch)
+        with pytest.raises(FleetError, match=r"main-0 cannot work:\n(.*\n)*the reason"):
+            fleet.reap()
+
+    def test_the_third_quick_death_in_a_row_ends_the_run_with_the_reason(self, fleet, monkeypatch):
+        for _ in range(2):
+            start_dying_worker(fleet, 1, monkeypatch)
+            fleet.reap()
+        start_dying_worker(fleet, 1, monkeypatch)
+        with pytest.raises(FleetError, match=r"keep dying, the last one with:\n(.*\n)*the reason"):
+            fleet.reap()
+
+    def test_a_killed_worker_is_no_sign_that_workers_cannot_live(self, fleet):
+        for _ in range(4):
+            fleet.scale({"main": 1}, 7600, {})
+            fleet.workers["main"][0].kill()
+            assert ended(fleet.workers["main"][0]).exit_code == -signal.SIGKILL
+            assert len(fleet.reap()) == 1
+
+
+class TestEnding:
+    async def test_stopping_leaves_nobody(self, fleet):
+        children = [fleet.start_learner(resume=False)]
+        fleet.scale({"main": 2}, 7600, {})
+        children += fleet.workers["main"]
+        await fleet.stop(TIMEOUT_S)
+        assert [child.exit_code for child in children] == [-signal.SIGTERM] * 3
+
+    def test_killing_spares_nobody(self, fleet):
+        fleet.start_learner(resume=False)
+        fleet.scale({"main": 1}, 7600, {})
+        fleet.kill()
+        assert [ended(child).exit_code for child in fleet.children] == [-signal.SIGKILL] * 2
+
+    async def test_a_learner_that_ends_is_waited_for(self, fleet, monkeypatch):
+        monkeypatch.setenv("EXIT", "0")
+        fleet.start_learner(resume=False)
+        assert await fleet.wait_for_learner(TIMEOUT_S)
+
+    async def test_a_learner_that_does_not_end_in_time_is_told(self, fleet):
+        fleet.start_learner(resume=False)
+        assert not await fleet.wait_for_learner(0.0)
+
+    async def test_no_learner_need_not_be_waited_for(self, fleet):
+        assert await fleet.wait_for_learner(0.0)
+
+    async def test_nothing_of_a_learner_that_was_replaced_stays_open(self, fleet, monkeypatch):
+        monkeypatch.setenv("EXIT", "1")
+        first = ended(fleet.start_learner(resume=False))
+        fleet.start_learner(resume=True)
+        assert first.process.stdin.closed
+
+
+def test_what_is_not_installed_is_named_with_the_cure(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(FleetError, match=r"not installed here: torch\. Cure: pip install"):
+        check_installed()

@@ -1,0 +1,200 @@
+"""Children are started, watched and stopped; no orphan stays and nobody else is touched."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from vcpo.lifecycle import Ready, write_ready
+from vcpo.local.processes import Child, start_child, stop_all, wait_for_exit
+
+TIMEOUT_S = 60
+OBEDIENT = "import sys; sys.stdin.read()"
+STUBBORN = """
+import pathlib, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path(sys.argv[1]).write_text("up")
+signal.pause()
+"""
+HOST = """
+import pathlib, sys, time
+from vcpo.local.processes import start_child
+folder = pathlib.Path(sys.argv[1])
+command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+files = {"log": folder / "log", "ready_file": folder / "ready"}
+print(start_child("child", command, environment={}, **files).process.pid, flush=True)
+time.sleep(3600)
+"""
+
+Start = Callable[..., Child]
+
+
+@pytest.fixture
+def start(tmp_path) -> Iterator[Start]:
+    """Starts Python code as a child; whatever is left of it goes after the test."""
+    started: list[Child] = []
+
+    def start_code(code: str, *arguments: str, **environment: str) -> Child:
+        name = f"child-{len(started)}"
+        child = start_child(
+            name,
+            [sys.executable, "-c", code, *arguments],
+            log=tmp_path / f"{name}.log",
+            ready_file=tmp_path / f"{name}.json",
+            environment=environment,
+        )
+        started.append(child)
+        return child
+
+    yield start_code
+    for child in started:
+        child.kill()
+        child.process.wait(TIMEOUT_S)
+        child.let_go()
+
+
+def start_stubborn(start: Start, tmp_path: Path) -> Child:
+    """A child that no longer listens to SIGTERM when this returns."""
+    fifo = tmp_path / "up"
+    os.mkfifo(fifo)
+    child = start(STUBBORN, str(fifo))
+    assert fifo.read_text(encoding="utf-8") == "up"
+    return child
+
+
+def gone(pid_descriptor: int) -> bool:
+    """Wait for the end of a process that is not ours to wait for."""
+    readable, _, _ = select.select([pid_descriptor], [], [], TIMEOUT_S)
+    return bool(readable)
+
+
+def test_a_child_that_runs_has_no_exit_code(start):
+    assert start(OBEDIENT).exit_code is None
+
+
+def test_a_child_that_ended_has_its_exit_code(start):
+    child = start("raise SystemExit(3)")
+    child.process.wait(TIMEOUT_S)
+    assert child.exit_code == 3
+
+
+def test_what_a_child_says_is_in_its_log(start):
+    child = start("import sys; print('one'); sys.stdout.flush(); sys.exit('two\\nthree')")
+    child.process.wait(TIMEOUT_S)
+    assert child.log_tail(9) == "one\ntwo\nthree"
+    assert child.log_tail(2) == "two\nthree"
+
+
+def test_the_tail_of_a_long_log_is_short(start):
+    child = start("print('x' * 10_000)")
+    child.process.wait(TIMEOUT_S)
+    assert child.log_tail(5) == "x" * 4095
+
+
+def test_a_child_without_a_log_has_said_nothing(start):
+    child = start(OBEDIENT)
+    child.log.unlink()
+    assert child.log_tail(5) == ""
+
+
+def test_a_child_started_again_adds_to_its_log(tmp_path):
+    for word in ("first", "second"):
+        child = start_child(
+            "child",
+            [sys.executable, "-c", f"print('{word}')"],
+            log=tmp_path / "log",
+            ready_file=tmp_path / "ready",
+            environment={},
+        )
+        child.process.wait(TIMEOUT_S)
+        child.let_go()
+    assert child.log_tail(9) == "first\nsecond"
+
+
+def test_a_child_gets_its_own_environment_on_top_of_ours(start, monkeypatch):
+    monkeypatch.setenv("OURS", "1")
+    child = start("import os; print(os.environ['OURS'], os.environ['ITS_OWN'])", ITS_OWN="2")
+    child.process.wait(TIMEOUT_S)
+    assert child.log_tail(1) == "1 2"
+
+
+def test_a_child_leads_a_session_of_its_own(start):
+    child = start(OBEDIENT)
+    assert os.getsid(child.process.pid) == child.process.pid != os.getsid(0)
+
+
+def test_a_child_is_ready_once_its_file_says_so(start):
+    child = start(OBEDIENT)
+    assert child.ready is None
+    ready = Ready(pid=1, grpc_port=2, metrics_port=3)
+    write_ready(child.ready_file, ready)
+    assert child.ready == ready
+
+
+def test_a_ready_file_of_an_earlier_process_is_not_believed(start, tmp_path):
+    write_ready(tmp_path / "child-0.json", Ready(pid=1, grpc_port=2, metrics_port=3))
+    assert start(OBEDIENT).ready is None
+
+
+async def test_all_are_waited_for(start):
+    assert await wait_for_exit([start(""), start("")], TIMEOUT_S) == []
+
+
+async def test_those_that_have_not_ended_in_time_are_told(start):
+    running = start(OBEDIENT)
+    assert await wait_for_exit([running], 0.0) == [running]
+
+
+async def test_all_leave_when_asked(start):
+    children = [start(OBEDIENT), start(OBEDIENT)]
+    await stop_all(children, TIMEOUT_S)
+    assert [child.exit_code for child in children] == [-signal.SIGTERM, -signal.SIGTERM]
+
+
+async def test_a_stubborn_child_is_killed(start, tmp_path):
+    child = start_stubborn(start, tmp_path)
+    await stop_all([child], 0.0)
+    assert child.exit_code == -signal.SIGKILL
+
+
+async def test_stopping_the_stopped_is_harmless(start):
+    child = start("raise SystemExit(3)")
+    child.process.wait(TIMEOUT_S)
+    await stop_all([child], TIMEOUT_S)
+    await stop_all([child], TIMEOUT_S)
+    child.ask_to_leave()
+    child.kill()
+    assert child.exit_code == 3
+
+
+async def test_nobody_elses_process_is_touched(start):
+    command = [sys.executable, "-c", OBEDIENT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as bystander:
+        await stop_all([start(OBEDIENT)], TIMEOUT_S)
+        assert bystander.poll() is None
+        bystander.communicate(timeout=TIMEOUT_S)
+    assert bystander.returncode == 0
+
+
+def test_a_child_that_is_let_go_takes_that_for_the_hosts_end(start):
+    child = start(OBEDIENT)
+    child.let_go()
+    assert child.process.wait(TIMEOUT_S) == 0
+
+
+def test_no_orphan_stays_when_the_host_is_killed(tmp_path):
+    command = [sys.executable, "-c", HOST, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as host:
+        orphan = os.pidfd_open(int(host.stdout.readline()))
+        host.kill()
+    try:
+        assert gone(orphan)
+    finally:
+        os.close(orphan)

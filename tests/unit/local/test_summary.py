@@ -1,0 +1,65 @@
+"""A run's summary, worked by hand from a few records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.test_journal import EVALUATION, STEP
+from vcpo.journal import Journal
+from vcpo.local.summary import summarize
+
+
+@pytest.fixture
+def summary(tmp_path) -> dict[str, object]:
+    journal = Journal(tmp_path)
+    journal.evaluation(EVALUATION)
+    skipped = {"ess_ratio": 0.0, "learning_rate_scale": 0.0, "skipped": "not finite"}
+    journal.step(replace(STEP, step=1, ess_ratio=0.5, learning_rate_scale=0.75, lag_mean=0.0))
+    journal.step(replace(STEP, step=2, workers=3, **skipped))
+    counts = {"consumed": 112, "buffered": 4}
+    journal.step(replace(STEP, step=3, ess_ratio=0.25, lag_mean=0.5, lag_max=2, **counts))
+    journal.evaluation(replace(EVALUATION, step=3, accuracy=0.875))
+    return summarize(tmp_path)
+
+
+def test_accuracies_are_those_of_the_first_and_last_evaluation(summary):
+    assert (summary["accuracy_before"], summary["accuracy_after"]) == (0.125, 0.875)
+
+
+def test_skipped_steps_are_steps_and_counted(summary):
+    assert (summary["steps"], summary["skipped_steps"]) == (3, 1)
+
+
+def test_a_skipped_step_without_weights_says_nothing_of_ess_and_scale(summary):
+    assert (summary["ess_ratio_min"], summary["learning_rate_scale_min"]) == (0.25, 0.5)
+
+
+def test_lag_is_the_worst_and_the_mean_of_the_steps(summary):
+    assert summary["policy_lag_max"] == 4
+    assert summary["policy_lag_mean"] == pytest.approx((0.0 + 1.25 + 0.5) / 3)
+
+
+def test_workers_are_the_most_there_were(summary):
+    assert summary["workers"] == 3
+
+
+def test_trajectories_are_those_of_the_last_step(summary):
+    assert summary["trajectories"] == {
+        "leased": 128,
+        "consumed": 112,
+        "dropped": {"stale": 2},
+        "in_flight": 10,
+        "buffered": 4,
+    }
+
+
+def test_the_report_lies_in_the_runs_directory(summary, tmp_path):
+    assert summary["report"] == str(tmp_path / "report.html")
+
+
+def test_a_run_without_records_has_an_empty_summary(tmp_path):
+    summary = summarize(tmp_path)
+    assert (summary["steps"], summary["workers"], summary["accuracy_after"]) == (0, 0, None)
+    assert summary["ess_ratio_min"] is summary["policy_lag_max"] is None

@@ -1,0 +1,295 @@
+"""Plans are compared whole: the exact actions, in their order."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tests.unit.operator.scenes import DEFAULTS, KEY, UID, World, names, parent, pod, report
+from tests.unit.operator.scenes import template_digest as digest_of
+from vcpo.control import Decision, Direction
+from vcpo_operator.actions import ReleaseLeases, Throttle
+from vcpo_operator.children import Kind
+from vcpo_operator.course import Course, Verdict
+from vcpo_operator.names import Role
+from vcpo_operator.plan import Wish, blocked_by, plan
+from vcpo_operator.records import Observed, ObservedChild
+from vcpo_operator.report import WorkerReport
+from vcpo_operator.wishes import wish_for
+
+ROLLOUTS = [{"name": "main", "minReplicas": 2, "maxReplicas": 6}]
+
+
+def decision(lag: int = 8, **replicas: int) -> Decision:
+    return Decision(
+        admission_lag_steps=lag,
+        replicas=replicas,
+        direction=Direction.HOLD,
+        conditions=(),
+        reasons=("because",),
+    )
+
+
+def wish(
+    course: Course = Course.RUN,
+    decided: Decision | None = None,
+    *,
+    resuming: bool = False,
+    **spec: Any,
+) -> Wish:
+    spec = {"rollouts": ROLLOUTS, **spec}
+    if decided is None and course is Course.RUN:
+        decided = decision(**{group["name"]: group["minReplicas"] for group in spec["rollouts"]})
+    return wish_for(
+        parent(**spec), DEFAULTS, Verdict(course=course), decision=decided, resuming=resuming
+    )
+
+
+def settled(wanted: Wish) -> World:
+    """A world in which a wish has come true."""
+    world = World()
+    world.carry_out(plan(wanted, world.observed, applied=world.applied))
+    return world
+
+
+def planned(wanted: Wish, world: World, **options: Any) -> list[str]:
+    return names(plan(wanted, world.observed, applied=world.applied, **options))
+
+
+EVERYTHING = [
+    "Apply ConfigMap demo-config",
+    "Apply PersistentVolumeClaim demo-learner",
+    "Apply Service demo-learner",
+    "Apply ServiceAccount demo-workload",
+    "Apply NetworkPolicy demo",
+    "Apply PodDisruptionBudget demo-learner",
+    "Apply PodDisruptionBudget demo-rollout-main",
+    "Apply StatefulSet demo-learner",
+]
+
+
+def test_a_new_run_gets_everything_and_no_pod_before_the_number_is_right():
+    assert planned(wish(), World()) == [
+        *EVERYTHING,
+        "Apply Deployment demo-rollout-main paused",
+        "Scale demo-rollout-main 2",
+        "Apply Deployment demo-rollout-main",
+    ]
+
+
+def test_a_group_of_one_worker_needs_no_pause():
+    one = wish(rollouts=[{"name": "main", "minReplicas": 1}])
+    assert planned(one, World()) == [*EVERYTHING, "Apply Deployment demo-rollout-main"]
+
+
+def test_what_was_never_seen_is_applied_without_force():
+    actions = plan(wish(), Observed(), applied={})
+    assert not actions[0].force
+
+
+def test_a_settled_run_needs_nothing():
+    assert planned(wish(), settled(wish())) == []
+
+
+def test_a_killed_operator_s_paused_deployment_is_scaled_and_released():
+    world = World()
+    world.carry_out(plan(wish(), world.observed, applied=world.applied)[:9])
+    assert planned(wish(), world) == [
+        "Scale demo-rollout-main 2",
+        "Apply Deployment demo-rollout-main",
+    ]
+
+
+def test_a_child_that_was_deleted_is_made_again():
+    world = settled(wish())
+    world._delete(Kind.SERVICE, "demo-learner")
+    assert planned(wish(), world) == ["Apply Service demo-learner"]
+
+
+def test_a_child_that_somebody_changed_is_applied_again():
+    world = settled(wish())
+    world.touch(Kind.NETWORK_POLICY, "demo")
+    assert planned(wish(), world) == ["Apply NetworkPolicy demo"]
+
+
+def test_a_new_operator_applies_every_child_once():
+    world = settled(wish())
+    world.applied.clear()
+    assert planned(wish(), world) == [*EVERYTHING, "Apply Deployment demo-rollout-main"]
+
+
+def test_a_new_image_changes_the_deployment_only():
+    world = settled(wish())
+    changed = wish(rollouts=[{**ROLLOUTS[0], "image": "mine:2"}])
+    assert planned(changed, world) == ["Apply Deployment demo-rollout-main"]
+
+
+def test_a_new_deadline_changes_nothing():
+    assert planned(wish(activeDeadlineSeconds=60), settled(wish())) == []
+
+
+def test_a_wider_range_of_replicas_changes_nothing():
+    wider = wish(rollouts=[{**ROLLOUTS[0], "maxReplicas": 12}])
+    assert planned(wider, settled(wish())) == []
+
+
+def test_a_decision_scales_up():
+    world = settled(wish())
+    assert planned(wish(decided=decision(main=5)), world) == ["Scale demo-rollout-main 5"]
+
+
+def test_before_a_removal_the_emptiest_worker_is_made_the_cheapest():
+    world = settled(wish(decided=decision(main=3)))
+    world.observed = dataclasses.replace(world.observed, pods=(pod("a"), pod("b"), pod("c")))
+    workers = {
+        "a": WorkerReport(in_flight=7, silent_s=0.0),
+        "c": WorkerReport(in_flight=2, silent_s=0.0),
+    }
+    assert planned(wish(), world, report=report(workers=workers)) == [
+        "Cost a 7",
+        "Cost c 2",
+        "Scale demo-rollout-main 2",
+    ]
+
+
+def test_a_group_that_somebody_else_scales_is_left_alone():
+    outside = [{**ROLLOUTS[0], "scaling": "External"}]
+    world = settled(wish(rollouts=outside))
+    world._scale("demo-rollout-main", 6)
+    assert planned(wish(rollouts=outside), world) == ["Apply Deployment demo-rollout-main"]
+    assert world.observed.groups["main"].replicas == 6
+
+
+def test_a_rest_takes_all_pods_away_and_keeps_the_rest():
+    assert planned(wish(Course.SUSPEND), settled(wish())) == [
+        "Apply StatefulSet demo-learner",
+        "Scale demo-rollout-main 0",
+    ]
+
+
+def test_a_run_that_is_suspended_from_the_start_makes_no_pod():
+    assert planned(wish(Course.SUSPEND), World())[-3:] == [
+        "Apply Deployment demo-rollout-main paused",
+        "Scale demo-rollout-main 0",
+        "Apply Deployment demo-rollout-main",
+    ]
+
+
+def test_after_a_rest_even_an_external_group_is_brought_back_from_zero():
+    outside = [{**ROLLOUTS[0], "scaling": "External"}]
+    world = settled(wish(Course.SUSPEND, rollouts=outside))
+    actions = planned(wish(rollouts=outside, resuming=True), world)
+    assert "Scale demo-rollout-main 2" in actions
+
+
+def test_a_group_that_left_the_spec_is_drained_before_it_is_deleted():
+    two = [*ROLLOUTS, {"name": "extra", "minReplicas": 3, "maxReplicas": 3}]
+    world = settled(wish(rollouts=two))
+    first = planned(wish(), world)
+    assert "Scale demo-rollout-extra 0" in first
+    assert "Delete Deployment demo-rollout-extra" not in first
+
+
+def test_a_drained_group_is_deleted_with_its_budget():
+    two = [*ROLLOUTS, {"name": "extra", "minReplicas": 3, "maxReplicas": 3}]
+    world = settled(wish(rollouts=two))
+    world.carry_out(plan(wish(), world.observed, applied=world.applied))
+    assert planned(wish(), world) == ["Delete Deployment demo-rollout-extra"]
+
+
+def test_a_complete_run_keeps_its_claim_only():
+    actions = planned(wish(Course.COMPLETE), settled(wish()))
+    assert sorted(actions) == [
+        "Delete ConfigMap demo-config",
+        "Delete Deployment demo-rollout-main",
+        "Delete NetworkPolicy demo",
+        "Delete PodDisruptionBudget demo-learner",
+        "Delete PodDisruptionBudget demo-rollout-main",
+        "Delete Service demo-learner",
+        "Delete ServiceAccount demo-workload",
+        "Delete StatefulSet demo-learner",
+    ]
+
+
+def test_a_claim_that_goes_with_the_run_survives_the_run_s_end():
+    deleted = {"checkpointStorageRetention": "Delete"}
+    world = settled(wish(learner=deleted))
+    actions = planned(wish(Course.COMPLETE, learner=deleted), world)
+    assert "Delete PersistentVolumeClaim demo-learner" not in actions
+
+
+def test_a_failed_run_keeps_its_learner_for_the_logs():
+    assert planned(wish(Course.FAILED), settled(wish())) == [
+        "Delete PodDisruptionBudget demo-rollout-main",
+        "Delete Deployment demo-rollout-main",
+    ]
+
+
+def test_a_learner_s_pod_of_an_older_template_is_replaced():
+    wanted = wish()
+    world = settled(wanted)
+    current = digest_of(wanted.children[-2])
+    pods = (
+        pod("demo-learner-0", Role.LEARNER, template_digest="older"),
+        pod("demo-learner-1", Role.LEARNER, template_digest=current),
+    )
+    world.observed = dataclasses.replace(world.observed, pods=pods)
+    assert planned(wanted, world) == ["Delete Pod demo-learner-0"]
+
+
+def test_no_pod_is_replaced_before_its_controller_has_seen_the_new_template():
+    world = settled(wish())
+    learner = dataclasses.replace(world.observed.learner, settled=False)
+    pods = (pod("demo-learner-0", Role.LEARNER, template_digest="older"),)
+    world.observed = dataclasses.replace(world.observed, pods=pods, learner=learner)
+    assert planned(wish(), world) == []
+
+
+def test_an_object_of_an_earlier_run_of_the_same_name_is_not_touched():
+    foreign = ObservedChild(
+        kind=Kind.SERVICE,
+        name="demo-learner",
+        uid="old",
+        owner_uid="earlier",
+        digest=None,
+        version=1,
+    )
+    observed = Observed(children=(foreign,))
+    assert "Apply Service demo-learner" not in names(plan(wish(), observed, applied={}))
+    assert blocked_by(wish(), observed) == (
+        "Service demo-learner belongs to another owner; waiting for it to go"
+    )
+
+
+def test_the_learner_is_told_a_limit_that_it_does_not_have():
+    wanted, world = wish(decided=decision(lag=4, main=2)), settled(wish())
+    told = plan(wanted, world.observed, applied=world.applied, report=report())
+    assert told == (Throttle(admission_lag_steps=4, reason="because"),)
+
+
+def test_an_old_report_tells_nobody_anything():
+    wanted, world = wish(decided=decision(lag=4, main=2)), settled(wish())
+    assert planned(wanted, world, report=report().aged(5.0)) == []
+
+
+def test_leases_of_a_worker_without_a_pod_are_released():
+    world = settled(wish())
+    workers = {
+        "gone": WorkerReport(in_flight=3, silent_s=16.0),
+        "new": WorkerReport(in_flight=3, silent_s=1.0),
+    }
+    actions = plan(wish(), world.observed, applied=world.applied, report=report(workers=workers))
+    assert actions == (ReleaseLeases(worker="gone"),)
+
+
+def test_every_child_belongs_to_the_run_but_a_retained_claim():
+    owners = {
+        f"{child.kind.kind} {child.name}": child.manifest["metadata"].get("ownerReferences")
+        for child in wish().children
+    }
+    assert owners.pop("PersistentVolumeClaim demo-learner") is None
+    assert {owner[0]["uid"] for owner in owners.values() if owner} == {UID}
+    assert all(owners.values())
+    assert all(
+        child.manifest["metadata"]["namespace"] == KEY.namespace for child in wish().children
+    )

@@ -1,0 +1,181 @@
+"""A learner to talk to over a real channel, and stand-ins for what a worker works with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import safetensors.torch
+import torch
+
+from tests.unit.learner.scenes import INCARNATION, Desk, make_desk, make_run
+from vcpo.metrics import RolloutMetrics
+from vcpo.wire.client import open_channel
+from vcpo.wire.server import WireServer
+from vcpo.wire.trajectory import FinishReason, VersionSpan
+from vcpo.wire.v1 import policy_pb2_grpc, work_pb2_grpc
+from vcpo.wire.weights import manifest_of
+from vcpo_learner.policies import PolicyStore
+from vcpo_learner.services.policy import PolicyService
+from vcpo_learner.services.work import WorkService
+from vcpo_rollout.engines.engine import EngineError, Generation, GenerationRequest, PolicyWeights
+from vcpo_rollout.environments.environment import Prompt, Split
+from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.learner import Learner
+from vcpo_rollout.receiver import WeightReceiver
+from vcpo_rollout.worker import Worker, WorkerParts
+
+PATIENCE_S = 4.0
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for what another task or the other end of a channel will do."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def weights_payload(value: float) -> bytes:
+    return safetensors.torch.save({"weight": torch.full((64,), value)})
+
+
+def weights_manifest(payload: bytes, *, version: int = 0, incarnation: str = INCARNATION) -> Any:
+    return manifest_of(payload, policy_version=version, incarnation=incarnation)
+
+
+class FakeEngine:
+    """Answers every request with the token 5 and the end; or fails; or waits for its gate."""
+
+    def __init__(self) -> None:
+        self.end_token_ids = frozenset({1})
+        self.policy_version: int | None = None
+        self.swapped: list[int] = []
+        self.failures: list[EngineError] = []
+        """Raised by the next calls, one each."""
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.label_offset = 0
+        self.sampling = 0
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        if self.failures:
+            raise self.failures.pop()
+        self.sampling += 1
+        try:
+            await self.gate.wait()
+        finally:
+            self.sampling -= 1
+        version = (self.policy_version or 0) + self.label_offset
+        return Generation(
+            token_ids=(5, 1),
+            logprobs=(-0.5, -0.25),
+            version_spans=(VersionSpan(policy_version=version, num_tokens=2),),
+            finish_reason=FinishReason.STOP,
+        )
+
+    async def swap_weights(self, weights: PolicyWeights) -> None:
+        self.policy_version = weights.policy_version
+        self.swapped.append(weights.policy_version)
+
+    async def close(self) -> None:
+        self.gate.set()
+
+
+class FakeEnvironment:
+    """Prompts say their split and index; every answer is worth the same."""
+
+    def __init__(self) -> None:
+        self.reward_of: Callable[[], float] = lambda: 0.75
+
+    def prompt(self, split: Split, index: int) -> Prompt:
+        return Prompt(text=f"{split} {index}", answer="")
+
+    def reward(self, prompt: Prompt, response: str) -> float:
+        return self.reward_of()
+
+
+class FakeCodec:
+    def encode(self, text: str) -> tuple[int, ...]:
+        return (3, 4)
+
+    def decode(self, token_ids: Any, end_token_ids: frozenset[int]) -> str:
+        return str(token_ids)
+
+
+@dataclass
+class Place:
+    """A learner's services, and the worker that a test has at them."""
+
+    desk: Desk
+    store: PolicyStore
+    channel: grpc.aio.Channel
+    engine: FakeEngine = field(default_factory=FakeEngine)
+    environment: FakeEnvironment = field(default_factory=FakeEnvironment)
+    codec: FakeCodec = field(default_factory=FakeCodec)
+    metrics: RolloutMetrics = field(default_factory=lambda: RolloutMetrics(run="run", group="main"))
+
+    def publish(self, version: int) -> None:
+        self.desk.dispatcher.policy_version = version
+        self.store.publish(self.store.prepare(version, weights_payload(float(version))))
+        self.desk.dispatcher.notify()
+
+    def learner(self) -> Learner:
+        return Learner(self.channel, worker_id="w", rollout_group="main", first_pause_s=0.001)
+
+    def worker(
+        self, *, places: int = 4, drain_s: float = PATIENCE_S, learner: Any = None
+    ) -> Worker:
+        gauges = RolloutGauges(self.metrics)
+        learner = learner or self.learner()
+        return Worker(
+            WorkerParts(
+                learner=learner,
+                receiver=WeightReceiver(learner=learner, engine=self.engine, gauges=gauges),
+                engine=self.engine,
+                environment=self.environment,
+                codec=self.codec,
+                gauges=gauges,
+                max_concurrent_sequences=places,
+                trajectories_per_prompt=2,
+                drain_s=drain_s,
+            )
+        )
+
+    def samples(self, outcome: str) -> float:
+        labels = {"run": "run", "group": "main", "outcome": outcome}
+        value = self.metrics.registry.get_sample_value("vcpo_rollout_samples_total", labels)
+        return value or 0.0
+
+
+@asynccontextmanager
+async def served(*adders: Callable[[Any], None]) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to a server with these services."""
+    server = WireServer(token=None)
+    for add in adders:
+        add(server.grpc_server)
+    port = await server.start("127.0.0.1:0", ())
+    channel = open_channel(f"127.0.0.1:{port}", token=None)
+    try:
+        yield channel
+    finally:
+        await channel.close()
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def a_learner(**sections: Any) -> AsyncIterator[Place]:
+    """A learner for the run of `make_run(**sections)`, with nothing published."""
+    desk = make_desk(**sections)
+    store = PolicyStore(incarnation=INCARNATION, clock=desk.clock)
+    work = WorkService(desk.dispatcher, make_run(**sections).spec)
+    async with served(
+        lambda server: work_pb2_grpc.add_WorkServiceServicer_to_server(work, server),
+        lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(
+            PolicyService(store), server
+        ),
+    ) as channel:
+        yield Place(desk=desk, store=store, channel=channel)

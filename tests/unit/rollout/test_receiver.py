@@ -1,0 +1,160 @@
+import asyncio
+import contextlib
+
+import pytest
+
+from tests.unit.rollout.scenes import (
+    FakeEngine,
+    a_learner,
+    eventually,
+    served,
+    weights_manifest,
+    weights_payload,
+)
+from vcpo.metrics import RolloutMetrics
+from vcpo.wire.errors import NotFoundError, UnavailableError
+from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+from vcpo_rollout.engines.engine import EngineError
+from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.learner import HeldPolicy, Learner
+from vcpo_rollout.receiver import WeightReceiver
+
+
+class PolicyServer(policy_pb2_grpc.PolicyServiceServicer):
+    """Serves the newest of its versions; each fetch meets the next of its troubles."""
+
+    def __init__(self):
+        self.newest = None
+        self.payload = b""
+        self.offer(0)
+        self.troubles = []
+        self.offsets = []
+
+    def offer(self, version, *, incarnation="now"):
+        self.payload = weights_payload(float(version))
+        self.newest = weights_manifest(self.payload, version=version, incarnation=incarnation)
+
+    async def GetManifest(self, request, context):  # noqa: N802 - named by the contract
+        held = (request.held_incarnation, request.held_policy_version)
+        if request.HasField("held_policy_version"):
+            while held == (self.newest.incarnation, self.newest.policy_version):
+                await asyncio.sleep(0.001)
+        return self.newest
+
+    async def Fetch(self, request, context):  # noqa: N802 - named by the contract
+        self.offsets.append(request.offset)
+        trouble = self.troubles.pop(0) if self.troubles else None
+        if trouble == "retired":
+            self.offer(request.policy_version + 1)
+            raise NotFoundError("policy_version: retired")
+        data = self.payload[request.offset :]
+        if trouble == "corrupt":
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        if trouble == "broken":
+            yield policy_pb2.PolicyChunk(offset=request.offset, data=data[:100])
+            raise UnavailableError("the connection is gone")
+        yield policy_pb2.PolicyChunk(offset=request.offset, data=data)
+
+
+@contextlib.asynccontextmanager
+async def following(server, engine):
+    """A receiver that follows the server for as long as the context lasts."""
+    add = policy_pb2_grpc.add_PolicyServiceServicer_to_server
+    async with served(lambda grpc_server: add(server, grpc_server)) as channel:
+        receiver = WeightReceiver(
+            learner=Learner(channel, worker_id="w", rollout_group="main", first_pause_s=0.001),
+            engine=engine,
+            gauges=RolloutGauges(RolloutMetrics(run="run", group="main")),
+            pause_after_corruption_s=0.0,
+        )
+        task = asyncio.create_task(receiver.run())
+        try:
+            yield receiver, task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+@pytest.fixture
+def server():
+    return PolicyServer()
+
+
+@pytest.fixture
+def engine():
+    return FakeEngine()
+
+
+async def test_each_new_version_is_brought_into_the_engine(server, engine):
+    async with following(server, engine) as (receiver, _):
+        held = await receiver.wait_for_other(None)
+        assert held == HeldPolicy(incarnation="now", policy_version=0)
+        server.offer(1)
+        assert (await receiver.wait_for_other(held)).policy_version == 1
+    assert engine.swapped == [0, 1]
+
+
+async def test_a_corrupt_version_is_thrown_away_and_fetched_again(server, engine):
+    server.troubles = ["corrupt", "corrupt"]
+    async with following(server, engine) as (receiver, _):
+        await receiver.wait_for_other(None)
+    assert server.offsets == [0, 0, 0]
+    assert engine.swapped == [0]
+
+
+async def test_a_broken_transfer_goes_on_where_it_stopped(server, engine):
+    server.troubles = ["broken", "broken"]
+    async with following(server, engine) as (receiver, _):
+        await receiver.wait_for_other(None)
+    assert server.offsets == [0, 100, 200]
+
+
+async def test_a_version_retired_meanwhile_gives_way_to_the_newest(server, engine):
+    server.troubles = ["retired"]
+    async with following(server, engine) as (receiver, _):
+        assert (await receiver.wait_for_other(None)).policy_version == 1
+    assert engine.swapped == [1]
+
+
+async def test_a_restarted_learner_is_followed_back_to_a_lower_version(server, engine):
+    server.offer(9, incarnation="before")
+    async with following(server, engine) as (receiver, _):
+        held = await receiver.wait_for_other(None)
+        server.offer(4, incarnation="after")
+        now = await receiver.wait_for_other(held)
+    assert now == HeldPolicy(incarnation="after", policy_version=4)
+
+
+async def test_the_same_version_of_another_incarnation_is_another_set_of_weights(server, engine):
+    server.offer(4, incarnation="before")
+    async with following(server, engine) as (receiver, _):
+        held = await receiver.wait_for_other(None)
+        server.offer(4, incarnation="after")
+        assert (await receiver.wait_for_other(held)).incarnation == "after"
+    assert engine.swapped == [4, 4]
+
+
+async def test_an_engine_that_refuses_intact_weights_is_an_error(server, engine):
+    async def refuse(weights):
+        raise EngineError("tensor weight: unknown")
+
+    engine.swap_weights = refuse
+    async with following(server, engine) as (receiver, task):
+        with pytest.raises(EngineError, match="tensor weight"):
+            await task
+        assert receiver.held is None
+
+
+async def test_the_learners_own_store_is_followed(engine):
+    async with a_learner() as place:
+        place.publish(0)
+        receiver = WeightReceiver(
+            learner=place.learner(), engine=engine, gauges=RolloutGauges(place.metrics)
+        )
+        task = asyncio.create_task(receiver.run())
+        held = await receiver.wait_for_other(None)
+        place.publish(1)
+        await receiver.wait_for_other(held)
+        task.cancel()
+        await asyncio.wait([task])
+    await eventually(lambda: engine.swapped == [0, 1])

@@ -1,0 +1,251 @@
+import asyncio
+import contextlib
+
+import pytest
+import pytest_asyncio
+
+from tests.unit.rollout.scenes import a_learner, eventually
+from vcpo.wire.phase import RunPhase
+from vcpo.wire.v1 import work_pb2
+from vcpo_rollout.engines.engine import EngineError
+from vcpo_rollout.learner import HeldPolicy, LeaseAnswer
+
+
+@pytest_asyncio.fixture
+async def place():
+    async with a_learner() as place:
+        yield place
+
+
+@contextlib.asynccontextmanager
+async def working(worker):
+    """The worker's task; whoever is still at work at the end is sent home."""
+    task = asyncio.create_task(worker.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, EngineError):
+            await task
+
+
+def counts(place):
+    return place.desk.ledger.counts()
+
+
+def refuse(*_):
+    raise ZeroDivisionError("no such thing")
+
+
+async def test_prompts_are_answered_judged_and_submitted(place):
+    place.publish(0)
+    async with working(place.worker()):
+        await eventually(lambda: counts(place).buffered == 8)
+    first, _ = place.desk.ledger.take_batch(policy_version=0, max_lag_steps=0)
+    (one, two) = first.trajectories
+    assert [one.trajectory_id, two.trajectory_id] == ["train-now-0/0", "train-now-0/1"]
+    assert (one.prompt_token_ids, one.response_token_ids) == ((3, 4), (5, 1))
+    assert (one.rollout_logprobs, one.reward) == ((-0.5, -0.25), 0.75)
+    assert place.samples("accepted") == 8
+
+
+async def test_no_prompt_is_leased_before_the_first_policy(place):
+    asked = asyncio.Event()
+    newest = place.store.newest
+
+    async def observed(**request):
+        asked.set()
+        return await newest(**request)
+
+    place.store.newest = observed
+    async with working(place.worker()):
+        await asked.wait()
+        assert place.desk.dispatcher.workers() == []
+        place.publish(0)
+        await eventually(lambda: counts(place).leased > 0)
+
+
+async def test_a_failed_generation_is_a_typed_failure_and_no_answer(place):
+    place.engine.failures = [EngineError("out of memory")] * 2
+    place.publish(0)
+    async with working(place.worker(places=2)):
+        await eventually(lambda: counts(place).buffered == 8)
+    assert counts(place).dropped == {"generation_failed": 2}
+    assert place.samples("engine_failed") == 2
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [("environment", "prompt"), ("environment", "reward"), ("codec", "encode")],
+    ids=["prompt", "reward", "chat template"],
+)
+async def test_what_the_environment_raises_is_a_typed_failure_and_no_answer(place, part, name):
+    setattr(getattr(place, part), name, refuse)
+    place.publish(0)
+    async with working(place.worker()):
+        await eventually(lambda: counts(place).dropped.get("generation_failed", 0) >= 4)
+    assert counts(place).buffered == 0
+    assert place.samples("environment_failed") >= 4
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+async def test_a_reward_that_is_no_number_is_a_typed_failure(place, reward):
+    place.environment.reward_of = lambda: reward
+    place.publish(0)
+    async with working(place.worker()):
+        await eventually(lambda: counts(place).dropped.get("generation_failed", 0) >= 4)
+    assert counts(place).buffered == 0
+
+
+async def test_answers_that_the_learner_refuses_are_a_typed_failure(place):
+    place.engine.label_offset = 7  # tokens of a version that does not exist
+    place.publish(0)
+    async with working(place.worker()):
+        await eventually(lambda: counts(place).dropped.get("generation_failed", 0) >= 4)
+    assert counts(place).buffered == 0
+
+
+async def test_when_one_of_a_group_fails_the_others_stop(place):
+    place.engine.failures = [EngineError("one of two")]
+    place.engine.gate.clear()
+    place.publish(0)
+    async with working(place.worker(places=2)):
+        await eventually(lambda: counts(place).dropped == {"generation_failed": 2})
+        await eventually(lambda: place.engine.sampling >= 2)
+        assert place.engine.sampling == 2  # the next group's, and no third
+
+
+async def test_an_engine_that_answers_nothing_ends_the_worker():
+    async with a_learner(algorithm={"maxPolicyLagSteps": 100}, steps=100) as place:
+        place.engine.failures = [EngineError("the device is gone") for _ in range(1000)]
+        place.publish(0)
+        async with working(place.worker()) as task:
+            with pytest.raises(EngineError, match="the device is gone"):
+                await task
+        assert counts(place).in_flight == 0
+
+
+async def test_a_failure_now_and_then_does_not(place):
+    place.publish(0)
+    async with working(place.worker(places=2)) as task:
+        for failed in range(1, 11):
+            await eventually(lambda: counts(place).buffered == 8)
+            place.engine.failures = [EngineError("now and then")]
+            place.desk.ledger.take_batch(policy_version=0, max_lag_steps=-1)  # all too old
+            drops = {"lag_exceeded": 8 * failed, "generation_failed": 2 * failed}
+            place.desk.dispatcher.notify()
+            await eventually(lambda drops=drops: counts(place).dropped == drops)
+        assert not task.done()
+
+
+async def test_a_worker_asks_only_with_room_for_a_group(place):
+    place.engine.gate.clear()
+    place.publish(0)
+    async with working(place.worker(places=3)):
+        await eventually(lambda: place.engine.sampling == 2)
+        assert counts(place).in_flight == 2
+        place.engine.gate.set()
+        await eventually(lambda: counts(place).buffered == 8)
+
+
+async def test_a_worker_that_leaves_finishes_what_is_under_way(place):
+    place.engine.gate.clear()
+    place.publish(0)
+    worker = place.worker()
+    async with working(worker) as task:
+        await eventually(lambda: place.engine.sampling == 4)
+        worker.leave()
+        place.engine.gate.set()
+        assert await task is RunPhase.RUNNING
+    assert (counts(place).buffered, counts(place).in_flight) == (4, 0)
+    assert place.desk.dispatcher.workers() == []
+
+
+async def test_a_worker_that_leaves_hands_back_what_it_cannot_finish_in_time(place):
+    place.engine.gate.clear()
+    place.publish(0)
+    worker = place.worker(drain_s=0.01)
+    async with working(worker) as task:
+        await eventually(lambda: place.engine.sampling == 4)
+        worker.leave()
+        await task
+    assert counts(place).dropped == {"handed_back": 4}
+    assert place.engine.sampling == 0
+
+
+async def test_a_worker_can_leave_before_the_first_policy(place):
+    worker = place.worker()
+    async with working(worker) as task:
+        worker.leave()
+        assert await task is RunPhase.RUNNING
+
+
+async def test_a_worker_goes_home_when_the_run_is_complete(place):
+    place.publish(0)
+    async with working(place.worker()) as task:
+        await eventually(lambda: counts(place).buffered == 8)
+        place.desk.dispatcher.phase = RunPhase.COMPLETE
+        place.desk.dispatcher.notify()
+        assert await task is RunPhase.COMPLETE
+
+
+async def test_answers_under_way_are_handed_in_while_the_run_drains(place):
+    place.engine.gate.clear()
+    place.publish(0)
+    async with working(place.worker()) as task:
+        await eventually(lambda: place.engine.sampling == 4)
+        place.desk.dispatcher.phase = RunPhase.DRAINING
+        place.desk.dispatcher.notify()
+        place.engine.gate.set()
+        assert await task is RunPhase.DRAINING
+    assert counts(place).buffered == 4
+
+
+async def test_a_worker_at_the_lag_bound_goes_on_as_soon_as_it_has_the_next_version():
+    async with a_learner(algorithm={"maxPolicyLagSteps": 0}) as place:
+        place.publish(0)
+        async with working(place.worker()):
+            await eventually(lambda: counts(place).buffered == 4)
+            place.desk.ledger.take_batch(policy_version=0, max_lag_steps=0)
+            place.publish(1)
+            await eventually(lambda: counts(place).buffered == 4)
+        assert place.engine.swapped == [0, 1]
+
+
+class OneLease:
+    """A learner that has one prompt, for an instant only."""
+
+    def __init__(self):
+        self.given = False
+        self.reports = []
+
+    async def newest_policy(self, held, *, wait_s):
+        await asyncio.Event().wait()
+
+    async def lease(self, *, held, max_trajectories, wait_s):
+        lease = work_pb2.Lease(
+            lease_id="l", split=work_pb2.SPLIT_TRAIN, num_trajectories=2, timeout_seconds=0.01
+        )
+        leases = () if self.given else (lease,)
+        self.given = True
+        return LeaseAnswer(leases=leases, phase=RunPhase.RUNNING, retry_after_s=60)
+
+    async def submit(self, *_):
+        self.reports.append("submitted")
+
+    async def report_failure(self, *_):
+        self.reports.append("failed")
+
+    async def release_everything(self):
+        self.reports.append("released")
+
+
+async def test_an_answer_that_outlives_its_lease_is_given_up(place):
+    place.engine.gate.clear()
+    learner = OneLease()
+    worker = place.worker(learner=learner)
+    worker._parts.receiver.held = HeldPolicy(incarnation="now", policy_version=0)
+    async with working(worker):
+        await eventually(lambda: place.samples("lease_ended") == 2)
+        assert place.engine.sampling == 0
+    assert learner.reports == ["released"]

@@ -1,0 +1,167 @@
+"""A run's records: what was written is read, whatever happened in between."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from vcpo.journal import (
+    EVENTS_FILE,
+    METRICS_FILE,
+    EvaluationRecord,
+    EventRecord,
+    Journal,
+    StepRecord,
+    read_events,
+    read_metrics,
+)
+
+STEP = StepRecord(
+    step=1,
+    time_unix_s=1000.0,
+    reward_mean=0.5,
+    ess_ratio=0.25,
+    on_policy_ess_ratio=0.9,
+    learning_rate_scale=0.5,
+    learning_rate=5e-7,
+    gradient_norm=1.5,
+    importance_weight_max=3.0,
+    lag_mean=1.25,
+    lag_p50=1,
+    lag_max=4,
+    response_tokens_mean=12.5,
+    step_s=0.75,
+    idle_s=0.125,
+    tokens_per_s=300.0,
+    admission_lag_steps=8,
+    workers=2,
+    leased=128,
+    in_flight=10,
+    buffered=6,
+    consumed=110,
+    dropped={"stale": 2},
+)
+EVALUATION = EvaluationRecord(
+    step=0,
+    time_unix_s=999.0,
+    accuracy=0.125,
+    num_trajectories=64,
+    policy_version_min=0,
+    policy_version_max=1,
+)
+EVENT = EventRecord(time_unix_s=1001.0, source="host", kind="WorkerLost", message="main-0: 9\nü")
+
+
+@pytest.fixture
+def journal(tmp_path) -> Journal:
+    return Journal(tmp_path)
+
+
+def break_off(path: Path) -> None:
+    """Leave half of a line, as a full disk does."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"type":"step","step":99,"dropped":{}')
+
+
+def test_steps_and_evaluations_are_read_as_they_were_written(journal, tmp_path):
+    journal.step(STEP)
+    journal.evaluation(EVALUATION)
+    metrics = read_metrics(tmp_path)
+    assert metrics.steps == (STEP,)
+    assert metrics.evaluations == (EVALUATION,)
+
+
+def test_events_are_read_in_the_order_they_were_written(journal, tmp_path):
+    journal.event(EVENT)
+    journal.event(replace(EVENT, time_unix_s=1.0))
+    assert [event.time_unix_s for event in read_events(tmp_path)] == [1001.0, 1.0]
+
+
+def test_an_event_is_one_line_whatever_it_says(journal, tmp_path):
+    journal.event(EVENT)
+    assert (tmp_path / EVENTS_FILE).read_bytes().count(b"\n") == 1
+    assert read_events(tmp_path) == (EVENT,)
+
+
+def test_a_record_says_which_kind_it_is(journal, tmp_path):
+    journal.step(STEP)
+    written = json.loads((tmp_path / METRICS_FILE).read_text(encoding="utf-8"))
+    assert written["type"] == "step"
+    assert written.keys() - {"type"} == {field.name for field in fields(StepRecord)}
+
+
+def test_a_run_without_records_is_empty(tmp_path):
+    assert read_metrics(tmp_path).steps == ()
+    assert read_events(tmp_path) == ()
+
+
+def test_a_journal_makes_its_directory(tmp_path):
+    Journal(tmp_path / "runs" / "r").event(EVENT)
+    assert read_events(tmp_path / "runs" / "r") == (EVENT,)
+
+
+def test_of_a_step_taken_twice_the_later_record_counts(journal, tmp_path):
+    for record in (STEP, replace(STEP, step=2), replace(STEP, step=2, reward_mean=0.75)):
+        journal.step(record)
+    rewards = [(step.step, step.reward_mean) for step in read_metrics(tmp_path).steps]
+    assert rewards == [(1, 0.5), (2, 0.75)]
+
+
+def test_steps_that_a_restart_took_back_are_gone_until_they_are_taken_again(journal, tmp_path):
+    for number in (1, 2, 3, 4, 2):
+        journal.step(replace(STEP, step=number))
+    assert [step.step for step in read_metrics(tmp_path).steps] == [1, 2]
+
+
+def test_an_evaluation_of_parameters_that_a_restart_took_back_is_gone(journal, tmp_path):
+    journal.evaluation(EVALUATION)
+    for number in (1, 2, 3):
+        journal.step(replace(STEP, step=number))
+    journal.evaluation(replace(EVALUATION, step=3))
+    journal.step(replace(STEP, step=2))
+    assert [evaluation.step for evaluation in read_metrics(tmp_path).evaluations] == [0]
+
+
+def test_of_an_evaluation_made_twice_the_later_record_counts(journal, tmp_path):
+    journal.evaluation(EVALUATION)
+    journal.evaluation(replace(EVALUATION, accuracy=0.5))
+    assert [each.accuracy for each in read_metrics(tmp_path).evaluations] == [0.5]
+
+
+def test_a_step_without_a_number_survives(journal, tmp_path):
+    journal.step(replace(STEP, gradient_norm=math.nan, skipped="not finite"))
+    (step,) = read_metrics(tmp_path).steps
+    assert math.isnan(step.gradient_norm)
+    assert step.skipped == "not finite"
+
+
+def test_fields_of_a_later_version_are_passed_over(journal, tmp_path):
+    journal.evaluation(EVALUATION)
+    path = tmp_path / METRICS_FILE
+    text = path.read_text(encoding="utf-8").replace('"step":0', '"step":0,"from_the_future":1')
+    path.write_text(text + '{"type":"something else"}\n', encoding="utf-8")
+    assert read_metrics(tmp_path).evaluations == (EVALUATION,)
+
+
+def test_half_a_line_at_the_end_is_not_read(journal, tmp_path):
+    journal.step(STEP)
+    break_off(tmp_path / METRICS_FILE)
+    assert read_metrics(tmp_path).steps == (STEP,)
+
+
+def test_half_a_line_costs_no_record_written_after_it(journal, tmp_path):
+    journal.step(STEP)
+    break_off(tmp_path / METRICS_FILE)
+    Journal(tmp_path).step(replace(STEP, step=2))
+    assert [step.step for step in read_metrics(tmp_path).steps] == [1, 2]
+
+
+def test_opening_a_journal_again_changes_nothing(journal, tmp_path):
+    journal.event(EVENT)
+    before = (tmp_path / EVENTS_FILE).read_bytes()
+    Journal(tmp_path)
+    assert (tmp_path / EVENTS_FILE).read_bytes() == before

@@ -1,0 +1,143 @@
+"""Guards of the tree itself: what must exist, what must not, and what may not load what."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import vcpo
+import vcpo_learner
+import vcpo_operator
+import vcpo_rollout
+from vcpo.metrics.catalogue import ALL, Kind
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERATED = {"runs", "dist", "__pycache__"}
+HEAVY = ("torch", "transformers", "vllm", "numpy", "safetensors")
+PACKAGES = (vcpo, vcpo_operator, vcpo_rollout, vcpo_learner)
+
+IMPORT_EVERYTHING = """
+import importlib, pkgutil, sys
+for name in sys.argv[1].split():
+    package = importlib.import_module(name)
+    for module in pkgutil.walk_packages(package.__path__, f"{name}."):
+        importlib.import_module(module.name)
+print(*sorted(sys.modules))
+"""
+
+
+def files() -> Iterator[Path]:
+    """Every file of the tree that a person wrote; hidden folders and outputs aside."""
+    for top in ROOT.iterdir():
+        if top.name.startswith(".") or top.name in GENERATED:
+            continue
+        for path in [top] if top.is_file() else top.rglob("*"):
+            if path.is_file() and not GENERATED & set(path.parts):
+                yield path
+
+
+def documents() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def component_table() -> list[str]:
+    """The last cell of each row of docs/architecture.md's table of components and files."""
+    lines = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines()
+    start = lines.index("| component | file |") + 2
+    rows = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        rows.append(line.strip("| ").rpartition("|")[2].strip())
+    return rows
+
+
+def metric_names() -> set[str]:
+    """Names as they are queried, those of a histogram's parts included."""
+    histograms = [metric.name for metric in ALL if metric.kind is Kind.HISTOGRAM]
+    parts = {f"{name}_{part}" for name in histograms for part in ("bucket", "sum", "count")}
+    return {metric.name for metric in ALL} | parts
+
+
+def test_nothing_shadows_the_operator_module_of_python():
+    assert not (ROOT / "operator" / "__init__.py").exists()
+    assert (ROOT / "operator" / "vcpo_operator" / "__init__.py").exists()
+
+
+def test_tests_are_no_package():
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
+
+
+def test_core_and_operator_load_nothing_heavy():
+    # In a fresh interpreter, since this one may have loaded anything.
+    command = [sys.executable, "-c", IMPORT_EVERYTHING, "vcpo vcpo_operator"]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert {"vcpo.cli.main", "vcpo.wire.server", "vcpo_operator"} <= set(loaded)
+    assert [name for name in HEAVY if name in loaded] == []
+
+
+def test_the_stubs_are_those_of_the_protocol():
+    command = [sys.executable, str(ROOT / "scripts" / "generate_stubs.py"), "--check"]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_what_a_package_offers_can_be_imported(package):
+    found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    names = [package.__name__, *(each.name for each in found if each.ispkg)]
+    packages = [importlib.import_module(name) for name in names]
+    missing = [
+        f"{each.__name__}.{name}"
+        for each in packages
+        for name in getattr(each, "__all__", ())
+        if not hasattr(each, name)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_a_package_says_that_it_is_typed(package):
+    (folder,) = package.__path__
+    assert (Path(folder) / "py.typed").is_file()
+
+
+def test_the_readme_fits_in_150_lines():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_architecture_names_files_that_exist():
+    cells = component_table()
+    named = [path for cell in cells for path in re.findall(r"`([^`]+)`", cell)]
+    assert len(named) >= len(cells) > 0
+    assert [path for path in named if not any(ROOT.glob(path))] == []
+
+
+def test_documents_link_to_files_that_exist():
+    links = [
+        (document, target.partition("#")[0])
+        for document in documents()
+        for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8"))
+        if not re.match(r"[a-z]+:|#", target)
+    ]
+    broken = [target for document, target in links if not (document.parent / target).exists()]
+    assert broken == []
+
+
+def test_documents_name_metrics_that_exist():
+    packages = {package.__name__ for package in PACKAGES}
+    text = "\n".join(document.read_text(encoding="utf-8") for document in documents())
+    named = set(re.findall(r"(?<![\w/])vcpo_[a-z0-9_]+", text)) - packages
+    assert sorted(named - metric_names()) == []
+
+
+def test_no_file_knows_the_machine_it_was_written_on():
+    homes = re.compile(rb"(?<![\w.}-])/(?:work|root|home)/")
+    assert [str(path) for path in files() if homes.search(path.read_bytes())] == []

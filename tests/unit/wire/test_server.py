@@ -1,0 +1,215 @@
+"""The guard before every method, over a real server and real channels."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from vcpo.wire.client import is_transient, open_channel
+from vcpo.wire.errors import InvalidMessageError, NotFoundError, UnavailableError
+from vcpo.wire.limits import MAX_MESSAGE_BYTES
+from vcpo.wire.server import WireServer
+from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+
+SERVICE = "vcpo.wire.v1.PolicyService"
+TOKEN = "right-token"
+TIMEOUT_S = 30.0
+_Context = grpc.aio.ServicerContext[object, object]
+ERRORS = {
+    "malformed": InvalidMessageError("worker_id", "malformed", "something else"),
+    "gone": NotFoundError("policy_version: 3 is retired"),
+    "busy": UnavailableError("the learner is starting"),
+}
+
+
+class Echo(policy_pb2_grpc.PolicyServiceServicer):
+    """Answers with what it was asked for, or with the error named by the worker's id."""
+
+    async def GetManifest(  # noqa: N802 - the name in the protocol
+        self, request: policy_pb2.GetManifestRequest, context: _Context
+    ) -> policy_pb2.PolicyManifest:
+        if request.worker_id in ERRORS:
+            raise ERRORS[request.worker_id]
+        return policy_pb2.PolicyManifest(policy_version=request.held_policy_version)
+
+    async def Fetch(  # noqa: N802 - the name in the protocol
+        self, request: policy_pb2.FetchRequest, context: _Context
+    ) -> AsyncIterator[policy_pb2.PolicyChunk]:
+        for offset in range(3):
+            yield policy_pb2.PolicyChunk(offset=offset)
+        if request.worker_id in ERRORS:
+            raise ERRORS[request.worker_id]
+
+
+async def started(token: str | None) -> tuple[WireServer, str]:
+    server = WireServer(token=token)
+    policy_pb2_grpc.add_PolicyServiceServicer_to_server(Echo(), server.grpc_server)
+    port = await server.start("127.0.0.1:0", [SERVICE])
+    return server, f"127.0.0.1:{port}"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[WireServer]:
+    running, running.address = await started(TOKEN)  # type: ignore[attr-defined]
+    yield running
+    await running.stop(grace_s=0)
+
+
+@pytest.fixture
+def address(server) -> str:
+    return server.address
+
+
+@pytest.fixture
+async def channel(address) -> AsyncIterator[grpc.aio.Channel]:
+    async with open_channel(address, token=TOKEN) as opened:
+        yield opened
+
+
+async def manifest(channel: grpc.aio.Channel, worker_id: str = "w", **call: object) -> int:
+    stub = policy_pb2_grpc.PolicyServiceStub(channel)
+    request = policy_pb2.GetManifestRequest(worker_id=worker_id, held_policy_version=7)
+    return (await stub.GetManifest(request, **{"timeout": TIMEOUT_S, **call})).policy_version
+
+
+async def chunks(channel: grpc.aio.Channel, worker_id: str = "w", **call: object) -> list[int]:
+    stub = policy_pb2_grpc.PolicyServiceStub(channel)
+    request = policy_pb2.FetchRequest(worker_id=worker_id)
+    stream = stub.Fetch(request, **{"timeout": TIMEOUT_S, **call})
+    return [chunk.offset async for chunk in stream]
+
+
+@pytest.mark.parametrize(("call", "answer"), [(manifest, 7), (chunks, [0, 1, 2])])
+class TestToken:
+    async def test_the_right_token_is_let_in(self, channel, call, answer):
+        assert await call(channel) == answer
+
+    @pytest.mark.parametrize("token", [None, "", "wrong-token", f"{TOKEN}x"])
+    async def test_another_or_none_is_turned_away(self, address, token, call, answer):
+        async with open_channel(address, token=token) as stranger:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(stranger)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert "set VCPO_TOKEN" in refused.value.details()
+
+    async def test_nobody_is_asked_where_none_is_configured(self, call, answer):
+        server, address = await started(None)
+        async with open_channel(address, token=None) as anybody:
+            assert await call(anybody) == answer
+        await server.stop(grace_s=0)
+
+
+@pytest.mark.parametrize("call", [manifest, chunks])
+class TestDeadline:
+    async def test_a_call_without_one_is_refused(self, channel, call):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(channel, timeout=None)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert refused.value.details() == "deadline: every call must set a timeout"
+
+    async def test_a_stranger_learns_nothing_but_that_he_is_one(self, address, call):
+        async with open_channel(address, token="wrong") as stranger:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(stranger, timeout=None)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("call", [manifest, chunks])
+@pytest.mark.parametrize(
+    ("error", "code", "details"),
+    [
+        (
+            "malformed",
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "worker_id: must be something else, got 'malformed'",
+        ),
+        ("gone", grpc.StatusCode.NOT_FOUND, "policy_version: 3 is retired"),
+        ("busy", grpc.StatusCode.UNAVAILABLE, "the learner is starting"),
+    ],
+)
+async def test_an_error_becomes_its_status_with_its_text(channel, call, error, code, details):
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call(channel, error)
+    assert (refused.value.code(), refused.value.details()) == (code, details)
+
+
+class TestProbes:
+    """Health and reflection answer without a token."""
+
+    async def health(self, channel: grpc.aio.Channel, service: str) -> int:
+        stub = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service=service)
+        return (await stub.Check(request, timeout=TIMEOUT_S)).status
+
+    @pytest.mark.parametrize("service", ["", SERVICE])
+    async def test_a_started_server_is_serving(self, address, service):
+        async with open_channel(address, token=None) as probe:
+            status = await self.health(probe, service)
+        assert status == health_pb2.HealthCheckResponse.SERVING
+
+    @pytest.mark.parametrize("service", ["", SERVICE])
+    async def test_a_server_may_say_that_it_is_not_serving(self, server, address, service):
+        await server.set_serving(serving=False)
+        async with open_channel(address, token=None) as probe:
+            status = await self.health(probe, service)
+        assert status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+    async def test_reflection_lists_the_services(self, address):
+        async with open_channel(address, token=None) as probe:
+            stub = reflection_pb2_grpc.ServerReflectionStub(probe)
+            question = reflection_pb2.ServerReflectionRequest(list_services="")
+            stream = stub.ServerReflectionInfo(iter([question]), timeout=TIMEOUT_S)
+            answers = [answer async for answer in stream]
+        names = [each.name for each in answers[0].list_services_response.service]
+        assert {SERVICE, "grpc.health.v1.Health"} <= set(names)
+
+    async def test_an_unknown_method_is_unimplemented(self, address):
+        async with open_channel(address, token=None) as probe:
+            call = probe.unary_unary(f"/{SERVICE}/Nothing")
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(b"", timeout=TIMEOUT_S)
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+class TestSizes:
+    async def test_a_message_beyond_the_limit_is_not_sent(self, channel):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await manifest(channel, "w" * MAX_MESSAGE_BYTES)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    async def test_a_message_beyond_the_limit_is_not_received(self, address):
+        boundless = [("grpc.max_send_message_length", -1)]
+        async with grpc.aio.insecure_channel(address, options=boundless) as careless:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await manifest(
+                    careless,
+                    "w" * MAX_MESSAGE_BYTES,
+                    metadata=[("authorization", f"Bearer {TOKEN}")],
+                )
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_taken_port_is_an_error_of_the_system(address):
+    with pytest.raises(OSError, match=f"cannot listen on {address}"):
+        await WireServer(token=None).start(address, [])
+
+
+@pytest.mark.parametrize(
+    ("code", "transient"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, True),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, True),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, True),
+        (grpc.StatusCode.ABORTED, True),
+        (grpc.StatusCode.INVALID_ARGUMENT, False),
+        (grpc.StatusCode.UNAUTHENTICATED, False),
+        (grpc.StatusCode.NOT_FOUND, False),
+    ],
+)
+def test_only_what_time_may_cure_is_transient(code, transient):
+    nothing = grpc.aio.Metadata()
+    assert is_transient(grpc.aio.AioRpcError(code, nothing, nothing)) is transient

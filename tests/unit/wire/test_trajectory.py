@@ -1,0 +1,193 @@
+"""Trajectories survive the wire, and a malformed one is refused by the name of its field."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.limits import MAX_TOKENS
+from vcpo.wire.trajectory import (
+    FinishReason,
+    Trajectory,
+    VersionSpan,
+    trajectory_from_message,
+    trajectory_to_message,
+)
+from vcpo.wire.v1 import work_pb2
+
+TOKENS = st.integers(0, 2**32 - 1)
+FLOAT32_LOGPROBS = st.floats(-1e6, 0.0, width=32)
+
+
+def as_float32(value: float) -> float:
+    (rounded,) = struct.unpack("<f", struct.pack("<f", value))
+    return float(rounded)
+
+
+@st.composite
+def trajectories(draw: st.DrawFn) -> Trajectory:
+    spans = draw(st.lists(st.tuples(st.integers(0, 2**63), st.integers(1, 5)), min_size=1))
+    size = sum(num_tokens for _, num_tokens in spans)
+    return Trajectory(
+        trajectory_id=draw(st.text(min_size=1, max_size=256)),
+        prompt_token_ids=tuple(draw(st.lists(TOKENS, min_size=1, max_size=9))),
+        response_token_ids=tuple(draw(st.lists(TOKENS, min_size=size, max_size=size))),
+        rollout_logprobs=tuple(draw(st.lists(FLOAT32_LOGPROBS, min_size=size, max_size=size))),
+        version_spans=tuple(VersionSpan(policy_version=v, num_tokens=n) for v, n in spans),
+        reward=draw(st.floats(allow_nan=False, allow_infinity=False)),
+        finish_reason=draw(st.sampled_from(FinishReason)),
+    )
+
+
+def message() -> work_pb2.Trajectory:
+    """Three tokens by two versions."""
+    return work_pb2.Trajectory(
+        trajectory_id="lease/0",
+        prompt_token_ids=[5, 6],
+        response_token_ids=[1, 2, 3],
+        rollout_logprobs=[-0.5, -1.0, 0.0],
+        version_spans=[
+            work_pb2.VersionSpan(policy_version=4, num_tokens=2),
+            work_pb2.VersionSpan(policy_version=5, num_tokens=1),
+        ],
+        reward=0.25,
+        finish_reason=work_pb2.FINISH_REASON_STOP,
+    )
+
+
+def refused(change: Callable[[work_pb2.Trajectory], object]) -> str:
+    """What is said about the message after a change."""
+    changed = message()
+    change(changed)
+    with pytest.raises(InvalidMessageError) as error:
+        trajectory_from_message(changed, path="trajectories[3]")
+    assert str(error.value).startswith(f"{error.value.field}: must be ")
+    return str(error.value)
+
+
+@given(trajectories())
+def test_a_trajectory_survives_the_wire(trajectory):
+    sent = trajectory_to_message(trajectory).SerializeToString()
+    received = work_pb2.Trajectory.FromString(sent)
+    assert trajectory_from_message(received, path="t") == trajectory
+
+
+@given(st.floats(-1e6, 0.0))
+def test_logprobs_are_rounded_to_float32(logprob):
+    one = message()
+    one.rollout_logprobs[0] = logprob
+    read = trajectory_from_message(one, path="t")
+    assert read.rollout_logprobs[0] == as_float32(logprob)
+
+
+def test_a_message_is_read_field_by_field():
+    read = trajectory_from_message(message(), path="t")
+    assert read == Trajectory(
+        trajectory_id="lease/0",
+        prompt_token_ids=(5, 6),
+        response_token_ids=(1, 2, 3),
+        rollout_logprobs=(-0.5, -1.0, 0.0),
+        version_spans=(
+            VersionSpan(policy_version=4, num_tokens=2),
+            VersionSpan(policy_version=5, num_tokens=1),
+        ),
+        reward=0.25,
+        finish_reason=FinishReason.STOP,
+    )
+
+
+def test_the_oldest_version_counts_wherever_it_sampled():
+    one = message()
+    one.version_spans[0].policy_version = 9
+    assert trajectory_from_message(one, path="t").oldest_policy_version == 5
+
+
+def test_lags_are_counted_in_tokens():
+    read = trajectory_from_message(message(), path="t")
+    assert list(read.lags(7)) == [(3, 2), (2, 1)]
+
+
+def test_a_logprob_that_rounding_lifted_above_zero_is_accepted():
+    one = message()
+    one.rollout_logprobs[0] = 1e-4
+    assert trajectory_from_message(one, path="t").rollout_logprobs[0] == as_float32(1e-4)
+
+
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), float("inf"), 0.01])
+def test_a_logprob_that_no_sampled_token_has_is_named(logprob):
+    said = refused(lambda one: one.rollout_logprobs.__setitem__(1, logprob))
+    assert said.startswith(
+        "trajectories[3].rollout_logprobs[1]: must be finite and at most 0, got "
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda one: one.ClearField("trajectory_id"),
+            "trajectory_id: must be 1 to 256 characters, got ''",
+        ),
+        (
+            lambda one: one.ClearField("prompt_token_ids"),
+            f"prompt_token_ids: must be 1 to {MAX_TOKENS} tokens, got '0 tokens'",
+        ),
+        (
+            lambda one: one.ClearField("response_token_ids"),
+            f"response_token_ids: must be 1 to {MAX_TOKENS} tokens, got '0 tokens'",
+        ),
+        (
+            lambda one: one.rollout_logprobs.append(-1.0),
+            "rollout_logprobs: must be as many as response_token_ids (3), got '4 values'",
+        ),
+        (
+            lambda one: one.rollout_logprobs.pop(),
+            "rollout_logprobs: must be as many as response_token_ids (3), got '2 values'",
+        ),
+        (
+            lambda one: one.ClearField("version_spans"),
+            "version_spans: must be spans over all response tokens (3), got 'spans over 0 tokens'",
+        ),
+        (
+            lambda one: one.version_spans.add(policy_version=6, num_tokens=1),
+            "version_spans: must be spans over all response tokens (3), got 'spans over 4 tokens'",
+        ),
+        (
+            lambda one: one.version_spans.add(policy_version=6, num_tokens=0),
+            "version_spans: must be spans of at least 1 token, got 'an empty span'",
+        ),
+        (
+            lambda one: setattr(one, "reward", float("nan")),
+            "reward: must be a finite number, got nan",
+        ),
+        (
+            lambda one: setattr(one, "reward", float("-inf")),
+            "reward: must be a finite number, got -inf",
+        ),
+        (
+            lambda one: one.ClearField("finish_reason"),
+            "finish_reason: must be STOP or LENGTH, got 0",
+        ),
+        (
+            lambda one: setattr(one, "finish_reason", 99),
+            "finish_reason: must be STOP or LENGTH, got 99",
+        ),
+    ],
+)
+def test_a_malformed_field_is_named_with_the_cure(change, said):
+    assert refused(change) == f"trajectories[3].{said}"
+
+
+def test_an_endless_id_is_refused_and_shortened():
+    said = refused(lambda one: setattr(one, "trajectory_id", "x" * 257))
+    assert said == f"trajectories[3].trajectory_id: must be 1 to 256 characters, got '{'x' * 79}"
+
+
+def test_a_response_beyond_the_limit_is_refused():
+    said = refused(lambda one: one.response_token_ids.extend([0] * MAX_TOKENS))
+    assert said.endswith(f"got '{MAX_TOKENS + 3} tokens'")
