@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from vcpo.control import Decision
 from vcpo.spec import VCPORunSpec
@@ -29,7 +30,8 @@ from vcpo_operator.names import Role
 from vcpo_operator.records import Cause, Observed, ObservedPod
 from vcpo_operator.run_status import RunStatus, StatusCondition
 
-_CONTROL = ("SignalsFresh", "EssHealthy", "LearnerFed")
+CONTROL_CONDITIONS: Final = ("SignalsFresh", "EssHealthy", "LearnerFed")
+"""Conditions of the control loop; their reasons may turn with every poll."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +153,7 @@ def _first_cause(pods: Iterable[ObservedPod]) -> Cause | None:
 def _control(decision: Decision | None) -> tuple[Finding, ...]:
     if decision is None:
         message = "Nothing is steered while the run does not run."
-        return tuple(_unknown(kind, "NotRunning", message) for kind in _CONTROL)
+        return tuple(_unknown(kind, "NotRunning", message) for kind in CONTROL_CONDITIONS)
     return tuple(
         Finding(
             type=each.type.value,

@@ -1,7 +1,8 @@
 """Events: what `kubectl describe` shows of a run's turns. Pure.
 
-One event per condition that changed its status or reason, for the conditions that people follow.
-The status is the interface; an event that is lost loses nothing.
+One event per condition that changed its status or reason, for the conditions that people follow,
+and one per limit that the control loop moved. The status is the interface; an event that is lost
+loses nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ _FOLLOWED: Final = (
     "LearnerReady",
     "RolloutsReady",
     "EssHealthy",
-    "LearnerFed",
     "Suspended",
     "Ready",
     "Complete",
@@ -40,12 +40,29 @@ def transitions(
         old, new = before.condition(kind), after.condition(kind)
         if old is None or new is None or (old.status, old.reason) == (new.status, new.reason):
             continue
-        yield _event(record, new, now_s)
+        message = f"{new.type}: {new.message}"
+        yield _event(record, new.reason, message, now_s, is_bad=_is_bad(new))
+    for reason, message in _moves(before, after):
+        yield _event(record, reason, message, now_s)
 
 
-def _event(record: RunRecord, condition: StatusCondition, now_s: float) -> dict[str, Any]:
+def _moves(before: RunStatus, after: RunStatus) -> Iterator[tuple[str, str]]:
+    """Limits that the control loop moved, as (reason, message)."""
+    desired = {group.name: group.desired for group in before.groups}
+    for group in after.groups:
+        old = desired.get(group.name)
+        if old is not None and old != group.desired:
+            yield "Scaled", f"Rollout group '{group.name}': {old} -> {group.desired} workers."
+    lag, new_lag = before.admission_lag_steps, after.admission_lag_steps
+    if lag is not None and new_lag is not None and lag != new_lag:
+        yield "Throttled" if new_lag < lag else "Relaxed", f"Admission lag: {lag} -> {new_lag}."
+
+
+def _event(
+    record: RunRecord, reason: str, message: str, now_s: float, *, is_bad: bool = False
+) -> dict[str, Any]:
     key = record.key
-    content = f"{record.uid}/{condition.type}/{condition.reason}/{int(now_s)}"
+    content = f"{record.uid}/{message}/{reason}/{int(now_s)}"
     suffix = hashlib.sha256(content.encode()).hexdigest()[:16]
     return {
         "apiVersion": "v1",
@@ -58,9 +75,9 @@ def _event(record: RunRecord, condition: StatusCondition, now_s: float) -> dict[
             "namespace": key.namespace,
             "uid": record.uid,
         },
-        "type": "Warning" if _is_bad(condition) else "Normal",
-        "reason": condition.reason,
-        "message": f"{condition.type}: {condition.message}",
+        "type": "Warning" if is_bad else "Normal",
+        "reason": reason,
+        "message": message,
         "source": {"component": FIELD_MANAGER},
         "reportingComponent": FIELD_MANAGER,
         "firstTimestamp": rfc3339(now_s),

@@ -43,7 +43,7 @@ class Lease:
 
     async def take(self) -> None:
         """Wait until the lease is ours."""
-        while not await self._try():
+        while not await self.try_once():
             await asyncio.sleep(RENEW_PERIOD_S / 5)
         _LOGGER.info("lease %s/%s is ours", self.namespace, self.name)
 
@@ -56,14 +56,14 @@ class Lease:
         while True:
             await asyncio.sleep(RENEW_PERIOD_S)
             try:
-                if not await self._try():
+                if not await self.try_once():
                     raise LeaseLostError(f"lease {self.name}: somebody else holds it")
                 renewed_s = self.clock()
             except ApiError as error:
                 if self.clock() - renewed_s > DURATION_S * 2 / 3:
                     raise LeaseLostError(f"lease {self.name}: not renewed: {error}") from error
 
-    async def _try(self) -> bool:
+    async def try_once(self) -> bool:
         """Take or renew the lease if that is allowed; whether it is ours."""
         resource = Resource(
             api_version="coordination.k8s.io/v1",

@@ -12,28 +12,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pydantic import ValidationError
 
-from vcpo.control import ControlState
-from vcpo.spec import API_VERSION, KIND, VCPORun
+from vcpo.spec import VCPORun
 from vcpo.spec.errors import problems_of
 from vcpo_operator import status
-from vcpo_operator.actions import Action, Apply, DeleteChild, DeleteRun
+from vcpo_operator.actions import DeleteRun
 from vcpo_operator.apply import Executor
-from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.family import OperatorDefaults
-from vcpo_operator.children.manifest import Kind, Owner, Parent
+from vcpo_operator.children.manifest import Kind
 from vcpo_operator.cluster import ApiError
 from vcpo_operator.conditions import Situation, findings, refusal
 from vcpo_operator.course import Course, Verdict, has_outlived_itself, judge, next_deadline_s
 from vcpo_operator.events import transitions
 from vcpo_operator.exports import RunExports
+from vcpo_operator.memory import RunMemory, accepted, known_status, note, parent_of, remember
 from vcpo_operator.names import OPERATOR_MANAGER, RunKey, config_name
 from vcpo_operator.plan import blocked_by, plan
-from vcpo_operator.records import Observed, ObservedChild, RunRecord
+from vcpo_operator.records import Observed, RunRecord
 from vcpo_operator.report import LearnerReport
 from vcpo_operator.run_status import RunStatus
 from vcpo_operator.signals import LearnerLines, SignalsError
@@ -44,11 +43,7 @@ _LOGGER = logging.getLogger(__name__)
 _REST_S = 60.0
 """Longest time between two looks at a run."""
 _UNWATCHED_PERIOD_S = 300.0
-"""Time between two reads of what is not watched: ConfigMaps, which may hold other people's secrets
-and are not listed for that, and PodMonitors, whose kind need not exist."""
-
-
-_UNWATCHED = (Kind.CONFIG_MAP, Kind.POD_MONITOR)
+"""Time between two reads of the kinds that are not watched."""
 
 
 class View(Protocol):
@@ -73,23 +68,6 @@ class Outcome:
     """How long the API server wants to be left alone; None when it does not say."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Memory:
-    """What is kept of one run between two looks, for speed."""
-
-    uid: str
-    generation: int = -1
-    run: VCPORun | None = None
-    parent: Parent | None = None
-    control: ControlState | None = None
-    applied: dict[str, int] = field(default_factory=dict)
-    unwatched: dict[tuple[Kind, str], ObservedChild] = field(default_factory=dict)
-    read_s: float | None = None
-    status: RunStatus | None = None
-    status_version: int = 0
-    written_s: float = 0.0
-
-
 class Reconciler:
     """Reconciles runs, one look at one run at a time."""
 
@@ -109,7 +87,7 @@ class Reconciler:
         self._defaults = defaults
         self._exports = exports
         self._clock = clock
-        self._memories: dict[RunKey, _Memory] = {}
+        self._memories: dict[RunKey, RunMemory] = {}
 
     async def reconcile(self, key: RunKey) -> Outcome:
         """Look at a run and do what is missing."""
@@ -142,10 +120,10 @@ class Reconciler:
             if record is not None and record.resource_version < memory.status_version:
                 yield memory.written_s
 
-    async def _look(self, record: RunRecord, memory: _Memory) -> Outcome:
-        before = _status_of(record, memory)
+    async def _look(self, record: RunRecord, memory: RunMemory) -> Outcome:
+        before = known_status(record, memory)
         try:
-            run = _accepted(record, memory)
+            run = accepted(record, memory)
         except ValidationError as error:
             message = "; ".join(str(problem) for problem in problems_of(error))
             return await self._refuse(record, memory, before, message)
@@ -165,7 +143,7 @@ class Reconciler:
             return Outcome(wake_in_s=None)
         return await self._advance(look, memory)
 
-    async def _advance(self, look: _Look, memory: _Memory) -> Outcome:
+    async def _advance(self, look: _Look, memory: RunMemory) -> Outcome:
         steering = self._steer(look, memory)
         trouble, retry_after_s = "", None
         try:
@@ -181,7 +159,7 @@ class Reconciler:
             wake_in_s=self._next_look_s(look), trouble=trouble, retry_after_s=retry_after_s
         )
 
-    def _steer(self, look: _Look, memory: _Memory) -> Steering | None:
+    def _steer(self, look: _Look, memory: RunMemory) -> Steering | None:
         if look.verdict.course is not Course.RUN:
             return None
         return steer(
@@ -193,11 +171,11 @@ class Reconciler:
             now_s=look.now_s,
         )
 
-    async def _carry_out(self, look: _Look, memory: _Memory, steering: Steering | None) -> str:
+    async def _carry_out(self, look: _Look, memory: RunMemory, steering: Steering | None) -> str:
         """Plan and carry out; returns what stands in the way, empty when nothing does."""
         key = look.record.key
         wish = wish_for(
-            _parent(look, memory),
+            parent_of(look.record, look.run, memory),
             self._defaults,
             look.verdict,
             decision=steering.decision if steering else None,
@@ -209,16 +187,16 @@ class Reconciler:
             applied = await self._executor.carry_out(key, action)
             if applied is not None:
                 memory.applied[applied.uid] = applied.version
-            _note(memory, action, applied)
+            note(memory, action, applied)
         return blocked_by(wish, look.observed)
 
-    async def _record_end(self, look: _Look, memory: _Memory) -> Outcome:
+    async def _record_end(self, look: _Look, memory: RunMemory) -> Outcome:
         """Write down that the run has ended before anything is cleaned up."""
         await self._report_status(look, memory, None, "")
         return Outcome(wake_in_s=0.0)
 
     async def _refuse(
-        self, record: RunRecord, memory: _Memory, before: RunStatus, message: str
+        self, record: RunRecord, memory: RunMemory, before: RunStatus, message: str
     ) -> Outcome:
         """Say what is wrong with the spec; what runs goes on as it is."""
         now_s = self._clock()
@@ -228,14 +206,14 @@ class Reconciler:
         await self._write(record, memory, before, after, now_s)
         return Outcome(wake_in_s=_REST_S)
 
-    async def _observed(self, record: RunRecord, memory: _Memory, now_s: float) -> Observed:
+    async def _observed(self, record: RunRecord, memory: RunMemory, now_s: float) -> Observed:
         """What is there, with the kinds that are read now and then instead of watched."""
         key = record.key
         if memory.read_s is None or now_s - memory.read_s >= _UNWATCHED_PERIOD_S:
             names = ((Kind.CONFIG_MAP, config_name(key.name)), (Kind.POD_MONITOR, key.name))
             for kind, name in names:
                 child = await self._executor.read(key, kind, name)
-                _remember(memory, kind, name, child)
+                remember(memory, kind, name, child)
             memory.read_s = now_s
         watched = self._view.observed(key)
         return replace(watched, children=(*memory.unwatched.values(), *watched.children))
@@ -249,7 +227,7 @@ class Reconciler:
         return await self._lines.ask(record.key, period_s=run.spec.control.poll_seconds)
 
     async def _report_status(
-        self, look: _Look, memory: _Memory, steering: Steering | None, trouble: str
+        self, look: _Look, memory: RunMemory, steering: Steering | None, trouble: str
     ) -> None:
         decision = steering.decision if steering else None
         situation = Situation(
@@ -274,7 +252,7 @@ class Reconciler:
     async def _write(
         self,
         record: RunRecord,
-        memory: _Memory,
+        memory: RunMemory,
         before: RunStatus,
         after: RunStatus,
         now_s: float,
@@ -305,10 +283,10 @@ class Reconciler:
             wakes_s.append(max(0.0, deadline_s - self._clock()))
         return min(wakes_s)
 
-    def _memory(self, record: RunRecord) -> _Memory:
+    def _memory(self, record: RunRecord) -> RunMemory:
         memory = self._memories.get(record.key)
         if memory is None or memory.uid != record.uid:
-            memory = self._memories[record.key] = _Memory(uid=record.uid)
+            memory = self._memories[record.key] = RunMemory(uid=record.uid)
         return memory
 
     async def _forget(self, key: RunKey) -> None:
@@ -329,53 +307,3 @@ class _Look:
     report: LearnerReport | None
     verdict: Verdict
     now_s: float
-
-
-def _note(memory: _Memory, action: Action, applied: ObservedChild | None) -> None:
-    """Keep track of the kinds that no watch tells of."""
-    if isinstance(action, Apply) and action.child.kind in _UNWATCHED:
-        _remember(memory, action.child.kind, action.child.name, applied)
-    if isinstance(action, DeleteChild) and action.kind in _UNWATCHED:
-        _remember(memory, action.kind, action.name, None)
-
-
-def _remember(memory: _Memory, kind: Kind, name: str, child: ObservedChild | None) -> None:
-    memory.unwatched.pop((kind, name), None)
-    if child is not None:
-        memory.unwatched[kind, name] = child
-
-
-def _accepted(record: RunRecord, memory: _Memory) -> VCPORun:
-    """The run, checked; once for each generation.
-
-    Raises: ValidationError.
-    """
-    if memory.run is None or memory.generation != record.generation:
-        document = {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "metadata": {"name": record.key.name, "namespace": record.key.namespace},
-            "spec": dict(record.spec),
-        }
-        memory.run, memory.parent = VCPORun.model_validate(document), None
-        memory.generation = record.generation
-    return memory.run
-
-
-def _parent(look: _Look, memory: _Memory) -> Parent:
-    """The run as builders want it; made once for each generation, since YAML is slow to write."""
-    if memory.parent is None:
-        owner = Owner(key=look.record.key, uid=look.record.uid)
-        memory.parent = make_parent(look.run, owner)
-    return memory.parent
-
-
-def _status_of(record: RunRecord, memory: _Memory) -> RunStatus:
-    """The newest status: what was written last, until the watch has caught up with it."""
-    if memory.status is not None and memory.status_version > record.resource_version:
-        return memory.status
-    try:
-        return RunStatus.from_dict(record.status)
-    except ValueError as error:
-        _LOGGER.warning("%s: starting from an empty status: %s", record.key, error)
-        return RunStatus()

@@ -13,11 +13,12 @@ from typing import Final
 
 from vcpo.control import ControlState, Decision
 from vcpo.spec import VCPORunSpec
-from vcpo_operator.conditions import Finding, merged
+from vcpo_operator.conditions import CONTROL_CONDITIONS, Finding, merged
 from vcpo_operator.course import Course, Verdict
 from vcpo_operator.records import Observed
 from vcpo_operator.report import LearnerReport
-from vcpo_operator.run_status import GroupStatus, Progress, RunStatus
+from vcpo_operator.run_status import GroupStatus, Progress, RunStatus, StatusCondition
+from vcpo_operator.steer import stored_form
 
 PROGRESS_PERIOD_S: Final = 30.0
 """Least time between two writes that bring nothing but numbers."""
@@ -100,7 +101,7 @@ def with_decision(
     if decision is None or state is None:
         return status
     return replace(
-        status, admission_lag_steps=decision.admission_lag_steps, control=state.to_dict()
+        status, admission_lag_steps=decision.admission_lag_steps, control=stored_form(state)
     )
 
 
@@ -131,9 +132,14 @@ def _spoken(status: RunStatus) -> tuple[object, ...]:
     """The part of a status that somebody may act on."""
     return (
         status.observed_generation,
-        [(each.type, each.status, each.reason) for each in status.conditions],
+        [(each.type, each.status, _steady_reason(each)) for each in status.conditions],
         (status.start_s, status.first_step_s, status.completion_s),
         status.restarts,
         status.admission_lag_steps,
         [(group.name, group.desired) for group in status.groups],
     )
+
+
+def _steady_reason(condition: StatusCondition) -> str:
+    """The reason, unless it may turn with every poll of the learner."""
+    return "" if condition.type in CONTROL_CONDITIONS else condition.reason

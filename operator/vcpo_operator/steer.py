@@ -96,8 +96,16 @@ def _restored(
         return ControlState.start(limits, now_s=now_s, replicas=live, admission_lag_steps=in_force)
 
 
+def stored_form(state: ControlState) -> dict[str, object]:
+    """The state as a status keeps it: without unknowns, which the API server would drop."""
+    return {
+        part: {name: value for name, value in content.items() if value is not None}
+        for part, content in state.to_dict().items()
+    }
+
+
 def _complete(stored: Mapping[str, object]) -> dict[str, object]:
-    """A stored state with its unknowns, which the API server does not keep."""
+    """The inverse of `stored_form`."""
     return {
         part: {**dict.fromkeys(unknowns), **content}
         for part, unknowns in _UNKNOWNS.items()

@@ -1,9 +1,11 @@
 """`python -m tests.e2e.cluster`: a run in a cluster, from `kubectl apply` to nothing left of it.
 
 An API server, a kubelet stand-in and the operator's own process on this machine; the pods train.
-In the middle of the run its spec is edited three times, so that every decision is seen: the ESS
-floor is raised over what ESS can be and put back, then waiting is declared harmless, which makes
-workers superfluous. The last line is one JSON object; exit status 1 when a bar is missed.
+In the middle of the run its spec is edited, so that every decision is seen on any machine: the ESS
+floor is raised over what ESS can be, so admission tightens; then waiting is declared harmless, so
+workers that the tighter bound leaves without work go; then all is put back.
+
+The last line is one JSON object; exit status 1 when a bar is missed.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,15 +131,22 @@ def shortfalls(result: dict[str, Any]) -> list[str]:
 async def _edit_on_the_way(
     here: Cluster, name: str, seen: Sightings, changed: asyncio.Event
 ) -> None:
-    floor = load(RUN_FILE)["spec"]["control"].get("essFloorRatio", 0.1)
+    control = load(RUN_FILE)["spec"]["control"]
     await _until(lambda: seen.ups >= 1 and max(_working(seen)) > 1, seen, changed)
-    _say("raising the ESS floor to 1")
+    _say("raising the ESS floor to 1, which no batch reaches")
     await here.user.edit(name, {"control": {"essFloorRatio": 1.0}})
     await _until(lambda: seen.throttles >= 1, seen, changed)
-    _say("throttled; putting the floor back, and calling any waiting harmless")
-    edit = {"essFloorRatio": floor, "idleHighRatio": 1.0, "idleLowRatio": 0.99}
-    await here.user.edit(name, {"control": {**edit, "scaleDownCooldownSeconds": 1}})
+    _say("throttled; calling any waiting harmless, so that the bound leaves workers superfluous")
+    harmless = {"idleHighRatio": 1.0, "idleLowRatio": 0.99, "scaleDownCooldownSeconds": 1}
+    await here.user.edit(name, {"control": harmless})
     await _until(lambda: seen.downs >= 1, seen, changed)
+    _say("scaled down; putting everything back")
+    await here.user.edit(name, {"control": _restored(control, {"essFloorRatio", *harmless})})
+
+
+def _restored(control: dict[str, Any], edited: Iterable[str]) -> dict[str, Any]:
+    """The edited fields as the file has them; null takes away what the file leaves open."""
+    return {field: control.get(field) for field in edited}
 
 
 async def _until(condition: Callable[[], bool], seen: Sightings, changed: asyncio.Event) -> None:
@@ -189,13 +198,17 @@ def _working(seen: Sightings) -> list[int]:
 def _told(run: dict[str, Any]) -> str:
     """The columns that people look at, on one line."""
     status = run.get("status") or {}
-    ready = next((c for c in status.get("conditions") or () if c["type"] == "Ready"), {})
-    fed = next((c for c in status.get("conditions") or () if c["type"] == "LearnerFed"), {})
+    ready, fed = _reason(status, "Ready"), _reason(status, "LearnerFed")
     ess, lag = status.get("essRatio"), (status.get("lag") or {}).get("p50")
     return (
-        f"{ready.get('reason')}, {fed.get('reason')}, ESS {ess}, lag {lag}, "
+        f"{ready}, {fed}, ESS {ess}, lag {lag}, "
         f"admission lag {status.get('admissionLagSteps')}, workers {status.get('workers')}"
     )
+
+
+def _reason(status: dict[str, Any], kind: str) -> str:
+    conditions = status.get("conditions") or ()
+    return next((each["reason"] for each in conditions if each["type"] == kind), "")
 
 
 def _run_dir(here: Cluster) -> Path:

@@ -6,8 +6,9 @@ import hashlib
 from typing import Any
 
 from tests.kube.access import User, may, service_account
-from tests.kube.api import MERGE_PATCH, Api
+from tests.kube.api import Api
 from tests.kube.errors import ApiError, JsonObject, no_such_path
+from tests.kube.patches import MERGE_PATCH
 from tests.kube.targets import Target, WriteOptions
 
 _SCHEDULER = WriteOptions(manager="kube-scheduler")

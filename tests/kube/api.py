@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.kube import deletion, lifecycle, patches, scaling
+from tests.kube.configurations import configuration
 from tests.kube.definitions import established
 from tests.kube.deletion import DEFINITIONS, NAMESPACES, timestamp
 from tests.kube.errors import (
@@ -24,7 +25,6 @@ from tests.kube.errors import (
     forbidden,
     invalid,
     not_found,
-    unsupported_media_type,
 )
 from tests.kube.list_types import list_types
 from tests.kube.ownership import Writer, apply_configuration, record_apply, record_update
@@ -33,11 +33,6 @@ from tests.kube.selectors import Matcher, field_matcher, label_matcher
 from tests.kube.store import Event, Store
 from tests.kube.targets import DeleteOptions, Target, WriteOptions, checked
 
-APPLY = "application/apply-patch+yaml"
-JSON_PATCH = "application/json-patch+json"
-MERGE_PATCH = "application/merge-patch+json"
-STRATEGIC_MERGE = "application/strategic-merge-patch+json"
-PATCH_TYPES = (APPLY, JSON_PATCH, MERGE_PATCH, STRATEGIC_MERGE)
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
 
@@ -111,13 +106,13 @@ class Api:
         Raises:
             ApiError: 400, 404, 409, 415 or 422.
         """
-        if content_type == APPLY:
+        if content_type == patches.APPLY:
             return self._apply(target, patch, options)
         if options.force:
             message = "Forbidden: may not be specified for non-apply patch"
             cause = Cause(field="force", message=message, reason="FieldValueForbidden")
             raise invalid("PatchOptions", "meta.k8s.io", "", [cause])
-        patched = _patched(target, content_type, self.get(target), patch)
+        patched = patches.patched(target.resource, self.get(target), content_type, patch)
         return self._change(target, patched, options), False
 
     def delete(self, target: Target, options: DeleteOptions) -> JsonObject:
@@ -227,6 +222,8 @@ class Api:
     ) -> JsonObject:
         resource = target.resource
         new = lifecycle.carried_over(resource, old, wanted, target.subresource)
+        if target.subresource == "status" and not resource.custom:
+            return new
         new = self._completed(resource, new, old, options)
         return lifecycle.with_generation(resource, old, new)
 
@@ -247,15 +244,7 @@ class Api:
 
     def _apply(self, target: Target, config: Any, options: WriteOptions) -> tuple[JsonObject, bool]:
         resource = target.resource
-        if not options.manager:
-            message = "Required value: is required for apply patch"
-            cause = Cause(field="fieldManager", message=message, reason="FieldValueRequired")
-            raise invalid("PatchOptions", "meta.k8s.io", "", [cause])
-        if target.subresource == "scale":
-            config = scaling.configuration_of(resource, config)
-        config = checked(target, _without_nulls(config))
-        if "managedFields" in config["metadata"]:
-            raise bad_request("metadata.managedFields must be nil")
+        config = configuration(target, config, options.manager)
         live = self.store.get(resource.key, target.namespace, target.name)
         if live is None and target.subresource:
             raise not_found(resource.qualified, target.name)
@@ -263,7 +252,7 @@ class Api:
             raise conflict(resource.qualified, target.name, "uid mismatch: no such object")
         if live is not None:
             lifecycle.check_version(resource, live, config)
-        kept = self._merge(target, live, _applicable(target, config), options)
+        kept = self._merge(target, live, config, options)
         shown = scaling.scale_of(resource, kept) if target.subresource == "scale" else kept
         return shown, live is None
 
@@ -304,18 +293,6 @@ def both(first: Matcher, second: Matcher) -> Matcher:
     return lambda body: first(body) and second(body)
 
 
-def _patched(target: Target, content_type: str, shown: JsonObject, patch: Any) -> JsonObject:
-    if content_type == STRATEGIC_MERGE and target.resource.custom:
-        raise unsupported_media_type(content_type, (APPLY, JSON_PATCH, MERGE_PATCH))
-    if content_type == JSON_PATCH and isinstance(patch, list):
-        return patches.json_patch(shown, patch)
-    if content_type == JSON_PATCH or not isinstance(patch, dict):
-        raise bad_request(f"the body of a {content_type} is not a {type(patch).__name__}")
-    merge = patches.strategic_merge if content_type == STRATEGIC_MERGE else patches.merge_patch
-    patched: JsonObject = merge(shown, patch)
-    return patched
-
-
 def _writer(target: Target, options: WriteOptions, operation: str) -> Writer:
     return Writer(
         manager=options.manager,
@@ -323,21 +300,3 @@ def _writer(target: Target, options: WriteOptions, operation: str) -> Writer:
         api_version=target.resource.api_version,
         subresource=target.subresource,
     )
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return {key: _without_nulls(child) for key, child in value.items() if child is not None}
-
-
-def _applicable(target: Target, config: JsonObject) -> JsonObject:
-    """The part of config that this address may set."""
-    if "status" not in target.resource.subresources:
-        return config
-    if target.subresource == "status":
-        kept = ("apiVersion", "kind", "metadata", "status")
-        return {key: value for key, value in config.items() if key in kept}
-    return {key: value for key, value in config.items() if key != "status"}

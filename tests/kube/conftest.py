@@ -31,6 +31,13 @@ async def fake() -> AsyncIterator[FakeApiServer]:
         yield server
 
 
+@pytest.fixture
+async def client(fake: FakeApiServer) -> AsyncIterator[Client]:
+    """A client of the fake server with the administrator's token."""
+    async with Client(Endpoint(url=fake.url, token=ADMIN_TOKEN)) as client:
+        yield client
+
+
 @pytest.fixture(scope="session")
 def real_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """A real control plane for all tests of the session; skips them where there is none."""

@@ -76,8 +76,7 @@ class Controllers:
     def _enqueue(self, event: Event) -> None:
         store = self._api.store
         keys: list[Key] = [(event.resource, identity(event.body))]
-        owners = sorted(owner_uids(event.body) | owner_uids(event.before))
-        keys += [place for uid in owners if (place := store.place(uid))]
+        keys += self._ancestors(owner_uids(event.body) | owner_uids(event.before))
         if event.kind == "DELETED":
             dependents = store.dependents(event.body["metadata"]["uid"])
             keys += [(resource, identity(body)) for resource, body in dependents]
@@ -87,6 +86,13 @@ class Controllers:
         self._dirty |= dict.fromkeys(keys)
         self._idle.clear()
         self._work.set()
+
+    def _ancestors(self, uids: set[str]) -> list[Key]:
+        """Owners, and theirs: a Deployment under Recreate waits for its pods' end."""
+        store = self._api.store
+        owners = [place for uid in sorted(uids) if (place := store.place(uid))]
+        above = {uid for key, name in owners for uid in owner_uids(store.get(key, *name))}
+        return owners + [place for uid in sorted(above) if (place := store.place(uid))]
 
     def _process(self, key: Key) -> None:
         resource, (namespace, name) = key

@@ -144,6 +144,8 @@ def _report(api: Api, deployment: JsonObject, hashed: str) -> None:
     wanted = deployment["spec"]["replicas"]
     enough = ready >= wanted - bounds_of(deployment).unavailable
     done = updated == total == ready == wanted
+    available = f"MinimumReplicas{'Available' if enough else 'Unavailable'}"
+    progress = "NewReplicaSetAvailable" if done else "ReplicaSetUpdated"
     status = {
         "observedGeneration": deployment["metadata"]["generation"],
         "replicas": total or None,
@@ -152,22 +154,15 @@ def _report(api: Api, deployment: JsonObject, hashed: str) -> None:
         "availableReplicas": ready or None,
         "unavailableReplicas": max(wanted - ready, 0) or None,
         "conditions": [
-            _condition(api, deployment, "Available", enough, "MinimumReplicas"),
-            _condition(api, deployment, "Progressing", True, _progress(done)),
+            _condition(api, deployment, "Available", "True" if enough else "False", available),
+            _condition(api, deployment, "Progressing", "True", progress),
         ],
     }
     change(api, DEPLOYMENTS, deployment, {"status": status}, "status")
 
 
-def _progress(done: bool) -> str:
-    return "NewReplicaSetAvailable" if done else "ReplicaSetUpdated"
-
-
-def _condition(api: Api, deployment: JsonObject, kind: str, holds: bool, reason: str) -> JsonObject:
+def _condition(api: Api, deployment: JsonObject, kind: str, status: str, reason: str) -> JsonObject:
     """A condition whose transition time moves only with its status."""
-    status = str(holds)
-    if kind == "Available":
-        reason += "Available" if holds else "Unavailable"
     before = next(
         (c for c in deployment["status"].get("conditions") or () if c["type"] == kind), None
     )

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import binascii
+import contextlib
 import json
 import logging
-from collections.abc import Mapping
 from typing import Any
 
-import yaml
 from aiohttp import web
 
 from tests.kube import actions, discovery
 from tests.kube.access import User, authorize, user_of
-from tests.kube.api import APPLY, PATCH_TYPES, Api
-from tests.kube.errors import (
-    ApiError,
-    JsonObject,
-    bad_request,
-    expired,
-    unsupported_media_type,
-)
-from tests.kube.faults import Effect, Fault, Faults, broken
+from tests.kube.api import Api
+from tests.kube.errors import ApiError, JsonObject, unsupported_media_type
+from tests.kube.exchange import fail_after, fail_before, parsed, refused
+from tests.kube.faults import Faults, broken
+from tests.kube.paging import page
+from tests.kube.patches import APPLY, PATCH_TYPES
 from tests.kube.recorder import Recorder, recorded
 from tests.kube.representations import Form, form_of, metadata_only, object_list, shown, table
 from tests.kube.targets import (
@@ -37,7 +30,6 @@ from tests.kube.watches import Seen, Watches, watch_request
 _log = logging.getLogger(__name__)
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 _HEALTH = ("healthz", "livez", "readyz")
-_BODY_TYPES = ("application/json", "application/yaml")
 
 
 class Frontend:
@@ -63,17 +55,17 @@ class Frontend:
         try:
             return await self._answer(request)
         except ApiError as refusal:
-            return _refused(refusal)
+            return refused(refusal)
         except Exception:  # noqa: BLE001 - see below
             # A bug of the fake must be an answer, or a client retries for ever in silence.
             _log.exception("%s %s", request.method, request.path_qs)
-            return _refused(broken())
+            return refused(broken())
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         user = user_of(request.headers, self._tokens)
         if request.path.strip("/").partition("/")[0] in _HEALTH:
             return web.Response(text="ok")
-        body = _parsed(await request.read(), request.content_type)
+        body = parsed(await request.read(), request.headers.get("Content-Type", ""))
         if review := actions.review(self._api, user, request.path, body):
             return web.json_response(review, status=201)
         try:
@@ -94,11 +86,10 @@ class Frontend:
         )
         self._recorder.add(record)
         fault = self._faults.on(record)
-        await _before(fault, request)
+        await fail_before(fault, request)
         authorize(self._api.store, user, verb, target)
         response = await self._perform(verb, target, request, body)
-        if fault is not None and fault.effect is Effect.LOSE_REPLY:
-            _hang_up(request)
+        fail_after(fault, request)
         return response
 
     async def _perform(
@@ -158,10 +149,7 @@ class Frontend:
 
     def _delete_collection(self, target: Target, request: web.Request, body: Any) -> web.Response:
         options = delete_options(request.query, body or {})
-        query = request.query
-        doomed = self._api.list(
-            target, query.get("labelSelector", ""), query.get("fieldSelector", "")
-        )
+        doomed = self._selected(target, request)
         for found in doomed:
             metadata = found["metadata"]
             one = Target(
@@ -173,20 +161,19 @@ class Frontend:
         metadata = {"resourceVersion": str(self._api.store.revision)}
         return web.json_response(object_list(target.resource, doomed, metadata, Form.FULL))
 
+    def _selected(self, target: Target, request: web.Request) -> list[JsonObject]:
+        labels = request.query.get("labelSelector", "")
+        return self._api.list(target, labels, request.query.get("fieldSelector", ""))
+
     def _list(self, target: Target, request: web.Request) -> web.Response:
-        query, store = request.query, self._api.store
-        found = self._api.list(
-            target, query.get("labelSelector", ""), query.get("fieldSelector", "")
+        store = self._api.store
+        found, metadata = page(
+            self._selected(target, request), request.query, store.revision, store.oldest_revision
         )
-        metadata: JsonObject = {"resourceVersion": str(store.revision)}
-        page, after = _page(found, query, store.oldest_revision)
-        if after is not None:
-            metadata |= {"continue": _token(after, store.revision), "remainingItemCount": 0}
-            metadata["remainingItemCount"] = len(found) - found.index(page[-1]) - 1
         form = form_of(request.headers.get("Accept", ""))
         if form is Form.TABLE:
-            return web.json_response(table(target.resource, page, metadata, self._api.clock()))
-        return web.json_response(object_list(target.resource, page, metadata, form))
+            return web.json_response(table(target.resource, found, metadata, self._api.clock()))
+        return web.json_response(object_list(target.resource, found, metadata, form))
 
     def _show(
         self, target: Target, request: web.Request, body: JsonObject, code: int
@@ -200,9 +187,11 @@ class Frontend:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
         await response.prepare(request)
-        async for seen in self._watches.stream(wanted):
-            await response.write(self._line(target, seen, form))
-        await response.write_eof()
+        # Who has seen enough just goes away.
+        with contextlib.suppress(ConnectionResetError):
+            async for seen in self._watches.stream(wanted):
+                await response.write(self._line(target, seen, form))
+            await response.write_eof()
         return response
 
     def _line(self, target: Target, seen: Seen, form: Form) -> bytes:
@@ -225,85 +214,3 @@ def _verb(request: web.Request, target: Target) -> str:
     if request.method != "GET":
         raise ApiError(405, "MethodNotAllowed", f"{request.method} is not supported")
     return "get" if target.name else "list"
-
-
-def _parsed(raw: bytes, content_type: str) -> Any:
-    """A request's body: JSON, or YAML where a client may send it."""
-    if not raw:
-        return None
-    if "yaml" in content_type:
-        return _from_yaml(raw)
-    if not content_type.endswith("json"):
-        raise unsupported_media_type(content_type, _BODY_TYPES)
-    try:
-        return json.loads(raw)
-    except json.JSONDecodeError as mistake:
-        raise bad_request(f"the body is not JSON: {mistake}") from mistake
-
-
-def _from_yaml(raw: bytes) -> Any:
-    """YAML, of which JSON is a part; but to PyYAML the JSON number `1e-8` is a text."""
-    try:
-        return json.loads(raw)
-    except json.JSONDecodeError:
-        return yaml.safe_load(raw)
-
-
-def _refused(refusal: ApiError) -> web.Response:
-    headers = {}
-    if refusal.retry_after_s is not None:
-        headers["Retry-After"] = str(refusal.retry_after_s)
-    return web.json_response(refusal.status(), status=refusal.code, headers=headers)
-
-
-async def _before(fault: Fault | None, request: web.Request) -> None:
-    """What a fault does before anything is done."""
-    if fault is None:
-        return
-    if fault.effect is Effect.REJECT:
-        raise fault.error or broken()
-    if fault.effect is Effect.HANG:
-        await fault.released.wait()
-    if fault.effect in (Effect.DROP, Effect.HANG):
-        _hang_up(request)
-
-
-def _hang_up(request: web.Request) -> None:
-    """End the connection without an answer."""
-    if request.transport is not None:
-        request.transport.abort()
-    raise asyncio.CancelledError
-
-
-def _page(
-    found: list[JsonObject], query: Mapping[str, str], oldest_revision: int
-) -> tuple[list[JsonObject], tuple[str, str] | None]:
-    """One page of a list, and the last key on it when more follow.
-
-    Departure: later pages show the present, not the moment of the first page.
-    """
-    if query.get("continue"):
-        revision, start = _position(query["continue"])
-        if revision < oldest_revision:
-            raise expired("The provided continue parameter is too old.")
-        found = [body for body in found if _key(body) > start]
-    limit = int(query.get("limit") or 0)
-    if not limit or len(found) <= limit:
-        return found, None
-    return found[:limit], _key(found[limit - 1])
-
-
-def _key(body: JsonObject) -> tuple[str, str]:
-    return body["metadata"].get("namespace", ""), body["metadata"]["name"]
-
-
-def _token(after: tuple[str, str], revision: int) -> str:
-    return base64.urlsafe_b64encode(json.dumps([revision, *after]).encode()).decode()
-
-
-def _position(token: str) -> tuple[int, tuple[str, str]]:
-    try:
-        revision, namespace, name = json.loads(base64.urlsafe_b64decode(token))
-    except (ValueError, binascii.Error) as mistake:
-        raise bad_request(f"continue key is not valid: {mistake}") from mistake
-    return revision, (namespace, name)

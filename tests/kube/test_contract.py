@@ -1,4 +1,4 @@
-"""Objects: what creating, reading, changing and deleting them does, on the fake and a real server."""
+"""Objects: creating, reading, changing and deleting them, on the fake and on a real server."""
 
 from __future__ import annotations
 

@@ -79,9 +79,7 @@ async def test_a_watch_replays_the_history_since_a_version(api: Client, widgets:
     ]
 
 
-async def test_an_object_that_leaves_the_selection_looks_deleted(
-    api: Client, widgets: str
-) -> None:
+async def test_an_object_that_leaves_the_selection_looks_deleted(api: Client, widgets: str) -> None:
     created = await api.post(widgets, widget("a"))
     for value in ("1", "2", None):
         await api.patch(f"{widgets}/a", {"metadata": {"labels": {"x": value}}})

@@ -141,9 +141,7 @@ async def test_a_controller_says_which_generation_it_has_seen(
     await api.until(path, lambda body: body["status"].get("observedGeneration") == 2)
 
 
-async def test_a_placed_pod_stays_until_the_kubelet_lets_it_go(
-    api: Client, namespace: str
-) -> None:
+async def test_a_placed_pod_stays_until_the_kubelet_lets_it_go(api: Client, namespace: str) -> None:
     pods = f"/api/v1{namespace}/pods"
     containers = [{"name": "main", "image": "app:1"}]
     await api.post(pods, {"metadata": {"name": "p"}, "spec": {"containers": containers}})

@@ -1,4 +1,4 @@
-"""A kopf operator in this process against the fake server: the loop the project's operator is in."""
+"""A kopf operator in this process against the fake server."""
 
 from __future__ import annotations
 

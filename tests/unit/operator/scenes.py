@@ -58,6 +58,7 @@ def report(**changes: Any) -> LearnerReport:
         "batch_trajectories": 128,
         "admission_lag_steps": 8,
         "learner_idle_ratio": 0.1,
+        "ready_workers": {},
     }
     of_signals = {name: changes.pop(name) for name in list(changes) if name in signals}
     return LearnerReport(signals=RunSignals(**{**signals, **of_signals}), **changes)

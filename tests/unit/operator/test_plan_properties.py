@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.operator.scenes import DEFAULTS, World, parent
@@ -15,6 +15,7 @@ from vcpo_operator.wishes import wish_for
 
 _GROUP_NAMES = ("main", "extra", "eval")
 _MAX_TURNS = 4
+few = settings(max_examples=25)  # one example writes several run files, which is slow
 
 
 @st.composite
@@ -52,6 +53,7 @@ def settle(world: World, wish: Wish) -> None:
         world.carry_out(plan(wish, world.observed, applied=world.applied))
 
 
+@few
 @given(st.lists(wishes(), min_size=1, max_size=3))
 def test_after_a_few_turns_there_is_nothing_left_to_do(history):
     world = World()
@@ -60,6 +62,7 @@ def test_after_a_few_turns_there_is_nothing_left_to_do(history):
     assert plan(history[-1], world.observed, applied=world.applied) == ()
 
 
+@few
 @given(wishes(), st.data())
 def test_a_plan_cut_short_anywhere_ends_in_the_same_place(wish, data):
     whole, cut = World(), World()
@@ -71,6 +74,7 @@ def test_a_plan_cut_short_anywhere_ends_in_the_same_place(wish, data):
     assert state(cut) == state(whole)
 
 
+@few
 @given(st.lists(wishes(), min_size=1, max_size=2))
 def test_no_apply_ever_sets_the_replicas_of_a_deployment(history):
     world = World()
@@ -82,6 +86,7 @@ def test_no_apply_ever_sets_the_replicas_of_a_deployment(history):
         settle(world, wish)
 
 
+@few
 @given(wishes(), st.integers(0, 8))
 def test_what_somebody_else_scales_is_never_scaled_back(wish, replicas):
     world = World()

@@ -54,9 +54,6 @@ pods or hands out permissions. */}}
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]
   verbs: [list, watch]
-- apiGroups: [""]
-  resources: [namespaces]
-  verbs: [list, watch]
 {{- end }}
 
 {{/* Binds the operator's account to its role: `include "vcpo.roleBinding" (list $ kind name)`. */}}

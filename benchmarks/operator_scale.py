@@ -1,0 +1,289 @@
+"""What the operator takes for many runs: latency, memory, and calls to the API server.
+
+The operator runs in its own process against a fake API server in this one, which also answers for
+every learner: signals that never change, so that a quiet run is quiet. No pod runs. Learners are
+asked every `--poll-seconds`, as one does for runs of hours.
+
+    python -m benchmarks.operator_scale
+
+The last line printed is JSON:
+
+    reconcile_p99_s           from a change of a run's spec to the change of its StatefulSet
+    rss_mb                    memory of the operator's process in the end
+    idle_writes_per_hour      writes while nothing changes, of all runs together
+    api_calls_per_run_create  calls to take a new run to where nothing is left to do
+
+Exit status 1 when a bar is missed: p99 of 1 s, 250 MB, no idle write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.operator_process import operator_process
+from tests.kube.fake_api_server import FakeApiServer
+from tests.kube.kubelet_client import KubeClient
+from tests.kube.kubelet_network import ClusterNetwork
+from tests.kube.kubelet_settings import ApiAccess
+from tests.kube.recorder import WRITES
+from tests.kube.store import Event
+from vcpo.wire.phase import RunPhase, phase_to_message
+from vcpo.wire.v1 import control_pb2, control_pb2_grpc
+from vcpo_operator.crd import crd
+from vcpo_operator.names import RUN_LABEL
+
+RUNS = "/apis/vcpo.dev/v1alpha1/namespaces/default/vcporuns"
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+_RUN_KEY = ("vcpo.dev", "vcporuns")
+_STATEFUL_SETS = ("apps", "statefulsets")
+_OTHERS = ("kubelet", "kubectl")
+"""User agents of this benchmark and of people: everybody else is the operator."""
+_QUIET_S = 5.0
+_P99_BAR_S, _RSS_BAR_MB = 1.0, 250.0
+
+
+class QuietLearner(control_pb2_grpc.ControlServiceServicer):
+    """Answers for every learner: the same signals at all times."""
+
+    def __init__(self) -> None:
+        self.questions = 0
+
+    async def GetSignals(  # noqa: N802 - named by the contract
+        self, request: control_pb2.GetSignalsRequest, context: Any
+    ) -> control_pb2.Signals:
+        """Report a run in the middle, balanced."""
+        self.questions += 1
+        return control_pb2.Signals(
+            phase=phase_to_message(RunPhase.RUNNING),
+            step=10,
+            policy_version=10,
+            ess_ratio=0.8,
+            ess_ratio_mean=0.8,
+            ess_ratio_low=0.8,
+            on_policy_ess_ratio=1.0,
+            learning_rate_scale=0.9,
+            lag_p50=1,
+            lag_max=2,
+            batch_trajectories=128,
+            admission_lag_steps=8,
+            learner_idle_ratio=0.1,
+        )
+
+    async def SetThrottle(  # noqa: N802 - named by the contract
+        self, request: control_pb2.SetThrottleRequest, context: Any
+    ) -> control_pb2.SetThrottleResponse:
+        """Take any bound."""
+        return control_pb2.SetThrottleResponse(admission_lag_steps=request.admission_lag_steps)
+
+    async def Drain(  # noqa: N802 - named by the contract
+        self, request: control_pb2.DrainRequest, context: Any
+    ) -> control_pb2.DrainResponse:
+        """Nobody asks for that here."""
+        return control_pb2.DrainResponse()
+
+
+class OneAddress(ClusterNetwork):
+    """A network in which every name leads to one place."""
+
+    address: tuple[str, int] = ("127.0.0.1", 0)
+
+    async def resolve(self, host: str, port: int, caller_namespace: str) -> tuple[str, int]:
+        """The one place."""
+        return self.address
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Times from a change of a run's spec to the change of its StatefulSet, in seconds."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    _changed_s: dict[str, float] = field(default_factory=dict)
+
+    def see(self, event: Event) -> None:
+        """Take in a change in the server's store."""
+        if event.kind != "MODIFIED" or not _is_new_generation(event):
+            return
+        metadata = event.body["metadata"]
+        if event.resource == _RUN_KEY:
+            self._changed_s[metadata["name"]] = time.monotonic()
+        elif event.resource == _STATEFUL_SETS:
+            since_s = self._changed_s.pop(metadata["labels"][RUN_LABEL], None)
+            if since_s is not None:
+                self.latencies_s.append(time.monotonic() - since_s)
+
+
+def _is_new_generation(event: Event) -> bool:
+    before = event.before or {"metadata": {}}
+    generation: int = event.body["metadata"].get("generation", 0)
+    return bool(generation > before["metadata"].get("generation", 0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """A server with the operator of which it is asked how it does."""
+
+    server: FakeApiServer
+    client: KubeClient
+    learner: QuietLearner
+    operator_pid: int
+
+    def calls(self) -> int:
+        """Requests of the operator since the last clearing, watches excepted."""
+        return sum(each.verb != "watch" for each in self._of_operator())
+
+    def writes(self) -> int:
+        """Those among them that may change something."""
+        return sum(each.verb in WRITES for each in self._of_operator())
+
+    def rss_mb(self) -> float:
+        """Memory of the operator's process."""
+        status = Path(f"/proc/{self.operator_pid}/status").read_text()
+        (line,) = [line for line in status.splitlines() if line.startswith("VmRSS")]
+        return int(line.split()[1]) / 1024
+
+    async def until_quiet(self) -> float:
+        """Wait until the operator has asked for nothing for a while; when it asked last."""
+        calls, last_s = self.calls(), time.monotonic()
+        while time.monotonic() - last_s < _QUIET_S:
+            await asyncio.sleep(0.2)
+            if self.calls() != calls:
+                calls, last_s = self.calls(), time.monotonic()
+        return last_s
+
+    def _of_operator(self) -> list[Any]:
+        recorder = self.server.recorder
+        return [each for each in recorder if not each.user_agent.startswith(_OTHERS)]
+
+
+@contextlib.asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    """Start the server, the learner for all, and the operator."""
+    async with contextlib.AsyncExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vcpo-scale-")))
+        server = await stack.enter_async_context(FakeApiServer())
+        access = ApiAccess(url=server.url)
+        client = await stack.enter_async_context(KubeClient(access))
+        await client.create(DEFINITIONS, crd())
+        answering, learner = grpc.aio.server(), QuietLearner()
+        control_pb2_grpc.add_ControlServiceServicer_to_server(learner, answering)
+        network = await stack.enter_async_context(OneAddress(client))
+        network.address = ("127.0.0.1", answering.add_insecure_port("127.0.0.1:0"))
+        await answering.start()
+        stack.push_async_callback(answering.stop, None)
+        kubeconfig = root / "kubeconfig.json"
+        kubeconfig.write_text(json.dumps(server.kubeconfig()))
+        plane = ControlPlane(kind="fake", access=access, kubeconfig=kubeconfig)
+        process = await stack.enter_async_context(operator_process(plane, network, root))
+        yield World(server=server, client=client, learner=learner, operator_pid=process.pid)
+
+
+def run_body(number: int, poll_s: float) -> dict[str, Any]:
+    """One of the runs."""
+    return {
+        "apiVersion": "vcpo.dev/v1alpha1",
+        "kind": "VCPORun",
+        "metadata": {"name": f"run-{number:04}", "namespace": "default"},
+        "spec": {
+            "model": {"name": "m"},
+            "environment": {"name": "countdown"},
+            "steps": 1000,
+            "control": {"pollSeconds": poll_s},
+            "rollouts": [{"name": "main", "minReplicas": 1, "maxReplicas": 4}],
+        },
+    }
+
+
+async def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Create the runs, let them rest, change some; the figures."""
+    async with world() as here:
+        started_s = time.monotonic()
+        for number in range(options.runs):
+            await here.client.create(RUNS, run_body(number, options.poll_seconds))
+        quiet_s = await here.until_quiet()
+        calls = here.calls()
+        print(f"{options.runs} runs created and made in {quiet_s - started_s:.1f} s", flush=True)
+        here.server.recorder.clear()
+        asked = here.learner.questions
+        await asyncio.sleep(options.idle_seconds)
+        idle_writes, asked = here.writes(), here.learner.questions - asked
+        rest = f"{options.idle_seconds:g} s of rest"
+        print(f"{rest}: {here.calls()} calls, learners asked {asked} times", flush=True)
+        latencies_s = await change_some(here, options)
+        percentiles = statistics.quantiles(latencies_s, n=100, method="inclusive")
+        return {
+            "runs": options.runs,
+            "changes": len(latencies_s),
+            "reconcile_p50_s": round(percentiles[49], 3),
+            "reconcile_p99_s": round(percentiles[98], 3),
+            "rss_mb": round(here.rss_mb(), 1),
+            "idle_writes_per_hour": round(idle_writes * 3600 / options.idle_seconds),
+            "api_calls_per_run_create": round(calls / options.runs, 1),
+            "create_seconds": round(quiet_s - started_s, 1),
+        }
+
+
+async def change_some(here: World, options: argparse.Namespace) -> list[float]:
+    """Change runs at a steady pace; how long each took to be applied."""
+    stopwatch = Stopwatch()
+    unsubscribe = here.server.api.store.subscribe(stopwatch.see)
+    for number in range(options.changes):
+        name = f"run-{number % options.runs:04}"
+        edit = {"spec": {"learner": {"image": f"learner:{number}"}}}
+        await here.client.merge_patch(f"{RUNS}/{name}", edit)
+        await asyncio.sleep(1 / options.changes_per_second)
+    await here.until_quiet()
+    unsubscribe()
+    return stopwatch.latencies_s
+
+
+def shortfalls(figures: dict[str, Any]) -> list[str]:
+    """Bars that the figures miss."""
+    bars = {
+        f"reconcile_p99_s must be at most {_P99_BAR_S:g}": figures["reconcile_p99_s"] <= _P99_BAR_S,
+        f"rss_mb must be at most {_RSS_BAR_MB:g}": figures["rss_mb"] <= _RSS_BAR_MB,
+        "idle_writes_per_hour must be 0": figures["idle_writes_per_hour"] == 0,
+        "every change must be applied": figures["changes"] > 0,
+    }
+    return [bar for bar, holds in bars.items() if not holds]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.operator_scale",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--runs", type=int, default=500)
+    parser.add_argument("--poll-seconds", type=float, default=30.0, help="spec.control.pollSeconds")
+    parser.add_argument("--idle-seconds", type=float, default=75.0, help="length of the rest")
+    parser.add_argument("--changes", type=int, default=200, help="changes whose time is taken")
+    parser.add_argument("--changes-per-second", type=float, default=4.0)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure and print."""
+    figures = asyncio.run(measure(_options()))
+    missed = shortfalls(figures)
+    for bar in missed:
+        print(f"missed: {bar}")
+    print(json.dumps(figures))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""What the reconciler keeps of a run between two looks, for speed; losing it loses nothing."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Final
+
+from vcpo.control import ControlState
+from vcpo.spec import API_VERSION, KIND, VCPORun
+from vcpo_operator.actions import Action, Apply, DeleteChild
+from vcpo_operator.children.config import make_parent
+from vcpo_operator.children.manifest import Kind, Owner, Parent
+from vcpo_operator.records import ObservedChild, RunRecord
+from vcpo_operator.run_status import RunStatus
+
+_LOGGER = logging.getLogger(__name__)
+UNWATCHED: Final = (Kind.CONFIG_MAP, Kind.POD_MONITOR)
+"""Kinds that are read now and then: ConfigMaps, which may hold other people's secrets and are not
+listed for that, and PodMonitors, whose kind need not exist."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RunMemory:
+    """What is kept of one run; made anew when its uid changes."""
+
+    uid: str
+    generation: int = -1
+    run: VCPORun | None = None
+    parent: Parent | None = None
+    control: ControlState | None = None
+    applied: dict[str, int] = field(default_factory=dict)
+    unwatched: dict[tuple[Kind, str], ObservedChild] = field(default_factory=dict)
+    read_s: float | None = None
+    status: RunStatus | None = None
+    status_version: int = 0
+    written_s: float = 0.0
+
+
+def note(memory: RunMemory, action: Action, applied: ObservedChild | None) -> None:
+    """Keep track of the kinds that no watch tells of."""
+    if isinstance(action, Apply) and action.child.kind in UNWATCHED:
+        remember(memory, action.child.kind, action.child.name, applied)
+    if isinstance(action, DeleteChild) and action.kind in UNWATCHED:
+        remember(memory, action.kind, action.name, None)
+
+
+def remember(memory: RunMemory, kind: Kind, name: str, child: ObservedChild | None) -> None:
+    """Keep what was read of a child that no watch tells of; None: there is none."""
+    memory.unwatched.pop((kind, name), None)
+    if child is not None:
+        memory.unwatched[kind, name] = child
+
+
+def accepted(record: RunRecord, memory: RunMemory) -> VCPORun:
+    """The run, checked; once for each generation.
+
+    Raises: ValidationError.
+    """
+    if memory.run is None or memory.generation != record.generation:
+        document = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": record.key.name, "namespace": record.key.namespace},
+            "spec": dict(record.spec),
+        }
+        memory.run, memory.parent = VCPORun.model_validate(document), None
+        memory.generation = record.generation
+    return memory.run
+
+
+def parent_of(record: RunRecord, run: VCPORun, memory: RunMemory) -> Parent:
+    """The run as builders want it; made once for each generation, since YAML is slow to write."""
+    if memory.parent is None:
+        owner = Owner(key=record.key, uid=record.uid)
+        memory.parent = make_parent(run, owner)
+    return memory.parent
+
+
+def known_status(record: RunRecord, memory: RunMemory) -> RunStatus:
+    """The newest status: what was written last, until the watch has caught up with it."""
+    if memory.status is not None and memory.status_version > record.resource_version:
+        return memory.status
+    try:
+        return RunStatus.from_dict(record.status)
+    except ValueError as error:
+        _LOGGER.warning("%s: starting from an empty status: %s", record.key, error)
+        return RunStatus()

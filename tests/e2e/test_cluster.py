@@ -1,0 +1,57 @@
+"""The whole product in one go, as `make e2e` runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="the kubelet stand-in needs Linux's loopback network"
+)
+
+
+@pytest.fixture(scope="module")
+def ending():
+    """Exit status, output and result of one run."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.e2e.cluster"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=900,
+        check=False,
+    )
+    assert ran.stdout, ran.stderr
+    return ran, json.loads(ran.stdout.splitlines()[-1])
+
+
+def test_a_run_comes_to_its_end_in_a_cluster(ending):
+    ran, result = ending
+    assert ran.returncode == 0, ran.stdout[-8000:]
+    assert result["conditions"]["Complete"] == "Succeeded"
+    assert result["steps"] == 150
+
+
+def test_workers_are_added_and_removed_as_decided(ending):
+    _, result = ending
+    assert result["scaled_up"] >= 1
+    assert result["scaled_down"] >= 1
+    assert result["replicas_seen"]["max"] > result["replicas_seen"]["min"]
+
+
+def test_admission_tightens_when_ess_is_under_its_floor(ending):
+    _, result = ending
+    assert result["throttle_events"] >= 1
+
+
+def test_the_model_learns(ending):
+    _, result = ending
+    assert result["accuracy_after"] > result["accuracy_before"]
+
+
+def test_deleting_the_run_leaves_nothing_behind(ending):
+    _, result = ending
+    assert (result["left_behind"], result["orphans"]) == ([], 0)

@@ -1,0 +1,271 @@
+"""The operator's reconciler on a fake API server, call by call, without kopf and without training.
+
+The view is read from the server before every look: as fresh as watches can be. A learner is a
+script that says what the test wants. An operator that dies is one whose memory is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import kopf
+from kubernetes import client
+
+from tests.kube.access import User
+from tests.kube.fake_api_server import FakeApiServer
+from tests.kube.kubelet_client import KubeClient
+from tests.kube.kubelet_settings import ApiAccess
+from tests.kube.operator_view import StoreView
+from vcpo.control import RunSignals
+from vcpo.metrics import OperatorMetrics
+from vcpo.wire.phase import RunPhase
+from vcpo_operator.app import Operator, Options
+from vcpo_operator.apply import Executor
+from vcpo_operator.children.family import OperatorDefaults
+from vcpo_operator.cluster import Cluster
+from vcpo_operator.crd import crd
+from vcpo_operator.exports import RunExports
+from vcpo_operator.names import RunKey
+from vcpo_operator.reconciler import Outcome, Reconciler
+from vcpo_operator.report import LearnerReport
+from vcpo_operator.signals import LearnerLines
+from vcpo_operator.status import PROGRESS_PERIOD_S
+
+KEY = RunKey("default", "demo")
+RUNS = "/apis/vcpo.dev/v1alpha1/namespaces/default/vcporuns"
+RUN = f"{RUNS}/{KEY.name}"
+DEPLOYMENT = "/apis/apps/v1/namespaces/default/deployments/demo-rollout-main"
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+START_S = 1_800_000_000.0
+USER_AGENT = "vcpo-operator"
+DEFAULTS = OperatorDefaults(learner_image="learner:1", rollout_image="rollout:1")
+_MOST_LOOKS = 20
+
+Document = dict[str, Any]
+
+
+def run_body(name: str = KEY.name, **spec: Any) -> Document:
+    """A run as a user writes it, with one group that may grow to three."""
+    least = {
+        "model": {"name": "m"},
+        "environment": {"name": "countdown"},
+        "steps": 10,
+        "rollouts": [{"name": "main", "minReplicas": 1, "maxReplicas": 3}],
+    }
+    return {
+        "apiVersion": "vcpo.dev/v1alpha1",
+        "kind": "VCPORun",
+        "metadata": {"name": name, "namespace": KEY.namespace},
+        "spec": {**least, **spec},
+    }
+
+
+def report(phase: RunPhase = RunPhase.RUNNING, **signals: Any) -> LearnerReport:
+    """What a learner says whose workers just keep up with it."""
+    balanced = {
+        "step": 5,
+        "policy_version": 5,
+        "ess_ratio_mean": 0.7,
+        "on_policy_ess_ratio": 0.8,
+        "lag_p50": 1,
+        "lag_max": 2,
+        "buffered": 8,
+        "in_flight": 8,
+        "batch_trajectories": 128,
+        "admission_lag_steps": 8,
+        "learner_idle_ratio": 0.1,
+    }
+    return LearnerReport(signals=RunSignals(**{**balanced, **signals}), phase=phase)
+
+
+class ScriptedLines(LearnerLines):
+    """Learners that say what `says` holds, and remember what they were told."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=lambda: START_S)
+        self.says: LearnerReport | None = None
+        self.throttles: list[int] = []
+
+    async def ask(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
+        """Answer at once."""
+        return self.says
+
+    async def throttle(self, key: RunKey, admission_lag_steps: int, reason: str) -> None:
+        """Remember."""
+        self.throttles.append(admission_lag_steps)
+
+    async def release(self, key: RunKey, worker: str) -> None:
+        """Nobody holds a lease."""
+
+
+@dataclass(slots=True, kw_only=True)
+class OperatorScene:
+    """A server, and an operator that can be replaced by a fresh one."""
+
+    server: FakeApiServer
+    client: KubeClient
+    cluster: Cluster
+    lines: ScriptedLines
+    now_s: float = START_S
+    operator: Reconciler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.restart_operator()
+
+    def restart_operator(self) -> None:
+        """An operator that remembers nothing."""
+        self.operator = Reconciler(
+            view=StoreView(self.server),
+            executor=Executor(self.cluster, self.lines),
+            lines=self.lines,
+            defaults=DEFAULTS,
+            exports=RunExports(OperatorMetrics()),
+            clock=lambda: self.now_s,
+        )
+
+    async def look(self, key: RunKey = KEY) -> Outcome:
+        """One look at a run; the cluster's controllers have answered when this returns."""
+        outcome = await self.operator.reconcile(key)
+        await self.server.settled()
+        return outcome
+
+    async def settle(self, key: RunKey = KEY) -> Outcome:
+        """Look until a look writes nothing; an operator that meets trouble is replaced."""
+        for _ in range(_MOST_LOOKS):
+            before = self.server.api.store.revision
+            outcome = await self.look(key)
+            if outcome.trouble:
+                self.server.faults.clear()
+                self.restart_operator()
+            elif self.server.api.store.revision == before:
+                return outcome
+        raise AssertionError(f"the operator still writes after {_MOST_LOOKS} looks")
+
+    async def rest(self, key: RunKey = KEY) -> None:
+        """Settle, let the time pass after which numbers are worth a write, and settle again."""
+        await self.settle(key)
+        self.now_s += PROGRESS_PERIOD_S
+        await self.settle(key)
+
+    async def create(self, **spec: Any) -> None:
+        """Apply the run."""
+        await self.client.create(RUNS, run_body(**spec))
+
+    async def edit(self, **spec: Any) -> None:
+        """Change the run's spec."""
+        await self.client.merge_patch(RUN, {"spec": spec})
+
+    async def run(self) -> Document:
+        """The run as it is now."""
+        return await self.client.get(RUN)
+
+    async def replicas(self) -> int:
+        """Workers that the group's Deployment asks for."""
+        deployment = await self.client.get(DEPLOYMENT)
+        return int(deployment["spec"]["replicas"])
+
+    def objects(self) -> dict[str, Document]:
+        """The namespace's objects, without what differs from one time to another."""
+        found = {}
+        for (_, plural), body in self.server.api.store.everything():
+            metadata = body["metadata"]
+            if metadata.get("namespace") == KEY.namespace and plural not in _UNCOUNTED:
+                found[f"{plural}/{metadata['name']}"] = _timeless(body)
+        return found
+
+
+_UNCOUNTED = ("events", "pods", "replicasets")
+"""Not compared: told as often as told, or named at random by controllers."""
+
+_FLEETING = {
+    "creationTimestamp",
+    "generation",
+    "managedFields",
+    "observedGeneration",
+    "podUid",
+    "resourceVersion",
+    "scaled_s",
+    "subPath",
+    "uid",
+    "updateTime",
+}
+
+
+def _timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        kept = {k: v for k, v in value.items() if k not in _FLEETING and not _is_digest(k)}
+        return {key: _timeless(child) for key, child in kept.items()}
+    if isinstance(value, list):
+        return [_timeless(item) for item in value]
+    return value
+
+
+def _is_digest(key: str) -> bool:
+    """Digests cover the owner's uid, and revisions the number of attempts."""
+    return key.endswith(("-hash", "Revision", "/revision"))
+
+
+@asynccontextmanager
+async def operator_scene(
+    *, tokens: dict[str, User] | None = None, token: str | None = None
+) -> AsyncIterator[OperatorScene]:
+    """Start a server that knows our kind, and whose clock stands still.
+
+    token: the operator's; None makes it the administrator.
+    """
+    clock = partial(datetime.fromtimestamp, START_S, UTC)
+    async with (
+        FakeApiServer(tokens=tokens, clock=clock) as server,
+        KubeClient(ApiAccess(url=server.url)) as admin,
+    ):
+        await admin.create(DEFINITIONS, crd())
+        await server.settled()
+        cluster = connect(server, token)
+        try:
+            yield OperatorScene(server=server, client=admin, cluster=cluster, lines=ScriptedLines())
+        finally:
+            cluster.close()
+
+
+def connect(server: FakeApiServer, token: str | None) -> Cluster:
+    """The operator's client. token: None is the administrator's."""
+    settings = client.Configuration(host=server.url)
+    settings.retries = False
+    if token is not None:
+        settings.api_key = {"authorization": f"Bearer {token}"}
+    api_client = client.ApiClient(settings)
+    api_client.user_agent = USER_AGENT
+    return Cluster(api_client, timeout_s=5.0)
+
+
+@asynccontextmanager
+async def whole_operator(
+    scene: OperatorScene, *, token: str | None = None, namespaces: Sequence[str] = ()
+) -> AsyncIterator[None]:
+    """The operator as its process runs it, kopf's watches included; its learners never answer.
+
+    It must end in the task that began it: kopf cancels tasks younger than itself.
+    """
+    cluster = connect(scene.server, token)
+    options = Options(defaults=DEFAULTS, namespaces=namespaces)
+    operator = Operator(
+        options,
+        cluster,
+        OperatorMetrics(),
+        address_of=lambda _: "127.0.0.1:9",
+        login=lambda **_: kopf.ConnectionInfo(server=scene.server.url, token=token),
+    )
+    stop = asyncio.Event()
+    running = asyncio.create_task(operator.run(stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        await running
+        cluster.close()

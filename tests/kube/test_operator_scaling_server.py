@@ -1,0 +1,110 @@
+"""Who scales what: a hundred looks at a run while somebody else changes its workers."""
+
+import itertools
+
+import pytest
+
+from tests.kube.operator_scene import DEPLOYMENT, operator_scene, report
+
+NUM_LOOKS = 100
+GROUP = {"name": "main", "minReplicas": 1, "maxReplicas": 4}
+
+
+@pytest.fixture
+async def scene():
+    async with operator_scene() as started:
+        yield started
+
+
+async def scale(scene, replicas):
+    """What a HorizontalPodAutoscaler does."""
+    await scene.client.merge_patch(f"{DEPLOYMENT}/scale", {"spec": {"replicas": replicas}})
+
+
+def owners_of_replicas(deployment):
+    managers = deployment["metadata"]["managedFields"]
+    return {
+        entry["manager"]
+        for entry in managers
+        if "f:replicas" in entry["fieldsV1"].get("f:spec", {})
+    }
+
+
+async def test_an_autoscaler_is_never_reverted(scene):
+    await scene.create(rollouts=[{**GROUP, "scaling": "External"}])
+    await scene.settle()
+    scene.lines.says = report()
+    for _, replicas in zip(range(NUM_LOOKS), itertools.cycle([3, 1, 5, 2]), strict=False):
+        await scale(scene, replicas)
+        scene.now_s += 5.0
+        await scene.look()
+        assert await scene.replicas() == replicas
+
+
+async def test_the_operator_never_owns_the_replicas_of_a_group_that_others_scale(scene):
+    await scene.create(rollouts=[{**GROUP, "scaling": "External"}])
+    await scene.settle()
+    await scale(scene, 3)
+    await scene.edit(rollouts=[{**GROUP, "scaling": "External", "image": "rollout:2"}])
+    await scene.settle()
+    assert "vcpo-operator" not in owners_of_replicas(await scene.client.get(DEPLOYMENT))
+
+
+async def test_a_change_by_hand_within_the_bounds_is_adopted(scene):
+    await scene.create(rollouts=[GROUP])
+    await scene.settle()
+    scene.lines.says = report()
+    for _ in range(NUM_LOOKS):
+        scene.now_s += 5.0
+        await scale(scene, 3)
+        await scene.look()
+    assert await scene.replicas() == 3
+
+
+async def test_a_starving_learner_gets_another_worker(scene):
+    await scene.create(rollouts=[GROUP])
+    await scene.settle()
+    scene.now_s += 60.0
+    scene.lines.says = report(learner_idle_ratio=0.6, ready_workers={"main": 1})
+    await scene.look()
+    assert await scene.replicas() == 2
+
+
+async def test_an_ess_under_its_floor_halves_the_admission_lag(scene):
+    await scene.create(algorithm={"maxPolicyLagSteps": 8}, control={"essFloorRatio": 0.5})
+    await scene.settle()
+    scene.lines.says = report(ess_ratio_mean=0.2)
+    await scene.look()
+    assert scene.lines.throttles == [4]
+
+
+async def test_old_signals_move_nothing(scene):
+    await scene.create(rollouts=[GROUP])
+    scene.lines.says = report(learner_idle_ratio=0.6, ready_workers={"main": 1})
+    await scene.settle()
+    scene.lines.says = scene.lines.says.aged(3600.0)
+    scene.now_s += 3600.0
+    await scene.settle()
+    assert await scene.replicas() == 1
+
+
+async def test_a_run_that_does_not_change_costs_no_write(scene):
+    await scene.create(rollouts=[GROUP])
+    scene.lines.says = report()
+    await scene.rest()
+    scene.server.recorder.clear()
+    for _ in range(NUM_LOOKS):
+        scene.now_s += 36.0
+        await scene.look()
+    assert scene.server.recorder.writes() == []
+
+
+async def test_suspending_stops_every_worker_and_resuming_brings_them_back(scene):
+    await scene.create(rollouts=[GROUP])
+    for _ in range(10):
+        await scene.edit(suspend=True)
+        await scene.settle()
+        assert await scene.replicas() == 0
+        await scene.edit(suspend=False)
+        await scene.settle()
+        assert await scene.replicas() == 1

@@ -1,0 +1,82 @@
+"""Pod statuses as kubelets and schedulers write them, and the one cause each comes down to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vcpo_operator.causes import pod_cause, presentable
+
+
+def pod(*containers: dict[str, Any], **status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "p"}, "status": {"containerStatuses": list(containers), **status}}
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"name": "c", "ready": False, "state": state}
+
+
+def test_a_pod_that_works_has_no_cause():
+    assert pod_cause(pod({"name": "c", "ready": True, "state": {"running": {}}})) is None
+
+
+def test_a_pod_that_is_being_made_has_no_cause():
+    assert pod_cause(pod(waiting("ContainerCreating"))) is None
+
+
+@pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff"])
+def test_attempt_and_wait_of_a_pull_are_one_cause(reason: str):
+    cause = pod_cause(pod(waiting(reason, "no such image")))
+    assert cause is not None
+    assert (cause.reason, cause.message) == (
+        "ImagePullBackOff",
+        "pod p, container c: no such image",
+    )
+
+
+def test_a_crash_shows_its_exit_code_and_last_words():
+    crashed = waiting("CrashLoopBackOff", "back-off 10s")
+    crashed["lastState"] = {"terminated": {"exitCode": 2, "message": "spec.steps: missing\n"}}
+    cause = pod_cause(pod(crashed))
+    assert cause is not None
+    assert cause.message == "pod p, container c: ended with exit code 2: spec.steps: missing"
+
+
+def test_out_of_memory_is_named_before_the_crash_loop_that_it_causes():
+    crashed = waiting("CrashLoopBackOff")
+    crashed["lastState"] = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    cause = pod_cause(pod(crashed))
+    assert cause is not None
+    assert cause.reason == "OOMKilled"
+
+
+def test_a_container_that_recovered_has_no_cause():
+    recovered = {
+        "name": "c",
+        "ready": True,
+        "state": {"running": {}},
+        "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
+    }
+    assert pod_cause(pod(recovered)) is None
+
+
+def test_a_pod_that_fits_nowhere_says_why():
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/3 nodes have a GPU",
+    }
+    cause = pod_cause(pod(conditions=[condition]))
+    assert cause is not None
+    assert (cause.reason, cause.message) == ("Unschedulable", "pod p: 0/3 nodes have a GPU")
+
+
+def test_credentials_in_an_address_are_not_shown():
+    assert presentable("pull https://me:secret@host/x", 99) == "pull https://***@host/x"
+
+
+def test_of_a_long_message_the_end_is_kept():
+    assert presentable("abcdefgh", 6) == "...fgh"

@@ -1,0 +1,145 @@
+"""Conditions: what each says in each situation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.operator.scenes import make_run, pod
+from vcpo_operator.conditions import Finding, Situation, findings, merged, refusal
+from vcpo_operator.course import Course, Verdict
+from vcpo_operator.names import Role
+from vcpo_operator.records import Cause, Observed
+from vcpo_operator.run_status import RunStatus
+
+LEARNER = pod("demo-learner-0", Role.LEARNER)
+WORKER = pod("demo-rollout-main-x")
+
+
+def found(*pods: Any, course: Course = Course.RUN, **changes: Any) -> dict[str, Finding]:
+    situation = Situation(
+        **{
+            "spec": make_run(**changes.pop("spec", {})).spec,
+            "verdict": Verdict(course=course, reason="Because", message="It did."),
+            "observed": Observed(pods=pods),
+            "decision": None,
+            "has_stepped": True,
+            **changes,
+        }
+    )
+    return {each.type: each for each in findings(situation)}
+
+
+def brief(finding: Finding) -> tuple[str, str]:
+    return finding.status, finding.reason
+
+
+def test_every_condition_is_said_from_the_first_visit_on():
+    assert list(found()) == [
+        "Accepted",
+        "LearnerReady",
+        "RolloutsReady",
+        "SignalsFresh",
+        "EssHealthy",
+        "LearnerFed",
+        "Suspended",
+        "Ready",
+        "Complete",
+        "Failed",
+    ]
+
+
+def test_every_finding_has_a_reason_and_a_sentence():
+    for finding in found().values():
+        assert finding.reason
+        assert finding.message.endswith(".")
+
+
+def test_ready_pods_make_ready_parts():
+    conditions = found(LEARNER, WORKER)
+    assert brief(conditions["LearnerReady"]) == ("True", "PodReady")
+    assert brief(conditions["RolloutsReady"]) == ("True", "MinimumAvailable")
+
+
+def test_a_pod_on_its_way_out_counts_for_nothing():
+    leaving = pod("demo-learner-0", Role.LEARNER, leaving=True)
+    assert brief(found(leaving)["LearnerReady"]) == ("False", "PodPending")
+
+
+def test_the_pod_s_trouble_is_the_condition_s_reason():
+    cause = Cause(reason="ImagePullBackOff", message="pod p: no such image")
+    broken = pod("demo-rollout-main-x", ready=False, cause=cause)
+    condition = found(LEARNER, broken)["RolloutsReady"]
+    assert brief(condition) == ("False", "ImagePullBackOff")
+    assert condition.message == "pod p: no such image"
+
+
+def test_fewer_workers_than_the_least_are_not_enough():
+    spec = {"rollouts": [{"name": "main", "minReplicas": 2, "maxReplicas": 2}]}
+    assert brief(found(LEARNER, WORKER, spec=spec)["RolloutsReady"]) == ("False", "BelowMinimum")
+
+
+def test_one_bad_worker_among_enough_good_ones_is_no_trouble():
+    broken = pod("bad", ready=False, cause=Cause(reason="OOMKilled", message="m"))
+    assert found(LEARNER, WORKER, broken)["RolloutsReady"].status == "True"
+
+
+@pytest.mark.parametrize(("has_stepped", "reason"), [(False, "Initializing"), (True, "Degraded")])
+def test_what_is_missing_is_a_start_before_the_first_step_and_a_fault_after(
+    has_stepped: bool, reason: str
+):
+    ready = found(LEARNER, has_stepped=has_stepped)["Ready"]
+    assert brief(ready) == ("False", reason)
+    assert ready.message.startswith("RolloutsReady (BelowMinimum)")
+
+
+def test_a_refused_write_is_said_before_all_else():
+    ready = found(LEARNER, WORKER, trouble="422: no")["Ready"]
+    assert (brief(ready), ready.message) == (("False", "ApplyFailed"), "422: no")
+
+
+@pytest.mark.parametrize(
+    ("pods", "status", "reason"),
+    [((LEARNER,), "False", "SuspendInProgress"), ((), "True", "Suspended")],
+)
+def test_a_rest_begins_when_the_last_pod_is_gone(pods: Any, status: str, reason: str):
+    assert brief(found(*pods, course=Course.SUSPEND)["Suspended"]) == (status, reason)
+
+
+def test_a_complete_run_is_ready_and_complete():
+    conditions = found(course=Course.COMPLETE)
+    assert brief(conditions["Ready"]) == ("True", "Complete")
+    assert brief(conditions["Complete"]) == ("True", "Because")
+    assert brief(conditions["Failed"]) == ("False", "NotFailed")
+
+
+def test_a_failed_run_says_why_where_people_look():
+    conditions = found(course=Course.FAILED)
+    assert brief(conditions["Ready"]) == ("False", "Because")
+    assert conditions["Failed"].message == "It did."
+
+
+def test_a_refused_spec_leaves_the_other_conditions_alone():
+    first = merged(found().values(), RunStatus(), generation=1, now_s=5.0)
+    second = merged(refusal("bad"), RunStatus(conditions=first), generation=2, now_s=9.0)
+    kept = {each.type: each for each in second}
+    assert (kept["Accepted"].status, kept["Accepted"].reason) == ("False", "InvalidSpec")
+    assert kept["Complete"] in first
+
+
+def test_the_transition_time_moves_with_the_status_only():
+    first = merged([Finding(type="A", status="False", reason="X", message="m")], RunStatus(),
+                   generation=1, now_s=5.0)  # fmt: skip
+    again = Finding(type="A", status="False", reason="Y", message="n")
+    (same,) = merged([again], RunStatus(conditions=first), generation=2, now_s=9.0)
+    assert (same.transition_s, same.reason, same.observed_generation) == (5.0, "Y", 2)
+    turned = Finding(type="A", status="True", reason="Z", message="n")
+    (moved,) = merged([turned], RunStatus(conditions=first), generation=2, now_s=9.0)
+    assert moved.transition_s == 9.0
+
+
+def test_a_message_fits_the_schema():
+    long = Finding(type="A", status="True", reason="X", message="m" * 5_000)
+    (condition,) = merged([long], RunStatus(), generation=1, now_s=1.0)
+    assert len(condition.message) == 1024

@@ -1,0 +1,117 @@
+"""When a run ends, rests or goes on, and when to look again."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.operator.scenes import make_run, report
+from vcpo.spec.workloads import Cleanup
+from vcpo.wire.phase import RunPhase
+from vcpo_operator.course import (
+    Course,
+    Verdict,
+    cleanup,
+    has_outlived_itself,
+    judge,
+    next_deadline_s,
+)
+from vcpo_operator.run_status import Restarts, RunStatus, StatusCondition
+
+START_S = 1_000.0
+
+
+def started(**changes: object) -> RunStatus:
+    return RunStatus(**{"start_s": START_S, "first_step_s": START_S + 10, **changes})
+
+
+def recorded(kind: str) -> RunStatus:
+    condition = StatusCondition(
+        type=kind, status="True", reason="Because", message="It did.", transition_s=1.0
+    )
+    return started(conditions=(condition,), completion_s=2_000.0)
+
+
+def course_of(status: RunStatus, now_s: float, learner=None, **spec: object) -> tuple[Course, str]:
+    verdict = judge(make_run(**spec).spec, status, learner, now_s)
+    return verdict.course, verdict.reason
+
+
+def test_a_run_runs():
+    assert course_of(started(), START_S + 20, report()) == (Course.RUN, "")
+
+
+def test_a_suspended_run_rests():
+    assert course_of(started(), START_S, suspend=True)[0] is Course.SUSPEND
+
+
+def test_a_learner_that_is_done_completes_the_run():
+    done = report(phase=RunPhase.COMPLETE)
+    assert course_of(started(), START_S, done) == (Course.COMPLETE, "Succeeded")
+
+
+def test_a_learner_that_gives_up_fails_the_run():
+    failed = report(phase=RunPhase.FAILED)
+    assert course_of(started(), START_S, failed) == (Course.FAILED, "LearnerFailed")
+
+
+@pytest.mark.parametrize(("restarts", "course"), [(3, Course.RUN), (4, Course.FAILED)])
+def test_more_restarts_than_allowed_fail_the_run(restarts: int, course: Course):
+    status = started(restarts=Restarts(total=restarts))
+    assert course_of(status, START_S + 1)[0] is course
+
+
+@pytest.mark.parametrize(("after_s", "course"), [(59, Course.RUN), (60, Course.FAILED)])
+def test_the_active_deadline_counts_from_the_start(after_s: int, course: Course):
+    assert course_of(started(), START_S + after_s, activeDeadlineSeconds=60)[0] is course
+
+
+def test_the_startup_deadline_ends_a_run_without_a_step():
+    status = started(first_step_s=None)
+    found = course_of(status, START_S + 30, startupDeadlineSeconds=30)
+    assert found == (Course.FAILED, "StartupDeadlineExceeded")
+
+
+def test_the_startup_deadline_is_over_with_the_first_step():
+    assert course_of(started(), START_S + 99, startupDeadlineSeconds=30)[0] is Course.RUN
+
+
+@pytest.mark.parametrize(("kind", "course"), [("Complete", Course.COMPLETE), ("Failed", "failed")])
+def test_an_end_that_was_written_down_is_for_ever(kind: str, course: Course):
+    assert course_of(recorded(kind), 9_999.0, report(), suspend=True)[0] == course
+
+
+def test_the_next_look_is_at_the_first_deadline():
+    spec = make_run(activeDeadlineSeconds=500, startupDeadlineSeconds=100).spec
+    running = Verdict(course=Course.RUN)
+    assert next_deadline_s(spec, started(first_step_s=None), running) == START_S + 100
+    assert next_deadline_s(spec, started(), running) == START_S + 500
+
+
+def test_a_resting_run_has_no_deadline():
+    spec = make_run(activeDeadlineSeconds=500, suspend=True).spec
+    assert next_deadline_s(spec, started(), Verdict(course=Course.SUSPEND)) is None
+
+
+def test_an_ended_run_lives_as_long_as_it_is_given():
+    spec = make_run(ttlSecondsAfterFinished=60).spec
+    status = recorded("Complete")
+    assert not has_outlived_itself(spec, status, 2_059.0)
+    assert has_outlived_itself(spec, status, 2_060.0)
+    assert next_deadline_s(spec, status, Verdict(course=Course.COMPLETE)) == 2_060.0
+
+
+def test_an_ended_run_without_a_time_to_live_stays():
+    assert not has_outlived_itself(make_run().spec, recorded("Complete"), 1e12)
+
+
+@pytest.mark.parametrize(
+    ("course", "removed"),
+    [
+        (Course.RUN, Cleanup.RETAIN_WORKLOADS),
+        (Course.SUSPEND, Cleanup.RETAIN_WORKLOADS),
+        (Course.COMPLETE, Cleanup.DELETE_WORKLOADS),
+        (Course.FAILED, Cleanup.DELETE_ROLLOUTS),
+    ],
+)
+def test_clean_up_waits_for_the_end(course: Course, removed: Cleanup):
+    assert cleanup(make_run().spec, Verdict(course=course)) is removed

@@ -1,0 +1,93 @@
+"""The definition: what the API server is given, and that the chart carries the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+from ruamel.yaml import YAML
+
+from vcpo.spec import json_schema
+from vcpo_operator.crd import crd, crd_to_yaml
+from vcpo_operator.crd.structural import structural
+
+COMMITTED = Path(__file__).parents[3] / "charts/vcpo/files/crd.yaml"
+VERSION = crd()["spec"]["versions"][0]
+SPEC = VERSION["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+
+
+def test_the_chart_carries_the_definition_of_this_code():
+    assert COMMITTED.read_text() == crd_to_yaml(), (
+        "run: python -m vcpo_operator.crd > charts/vcpo/files/crd.yaml"
+    )
+
+
+def test_the_printed_definition_reads_back_as_it_was_made():
+    assert YAML(typ="safe", pure=True).load(crd_to_yaml()) == crd()
+
+
+def test_the_definition_is_small_enough_to_be_applied_by_any_client():
+    assert len(crd_to_yaml().encode()) < 60 * 1024
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.37"])
+def test_kubernetes_knows_every_field_of_the_definition(version: str):
+    kubernetes_validate.validate(crd(), version, strict=True)
+
+
+def test_every_field_of_the_model_is_in_the_definition():
+    assert set(SPEC) == set(json_schema()["$defs"]["VCPORunSpec"]["properties"])
+
+
+def test_a_section_defaults_to_empty_so_that_its_fields_fill_in_their_own():
+    assert SPEC["algorithm"]["default"] == {}
+    assert SPEC["algorithm"]["properties"]["maxPolicyLagSteps"]["default"] == 8
+
+
+def test_the_default_group_is_named_and_nothing_else():
+    assert SPEC["rollouts"]["default"] == [{"name": "main"}]
+
+
+def test_groups_are_a_map_by_name():
+    assert SPEC["rollouts"]["x-kubernetes-list-type"] == "map"
+    assert SPEC["rollouts"]["x-kubernetes-list-map-keys"] == ["name"]
+
+
+def test_only_templates_parameters_and_our_own_state_are_open():
+    schema = VERSION["schema"]["openAPIV3Schema"]
+    assert sorted(open_paths(schema)) == [
+        "spec.environment.parameters",
+        "spec.learner.template",
+        "spec.rollouts.template",
+        "status.control",
+    ]
+
+
+def open_paths(schema, path=""):
+    if schema.get("x-kubernetes-preserve-unknown-fields"):
+        yield path.removeprefix(".")
+    for name, field in schema.get("properties", {}).items():
+        yield from open_paths(field, f"{path}.{name}")
+    if "items" in schema:
+        yield from open_paths(schema["items"], path)
+
+
+def test_an_optional_number_is_a_number_that_is_not_required():
+    field = SPEC["activeDeadlineSeconds"]
+    assert (field["type"], field["minimum"], "default" in field) == ("integer", 1, False)
+
+
+def test_an_open_bound_is_written_as_openapi_3_0_writes_it():
+    ratio = SPEC["control"]["properties"]["essFloorRatio"]
+    assert (ratio["minimum"], ratio["exclusiveMinimum"]) == (0.0, True)
+
+
+def test_a_field_without_a_type_is_refused():
+    with pytest.raises(ValueError, match="needs a type"):
+        structural({"properties": {"x": {"description": "any"}}})
+
+
+def test_the_columns_say_what_an_operator_on_call_asks_first():
+    shown = [each["name"] for each in VERSION["additionalPrinterColumns"] if "priority" not in each]
+    assert shown == ["Ready", "Reason", "Step", "ESS", "LR scale", "Lag", "Rollouts", "Age"]

@@ -1,0 +1,104 @@
+"""Objects as an API server sends them, and the records they become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vcpo_operator.children import Kind
+from vcpo_operator.names import RunKey
+from vcpo_operator.observe import (
+    gather,
+    observed_child,
+    observed_group,
+    observed_learner,
+    observed_pod,
+    run_record,
+)
+from vcpo_operator.view import index_child, run_key
+
+
+def body(**parts: Any) -> dict[str, Any]:
+    metadata = {
+        "name": "demo-rollout-main",
+        "namespace": "ml",
+        "uid": "u",
+        "resourceVersion": "7",
+        "labels": {"vcpo.dev/run": "demo", "vcpo.dev/role": "rollout", "vcpo.dev/group": "main"},
+        **parts.pop("metadata", {}),
+    }
+    return {"metadata": metadata, "spec": {}, **parts}
+
+
+def test_the_controlling_owner_is_the_owner():
+    owners = [{"uid": "friend"}, {"uid": "boss", "controller": True}]
+    assert observed_child(Kind.SERVICE, body(metadata={"ownerReferences": owners})).owner_uid == (
+        "boss"
+    )
+
+
+def test_the_version_is_the_generation_where_there_is_one():
+    assert observed_child(Kind.SERVICE, body()).version == 7
+    assert observed_child(Kind.DEPLOYMENT, body(metadata={"generation": 3})).version == 3
+
+
+def test_a_deployment_that_says_nothing_of_replicas_has_one():
+    group = observed_group(body())
+    assert (group.group, group.replicas, group.current, group.paused) == ("main", 1, 0, False)
+
+
+def test_a_statefulset_settles_when_its_controller_has_seen_it():
+    new = {"metadata": {"generation": 2}, "status": {"observedGeneration": 1}}
+    assert not observed_learner(body(**new)).settled
+    assert observed_learner(body(**{**new, "status": {"observedGeneration": 2}})).settled
+
+
+def test_a_pod_is_ready_by_its_condition():
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    found = observed_pod(body(status=ready))
+    assert found is not None
+    assert (found.ready, found.leaving, found.group) == (True, False, "main")
+
+
+def test_a_pod_with_a_date_of_deletion_is_leaving():
+    found = observed_pod(body(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}))
+    assert found is not None
+    assert found.leaving
+
+
+def test_restarts_of_all_containers_count():
+    statuses = [{"name": "a", "restartCount": 2}, {"name": "b", "restartCount": 1}]
+    found = observed_pod(body(status={"containerStatuses": statuses}))
+    assert found is not None
+    assert found.restarts == 3
+
+
+def test_a_cost_that_is_no_number_is_none():
+    annotations = {"controller.kubernetes.io/pod-deletion-cost": "high"}
+    found = observed_pod(body(metadata={"annotations": annotations}))
+    assert found is not None
+    assert found.deletion_cost is None
+
+
+def test_a_pod_of_an_unknown_role_is_not_ours():
+    assert observed_pod(body(metadata={"labels": {"vcpo.dev/role": "judge"}})) is None
+
+
+def test_the_order_of_arrival_does_not_matter():
+    first = observed_child(Kind.SERVICE, body(metadata={"name": "a"}))
+    second = observed_child(Kind.SERVICE, body(metadata={"name": "b"}))
+    assert gather([], [], [], [first, second]) == gather([], [], [], [second, first])
+
+
+def test_a_run_keeps_spec_and_status_as_they_are_stored():
+    record = run_record(body(spec={"steps": 3}, status={"step": 1}))
+    assert (record.key, record.spec, record.status) == (
+        RunKey("ml", "demo-rollout-main"),
+        {"steps": 3},
+        {"step": 1},
+    )
+
+
+def test_a_child_without_our_label_belongs_to_no_run():
+    stranger = body(metadata={"labels": {}})
+    assert run_key(stranger) is None
+    assert index_child(Kind.SERVICE, stranger) == {}

@@ -1,0 +1,129 @@
+"""The whole operator in this process, kopf included, against a fake API server."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import kopf
+import pytest
+from kubernetes import client
+from ruamel.yaml import YAML
+
+from tests.kube.kubelet_scene import until_stored
+from tests.kube.recorder import granted, permissions
+from tests.unit.operator.scenes import DEFAULTS
+from tests.unit.operator.stage import Stage, stage
+from vcpo.metrics import OperatorMetrics
+from vcpo_operator.app import Operator, Options
+from vcpo_operator.cluster import Cluster
+from vcpo_operator.handlers import Health
+
+RULES = Path(__file__).parents[3] / "charts/vcpo/templates/rbac/_rules.tpl"
+
+
+@asynccontextmanager
+async def operating(made: Stage, **options: Any) -> AsyncIterator[None]:
+    settings = client.Configuration(host=made.server.url)
+    cluster = Cluster(client.ApiClient(settings))
+    operator = Operator(
+        Options(defaults=DEFAULTS, **options),
+        cluster,
+        OperatorMetrics(),
+        address_of=lambda key: "127.0.0.1:1",
+        login=lambda **_: kopf.ConnectionInfo(server=made.server.url),
+    )
+    stop = asyncio.Event()
+    started: asyncio.Future[asyncio.AbstractEventLoop] = asyncio.get_running_loop().create_future()
+
+    async def operate(here: asyncio.AbstractEventLoop) -> None:
+        here.call_soon_threadsafe(started.set_result, asyncio.get_running_loop())
+        await operator.run(stop)
+
+    # In a loop of its own: kopf waits, when it ends, for all tasks younger than itself, and the
+    # server's connections would be among them.
+    here = asyncio.get_running_loop()
+    running = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(operate(here))))
+    there = await started
+    try:
+        yield
+    finally:
+        there.call_soon_threadsafe(stop.set)
+        await asyncio.wait_for(running, 20)
+        cluster.close()
+
+
+ROLLOUTS = [{"name": "main", "minReplicas": 2, "maxReplicas": 4}]
+
+
+async def test_a_run_that_was_there_before_the_operator_is_looked_after():
+    async with stage() as made:
+        made.create_run(rollouts=ROLLOUTS)
+        async with operating(made):
+            await until_stored(made.server, lambda: made.run_status().get("conditions"))
+        assert made.replicas() == 2
+
+
+async def test_no_finalizer_and_no_annotation_is_put_on_a_run():
+    async with stage() as made:
+        made.create_run(rollouts=ROLLOUTS)
+        async with operating(made, namespaces=["ml"]):
+            await until_stored(made.server, lambda: made.run_status().get("conditions"))
+        metadata = made.get("vcpo.dev", "vcporuns", "demo")["metadata"]
+        assert not {"finalizers", "annotations"} & set(metadata)
+
+
+async def test_a_deleted_child_comes_back():
+    async with stage() as made, operating(made):
+        made.create_run(rollouts=ROLLOUTS)
+        await until_stored(made.server, lambda: made.get("", "services", "demo-learner"))
+        uid = made.get("", "services", "demo-learner")["metadata"]["uid"]
+        made.delete("/api/v1/namespaces/ml/services/demo-learner")
+        await until_stored(
+            made.server,
+            lambda: (
+                made.get("", "services", "demo-learner").get("metadata", {}).get("uid", uid) != uid
+            ),
+        )
+
+
+async def test_the_chart_grants_everything_that_is_asked_for():
+    async with stage() as made:
+        made.create_run(rollouts=ROLLOUTS)
+        async with operating(made):
+            await until_stored(made.server, lambda: made.run_status().get("conditions"))
+            made.change_run(suspend=True)
+            await until_stored(made.server, lambda: made.condition("Suspended")[1] != "Active")
+        asked = permissions(r for r in made.server.recorder if r.user_agent)
+        of_operator = {each for each in asked if each.group != "apiextensions.k8s.io"}
+        namespaces = {each for each in of_operator if each.resource == "namespaces"}
+        assert of_operator - namespaces <= granted(chart_rules())
+
+
+def chart_rules() -> list[dict[str, Any]]:
+    """The rules of the chart's namespaced role."""
+    text = RULES.read_text()
+    (block,) = re.findall(r'define "vcpo.namespacedRules" -}}\n(.*?){{- end }}', text, re.DOTALL)
+    rules: list[dict[str, Any]] = YAML(typ="safe", pure=True).load(block)
+    return rules
+
+
+@pytest.mark.parametrize(
+    ("numbers", "complaint"),
+    [
+        ((0.0, 0.0, 0.0), ""),
+        ((121.0, 0.0, 0.0), "a run has been due for 121 s"),
+        ((0.0, 5.1, 0.0), "the event loop is 5.1 s late"),
+        ((0.0, 0.0, 130.0), "own writes have not come back for 130 s: the watch is deaf"),
+    ],
+)
+def test_liveness_complains_of_what_is_stuck(numbers: tuple[float, ...], complaint: str):
+    wait_s, lag_s, echo_s = numbers
+    health = Health(
+        oldest_wait_s=lambda: wait_s, loop_lag_s=lambda: lag_s, echo_lag_s=lambda: echo_s
+    )
+    assert health.complaint() == complaint

@@ -1,0 +1,138 @@
+"""The queue: nothing twice at once, nothing missed, nothing hurried after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from vcpo_operator.names import RunKey
+from vcpo_operator.queue import LONGEST_BACKOFF_S, RunQueue
+
+A, B = RunKey("ml", "a"), RunKey("ml", "b")
+
+
+@dataclass
+class Clock:
+    now_s: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture(name="clock")
+def make_clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(name="queue")
+def make_queue(clock: Clock) -> RunQueue:
+    return RunQueue(clock=clock, jitter=lambda: 0.0)
+
+
+async def is_idle(queue: RunQueue) -> bool:
+    taking = asyncio.ensure_future(queue.get())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    idle = not taking.done()
+    taking.cancel()
+    return idle
+
+
+async def test_what_is_asked_for_twice_is_looked_at_once(queue: RunQueue):
+    queue.add(A)
+    queue.add(A)
+    assert await queue.get() == A
+    queue.done(A)
+    assert await is_idle(queue)
+
+
+async def test_the_one_due_first_comes_first(queue: RunQueue, clock: Clock):
+    queue.add(A, 5.0)
+    queue.add(B, 1.0)
+    clock.now_s += 10.0
+    assert [await queue.get(), await queue.get()] == [B, A]
+
+
+async def test_a_run_is_never_looked_at_twice_at_once(queue: RunQueue):
+    queue.add(A)
+    await queue.get()
+    queue.add(A)
+    assert await is_idle(queue)
+
+
+async def test_what_happens_during_a_look_is_looked_at_after_it(queue: RunQueue):
+    queue.add(A)
+    await queue.get()
+    queue.add(A)
+    queue.done(A)
+    assert await queue.get() == A
+
+
+async def test_an_event_brings_a_wake_up_forward(queue: RunQueue):
+    queue.add(A, 60.0)
+    queue.add(A)
+    assert await queue.get() == A
+
+
+async def test_a_wake_up_does_not_put_an_event_off(queue: RunQueue):
+    queue.add(A)
+    queue.add(A, 60.0)
+    assert await queue.get() == A
+
+
+async def failed(queue: RunQueue, clock: Clock, times: int) -> None:
+    for _ in range(times):
+        clock.now_s += LONGEST_BACKOFF_S
+        queue.add(A)
+        await queue.get()
+        queue.done(A, failed=True)
+
+
+@pytest.mark.parametrize(("times", "wait_s"), [(1, 0.5), (2, 1.0), (4, 4.0), (30, 150.0)])
+async def test_failures_double_the_wait_up_to_a_bound(
+    queue: RunQueue, clock: Clock, times: int, wait_s: float
+):
+    await failed(queue, clock, times)
+    clock.now_s += wait_s - 0.01
+    assert queue.depth() == 0
+    clock.now_s += 0.01
+    assert queue.depth() == 1
+
+
+async def test_events_do_not_hurry_a_run_that_backs_off(queue: RunQueue, clock: Clock):
+    await failed(queue, clock, 5)
+    queue.add(A)
+    assert await is_idle(queue)
+
+
+async def test_a_run_that_was_mended_is_looked_at_at_once(queue: RunQueue, clock: Clock):
+    await failed(queue, clock, 5)
+    queue.forgive(A)
+    queue.add(A)
+    assert await queue.get() == A
+
+
+async def test_success_forgets_the_failures(queue: RunQueue, clock: Clock):
+    await failed(queue, clock, 5)
+    clock.now_s += LONGEST_BACKOFF_S
+    await queue.get()
+    queue.done(A)
+    await failed(queue, clock, 1)
+    clock.now_s += 0.5
+    assert queue.depth() == 1
+
+
+async def test_the_server_s_wish_to_be_left_alone_is_heard(queue: RunQueue, clock: Clock):
+    queue.add(A)
+    await queue.get()
+    queue.done(A, failed=True, retry_after_s=20.0)
+    clock.now_s += 19.0
+    assert queue.depth() == 0
+
+
+async def test_the_oldest_wait_is_told(queue: RunQueue, clock: Clock):
+    queue.add(A)
+    clock.now_s += 7.0
+    assert (queue.depth(), queue.oldest_s()) == (1, 7.0)

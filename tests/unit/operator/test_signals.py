@@ -1,0 +1,141 @@
+"""Asking a learner over a real connection, one that answers and one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+import pytest
+
+from tests.unit.operator.scenes import KEY
+from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
+from vcpo_operator.report import learner_report
+from vcpo_operator.signals import LearnerLines, SignalsError
+
+
+def message(**changes: object) -> control_pb2.Signals:
+    least = {
+        "step": 4,
+        "policy_version": 4,
+        "on_policy_ess_ratio": 0.8,
+        "batch_trajectories": 16,
+        "admission_lag_steps": 8,
+        "phase": work_pb2.RUN_PHASE_RUNNING,
+    }
+    return control_pb2.Signals(**{**least, **changes})
+
+
+class Learner(control_pb2_grpc.ControlServiceServicer):
+    """Says one thing and notes what it is told."""
+
+    def __init__(self) -> None:
+        self.says = message()
+        self.asked = 0
+        self.lags: list[int] = []
+
+    async def GetSignals(self, request, context):  # noqa: N802 - gRPC's name
+        self.asked += 1
+        return self.says
+
+    async def SetThrottle(self, request, context):  # noqa: N802 - gRPC's name
+        self.lags.append(request.admission_lag_steps)
+        return control_pb2.SetThrottleResponse(admission_lag_steps=request.admission_lag_steps)
+
+
+@dataclass
+class Scene:
+    learner: Learner
+    server: grpc.aio.Server
+    lines: LearnerLines
+    now_s: float = 100.0
+
+
+@pytest.fixture(name="scene")
+async def connected_scene() -> AsyncIterator[Scene]:
+    learner, server = Learner(), grpc.aio.server()
+    control_pb2_grpc.add_ControlServiceServicer_to_server(learner, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    clock = lambda: scene.now_s  # noqa: E731 - reads the scene that is made next
+    lines = LearnerLines(clock=clock, address_of=lambda key: f"127.0.0.1:{port}")
+    scene = Scene(learner=learner, server=server, lines=lines)
+    yield scene
+    await lines.close()
+    await server.stop(0)
+
+
+async def test_an_answer_is_of_this_moment(scene: Scene):
+    report = await scene.lines.ask(KEY, period_s=2.0)
+    assert report is not None
+    assert (report.signals.step, report.signals.age_s) == (4, 0.0)
+
+
+async def test_events_do_not_make_the_learner_answer_more_often(scene: Scene):
+    await scene.lines.ask(KEY, period_s=2.0)
+    scene.now_s += 0.5
+    report = await scene.lines.ask(KEY, period_s=2.0)
+    assert scene.learner.asked == 1
+    assert report is not None
+    assert report.signals.age_s == 0.5
+
+
+async def test_a_learner_that_falls_silent_leaves_what_it_said_last_and_its_age(scene: Scene):
+    await scene.lines.ask(KEY, period_s=2.0)
+    await scene.server.stop(0)
+    scene.now_s += 30.0
+    report = await scene.lines.ask(KEY, period_s=2.0)
+    assert report is not None
+    assert report.signals.age_s == 30.0
+
+
+async def test_a_learner_that_never_answered_says_nothing(scene: Scene):
+    await scene.server.stop(0)
+    assert await scene.lines.ask(KEY, period_s=2.0) is None
+
+
+async def test_nonsense_counts_as_silence(scene: Scene):
+    scene.learner.says = message(learner_idle_ratio=7.0)
+    assert await scene.lines.ask(KEY, period_s=2.0) is None
+
+
+async def test_a_learner_that_is_gone_is_forgotten(scene: Scene):
+    await scene.lines.ask(KEY, period_s=2.0)
+    await scene.lines.hang_up(KEY)
+    await scene.server.stop(0)
+    assert await scene.lines.ask(KEY, period_s=2.0) is None
+
+
+async def test_a_limit_reaches_the_learner(scene: Scene):
+    await scene.lines.throttle(KEY, 3, "because")
+    assert scene.learner.lags == [3]
+
+
+async def test_an_order_that_nobody_takes_is_an_error(scene: Scene):
+    await scene.server.stop(0)
+    with pytest.raises(SignalsError, match="took no throttle"):
+        await scene.lines.throttle(KEY, 3, "because")
+
+
+def test_what_was_not_measured_is_none():
+    report = learner_report(message())
+    assert (report.ess_ratio, report.learning_rate_scale, report.accuracy) == (None, None, None)
+
+
+def test_the_newest_evaluation_counts():
+    evaluations = [control_pb2.Evaluation(step=0, accuracy=0.1)]
+    evaluations.append(control_pb2.Evaluation(step=5, accuracy=0.4))
+    assert learner_report(message(evaluations=evaluations)).accuracy == 0.4
+
+
+def test_workers_are_known_by_the_name_of_their_pod():
+    worker = control_pb2.Worker(
+        worker_id="demo-rollout-main-x",
+        rollout_group="main",
+        seconds_since_seen=2.5,
+        in_flight_trajectories=6,
+    )
+    report = learner_report(message(workers=[worker]))
+    found = report.workers["demo-rollout-main-x"]
+    assert (found.in_flight, found.silent_s) == (6, 2.5)
+    assert report.signals.ready_workers == {"main": 1}
