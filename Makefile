@@ -1,8 +1,6 @@
 # The developer's manual in a dozen words: `make help`.
 PYTHON ?= python3
 BIN := .venv/bin
-PROTOS := $(wildcard protos/vcpo/wire/v1/*.proto)
-STUBS := core/vcpo/wire/v1
 
 .PHONY: help setup system-packages demo test lint format protos bench clean
 .DEFAULT_GOAL := help
@@ -10,13 +8,13 @@ STUBS := core/vcpo/wire/v1
 help: ## say what each word does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: .venv/installed system-packages ## make .venv with everything, and the browser the report's test opens
+setup: .venv/installed system-packages ## make .venv with everything, and the system packages the tests use
 
-.venv/installed: pyproject.toml
+.venv/installed: pyproject.toml deploy/constraints.txt
 	@echo "Installing into .venv (torch for the CPU is about 200 MB; a few minutes on a fresh machine)"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --progress-bar on --quiet --editable '.[local,operator,dev]'
+	$(BIN)/pip install --constraint deploy/constraints.txt --editable '.[local,operator,dev]'
 	@touch $@
 
 system-packages:
@@ -28,12 +26,13 @@ demo: .venv/installed ## train a tiny model asynchronously on this machine and w
 test: setup lint ## lint, types, layers, stub drift, then every test
 	$(BIN)/python -m pytest
 
-lint: .venv/installed ## ruff, mypy --strict, import-linter, stubs up to date
+lint: .venv/installed ## ruff, mypy --strict, import-linter, generated files up to date
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@$(BIN)/python scripts/generate_stubs.py --check
+	@$(BIN)/python scripts/render_manifests.py --check
 
 format: .venv/installed ## rewrite the sources as ruff likes them
 	$(BIN)/ruff check --fix .
@@ -43,7 +42,7 @@ protos: .venv/installed ## generate core/vcpo/wire/v1 from protos/
 	@$(BIN)/python scripts/generate_stubs.py
 
 bench: .venv/installed ## run every benchmark; the last line of each is one JSON object
-	@for name in reference_parity generation update_cost; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
+	@for name in reference_parity generation update_cost operator_scale; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 clean: ## remove everything that was generated or installed
 	rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
