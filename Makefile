@@ -2,11 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup system-packages demo test lint format protos bench clean
+.PHONY: help setup system-packages demo e2e test lint format protos bench clean
 .DEFAULT_GOAL := help
 
 help: ## say what each word does
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/installed system-packages ## make .venv with everything, and the system packages the tests use
 
@@ -22,6 +22,9 @@ system-packages:
 
 demo: .venv/installed ## train a tiny model asynchronously on this machine and watch it (about 2 minutes)
 	@$(BIN)/vcpo run examples/sort_digits.yaml --json
+
+e2e: .venv/installed ## the operator and a whole run in a cluster of processes; no Kubernetes needed (about 2 minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.e2e.cluster
 
 test: setup lint ## lint, types, layers, stub drift, then every test
 	$(BIN)/python -m pytest
