@@ -1,25 +1,57 @@
-"""How a service's process starts and ends: ready files, signals, and the parent it belongs to.
+"""How a service's process starts and ends: ready files, complaints, signals, and its parent.
 
-A service started by the local host writes a *ready file* once it serves, which tells its addresses;
-and it leaves when the host does, however the host ended: it holds the reading end of a pipe as its
-standard input, and the kernel closes the other end when the host is gone.
+A service started by the local host writes a *ready file* once it serves, which tells its addresses.
+When it cannot start for a reason that the user must put right, it says so after a mark that the
+host finds in its log, and ends with a status of its own; anything else that goes wrong is a bug or
+bad luck, and shows its traceback. It leaves when the host does, however the host ended: it holds
+the reading end of a pipe as its standard input, and the kernel closes the other end then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 TOKEN_VARIABLE = "VCPO_TOKEN"  # noqa: S105 - the variable's name, not a secret
 """Environment variable with the run's shared token; unset means that none is asked for."""
 
+CANNOT_START = 2
+"""Exit status of a service that the user must help to start; starting it again is no cure."""
+
+COMPLAINT_MARK = "vcpo: cannot start: "
+"""Stands before what the user must put right, in a service's log."""
+
 _MAX_PORT = 65_535
+
+
+class StartError(Exception):
+    """Something that the user must put right before a service can start."""
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Around whatever depends on files, addresses and settings that the user gave.
+
+    Raises:
+        StartError: for an OSError or ValueError, with its text.
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise StartError(str(error)) from error
+
+
+def complain(error: StartError) -> int:
+    """Say what the user must put right; returns the exit status."""
+    sys.stderr.write(f"{COMPLAINT_MARK}{error}\n")
+    return CANNOT_START
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import sys
 from pathlib import Path
 
-from vcpo.spec import SpecError
+from vcpo.lifecycle import StartError, complain
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.app import Options, run_learner
-from vcpo_learner.checkpoint import CheckpointError
-from vcpo_learner.policy_model import ModelLoadError
 
 
 def main() -> int:
@@ -20,9 +17,8 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         phase = asyncio.run(run_learner(_options()))
-    except (SpecError, ModelLoadError, CheckpointError, OSError, ValueError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
+    except StartError as error:
+        return complain(error)
     return 1 if phase is RunPhase.FAILED else 0
 
 

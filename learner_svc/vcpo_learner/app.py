@@ -20,6 +20,7 @@ from vcpo.lifecycle import (
     on_parent_exit,
     on_stop_request,
     split_address,
+    starting,
     write_ready,
 )
 from vcpo.metrics import LearnerMetrics, serve_metrics
@@ -78,15 +79,16 @@ async def run_learner(options: Options) -> RunPhase:
     """Train the run of `options` and return the phase it ended in.
 
     Raises:
-        SpecError, ModelLoadError, CheckpointError, OSError: what the user must put right.
+        StartError: what the user must put right.
     """
-    run = load_run(options.run_file)
-    if run.spec.learner.threads is not None:
-        torch.set_num_threads(run.spec.learner.threads)
-    learner = await asyncio.to_thread(_Parts, run, options)
-    if options.resume:
-        step = learner.training.resume()
-        _LOGGER.info("resuming at step %d", step)
+    with starting():
+        run = load_run(options.run_file)
+        if run.spec.learner.threads is not None:
+            torch.set_num_threads(run.spec.learner.threads)
+        learner = await asyncio.to_thread(_Parts, run, options)
+        if options.resume:
+            step = learner.training.resume()
+            _LOGGER.info("resuming at step %d", step)
     on_stop_request(learner.drain)
     if options.exit_with_parent:
         on_parent_exit(learner.drain)
@@ -166,9 +168,12 @@ class _Parts:
             ControlService(dispatcher=self.dispatcher, signals=self.signals, drain=self.drain),
             server.grpc_server,
         )
-        metrics_host, metrics_port = split_address(options.metrics_listen)
-        with serve_metrics(self.metrics.registry, metrics_host, metrics_port) as endpoint:
-            port = await server.start(options.listen, _SERVICES)
+        with starting():
+            metrics_host, metrics_port = split_address(options.metrics_listen)
+            endpoint = serve_metrics(self.metrics.registry, metrics_host, metrics_port)
+        with endpoint:
+            with starting():
+                port = await server.start(options.listen, _SERVICES)
             _LOGGER.info("serving on port %d, metrics on %d", port, endpoint.port)
             if options.ready_file is not None:
                 ready = Ready(pid=os.getpid(), grpc_port=port, metrics_port=endpoint.port)

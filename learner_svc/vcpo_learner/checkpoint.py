@@ -29,6 +29,7 @@ from google.protobuf.message import DecodeError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from vcpo.lifecycle import StartError
 from vcpo.spec import VCPORun, continuation_digest
 from vcpo.wire.v1 import ledger_pb2
 
@@ -49,7 +50,7 @@ _UNREADABLE = (
 _Content = TypeVar("_Content")
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(StartError):
     """A checkpoint that cannot be used; says what to do."""
 
 

@@ -15,8 +15,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from vcpo.lifecycle import StartError
 
-class ModelLoadError(RuntimeError):
+
+class ModelLoadError(StartError):
     """A model that cannot be loaded; names the field, the value and the cure."""
 
     def __init__(self, name: str, cause: Exception) -> None:

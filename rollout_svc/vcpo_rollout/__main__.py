@@ -10,7 +10,7 @@ import socket
 import sys
 from pathlib import Path
 
-from vcpo.spec import SpecError
+from vcpo.lifecycle import StartError, complain
 from vcpo_rollout.app import Options, run_worker
 from vcpo_rollout.engines.engine import EngineError
 
@@ -20,9 +20,8 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         asyncio.run(run_worker(_options()))
-    except (SpecError, ValueError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
+    except StartError as error:
+        return complain(error)
     except EngineError as error:
         sys.stderr.write(f"engine: {error}\n")
         return 1

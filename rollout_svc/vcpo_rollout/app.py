@@ -17,6 +17,7 @@ from vcpo.lifecycle import (
     on_parent_exit,
     on_stop_request,
     split_address,
+    starting,
     write_ready,
 )
 from vcpo.metrics import RolloutMetrics, serve_metrics
@@ -58,26 +59,30 @@ async def run_worker(options: Options) -> RunPhase:
     """Work for the learner of `options` and return the run's phase as last heard.
 
     Raises:
-        SpecError, ValueError, OSError: what the user must put right.
+        StartError: what the user must put right.
         EngineError: when the engine died.
     """
-    run = load_run(options.run_file)
-    group = rollout_group(run, options.group)
-    settings = run.spec.environment
-    environment = make_environment(settings.name, settings.parameters, run.spec.seed)
-    metrics = RolloutMetrics(run=run.metadata.name, group=group.name)
-    metrics_host, metrics_port = split_address(options.metrics_listen)
+    with starting():
+        run = load_run(options.run_file)
+        group = rollout_group(run, options.group)
+        settings = run.spec.environment
+        environment = make_environment(settings.name, settings.parameters, run.spec.seed)
+        metrics = RolloutMetrics(run=run.metadata.name, group=group.name)
+        metrics_host, metrics_port = split_address(options.metrics_listen)
+        endpoint = serve_metrics(metrics.registry, metrics_host, metrics_port)
     server = WireServer(token=os.environ.get(TOKEN_VARIABLE))
     channel = open_channel(options.learner, token=os.environ.get(TOKEN_VARIABLE))
-    with serve_metrics(metrics.registry, metrics_host, metrics_port) as endpoint:
-        port = await server.start(options.listen, ())
-        engine, codec = await asyncio.to_thread(_load_engine, run, group, options.worker_id)
+    with endpoint:
+        with starting():
+            port = await server.start(options.listen, (), serving=False)
+            engine, codec = await asyncio.to_thread(_load_engine, run, group, options.worker_id)
         learner = Learner(channel, worker_id=options.worker_id, rollout_group=group.name)
         gauges = RolloutGauges(metrics)
+        receiver = WeightReceiver(learner=learner, engine=engine, gauges=gauges)
         worker = Worker(
             WorkerParts(
                 learner=learner,
-                receiver=WeightReceiver(learner=learner, engine=engine, gauges=gauges),
+                receiver=receiver,
                 engine=engine,
                 environment=environment,
                 codec=codec,
@@ -94,12 +99,20 @@ async def run_worker(options: Options) -> RunPhase:
             ready = Ready(pid=os.getpid(), grpc_port=port, metrics_port=endpoint.port)
             write_ready(options.ready_file, ready)
         _LOGGER.info("working as %s for %s", options.worker_id, options.learner)
+        announcing = asyncio.create_task(_announce(receiver, server))
         try:
             return await worker.run()
         finally:
+            announcing.cancel()
             await engine.close()
             await server.stop(_STOP_GRACE_S)
             await channel.close()
+
+
+async def _announce(receiver: WeightReceiver, server: WireServer) -> None:
+    """Be healthy once there is a policy to sample from: before, a pod is starting, not ready."""
+    await receiver.wait_for_other(None)
+    await server.set_serving(serving=True)
 
 
 def rollout_group(run: VCPORun, name: str) -> RolloutGroup:

@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -63,7 +64,7 @@ async def cluster(root: Path) -> AsyncIterator[Cluster]:
             longest_probe_period_s=0.5,
             first_back_off_s=1.0,
         )
-        user = User(plane.kubeconfig, client)
+        user = User(plane.kubeconfig, client, shutil.which("kubectl"))
         await user.apply(load(DEFINITION))
         kubelet = await stack.enter_async_context(Kubelet(settings))
         await stack.enter_async_context(operator_process(plane, kubelet.network, root))

@@ -3,11 +3,12 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.e2e.cluster import ROOT, RUN_FILE
+from tests.e2e.user import load
+
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the kubelet stand-in needs Linux's loopback network"
 )
@@ -32,7 +33,7 @@ def test_a_run_comes_to_its_end_in_a_cluster(ending):
     ran, result = ending
     assert ran.returncode == 0, ran.stdout[-8000:]
     assert result["conditions"]["Complete"] == "Succeeded"
-    assert result["steps"] == 150
+    assert result["steps"] == load(RUN_FILE)["spec"]["steps"]
 
 
 def test_workers_are_added_and_removed_as_decided(ending):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,12 +42,12 @@ def config_map(name: str, folder: Path) -> JsonObject:
 
 
 class User:
-    """Somebody with a kubeconfig."""
+    """Somebody with a kubeconfig. kubectl: path of the program; None does without."""
 
-    def __init__(self, kubeconfig: Path, client: KubeClient) -> None:
+    def __init__(self, kubeconfig: Path, client: KubeClient, kubectl: str | None) -> None:
         self._kubeconfig = kubeconfig
         self._client = client
-        self._kubectl = shutil.which("kubectl")
+        self._kubectl = kubectl
 
     async def apply(self, body: JsonObject) -> None:
         """`kubectl apply --server-side`: unlike the old way, it bears a large object."""

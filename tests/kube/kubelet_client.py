@@ -6,6 +6,7 @@ Paths are those of the Kubernetes API, `/api/v1/namespaces/<ns>/pods/<name>/stat
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from types import TracebackType
@@ -122,7 +123,7 @@ class KubeClient:
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
     ) -> JsonObject:
-        data = None if body is None else json.dumps(body)
+        data = None if body is None else io.BytesIO(json.dumps(body).encode())
         headers = {"Content-Type": content_type}
         request = self._open().request(method, path, params=query, data=data, headers=headers)
         async with request as answer:

@@ -30,13 +30,8 @@ class Scene:
     root: Path
 
     async def pod(self, name: str, *command: str, **spec: Any) -> JsonObject:
-        """Create a pod of one container. spec: further fields of the container or the pod."""
-        of_pod = {key: spec.pop(key) for key in list(spec) if key in _POD_FIELDS}
-        container = {"name": "main", "image": "stand-in:1", "command": list(command), **spec}
-        body = {
-            "metadata": {"name": name},
-            "spec": {"containers": [container], "terminationGracePeriodSeconds": 20, **of_pod},
-        }
+        """Create a pod; see `pod_body`."""
+        body = pod_body(name, *command, **spec)
         return await self.client.create("/api/v1/namespaces/default/pods", body)
 
     def status(self, name: str) -> JsonObject:
@@ -58,6 +53,16 @@ class Scene:
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait for a change of the server's objects after which something holds."""
         await until_stored(self.server, condition)
+
+
+def pod_body(name: str, *command: str, **spec: Any) -> JsonObject:
+    """A pod of one container. spec: further fields of the container or the pod."""
+    of_pod = {key: spec.pop(key) for key in list(spec) if key in _POD_FIELDS}
+    container = {"name": "main", "image": "stand-in:1", "command": list(command), **spec}
+    return {
+        "metadata": {"name": name},
+        "spec": {"containers": [container], "terminationGracePeriodSeconds": 20, **of_pod},
+    }
 
 
 _POD_FIELDS = ("volumes", "restartPolicy", "nodeSelector", "terminationGracePeriodSeconds")

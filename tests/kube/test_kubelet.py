@@ -1,11 +1,23 @@
 """Pods run by the kubelet stand-in, as small processes."""
 
+import asyncio
 import os
+import select
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
-from tests.kube.kubelet_scene import PODS, scene
+from tests.kube.fake_api_server import FakeApiServer
+from tests.kube.kubelet_client import KubeClient
+from tests.kube.kubelet_scene import PATIENCE_S, PODS, pod_body, scene, until_stored
+from tests.kube.kubelet_settings import ApiAccess
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="the kubelet stand-in needs Linux's loopback network"
+)
+ROOT = Path(__file__).resolve().parents[2]
 
 SLEEP = ("python", "-c", "import time; time.sleep(600)")
 IGNORE_SIGTERM = """
@@ -197,3 +209,30 @@ async def test_no_process_is_left_when_the_stand_in_is(tmp_path):
         await node.until(is_running(node, "service"))
         (pid,) = node.kubelet.pids
     assert not is_alive(pid)
+
+
+async def test_no_process_outlives_a_stand_in_that_was_killed(tmp_path):
+    tells_pid = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid()))"
+    has_told = {"exec": {"command": ["test", "-s", "pid"]}, "periodSeconds": 1}
+    async with FakeApiServer() as server, KubeClient(ApiAccess(url=server.url)) as client:
+        command = [sys.executable, "-m", "tests.kube.kubelet"]
+        kubelet = await asyncio.create_subprocess_exec(
+            *command, f"--server={server.url}", f"--root={tmp_path}", cwd=ROOT
+        )
+        program = f"{tells_pid}; time.sleep(600)"
+        body = pod_body("service", "python", "-c", program, readinessProbe=has_told)
+        await client.create("/api/v1/namespaces/default/pods", body)
+        await until_stored(server, lambda: is_said_ready(server, "service"))
+        (told,) = tmp_path.rglob("pid")
+        watched = os.pidfd_open(int(told.read_text()))
+        kubelet.kill()
+        await kubelet.wait()
+        ended, _, _ = await asyncio.to_thread(select.select, [watched], [], [], PATIENCE_S)
+        os.close(watched)
+        assert ended == [watched]
+
+
+def is_said_ready(server, name):
+    body = server.api.store.get(PODS, "default", name)
+    statuses = body["status"].get("containerStatuses") or [{}]
+    return statuses[0].get("ready")

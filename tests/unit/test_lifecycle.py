@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vcpo.lifecycle import Ready, read_ready, split_address, write_ready
+from vcpo.lifecycle import Ready, StartError, read_ready, split_address, starting, write_ready
 
 READY = Ready(pid=12, grpc_port=7600, metrics_port=7601)
 TIMEOUT_S = 60
@@ -26,6 +26,17 @@ async def serve():
 
 asyncio.run(serve())
 """
+
+
+@pytest.mark.parametrize("problem", [OSError("port taken"), ValueError("no port")])
+def test_what_the_user_must_put_right_while_starting_is_a_start_error(problem):
+    with pytest.raises(StartError, match=str(problem)), starting():
+        raise problem
+
+
+def test_a_bug_while_starting_stays_a_bug():
+    with pytest.raises(KeyError), starting():
+        raise KeyError("bug")
 
 
 @pytest.fixture

@@ -8,14 +8,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from vcpo.lifecycle import TOKEN_VARIABLE
+from vcpo.lifecycle import CANNOT_START, TOKEN_VARIABLE
 from vcpo.local.processes import Child, start_child, stop_all, wait_for_exit
 from vcpo.local.run_dir import RunDir
 from vcpo.spec import VCPORun
 
 _HEAVY_MODULES = ("torch", "transformers", "vcpo_learner", "vcpo_rollout")
 _ANY_PORT = "127.0.0.1:0"
-_USER_ERROR = 2
 _QUICK_DEATH_S = 30.0
 _MAX_QUICK_DEATHS = 3
 
@@ -122,13 +121,13 @@ class Fleet:
             child.kill()
 
     def _judge(self, child: Child) -> None:
-        if child.exit_code == _USER_ERROR:
-            raise FleetError(f"{child.name} cannot work:\n{child.log_tail(5)}")
+        if child.exit_code == CANNOT_START:
+            raise FleetError(f"{child.name} cannot work:\n{child.complaint()}")
         quick = time.monotonic() - child.started_s < _QUICK_DEATH_S
         killed = child.exit_code is not None and child.exit_code < 0
         self._quick_deaths = self._quick_deaths + 1 if quick and not killed else 0
         if self._quick_deaths >= _MAX_QUICK_DEATHS:
-            raise FleetError(f"workers keep dying, the last one with:\n{child.log_tail(15)}")
+            raise FleetError(f"workers keep dying, the last one with:\n{child.complaint()}")
 
     def _start_worker(self, group: str, learner_port: int) -> Child:
         name = f"{group}-{self._started}"

@@ -21,6 +21,7 @@ from vcpo.control.limits import Limits
 from vcpo.control.signals import RunSignals
 from vcpo.control.state import ControlState
 from vcpo.journal import EventRecord, Journal
+from vcpo.lifecycle import CANNOT_START
 from vcpo.local.fleet import Fleet, FleetError
 from vcpo.local.processes import Child
 from vcpo.local.run_dir import RunDir
@@ -36,7 +37,6 @@ from vcpo.wire.v1 import control_pb2
 _STARTING_POLL_S = 0.1
 _DRAIN_TIMEOUT_S = 60.0
 _LEAVE_GRACE_S = 15.0
-_USER_ERROR = 2
 _LOCAL = ""
 """A local run's namespace in the metrics."""
 
@@ -126,10 +126,10 @@ class Host:
 
     async def _start_learner(self, *, resume: bool) -> None:
         learner = self._fleet.start_learner(resume=resume, port=self._learner_port)
-        self._show(None)
         while (ready := learner.ready) is None:
+            self._show(None)
             if learner.exit_code is not None:
-                raise FleetError(f"the learner did not start:\n{learner.log_tail(5)}")
+                raise FleetError(f"the learner did not start:\n{learner.complaint()}")
             await self._pause(_STARTING_POLL_S)
         self._learner_port = ready.grpc_port
         if self._channel is None:
@@ -144,8 +144,8 @@ class Host:
         if learner.exit_code == 0:
             return True
         allowed = self._spec.failure_policy.max_learner_restarts
-        if learner.exit_code == _USER_ERROR or self._learner_restarts >= allowed:
-            raise FleetError(f"the learner ended ({learner.exit_code}):\n{learner.log_tail(15)}")
+        if learner.exit_code == CANNOT_START or self._learner_restarts >= allowed:
+            raise FleetError(f"the learner ended ({learner.exit_code}):\n{learner.complaint()}")
         self._learner_restarts += 1
         count = f"restart {self._learner_restarts} of {allowed}"
         self._event("LearnerRestarted", f"it ended with {learner.exit_code}; {count}")

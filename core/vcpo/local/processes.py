@@ -16,10 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vcpo.lifecycle import Ready, read_ready
+from vcpo.lifecycle import COMPLAINT_MARK, Ready, read_ready
 
 _POLL_S = 0.05
 _TAIL_BYTES = 4096
+_COMPLAINT_LINES = 15
 _KILL_GRACE_S = 15.0
 """A killed process is gone as soon as the kernel has taken back what it held, device memory too."""
 
@@ -64,6 +65,12 @@ class Child:
             lines = log.read().decode(errors="replace").splitlines()
             return "\n".join(lines[-max_lines:])
         return ""
+
+    def complaint(self) -> str:
+        """What it says the user must put right; the end of its log when it says nothing so."""
+        tail = self.log_tail(_COMPLAINT_LINES)
+        _, mark, complaint = tail.rpartition(COMPLAINT_MARK)
+        return complaint if mark else tail
 
     def _send(self, number: signal.Signals) -> None:
         if self.process.poll() is None:

@@ -39,8 +39,10 @@ class WireServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
         self._services: tuple[str, ...] = ()
 
-    async def start(self, address: str, services: Sequence[str]) -> int:
+    async def start(self, address: str, services: Sequence[str], *, serving: bool = True) -> int:
         """Listen on `host:port` (port 0 picks a free one) and serve; returns the port.
+
+        serving: what health checks are told from the start.
 
         Raises:
             OSError: when the address cannot be bound.
@@ -53,7 +55,7 @@ class WireServer:
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: {error}") from error
         await self.grpc_server.start()
-        await self.set_serving(serving=True)
+        await self.set_serving(serving=serving)
         return port
 
     async def set_serving(self, *, serving: bool) -> None:

@@ -92,6 +92,22 @@ def test_what_a_child_says_is_in_its_log(start):
     assert child.log_tail(2) == "two\nthree"
 
 
+def test_a_complaint_is_heard_without_what_was_logged_before_it(start):
+    child = start(
+        "from vcpo.lifecycle import StartError, complain; import sys; print('retrying');"
+        "sys.stdout.flush(); sys.exit(complain(StartError('model: is gone\\nmake it')))"
+    )
+    child.process.wait(TIMEOUT_S)
+    assert child.exit_code == 2
+    assert child.complaint() == "model: is gone\nmake it"
+
+
+def test_a_child_that_complains_of_nothing_shows_the_end_of_its_log(start):
+    child = start("raise SystemExit('Traceback')")
+    child.process.wait(TIMEOUT_S)
+    assert child.complaint() == "Traceback"
+
+
 def test_the_tail_of_a_long_log_is_short(start):
     child = start("print('x' * 10_000)")
     child.process.wait(TIMEOUT_S)
