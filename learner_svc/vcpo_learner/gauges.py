@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -9,6 +10,8 @@ from prometheus_client import Counter as CounterMetric
 
 from vcpo.journal import EvaluationRecord, StepRecord
 from vcpo.metrics import LearnerMetrics
+from vcpo.wire.phase import RunPhase
+from vcpo.wire.v1 import control_pb2
 from vcpo_learner.dispatch import Dispatcher
 from vcpo_learner.ledger import Group, TrajectoryCounts
 from vcpo_learner.signals import SignalWindow
@@ -76,16 +79,34 @@ class LearnerGauges:
         self._counted = counts
         metrics.policy_version.set(dispatcher.policy_version)
         metrics.admission_lag_steps.set(dispatcher.admission_lag_steps)
-        metrics.idle_ratio.set(self._signals.idle_ratio())
+        for phase in RunPhase:
+            metrics.phase.labels(phase.value).set(float(phase is dispatcher.phase))
+        self._windows(self._signals.message())
         workers = Counter(worker.rollout_group for worker in dispatcher.workers())
         self._groups_seen |= workers.keys()
         for group in self._groups_seen:
             metrics.workers.labels(group).set(workers[group])
 
+    def _windows(self, signals: control_pb2.Signals) -> None:
+        """Show the numbers whose windows are kept for whoever asks for the signals."""
+        metrics = self._metrics
+        metrics.batch_trajectories.set(signals.batch_trajectories)
+        metrics.idle_ratio.set(signals.learner_idle_ratio)
+        metrics.ess_ratio_mean.set(_measured(signals, "ess_ratio_mean"))
+        metrics.ess_ratio_low.set(_measured(signals, "ess_ratio_low"))
+        metrics.token_lag_median_steps.set(_measured(signals, "lag_p50"))
+        metrics.token_lag_max_steps.set(_measured(signals, "lag_max"))
+
     def _drops(self, dropped: Mapping[str, int]) -> None:
         for reason, count in dropped.items():
             before = self._counted.dropped.get(reason, 0)
             _catch_up(self._metrics.dropped.labels(reason), before, count)
+
+
+def _measured(signals: control_pb2.Signals, field: str) -> float:
+    """A field's value; NaN, which is not exported, when it has none."""
+    known = signals.HasField(field)  # type: ignore[arg-type]  # the stub wants literals
+    return float(getattr(signals, field)) if known else math.nan
 
 
 def _catch_up(metric: CounterMetric, counted: int, total: int) -> None:

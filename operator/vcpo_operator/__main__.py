@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -23,8 +24,11 @@ _LOG_FORMATS = {"text": kopf.LogFormat.FULL, "json": kopf.LogFormat.JSON}
 
 
 def main() -> int:
-    """Parse the command line and operate; 0 when asked to stop, 1 when the lease was lost."""
-    arguments = _parser().parse_args()
+    """Operate as the command line says.
+
+    Returns 0 when asked to stop, 1 when the lease was lost, 2 when something must be put right.
+    """
+    arguments = parser().parse_args()
     kopf.configure(log_format=_LOG_FORMATS[arguments.log_format])
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else a line for every event
     logging.getLogger("vcpo_operator").setLevel(arguments.log_level.upper())
@@ -52,12 +56,17 @@ async def _operate(arguments: argparse.Namespace) -> None:
         namespaces=[name for name in arguments.namespaces.split(",") if name],
         liveness_endpoint=f"http://{arguments.liveness_listen}/healthz",
         token=os.environ.get(TOKEN_VARIABLE) or None,
+        prometheus_url=arguments.prometheus_url or None,
         workers=arguments.workers,
     )
     host, port = split_address(arguments.metrics_listen)
+    stop = asyncio.Event()
+    # Until kopf has handlers of its own; without one, a process that is its container's first is
+    # deaf to this signal.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     try:
         with serve_metrics(metrics.registry, host, port):
-            await Operator(options, cluster, metrics).run(asyncio.Event(), lease)
+            await Operator(options, cluster, metrics).run(stop, lease)
     finally:
         cluster.close()
 
@@ -74,31 +83,33 @@ def _lease(arguments: argparse.Namespace, cluster: Cluster) -> Lease | None:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """What the command line may say."""
+    known = argparse.ArgumentParser(
         prog="python -m vcpo_operator",
         description="Looks after VCPORuns: makes their pods, steers them, reports in their status. "
         "Shows learners the token in VCPO_TOKEN when that is set.",
     )
-    parser.add_argument("--learner-image", required=True, help="image of learners by default")
-    parser.add_argument(
-        "--rollout-image", required=True, help="image of rollout workers by default"
-    )
-    parser.add_argument(
+    known.add_argument("--learner-image", required=True, help="image of learners by default")
+    known.add_argument("--rollout-image", required=True, help="image of rollout workers by default")
+    known.add_argument(
         "--namespaces", default="", help="watch these, separated by commas (default: all)"
     )
-    parser.add_argument("--metrics-listen", default="0.0.0.0:8080", help="/metrics host:port")
-    parser.add_argument("--liveness-listen", default="0.0.0.0:8081", help="/healthz host:port")
-    parser.add_argument("--workers", type=int, default=8, help="runs looked at in parallel")
-    parser.add_argument(
+    known.add_argument(
+        "--prometheus-url",
+        default="",
+        help="read the signals of learners there, instead of asking them (default: ask them)",
+    )
+    known.add_argument("--metrics-listen", default="0.0.0.0:8080", help="/metrics host:port")
+    known.add_argument("--liveness-listen", default="0.0.0.0:8081", help="/healthz host:port")
+    known.add_argument("--workers", type=int, default=8, help="runs looked at in parallel")
+    known.add_argument(
         "--lease-namespace", default="", help="act only while holding a Lease here (default: none)"
     )
-    parser.add_argument("--lease-name", default="vcpo-operator", help="name of that Lease")
-    parser.add_argument("--log-format", choices=sorted(_LOG_FORMATS), default="text")
-    parser.add_argument(
-        "--log-level", choices=("debug", "info", "warning", "error"), default="info"
-    )
-    return parser
+    known.add_argument("--lease-name", default="vcpo-operator", help="name of that Lease")
+    known.add_argument("--log-format", choices=sorted(_LOG_FORMATS), default="text")
+    known.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    return known
 
 
 if __name__ == "__main__":

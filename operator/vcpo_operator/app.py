@@ -20,9 +20,11 @@ from vcpo_operator.handlers import Health, Login, Wiring, login, register
 from vcpo_operator.lease import Lease
 from vcpo_operator.loop import ReconcileLoop
 from vcpo_operator.names import learner_address
+from vcpo_operator.prometheus import Prometheus, ScrapedSignals
 from vcpo_operator.queue import RunQueue
 from vcpo_operator.reconciler import Reconciler
-from vcpo_operator.signals import AddressOf, LearnerLines
+from vcpo_operator.signals import AddressOf, LearnerLines, SignalSource
+from vcpo_operator.standby import standing_by
 from vcpo_operator.view import IndexedView
 
 
@@ -37,6 +39,8 @@ class Options:
     """`http://host:port/path` of the liveness probe; None serves none."""
     token: str | None = None
     """Token that the learners ask for; None when they ask for none."""
+    prometheus_url: str | None = None
+    """Where the learners' signals are read instead of asking the learners; None asks them."""
     workers: int = 8
     """Runs looked at in parallel."""
 
@@ -56,11 +60,12 @@ class Operator:
         self._options = options
         self._view = IndexedView()
         self._queue = RunQueue(clock=time.monotonic)
-        self._lines = LearnerLines(clock=time.monotonic, address_of=address_of, token=options.token)
+        lines = LearnerLines(clock=time.monotonic, address_of=address_of, token=options.token)
+        self._signals = _source(options, lines)
         reconciler = Reconciler(
             view=self._view,
-            executor=Executor(cluster, self._lines),
-            lines=self._lines,
+            executor=Executor(cluster, lines),
+            lines=self._signals,
             defaults=options.defaults,
             exports=RunExports(metrics),
             clock=time.time,
@@ -91,12 +96,15 @@ class Operator:
         Raises: LeaseLostError.
         """
         if lease is not None:
-            await lease.take()
+            async with standing_by(self._options.liveness_endpoint):
+                await _unless_stopped(lease.take(), stop)
+        if stop.is_set():
+            return
         works = [self._loop.run()] if lease is None else [self._loop.run(), lease.keep()]
         try:
             await _until_first(self._watch(stop), works, stop)
         finally:
-            await self._lines.close()
+            await self._signals.close()
 
     async def _watch(self, stop: asyncio.Event) -> None:
         namespaces = self._options.namespaces
@@ -108,6 +116,22 @@ class Operator:
             liveness_endpoint=self._options.liveness_endpoint,
             stop_flag=stop,
         )
+
+
+def _source(options: Options, lines: LearnerLines) -> SignalSource:
+    if options.prometheus_url is None:
+        return lines
+    return ScrapedSignals(Prometheus(options.prometheus_url), lines, clock=time.time)
+
+
+async def _unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
+    """Run until it is done or `stop` is set."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    working.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await working
 
 
 async def _until_first(

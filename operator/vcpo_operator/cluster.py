@@ -83,12 +83,15 @@ class Cluster:
 
     @classmethod
     def from_environment(cls, on_answer: RequestObserver) -> Cluster:
-        """Connect as the environment says: the pod's service account, else the kubeconfig."""
+        """Connect as the environment says: the pod's service account, else the kubeconfig.
+
+        Raises: ValueError when there is neither.
+        """
         settings = client.Configuration()
         try:
             config.load_incluster_config(client_configuration=settings)
         except config.ConfigException:
-            config.load_kube_config(client_configuration=settings)
+            _load_kubeconfig(settings)
         return cls(client.ApiClient(settings), on_answer=on_answer)
 
     def close(self) -> None:
@@ -181,6 +184,16 @@ class Cluster:
             return int(error.status or 0), str(error.body or error.reason), None
         except urllib3.exceptions.HTTPError as error:
             return 0, f"no answer from the API server: {error}", None
+
+
+def _load_kubeconfig(settings: client.Configuration) -> None:
+    try:
+        config.load_kube_config(client_configuration=settings)
+    except config.ConfigException as error:
+        raise ValueError(
+            f"no way to the API server: {error} Run in a pod with a service account, or set"
+            " KUBECONFIG to a kubeconfig that names a cluster."
+        ) from error
 
 
 def _seconds(header: str | None) -> float | None:

@@ -42,8 +42,8 @@ class Lease:
     _changed_s: float = 0.0
 
     async def take(self) -> None:
-        """Wait until the lease is ours."""
-        while not await self.try_once():
+        """Wait until the lease is ours; an API server that does not answer is asked again."""
+        while not await self._taken():
             await asyncio.sleep(RENEW_PERIOD_S / 5)
         _LOGGER.info("lease %s/%s is ours", self.namespace, self.name)
 
@@ -81,6 +81,13 @@ class Lease:
                 return False
             raise
         return True
+
+    async def _taken(self) -> bool:
+        try:
+            return await self.try_once()
+        except ApiError as error:
+            _LOGGER.warning("lease %s/%s: %s", self.namespace, self.name, error)
+            return False
 
     def _may_take(self, lease: Document) -> bool:
         version = lease["metadata"]["resourceVersion"]

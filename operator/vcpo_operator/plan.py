@@ -95,7 +95,7 @@ def blocked_by(wish: Wish, observed: Observed) -> str:
 
 def _throttle(wish: Wish, report: LearnerReport | None) -> Iterator[Action]:
     wanted = wish.admission_lag_steps
-    if wanted is None or report is None or report.signals.age_s > 0.0:
+    if wanted is None or report is None or not report.is_news:
         return
     if wanted != report.signals.admission_lag_steps:
         yield Throttle(admission_lag_steps=wanted, reason=wish.reason)
@@ -198,7 +198,7 @@ def _replacements(wish: Wish, observed: Observed) -> Iterator[Action]:
 
 def _releases(observed: Observed, report: LearnerReport | None) -> Iterator[Action]:
     """Leases of workers whose pod is gone, so that their prompts need not wait to expire."""
-    if report is None or report.signals.age_s > 0.0:
+    if report is None or not report.is_news:
         return
     pods = {pod.name for pod in observed.pods}
     for name, worker in report.workers.items():

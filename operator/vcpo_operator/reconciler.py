@@ -35,7 +35,7 @@ from vcpo_operator.plan import blocked_by, plan
 from vcpo_operator.records import Observed, RunRecord
 from vcpo_operator.report import LearnerReport
 from vcpo_operator.run_status import RunStatus
-from vcpo_operator.signals import LearnerLines, SignalsError
+from vcpo_operator.signals import SignalsError, SignalSource
 from vcpo_operator.steer import Steering, steer
 from vcpo_operator.wishes import wish_for
 
@@ -76,7 +76,7 @@ class Reconciler:
         *,
         view: View,
         executor: Executor,
-        lines: LearnerLines,
+        lines: SignalSource,
         defaults: OperatorDefaults,
         exports: RunExports,
         clock: Callable[[], float],
@@ -130,6 +130,7 @@ class Reconciler:
         now_s = self._clock()
         observed = await self._observed(record, memory, now_s)
         report = await self._report(record, run, observed)
+        report = _since(now_s if before.start_s is None else before.start_s, report, now_s)
         current = before.with_restarts(observed)
         current = status.begun(current, run.spec, report, now_s)
         current = status.with_report(current, report)
@@ -293,6 +294,14 @@ class Reconciler:
         self._memories.pop(key, None)
         self._exports.forget(key)
         await self._lines.hang_up(key)
+
+
+def _since(start_s: float, report: LearnerReport | None, now_s: float) -> LearnerReport | None:
+    """The report, unless an earlier run of the same name or the time before a rest is its origin.
+
+    A Prometheus remembers both; without this a new run could complete with the old one's phase.
+    """
+    return report if report is not None and report.is_since(start_s, now_s=now_s) else None
 
 
 @dataclass(frozen=True, slots=True)

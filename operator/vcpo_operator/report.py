@@ -34,10 +34,17 @@ class LearnerReport:
     """Mean reward of the newest evaluation."""
     workers: Mapping[str, WorkerReport] = field(default_factory=dict)
     """Workers by id, which is the name of their pod."""
+    is_news: bool = True
+    """Whether it is handed out for the first time. Learners are given orders on news alone, so that
+    one that has gone, or a Prometheus that has, is not told the same thing again at every look."""
 
     def aged(self, age_s: float) -> LearnerReport:
-        """The same report, so many seconds old."""
-        return replace(self, signals=replace(self.signals, age_s=age_s))
+        """The same report, so many seconds old and no news."""
+        return replace(self, signals=replace(self.signals, age_s=age_s), is_news=False)
+
+    def is_since(self, start_s: float, *, now_s: float) -> bool:
+        """Whether the learner said it at `start_s` or later; both are Unix times."""
+        return now_s - self.signals.age_s >= start_s
 
 
 def learner_report(message: control_pb2.Signals) -> LearnerReport:

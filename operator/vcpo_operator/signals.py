@@ -1,9 +1,9 @@
 """Signals: asking learners how their run is, and telling them their limits.
 
-Straight from the learner over gRPC, not through Prometheus: the answer is of this moment, carries
-its own counts rather than rates over scrapes, and there is one system less that can be down when
-the control loop needs it. What cannot be had now is answered with what was heard last and its age;
-`vcpo.control` judges the age.
+Straight from the learner over gRPC by default: the answer is of this moment, and there is one
+system less that can be down when the control loop needs it. `vcpo_operator.prometheus` is the other
+source. What cannot be had now is answered with what was heard last and its age; `vcpo.control`
+judges the age. Orders go over gRPC in either case.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
 
@@ -27,6 +28,22 @@ AddressOf = Callable[[RunKey], str]
 
 class SignalsError(Exception):
     """The learner did not take an order; it is given again as long as it is needed."""
+
+
+class SignalSource(Protocol):
+    """Where the reports of learners come from."""
+
+    async def ask(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
+        """What the learner says now, or what it said last and how long ago; None: never anything.
+
+        period_s: Time between two decisions; a source need not be asked anew within half of it.
+        """
+
+    async def hang_up(self, key: RunKey) -> None:
+        """Forget a learner that is gone, and what it said."""
+
+    async def close(self) -> None:
+        """Let go of all connections."""
 
 
 @dataclass(slots=True, kw_only=True)

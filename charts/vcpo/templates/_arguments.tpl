@@ -13,6 +13,9 @@
 - --lease-namespace={{ .Release.Namespace }}
 - --lease-name={{ include "vcpo.operatorName" . }}
 {{- end }}
+{{- with .Values.prometheus.url }}
+- --prometheus-url={{ . }}
+{{- end }}
 {{- range .Values.extraArgs }}
 - {{ . | quote }}
 {{- end }}

@@ -96,12 +96,17 @@ LEARNER_TOKENS = _counter("vcpo_learner_tokens_total", "Response tokens trained 
 LEARNER_IDLE = _measure(
     "vcpo_learner_idle_ratio", "Share of recent time that the learner waited for data."
 )
+LEARNER_PHASE = _gauge(
+    "vcpo_learner_phase", "1 for the phase that the run is in, 0 for the others.", "phase"
+)
 LEARNER_CHECKPOINT_TIMESTAMP = _measure(
     "vcpo_learner_checkpoint_timestamp_seconds", "Unix time of the newest checkpoint."
 )
 ESS = _measure(
     "vcpo_ess_ratio", "Effective sample size of the last step's batch over its size, untruncated."
 )
+ESS_MEAN = _measure("vcpo_ess_mean_ratio", "Mean ESS ratio in a window of recent steps.")
+ESS_LOW = _measure("vcpo_ess_low_ratio", "Low percentile of the ESS ratio in the same window.")
 ON_POLICY_ESS = _measure(
     "vcpo_on_policy_ess_ratio",
     "ESS ratio at lag 0, given or calibrated; ESS is measured against it.",
@@ -121,11 +126,20 @@ POLICY_LAG = _histogram(
     "Age of the oldest token of each consumed trajectory, in policy versions.",
     _LAG_BUCKETS,
 )
+TOKEN_LAG_MEDIAN = _measure(
+    "vcpo_token_lag_median_steps", "Median age of the last step's tokens, in policy versions."
+)
+TOKEN_LAG_MAX = _measure(
+    "vcpo_token_lag_max_steps", "Largest age of a token of the last step, in policy versions."
+)
 POLICY_VERSION = _measure(
     "vcpo_policy_version", "Newest policy version that the learner published."
 )
 ADMISSION_LAG = _measure(
     "vcpo_admission_lag_steps", "Lag bound in force for new work, in policy versions."
+)
+BATCH_TRAJECTORIES = _measure(
+    "vcpo_batch_trajectories", "Trajectories that one optimizer step consumes."
 )
 TRAJECTORIES_LEASED = _counter("vcpo_trajectories_leased_total", "Trajectories granted to workers.")
 TRAJECTORIES_CONSUMED = _counter("vcpo_trajectories_consumed_total", "Trajectories trained on.")
@@ -241,16 +255,22 @@ LEARNER = (
     LEARNER_STEP_DURATION,
     LEARNER_TOKENS,
     LEARNER_IDLE,
+    LEARNER_PHASE,
     LEARNER_CHECKPOINT_TIMESTAMP,
     ESS,
+    ESS_MEAN,
+    ESS_LOW,
     ON_POLICY_ESS,
     IMPORTANCE_WEIGHT_MAX,
     LEARNING_RATE_SCALE,
     LEARNING_RATE,
     GRADIENT_NORM,
     POLICY_LAG,
+    TOKEN_LAG_MEDIAN,
+    TOKEN_LAG_MAX,
     POLICY_VERSION,
     ADMISSION_LAG,
+    BATCH_TRAJECTORIES,
     TRAJECTORIES_LEASED,
     TRAJECTORIES_CONSUMED,
     TRAJECTORIES_DROPPED,

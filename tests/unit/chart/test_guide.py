@@ -9,7 +9,8 @@ import pytest
 from tests.unit.chart.rendering import ROOT, only
 from vcpo.spec import VCPORun, parse_run
 from vcpo_operator.children import Kind, OperatorDefaults, children
-from vcpo_operator.children.manifest import Owner, Parent
+from vcpo_operator.children.config import make_parent
+from vcpo_operator.children.manifest import Owner
 from vcpo_operator.names import RunKey
 
 GUIDE = (ROOT / "docs" / "kubernetes.md").read_text()
@@ -51,7 +52,7 @@ def guides_run() -> VCPORun:
 def test_every_pod_of_the_guides_run_gets_the_gpu_it_asks_for():
     owner = Owner(key=RunKey("team-a", "countdown"), uid="u")
     defaults = OperatorDefaults(learner_image="l", rollout_image="r")
-    made = children(Parent(run=guides_run(), owner=owner), defaults)
+    made = children(make_parent(guides_run(), owner), defaults)
     workloads = [each for each in made if each.kind in {Kind.STATEFUL_SET, Kind.DEPLOYMENT}]
     assert len(workloads) == 2
     for workload in workloads:

@@ -70,6 +70,12 @@ def test_nothing_else_can_be_reached():
     assert ports == {53, 443, 6443, 8443, 16443, 7600}
 
 
+def test_a_prometheus_that_is_asked_can_be_reached_on_the_port_of_its_pods():
+    values = {"prometheus": {"url": "http://prometheus.monitoring", "podPort": 9095}}
+    assert egress_to(9095, values) == [None]
+    assert egress_to(9090) == []
+
+
 def test_a_rule_of_ones_own_can_be_added():
     rule = {"ports": [{"port": 9090, "protocol": "TCP"}]}
     assert egress_to(9090, {"networkPolicy": {"extraEgress": [rule]}}) == [None]

@@ -10,9 +10,10 @@ from tests.unit.chart.rendering import NAMESPACE, of_kind, only, operator_pod
 from tests.unit.chart.variants import EVERYTHING, NARROW, all_variants
 from vcpo.lifecycle import TOKEN_VARIABLE
 from vcpo.spec import VCPORun
-from vcpo_operator.__main__ import _parser
+from vcpo_operator.__main__ import parser
 from vcpo_operator.children import Child, Kind, OperatorDefaults, children
-from vcpo_operator.children.manifest import Owner, Parent
+from vcpo_operator.children.config import make_parent
+from vcpo_operator.children.manifest import Owner
 from vcpo_operator.names import LEARNER_PORT, ROLE_LABEL, TOKEN_KEY, RunKey
 from vcpo_operator.view import WATCHED
 
@@ -33,13 +34,13 @@ def container(values=None):
 
 
 def parsed(values=None):
-    return _parser().parse_args(container(values)["args"])
+    return parser().parse_args(container(values)["args"])
 
 
 def family() -> dict[Kind, Child]:
     owner = Owner(key=RunKey("team-a", "demo"), uid="u")
     defaults = OperatorDefaults(learner_image="l", rollout_image="r")
-    made = children(Parent(run=VCPORun.model_validate(RUN), owner=owner), defaults)
+    made = children(make_parent(VCPORun.model_validate(RUN), owner), defaults)
     return {child.kind: child for child in made}
 
 
@@ -55,7 +56,7 @@ def verbs_on(group: str, resource: str) -> set[str]:
 
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
 def test_the_operator_knows_every_option_by_its_full_name(values):
-    known = re.findall(r"--[a-z-]+", _parser().format_help())
+    known = re.findall(r"--[a-z-]+", parser().format_help())
     assert {each.split("=")[0] for each in container(values)["args"]} <= set(known)
     assert parsed(values)
 
@@ -94,9 +95,14 @@ def test_without_elections_no_lease_is_taken():
     assert parsed().lease_namespace == ""
 
 
-def test_who_waits_for_the_lease_is_not_killed_for_being_silent():
-    assert container(EVERYTHING)["startupProbe"]["failureThreshold"] == 2**31 - 1
-    assert container()["startupProbe"]["failureThreshold"] == 60
+def test_who_waits_for_the_lease_is_probed_like_who_holds_it():
+    assert container(EVERYTHING)["startupProbe"] == container()["startupProbe"]
+
+
+def test_learners_are_asked_unless_a_prometheus_is_given():
+    url = "http://prometheus.monitoring.svc:9090"
+    assert parsed().prometheus_url == ""
+    assert parsed({"prometheus": {"url": url}}).prometheus_url == url
 
 
 def test_the_learners_token_comes_from_the_secret_as_it_does_in_runs():

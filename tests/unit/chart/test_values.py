@@ -97,6 +97,8 @@ WRONG: dict[str, tuple[Values, str]] = {
     "namespace twice": ({"watchNamespaces": ["a", "a"]}, "/watchNamespaces"),
     "port out of range": ({"networkPolicy": {"apiServer": {"ports": [0]}}}, "/ports/0"),
     "address without a mask": ({"networkPolicy": {"apiServer": {"cidrs": ["10.0.0.1"]}}}, "/cidrs"),
+    "address without a scheme": ({"prometheus": {"url": "prometheus:9090"}}, "/prometheus/url"),
+    "address with a password": ({"prometheus": {"url": "http://me:secret@prometheus"}}, "/url"),
     "interval without a unit": ({"metrics": {"podMonitor": {"interval": "30"}}}, "/interval"),
     "word for a boolean": ({"crds": {"enabled": "yes"}}, "/crds/enabled"),
 }

@@ -20,6 +20,7 @@ EVERYTHING: Values = {
     "replicas": 2,
     "leaderElection": {"enabled": True},
     "learnerTokenSecretName": "learner-token",
+    "prometheus": {"url": "http://prometheus.monitoring.svc:9090/prefix"},
     "serviceAccount": {"annotations": {"example.com/owner": "ml"}},
     "metrics": {
         "serviceMonitor": {"enabled": True, "additionalLabels": {"release": "prometheus"}},

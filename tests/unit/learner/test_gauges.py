@@ -3,6 +3,7 @@ import pytest
 from tests.unit.learner.scenes import asking, make_desk
 from tests.unit.learner.steps import evaluated, stepped
 from vcpo.metrics import LearnerMetrics
+from vcpo.wire.phase import RunPhase
 from vcpo_learner.gauges import LearnerGauges
 from vcpo_learner.roster import WORKER_LOST_AFTER_S
 from vcpo_learner.signals import SignalWindow
@@ -70,6 +71,30 @@ async def test_lag_is_observed_for_every_trajectory_at_the_version_it_was_traine
 def test_a_skipped_step_is_counted_by_its_reason(gauges):
     gauges.step(stepped(skipped="no_gradient"), [])
     assert value(gauges, "vcpo_learner_skipped_steps_total", reason="no_gradient") == 1
+
+
+def test_exactly_the_phase_of_the_run_is_one(gauges, desk):
+    desk.dispatcher.phase = RunPhase.DRAINING
+    gauges.refresh()
+    shown = {phase: value(gauges, "vcpo_learner_phase", phase=phase.value) for phase in RunPhase}
+    assert [phase for phase, each in shown.items() if each == 1] == [RunPhase.DRAINING]
+    assert set(shown.values()) == {0, 1}
+
+
+def test_windows_are_those_of_the_signals(gauges):
+    for record in (stepped(ess_ratio=0.5), stepped(ess_ratio=0.25, lag_p50=1, lag_max=3)):
+        gauges._signals.step(record)
+    gauges.refresh()
+    assert value(gauges, "vcpo_ess_mean_ratio") == 0.375
+    assert value(gauges, "vcpo_ess_low_ratio") == 0.25
+    assert value(gauges, "vcpo_token_lag_median_steps") == 1
+    assert value(gauges, "vcpo_token_lag_max_steps") == 3
+
+
+def test_before_the_first_step_there_is_a_batch_size_and_no_ess(gauges):
+    gauges.refresh()
+    assert value(gauges, "vcpo_batch_trajectories") == 4
+    assert value(gauges, "vcpo_ess_mean_ratio") is None
 
 
 def test_the_last_evaluation_is_shown(gauges):

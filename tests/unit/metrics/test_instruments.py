@@ -6,7 +6,14 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
-from vcpo.metrics import HostMetrics, LearnerMetrics, Metric, RolloutMetrics, catalogue
+from vcpo.metrics import (
+    HostMetrics,
+    LearnerMetrics,
+    Metric,
+    OperatorMetrics,
+    RolloutMetrics,
+    catalogue,
+)
 
 
 def learner() -> LearnerMetrics:
@@ -33,6 +40,7 @@ def families(registry: CollectorRegistry) -> dict[str, tuple[str, str]]:
         pytest.param(learner, catalogue.LEARNER, id="learner"),
         pytest.param(rollout, catalogue.ROLLOUT, id="rollout"),
         pytest.param(HostMetrics, catalogue.HOST, id="host"),
+        pytest.param(OperatorMetrics, (*catalogue.HOST, *catalogue.OPERATOR), id="operator"),
     ],
 )
 def test_a_part_exports_exactly_its_list(part, listed: tuple[Metric, ...]):
@@ -40,7 +48,7 @@ def test_a_part_exports_exactly_its_list(part, listed: tuple[Metric, ...]):
     assert families(part().registry) == expected
 
 
-@pytest.mark.parametrize("part", [learner, rollout, HostMetrics])
+@pytest.mark.parametrize("part", [learner, rollout, HostMetrics, OperatorMetrics])
 def test_every_instrument_is_of_a_type_that_can_be_used_directly(part):
     values = [value for name, value in vars(part()).items() if name != "registry"]
     assert all(isinstance(value, MetricWrapperBase) for value in values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -84,3 +85,13 @@ async def test_a_holder_that_was_overtaken_knows_it(server: FakeApiServer):
     clock.now_s += DURATION_S
     await other.try_once()
     assert not await held.try_once()
+
+
+async def test_who_waits_for_a_lease_goes_on_when_the_api_server_does_not_answer():
+    cluster = Cluster(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")))
+    waiting = Lease(
+        cluster=cluster, namespace="default", name="vcpo", identity="a", clock=Clock()
+    ).take()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(waiting, 0.2)
+    cluster.close()

@@ -272,6 +272,13 @@ def test_an_old_report_tells_nobody_anything():
     assert planned(wanted, world, report=report().aged(5.0)) == []
 
 
+def test_a_report_is_acted_on_once_however_long_ago_it_was_scraped():
+    wanted, world = wish(decided=decision(lag=4, main=2)), settled(wish())
+    scraped = dataclasses.replace(report().aged(5.0), is_news=True)
+    told = plan(wanted, world.observed, applied=world.applied, report=scraped)
+    assert told == (Throttle(admission_lag_steps=4, reason="because"),)
+
+
 def test_leases_of_a_worker_without_a_pod_are_released():
     world = settled(wish())
     workers = {

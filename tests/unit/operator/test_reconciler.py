@@ -119,6 +119,17 @@ async def test_a_rest_and_its_end(made: Stage):
     assert made.condition("Suspended") == ("False", "Active")
 
 
+async def test_the_end_of_an_earlier_run_of_the_same_name_does_not_end_this_one(made: Stage):
+    made.create_run(rollouts=ROLLOUTS)
+    await made.settle()
+    made.learner.says = report(step=10, phase=RunPhase.COMPLETE).aged(1.0)
+    await made.settle()
+    assert made.condition("Complete") == ("False", "NotFinished")
+    made.now_s += 60.0
+    await made.settle()
+    assert made.condition("Complete") == ("True", "Succeeded")
+
+
 async def test_a_complete_run_is_recorded_before_it_is_cleaned_up(made: Stage):
     made.create_run(rollouts=ROLLOUTS)
     await made.settle()
