@@ -104,7 +104,8 @@ class Learner:
                     self.desk.submit(given, versions=(version,))
             if version == until_step:
                 self.drain()
-            await asyncio.sleep(0)
+            # Not 0: spinning would keep the interpreter from the thread that trains and saves.
+            await asyncio.sleep(0.001)
 
     def accepted(self):
         counts = self.dispatcher.ledger.counts()

@@ -40,13 +40,13 @@ def refuse(*_):
 async def test_prompts_are_answered_judged_and_submitted(place):
     place.publish(0)
     async with working(place.worker()):
-        await eventually(lambda: counts(place).buffered == 8)
+        # The worker counts a submission once it has the learner's answer.
+        await eventually(lambda: place.samples("accepted") == 8)
     first, _ = place.desk.ledger.take_batch(policy_version=0, max_lag_steps=0)
     (one, two) = first.trajectories
     assert [one.trajectory_id, two.trajectory_id] == ["train-now-0/0", "train-now-0/1"]
     assert (one.prompt_token_ids, one.response_token_ids) == ((3, 4), (5, 1))
     assert (one.rollout_logprobs, one.reward) == ((-0.5, -0.25), 0.75)
-    assert place.samples("accepted") == 8
 
 
 async def test_no_prompt_is_leased_before_the_first_policy(place):
