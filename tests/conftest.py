@@ -4,7 +4,7 @@ import os
 
 from hypothesis import settings
 
-# Tiny tensors on a few cores: threads of the tensor library would only spin and wait for each other.
+# Tiny tensors on a few cores: threads of the tensor library would only wait for each other.
 # Read when the library is loaded, so it is set before anything else is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
