@@ -54,10 +54,8 @@ class ReconcileLoop:
             result = "error" if outcome.trouble else "ok"
         except Exception:  # outermost: a bug that one run brings out may not stop the others
             _LOGGER.exception("%s: a bug; the run is left as it is and looked at again", key)
-            outcome, result = (
-                Outcome(wake_in_s=None, trouble="a bug; see the operator's log"),
-                "bug",
-            )
+            outcome = Outcome(wake_in_s=None, trouble="a bug; see the operator's log")
+            result = "bug"
         self._metrics.reconciles.labels(result).inc()
         self._metrics.reconcile_duration_s.observe(time.monotonic() - started_s)
         return outcome

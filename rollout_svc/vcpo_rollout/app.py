@@ -99,14 +99,20 @@ async def run_worker(options: Options) -> RunPhase:
             ready = Ready(pid=os.getpid(), grpc_port=port, metrics_port=endpoint.port)
             write_ready(options.ready_file, ready)
         _LOGGER.info("working as %s for %s", options.worker_id, options.learner)
-        announcing = asyncio.create_task(_announce(receiver, server))
         try:
-            return await worker.run()
+            return await _work(worker, receiver, server)
         finally:
-            announcing.cancel()
             await engine.close()
             await server.stop(_STOP_GRACE_S)
             await channel.close()
+
+
+async def _work(worker: Worker, receiver: WeightReceiver, server: WireServer) -> RunPhase:
+    announcing = asyncio.create_task(_announce(receiver, server))
+    try:
+        return await worker.run()
+    finally:
+        announcing.cancel()
 
 
 async def _announce(receiver: WeightReceiver, server: WireServer) -> None:

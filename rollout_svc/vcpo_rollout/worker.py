@@ -201,7 +201,7 @@ class Worker:
         try:
             prompt = self._parts.environment.prompt(_SPLITS[lease.split], lease.prompt_index)
             return prompt, self._parts.codec.encode(prompt.text)
-        except Exception as error:
+        except Exception as error:  # foreign code may raise anything
             raise EnvironmentFailedError(f"prompt: {type(error).__name__}: {error}") from error
 
     def _rewards(self, prompt: Prompt, generations: list[Generation]) -> list[float]:
@@ -215,7 +215,7 @@ class Worker:
                 )
                 for generation in generations
             ]
-        except Exception as error:
+        except Exception as error:  # foreign code may raise anything
             raise EnvironmentFailedError(f"reward: {type(error).__name__}: {error}") from error
         if not all(map(math.isfinite, rewards)):
             raise EnvironmentFailedError(f"reward: must be finite numbers, got {rewards}")

@@ -183,7 +183,7 @@ class HfEngine:
                 self._drop_cancelled()
                 self._admit_waiting()
                 self._step()
-        except Exception as error:
+        except Exception as error:  # whatever ends the thread must reach those who wait for it
             logger.exception("The decoding thread failed; the engine is dead")
             reason = f"the decoding thread failed: {type(error).__name__}: {error}"
         finally:
