@@ -27,7 +27,13 @@ from tests.kube.errors import (
     not_found,
 )
 from tests.kube.list_types import list_types
-from tests.kube.ownership import Writer, apply_configuration, record_apply, record_update
+from tests.kube.ownership import (
+    Writer,
+    apply_configuration,
+    owners,
+    record_apply,
+    record_update,
+)
 from tests.kube.resources import Catalogue, Resource
 from tests.kube.selectors import Matcher, field_matcher, label_matcher
 from tests.kube.store import Event, Store
@@ -212,9 +218,10 @@ class Api:
         body = checked(target, body)
         lifecycle.check_version(resource, old, body, required=version_required)
         new = self._transition(target, old, body, options)
-        writer = _writer(target, options, "Update")
-        recorded = record_update(old, new, writer, self.now(), list_types(resource))
-        kept = self._keep(target, old, recorded, options)
+        if not scaled or owners(old, scaling.path_of(resource)):
+            writer = _writer(target, options, "Update")
+            new = record_update(old, new, writer, self.now(), list_types(resource))
+        kept = self._keep(target, old, new, options)
         return scaling.scale_of(resource, kept) if scaled else kept
 
     def _transition(

@@ -93,5 +93,6 @@ async def widgets(api: Client, namespace: str) -> str:
 
 def _is_established(definition: dict[str, object]) -> bool:
     status = definition.get("status")
-    conditions = status.get("conditions", ()) if isinstance(status, dict) else ()
+    # A real server's first answer has `conditions: null`.
+    conditions = (status.get("conditions") or ()) if isinstance(status, dict) else ()
     return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)

@@ -88,7 +88,7 @@ class Client:
             params=query or {},
             headers={"Content-Type": content_type, "Accept": "application/json", **(headers or {})},
         ) as response:
-            return Answer(code=response.status, body=await response.json(content_type=None))
+            return Answer(code=response.status, body=_json(await response.text()))
 
     async def get(self, path: str, **query: str) -> Answer:
         """Read an object or a list."""
@@ -152,3 +152,12 @@ class Client:
     def _opened(self) -> aiohttp.ClientSession:
         assert self._session is not None, "enter the client before sending"
         return self._session
+
+
+def _json(text: str) -> JsonObject:
+    """A body; a path that no API serves is answered in plain words."""
+    try:
+        body: JsonObject = json.loads(text)
+    except json.JSONDecodeError:
+        return {"message": text}
+    return body

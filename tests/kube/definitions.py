@@ -32,6 +32,7 @@ def definition_causes(body: JsonObject) -> Iterator[Cause]:
         else:
             yield from _structural_causes(schema, place)
             yield from cel_rules.unreadable(schema, place)
+            yield from _default_causes(schema, place)
 
 
 def _structural_causes(schema: JsonObject, place: str) -> Iterator[Cause]:
@@ -52,6 +53,16 @@ def _structural_causes(schema: JsonObject, place: str) -> Iterator[Cause]:
         yield Cause(field=f"{place}.additionalProperties", message=message)
     for child, path in _children(schema, place):
         yield from _structural_causes(child, path)
+
+
+def _default_causes(schema: JsonObject, place: str) -> Iterator[Cause]:
+    """Rules that a default breaks as it stands, before the defaults inside it are filled in."""
+    if "default" in schema:
+        yield from cel_rules.violations(
+            schema, schema["default"], path=f"{place}.default", root=False
+        )
+    for child, path in _children(schema, place):
+        yield from _default_causes(child, path)
 
 
 def _children(schema: JsonObject, place: str) -> Iterator[tuple[JsonObject, str]]:

@@ -1,4 +1,8 @@
-"""The `scale` subresource: a Scale is a window on one number of the object behind it."""
+"""The `scale` subresource: a Scale is a window on one number of the object behind it.
+
+A real server writes down who changed the number only if somebody owned it before: the window shows
+no ledger then, and updates of an object without a ledger are not tracked.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,12 @@ _BUILTIN_PATHS = {
 
 def _paths(resource: Resource) -> JsonObject:
     return resource.scale or _BUILTIN_PATHS
+
+
+def path_of(resource: Resource) -> str:
+    """Where the number stands: `.spec.replicas`."""
+    path: str = _paths(resource)["specReplicasPath"]
+    return path
 
 
 def _at(body: JsonObject, path: str) -> Any:

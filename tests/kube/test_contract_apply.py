@@ -83,7 +83,7 @@ async def test_whoever_changes_a_field_owns_it(api: Client, namespace: str) -> N
     assert owners(patched.body, ".data.a") == {"two"}
 
 
-async def test_replicas_set_through_scale_stay_when_the_rest_is_applied(
+async def test_replicas_that_nobody_owned_have_no_owner_after_scaling_either(
     api: Client, namespace: str
 ) -> None:
     path = f"{_deployments(namespace)}/web"
@@ -93,7 +93,15 @@ async def test_replicas_set_through_scale_stay_when_the_rest_is_applied(
     config = deployment("web", images={"main": "app:2"})
     applied = await api.apply(path, config, "operator", force="true")
     assert applied.body["spec"]["replicas"] == 4
-    assert owners(applied.body, ".spec.replicas") == {"autoscaler"}
+    assert owners(applied.body, ".spec.replicas") == set()
+
+
+async def test_scaling_takes_the_replicas_from_their_owner(api: Client, namespace: str) -> None:
+    path = f"{_deployments(namespace)}/web"
+    await api.apply(path, deployment("web", replicas=3), "operator")
+    scaled = {"spec": {"replicas": 4}}
+    await api.patch(f"{path}/scale", scaled, fieldManager="autoscaler")
+    assert owners((await api.get(path)).body, ".spec.replicas") == {"autoscaler"}
 
 
 async def test_replicas_that_their_only_owner_drops_fall_back_to_one(

@@ -8,7 +8,7 @@ from tests.kube.real_api_server import Endpoint, find_binaries
 
 async def test_the_contract_also_runs_on_a_real_server(real_endpoint: Endpoint) -> None:
     async with Client(real_endpoint) as api:
-        assert (await api.get("/version")).body["gitVersion"].startswith("v1.")
+        assert (await api.get("/version")).body["gitVersion"].startswith("v")
 
 
 def test_missing_programs_are_named_with_their_folder(tmp_path: Path) -> None:

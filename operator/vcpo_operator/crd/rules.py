@@ -3,7 +3,8 @@
 Messages follow the API conventions: fields in backquotes, values in single quotes, "must" and
 "may not". Only the core of CEL is used, so that the rules can be run outside a cluster too.
 Optional fields are compared from their parent: a rule on the field itself is not evaluated when it
-is added or removed.
+is added or removed. An API server also holds a section's default, `{}`, against the section's own
+rules before it fills in the defaults inside, so those rules pass where a field is absent.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ class Rule(TypedDict):
 
 def _words(values: Iterable[str]) -> str:
     return "[" + ", ".join(f"'{value}'" for value in values) + "]"
+
+
+def _where_given(*fields: str, rule: str) -> str:
+    absent = " || ".join(f"!has(self.{field})" for field in fields)
+    return f"{absent} || {rule}"
 
 
 def _fixed(field: str) -> Rule:
@@ -82,7 +88,11 @@ SPEC: Final = (
 
 ALGORITHM: Final = (
     Rule(
-        rule=f"self.baselineScope != 'batch' || self.baseline in {_words(BASELINES_OF_BATCHES)}",
+        rule=_where_given(
+            *("baselineScope", "baseline"),
+            rule="self.baselineScope != 'batch'"
+            f" || self.baseline in {_words(BASELINES_OF_BATCHES)}",
+        ),
         message="`baselineScope` may be 'batch' only when `baseline` is one of "
         + ", ".join(f"'{name}'" for name in BASELINES_OF_BATCHES),
     ),
@@ -90,14 +100,18 @@ ALGORITHM: Final = (
 
 ROLLOUT_GROUP: Final = (
     Rule(
-        rule="self.minReplicas <= self.maxReplicas",
+        rule=_where_given(
+            *("minReplicas", "maxReplicas"), rule="self.minReplicas <= self.maxReplicas"
+        ),
         message="`minReplicas` must be less than or equal to `maxReplicas`",
     ),
 )
 
 CONTROL: Final = (
     Rule(
-        rule="self.idleLowRatio < self.idleHighRatio",
+        rule=_where_given(
+            *("idleLowRatio", "idleHighRatio"), rule="self.idleLowRatio < self.idleHighRatio"
+        ),
         message="`idleLowRatio` must be less than `idleHighRatio`",
     ),
 )
