@@ -59,6 +59,12 @@ async def server(request: pytest.FixtureRequest) -> AsyncIterator[Endpoint]:
         yield Endpoint(url=started.url, token=ADMIN_TOKEN)
 
 
+@pytest.fixture(params=["fake"] if isinstance(binaries_here(), str) else ["fake", "real"])
+def endpoint(request: pytest.FixtureRequest) -> Endpoint | None:
+    """A real server; None where the test is to start a fake one of its own."""
+    return request.getfixturevalue("real_endpoint") if request.param == "real" else None
+
+
 @pytest.fixture
 async def api(server: Endpoint) -> AsyncIterator[Client]:
     """A client of either server with the administrator's token."""

@@ -1,4 +1,4 @@
-"""The operator's reconciler on a fake API server, call by call, without kopf and without training.
+"""The operator's reconciler on an API server, call by call, without kopf and without training.
 
 The view is read from the server before every look: as fresh as watches can be. A learner is a
 script that says what the test wants. An operator that dies is one whose memory is dropped.
@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import kopf
@@ -19,9 +17,9 @@ from kubernetes import client
 
 from tests.kube.access import User
 from tests.kube.fake_api_server import FakeApiServer
-from tests.kube.kubelet_client import KubeClient
-from tests.kube.kubelet_settings import ApiAccess
-from tests.kube.operator_view import StoreView
+from tests.kube.kubelet_client import ApiStatusError, KubeClient
+from tests.kube.operator_world import FakeWorld, RealWorld, World, access_to, fake_clock
+from tests.kube.real_api_server import Endpoint
 from vcpo.control import RunSignals
 from vcpo.metrics import OperatorMetrics
 from vcpo.wire.phase import RunPhase
@@ -45,7 +43,10 @@ DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 START_S = 1_800_000_000.0
 USER_AGENT = "vcpo-operator"
 DEFAULTS = OperatorDefaults(learner_image="learner:1", rollout_image="rollout:1")
+CONFLICT = 409
 _MOST_LOOKS = 20
+_SERVED_S = 20.0
+_POLL_S = 0.05
 
 Document = dict[str, Any]
 
@@ -108,20 +109,27 @@ class ScriptedLines(LearnerLines):
 class OperatorScene:
     """A server, and an operator that can be replaced by a fresh one."""
 
-    server: FakeApiServer
+    world: World
     client: KubeClient
     cluster: Cluster
     lines: ScriptedLines
-    now_s: float = START_S
+    now_s: float = field(init=False)
     operator: Reconciler = field(init=False)
 
     def __post_init__(self) -> None:
+        self.now_s = self.world.start_s
         self.restart_operator()
+
+    @property
+    def server(self) -> FakeApiServer:
+        """The fake server, for what only it can do: faults, records, cut watches."""
+        assert isinstance(self.world, FakeWorld)
+        return self.world.server
 
     def restart_operator(self) -> None:
         """An operator that remembers nothing."""
         self.operator = Reconciler(
-            view=StoreView(self.server),
+            view=self.world.view,
             executor=Executor(self.cluster, self.lines),
             lines=self.lines,
             defaults=DEFAULTS,
@@ -131,19 +139,21 @@ class OperatorScene:
 
     async def look(self, key: RunKey = KEY) -> Outcome:
         """One look at a run; the cluster's controllers have answered when this returns."""
+        await self.world.refresh()
         outcome = await self.operator.reconcile(key)
-        await self.server.settled()
+        await self.world.settled()
         return outcome
 
     async def settle(self, key: RunKey = KEY) -> Outcome:
         """Look until a look writes nothing; an operator that meets trouble is replaced."""
         for _ in range(_MOST_LOOKS):
-            before = self.server.api.store.revision
+            before = await self.world.mark()
             outcome = await self.look(key)
             if outcome.trouble:
+                assert isinstance(self.world, FakeWorld), outcome.trouble
                 self.server.faults.clear()
                 self.restart_operator()
-            elif self.server.api.store.revision == before:
+            elif await self.world.mark() == before:
                 return outcome
         raise AssertionError(f"the operator still writes after {_MOST_LOOKS} looks")
 
@@ -170,14 +180,13 @@ class OperatorScene:
         deployment = await self.client.get(DEPLOYMENT)
         return int(deployment["spec"]["replicas"])
 
-    def objects(self) -> dict[str, Document]:
+    async def objects(self) -> dict[str, Document]:
         """The namespace's objects, without what differs from one time to another."""
-        found = {}
-        for (_, plural), body in self.server.api.store.everything():
-            metadata = body["metadata"]
-            if metadata.get("namespace") == KEY.namespace and plural not in _UNCOUNTED:
-                found[f"{plural}/{metadata['name']}"] = _timeless(body)
-        return found
+        return {
+            f"{plural}/{body['metadata']['name']}": _timeless(body)
+            for plural, body in await self.world.objects()
+            if plural not in _UNCOUNTED
+        }
 
 
 _UNCOUNTED = ("events", "pods", "replicasets")
@@ -213,30 +222,64 @@ def _is_digest(key: str) -> bool:
 
 @asynccontextmanager
 async def operator_scene(
-    *, tokens: dict[str, User] | None = None, token: str | None = None
+    endpoint: Endpoint | None = None,
+    *,
+    tokens: dict[str, User] | None = None,
+    token: str | None = None,
 ) -> AsyncIterator[OperatorScene]:
-    """Start a server that knows our kind, and whose clock stands still.
+    """An operator before a server that knows our kind.
 
-    token: the operator's; None makes it the administrator.
+    endpoint: a real server, emptied of runs afterwards; None starts a fake one.
+    tokens: those that the fake one knows. token: the operator's; None makes it the administrator.
     """
-    clock = partial(datetime.fromtimestamp, START_S, UTC)
-    async with (
-        FakeApiServer(tokens=tokens, clock=clock) as server,
-        KubeClient(ApiAccess(url=server.url)) as admin,
-    ):
-        await admin.create(DEFINITIONS, crd())
-        await server.settled()
-        cluster = connect(server, token)
+    async with _world(endpoint, tokens) as world, KubeClient(world.access) as admin:
         try:
-            yield OperatorScene(server=server, client=admin, cluster=cluster, lines=ScriptedLines())
+            await admin.create(DEFINITIONS, crd())
+        except ApiStatusError as error:
+            if error.code != CONFLICT:  # a real server keeps it from one test to the next
+                raise
+        await _until_served(admin)
+        cluster = connect(world, token)
+        try:
+            yield OperatorScene(world=world, client=admin, cluster=cluster, lines=ScriptedLines())
         finally:
             cluster.close()
 
 
-def connect(server: FakeApiServer, token: str | None) -> Cluster:
+@asynccontextmanager
+async def _world(endpoint: Endpoint | None, tokens: dict[str, User] | None) -> AsyncIterator[World]:
+    if endpoint is None:
+        async with FakeApiServer(tokens=tokens, clock=fake_clock(START_S)) as server:
+            yield FakeWorld(server, START_S)
+        return
+    async with KubeClient(access_to(endpoint)) as client:
+        world = RealWorld(endpoint, client)
+        try:
+            yield world
+        finally:
+            await world.cleared()
+
+
+async def _until_served(admin: KubeClient) -> None:
+    """Wait until lists of runs are answered: a new kind takes a real server a moment."""
+    async with asyncio.timeout(_SERVED_S):
+        while True:
+            try:
+                await admin.get(RUNS)
+            except ApiStatusError:
+                await asyncio.sleep(_POLL_S)
+            else:
+                return
+
+
+def connect(world: World, token: str | None) -> Cluster:
     """The operator's client. token: None is the administrator's."""
-    settings = client.Configuration(host=server.url)
+    settings = client.Configuration(host=world.access.url)
     settings.retries = False
+    if world.certificate is not None:
+        settings.ssl_ca_cert = str(world.certificate)
+    if token is None:
+        token = world.access.token
     if token is not None:
         settings.api_key = {"authorization": f"Bearer {token}"}
     api_client = client.ApiClient(settings)
@@ -252,14 +295,18 @@ async def whole_operator(
 
     It must end in the task that began it: kopf cancels tasks younger than itself.
     """
-    cluster = connect(scene.server, token)
-    options = Options(defaults=DEFAULTS, namespaces=namespaces)
+    world = scene.world
+    cluster = connect(world, token)
     operator = Operator(
-        options,
+        Options(defaults=DEFAULTS, namespaces=namespaces),
         cluster,
         OperatorMetrics(),
         address_of=lambda _: "127.0.0.1:9",
-        login=lambda **_: kopf.ConnectionInfo(server=scene.server.url, token=token),
+        login=lambda **_: kopf.ConnectionInfo(
+            server=world.access.url,
+            ca_path=None if world.certificate is None else str(world.certificate),
+            token=token or world.access.token,
+        ),
     )
     stop = asyncio.Event()
     running = asyncio.create_task(operator.run(stop))

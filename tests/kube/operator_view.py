@@ -1,9 +1,9 @@
-"""The operator's view of the cluster, straight from the fake API server's store."""
+"""The operator's view of the cluster: from the fake server's store, or from lists of any server."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tests.kube.fake_api_server import FakeApiServer
@@ -39,6 +39,35 @@ class StoreView:
         for kind in view.WATCHED:
             bodies = store.objects((kind.group, kind.plural), key.namespace)
             yield kind.plural, _joined([view.index_child(kind, body) for body in bodies])
+
+
+class ListedView:
+    """The view that kopf's indices give, from the newest lists."""
+
+    def __init__(self) -> None:
+        self.listed: Mapping[str, list[dict[str, Any]]] = {}
+        """Objects by plural name."""
+
+    def run(self, key: RunKey) -> RunRecord | None:
+        """A run; None when there is none."""
+        return self._indexed().run(key)
+
+    def observed(self, key: RunKey) -> Observed:
+        """What belongs to a run."""
+        return self._indexed().observed(key)
+
+    def _indexed(self) -> view.IndexedView:
+        indexed, listed = view.IndexedView(), self.listed
+        indexed.indices = {
+            view.RUNS: _joined(map(view.index_run, listed.get(view.RUNS, ()))),
+            view.PODS: _joined(map(view.index_pod, listed.get(view.PODS, ()))),
+            **{
+                kind.plural: _joined(view.index_child(kind, body) for body in listed[kind.plural])
+                for kind in view.WATCHED
+                if kind.plural in listed
+            },
+        }
+        return indexed
 
 
 def _joined(entries: Iterable[dict[RunKey, Any]]) -> dict[RunKey, list[Any]]:

@@ -1,4 +1,7 @@
-"""The operator killed at every one of its calls: whoever comes after it ends in the same place."""
+"""The operator killed at every one of its calls: whoever comes after it ends in the same place.
+
+On the fake server only: about a hundred lives are lived, each on a server of its own.
+"""
 
 import pytest
 
@@ -29,7 +32,7 @@ async def live(scene):
 
 async def settled(scene):
     await scene.rest()
-    return scene.objects()
+    return await scene.objects()
 
 
 async def undisturbed():

@@ -1,4 +1,7 @@
-"""An API server that fails the operator's calls: trouble is told, and gone when the fault is."""
+"""An API server that fails the operator's calls: trouble is told, and gone when the fault is.
+
+On the fake server only: a real one does not fail by script.
+"""
 
 import pytest
 
@@ -24,7 +27,7 @@ async def undisturbed():
     async with operator_scene() as scene:
         await scene.create()
         await scene.rest()
-        return scene.objects()
+        return await scene.objects()
 
 
 @pytest.mark.parametrize(
@@ -42,7 +45,7 @@ async def test_a_refused_call_is_trouble_and_made_again(scene, error, verb, reso
     outcome = await scene.look()
     assert str(error.code) in outcome.trouble
     await scene.rest()
-    assert scene.objects() == await undisturbed()
+    assert await scene.objects() == await undisturbed()
 
 
 async def test_a_server_that_asks_for_time_gets_it(scene):

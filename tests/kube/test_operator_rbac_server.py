@@ -1,15 +1,24 @@
-"""The chart's role is what the operator asks for: no call is refused, and no grant goes unused."""
+"""The chart's role is what the operator asks for: no call is refused, and no grant goes unused.
 
+That none goes unused is read from the fake server's record; that none is refused, real one too.
+"""
+
+import asyncio
+import contextlib
 import dataclasses
 
 import pytest
 
 from tests.kube.access import service_account
+from tests.kube.kubelet_client import ApiStatusError
 from tests.kube.kubelet_scene import until_stored
 from tests.kube.operator_scene import (
     DEFINITIONS,
     DEPLOYMENT,
     KEY,
+    RUN,
+    OperatorScene,
+    connect,
     operator_scene,
     report,
     whole_operator,
@@ -21,6 +30,8 @@ from vcpo_operator.lease import Lease
 from vcpo_operator.report import WorkerReport
 
 TOKEN = "token-of-the-operator"
+PATIENCE_S = 30.0
+POLL_S = 0.05
 COLLECTIONS = {
     "ServiceAccount": f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts",
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
@@ -65,17 +76,39 @@ def account(values):
     return service_account(NAMESPACE, found["metadata"]["name"])
 
 
+def rights(values):
+    """What `helm install` makes of the operator's rights: collections and objects."""
+    return [
+        (COLLECTIONS[body["kind"]].format(namespace=body["metadata"].get("namespace")), body)
+        for body in render(values)
+        if body["kind"] in COLLECTIONS and "aggregate-to" not in str(body["metadata"])
+    ]
+
+
 async def install(scene, values):
-    """What `helm install` makes of the operator's rights; its rules."""
-    await scene.client.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-    rules = []
-    for body in render(values):
-        if body["kind"] in COLLECTIONS and "aggregate-to" not in str(body["metadata"]):
-            namespace = body["metadata"].get("namespace")
-            path = COLLECTIONS[body["kind"]].format(namespace=namespace)
-            await scene.client.create(path, body)
-            rules += body.get("rules") or []
-    return rules
+    """Grant the operator's rights; their rules."""
+    with contextlib.suppress(ApiStatusError):  # a real server may have it from another test
+        await scene.client.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    for collection, body in rights(values):
+        await scene.client.create(collection, body)
+    return [rule for _, body in rights(values) for rule in body.get("rules") or ()]
+
+
+async def uninstall(scene, values):
+    """Take the rights back, so that no other test has them."""
+    for collection, body in rights(values):
+        await scene.client.delete(f"{collection}/{body['metadata']['name']}")
+
+
+async def become(scene: OperatorScene, values):
+    """Make the scene's operator hold a token of the chart's service account."""
+    (name,) = [b["metadata"]["name"] for _, b in rights(values) if b["kind"] == "ServiceAccount"]
+    collection = COLLECTIONS["ServiceAccount"]
+    issued = await scene.client.create(f"{collection}/{name}/token", {"spec": {}})
+    token = issued["status"]["token"]
+    scene.cluster = connect(scene.world, token)
+    scene.restart_operator()
+    return token
 
 
 async def live(scene):
@@ -87,7 +120,8 @@ async def live(scene):
     await scene.client.merge_patch(f"{DEPLOYMENT}/scale", {"spec": {"replicas": 3}})
     scene.lines.says = report()
     await scene.settle()
-    workers = [body["metadata"]["name"] for body in scene.server.api.store.objects(("", "pods"))]
+    pods = await scene.client.get("/api/v1/namespaces/default/pods")
+    workers = [body["metadata"]["name"] for body in pods["items"]]
     busy = {name: WorkerReport(in_flight=3, silent_s=0.0) for name in workers}
     scene.lines.says = dataclasses.replace(report(), workers=busy)
     own = {**none, "serviceAccountName": "theirs"}
@@ -124,13 +158,16 @@ def asked_for(server, user):
     return permissions(requests) | creates
 
 
-@pytest.mark.parametrize(
+ROLES = pytest.mark.parametrize(
     ("values", "namespaces"),
     [
         pytest.param({}, (), id="all namespaces"),
         pytest.param({"watchNamespaces": ["default"]}, ("default",), id="one namespace"),
     ],
 )
+
+
+@ROLES
 async def test_the_charts_role_grants_what_the_operator_asks_for_and_nothing_else(
     values, namespaces
 ):
@@ -159,3 +196,37 @@ async def test_the_charts_lease_role_grants_what_a_lease_takes():
         await lease.take()
         leases = {each for each in granted(rules) if each.resource == "leases"}
         assert asked_for(scene.server, user) == leases
+
+
+@ROLES
+async def test_a_real_server_refuses_the_charts_role_nothing(values, namespaces, real_endpoint):
+    async with operator_scene(real_endpoint) as scene:
+        await install(scene, values)
+        with contextlib.suppress(ApiStatusError):  # defined by the test before
+            await scene.client.create(DEFINITIONS, POD_MONITORS)
+        try:
+            token = await become(scene, values)
+            await until_granted(scene)
+            await live(scene)
+            await scene.create()
+            async with whole_operator(scene, token=token, namespaces=namespaces):
+                await until_status(scene)
+        finally:
+            await uninstall(scene, values)
+
+
+async def until_granted(scene):
+    """Wait until a look meets no refusal: a real server takes a moment to learn of roles."""
+    await scene.create()
+    async with asyncio.timeout(PATIENCE_S):
+        while (await scene.look()).trouble:
+            await asyncio.sleep(POLL_S)
+    await scene.client.delete(RUN)
+    await scene.world.cleared()
+
+
+async def until_status(scene):
+    """Wait until the operator has spoken of the run."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not (await scene.run()).get("status"):
+            await asyncio.sleep(POLL_S)

@@ -14,9 +14,9 @@ TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 
 
 @pytest.fixture
-async def scene():
+async def scene(endpoint):
     """A run whose learner has taken five steps."""
-    async with operator_scene() as started:
+    async with operator_scene(endpoint) as started:
         await started.create()
         await started.settle()
         started.lines.says = report()
@@ -25,11 +25,28 @@ async def scene():
 
 
 async def table(scene):
+    access = scene.world.access
+    token = {"Authorization": f"Bearer {access.token}"} if access.token else {}
+    headers = {"Accept": TABLE, **token}
     async with (
-        aiohttp.ClientSession(headers={"Accept": TABLE}) as session,
-        session.get(scene.server.url + RUNS) as answer,
+        aiohttp.ClientSession(headers=headers) as session,
+        session.get(access.url + RUNS, ssl=access.tls or True) as answer,
     ):
         return await answer.json()
+
+
+def kubeconfig(world):
+    cluster = {"server": world.access.url}
+    if world.certificate is not None:
+        cluster["certificate-authority"] = str(world.certificate)
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "here", "cluster": cluster}],
+        "users": [{"name": "me", "user": {"token": world.access.token or ""}}],
+        "contexts": [{"name": "it", "context": {"cluster": "here", "user": "me"}}],
+        "current-context": "it",
+    }
 
 
 async def test_the_columns_say_how_a_run_is(scene):
@@ -55,7 +72,7 @@ async def test_cells_are_the_runs_numbers(scene):
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 async def test_kubectl_prints_them(scene, tmp_path):
     config = tmp_path / "kubeconfig.json"
-    config.write_text(json.dumps(scene.server.kubeconfig()))
+    config.write_text(json.dumps(kubeconfig(scene.world)))
     command = ["kubectl", f"--kubeconfig={config}", f"--cache-dir={tmp_path}", "get", "vrun"]
     ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
     header, row = ran.stdout.splitlines()
