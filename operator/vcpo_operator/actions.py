@@ -60,6 +60,13 @@ class Throttle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """Tell the learner to hand out no more work, take what is under way, save and end."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseLeases:
     """Hand back the leases of a worker whose pod is gone."""
 
@@ -74,5 +81,13 @@ class DeleteRun:
 
 
 Action = (
-    Apply | Scale | SetDeletionCost | DeleteChild | DeletePod | Throttle | ReleaseLeases | DeleteRun
+    Apply
+    | Scale
+    | SetDeletionCost
+    | DeleteChild
+    | DeletePod
+    | Throttle
+    | Drain
+    | ReleaseLeases
+    | DeleteRun
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from vcpo.spec import API_VERSION, KIND
@@ -11,6 +12,7 @@ from vcpo_operator.actions import (
     DeleteChild,
     DeletePod,
     DeleteRun,
+    Drain,
     ReleaseLeases,
     Scale,
     SetDeletionCost,
@@ -27,7 +29,9 @@ from vcpo_operator.names import (
 )
 from vcpo_operator.observe import observed_child
 from vcpo_operator.records import ObservedChild, RunRecord
-from vcpo_operator.signals import LearnerLines
+from vcpo_operator.signals import LearnerLines, SignalsError
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class Executor:
@@ -60,6 +64,8 @@ class Executor:
                 await self._cluster.delete(_run(key), uid=action.uid)
             case Throttle():
                 await self._lines.throttle(key, action.admission_lag_steps, action.reason)
+            case Drain():
+                await self._drain(key, action)
             case ReleaseLeases():
                 await self._lines.release(key, action.worker)
         return None
@@ -101,6 +107,13 @@ class Executor:
         resource = _child(Kind.DEPLOYMENT, key, action.name, subresource="scale")
         body = {"spec": {"replicas": action.replicas}}
         await self._unless_gone(resource, body, manager=SCALE_MANAGER)
+
+    async def _drain(self, key: RunKey, action: Drain) -> None:
+        try:
+            await self._lines.drain(key, action.reason)
+        except SignalsError as error:
+            # Its pod is told the same by SIGTERM; nothing may keep a run from coming to rest.
+            _LOGGER.warning("%s: %s", key, error)
 
     async def _set_deletion_cost(self, key: RunKey, action: SetDeletionCost) -> None:
         resource = Resource(

@@ -19,11 +19,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from vcpo.wire.phase import RunPhase
 from vcpo_operator.actions import (
     Action,
     Apply,
     DeleteChild,
     DeletePod,
+    Drain,
     ReleaseLeases,
     Scale,
     SetDeletionCost,
@@ -57,6 +59,8 @@ class Wish:
     """Replicas of the groups that the operator scales now; nobody else's are touched."""
     drain_removed: bool = True
     """Whether groups that left the spec first finish what they do."""
+    drain_reason: str = ""
+    """Why the learner should end in good order before its workers go; empty: it should not."""
     admission_lag_steps: int | None = None
     """Lag bound for new work; None leaves the learner's alone."""
     reason: str = ""
@@ -76,6 +80,7 @@ def plan(
     """
     return (
         *_throttle(wish, report),
+        *_drain(wish, observed, report),
         *_applies(wish, observed, applied),
         *_scales(wish, observed, report),
         *_removals(wish, observed),
@@ -99,6 +104,15 @@ def _throttle(wish: Wish, report: LearnerReport | None) -> Iterator[Action]:
         return
     if wanted != report.signals.admission_lag_steps:
         yield Throttle(admission_lag_steps=wanted, reason=wish.reason)
+
+
+def _drain(wish: Wish, observed: Observed, report: LearnerReport | None) -> Iterator[Action]:
+    """Once: a learner whose workers are gone, or that drains already, has nothing to end."""
+    if not wish.drain_reason or report is None or not report.is_news:
+        return
+    working = any(group.replicas > 0 for group in observed.groups.values())
+    if working and report.phase is RunPhase.RUNNING:
+        yield Drain(reason=wish.drain_reason)
 
 
 def _applies(wish: Wish, observed: Observed, applied: Mapping[str, int]) -> Iterator[Action]:

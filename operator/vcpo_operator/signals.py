@@ -105,6 +105,16 @@ class LearnerLines:
         except grpc.aio.AioRpcError as error:
             raise SignalsError(f"the learner took no throttle: {error.details()}") from error
 
+    async def drain(self, key: RunKey, reason: str) -> None:
+        """Ask the learner to end in good order.
+
+        Raises: SignalsError when the learner does not answer.
+        """
+        try:
+            await LearnerControl(self._line(key).channel).drain(reason)
+        except grpc.aio.AioRpcError as error:
+            raise SignalsError(f"the learner took no drain: {error.details()}") from error
+
     async def release(self, key: RunKey, worker: str) -> None:
         """Hand back the leases of a worker that is gone.
 

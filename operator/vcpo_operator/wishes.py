@@ -52,9 +52,19 @@ def wish_for(
         seeds=_seeds(parent, verdict, decision),
         replicas=_replicas(parent, verdict, decision, resuming=resuming),
         drain_removed=not verdict.ended,
+        drain_reason=_drain_reason(verdict, removed),
         admission_lag_steps=None if decision is None else decision.admission_lag_steps,
         reason="" if decision is None else "; ".join(decision.reasons),
     )
+
+
+def _drain_reason(verdict: Verdict, removed: Cleanup) -> str:
+    """Why a learner that still trains is to end; a complete one has ended by itself."""
+    if verdict.course is Course.SUSPEND:
+        return "the run is suspended"
+    if verdict.course is Course.FAILED and removed is not Cleanup.RETAIN_WORKLOADS:
+        return f"the run has failed: {verdict.message}"
+    return ""
 
 
 def _seeds(parent: Parent, verdict: Verdict, decision: Decision | None) -> dict[str, int]:

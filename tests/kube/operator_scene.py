@@ -92,6 +92,7 @@ class ScriptedLines(LearnerLines):
         super().__init__(clock=lambda: START_S)
         self.says: LearnerReport | None = None
         self.throttles: list[int] = []
+        self.drains: list[str] = []
 
     async def ask(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
         """Answer at once."""
@@ -100,6 +101,10 @@ class ScriptedLines(LearnerLines):
     async def throttle(self, key: RunKey, admission_lag_steps: int, reason: str) -> None:
         """Remember."""
         self.throttles.append(admission_lag_steps)
+
+    async def drain(self, key: RunKey, reason: str) -> None:
+        """Remember."""
+        self.drains.append(reason)
 
     async def release(self, key: RunKey, worker: str) -> None:
         """Nobody holds a lease."""

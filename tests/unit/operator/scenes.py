@@ -9,7 +9,15 @@ from typing import Any
 
 from vcpo.control import RunSignals
 from vcpo.spec import VCPORun
-from vcpo_operator.actions import Action, Apply, DeleteChild, DeletePod, Scale, SetDeletionCost
+from vcpo_operator.actions import (
+    Action,
+    Apply,
+    DeleteChild,
+    DeletePod,
+    Drain,
+    Scale,
+    SetDeletionCost,
+)
 from vcpo_operator.children import Child, Kind, OperatorDefaults
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Owner, Parent
@@ -100,6 +108,8 @@ def _short(action: Action) -> str:
             return f"Delete Pod {name}"
         case SetDeletionCost(pod=name, cost=cost):
             return f"Cost {name} {cost}"
+        case Drain(reason=reason):
+            return f"Drain: {reason}"
         case _:
             return str(action)
 

@@ -51,6 +51,9 @@ class ScriptedLearner(LearnerLines):
         """Note the order."""
         self.told.append(admission_lag_steps)
 
+    async def drain(self, key: RunKey, reason: str) -> None:
+        """Nobody is there to hear it."""
+
     async def hang_up(self, key: RunKey) -> None:
         """Nothing is connected."""
 

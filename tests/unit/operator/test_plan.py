@@ -8,6 +8,7 @@ from typing import Any
 from tests.unit.operator.scenes import DEFAULTS, KEY, UID, World, names, parent, pod, report
 from tests.unit.operator.scenes import template_digest as digest_of
 from vcpo.control import Decision, Direction
+from vcpo.wire.phase import RunPhase
 from vcpo_operator.actions import ReleaseLeases, Throttle
 from vcpo_operator.children import Kind
 from vcpo_operator.course import Course, Verdict
@@ -165,6 +166,41 @@ def test_a_rest_takes_all_pods_away_and_keeps_the_rest():
         "Apply StatefulSet demo-learner",
         "Scale demo-rollout-main 0",
     ]
+
+
+def test_before_a_rest_the_learner_is_told_to_end_in_good_order():
+    assert planned(wish(Course.SUSPEND), settled(wish()), report=report()) == [
+        "Drain: the run is suspended",
+        "Apply StatefulSet demo-learner",
+        "Scale demo-rollout-main 0",
+    ]
+
+
+def test_a_learner_that_drains_is_not_told_again():
+    draining = dataclasses.replace(report(), phase=RunPhase.DRAINING)
+    actions = planned(wish(Course.SUSPEND), settled(wish()), report=draining)
+    assert actions == ["Apply StatefulSet demo-learner", "Scale demo-rollout-main 0"]
+
+
+def test_a_silent_learner_keeps_no_run_from_its_rest():
+    actions = planned(wish(Course.SUSPEND), settled(wish()), report=report().aged(5.0))
+    assert actions == ["Apply StatefulSet demo-learner", "Scale demo-rollout-main 0"]
+
+
+def test_a_run_out_of_time_ends_in_good_order_before_its_workers_go():
+    actions = planned(wish(Course.FAILED), settled(wish()), report=report())
+    assert actions[0].startswith("Drain: the run has failed")
+    assert "Delete Deployment demo-rollout-main" in actions[1:]
+
+
+def test_a_failed_run_whose_workers_are_gone_is_left_alone():
+    world = settled(wish(Course.FAILED))
+    assert planned(wish(Course.FAILED), world, report=report()) == []
+
+
+def test_workloads_that_are_retained_are_not_drained():
+    kept = {"cleanupPolicy": {"onFailed": "RetainWorkloads"}}
+    assert planned(wish(Course.FAILED, **kept), settled(wish(**kept)), report=report()) == []
 
 
 def test_a_run_that_is_suspended_from_the_start_makes_no_pod():

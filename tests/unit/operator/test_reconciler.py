@@ -67,7 +67,7 @@ async def test_a_hand_on_the_scale_is_adopted_within_the_bounds(made: Stage):
     assert made.run_status()["rollouts"][0]["desiredReplicas"] == 5
 
 
-async def test_nobody_but_the_scaler_owns_the_replicas(made: Stage):
+async def test_the_operator_proper_never_owns_the_replicas(made: Stage):
     made.create_run(rollouts=ROLLOUTS)
     await made.settle()
     body = made.get("apps", "deployments", "demo-rollout-main")
@@ -76,7 +76,7 @@ async def test_nobody_but_the_scaler_owns_the_replicas(made: Stage):
         for entry in body["metadata"]["managedFields"]
         if "f:replicas" in entry["fieldsV1"].get("f:spec", {})
     ]
-    assert owners == ["vcpo-autoscaler"]
+    assert not owners
 
 
 async def test_a_starving_learner_gets_more_workers(made: Stage):

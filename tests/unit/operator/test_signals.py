@@ -33,6 +33,7 @@ class Learner(control_pb2_grpc.ControlServiceServicer):
         self.says = message()
         self.asked = 0
         self.lags: list[int] = []
+        self.drains: list[str] = []
 
     async def GetSignals(self, request, context):  # noqa: N802 - gRPC's name
         self.asked += 1
@@ -41,6 +42,10 @@ class Learner(control_pb2_grpc.ControlServiceServicer):
     async def SetThrottle(self, request, context):  # noqa: N802 - gRPC's name
         self.lags.append(request.admission_lag_steps)
         return control_pb2.SetThrottleResponse(admission_lag_steps=request.admission_lag_steps)
+
+    async def Drain(self, request, context):  # noqa: N802 - gRPC's name
+        self.drains.append(request.reason)
+        return control_pb2.DrainResponse()
 
 
 @dataclass
@@ -109,6 +114,17 @@ async def test_a_learner_that_is_gone_is_forgotten(scene: Scene):
 async def test_a_limit_reaches_the_learner(scene: Scene):
     await scene.lines.throttle(KEY, 3, "because")
     assert scene.learner.lags == [3]
+
+
+async def test_a_drain_reaches_the_learner_with_its_reason(scene: Scene):
+    await scene.lines.drain(KEY, "the run is suspended")
+    assert scene.learner.drains == ["the run is suspended"]
+
+
+async def test_a_drain_that_nobody_takes_is_an_error(scene: Scene):
+    await scene.server.stop(0)
+    with pytest.raises(SignalsError, match="took no drain"):
+        await scene.lines.drain(KEY, "because")
 
 
 async def test_an_order_that_nobody_takes_is_an_error(scene: Scene):
