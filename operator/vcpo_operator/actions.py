@@ -25,6 +25,16 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReportScale:
+    """Tell an autoscaler, by its scaler's status, how many workers there are and which."""
+
+    name: str
+    uid: str
+    replicas: int
+    selector: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetDeletionCost:
     """Say how much is lost with a pod, before some pod has to go."""
 
@@ -83,6 +93,7 @@ class DeleteRun:
 Action = (
     Apply
     | Scale
+    | ReportScale
     | SetDeletionCost
     | DeleteChild
     | DeletePod

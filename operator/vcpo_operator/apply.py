@@ -14,6 +14,7 @@ from vcpo_operator.actions import (
     DeleteRun,
     Drain,
     ReleaseLeases,
+    ReportScale,
     Scale,
     SetDeletionCost,
     Throttle,
@@ -51,23 +52,18 @@ class Executor:
                 return await self._apply(key, action)
             case Scale():
                 await self._scale(key, action)
+            case ReportScale():
+                await self._report_scale(key, action)
             case SetDeletionCost():
                 await self._set_deletion_cost(key, action)
             case DeleteChild():
                 await self._cluster.delete(_child(action.kind, key, action.name), uid=action.uid)
             case DeletePod():
-                pod = Resource(
-                    api_version="v1", plural="pods", namespace=key.namespace, name=action.name
-                )
-                await self._cluster.delete(pod, uid=action.uid)
+                await self._cluster.delete(_pod(key, action.name), uid=action.uid)
             case DeleteRun():
                 await self._cluster.delete(_run(key), uid=action.uid)
-            case Throttle():
-                await self._lines.throttle(key, action.admission_lag_steps, action.reason)
-            case Drain():
-                await self._drain(key, action)
-            case ReleaseLeases():
-                await self._lines.release(key, action.worker)
+            case Throttle() | Drain() | ReleaseLeases():
+                await self._order(key, action)
         return None
 
     async def read(self, key: RunKey, kind: Kind, name: str) -> ObservedChild | None:
@@ -108,6 +104,27 @@ class Executor:
         body = {"spec": {"replicas": action.replicas}}
         await self._unless_gone(resource, body, manager=SCALE_MANAGER)
 
+    async def _report_scale(self, key: RunKey, action: ReportScale) -> None:
+        kind = Kind.SCALER
+        body = {
+            "apiVersion": kind.api_version,
+            "kind": kind.kind,
+            "metadata": {"name": action.name, "namespace": key.namespace, "uid": action.uid},
+            "status": {"replicas": action.replicas, "selector": action.selector},
+        }
+        resource = _child(kind, key, action.name, subresource="status")
+        await self._cluster.apply(resource, body, manager=FIELD_MANAGER, force=True)
+
+    async def _order(self, key: RunKey, action: Throttle | Drain | ReleaseLeases) -> None:
+        """Tell the learner."""
+        match action:
+            case Throttle():
+                await self._lines.throttle(key, action.admission_lag_steps, action.reason)
+            case Drain():
+                await self._drain(key, action)
+            case ReleaseLeases():
+                await self._lines.release(key, action.worker)
+
     async def _drain(self, key: RunKey, action: Drain) -> None:
         try:
             await self._lines.drain(key, action.reason)
@@ -116,12 +133,9 @@ class Executor:
             _LOGGER.warning("%s: %s", key, error)
 
     async def _set_deletion_cost(self, key: RunKey, action: SetDeletionCost) -> None:
-        resource = Resource(
-            api_version="v1", plural="pods", namespace=key.namespace, name=action.pod
-        )
         annotations = {DELETION_COST_ANNOTATION: str(action.cost)}
         body = {"metadata": {"annotations": annotations}}
-        await self._unless_gone(resource, body, manager=SCALE_MANAGER)
+        await self._unless_gone(_pod(key, action.pod), body, manager=SCALE_MANAGER)
 
     async def _unless_gone(self, resource: Resource, body: Document, *, manager: str) -> None:
         try:
@@ -139,6 +153,10 @@ def _child(kind: Kind, key: RunKey, name: str, *, subresource: str = "") -> Reso
         name=name,
         subresource=subresource,
     )
+
+
+def _pod(key: RunKey, name: str) -> Resource:
+    return Resource(api_version="v1", plural="pods", namespace=key.namespace, name=name)
 
 
 def _run(key: RunKey, *, subresource: str = "") -> Resource:

@@ -8,6 +8,8 @@ from typing import Final, NamedTuple
 GROUP: Final = "vcpo.dev"
 VERSION: Final = "v1alpha1"
 PLURAL: Final = "vcporuns"
+SCALER_KIND: Final = "VCPORolloutScaler"
+SCALER_PLURAL: Final = "vcporolloutscalers"
 
 OPERATOR_MANAGER: Final = "vcpo.dev/operator"
 """Value of `spec.managedBy` that means this operator; so does leaving it out."""
@@ -77,6 +79,11 @@ def learner_name(run: str) -> str:
 def rollout_name(run: str, group: str) -> str:
     """Name of a rollout group's Deployment and budget."""
     return f"{run}-rollout-{group}"
+
+
+def scaler_name(run: str, group: str) -> str:
+    """Name of a rollout group's VCPORolloutScaler."""
+    return f"{run}-{group}"
 
 
 def config_name(run: str) -> str:

@@ -22,6 +22,7 @@ from vcpo_operator.records import (
     ObservedGroup,
     ObservedLearner,
     ObservedPod,
+    ObservedScaler,
     RunRecord,
 )
 
@@ -84,6 +85,18 @@ def observed_group(body: Body) -> ObservedGroup:
     )
 
 
+def observed_scaler(body: Body) -> ObservedScaler:
+    """Read a rollout group's scaler."""
+    spec, status = body["spec"], body.get("status") or {}
+    return ObservedScaler(
+        child=observed_child(Kind.SCALER, body),
+        group=spec["group"],
+        replicas=int(spec.get("replicas", 1)),
+        reported_replicas=_integer(status.get("replicas")),
+        reported_selector=status.get("selector") or "",
+    )
+
+
 def observed_pod(body: Body) -> ObservedPod | None:
     """Read a pod; None when its role is none that this version knows."""
     metadata = body["metadata"]
@@ -110,25 +123,29 @@ def observed_pod(body: Body) -> ObservedPod | None:
 def gather(
     learners: Iterable[ObservedLearner],
     groups: Iterable[ObservedGroup],
+    scalers: Iterable[ObservedScaler],
     pods: Iterable[ObservedPod],
     others: Iterable[ObservedChild],
 ) -> Observed:
     """Put the records of one run together, in an order that does not depend on arrival."""
     stateful, deployments = list(learners), sorted(groups, key=lambda each: each.child.name)
+    handles = list(scalers)
     children = [
         *others,
         *(each.child for each in stateful),
         *(each.child for each in deployments),
+        *(each.child for each in handles),
     ]
     return Observed(
         children=tuple(sorted(children, key=lambda each: (each.kind.kind, each.name))),
         learner=stateful[0] if stateful else None,
         groups={each.group: each for each in deployments},
+        scalers={each.group: each for each in handles},
         pods=tuple(sorted(pods, key=lambda each: each.name)),
     )
 
 
-def _integer(text: str | None) -> int | None:
+def _integer(text: str | int | None) -> int | None:
     try:
         return None if text is None else int(text)
     except ValueError:

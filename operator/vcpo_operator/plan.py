@@ -27,12 +27,13 @@ from vcpo_operator.actions import (
     DeletePod,
     Drain,
     ReleaseLeases,
+    ReportScale,
     Scale,
     SetDeletionCost,
     Throttle,
 )
 from vcpo_operator.children.manifest import Child, Kind
-from vcpo_operator.names import TEMPLATE_HASH_ANNOTATION, Role, rollout_name
+from vcpo_operator.names import TEMPLATE_HASH_ANNOTATION, Role, rollout_name, selector
 from vcpo_operator.records import Observed, ObservedChild, ObservedGroup
 from vcpo_operator.report import LearnerReport
 
@@ -83,6 +84,7 @@ def plan(
         *_drain(wish, observed, report),
         *_applies(wish, observed, applied),
         *_scales(wish, observed, report),
+        *_reports(wish, observed),
         *_removals(wish, observed),
         *_replacements(wish, observed),
         *_releases(observed, report),
@@ -165,6 +167,21 @@ def _scales(wish: Wish, observed: Observed, report: LearnerReport | None) -> Ite
         if wanted < there.replicas:
             yield from _costs(name, observed, report)
         yield Scale(name=there.child.name, replicas=wanted)
+
+
+def _reports(wish: Wish, observed: Observed) -> Iterator[Action]:
+    """What the scalers of this wish should tell and do not."""
+    for child in wish.children:
+        group = child.manifest["spec"]["group"] if child.kind is Kind.SCALER else None
+        there = observed.scalers.get(group) if group is not None else None
+        if group is None or there is None or there.child.deleting:
+            continue
+        workers = observed.groups.get(group)
+        current = workers.current if workers else 0
+        labels = selector(wish.run, Role.ROLLOUT, group)
+        text = ",".join(f"{key}={value}" for key, value in labels.items())
+        if (there.reported_replicas, there.reported_selector) != (current, text):
+            yield ReportScale(name=child.name, uid=there.child.uid, replicas=current, selector=text)
 
 
 def _costs(group: str, observed: Observed, report: LearnerReport | None) -> Iterator[Action]:

@@ -180,7 +180,7 @@ class Reconciler:
             self._defaults,
             look.verdict,
             decision=steering.decision if steering else None,
-            resuming=look.before.holds("Suspended"),
+            asked={name: each.replicas for name, each in look.observed.scalers.items()},
         )
         actions = plan(wish, look.observed, applied=memory.applied, report=look.report)
         for action in actions:

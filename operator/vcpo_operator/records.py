@@ -75,6 +75,19 @@ class ObservedGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedScaler:
+    """A rollout group's VCPORolloutScaler."""
+
+    child: ObservedChild
+    group: str
+    replicas: int
+    """Workers that somebody asks for."""
+    reported_replicas: int | None
+    """Workers that its status tells of; None while it tells nothing."""
+    reported_selector: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedPod:
     """A pod of a run."""
 
@@ -101,6 +114,8 @@ class Observed:
     learner: ObservedLearner | None = None
     groups: Mapping[str, ObservedGroup] = field(default_factory=dict)
     """Deployments by rollout group, those of groups that left the spec included."""
+    scalers: Mapping[str, ObservedScaler] = field(default_factory=dict)
+    """Scalers by rollout group, those of groups that left the spec included."""
     pods: tuple[ObservedPod, ...] = ()
 
     def child(self, kind: Kind, name: str) -> ObservedChild | None:

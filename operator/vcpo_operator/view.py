@@ -17,6 +17,7 @@ from vcpo_operator.observe import (
     observed_group,
     observed_learner,
     observed_pod,
+    observed_scaler,
     run_record,
 )
 from vcpo_operator.records import Observed, RunRecord
@@ -29,6 +30,7 @@ PODS: Final = "pods"
 WATCHED: Final = (
     Kind.STATEFUL_SET,
     Kind.DEPLOYMENT,
+    Kind.SCALER,
     Kind.SERVICE,
     Kind.SERVICE_ACCOUNT,
     Kind.CLAIM,
@@ -43,6 +45,7 @@ INDICES: Final = (RUNS, PODS, *(kind.plural for kind in WATCHED))
 _SPECIAL: Final[Mapping[Kind, Callable[[Body], Any]]] = {
     Kind.STATEFUL_SET: observed_learner,
     Kind.DEPLOYMENT: observed_group,
+    Kind.SCALER: observed_scaler,
 }
 
 
@@ -99,6 +102,7 @@ class IndexedView:
         return gather(
             learners=self._of(Kind.STATEFUL_SET.plural, key),
             groups=self._of(Kind.DEPLOYMENT.plural, key),
+            scalers=self._of(Kind.SCALER.plural, key),
             pods=self._of(PODS, key),
             others=others,
         )

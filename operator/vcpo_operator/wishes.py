@@ -21,13 +21,12 @@ def wish_for(
     verdict: Verdict,
     *,
     decision: Decision | None,
-    resuming: bool,
+    asked: Mapping[str, int],
 ) -> Wish:
     """Say what should be.
 
     decision: None while nothing is steered: the run rests or has ended.
-    resuming: Whether the run was suspended up to now; then even a group that somebody else scales
-        is brought back from zero, where autoscalers leave it alone.
+    asked: Workers that autoscalers ask for, by group, where a scaler says so.
     Raises: ValueError when a user's template cannot be merged.
     """
     removed = cleanup(parent.run.spec, verdict)
@@ -49,8 +48,8 @@ def wish_for(
         owner_uid=parent.owner.uid,
         children=wanted,
         paused={child.name: child for child in paused},
-        seeds=_seeds(parent, verdict, decision),
-        replicas=_replicas(parent, verdict, decision, resuming=resuming),
+        seeds=_seeds(parent, verdict, decision, asked),
+        replicas=_replicas(parent, verdict, decision, asked),
         drain_removed=not verdict.ended,
         drain_reason=_drain_reason(verdict, removed),
         admission_lag_steps=None if decision is None else decision.admission_lag_steps,
@@ -67,30 +66,37 @@ def _drain_reason(verdict: Verdict, removed: Cleanup) -> str:
     return ""
 
 
-def _seeds(parent: Parent, verdict: Verdict, decision: Decision | None) -> dict[str, int]:
+def _seeds(
+    parent: Parent, verdict: Verdict, decision: Decision | None, asked: Mapping[str, int]
+) -> dict[str, int]:
     groups = parent.run.spec.rollouts
     if verdict.course is Course.SUSPEND:
         return {group.name: 0 for group in groups}
     decided: Mapping[str, int] = {} if decision is None else decision.replicas
-    return {group.name: decided.get(group.name, group.min_replicas) for group in groups}
+    least = {group.name: decided.get(group.name, group.min_replicas) for group in groups}
+    return {**least, **_external(parent, asked)}
 
 
 def _replicas(
-    parent: Parent, verdict: Verdict, decision: Decision | None, *, resuming: bool
+    parent: Parent, verdict: Verdict, decision: Decision | None, asked: Mapping[str, int]
 ) -> dict[str, int]:
     groups = parent.run.spec.rollouts
     if verdict.course is Course.SUSPEND:
         return {group.name: 0 for group in groups}
     if decision is None:
         return {}
-    resumed = {
-        group.name: max(1, group.min_replicas)
-        for group in groups
-        if resuming and group.scaling is Scaling.EXTERNAL
-    }
     direct = {
         group.name: decision.replicas[group.name]
         for group in groups
         if group.scaling is Scaling.DIRECT
     }
-    return {**direct, **resumed}
+    return {**direct, **_external(parent, asked)}
+
+
+def _external(parent: Parent, asked: Mapping[str, int]) -> dict[str, int]:
+    """Workers of the groups that autoscalers scale, within the run's bounds."""
+    return {
+        group.name: min(max(asked[group.name], group.min_replicas), group.max_replicas)
+        for group in parent.run.spec.rollouts
+        if group.scaling is Scaling.EXTERNAL and group.name in asked
+    }

@@ -36,7 +36,7 @@ from vcpo.journal import read_metrics
 ROOT = Path(__file__).resolve().parents[2]
 RUN_FILE = ROOT / "examples/vcporun.yaml"
 MODEL = ROOT / "examples/models/tiny"
-DEFINITION = ROOT / "charts/vcpo/files/crd.yaml"
+DEFINITIONS = sorted((ROOT / "charts/vcpo/files").glob("*.crd.yaml"))
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 _GONE_S = 60.0
 _POLL_S = 0.2
@@ -65,7 +65,8 @@ async def cluster(root: Path) -> AsyncIterator[Cluster]:
             first_back_off_s=1.0,
         )
         user = User(plane.kubeconfig, client, shutil.which("kubectl"))
-        await user.apply(load(DEFINITION))
+        for definition in DEFINITIONS:
+            await user.apply(load(definition))
         kubelet = await stack.enter_async_context(Kubelet(settings))
         await stack.enter_async_context(operator_process(plane, kubelet.network, root))
         yield Cluster(control_plane=plane, client=client, user=user, root=root)

@@ -27,7 +27,7 @@ from vcpo_operator.app import Operator, Options
 from vcpo_operator.apply import Executor
 from vcpo_operator.children.family import OperatorDefaults
 from vcpo_operator.cluster import Cluster
-from vcpo_operator.crd import crd
+from vcpo_operator.crd import crd, scaler_crd
 from vcpo_operator.exports import RunExports
 from vcpo_operator.names import RunKey
 from vcpo_operator.reconciler import Outcome, Reconciler
@@ -238,12 +238,8 @@ async def operator_scene(
     tokens: those that the fake one knows. token: the operator's; None makes it the administrator.
     """
     async with _world(endpoint, tokens) as world, KubeClient(world.access) as admin:
-        try:
-            await admin.create(DEFINITIONS, crd())
-        except ApiStatusError as error:
-            if error.code != CONFLICT:  # a real server keeps it from one test to the next
-                raise
-        await _until_served(admin)
+        for definition in (crd(), scaler_crd()):
+            await _define(admin, definition)
         cluster = connect(world, token)
         try:
             yield OperatorScene(world=world, client=admin, cluster=cluster, lines=ScriptedLines())
@@ -265,12 +261,18 @@ async def _world(endpoint: Endpoint | None, tokens: dict[str, User] | None) -> A
             await world.cleared()
 
 
-async def _until_served(admin: KubeClient) -> None:
-    """Wait until lists of runs are answered: a new kind takes a real server a moment."""
+async def _define(admin: KubeClient, definition: Document) -> None:
+    """Make a kind known, and wait until it is served: that takes a real server a moment."""
+    try:
+        await admin.create(DEFINITIONS, definition)
+    except ApiStatusError as error:
+        if error.code != CONFLICT:  # a real server keeps it from one test to the next
+            raise
+    plural = definition["spec"]["names"]["plural"]
     async with asyncio.timeout(_SERVED_S):
         while True:
             try:
-                await admin.get(RUNS)
+                await admin.get(f"/apis/vcpo.dev/v1alpha1/{plural}")
             except ApiStatusError:
                 await asyncio.sleep(_POLL_S)
             else:

@@ -67,7 +67,7 @@ FOR_THE_OWNER_CHECK = {Permission(group="vcpo.dev", resource="vcporuns/finalizer
 
 GROUPS = [
     {"name": "main", "minReplicas": 1, "maxReplicas": 3},
-    {"name": "more", "minReplicas": 1, "maxReplicas": 1},
+    {"name": "more", "minReplicas": 1, "maxReplicas": 1, "scaling": "External"},
 ]
 
 

@@ -7,6 +7,7 @@ import pytest
 from tests.kube.operator_scene import DEPLOYMENT, operator_scene, report
 
 NUM_LOOKS = 100
+SCALER = "/apis/vcpo.dev/v1alpha1/namespaces/default/vcporolloutscalers/demo-main"
 GROUP = {"name": "main", "minReplicas": 1, "maxReplicas": 4}
 
 
@@ -30,24 +31,54 @@ def owners_of_replicas(deployment):
     }
 
 
-async def test_an_autoscaler_is_never_reverted(scene):
+async def ask(scene, replicas):
+    """What a HorizontalPodAutoscaler does: it scales the group's scaler."""
+    await scene.client.merge_patch(f"{SCALER}/scale", {"spec": {"replicas": replicas}})
+
+
+async def test_an_autoscaler_is_followed_and_never_reverted(scene):
     await scene.create(rollouts=[{**GROUP, "scaling": "External"}])
     await scene.settle()
     scene.lines.says = report()
-    for _, replicas in zip(range(NUM_LOOKS), itertools.cycle([3, 1, 5, 2]), strict=False):
-        await scale(scene, replicas)
+    for _, replicas in zip(range(NUM_LOOKS), itertools.cycle([3, 1, 4, 2]), strict=False):
+        await ask(scene, replicas)
         scene.now_s += 5.0
         await scene.look()
         assert await scene.replicas() == replicas
+        assert (await scene.client.get(SCALER))["spec"]["replicas"] == replicas
+
+
+async def test_an_autoscaler_sees_its_workers_through_the_scale_of_the_scaler(scene):
+    await scene.create(rollouts=[{**GROUP, "scaling": "External"}])
+    await scene.settle()
+    await ask(scene, 3)
+    await scene.settle()
+    shown = await scene.client.get(f"{SCALER}/scale")
+    assert shown["status"]["replicas"] == 3
+    assert "vcpo.dev/run=demo" in shown["status"]["selector"]
+    assert "vcpo.dev/group=main" in shown["status"]["selector"]
+
+
+async def test_a_suspended_group_rests_whatever_its_autoscaler_asks_for(scene):
+    await scene.create(rollouts=[{**GROUP, "scaling": "External"}])
+    await scene.edit(suspend=True)
+    await scene.settle()
+    await ask(scene, 3)
+    await scene.settle()
+    assert await scene.replicas() == 0
+    await scene.edit(suspend=False)
+    await scene.settle()
+    assert await scene.replicas() == 3
 
 
 async def test_the_operator_never_owns_the_replicas_of_a_group_that_others_scale(scene):
     await scene.create(rollouts=[{**GROUP, "scaling": "External"}])
     await scene.settle()
-    await scale(scene, 3)
+    await ask(scene, 3)
     await scene.edit(rollouts=[{**GROUP, "scaling": "External", "image": "rollout:2"}])
     await scene.settle()
-    assert "vcpo-operator" not in owners_of_replicas(await scene.client.get(DEPLOYMENT))
+    for path in (DEPLOYMENT, SCALER):
+        assert "vcpo-operator" not in owners_of_replicas(await scene.client.get(path))
 
 
 async def test_a_change_by_hand_within_the_bounds_is_adopted(scene):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vcpo.spec.cluster import Scaling
 from vcpo_operator.children.account import account
 from vcpo_operator.children.config import config
 from vcpo_operator.children.disruption import budgets
@@ -12,6 +13,7 @@ from vcpo_operator.children.manifest import Child, Parent
 from vcpo_operator.children.monitor import pod_monitor
 from vcpo_operator.children.network import network_policy
 from vcpo_operator.children.rollout import rollout
+from vcpo_operator.children.scaler import scaler
 from vcpo_operator.children.service import service
 from vcpo_operator.children.storage import claim
 
@@ -46,6 +48,8 @@ def children(
         replicas = 1 if running else 0
         workloads.append(learner(parent, default_image=defaults.learner_image, replicas=replicas))
     if with_rollouts:
+        external = (group for group in spec.rollouts if group.scaling is Scaling.EXTERNAL)
+        workloads += [scaler(parent, group) for group in external]
         workloads += [rollout(parent, group, default_image=image) for group in spec.rollouts]
     guards = (account(parent), network_policy(parent), pod_monitor(parent))
     if not workloads:

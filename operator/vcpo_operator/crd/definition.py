@@ -1,24 +1,21 @@
 """The definition itself: schema, rules, printer columns, status subresource.
 
 There is no `scale` subresource: a resource has one, its path cannot point into a list, and a run
-has a list of rollout groups. An autoscaler of the user's acts on a group's Deployment (`scaling:
-External`). See docs/design/012-scaling-ownership.md.
+has a list of rollout groups. An autoscaler of the user's acts on a group's VCPORolloutScaler
+(`scaling: External`). See docs/design/012-scaling-ownership.md.
 """
 
 from __future__ import annotations
 
-import io
 from typing import Any
-
-from ruamel.yaml import YAML
 
 from vcpo.spec import KIND, json_schema
 from vcpo_operator.crd import rules
+from vcpo_operator.crd.columns import column
 from vcpo_operator.crd.status_schema import status_schema
 from vcpo_operator.crd.structural import Schema, structural
 from vcpo_operator.names import GROUP, PLURAL, VERSION
 
-_HEADER = "# Generated from vcpo.spec by `python -m vcpo_operator.crd`. Do not edit.\n"
 _MAX_PARAMETERS = 64
 
 
@@ -42,17 +39,6 @@ def crd() -> dict[str, Any]:
             "versions": [_version()],
         },
     }
-
-
-def crd_to_yaml() -> str:
-    """The definition as the chart's file holds it."""
-    stream = io.StringIO(_HEADER)
-    stream.seek(0, io.SEEK_END)
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
-    yaml.width = 100
-    yaml.dump(crd(), stream)
-    return stream.getvalue()
 
 
 def _version() -> dict[str, Any]:
@@ -97,22 +83,15 @@ def _constrain(spec: Schema) -> None:
 def _columns() -> list[dict[str, Any]]:
     ready = '.status.conditions[?(@.type=="Ready")]'
     return [
-        _column("Ready", "string", f"{ready}.status", "Whether the run trains or has completed."),
-        _column("Reason", "string", f"{ready}.reason", "Why, in one word."),
-        _column("Step", "integer", ".status.step", "Optimizer steps taken."),
-        _column("ESS", "number", ".status.essRatio", "Effective sample size over batch size."),
-        _column("LR scale", "number", ".status.learningRateScale", "Factor on the learning rate."),
-        _column("Lag", "integer", ".status.lag.p50", "Median age of tokens, in policy versions."),
-        _column("Rollouts", "string", ".status.workers", "Rollout workers, ready/desired."),
-        _column("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
-        _column("Max lag", "integer", ".status.lag.max", "Largest age of a token.", wide=True),
-        _column("Restarts", "integer", ".status.learner.restarts", "Of the learner.", wide=True),
-        _column("Message", "string", f"{ready}.message", "Why, in a sentence.", wide=True),
+        column("Ready", "string", f"{ready}.status", "Whether the run trains or has completed."),
+        column("Reason", "string", f"{ready}.reason", "Why, in one word."),
+        column("Step", "integer", ".status.step", "Optimizer steps taken."),
+        column("ESS", "number", ".status.essRatio", "Effective sample size over batch size."),
+        column("LR scale", "number", ".status.learningRateScale", "Factor on the learning rate."),
+        column("Lag", "integer", ".status.lag.p50", "Median age of tokens, in policy versions."),
+        column("Rollouts", "string", ".status.workers", "Rollout workers, ready/desired."),
+        column("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
+        column("Max lag", "integer", ".status.lag.max", "Largest age of a token.", wide=True),
+        column("Restarts", "integer", ".status.learner.restarts", "Of the learner.", wide=True),
+        column("Message", "string", f"{ready}.message", "Why, in a sentence.", wide=True),
     ]
-
-
-def _column(
-    name: str, kind: str, path: str, description: str, *, wide: bool = False
-) -> dict[str, Any]:
-    column = {"name": name, "type": kind, "jsonPath": path, "description": description}
-    return {**column, "priority": 1} if wide else column

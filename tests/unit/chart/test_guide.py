@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.unit.chart.rendering import ROOT, only
+from tests.unit.chart.rendering import ROOT, of_kind
 from vcpo.spec import VCPORun, parse_run
 from vcpo_operator.children import Kind, OperatorDefaults, children
 from vcpo_operator.children.config import make_parent
@@ -49,6 +49,11 @@ def guides_run() -> VCPORun:
     return parse_run(text, source="docs/kubernetes.md")
 
 
+def definition_of_runs():
+    names = {each["metadata"]["name"]: each for each in of_kind("CustomResourceDefinition")}
+    return names["vcporuns.vcpo.dev"]
+
+
 def test_every_pod_of_the_guides_run_gets_the_gpu_it_asks_for():
     owner = Owner(key=RunKey("team-a", "countdown"), uid="u")
     defaults = OperatorDefaults(learner_image="l", rollout_image="r")
@@ -62,7 +67,7 @@ def test_every_pod_of_the_guides_run_gets_the_gpu_it_asks_for():
 
 
 def test_the_guide_explains_every_column_in_order():
-    version = only("CustomResourceDefinition")["spec"]["versions"][0]
+    version = definition_of_runs()["spec"]["versions"][0]
     columns = [column["name"] for column in version["additionalPrinterColumns"]]
     explained = ", ".join(first_cells(section("What the columns mean"))).split(", ")
     assert explained == [column for column in columns if column != "Age"]
@@ -81,7 +86,7 @@ def test_every_file_the_guide_names_is_there():
 
 
 def test_every_field_the_guide_names_is_in_the_definition():
-    definition = str(only("CustomResourceDefinition")["spec"]["versions"][0]["schema"])
+    definition = str(definition_of_runs()["spec"]["versions"][0]["schema"])
     quoted = " ".join(re.findall(r"`([^`\n]+)`", GUIDE))
     fields = set(re.findall(r"\b[a-z]+(?:[A-Z][a-z]+)+\b", quoted)) - {
         "watchNamespaces",

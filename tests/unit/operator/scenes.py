@@ -15,6 +15,7 @@ from vcpo_operator.actions import (
     DeleteChild,
     DeletePod,
     Drain,
+    ReportScale,
     Scale,
     SetDeletionCost,
 )
@@ -28,6 +29,7 @@ from vcpo_operator.records import (
     ObservedGroup,
     ObservedLearner,
     ObservedPod,
+    ObservedScaler,
 )
 from vcpo_operator.report import LearnerReport
 
@@ -108,6 +110,8 @@ def _short(action: Action) -> str:
             return f"Delete Pod {name}"
         case SetDeletionCost(pod=name, cost=cost):
             return f"Cost {name} {cost}"
+        case ReportScale(name=name, replicas=replicas):
+            return f"Report {name} {replicas}"
         case Drain(reason=reason):
             return f"Drain: {reason}"
         case _:
@@ -131,8 +135,15 @@ class World:
                     self._scale(name, replicas)
                 case DeleteChild(kind=kind, name=name):
                     self._delete(kind, name)
+                case ReportScale():
+                    self._report(action)
                 case _:
                     pass
+
+    def ask(self, group: str, replicas: int) -> None:
+        """Let an autoscaler ask for workers."""
+        there = self.observed.scalers[group]
+        self._set_scaler(dataclasses.replace(there, replicas=replicas))
 
     def touch(self, kind: Kind, name: str) -> None:
         """Let somebody else change what was applied."""
@@ -163,10 +174,33 @@ class World:
         self.observed = dataclasses.replace(self.observed, children=(*others, record))
         if record.kind is Kind.DEPLOYMENT:
             self._put_group(record, child)
+        if record.kind is Kind.SCALER and child is not None:
+            self._put_scaler(record, child)
         if record.kind is Kind.STATEFUL_SET and child is not None:
             replicas = child.manifest["spec"]["replicas"]
             learner = ObservedLearner(child=record, replicas=replicas, settled=True)
             self.observed = dataclasses.replace(self.observed, learner=learner)
+
+    def _report(self, action: ReportScale) -> None:
+        for there in self.observed.scalers.values():
+            if there.child.name == action.name:
+                told = {
+                    "reported_replicas": action.replicas,
+                    "reported_selector": action.selector,
+                }
+                self._set_scaler(dataclasses.replace(there, **told))
+
+    def _set_scaler(self, scaler: ObservedScaler) -> None:
+        scalers = {**self.observed.scalers, scaler.group: scaler}
+        self.observed = dataclasses.replace(self.observed, scalers=scalers)
+
+    def _put_scaler(self, record: ObservedChild, child: Child) -> None:
+        group = child.manifest["spec"]["group"]
+        there = self.observed.scalers.get(group)
+        new = ObservedScaler(
+            child=record, group=group, replicas=1, reported_replicas=None, reported_selector=""
+        )
+        self._set_scaler(dataclasses.replace(there or new, child=record))
 
     def _put_group(self, record: ObservedChild, child: Child | None) -> None:
         found = {each.child.name: each for each in self.observed.groups.values()}
@@ -199,11 +233,15 @@ class World:
         groups = {
             group: each for group, each in self.observed.groups.items() if each.child.name != name
         }
+        scalers = {
+            group: each for group, each in self.observed.scalers.items() if each.child.name != name
+        }
         gone = kind is Kind.STATEFUL_SET
         self.observed = dataclasses.replace(
             self.observed,
             children=tuple(left),
             groups=self.observed.groups if kind is not Kind.DEPLOYMENT else groups,
+            scalers=self.observed.scalers if kind is not Kind.SCALER else scalers,
             learner=None if gone else self.observed.learner,
         )
 

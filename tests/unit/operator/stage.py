@@ -17,7 +17,7 @@ from tests.unit.operator.scenes import DEFAULTS, KEY, document
 from vcpo.metrics import OperatorMetrics
 from vcpo_operator.apply import Executor
 from vcpo_operator.cluster import Cluster
-from vcpo_operator.crd import crd
+from vcpo_operator.crd import crd, scaler_crd
 from vcpo_operator.exports import RunExports
 from vcpo_operator.names import RunKey
 from vcpo_operator.reconciler import Outcome, Reconciler
@@ -142,12 +142,19 @@ class Stage:
         self.server.api.patch(target, "application/merge-patch+json", patch, options)
 
     def scale(self, replicas: int) -> None:
-        """Scale the group `main` as an autoscaler of the user's."""
-        path = f"/apis/apps/v1/namespaces/{KEY.namespace}/deployments/demo-rollout-main/scale"
+        """Scale the Deployment of the group `main` by hand."""
+        self._scale("/apis/apps/v1", "deployments/demo-rollout-main", replicas)
+
+    def _scale(self, api: str, resource: str, replicas: int) -> None:
+        path = f"{api}/namespaces/{KEY.namespace}/{resource}/scale"
         target = target_of(self.server.api.catalogue, path)
         options = WriteOptions(manager="hpa")
         patch = {"spec": {"replicas": replicas}}
         self.server.api.patch(target, "application/merge-patch+json", patch, options)
+
+    def ask(self, replicas: int) -> None:
+        """Ask for workers of the group `main` as an autoscaler does, by the group's scaler."""
+        self._scale("/apis/vcpo.dev/v1alpha1", "vcporolloutscalers/demo-main", replicas)
 
     def delete(self, path: str) -> None:
         """Delete an object by hand."""
@@ -222,5 +229,6 @@ async def stage() -> AsyncIterator[Stage]:
         made = Stage(server)
         made._create("/api/v1/namespaces", {"metadata": {"name": KEY.namespace}})
         made._create(_DEFINITIONS, crd())
+        made._create(_DEFINITIONS, scaler_crd())
         await asyncio.wait_for(server.settled(), 5)
         yield made

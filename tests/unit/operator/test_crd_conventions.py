@@ -12,9 +12,13 @@ from typing import Any
 
 import pytest
 
-from vcpo_operator.crd import crd
+from vcpo_operator.crd import DEFINITIONS, crd
 
 SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+SCHEMAS = {
+    name: make()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for name, make in DEFINITIONS.items()
+}
 BOOLEANS = {"spec.suspend", "spec.pods.disruptionBudgets", "spec.pods.podMonitor"}
 """Fields that can never want a third value."""
 
@@ -28,10 +32,15 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
             yield from nodes(schema[name], f"{path}[]")
 
 
-ALL = [(path, node) for path, node in nodes(SCHEMA) if path and path != "metadata"]
-every_node = pytest.mark.parametrize(("path", "node"), ALL, ids=[path for path, _ in ALL])
-OURS = [(path, node) for path, node in ALL if path.startswith(("spec", "status"))]
-every_own_node = pytest.mark.parametrize(("path", "node"), OURS, ids=[path for path, _ in OURS])
+ALL = [
+    pytest.param(path, node, id=f"{name}:{path}")
+    for name, schema in SCHEMAS.items()
+    for path, node in nodes(schema)
+    if path and path != "metadata"
+]
+every_node = pytest.mark.parametrize(("path", "node"), ALL)
+OURS = [each for each in ALL if str(each.values[0]).startswith(("spec", "status"))]
+every_own_node = pytest.mark.parametrize(("path", "node"), OURS)
 
 
 @every_node

@@ -9,7 +9,7 @@ from tests.unit.operator.scenes import DEFAULTS, KEY, UID, World, names, parent,
 from tests.unit.operator.scenes import template_digest as digest_of
 from vcpo.control import Decision, Direction
 from vcpo.wire.phase import RunPhase
-from vcpo_operator.actions import ReleaseLeases, Throttle
+from vcpo_operator.actions import ReleaseLeases, ReportScale, Throttle
 from vcpo_operator.children import Kind
 from vcpo_operator.course import Course, Verdict
 from vcpo_operator.names import Role
@@ -35,14 +35,14 @@ def wish(
     course: Course = Course.RUN,
     decided: Decision | None = None,
     *,
-    resuming: bool = False,
+    asked: dict[str, int] | None = None,
     **spec: Any,
 ) -> Wish:
     spec = {"rollouts": ROLLOUTS, **spec}
     if decided is None and course is Course.RUN:
         decided = decision(**{group["name"]: group["minReplicas"] for group in spec["rollouts"]})
     return wish_for(
-        parent(**spec), DEFAULTS, Verdict(course=course), decision=decided, resuming=resuming
+        parent(**spec), DEFAULTS, Verdict(course=course), decision=decided, asked=asked or {}
     )
 
 
@@ -153,12 +153,42 @@ def test_before_a_removal_the_emptiest_worker_is_made_the_cheapest():
     ]
 
 
-def test_a_group_that_somebody_else_scales_is_left_alone():
-    outside = [{**ROLLOUTS[0], "scaling": "External"}]
-    world = settled(wish(rollouts=outside))
-    world._scale("demo-rollout-main", 6)
-    assert planned(wish(rollouts=outside), world) == ["Apply Deployment demo-rollout-main"]
-    assert world.observed.groups["main"].replicas == 6
+OUTSIDE = [{**ROLLOUTS[0], "scaling": "External"}]
+
+
+def test_a_group_that_an_autoscaler_scales_follows_its_scaler():
+    world = settled(wish(rollouts=OUTSIDE))
+    asked = wish(rollouts=OUTSIDE, asked={"main": 4})
+    assert planned(asked, world) == ["Scale demo-rollout-main 4", "Report demo-main 2"]
+    world._scale("demo-rollout-main", 4)
+    assert planned(asked, world) == ["Apply Deployment demo-rollout-main", "Report demo-main 4"]
+
+
+def test_an_autoscaler_is_held_to_the_bounds_of_the_run():
+    assert wish(rollouts=OUTSIDE, asked={"main": 99}).replicas == {"main": 6}
+    assert wish(rollouts=OUTSIDE, asked={"main": 0}).replicas == {"main": 2}
+
+
+def test_before_its_scaler_is_there_a_group_is_left_alone():
+    assert wish(rollouts=OUTSIDE).replicas == {}
+
+
+def test_a_scaler_leaves_its_number_to_the_autoscaler():
+    (scaler,) = (each for each in wish(rollouts=OUTSIDE).children if each.kind is Kind.SCALER)
+    assert scaler.manifest["spec"] == {"group": "main"}
+
+
+def test_a_scaler_tells_which_pods_it_is_about():
+    world = World()
+    world.carry_out(plan(wish(rollouts=OUTSIDE), world.observed, applied={}))
+    told = plan(wish(rollouts=OUTSIDE), world.observed, applied=world.applied)[-1]
+    assert isinstance(told, ReportScale)
+    assert told.selector == "vcpo.dev/run=demo,vcpo.dev/role=rollout,vcpo.dev/group=main"
+
+
+def test_a_group_that_is_scaled_from_inside_again_loses_its_scaler():
+    world = settled(wish(rollouts=OUTSIDE))
+    assert planned(wish(), world) == ["Delete VCPORolloutScaler demo-main"]
 
 
 def test_a_rest_takes_all_pods_away_and_keeps_the_rest():
@@ -211,11 +241,10 @@ def test_a_run_that_is_suspended_from_the_start_makes_no_pod():
     ]
 
 
-def test_after_a_rest_even_an_external_group_is_brought_back_from_zero():
-    outside = [{**ROLLOUTS[0], "scaling": "External"}]
-    world = settled(wish(Course.SUSPEND, rollouts=outside))
-    actions = planned(wish(rollouts=outside, resuming=True), world)
-    assert "Scale demo-rollout-main 2" in actions
+def test_after_a_rest_an_external_group_follows_its_scaler_again():
+    world = settled(wish(Course.SUSPEND, rollouts=OUTSIDE))
+    actions = planned(wish(rollouts=OUTSIDE, asked={"main": 3}), world)
+    assert "Scale demo-rollout-main 3" in actions
 
 
 def test_a_group_that_left_the_spec_is_drained_before_it_is_deleted():

@@ -44,7 +44,7 @@ def wishes(draw: st.DrawFn) -> Wish:
         DEFAULTS,
         Verdict(course=course),
         decision=decision if course is Course.RUN else None,
-        resuming=False,
+        asked={name: draw(st.integers(0, 9)) for name in draw(st.sets(st.sampled_from(chosen)))},
     )
 
 

@@ -48,14 +48,16 @@ async def test_a_settled_run_is_never_written_again(made: Stage):
     assert len(made.writes()) == before
 
 
-async def test_a_hundred_looks_never_undo_what_an_autoscaler_does(made: Stage):
-    made.create_run(rollouts=[{**ROLLOUTS[0], "scaling": "External"}])
+async def test_a_hundred_looks_follow_an_autoscaler_and_never_undo_it(made: Stage):
+    made.create_run(rollouts=[{**ROLLOUTS[0], "minReplicas": 1, "scaling": "External"}])
     await made.settle()
     for turn in range(100):
-        wanted = 1 + turn % 7
-        made.scale(wanted)
+        wanted = 1 + turn % 6
+        made.ask(wanted)
         await made.look()
         assert made.replicas() == wanted
+        scaler = made.get("vcpo.dev", "vcporolloutscalers", "demo-main")
+        assert scaler["spec"]["replicas"] == wanted
 
 
 async def test_a_hand_on_the_scale_is_adopted_within_the_bounds(made: Stage):

@@ -12,6 +12,13 @@ pods or hands out permissions. */}}
   resources: [vcporuns/finalizers]
   # Clusters that check blockOwnerDeletion ask for this before children may name a run as owner.
   verbs: [update]
+- apiGroups: [vcpo.dev]
+  resources: [vcporolloutscalers]
+  # Not `update`: the number in it belongs to whoever scales.
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [vcpo.dev]
+  resources: [vcporolloutscalers/status]
+  verbs: [patch]
 - apiGroups: [apps]
   resources: [deployments, statefulsets]
   # Server-side apply is `patch`, and `create` when there is no such object yet.

@@ -1,0 +1,23 @@
+"""The scaler of a rollout group: what an autoscaler outside acts on.
+
+Its manifest never holds `spec.replicas`: the API server fills in the default, and from then on the
+number belongs to whoever scales.
+"""
+
+from __future__ import annotations
+
+from vcpo.spec.workloads import RolloutGroup
+from vcpo_operator.children.manifest import Child, Kind, Parent, child
+from vcpo_operator.names import Role, scaler_name
+
+
+def scaler(parent: Parent, group: RolloutGroup) -> Child:
+    """Build a group's scaler."""
+    return child(
+        Kind.SCALER,
+        parent,
+        scaler_name(parent.name, group.name),
+        {"spec": {"group": group.name}},
+        role=Role.ROLLOUT,
+        group=group.name,
+    )
