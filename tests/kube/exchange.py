@@ -49,7 +49,7 @@ def refused(refusal: ApiError) -> web.Response:
     return web.json_response(refusal.status(), status=refusal.code, headers=headers)
 
 
-async def fail_before(fault: Fault | None, request: web.Request) -> None:
+async def fail_before(fault: Fault | None, request: web.BaseRequest) -> None:
     """Carry out a fault that lets nothing be done.
 
     Raises:
@@ -65,13 +65,13 @@ async def fail_before(fault: Fault | None, request: web.Request) -> None:
         hang_up(request)
 
 
-def fail_after(fault: Fault | None, request: web.Request) -> None:
+def fail_after(fault: Fault | None, request: web.BaseRequest) -> None:
     """Carry out a fault that loses the answer to what has been done."""
     if fault is not None and fault.effect is Effect.LOSE_REPLY:
         hang_up(request)
 
 
-def hang_up(request: web.Request) -> None:
+def hang_up(request: web.BaseRequest) -> None:
     """End the connection without an answer."""
     if request.transport is not None:
         request.transport.abort()

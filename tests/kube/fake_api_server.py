@@ -6,9 +6,10 @@
     python -m tests.kube.fake_api_server --port 8001
     kubectl --server http://127.0.0.1:8001 get namespaces
 
-It knows objects, watches, server-side apply, custom resources with schemas and CEL, and runs the
-controllers of Deployments, StatefulSets, owners and namespaces. It has no kubelet: pods stay
-Pending until somebody reports for them. `test_contract.py` holds it to a real API server.
+kmock listens, records requests and plays scripted answers (`server.kmock[...] << 503`); everything
+else is answered here: objects, watches, server-side apply, custom resources with schemas and CEL,
+and the controllers of Deployments, StatefulSets, owners and namespaces. It has no kubelet: pods
+stay Pending until somebody reports for them. `test_contract.py` holds it to a real API server.
 """
 
 from __future__ import annotations
@@ -24,11 +25,10 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
-from aiohttp import web
-
 from tests.kube.access import ADMIN, User
 from tests.kube.api import Api
 from tests.kube.controllers import Controllers
+from tests.kube.emulator import Emulator, listener
 from tests.kube.faults import Faults
 from tests.kube.frontend import Frontend
 from tests.kube.recorder import Recorder
@@ -36,7 +36,6 @@ from tests.kube.targets import WriteOptions, target_of
 from tests.kube.watches import Watches
 
 FIRST_NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
-_MAX_BODY_BYTES = 3 * 1024 * 1024
 
 
 class FakeApiServer:
@@ -59,27 +58,20 @@ class FakeApiServer:
         self.faults = Faults()
         self.watches = Watches(self.api)
         self.controllers = Controllers(self.api)
-        self._port = port
-        self._runner: web.AppRunner | None = None
+        frontend = Frontend(self.api, self.watches, self.recorder, self.faults, tokens=self.tokens)
+        self.kmock = Emulator(frontend)
+        self._server = listener(self.kmock, port=port)
         self._controlling: asyncio.Task[None] | None = None
         self._create_namespaces()
 
     @property
     def url(self) -> str:
         """The server's address."""
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://127.0.0.1:{self._server.port}"
 
     async def __aenter__(self) -> Self:
-        app = web.Application(client_max_size=_MAX_BODY_BYTES)
-        frontend = Frontend(self.api, self.watches, self.recorder, self.faults, tokens=self.tokens)
-        app.router.add_route("*", "/{path:.*}", frontend.handle)
-        self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
-        )
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
-        await site.start()
-        self._port = self._runner.addresses[0][1]
+        await self.kmock.__aenter__()
+        await self._server.__aenter__()
         self._controlling = asyncio.create_task(self.controllers.run())
         return self
 
@@ -95,8 +87,8 @@ class FakeApiServer:
             self._controlling.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._controlling
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._server.__aexit__(kind, error, trace)
+        await self.kmock.__aexit__(kind, error, trace)
 
     async def settled(self) -> None:
         """Wait until the controllers have dealt with every change."""

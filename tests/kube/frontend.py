@@ -50,7 +50,7 @@ class Frontend:
         self._faults = faults
         self._tokens = tokens
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer any request; a failure is answered with a Status object."""
         try:
             return await self._answer(request)
@@ -61,7 +61,7 @@ class Frontend:
             _log.exception("%s %s", request.method, request.path_qs)
             return refused(broken())
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         user = user_of(request.headers, self._tokens)
         if request.path.strip("/").partition("/")[0] in _HEALTH:
             return web.Response(text="ok")
@@ -93,7 +93,7 @@ class Frontend:
         return response
 
     async def _perform(
-        self, verb: str, target: Target, request: web.Request, body: Any
+        self, verb: str, target: Target, request: web.BaseRequest, body: Any
     ) -> web.StreamResponse:
         match verb:
             case "watch":
@@ -109,7 +109,7 @@ class Frontend:
         return self._write(verb, target, request, body)
 
     def _write(
-        self, verb: str, target: Target, request: web.Request, body: Any
+        self, verb: str, target: Target, request: web.BaseRequest, body: Any
     ) -> web.StreamResponse:
         # Only an apply must name its manager itself.
         applying = request.content_type == APPLY
@@ -132,7 +132,7 @@ class Frontend:
             response.headers.add("Warning", f'299 - "{warning}"')
         return response
 
-    def _delete(self, target: Target, request: web.Request, body: Any) -> web.Response:
+    def _delete(self, target: Target, request: web.BaseRequest, body: Any) -> web.Response:
         options = delete_options(request.query, body or {})
         left = self._api.delete(target, options)
         if left["metadata"].get("deletionTimestamp") or target.resource.kind == "Pod":
@@ -147,7 +147,9 @@ class Frontend:
         status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
         return web.json_response({**status, "details": details})
 
-    def _delete_collection(self, target: Target, request: web.Request, body: Any) -> web.Response:
+    def _delete_collection(
+        self, target: Target, request: web.BaseRequest, body: Any
+    ) -> web.Response:
         options = delete_options(request.query, body or {})
         doomed = self._selected(target, request)
         for found in doomed:
@@ -161,11 +163,11 @@ class Frontend:
         metadata = {"resourceVersion": str(self._api.store.revision)}
         return web.json_response(object_list(target.resource, doomed, metadata, Form.FULL))
 
-    def _selected(self, target: Target, request: web.Request) -> list[JsonObject]:
+    def _selected(self, target: Target, request: web.BaseRequest) -> list[JsonObject]:
         labels = request.query.get("labelSelector", "")
         return self._api.list(target, labels, request.query.get("fieldSelector", ""))
 
-    def _list(self, target: Target, request: web.Request) -> web.Response:
+    def _list(self, target: Target, request: web.BaseRequest) -> web.Response:
         store = self._api.store
         found, metadata = page(
             self._selected(target, request), request.query, store.revision, store.oldest_revision
@@ -176,12 +178,12 @@ class Frontend:
         return web.json_response(object_list(target.resource, found, metadata, form))
 
     def _show(
-        self, target: Target, request: web.Request, body: JsonObject, code: int
+        self, target: Target, request: web.BaseRequest, body: JsonObject, code: int
     ) -> web.Response:
         form = form_of(request.headers.get("Accept", ""))
         return web.json_response(shown(target.resource, body, form, self._api.clock()), status=code)
 
-    async def _watch(self, target: Target, request: web.Request) -> web.StreamResponse:
+    async def _watch(self, target: Target, request: web.BaseRequest) -> web.StreamResponse:
         wanted = watch_request(target, request.query)
         form = form_of(request.headers.get("Accept", ""))
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -203,7 +205,7 @@ class Frontend:
         return json.dumps({"type": seen.kind, "object": body}).encode() + b"\n"
 
 
-def _verb(request: web.Request, target: Target) -> str:
+def _verb(request: web.BaseRequest, target: Target) -> str:
     query = request.query
     if request.method == "DELETE":
         return "delete" if target.name else "deletecollection"

@@ -84,3 +84,9 @@ async def test_a_hanging_request_ends_when_the_faults_are_cleared(
     fake.faults.clear()
     with pytest.raises(LOST):
         await request
+
+
+async def test_kmock_answers_what_it_has_a_script_for(fake: FakeApiServer, client: Client) -> None:
+    fake.kmock["get", "/api/v1/nodes"] << {"kind": "Scripted"}
+    assert (await client.get("/api/v1/nodes")).body == {"kind": "Scripted"}
+    assert (await client.get(PATH)).body["kind"] == "ConfigMapList"
