@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.e2e.cluster import DEFINITION, MODEL, RUN_FILE
+from tests.e2e.cluster import DEFINITIONS, MODEL, RUN_FILE
 from tests.e2e.user import RUNS, User, config_map, load
 from tests.kube.fake_api_server import FakeApiServer
 from tests.kube.kubelet_client import KubeClient
@@ -35,7 +35,8 @@ async def user(request, client, tmp_path):
     kubeconfig = tmp_path / "kubeconfig.json"
     kubeconfig.write_text(json.dumps(server.kubeconfig()))
     somebody = User(kubeconfig, opened, request.param)
-    await somebody.apply(load(DEFINITION))
+    for definition in DEFINITIONS:
+        await somebody.apply(load(definition))
     await server.settled()
     return somebody
 
