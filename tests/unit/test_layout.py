@@ -16,12 +16,13 @@ import vcpo
 import vcpo_learner
 import vcpo_operator
 import vcpo_rollout
+import vcpo_study
 from vcpo.metrics.catalogue import ALL, Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = {"runs", "dist", "__pycache__"}
 HEAVY = ("torch", "transformers", "vllm", "numpy", "safetensors")
-PACKAGES = (vcpo, vcpo_operator, vcpo_rollout, vcpo_learner)
+PACKAGES = (vcpo, vcpo_operator, vcpo_rollout, vcpo_learner, vcpo_study)
 
 IMPORT_EVERYTHING = """
 import importlib, pkgutil, sys

@@ -1,4 +1,4 @@
-"""`vcpo`: run, validate, report, schema."""
+"""`vcpo`: run, validate, report, study, schema."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.table import Table
 from vcpo.local.fleet import FleetError, check_installed
 from vcpo.local.host import Ending, Host, HostOptions
 from vcpo.local.run_dir import RunDir, new_run_dir, with_local_model
+from vcpo.local.study import STUDY_MODULES, StudyOptions, become_study
 from vcpo.local.summary import summarize
 from vcpo.local.view import make_view
 from vcpo.report import write_report
@@ -33,6 +34,7 @@ A run is one YAML file of kind `VCPORun`.
 * **vcpo run run.yaml** starts a learner and rollout workers on this machine and shows them work
 * **vcpo run run.yaml --run-dir DIR --resume** goes on from the newest checkpoint
 * **vcpo report DIR** writes DIR/report.html from a run's records
+* **vcpo study study.yaml** compares methods over a grid of policy lags and seeds, on this machine
 
 Ctrl-C ends a run in good order, with a checkpoint; a second Ctrl-C ends it at once.
 """,
@@ -113,6 +115,51 @@ def report(
     except SpecError as error:
         _fail(str(error))
     _OUT.print(str(path), soft_wrap=True, markup=False)
+
+
+@app.command()
+def study(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The study, a VCPOStudy in YAML.")],
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Where the cells' records go. [default: runs/NAME OF FILE]"),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Where the report goes. [default: as --dir]")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Cells at a time. [default: one per core]")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="METHOD", help="Run this method only; repeatable.")
+    ] = None,
+    lags: Annotated[
+        list[int] | None, typer.Option(metavar="K", help="Run this lag only; repeatable.")
+    ] = None,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Run nothing; write the report of what is there.")
+    ] = False,
+) -> None:
+    """Compare methods over a grid of lags and seeds, with every batch exactly as old as it says.
+
+    A cell (method, lag, learning rate, seed) is one process on one core; one that was run before
+    with the same settings is not run again. Ctrl-C loses the cells under way; the same command goes
+    on. Writes results.md, results.json and figures.
+    """
+    options = StudyOptions(
+        file=file,
+        directory=directory,
+        output=output,
+        jobs=jobs,
+        methods=tuple(only or ()),
+        lags=tuple(lags or ()),
+        report_only=report_only,
+    )
+    try:
+        check_installed(STUDY_MODULES)
+    except FleetError as error:
+        _fail(str(error))
+    become_study(options)
 
 
 @app.command()

@@ -23,13 +23,13 @@ class FleetError(RuntimeError):
     """The run cannot go on: a process failed in a way that starting it again will not cure."""
 
 
-def check_installed() -> None:
-    """Check that this environment can run learner and workers.
+def check_installed(modules: Sequence[str] = _HEAVY_MODULES) -> None:
+    """Check that this environment can run learner and workers, or whatever else needs `modules`.
 
     Raises:
         FleetError: naming what is missing and how to get it.
     """
-    missing = [name for name in _HEAVY_MODULES if importlib.util.find_spec(name) is None]
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise FleetError(
             f"not installed here: {', '.join(missing)}. Cure: pip install 'vcpo[local]'"

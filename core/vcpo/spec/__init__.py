@@ -2,7 +2,7 @@
 
 from vcpo.spec.continuation import continuation_digest
 from vcpo.spec.errors import FieldProblem, SpecError
-from vcpo.spec.files import load_run, parse_run, run_to_yaml
+from vcpo.spec.files import load_document, load_run, parse_document, parse_run, run_to_yaml
 from vcpo.spec.run import API_VERSION, KIND, VCPORun, VCPORunSpec, json_schema
 
 __all__ = [
@@ -14,7 +14,9 @@ __all__ = [
     "VCPORunSpec",
     "continuation_digest",
     "json_schema",
+    "load_document",
     "load_run",
+    "parse_document",
     "parse_run",
     "run_to_yaml",
 ]

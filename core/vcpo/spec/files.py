@@ -1,4 +1,4 @@
-"""Reading and writing run files.
+"""Reading and writing run files, and reading other files by the same rules.
 
 YAML is read as YAML 1.2 reads it: `1e-6` is a number, `yes` is text. Values are never bent to fit:
 a file means what its JSON means, here as in a cluster, so `steps: "10"` is refused.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
@@ -19,10 +19,20 @@ from vcpo.spec.errors import FieldProblem, SpecError, problems_of
 from vcpo.spec.run import VCPORun
 
 _MAX_FILE_BYTES = 1 << 20
+_Document = TypeVar("_Document", bound=BaseModel)
 
 
 def load_run(path: Path) -> VCPORun:
     """Read and check a run file.
+
+    Raises:
+        SpecError: with every problem of the file, when it cannot be read, parsed or accepted.
+    """
+    return load_document(path, VCPORun)
+
+
+def load_document(path: Path, model: type[_Document]) -> _Document:
+    """Read and check a file of any kind, as `load_run` does for runs.
 
     Raises:
         SpecError: with every problem of the file, when it cannot be read, parsed or accepted.
@@ -35,7 +45,7 @@ def load_run(path: Path) -> VCPORun:
         raise SpecError(str(path), [_file_problem(f"cannot be read: {error.strerror}")]) from error
     except UnicodeDecodeError as error:
         raise SpecError(str(path), [_file_problem("is not UTF-8 text")]) from error
-    return parse_run(text, source=str(path))
+    return parse_document(text, model, source=str(path))
 
 
 def parse_run(text: str, *, source: str = "run") -> VCPORun:
@@ -46,12 +56,21 @@ def parse_run(text: str, *, source: str = "run") -> VCPORun:
     Raises:
         SpecError: with every problem, each with its field path and the value received.
     """
+    return parse_document(text, VCPORun, source=source)
+
+
+def parse_document(text: str, model: type[_Document], *, source: str) -> _Document:
+    """Check a document of any kind given as YAML (or JSON) text, as `parse_run` does for runs.
+
+    Raises:
+        SpecError: with every problem, each with its field path and the value received.
+    """
     document = _document(text, source)
     if not isinstance(document, dict):
         kind = type(document).__name__
         raise SpecError(source, [_file_problem(f"must be a mapping with `spec`, not {kind}")])
     try:
-        return VCPORun.model_validate_json(_as_json(document, source), strict=True)
+        return model.model_validate_json(_as_json(document, source), strict=True)
     except ValidationError as error:
         raise SpecError(source, problems_of(error)) from error
 

@@ -36,14 +36,16 @@ def run_file(tmp_path):
 
 
 class TestHelp:
-    @pytest.mark.parametrize("word", ["validate", "run", "report", "--resume", "Ctrl-C", "schema"])
+    @pytest.mark.parametrize(
+        "word", ["validate", "run", "report", "study", "--resume", "Ctrl-C", "schema"]
+    )
     def test_help_teaches_the_words(self, word):
         assert word in vcpo("--help").output
 
     def test_no_command_at_all_is_answered_with_help(self):
         assert "vcpo validate run.yaml" in vcpo().output
 
-    @pytest.mark.parametrize("command", ["run", "validate", "report", "schema"])
+    @pytest.mark.parametrize("command", ["run", "validate", "report", "study", "schema"])
     def test_every_command_has_help(self, command):
         asked = vcpo(command, "--help")
         assert asked.exit_code == 0

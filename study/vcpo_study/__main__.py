@@ -1,0 +1,82 @@
+"""`python -m vcpo_study`: run a grid of methods, lags and seeds, and write what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+from vcpo.lifecycle import StartError, complain
+from vcpo_study.app import Options, run_study
+from vcpo_study.cell import Selection
+
+_INTERRUPTED = 130
+
+
+def main() -> int:
+    """Run a study; 0 all cells are there, 1 some failed, 2 to be put right, 130 interrupted."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        complete = run_study(_options(sys.argv[1:]), _say)
+    except StartError as error:
+        return complain(error)
+    except KeyboardInterrupt:
+        _say("interrupted; the same command goes on where this one stopped")
+        return _INTERRUPTED
+    return 0 if complete else 1
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _options(arguments: list[str]) -> Options:
+    parsed = _parser().parse_args(arguments)
+    output = ["--output", str(parsed.output)] if parsed.output else []
+    directory = parsed.dir or Path("runs") / parsed.file.stem
+    return Options(
+        file=parsed.file,
+        directory=directory,
+        output=parsed.output or directory,
+        jobs=parsed.jobs,
+        selection=Selection(
+            methods=frozenset(parsed.only) if parsed.only else None,
+            lags=frozenset(parsed.lags) if parsed.lags else None,
+        ),
+        report_only=parsed.report_only,
+        command=shlex.join(["vcpo", "study", str(parsed.file), *output]),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m vcpo_study",
+        description="Runs every cell of a study that has not been run yet, in parallel, and writes "
+        "results.md, results.json and figures. Ctrl-C loses the cells under way; the same command "
+        "goes on.",
+    )
+    parser.add_argument("file", type=Path, help="the study, a VCPOStudy in YAML")
+    parser.add_argument("--dir", type=Path, help="the cells' records [runs/NAME OF THE FILE]")
+    parser.add_argument("--output", type=Path, help="where the report goes [as --dir]")
+    parser.add_argument(
+        "--jobs", type=_positive, default=os.cpu_count() or 1, help="cells at a time [cores]"
+    )
+    parser.add_argument("--only", action="append", metavar="METHOD", help="run these methods only")
+    parser.add_argument("--lags", action="append", type=int, help="run these lags only")
+    parser.add_argument("--report-only", action="store_true", help="run nothing")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is below 1")
+    return number
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,130 @@
+"""A study from its file to its report: tune, run the grid, write; again and again if need be."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from vcpo.lifecycle import StartError, starting
+from vcpo_study.cell import Cell, Selection, grid_cells, tuning_cells
+from vcpo_study.pool import run_cells
+from vcpo_study.progress import Progress
+from vcpo_study.records import CellRecord, CellStore
+from vcpo_study.report import Findings, write_report
+from vcpo_study.study import StudySpec, VCPOStudy, load_study, model_directory
+from vcpo_study.tuning import learning_rates, tuned_rates
+
+Say = Callable[[str], None]
+_EVERYTHING = Selection()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line says; see `python -m vcpo_study --help`."""
+
+    file: Path
+    directory: Path
+    """Where the cells' records are, or go."""
+    output: Path
+    """Where the report goes."""
+    jobs: int
+    selection: Selection
+    report_only: bool
+    command: str
+    """What the report says it was made by; what only concerns this machine is left out."""
+
+
+def run_study(options: Options, say: Say) -> bool:
+    """Run what is missing of a study and write its report; whether every cell is there.
+
+    Stopped by a KeyboardInterrupt, it writes the report of what there is before that goes on.
+
+    Raises:
+        StartError: what the user must put right.
+    """
+    with starting():
+        study = load_study(options.file)
+        model_name = model_directory(study, options.file)
+    _check_selection(study.spec, options.selection)
+    store = CellStore(options.directory)
+    try:
+        if not options.report_only:
+            _run_all(study.spec, options, functools.partial(run_and_save, model_name, store), say)
+    finally:
+        findings = _findings(study, store, options.command)
+        if findings.records:
+            say(f"report: {write_report(findings, options.output)}")
+    if not findings.records:
+        raise StartError(f"--dir: {options.directory} holds no cell of this study's grid yet")
+    return not findings.failures
+
+
+def run_and_save(model_name: str, store: CellStore, cell: Cell) -> None:
+    """What one process does."""
+    # Loaded here: whoever only hands out cells, or reports, does without the tensor libraries.
+    import torch
+
+    from vcpo_study.experiment import run_cell
+
+    torch.set_num_threads(1)
+    store.save(cell, run_cell(cell, model_name))
+
+
+def _run_all(study: StudySpec, options: Options, task: Callable[[Cell], None], say: Say) -> None:
+    store = CellStore(options.directory)
+    tuning = tuning_cells(study, options.selection)
+    if tuning:
+        _run("tuning", tuning, store, options.jobs, task, say)
+    rates = learning_rates(study, tuned_rates(_records(store, tuning)))
+    grid = grid_cells(study, options.selection, rates)
+    _run("grid", grid, store, options.jobs, task, say)
+
+
+def _run(
+    phase: str,
+    cells: Sequence[Cell],
+    store: CellStore,
+    jobs: int,
+    task: Callable[[Cell], None],
+    say: Say,
+) -> None:
+    missing = [cell for cell in cells if not store.holds(cell)]
+    kept = len(cells) - len(missing)
+    progress = Progress(phase, total=len(cells), kept=kept, jobs=jobs, clock=time.monotonic)
+    say(progress.opening())
+    with closing(run_cells(missing, task, jobs=jobs)) as outcomes:
+        for outcome in outcomes:
+            if outcome.error is not None:
+                store.save_error(outcome.cell, outcome.error)
+            say(progress.ended(outcome))
+
+
+def _findings(study: VCPOStudy, store: CellStore, command: str) -> Findings:
+    """What the store holds of the whole study, whichever part was run today."""
+    tuning = tuning_cells(study.spec, _EVERYTHING)
+    tuned = tuned_rates(_records(store, tuning))
+    grid = grid_cells(study.spec, _EVERYTHING, learning_rates(study.spec, tuned))
+    errors = {cell.name: store.error(cell) for cell in [*tuning, *grid] if not store.holds(cell)}
+    return Findings(
+        study=study,
+        command=command,
+        records=_records(store, grid),
+        tuned=tuned,
+        failures={name: error for name, error in errors.items() if error is not None},
+    )
+
+
+def _records(store: CellStore, cells: Iterable[Cell]) -> list[CellRecord]:
+    return [record for record in map(store.load, cells) if record is not None]
+
+
+def _check_selection(study: StudySpec, selection: Selection) -> None:
+    names = {method.name for method in study.methods}
+    for name in sorted((selection.methods or set()) - names):
+        raise StartError(f"--only: {name!r} is no method of the study; it has {sorted(names)}")
+    for lag in sorted((selection.lags or set()) - set(study.lags)):
+        raise StartError(f"--lags: {lag} is no lag of the study; it has {list(study.lags)}")

@@ -1,0 +1,56 @@
+"""What is measured of one finished cell: how good it got, how fast, and whether it collapsed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from statistics import fmean
+from typing import Final
+
+from vcpo_study.records import EvaluationRow
+
+FINAL_EVALUATIONS: Final = 3
+"""Evaluations at the end whose mean is the final accuracy."""
+COLLAPSE_SHARE: Final = 0.5
+"""A cell has collapsed when an evaluation is below this share of the best one before it."""
+
+
+def final_accuracy(evaluations: Sequence[EvaluationRow]) -> float:
+    """Mean accuracy of the last evaluations.
+
+    Raises: ValueError when there is none.
+    """
+    if not evaluations:
+        raise ValueError("evaluations is empty: at least one is needed")
+    return fmean(each.accuracy for each in evaluations[-FINAL_EVALUATIONS:])
+
+
+def steps_to(evaluations: Sequence[EvaluationRow], target: float) -> float | None:
+    """Steps until the accuracy first reaches a target; None when it never does.
+
+    Between two evaluations the accuracy is taken to move on a straight line.
+    """
+    if evaluations and evaluations[0].accuracy >= target:
+        return float(evaluations[0].step)
+    for before, after in pairwise(evaluations):
+        if after.accuracy >= target:
+            share = (target - before.accuracy) / (after.accuracy - before.accuracy)
+            return before.step + share * (after.step - before.step)
+    return None
+
+
+def collapse_step(evaluations: Sequence[EvaluationRow]) -> int | None:
+    """Step of the first evaluation below half of the best one before it; None without one."""
+    best = accumulate((each.accuracy for each in evaluations), max)
+    for each, highest in zip(evaluations, best, strict=True):
+        if each.accuracy < COLLAPSE_SHARE * highest:
+            return each.step
+    return None
+
+
+def deepest_fall(evaluations: Sequence[EvaluationRow]) -> tuple[float, int]:
+    """Largest fall below the best evaluation before, and the step at which it was deepest."""
+    best = accumulate((each.accuracy for each in evaluations), max)
+    pairs = zip(evaluations, best, strict=True)
+    falls = [(highest - each.accuracy, each.step) for each, highest in pairs]
+    return max(falls, key=lambda fall: fall[0])

@@ -1,0 +1,42 @@
+"""What a study tells while it runs: one line for each cell that ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vcpo.report.numbers import duration
+from vcpo_study.pool import Outcome
+
+Clock = Callable[[], float]
+
+
+class Progress:
+    """Counts cells and says how long the rest will take."""
+
+    def __init__(self, phase: str, *, total: int, kept: int, jobs: int, clock: Clock) -> None:
+        self._phase = phase
+        self._total = total
+        self._kept = kept
+        self._jobs = jobs
+        self._clock = clock
+        self._started_s = clock()
+        self._ended = 0
+        self._failed = 0
+
+    def ended(self, outcome: Outcome) -> str:
+        """The line for a cell that has ended."""
+        self._ended += 1
+        self._failed += outcome.error is not None
+        left = self._total - self._kept - self._ended
+        elapsed_s = self._clock() - self._started_s
+        failed = f", {self._failed} failed" if self._failed else ""
+        line = (
+            f"{self._phase}: {self._kept + self._ended}/{self._total} cells{failed}, {left} left, "
+            f"about {duration(elapsed_s / self._ended * left)}  {outcome.cell.name}"
+        )
+        return line if outcome.error is None else f"{line} FAILED\n{outcome.error.rstrip()}"
+
+    def opening(self) -> str:
+        """The line before the first cell."""
+        kept = f", {self._kept} of them run before" if self._kept else ""
+        return f"{self._phase}: {self._total} cells{kept}, {self._jobs} at a time"

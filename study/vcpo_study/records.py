@@ -1,0 +1,137 @@
+"""What a cell leaves behind: one file of JSON lines, written in one piece at its end.
+
+```
+{"kind": "cell", "method": ..., "digest": ...}     first
+{"kind": "step", ...}  {"kind": "evaluation", ...}  in any order
+```
+
+A cell that failed leaves its error instead, which goes once the cell has been run after all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from vcpo_study.cell import Cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """One optimizer step."""
+
+    step: int
+    """1 is the first."""
+    reward_mean: float
+    """Of the batch that was trained on."""
+    ess_ratio: float
+    """Effective sample size over batch size, before truncation; 0 when a weight has no value."""
+    on_policy_ess_ratio: float
+    kl_per_token: float | None
+    """KL divergence from sampler to learner, nats per token, estimated; None without weights."""
+    importance_weight_max: float
+    gradient_norm: float
+    """Before clipping."""
+    learning_rate: float
+    """As the step used it; 0 when it was skipped."""
+    learning_rate_scale: float
+    skipped: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRow:
+    """Accuracy of one policy version on the held-out prompts."""
+
+    step: int
+    """Steps taken before it."""
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellRecord:
+    """A finished cell."""
+
+    method: str
+    lag: int
+    learning_rate: float
+    seed: int
+    digest: str
+    cpu_s: float
+    """Processor time of training and evaluation, in seconds."""
+    steps: tuple[StepRow, ...]
+    evaluations: tuple[EvaluationRow, ...]
+
+
+class CellStore:
+    """A folder of finished cells."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "cells"
+
+    def save(self, cell: Cell, record: CellRecord) -> None:
+        """Write a cell's file; it is there whole or not at all."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(cell)
+        partial = path.with_suffix(".partial")
+        partial.write_text("".join(f"{line}\n" for line in _lines(record)), encoding="utf-8")
+        partial.replace(path)
+        self._error_path(cell).unlink(missing_ok=True)
+
+    def save_error(self, cell: Cell, error: str) -> None:
+        """Keep what went wrong with a cell."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._error_path(cell).write_text(error, encoding="utf-8")
+
+    def error(self, cell: Cell) -> str | None:
+        """What went wrong with a cell when it was last run; None when nothing did."""
+        try:
+            return self._error_path(cell).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def load(self, cell: Cell) -> CellRecord | None:
+        """Read a cell's file; None when there is none, or it belongs to other settings."""
+        try:
+            lines = self._path(cell).read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return None
+        if not lines or json.loads(lines[0])["digest"] != cell.digest:
+            return None
+        return _record(lines)
+
+    def holds(self, cell: Cell) -> bool:
+        """Whether the cell has been run with these very settings."""
+        try:
+            with self._path(cell).open(encoding="utf-8") as file:
+                return bool(json.loads(file.readline())["digest"] == cell.digest)
+        except FileNotFoundError:
+            return False
+
+    def _path(self, cell: Cell) -> Path:
+        return self._folder / f"{cell.name}.jsonl"
+
+    def _error_path(self, cell: Cell) -> Path:
+        return self._folder / f"{cell.name}.error"
+
+
+def _lines(record: CellRecord) -> Iterator[str]:
+    document = asdict(record)
+    steps, evaluations = document.pop("steps"), document.pop("evaluations")
+    yield json.dumps({"kind": "cell", **document})
+    for row in steps:
+        yield json.dumps({"kind": "step", **row})
+    for row in evaluations:
+        yield json.dumps({"kind": "evaluation", **row})
+
+
+def _record(lines: list[str]) -> CellRecord:
+    rows = [json.loads(line) for line in lines]
+    kinds = [row.pop("kind") for row in rows]
+    by_kind = list(zip(kinds, rows, strict=True))
+    return CellRecord(
+        **rows[0],
+        steps=tuple(StepRow(**row) for kind, row in by_kind if kind == "step"),
+        evaluations=tuple(EvaluationRow(**row) for kind, row in by_kind if kind == "evaluation"),
+    )

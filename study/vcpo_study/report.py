@@ -1,0 +1,183 @@
+"""What a study writes for its readers: `results.json`, `results.md` and the figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from vcpo.report.numbers import UNKNOWN, compact, decimal, duration
+from vcpo_study.alarms import AlarmQuality, alarm_quality
+from vcpo_study.figures import figures
+from vcpo_study.measures import FINAL_EVALUATIONS
+from vcpo_study.records import CellRecord
+from vcpo_study.study import VCPOStudy
+from vcpo_study.summary import GridRow, Headline, grid_rows, headline
+from vcpo_study.tuning import TunedRate
+
+FIGURES_FOLDER: Final = "results"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """Everything a report is made of."""
+
+    study: VCPOStudy
+    command: str
+    """What made it, as typed."""
+    records: Sequence[CellRecord]
+    """Of the grid."""
+    tuned: Sequence[TunedRate]
+    failures: Mapping[str, str]
+    """Errors by the name of the cell."""
+
+
+def write_report(findings: Findings, folder: Path) -> Path:
+    """Write the report's files into a folder; returns the document."""
+    rows = grid_rows(findings.records)
+    alarms = alarm_quality(findings.records)
+    drawings = figures(findings.study.spec, findings.records, rows)
+    (folder / FIGURES_FOLDER).mkdir(parents=True, exist_ok=True)
+    for name, drawing in drawings.items():
+        (folder / FIGURES_FOLDER / name).write_text(drawing, encoding="utf-8")
+    summary = json.dumps(summarize(findings, rows, alarms), indent=1)
+    (folder / "results.json").write_text(summary + "\n", encoding="utf-8")
+    document = folder / "results.md"
+    document.write_text("\n".join(_document(findings, rows, alarms)) + "\n", encoding="utf-8")
+    return document
+
+
+def summarize(findings: Findings, rows: Sequence[GridRow], alarms: AlarmQuality) -> dict[str, Any]:
+    """What `results.json` holds: the headline of the subject first, then everything in full."""
+    spec = findings.study.spec
+    subject = headline(spec.subject, rows)
+    return {
+        "study": findings.study.metadata.name,
+        "command": findings.command,
+        "vcpo_k128_over_k0": subject.k128_over_k0,
+        "steps_ratio_k32": subject.steps_ratio_k32,
+        "warning_lead_steps": alarms.lead_steps,
+        "false_alarm_rate": alarms.false_alarm_rate,
+        "uncontrolled": None
+        if spec.uncontrolled is None
+        else asdict(headline(spec.uncontrolled, rows)),
+        "cells": len(findings.records),
+        "failed_cells": sorted(findings.failures),
+        "grid": [asdict(row) for row in rows],
+        "tuning": [asdict(rate) for rate in findings.tuned],
+    }
+
+
+def _document(findings: Findings, rows: Sequence[GridRow], alarms: AlarmQuality) -> Iterator[str]:
+    study = findings.study
+    yield f"# Results: {study.metadata.name}\n"
+    yield f"```\n{findings.command}\n```\n"
+    yield _setting(findings)
+    yield "\n## What is kept as data grows old\n"
+    yield from _headlines(findings, rows)
+    yield _alarm_sentence(alarms)
+    yield "\n## Final accuracy\n"
+    yield f"Mean of the last {FINAL_EVALUATIONS} evaluations; mean ± standard deviation over seeds,"
+    yield "the lowest seed in brackets, and the number of seeds that collapsed if any did.\n"
+    yield from _table(findings, rows, _accuracy_cell)
+    yield f"\n![Final accuracy by lag]({FIGURES_FOLDER}/final.svg)\n"
+    yield f"![Accuracy by step, a panel per lag]({FIGURES_FOLDER}/accuracy.svg)\n"
+    yield "## Steps to 95 % of the synchronous final accuracy\n"
+    yield "Median over seeds; the target is the method's own at k = 0.\n"
+    yield from _table(findings, rows, lambda row: decimal(row.steps_to_target, ".0f"))
+    yield "\n## Before a fall\n"
+    yield "Cells whose accuracy fell by 0.2 or more below its best, aligned at the bottom of the"
+    yield "fall; running medians of 10 steps on a logarithmic scale.\n"
+    yield f"![Signals before falls]({FIGURES_FOLDER}/before_falls.svg)"
+    yield from _tuning(findings)
+    yield from _failures(findings.failures)
+
+
+def _setting(findings: Findings) -> str:
+    run = findings.study.spec.run
+    batch, held_out = run.batch, run.evaluation
+    total_s = sum(record.cpu_s for record in findings.records)
+    return (
+        f"{len(findings.records)} cells of {run.steps} steps, {duration(total_s)} of processor "
+        f"time. Task `{run.environment.name}`, batches of {batch.prompts_per_step} prompts x "
+        f"{batch.trajectories_per_prompt} trajectories, accuracy on {held_out.prompts} held-out "
+        f"prompts every {held_out.every_steps} steps. The batch of step s is sampled by version "
+        "max(0, s - k), exactly: by the real engine's decoding, and trained on by the real update."
+    )
+
+
+def _headlines(findings: Findings, rows: Sequence[GridRow]) -> Iterator[str]:
+    yield "| method | accuracy at k = 128 over k = 0 | steps to target, k = 32 over k = 0 |"
+    yield "|---|---|---|"
+    for method in findings.study.spec.methods:
+        found = headline(method.name, rows)
+        if found != Headline(k128_over_k0=None, steps_ratio_k32=None):
+            ratios = decimal(found.k128_over_k0, ".3f"), decimal(found.steps_ratio_k32, ".2f")
+            yield f"| {method.label} | {ratios[0]} | {ratios[1]} |"
+
+
+def _alarm_sentence(alarms: AlarmQuality) -> str:
+    if alarms.num_collapses == 0:
+        return "\nNo cell collapsed."
+    counted = f"\n{alarms.num_collapses} cells collapsed"
+    if alarms.lead_steps is None:
+        return f"{counted}."
+    return (
+        f"{counted}; the early warning came {alarms.lead_steps:.0f} steps before (median), and in "
+        f"{decimal(alarms.false_alarm_rate, '.1%')} of the other cells for nothing."
+    )
+
+
+def _table(
+    findings: Findings, rows: Sequence[GridRow], show: Callable[[GridRow], str]
+) -> Iterator[str]:
+    by_place = {(row.method, row.lag): row for row in rows}
+    lags = sorted({row.lag for row in rows})
+    yield "| method | " + " | ".join(f"k = {lag}" for lag in lags) + " |"
+    yield "|---" * (len(lags) + 1) + "|"
+    for method in findings.study.spec.methods:
+        shown = [by_place.get((method.name, lag)) for lag in lags]
+        if any(shown):
+            cells = (UNKNOWN if row is None else show(row) for row in shown)
+            yield f"| {method.label} | " + " | ".join(cells) + " |"
+
+
+def _accuracy_cell(row: GridRow) -> str:
+    collapsed = f", {row.collapses} collapsed" if row.collapses else ""
+    return (
+        f"{row.final_accuracy_mean:.3f} ± {row.final_accuracy_std:.3f} "
+        f"({row.final_accuracy_min:.3f}{collapsed})"
+    )
+
+
+def _tuning(findings: Findings) -> Iterator[str]:
+    yield "\n## Learning rates\n"
+    tuning = findings.study.spec.tuning
+    if tuning is None:
+        rate = findings.study.spec.run.optimizer.learning_rate
+        yield f"Every method trains at {compact(rate)}."
+        return
+    yield f"Mean final accuracy at k = {tuning.lag} over {len(tuning.seeds)} seeds that the grid"
+    yield "does not use; the same candidates for every method, the chosen one in bold.\n"
+    rates = sorted(tuning.learning_rates)
+    yield "| method | " + " | ".join(compact(rate) for rate in rates) + " |"
+    yield "|---" * (len(rates) + 1) + "|"
+    found = {(each.method, each.learning_rate): each for each in findings.tuned}
+    for method in findings.study.spec.methods:
+        judged = [found.get((method.name, rate)) for rate in rates]
+        yield f"| {method.label} | " + " | ".join(map(_candidate, judged)) + " |"
+
+
+def _candidate(rate: TunedRate | None) -> str:
+    if rate is None:
+        return UNKNOWN
+    return f"**{rate.final_accuracy:.3f}**" if rate.chosen else f"{rate.final_accuracy:.3f}"
+
+
+def _failures(failures: Mapping[str, str]) -> Iterator[str]:
+    if failures:
+        yield "\n## Cells that failed\n"
+    for name, error in sorted(failures.items()):
+        yield f"- `{name}`: {error.strip().splitlines()[-1]}"

@@ -1,0 +1,108 @@
+"""Sampling in step with training: the `hf` engine's decoding, driven by the caller's own thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from vcpo.spec import VCPORunSpec
+from vcpo.wire.trajectory import Trajectory
+from vcpo_rollout.engines.decoding import DecodeBatch, Draft, Outcome
+from vcpo_rollout.engines.decoding_limits import check_decodable
+from vcpo_rollout.engines.engine import EngineError, Generation, GenerationRequest
+from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton, place_model
+from vcpo_rollout.environments import Environment, Prompt, Split
+from vcpo_rollout.prompting import PromptCodec
+from vcpo_study.versions import Version
+
+
+class Sampler:
+    """Answers prompts with one policy version at a time; owns a model of its own."""
+
+    def __init__(
+        self, spec: VCPORunSpec, model_name: str, tokenizer: PreTrainedTokenizerBase, pad: int
+    ) -> None:
+        model = load_model_skeleton(model_name, revision=spec.model.revision)
+        check_decodable(model)
+        place_model(model, torch.device("cpu"), torch.float32)
+        self._end_token_ids = load_end_token_ids(
+            model_name, tokenizer, revision=spec.model.revision
+        )
+        self._batch = DecodeBatch(
+            model, end_token_ids=self._end_token_ids, pad_token_id=pad, seed=spec.seed
+        )
+        self._codec = PromptCodec(tokenizer, spec.environment.prompt_format)
+        self._max_new_tokens = spec.sampling.max_new_tokens
+
+    def use(self, version: Version) -> None:
+        """Sample with this version's weights from now on."""
+        if self._batch.policy_version != version.number:
+            self._batch.swap(version.number, version.weights)
+
+    def groups(
+        self,
+        environment: Environment,
+        split: Split,
+        indices: Sequence[int],
+        *,
+        samples: int,
+        temperature: float,
+    ) -> list[list[Trajectory]]:
+        """Answer prompts, `samples` times each, and judge the answers; one group per prompt.
+
+        Raises:
+            EngineError: when the policy's logits are not numbers.
+        """
+        prompts = [environment.prompt(split, index) for index in indices]
+        requests = [self._request(prompt, temperature) for prompt in prompts]
+        generations = iter(self._sample([each for each in requests for _ in range(samples)]))
+        return [
+            [
+                self._trajectory(f"{index}/{number}", request, environment, prompt, generation)
+                for number, generation in enumerate(islice(generations, samples))
+            ]
+            for index, prompt, request in zip(indices, prompts, requests, strict=True)
+        ]
+
+    def _request(self, prompt: Prompt, temperature: float) -> GenerationRequest:
+        return GenerationRequest(
+            prompt_token_ids=self._codec.encode(prompt.text),
+            temperature=temperature,
+            max_new_tokens=self._max_new_tokens,
+        )
+
+    def _sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        drafts = [Draft(request=request) for request in requests]
+        self._batch.admit(drafts)
+        outcomes: dict[Draft, Outcome] = {}
+        while len(outcomes) < len(drafts):
+            outcomes.update(self._batch.step())
+        return [_generation(outcomes[draft]) for draft in drafts]
+
+    def _trajectory(
+        self,
+        name: str,
+        request: GenerationRequest,
+        environment: Environment,
+        prompt: Prompt,
+        generation: Generation,
+    ) -> Trajectory:
+        response = self._codec.decode(generation.token_ids, self._end_token_ids)
+        return Trajectory(
+            trajectory_id=name,
+            prompt_token_ids=request.prompt_token_ids,
+            response_token_ids=generation.token_ids,
+            rollout_logprobs=generation.logprobs,
+            version_spans=generation.version_spans,
+            reward=environment.reward(prompt, response),
+            finish_reason=generation.finish_reason,
+        )
+
+
+def _generation(outcome: Outcome) -> Generation:
+    if isinstance(outcome, EngineError):
+        raise outcome
+    return outcome

@@ -1,0 +1,202 @@
+"""The study file: what all cells share, and what differs between them.
+
+A study is a base run (a run's `spec`) and the three axes of a grid. A cell's run is the base run
+with a method's `algorithm` fields over its own, one lag, one learning rate and one seed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails
+
+from vcpo.local.run_dir import with_local_model
+from vcpo.spec import (
+    API_VERSION,
+    FieldProblem,
+    SpecError,
+    VCPORun,
+    VCPORunSpec,
+    load_document,
+)
+from vcpo.spec.errors import field_path, problems_of
+from vcpo.spec.fields import DnsLabel, Section, conflict, refuse
+from vcpo.spec.run import Metadata
+
+KIND: Final = "VCPOStudy"
+LAG_FIELD: Final = "maxPolicyLagSteps"
+
+_Lag = Annotated[int, Field(ge=0, le=1024)]
+_Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_Rate = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+class Method(Section):
+    """One way of learning from stale data: a name, and what it changes in `algorithm`."""
+
+    name: DnsLabel
+    """Unique in the study; names the cells' files."""
+    title: Annotated[str, Field(min_length=1, max_length=40)] | None = None
+    """What tables and figures call it; None is its name."""
+    algorithm: Annotated[dict[str, Any], Field(max_length=64)] = Field(default={})
+    """Fields of a run's `algorithm`; they stand over those of `run`."""
+
+    @property
+    def label(self) -> str:
+        """What people are shown."""
+        return self.title or self.name
+
+
+class Tuning(Section):
+    """How each method gets its learning rate: the best of one grid that is the same for all.
+
+    Best is the highest mean final accuracy over `seeds` at `lag`; of equals, the lower rate.
+    """
+
+    learning_rates: Annotated[tuple[_Rate, ...], Field(min_length=1, max_length=32)]
+    """Candidates, the same for every method."""
+    lag: _Lag
+    """The lag at which they are compared, in policy versions."""
+    seeds: Annotated[tuple[_Seed, ...], Field(min_length=1, max_length=64)]
+    """Seeds that the grid does not use."""
+
+
+class StudySpec(Section):
+    """The grid, and what its cells share."""
+
+    run: VCPORunSpec
+    """The base run. Its `seed` draws the held-out prompts, the same ones for every cell."""
+    methods: Annotated[tuple[Method, ...], Field(min_length=1, max_length=32)]
+    lags: Annotated[tuple[_Lag, ...], Field(min_length=1, max_length=32)]
+    """Every batch of a cell is exactly this many policy versions old, once there are as many."""
+    seeds: Annotated[tuple[_Seed, ...], Field(min_length=1, max_length=64)]
+    """Seeds of training prompts and sampling."""
+    tuning: Tuning | None = None
+    """None trains every cell at the base run's learning rate."""
+    subject: DnsLabel
+    """Name of the method that the summary is about."""
+    uncontrolled: DnsLabel | None = None
+    """Name of the method that it is compared with."""
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> Self:
+        refuse([*self._names(), *self._seeds(), *self._lag_fields(), *self._algorithms()])
+        return self
+
+    def method(self, name: str) -> Method:
+        """The method of a name.
+
+        Raises:
+            KeyError: when there is none.
+        """
+        return {method.name: method for method in self.methods}[name]
+
+    def _names(self) -> Iterator[InitErrorDetails]:
+        names = [method.name for method in self.methods]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                message = "another method has this name; give each its own"
+                yield conflict("methods", index, "name", value=name, message=message)
+        roles = {"subject": self.subject, "uncontrolled": self.uncontrolled}
+        for role, named in roles.items():
+            if named is not None and named not in names:
+                message = f"must name one of the methods: {', '.join(names)}"
+                yield conflict(role, value=named, message=message)
+
+    def _seeds(self) -> Iterator[InitErrorDetails]:
+        shared = set(self.seeds) & set(self.tuning.seeds if self.tuning else ())
+        if shared:
+            message = f"must not be tuned on; take other seeds than {sorted(shared)} in one place"
+            yield conflict("seeds", value=list(self.seeds), message=message)
+        for field, values in (("seeds", self.seeds), ("lags", self.lags)):
+            if len(set(values)) < len(values):
+                yield conflict(field, value=list(values), message="holds a number twice")
+
+    def _lag_fields(self) -> Iterator[InitErrorDetails]:
+        message = "is set by the study; give it in `lags`"
+        if "max_policy_lag_steps" in self.run.algorithm.model_fields_set:
+            value = self.run.algorithm.max_policy_lag_steps
+            yield conflict("run", "algorithm", LAG_FIELD, value=value, message=message)
+        for index, method in enumerate(self.methods):
+            if LAG_FIELD in method.algorithm:
+                value = method.algorithm[LAG_FIELD]
+                yield conflict(
+                    "methods", index, "algorithm", LAG_FIELD, value=value, message=message
+                )
+
+    def _algorithms(self) -> Iterator[InitErrorDetails]:
+        for index, method in enumerate(self.methods):
+            try:
+                cell_spec(self, method, lag=self.lags[0], learning_rate=1e-6, seed=self.seeds[0])
+            except ValidationError as error:
+                yield from _problems_of_method(index, error)
+
+
+def _problems_of_method(index: int, error: ValidationError) -> Iterator[InitErrorDetails]:
+    """What is wrong with a method's run, said of the method."""
+    inputs = {field_path(details["loc"]): details["input"] for details in error.errors()}
+    for problem in problems_of(error):
+        location = problem.path.split(".")
+        value = inputs[problem.path]
+        yield conflict("methods", index, *location, value=value, message=problem.message)
+
+
+class VCPOStudy(Section):
+    """A study as the user writes it."""
+
+    api_version: Literal["vcpo.dev/v1alpha1"] = API_VERSION
+    kind: Literal["VCPOStudy"]
+    metadata: Metadata
+    spec: StudySpec
+
+
+def cell_spec(
+    study: StudySpec, method: Method, *, lag: int, learning_rate: float, seed: int
+) -> VCPORunSpec:
+    """The run of one cell.
+
+    Only what the file says is merged; what it leaves open takes its default from the whole, so
+    that a method may stand for defaults of its own.
+
+    Raises:
+        ValidationError: when the method's fields do not fit; paths start at the run's spec.
+    """
+    document = study.run.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    algorithm = {**document.get("algorithm", {}), **method.algorithm, LAG_FIELD: lag}
+    optimizer = {**document.get("optimizer", {}), "learningRate": learning_rate}
+    document |= {"algorithm": algorithm, "optimizer": optimizer, "seed": seed}
+    return VCPORunSpec.model_validate_json(json.dumps(document), strict=True)
+
+
+def load_study(path: Path) -> VCPOStudy:
+    """Read and check a study file.
+
+    Raises:
+        SpecError: with every problem of the file.
+    """
+    return load_document(path, VCPOStudy)
+
+
+def model_directory(study: VCPOStudy, file: Path) -> str:
+    """Where the base run's model lies: a directory beside the study's file, or a hub name.
+
+    Raises:
+        SpecError: when the name can only be a path and nothing is there.
+    """
+    run = VCPORun(metadata=study.metadata, spec=study.spec.run)
+    try:
+        return with_local_model(run, file).spec.model.name
+    except SpecError as error:
+        problems = [
+            FieldProblem(
+                path=f"spec.run.{problem.path.removeprefix('spec.')}",
+                value=problem.value,
+                message=problem.message,
+            )
+            for problem in error.problems
+        ]
+        raise SpecError(error.source, problems) from error

@@ -1,0 +1,107 @@
+"""A study's numbers: one row per method and lag, and the few that a reader looks for first."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, stdev
+from typing import Final
+
+from vcpo_study.measures import collapse_step, final_accuracy, steps_to
+from vcpo_study.records import CellRecord
+
+TARGET_SHARE: Final = 0.95
+"""Share of the synchronous final accuracy whose reaching is timed."""
+FAR_LAG: Final = 128
+NEAR_LAG: Final = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridRow:
+    """A method at a lag, over its seeds."""
+
+    method: str
+    lag: int
+    learning_rate: float
+    num_seeds: int
+    final_accuracy_mean: float
+    final_accuracy_std: float
+    """Sample standard deviation over seeds; 0 for one seed."""
+    final_accuracy_min: float
+    final_accuracy_max: float
+    collapses: int
+    """Seeds in which an evaluation fell below half of the best one before it."""
+    steps_to_target: float | None
+    """Median over seeds of the steps to 95 % of the method's own final accuracy at lag 0; a seed
+    that never gets there counts as infinite. None when the median is, or lag 0 is missing."""
+    cpu_s_mean: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """What one method keeps as its data grows old; None where the grid lacks a cell for it."""
+
+    k128_over_k0: float | None
+    """Mean final accuracy at lag 128 over that at lag 0."""
+    steps_ratio_k32: float | None
+    """Steps to the target at lag 32 over those at lag 0; None when it is not reached, too."""
+
+
+_Value = Callable[[GridRow], float | None]
+
+
+def grid_rows(records: Iterable[CellRecord]) -> list[GridRow]:
+    """Rows in the order in which methods and lags first come in."""
+    cells: dict[tuple[str, int], list[CellRecord]] = defaultdict(list)
+    for record in records:
+        cells[record.method, record.lag].append(record)
+    return [_row(method, lag, group, cells) for (method, lag), group in cells.items()]
+
+
+def headline(method: str, rows: Sequence[GridRow]) -> Headline:
+    """The two measures of a method."""
+    by_lag = {row.lag: row for row in rows if row.method == method}
+    return Headline(
+        k128_over_k0=_ratio(by_lag, FAR_LAG, lambda row: row.final_accuracy_mean),
+        steps_ratio_k32=_ratio(by_lag, NEAR_LAG, lambda row: row.steps_to_target),
+    )
+
+
+def _row(
+    method: str,
+    lag: int,
+    group: Sequence[CellRecord],
+    cells: Mapping[tuple[str, int], Sequence[CellRecord]],
+) -> GridRow:
+    finals = [final_accuracy(record.evaluations) for record in group]
+    return GridRow(
+        method=method,
+        lag=lag,
+        learning_rate=group[0].learning_rate,
+        num_seeds=len(group),
+        final_accuracy_mean=fmean(finals),
+        final_accuracy_std=stdev(finals) if len(finals) > 1 else 0.0,
+        final_accuracy_min=min(finals),
+        final_accuracy_max=max(finals),
+        collapses=sum(collapse_step(record.evaluations) is not None for record in group),
+        steps_to_target=_median_steps(group, cells.get((method, 0), ())),
+        cpu_s_mean=fmean(record.cpu_s for record in group),
+    )
+
+
+def _median_steps(group: Sequence[CellRecord], synchronous: Sequence[CellRecord]) -> float | None:
+    if not synchronous:
+        return None
+    goal = TARGET_SHARE * fmean(final_accuracy(record.evaluations) for record in synchronous)
+    reached = [steps_to(record.evaluations, goal) for record in group]
+    middle = median(math.inf if steps is None else steps for steps in reached)
+    return middle if math.isfinite(middle) else None
+
+
+def _ratio(by_lag: Mapping[int, GridRow], lag: int, value: _Value) -> float | None:
+    if lag not in by_lag or 0 not in by_lag:
+        return None
+    stale, synchronous = value(by_lag[lag]), value(by_lag[0])
+    return stale / synchronous if stale is not None and synchronous else None

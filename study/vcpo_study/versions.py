@@ -1,0 +1,39 @@
+"""The last policy versions of a cell, of which the oldest samples: this is what holds the lag."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Version:
+    """One set of parameters; version n is what n steps made of them."""
+
+    number: int
+    weights: Mapping[str, Tensor]
+
+
+class Versions:
+    """The newest k + 1 versions, for a lag of k."""
+
+    def __init__(self, lag: int) -> None:
+        self._held: deque[Version] = deque(maxlen=lag + 1)
+
+    def add(self, weights: Mapping[str, Tensor]) -> None:
+        """Take the next version in; versions are numbered from 0."""
+        number = self._held[-1].number + 1 if self._held else 0
+        self._held.append(Version(number=number, weights=weights))
+
+    @property
+    def newest(self) -> Version:
+        """The policy that is trained."""
+        return self._held[-1]
+
+    @property
+    def sampling(self) -> Version:
+        """The policy that samples: k versions before the newest, or the first of all."""
+        return self._held[0]

@@ -1,0 +1,92 @@
+"""One cell on the tiny model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vcpo.spec import VCPORunSpec
+from vcpo_learner.policy_model import load_policy, pad_token_id, policy_tensors
+from vcpo_rollout.environments import Split, make_environment
+from vcpo_study.cell import Cell
+from vcpo_study.experiment import kl_per_token, run_cell
+from vcpo_study.sampling import Sampler
+from vcpo_study.versions import Version
+
+TINY = str(Path(__file__).resolve().parents[3] / "examples" / "models" / "tiny")
+SPEC = VCPORunSpec.model_validate(
+    {
+        "model": {"name": "tiny"},
+        "environment": {"name": "sort_digits", "parameters": {"digits": 5, "style": "plain"}},
+        "steps": 5,
+        "batch": {"promptsPerStep": 2, "trajectoriesPerPrompt": 8},
+        "sampling": {"maxNewTokens": 8},
+        "optimizer": {"learningRate": 1e-3},
+        "evaluation": {"everySteps": 2, "prompts": 5},
+    }
+)
+
+
+def cell_with(lag: int) -> Cell:
+    return Cell(method="vcpo", lag=lag, learning_rate=1e-3, seed=0, spec=SPEC, evaluation_seed=0)
+
+
+def test_evaluations_are_at_the_start_now_and_then_and_at_the_end():
+    record = run_cell(cell_with(0), TINY)
+    assert [row.step for row in record.steps] == [1, 2, 3, 4, 5]
+    assert [row.step for row in record.evaluations] == [0, 2, 4, 5]
+
+
+def test_without_lag_sampler_and_learner_agree_in_every_step():
+    record = run_cell(cell_with(0), TINY)
+    assert [row.kl_per_token for row in record.steps] == pytest.approx([0.0] * 5, abs=1e-9)
+    assert any(row.learning_rate > 0 for row in record.steps)
+
+
+def test_with_lag_they_part_from_the_second_step_on():
+    divergences = [row.kl_per_token for row in run_cell(cell_with(2), TINY).steps]
+    assert divergences[0] == pytest.approx(0.0, abs=1e-9)
+    assert divergences[-1] > 1e-6
+
+
+def test_a_cell_run_twice_has_the_same_numbers():
+    first, second = (run_cell(cell_with(1), TINY) for _ in range(2))
+    assert replace(first, cpu_s=0.0) == replace(second, cpu_s=0.0)
+
+
+@pytest.fixture(scope="module")
+def groups():
+    model, tokenizer = load_policy(TINY, None)
+    sampler = Sampler(SPEC, TINY, tokenizer, pad_token_id(tokenizer))
+    sampler.use(Version(number=7, weights=policy_tensors(model)))
+    task = make_environment("sort_digits", {"digits": 5, "style": "plain"}, 0)
+    return sampler.groups(task, Split.TRAIN, [4, 9], samples=3, temperature=1.0)
+
+
+def test_each_prompt_has_its_group(groups):
+    prompts = [{each.prompt_token_ids for each in group} for group in groups]
+    assert [len(group) for group in groups] == [3, 3]
+    assert [len(found) for found in prompts] == [1, 1]
+    assert prompts[0] != prompts[1]
+
+
+def test_every_token_is_labelled_with_the_version_that_sampled_it(groups):
+    spans = [each.version_spans for group in groups for each in group]
+    assert {span.policy_version for (span,) in spans} == {7}
+
+
+def test_the_divergence_is_counted_per_token():
+    # (e^1 - 1 - 1) + (e^-1 - 1 + 1) = 0.7183 + 0.3679 nats over 4 tokens.
+    assert kl_per_token([1.0, -1.0], 4) == pytest.approx((math.e - 2 + 1 / math.e) / 4)
+
+
+def test_a_vanished_weight_leaves_the_divergence_finite():
+    # A log weight of -20 counts e^-20 - 1 + 20 nats.
+    assert kl_per_token([-math.inf], 1) == pytest.approx(19.0)
+
+
+def test_without_weights_there_is_no_divergence():
+    assert kl_per_token([], 10) is None

@@ -1,0 +1,80 @@
+"""Figures: well-formed, and with what they are about in them."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.unit.study.scenes import record, study
+from vcpo_study.figures import figures
+from vcpo_study.summary import grid_rows
+from vcpo_study.svg import COLORS, Curve, Panel, Scale, draw
+
+SVG = "{http://www.w3.org/2000/svg}"
+RECORDS = [
+    record("vcpo", 0, [0.2, 0.9, 0.9]),
+    record("vcpo", 32, [0.2, 0.8, 0.9]),
+    record("plain", 0, [0.2, 0.9, 0.9]),
+    record("plain", 32, [0.2, 0.9, 0.1]),
+]
+
+
+def drawn(name, records=RECORDS):
+    return ET.fromstring(figures(study(), records, grid_rows(records))[name])
+
+
+def texts(figure):
+    return [element.text for element in figure.iter(f"{SVG}text")]
+
+
+def lines(figure, color):
+    return [line for line in figure.iter(f"{SVG}polyline") if line.get("stroke") == color]
+
+
+def test_there_is_a_panel_for_each_lag():
+    figure = drawn("accuracy.svg")
+    assert [text for text in texts(figure) if text.startswith("k = ")] == ["k = 0", "k = 32"]
+    assert len(lines(figure, COLORS[0])) == len(lines(figure, COLORS[1])) == 2
+
+
+def test_the_legend_names_methods_that_have_cells():
+    only_one = [each for each in RECORDS if each.method == "vcpo"]
+    assert {"VCPO", "plain"} <= set(texts(drawn("accuracy.svg")))
+    assert "plain" not in texts(drawn("accuracy.svg", only_one))
+
+
+def test_the_final_accuracy_has_a_point_for_each_lag():
+    figure = drawn("final.svg")
+    mean, worst = lines(figure, COLORS[0])
+    assert len(mean.get("points").split()) == len(worst.get("points").split()) == 2
+    assert {"0", "32"} <= set(texts(figure))
+
+
+def test_only_cells_that_fell_are_shown_before_a_fall():
+    figure = drawn("before_falls.svg")
+    assert "Gradient norm (1 cell)" in texts(figure)
+    # In each of the three panels the cell, and the median over cells.
+    assert len(lines(figure, COLORS[1])) == 3 * 2
+    assert lines(figure, COLORS[0]) == []
+
+
+@pytest.mark.parametrize("name", ["accuracy.svg", "final.svg", "before_falls.svg"])
+def test_a_study_without_a_cell_is_drawn_empty(name):
+    assert lines(drawn(name, []), COLORS[0]) == []
+
+
+def test_values_stand_where_the_axes_say():
+    scale = Scale(low=0.0, high=1.0, ticks=())
+    panel = Panel(
+        title="<t>",
+        x=scale,
+        y=scale,
+        curves=(Curve(points=((0.0, 0.0), (1.0, 1.0)), color="#000"),),
+    )
+    figure = ET.fromstring(draw([panel], [], columns=1, about="a & b"))
+    # The plot area is 48..290 pixels wide and 172..26 pixels high.
+    (line,) = figure.iter(f"{SVG}polyline")
+    assert line.get("points") == "48,172 290,26"
+    assert texts(figure)[0] == "<t>"
+    assert figure.get("aria-label") == "a & b"

@@ -1,0 +1,107 @@
+"""The study file: what it means, and what is said about a wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.study.scenes import STUDY, study, study_document
+from vcpo.algo import Baseline, LearningRateRule
+from vcpo.spec import SpecError
+from vcpo_study.study import cell_spec, load_study, model_directory
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        study_document(text)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def spec_of(method: str):
+    return cell_spec(study(), study().method(method), lag=5, learning_rate=2e-4, seed=9)
+
+
+def test_a_methods_fields_stand_over_those_of_the_run():
+    algorithm = spec_of("plain").algorithm
+    assert algorithm.baseline is Baseline.GROUP_MEAN
+    assert algorithm.learning_rate_rule is LearningRateRule.NONE
+    assert algorithm.importance_weight_cap == 4.0
+
+
+def test_what_nobody_names_keeps_its_default():
+    assert spec_of("vcpo").algorithm.baseline is Baseline.OPOB
+
+
+def test_lag_rate_and_seed_are_the_cells():
+    spec = spec_of("vcpo")
+    assert spec.algorithm.max_policy_lag_steps == 5
+    assert spec.optimizer.learning_rate == 2e-4
+    assert spec.seed == 9
+
+
+def test_a_method_without_a_title_is_called_by_its_name():
+    assert [method.label for method in study().methods] == ["VCPO", "plain"]
+
+
+def test_a_wrong_field_of_a_method_is_named_where_it_stands():
+    (problem,) = problems(STUDY.replace("groupMean", "groupMeen"))
+    assert problem.startswith("spec.methods[1].algorithm.baseline: Input should be 'opob', ")
+    assert problem.endswith(" (got 'groupMeen')")
+
+
+@pytest.mark.parametrize("old", ["importanceWeightCap: 4.0", "learningRateRule: none"])
+def test_a_lag_outside_of_lags_is_refused(old):
+    (problem,) = problems(STUDY.replace(old, "maxPolicyLagSteps: 3"))
+    assert problem.endswith(
+        "algorithm.maxPolicyLagSteps: is set by the study; give it in `lags` (got 3)"
+    )
+
+
+def test_seeds_of_the_tuning_are_not_measured_again():
+    (problem,) = problems(STUDY.replace("seeds: [1, 2]", "seeds: [1, 101]"))
+    assert problem.startswith("spec.seeds: must not be tuned on; take other seeds than [101]")
+
+
+def test_the_subject_must_be_a_method():
+    assert problems(STUDY.replace("subject: vcpo", "subject: v")) == [
+        "spec.subject: must name one of the methods: vcpo, plain (got 'v')"
+    ]
+
+
+def test_two_methods_of_one_name_are_refused():
+    (problem,) = problems(STUDY.replace("name: plain", "name: vcpo").replace(": plain", ": vcpo"))
+    assert problem == (
+        "spec.methods[1].name: another method has this name; give each its own (got 'vcpo')"
+    )
+
+
+def test_a_lag_given_twice_is_refused():
+    (problem,) = problems(STUDY.replace("[0, 32, 128]", "[0, 32, 0]"))
+    assert problem.startswith("spec.lags: holds a number twice")
+
+
+def test_the_study_of_the_examples_is_in_order():
+    path = Path(__file__).resolve().parents[3] / "examples" / "study.yaml"
+    example = load_study(path)
+    assert example.spec.lags == (0, 2, 8, 32, 128)
+    assert len(example.spec.seeds) >= 5
+    assert Path(model_directory(example, path)).is_dir()
+
+
+def test_a_run_is_no_study(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(STUDY.replace("VCPOStudy", "VCPORun"), encoding="utf-8")
+    with pytest.raises(SpecError, match="kind: Input should be 'VCPOStudy'"):
+        load_study(path)
+
+
+def test_a_model_beside_the_study_is_found(tmp_path):
+    (tmp_path / "tiny").mkdir()
+    assert model_directory(study_document(), tmp_path / "s.yaml") == str(tmp_path / "tiny")
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path):
+    document = study_document(STUDY.replace("name: tiny", "name: ./tiny"))
+    with pytest.raises(SpecError, match=r"spec\.run\.model\.name: is no directory; looked at"):
+        model_directory(document, tmp_path / "s.yaml")

@@ -1,0 +1,26 @@
+"""The lag is held exactly."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcpo_study.versions import Versions
+
+
+@given(lag=st.integers(0, 20), step=st.integers(0, 60))
+def test_step_s_is_sampled_by_version_s_minus_k_or_the_first(lag, step):
+    versions = Versions(lag)
+    for _ in range(step + 1):
+        versions.add({})
+    assert versions.sampling.number == max(0, step - lag)
+    assert versions.newest.number == step
+
+
+def test_a_version_comes_with_its_own_weights():
+    versions = Versions(1)
+    first, second, third = {}, {}, {}
+    for weights in (first, second, third):
+        versions.add(weights)
+    assert versions.sampling.weights is second
+    assert versions.newest.weights is third
