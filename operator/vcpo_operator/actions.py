@@ -17,6 +17,14 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SeedScaler:
+    """Make a group's scaler with its first number, which is whoever scales' from then on."""
+
+    child: Child
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """Set the replicas of a rollout Deployment through its scale subresource."""
 
@@ -92,6 +100,7 @@ class DeleteRun:
 
 Action = (
     Apply
+    | SeedScaler
     | Scale
     | ReportScale
     | SetDeletionCost

@@ -16,6 +16,7 @@ from vcpo_operator.actions import (
     ReleaseLeases,
     ReportScale,
     Scale,
+    SeedScaler,
     SetDeletionCost,
     Throttle,
 )
@@ -50,6 +51,8 @@ class Executor:
         match action:
             case Apply():
                 return await self._apply(key, action)
+            case SeedScaler():
+                await self._seed(key, action)
             case Scale():
                 await self._scale(key, action)
             case ReportScale():
@@ -98,6 +101,19 @@ class Executor:
             force=action.force,
         )
         return observed_child(child.kind, body)
+
+    async def _seed(self, key: RunKey, action: SeedScaler) -> None:
+        """Apply what makes the scaler ours; without its digest, so that the rest follows."""
+        manifest = action.child.manifest
+        whole = manifest["metadata"]
+        metadata = {name: part for name, part in whole.items() if name != "annotations"}
+        spec = {**manifest["spec"], "replicas": action.replicas}
+        await self._cluster.apply(
+            _child(Kind.SCALER, key, action.child.name),
+            {**manifest, "metadata": metadata, "spec": spec},
+            manager=SCALE_MANAGER,
+            force=False,
+        )
 
     async def _scale(self, key: RunKey, action: Scale) -> None:
         resource = _child(Kind.DEPLOYMENT, key, action.name, subresource="scale")

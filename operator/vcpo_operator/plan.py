@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from vcpo.wire.phase import RunPhase
 from vcpo_operator.actions import (
     Action,
     Apply,
@@ -29,10 +28,12 @@ from vcpo_operator.actions import (
     ReleaseLeases,
     ReportScale,
     Scale,
+    SeedScaler,
     SetDeletionCost,
     Throttle,
 )
 from vcpo_operator.children.manifest import Child, Kind
+from vcpo_operator.draining import Draining, takes_orders
 from vcpo_operator.names import TEMPLATE_HASH_ANNOTATION, Role, rollout_name, selector
 from vcpo_operator.records import Observed, ObservedChild, ObservedGroup
 from vcpo_operator.report import LearnerReport
@@ -56,12 +57,14 @@ class Wish:
     """Deployments as they are created, by name: without pods, to be scaled and released."""
     seeds: Mapping[str, int] = field(default_factory=dict)
     """Replicas that a group's new Deployment starts with."""
+    scaler_seeds: Mapping[str, int] = field(default_factory=dict)
+    """What the scaler of a group without workers starts with."""
     replicas: Mapping[str, int] = field(default_factory=dict)
     """Replicas of the groups that the operator scales now; nobody else's are touched."""
     drain_removed: bool = True
     """Whether groups that left the spec first finish what they do."""
-    drain_reason: str = ""
-    """Why the learner should end in good order before its workers go; empty: it should not."""
+    draining: Draining | None = None
+    """The learner's end in good order, before its workers go; None: it should not end."""
     admission_lag_steps: int | None = None
     """Lag bound for new work; None leaves the learner's alone."""
     reason: str = ""
@@ -79,9 +82,10 @@ def plan(
 
     applied: Version that each child had after this process applied it, by uid.
     """
+    if wish.draining is not None and wish.draining.until_s is not None:
+        return (*_drain(wish.draining, report), *_releases(observed, report))
     return (
         *_throttle(wish, report),
-        *_drain(wish, observed, report),
         *_applies(wish, observed, applied),
         *_scales(wish, observed, report),
         *_reports(wish, observed),
@@ -108,13 +112,15 @@ def _throttle(wish: Wish, report: LearnerReport | None) -> Iterator[Action]:
         yield Throttle(admission_lag_steps=wanted, reason=wish.reason)
 
 
-def _drain(wish: Wish, observed: Observed, report: LearnerReport | None) -> Iterator[Action]:
-    """Once: a learner whose workers are gone, or that drains already, has nothing to end."""
-    if not wish.drain_reason or report is None or not report.is_news:
-        return
-    working = any(group.replicas > 0 for group in observed.groups.values())
-    if working and report.phase is RunPhase.RUNNING:
-        yield Drain(reason=wish.drain_reason)
+def farewell(report: LearnerReport | None) -> tuple[Action, ...]:
+    """Plan what is left to do for a run that is being deleted: its pods go whatever we do."""
+    return (Drain(reason="the run is deleted"),) if takes_orders(report) else ()
+
+
+def _drain(draining: Draining, report: LearnerReport | None) -> Iterator[Action]:
+    """Until the learner says that it drains."""
+    if takes_orders(report):
+        yield Drain(reason=draining.reason)
 
 
 def _applies(wish: Wish, observed: Observed, applied: Mapping[str, int]) -> Iterator[Action]:
@@ -126,6 +132,8 @@ def _applies(wish: Wish, observed: Observed, applied: Mapping[str, int]) -> Iter
         if child.kind is Kind.DEPLOYMENT:
             name = groups[child.name]
             yield from _deployment(wish, child, name, observed.groups.get(name), applied)
+        elif there is None and child.kind is Kind.SCALER:
+            yield from _scaler(wish, child, observed)
         elif there is None or _needs_apply(child, there, applied):
             yield Apply(child=child, force=there is not None)
 
@@ -146,6 +154,15 @@ def _deployment(
         yield Apply(child=child, force=True)
     elif _needs_apply(child, there.child, applied):
         yield Apply(child=child, force=True)
+
+
+def _scaler(wish: Wish, child: Child, observed: Observed) -> Iterator[Action]:
+    """An autoscaler goes on from the workers there are; a group at rest starts anew."""
+    group = child.manifest["spec"]["group"]
+    there = observed.groups.get(group)
+    live = 0 if there is None or there.paused else there.replicas
+    yield SeedScaler(child=child, replicas=live or wish.scaler_seeds[group])
+    yield Apply(child=child, force=False)
 
 
 def _needs_apply(child: Child, there: ObservedChild, applied: Mapping[str, int]) -> bool:

@@ -26,12 +26,14 @@ from vcpo_operator.children.family import OperatorDefaults
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.cluster import ApiError
 from vcpo_operator.conditions import Situation, findings, refusal
-from vcpo_operator.course import Course, Verdict, has_outlived_itself, judge, next_deadline_s
+from vcpo_operator.course import Course, has_outlived_itself, judge
+from vcpo_operator.draining import draining, has_workers
 from vcpo_operator.events import transitions
 from vcpo_operator.exports import RunExports
+from vcpo_operator.look import REST_S, Look, ask_period_s, believed
 from vcpo_operator.memory import RunMemory, accepted, known_status, note, parent_of, remember
 from vcpo_operator.names import OPERATOR_MANAGER, RunKey, config_name
-from vcpo_operator.plan import blocked_by, plan
+from vcpo_operator.plan import blocked_by, farewell, plan
 from vcpo_operator.records import Observed, RunRecord
 from vcpo_operator.report import LearnerReport
 from vcpo_operator.run_status import RunStatus
@@ -40,8 +42,6 @@ from vcpo_operator.steer import Steering, steer
 from vcpo_operator.wishes import wish_for
 
 _LOGGER = logging.getLogger(__name__)
-_REST_S = 60.0
-"""Longest time between two looks at a run."""
 _UNWATCHED_PERIOD_S = 300.0
 """Time between two reads of the kinds that are not watched."""
 
@@ -93,6 +93,8 @@ class Reconciler:
         """Look at a run and do what is missing."""
         record = self._view.run(key)
         if record is None or record.deleting:
+            if record is not None and key in self._memories:
+                await self._take_leave(key)
             await self._forget(key)
             return Outcome(wake_in_s=None)
         if record.spec.get("managedBy", OPERATOR_MANAGER) != OPERATOR_MANAGER:
@@ -103,7 +105,7 @@ class Reconciler:
         except (ApiError, SignalsError) as error:
             _LOGGER.warning("%s: %s", key, error)
             wait_s = error.retry_after_s if isinstance(error, ApiError) else None
-            return Outcome(wake_in_s=_REST_S, trouble=str(error), retry_after_s=wait_s)
+            return Outcome(wake_in_s=REST_S, trouble=str(error), retry_after_s=wait_s)
 
     def echo_lag_s(self) -> float:
         """How long the oldest own write has not come back through the watch; 0 when all have.
@@ -129,14 +131,18 @@ class Reconciler:
             return await self._refuse(record, memory, before, message)
         now_s = self._clock()
         observed = await self._observed(record, memory, now_s)
-        report = await self._report(record, run, observed)
-        report = _since(now_s if before.start_s is None else before.start_s, report, now_s)
-        current = before.with_restarts(observed)
+        report = await self._report(record, run, before, observed)
+        report = believed(report, before, now_s)
+        # A learner that is told to end and does so has not failed.
+        current = before if run.spec.suspend else before.with_restarts(observed)
         current = status.begun(current, run.spec, report, now_s)
         current = status.with_report(current, report)
         verdict = judge(run.spec, current, report, now_s)
         current = status.ended(current, verdict, now_s)
-        look = _Look(record, run, before, current, observed, report, verdict, now_s)
+        since_s = before.drain_s
+        drain = draining(run.spec, verdict, observed, report, since_s=since_s, now_s=now_s)
+        current = replace(current, drain_s=None if drain is None else drain.since_s)
+        look = Look(record, run, before, current, observed, report, verdict, drain, now_s)
         if verdict.ended and before.completion_s is None:
             return await self._record_end(look, memory)
         if has_outlived_itself(run.spec, current, now_s):
@@ -144,7 +150,7 @@ class Reconciler:
             return Outcome(wake_in_s=None)
         return await self._advance(look, memory)
 
-    async def _advance(self, look: _Look, memory: RunMemory) -> Outcome:
+    async def _advance(self, look: Look, memory: RunMemory) -> Outcome:
         steering = self._steer(look, memory)
         trouble, retry_after_s = "", None
         try:
@@ -156,11 +162,10 @@ class Reconciler:
         if steering is not None:
             memory.control = steering.state
         await self._report_status(look, memory, steering, trouble or blocked)
-        return Outcome(
-            wake_in_s=self._next_look_s(look), trouble=trouble, retry_after_s=retry_after_s
-        )
+        wake_in_s = look.wake_in_s(self._clock())
+        return Outcome(wake_in_s=wake_in_s, trouble=trouble, retry_after_s=retry_after_s)
 
-    def _steer(self, look: _Look, memory: RunMemory) -> Steering | None:
+    def _steer(self, look: Look, memory: RunMemory) -> Steering | None:
         if look.verdict.course is not Course.RUN:
             return None
         return steer(
@@ -172,7 +177,7 @@ class Reconciler:
             now_s=look.now_s,
         )
 
-    async def _carry_out(self, look: _Look, memory: RunMemory, steering: Steering | None) -> str:
+    async def _carry_out(self, look: Look, memory: RunMemory, steering: Steering | None) -> str:
         """Plan and carry out; returns what stands in the way, empty when nothing does."""
         key = look.record.key
         wish = wish_for(
@@ -181,6 +186,7 @@ class Reconciler:
             look.verdict,
             decision=steering.decision if steering else None,
             asked={name: each.replicas for name, each in look.observed.scalers.items()},
+            draining=look.draining,
         )
         actions = plan(wish, look.observed, applied=memory.applied, report=look.report)
         for action in actions:
@@ -191,7 +197,7 @@ class Reconciler:
             note(memory, action, applied)
         return blocked_by(wish, look.observed)
 
-    async def _record_end(self, look: _Look, memory: RunMemory) -> Outcome:
+    async def _record_end(self, look: Look, memory: RunMemory) -> Outcome:
         """Write down that the run has ended before anything is cleaned up."""
         await self._report_status(look, memory, None, "")
         return Outcome(wake_in_s=0.0)
@@ -205,7 +211,7 @@ class Reconciler:
             before, refusal(message), generation=record.generation, now_s=now_s
         )
         await self._write(record, memory, before, after, now_s)
-        return Outcome(wake_in_s=_REST_S)
+        return Outcome(wake_in_s=REST_S)
 
     async def _observed(self, record: RunRecord, memory: RunMemory, now_s: float) -> Observed:
         """What is there, with the kinds that are read now and then instead of watched."""
@@ -220,15 +226,15 @@ class Reconciler:
         return replace(watched, children=(*memory.unwatched.values(), *watched.children))
 
     async def _report(
-        self, record: RunRecord, run: VCPORun, observed: Observed
+        self, record: RunRecord, run: VCPORun, before: RunStatus, observed: Observed
     ) -> LearnerReport | None:
         if observed.learner is None or observed.learner.replicas == 0:
             await self._lines.hang_up(record.key)
             return None
-        return await self._lines.ask(record.key, period_s=run.spec.control.poll_seconds)
+        return await self._lines.ask(record.key, period_s=ask_period_s(run, before))
 
     async def _report_status(
-        self, look: _Look, memory: RunMemory, steering: Steering | None, trouble: str
+        self, look: Look, memory: RunMemory, steering: Steering | None, trouble: str
     ) -> None:
         decision = steering.decision if steering else None
         situation = Situation(
@@ -275,44 +281,21 @@ class Reconciler:
             # The status says the same; an event is a courtesy.
             _LOGGER.info("%s: no event: %s", key, error)
 
-    def _next_look_s(self, look: _Look) -> float:
-        wakes_s = [_REST_S]
-        if look.verdict.course is Course.RUN:
-            wakes_s.append(look.run.spec.control.poll_seconds)
-        deadline_s = next_deadline_s(look.run.spec, look.current, look.verdict)
-        if deadline_s is not None:
-            wakes_s.append(max(0.0, deadline_s - self._clock()))
-        return min(wakes_s)
-
     def _memory(self, record: RunRecord) -> RunMemory:
         memory = self._memories.get(record.key)
         if memory is None or memory.uid != record.uid:
             memory = self._memories[record.key] = RunMemory(uid=record.uid)
         return memory
 
+    async def _take_leave(self, key: RunKey) -> None:
+        """Once, when a run is seen to be deleted: nothing can wait for its learner any more."""
+        if not has_workers(self._view.observed(key)):
+            return
+        report = await self._lines.ask(key, period_s=0.0)
+        for action in farewell(report):
+            await self._executor.carry_out(key, action)
+
     async def _forget(self, key: RunKey) -> None:
         self._memories.pop(key, None)
         self._exports.forget(key)
         await self._lines.hang_up(key)
-
-
-def _since(start_s: float, report: LearnerReport | None, now_s: float) -> LearnerReport | None:
-    """The report, unless an earlier run of the same name or the time before a rest is its origin.
-
-    A Prometheus remembers both; without this a new run could complete with the old one's phase.
-    """
-    return report if report is not None and report.is_since(start_s, now_s=now_s) else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """One look at a run: everything that later stages need of the earlier ones."""
-
-    record: RunRecord
-    run: VCPORun
-    before: RunStatus
-    current: RunStatus
-    observed: Observed
-    report: LearnerReport | None
-    verdict: Verdict
-    now_s: float

@@ -37,6 +37,8 @@ class LearnerReport:
     is_news: bool = True
     """Whether it is handed out for the first time. Learners are given orders on news alone, so that
     one that has gone, or a Prometheus that has, is not told the same thing again at every look."""
+    is_silent: bool = False
+    """Whether the learner was asked again since, and did not answer."""
 
     def aged(self, age_s: float) -> LearnerReport:
         """The same report, so many seconds old and no news."""

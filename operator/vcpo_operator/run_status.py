@@ -81,6 +81,7 @@ class RunStatus:
     start_s: float | None = None
     first_step_s: float | None = None
     completion_s: float | None = None
+    drain_s: float | None = None
     updated_s: float | None = None
     admission_lag_steps: int | None = None
     restarts: Restarts = Restarts()
@@ -125,6 +126,7 @@ class RunStatus:
             "startTime": rfc3339(self.start_s),
             "firstStepTime": rfc3339(self.first_step_s),
             "completionTime": rfc3339(self.completion_s),
+            "drainTime": rfc3339(self.drain_s),
             "updateTime": rfc3339(self.updated_s),
             "step": progress.step,
             "policyVersion": progress.policy_version,
@@ -166,6 +168,7 @@ def _parsed(entry: Mapping[str, Any]) -> dict[str, Any]:
         "start_s": from_rfc3339(entry.get("startTime")),
         "first_step_s": from_rfc3339(entry.get("firstStepTime")),
         "completion_s": from_rfc3339(entry.get("completionTime")),
+        "drain_s": from_rfc3339(entry.get("drainTime")),
         "updated_s": from_rfc3339(entry.get("updateTime")),
         "admission_lag_steps": entry.get("admissionLagSteps"),
         "restarts": Restarts(

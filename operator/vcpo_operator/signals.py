@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import grpc
@@ -54,9 +54,13 @@ class _Line:
     asked_s: float
     heard: LearnerReport | None = None
     heard_s: float = 0.0
+    silent: bool = False
+    """Whether the last question got no answer."""
 
     def aged(self, now_s: float) -> LearnerReport | None:
-        return None if self.heard is None else self.heard.aged(now_s - self.heard_s)
+        if self.heard is None:
+            return None
+        return replace(self.heard.aged(now_s - self.heard_s), is_silent=self.silent)
 
 
 class LearnerLines:
@@ -90,9 +94,10 @@ class LearnerLines:
             line.heard = learner_report(await LearnerControl(line.channel).signals())
         except (grpc.aio.AioRpcError, ValueError) as error:
             _LOGGER.debug("%s: no signals: %s", key, error)
+            line.silent = True
             await self._reopen(key, line)
             return line.aged(self._clock())
-        line.heard_s = now_s
+        line.heard_s, line.silent = now_s, False
         return line.heard
 
     async def throttle(self, key: RunKey, admission_lag_steps: int, reason: str) -> None:

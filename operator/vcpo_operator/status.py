@@ -133,7 +133,7 @@ def _spoken(status: RunStatus) -> tuple[object, ...]:
     return (
         status.observed_generation,
         [(each.type, each.status, _steady_reason(each)) for each in status.conditions],
-        (status.start_s, status.first_step_s, status.completion_s),
+        (status.start_s, status.first_step_s, status.completion_s, status.drain_s),
         status.restarts,
         status.admission_lag_steps,
         [(group.name, group.desired) for group in status.groups],

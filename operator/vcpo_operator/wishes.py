@@ -11,6 +11,7 @@ from vcpo_operator.children.family import OperatorDefaults, children
 from vcpo_operator.children.manifest import Kind, Parent
 from vcpo_operator.children.rollout import rollout
 from vcpo_operator.course import Course, Verdict, cleanup
+from vcpo_operator.draining import Draining
 from vcpo_operator.names import rollout_name
 from vcpo_operator.plan import Wish
 
@@ -22,11 +23,13 @@ def wish_for(
     *,
     decision: Decision | None,
     asked: Mapping[str, int],
+    draining: Draining | None = None,
 ) -> Wish:
     """Say what should be.
 
     decision: None while nothing is steered: the run rests or has ended.
     asked: Workers that autoscalers ask for, by group, where a scaler says so.
+    draining: The learner's end in good order; None when it need not end.
     Raises: ValueError when a user's template cannot be merged.
     """
     removed = cleanup(parent.run.spec, verdict)
@@ -49,21 +52,13 @@ def wish_for(
         children=wanted,
         paused={child.name: child for child in paused},
         seeds=_seeds(parent, verdict, decision, asked),
+        scaler_seeds=_scaler_seeds(parent),
         replicas=_replicas(parent, verdict, decision, asked),
         drain_removed=not verdict.ended,
-        drain_reason=_drain_reason(verdict, removed),
+        draining=draining,
         admission_lag_steps=None if decision is None else decision.admission_lag_steps,
         reason="" if decision is None else "; ".join(decision.reasons),
     )
-
-
-def _drain_reason(verdict: Verdict, removed: Cleanup) -> str:
-    """Why a learner that still trains is to end; a complete one has ended by itself."""
-    if verdict.course is Course.SUSPEND:
-        return "the run is suspended"
-    if verdict.course is Course.FAILED and removed is not Cleanup.RETAIN_WORKLOADS:
-        return f"the run has failed: {verdict.message}"
-    return ""
 
 
 def _seeds(
@@ -75,6 +70,15 @@ def _seeds(
     decided: Mapping[str, int] = {} if decision is None else decision.replicas
     least = {group.name: decided.get(group.name, group.min_replicas) for group in groups}
     return {**least, **_external(parent, asked)}
+
+
+def _scaler_seeds(parent: Parent) -> dict[str, int]:
+    """The least, but never 0: that switches a HorizontalPodAutoscaler off."""
+    return {
+        group.name: max(1, group.min_replicas)
+        for group in parent.run.spec.rollouts
+        if group.scaling is Scaling.EXTERNAL
+    }
 
 
 def _replicas(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import kopf
@@ -93,6 +93,8 @@ class ScriptedLines(LearnerLines):
         self.says: LearnerReport | None = None
         self.throttles: list[int] = []
         self.drains: list[str] = []
+        self.left_over: int = 0
+        """Trajectories still in flight once a learner drains."""
 
     async def ask(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
         """Answer at once."""
@@ -103,8 +105,11 @@ class ScriptedLines(LearnerLines):
         self.throttles.append(admission_lag_steps)
 
     async def drain(self, key: RunKey, reason: str) -> None:
-        """Remember."""
+        """Remember, and do it."""
         self.drains.append(reason)
+        if self.says is not None:
+            signals = replace(self.says.signals, in_flight=self.left_over)
+            self.says = replace(self.says, signals=signals, phase=RunPhase.DRAINING)
 
     async def release(self, key: RunKey, worker: str) -> None:
         """Nobody holds a lease."""

@@ -59,6 +59,16 @@ async def test_an_autoscaler_sees_its_workers_through_the_scale_of_the_scaler(sc
     assert "vcpo.dev/group=main" in shown["status"]["selector"]
 
 
+async def test_a_group_that_is_handed_to_an_autoscaler_keeps_its_workers(scene):
+    await scene.create(rollouts=[GROUP])
+    await scene.settle()
+    await scale(scene, 3)
+    await scene.edit(rollouts=[{**GROUP, "scaling": "External"}])
+    await scene.settle()
+    assert (await scene.client.get(SCALER))["spec"]["replicas"] == 3
+    assert await scene.replicas() == 3
+
+
 async def test_a_suspended_group_rests_whatever_its_autoscaler_asks_for(scene):
     await scene.create(rollouts=[{**GROUP, "scaling": "External"}])
     await scene.edit(suspend=True)

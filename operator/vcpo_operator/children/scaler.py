@@ -1,7 +1,7 @@
 """The scaler of a rollout group: what an autoscaler outside acts on.
 
-Its manifest never holds `spec.replicas`: the API server fills in the default, and from then on the
-number belongs to whoever scales.
+Its manifest never holds `spec.replicas`: the number is set once, when the scaler is made, and
+belongs to whoever scales from then on.
 """
 
 from __future__ import annotations

@@ -95,6 +95,7 @@ def status_schema() -> Schema:
         startTime=_time("When the run was started or last resumed; deadlines count from here."),
         firstStepTime=_time("When the first optimizer step since then was seen."),
         completionTime=_time("When the run ended; its time to live counts from here."),
+        drainTime=_time("Since when the learner is waited for to end, before its workers go."),
         step=_count("Optimizer steps taken."),
         policyVersion=_count("Newest policy version published."),
         essRatio=_ratio("Effective sample size of the last step over its batch size."),

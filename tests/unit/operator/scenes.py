@@ -17,6 +17,7 @@ from vcpo_operator.actions import (
     Drain,
     ReportScale,
     Scale,
+    SeedScaler,
     SetDeletionCost,
 )
 from vcpo_operator.children import Child, Kind, OperatorDefaults
@@ -102,6 +103,8 @@ def _short(action: Action) -> str:
         case Apply(child=child):
             paused = " paused" if child.manifest.get("spec", {}).get("paused") else ""
             return f"Apply {child.kind.kind} {child.name}{paused}"
+        case SeedScaler(child=child, replicas=replicas):
+            return f"Seed {child.name} {replicas}"
         case Scale(name=name, replicas=replicas):
             return f"Scale {name} {replicas}"
         case DeleteChild(kind=kind, name=name):
@@ -131,6 +134,8 @@ class World:
             match action:
                 case Apply(child=child):
                     self._apply(child)
+                case SeedScaler():
+                    self._seed(action)
                 case Scale(name=name, replicas=replicas):
                     self._scale(name, replicas)
                 case DeleteChild(kind=kind, name=name):
@@ -193,6 +198,19 @@ class World:
     def _set_scaler(self, scaler: ObservedScaler) -> None:
         scalers = {**self.observed.scalers, scaler.group: scaler}
         self.observed = dataclasses.replace(self.observed, scalers=scalers)
+
+    def _seed(self, action: SeedScaler) -> None:
+        child = action.child
+        record = ObservedChild(
+            kind=child.kind,
+            name=child.name,
+            uid=f"uid-{child.kind.kind}-{child.name}",
+            owner_uid=UID,
+            digest=None,
+            version=1,
+        )
+        self._put(record, child)
+        self.ask(child.manifest["spec"]["group"], action.replicas)
 
     def _put_scaler(self, record: ObservedChild, child: Child) -> None:
         group = child.manifest["spec"]["group"]

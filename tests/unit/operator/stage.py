@@ -6,6 +6,7 @@ import asyncio
 import copy
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from kubernetes import client
@@ -15,6 +16,7 @@ from tests.kube.recorder import Recorded
 from tests.kube.targets import DeleteOptions, WriteOptions, target_of
 from tests.unit.operator.scenes import DEFAULTS, KEY, document
 from vcpo.metrics import OperatorMetrics
+from vcpo.wire.phase import RunPhase
 from vcpo_operator.apply import Executor
 from vcpo_operator.cluster import Cluster
 from vcpo_operator.crd import crd, scaler_crd
@@ -52,7 +54,10 @@ class ScriptedLearner(LearnerLines):
         self.told.append(admission_lag_steps)
 
     async def drain(self, key: RunKey, reason: str) -> None:
-        """Nobody is there to hear it."""
+        """Have nothing under way."""
+        if self.says is not None:
+            signals = replace(self.says.signals, in_flight=0)
+            self.says = replace(self.says, signals=signals, phase=RunPhase.DRAINING)
 
     async def hang_up(self, key: RunKey) -> None:
         """Nothing is connected."""

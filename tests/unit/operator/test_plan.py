@@ -9,11 +9,12 @@ from tests.unit.operator.scenes import DEFAULTS, KEY, UID, World, names, parent,
 from tests.unit.operator.scenes import template_digest as digest_of
 from vcpo.control import Decision, Direction
 from vcpo.wire.phase import RunPhase
-from vcpo_operator.actions import ReleaseLeases, ReportScale, Throttle
+from vcpo_operator.actions import ReleaseLeases, ReportScale, Scale, SeedScaler, Throttle
 from vcpo_operator.children import Kind
 from vcpo_operator.course import Course, Verdict
+from vcpo_operator.draining import Draining
 from vcpo_operator.names import Role
-from vcpo_operator.plan import Wish, blocked_by, plan
+from vcpo_operator.plan import Wish, blocked_by, farewell, plan
 from vcpo_operator.records import Observed, ObservedChild
 from vcpo_operator.report import WorkerReport
 from vcpo_operator.wishes import wish_for
@@ -36,13 +37,19 @@ def wish(
     decided: Decision | None = None,
     *,
     asked: dict[str, int] | None = None,
+    draining: Draining | None = None,
     **spec: Any,
 ) -> Wish:
     spec = {"rollouts": ROLLOUTS, **spec}
     if decided is None and course is Course.RUN:
         decided = decision(**{group["name"]: group["minReplicas"] for group in spec["rollouts"]})
     return wish_for(
-        parent(**spec), DEFAULTS, Verdict(course=course), decision=decided, asked=asked or {}
+        parent(**spec),
+        DEFAULTS,
+        Verdict(course=course),
+        decision=decided,
+        asked=asked or {},
+        draining=draining,
     )
 
 
@@ -169,6 +176,37 @@ def test_an_autoscaler_is_held_to_the_bounds_of_the_run():
     assert wish(rollouts=OUTSIDE, asked={"main": 0}).replicas == {"main": 2}
 
 
+def test_a_scaler_starts_with_the_least_number_of_workers():
+    actions = planned(wish(rollouts=OUTSIDE), World())
+    at = actions.index("Seed demo-main 2")
+    assert actions[at + 1] == "Apply VCPORolloutScaler demo-main"
+
+
+def test_a_group_that_is_handed_to_an_autoscaler_keeps_its_workers():
+    world = settled(wish())
+    world.carry_out([Scale(name="demo-rollout-main", replicas=5)])
+    assert "Seed demo-main 5" in planned(wish(rollouts=OUTSIDE), world)
+
+
+def test_a_scaler_never_starts_with_none():
+    idle = [{**OUTSIDE[0], "minReplicas": 0}]
+    assert "Seed demo-main 1" in planned(wish(rollouts=idle), World())
+    assert "Seed demo-main 2" in planned(
+        wish(Course.SUSPEND, rollouts=OUTSIDE), settled(wish(Course.SUSPEND))
+    )
+
+
+def test_a_scaler_that_a_dying_operator_has_seeded_is_seeded_no_more():
+    world = World()
+    actions = plan(wish(rollouts=OUTSIDE), world.observed, applied={})
+    seeded = next(n for n, each in enumerate(actions) if isinstance(each, SeedScaler))
+    world.carry_out(actions[: seeded + 1])
+    world.ask("main", 4)
+    rest = planned(wish(rollouts=OUTSIDE), world)
+    assert "Apply VCPORolloutScaler demo-main" in rest
+    assert not any(each.startswith("Seed") for each in rest)
+
+
 def test_before_its_scaler_is_there_a_group_is_left_alone():
     assert wish(rollouts=OUTSIDE).replicas == {}
 
@@ -198,39 +236,50 @@ def test_a_rest_takes_all_pods_away_and_keeps_the_rest():
     ]
 
 
-def test_before_a_rest_the_learner_is_told_to_end_in_good_order():
-    assert planned(wish(Course.SUSPEND), settled(wish()), report=report()) == [
-        "Drain: the run is suspended",
-        "Apply StatefulSet demo-learner",
-        "Scale demo-rollout-main 0",
-    ]
+WAITING = Draining(reason="because", since_s=0.0, until_s=120.0)
+OVER = Draining(reason="because", since_s=0.0, until_s=None)
+
+
+def test_nothing_is_taken_away_before_the_learner_has_ended_in_good_order():
+    resting = wish(Course.SUSPEND, draining=WAITING)
+    assert planned(resting, settled(wish()), report=report()) == ["Drain: because"]
 
 
 def test_a_learner_that_drains_is_not_told_again():
-    draining = dataclasses.replace(report(), phase=RunPhase.DRAINING)
-    actions = planned(wish(Course.SUSPEND), settled(wish()), report=draining)
+    resting = wish(Course.SUSPEND, draining=WAITING)
+    draining = report(phase=RunPhase.DRAINING)
+    assert planned(resting, settled(wish()), report=draining) == []
+
+
+def test_a_learner_is_told_to_drain_on_news_alone():
+    resting = wish(Course.SUSPEND, draining=WAITING)
+    assert planned(resting, settled(wish()), report=report().aged(1.0)) == []
+
+
+def test_a_draining_learner_does_not_wait_for_workers_that_are_gone():
+    workers = {"gone": WorkerReport(in_flight=3, silent_s=60.0)}
+    draining = report(phase=RunPhase.DRAINING, workers=workers)
+    actions = planned(wish(Course.SUSPEND, draining=WAITING), settled(wish()), report=draining)
+    assert actions == [str(ReleaseLeases(worker="gone"))]
+
+
+def test_what_was_waited_for_goes_all_at_once():
+    actions = planned(wish(Course.SUSPEND, draining=OVER), settled(wish()), report=report())
     assert actions == ["Apply StatefulSet demo-learner", "Scale demo-rollout-main 0"]
 
 
-def test_a_silent_learner_keeps_no_run_from_its_rest():
-    actions = planned(wish(Course.SUSPEND), settled(wish()), report=report().aged(5.0))
-    assert actions == ["Apply StatefulSet demo-learner", "Scale demo-rollout-main 0"]
+def test_a_failed_run_is_not_cleaned_up_before_its_learner_has_ended():
+    failed = wish(Course.FAILED, draining=WAITING)
+    assert planned(failed, settled(wish()), report=report()) == ["Drain: because"]
 
 
-def test_a_run_out_of_time_ends_in_good_order_before_its_workers_go():
-    actions = planned(wish(Course.FAILED), settled(wish()), report=report())
-    assert actions[0].startswith("Drain: the run has failed")
-    assert "Delete Deployment demo-rollout-main" in actions[1:]
+def test_a_run_that_is_deleted_says_so_to_a_learner_that_trains():
+    assert names(farewell(report())) == ["Drain: the run is deleted"]
 
 
-def test_a_failed_run_whose_workers_are_gone_is_left_alone():
-    world = settled(wish(Course.FAILED))
-    assert planned(wish(Course.FAILED), world, report=report()) == []
-
-
-def test_workloads_that_are_retained_are_not_drained():
-    kept = {"cleanupPolicy": {"onFailed": "RetainWorkloads"}}
-    assert planned(wish(Course.FAILED, **kept), settled(wish(**kept)), report=report()) == []
+def test_a_run_that_is_deleted_says_nothing_to_a_learner_that_drains_or_is_gone():
+    assert farewell(report(phase=RunPhase.DRAINING)) == ()
+    assert farewell(None) == ()
 
 
 def test_a_run_that_is_suspended_from_the_start_makes_no_pod():

@@ -91,7 +91,24 @@ async def test_a_learner_that_falls_silent_leaves_what_it_said_last_and_its_age(
     scene.now_s += 30.0
     report = await scene.lines.ask(KEY, period_s=2.0)
     assert report is not None
-    assert report.signals.age_s == 30.0
+    assert (report.signals.age_s, report.is_silent) == (30.0, True)
+
+
+async def test_a_learner_that_was_not_asked_is_not_silent(scene: Scene):
+    await scene.lines.ask(KEY, period_s=2.0)
+    await scene.server.stop(0)
+    scene.now_s += 0.5
+    report = await scene.lines.ask(KEY, period_s=2.0)
+    assert report is not None
+    assert not report.is_silent
+
+
+async def test_without_a_period_a_learner_is_asked_at_every_look(scene: Scene):
+    await scene.lines.ask(KEY, period_s=2.0)
+    report = await scene.lines.ask(KEY, period_s=0.0)
+    assert scene.learner.asked == 2
+    assert report is not None
+    assert report.is_news
 
 
 async def test_a_learner_that_never_answered_says_nothing(scene: Scene):

@@ -27,6 +27,7 @@ FULL = RunStatus(
     ),
     start_s=1_700_000_000.0,
     first_step_s=1_700_000_060.0,
+    drain_s=1_700_000_080.0,
     updated_s=1_700_000_090.0,
     admission_lag_steps=4,
     restarts=Restarts(total=2, pod_uid="u", pod_restarts=1),

@@ -1,0 +1,67 @@
+"""One look at a run: what was seen and judged, and when to look again. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from vcpo.spec import VCPORun
+from vcpo_operator.course import Course, Verdict, next_deadline_s
+from vcpo_operator.draining import Draining
+from vcpo_operator.records import Observed, RunRecord
+from vcpo_operator.report import LearnerReport
+from vcpo_operator.run_status import RunStatus
+
+REST_S: Final = 60.0
+"""Longest time between two looks at a run."""
+DRAIN_POLL_S: Final = 1.0
+"""Longest time between two looks at a run whose learner is waited for: one that has saved exits,
+and its pod would start it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at a run: everything that later stages need of the earlier ones."""
+
+    record: RunRecord
+    run: VCPORun
+    before: RunStatus
+    current: RunStatus
+    observed: Observed
+    report: LearnerReport | None
+    verdict: Verdict
+    draining: Draining | None
+    now_s: float
+
+    def wake_in_s(self, now_s: float) -> float:
+        """When to look again if nothing happens, in seconds from `now_s`."""
+        wakes_s = [REST_S]
+        if self.verdict.course is Course.RUN:
+            wakes_s.append(self.run.spec.control.poll_seconds)
+        if self.draining is not None and self.draining.until_s is not None:
+            wakes_s += [DRAIN_POLL_S, max(0.0, self.draining.until_s - now_s)]
+        deadline_s = next_deadline_s(self.run.spec, self.current, self.verdict)
+        if deadline_s is not None:
+            wakes_s.append(max(0.0, deadline_s - now_s))
+        return min(wakes_s)
+
+
+def ask_period_s(run: VCPORun, before: RunStatus) -> float:
+    """Time between two questions to the learner; 0: it is asked at every look.
+
+    What it said earlier is no answer to whether its workers may go now.
+    """
+    resting = run.spec.suspend or before.completion_s is not None
+    return 0.0 if resting else run.spec.control.poll_seconds
+
+
+def believed(report: LearnerReport | None, before: RunStatus, now_s: float) -> LearnerReport | None:
+    """The report, unless an earlier run of the same name or the time before a rest is its origin.
+
+    A Prometheus remembers both; without this a new run could complete with the old one's phase.
+    While the learner is waited for its reports only get newer.
+    """
+    if report is None or before.drain_s is not None:
+        return report
+    start_s = now_s if before.start_s is None else before.start_s
+    return report if report.is_since(start_s, now_s=now_s) else None

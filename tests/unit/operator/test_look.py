@@ -1,0 +1,65 @@
+"""When a run is looked at again, and which of its learner's words count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.unit.operator.scenes import KEY, UID, make_run, report
+from vcpo_operator.course import Course, Verdict
+from vcpo_operator.draining import Draining
+from vcpo_operator.look import Look, ask_period_s, believed
+from vcpo_operator.records import Observed, RunRecord
+from vcpo_operator.run_status import RunStatus
+
+RECORD = RunRecord(
+    key=KEY, uid=UID, generation=1, resource_version=1, deleting=False, spec={}, status={}
+)
+
+
+def look(course: Course, draining: Draining | None = None, **spec: Any) -> Look:
+    status = RunStatus(start_s=0.0, first_step_s=1.0)
+    verdict = Verdict(course=course)
+    return Look(
+        RECORD, make_run(**spec), status, status, Observed(), None, verdict, draining, now_s=0.0
+    )
+
+
+def test_a_run_at_rest_is_looked_at_every_minute():
+    assert look(Course.SUSPEND).wake_in_s(0.0) == 60.0
+
+
+def test_a_run_that_runs_is_looked_at_as_often_as_its_signals_are_wanted():
+    assert look(Course.RUN, control={"pollSeconds": 7.0}).wake_in_s(0.0) == 7.0
+
+
+def test_a_deadline_is_met_to_the_moment():
+    run = look(Course.RUN, activeDeadlineSeconds=100, control={"pollSeconds": 7.0})
+    assert run.wake_in_s(99.5) == 0.5
+
+
+def test_a_learner_that_is_waited_for_is_looked_at_every_second():
+    waiting = Draining(reason="because", since_s=0.0, until_s=120.0)
+    assert look(Course.SUSPEND, waiting).wake_in_s(10.0) == 1.0
+
+
+def test_the_end_of_the_wait_is_met_to_the_moment():
+    waiting = Draining(reason="because", since_s=0.0, until_s=120.0)
+    assert look(Course.SUSPEND, waiting).wake_in_s(119.75) == 0.25
+
+
+def test_a_learner_that_is_to_end_is_asked_at_every_look():
+    assert ask_period_s(make_run(suspend=True), RunStatus()) == 0.0
+    assert ask_period_s(make_run(), RunStatus(completion_s=5.0)) == 0.0
+
+
+def test_a_learner_that_trains_is_asked_now_and_then():
+    assert ask_period_s(make_run(control={"pollSeconds": 7.0}), RunStatus()) == 7.0
+
+
+def test_what_was_said_before_the_start_does_not_count():
+    assert believed(report().aged(11.0), RunStatus(start_s=90.0), now_s=100.0) is None
+    assert believed(report().aged(10.0), RunStatus(start_s=90.0), now_s=100.0) is not None
+
+
+def test_what_is_said_while_the_learner_is_waited_for_counts():
+    assert believed(report().aged(11.0), RunStatus(drain_s=95.0), now_s=100.0) is not None
