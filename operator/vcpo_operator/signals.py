@@ -8,8 +8,9 @@ judges the age. Orders go over gRPC in either case.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -105,30 +106,24 @@ class LearnerLines:
 
         Raises: SignalsError when the learner does not answer.
         """
-        try:
+        with _giving("throttle"):
             await LearnerControl(self._line(key).channel).throttle(admission_lag_steps, reason)
-        except grpc.aio.AioRpcError as error:
-            raise SignalsError(f"the learner took no throttle: {error.details()}") from error
 
     async def drain(self, key: RunKey, reason: str) -> None:
         """Ask the learner to end in good order.
 
         Raises: SignalsError when the learner does not answer.
         """
-        try:
+        with _giving("drain"):
             await LearnerControl(self._line(key).channel).drain(reason)
-        except grpc.aio.AioRpcError as error:
-            raise SignalsError(f"the learner took no drain: {error.details()}") from error
 
     async def release(self, key: RunKey, worker: str) -> None:
         """Hand back the leases of a worker that is gone.
 
         Raises: SignalsError when the learner does not answer.
         """
-        try:
+        with _giving("release"):
             await LearnerControl(self._line(key).channel).release_all_of(worker)
-        except grpc.aio.AioRpcError as error:
-            raise SignalsError(f"the learner took no release: {error.details()}") from error
 
     async def hang_up(self, key: RunKey) -> None:
         """Forget a learner that is gone, and what it said."""
@@ -155,3 +150,11 @@ class LearnerLines:
             channel = open_channel(self._address_of(key), token=self._token)
             self._lines[key] = _Line(channel=channel, asked_s=self._clock())
         return self._lines[key]
+
+
+@contextlib.contextmanager
+def _giving(order: str) -> Iterator[None]:
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise SignalsError(f"the learner took no {order}: {error.details()}") from error

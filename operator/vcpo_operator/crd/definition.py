@@ -12,63 +12,27 @@ from typing import Any
 from vcpo.spec import KIND, json_schema
 from vcpo_operator.crd import rules
 from vcpo_operator.crd.columns import column
+from vcpo_operator.crd.frame import definition, object_schema
 from vcpo_operator.crd.status_schema import status_schema
 from vcpo_operator.crd.structural import Schema, structural
-from vcpo_operator.names import GROUP, PLURAL, VERSION
+from vcpo_operator.names import PLURAL
 
 _MAX_PARAMETERS = 64
 
 
 def crd() -> dict[str, Any]:
     """The CustomResourceDefinition, as the API server takes it."""
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}"},
-        "spec": {
-            "group": GROUP,
-            "scope": "Namespaced",
-            "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": KIND.lower(),
-                "shortNames": ["vrun"],
-                "categories": ["vcpo"],
-            },
-            "versions": [_version()],
-        },
-    }
-
-
-def _version() -> dict[str, Any]:
-    return {
-        "name": VERSION,
-        "served": True,
-        "storage": True,
-        "subresources": {"status": {}},
-        "additionalPrinterColumns": _columns(),
-        "schema": {"openAPIV3Schema": _schema()},
-    }
+    return definition(
+        KIND, PLURAL, "vrun", subresources={"status": {}}, columns=_columns(), schema=_schema()
+    )
 
 
 def _schema() -> Schema:
     document = structural(json_schema())
     spec = document["properties"]["spec"]
     _constrain(spec)
-    return {
-        "type": "object",
-        "description": "One training run.",
-        "required": ["spec"],
-        "properties": {
-            "apiVersion": {"type": "string", "description": "Version of this format."},
-            "kind": {"type": "string", "description": "Kind of this object."},
-            "metadata": {"type": "object"},
-            "spec": spec,
-            "status": status_schema(),
-        },
-        "x-kubernetes-validations": [*rules.ROOT],
-    }
+    schema = object_schema("One training run.", spec, status_schema())
+    return {**schema, "x-kubernetes-validations": [*rules.ROOT]}
 
 
 def _constrain(spec: Schema) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from vcpo_operator.crd.columns import column
-from vcpo_operator.names import GROUP, SCALER_KIND, SCALER_PLURAL, VERSION
+from vcpo_operator.crd.frame import definition, object_schema
+from vcpo_operator.names import SCALER_KIND, SCALER_PLURAL
 
 _MAX_REPLICAS = 10_000
 _MAX_SELECTOR = 1024
@@ -18,47 +19,24 @@ _MAX_SELECTOR = 1024
 
 def scaler_crd() -> dict[str, Any]:
     """The CustomResourceDefinition, as the API server takes it."""
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{SCALER_PLURAL}.{GROUP}"},
-        "spec": {
-            "group": GROUP,
-            "scope": "Namespaced",
-            "names": {
-                "kind": SCALER_KIND,
-                "listKind": f"{SCALER_KIND}List",
-                "plural": SCALER_PLURAL,
-                "singular": SCALER_KIND.lower(),
-                "shortNames": ["vscaler"],
-                "categories": ["vcpo"],
-            },
-            "versions": [_version()],
-        },
+    scale = {
+        "specReplicasPath": ".spec.replicas",
+        "statusReplicasPath": ".status.replicas",
+        "labelSelectorPath": ".status.selector",
     }
-
-
-def _version() -> dict[str, Any]:
-    return {
-        "name": VERSION,
-        "served": True,
-        "storage": True,
-        "subresources": {
-            "status": {},
-            "scale": {
-                "specReplicasPath": ".spec.replicas",
-                "statusReplicasPath": ".status.replicas",
-                "labelSelectorPath": ".status.selector",
-            },
-        },
-        "additionalPrinterColumns": [
+    return definition(
+        SCALER_KIND,
+        SCALER_PLURAL,
+        "vscaler",
+        subresources={"status": {}, "scale": scale},
+        columns=[
             column("Group", "string", ".spec.group", "Rollout group."),
             column("Wanted", "integer", ".spec.replicas", "Workers that the autoscaler asks for."),
             column("Workers", "integer", ".status.replicas", "Workers that there are."),
             column("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
         ],
-        "schema": {"openAPIV3Schema": _schema()},
-    }
+        schema=_schema(),
+    )
 
 
 def _schema() -> dict[str, Any]:
@@ -96,15 +74,4 @@ def _schema() -> dict[str, Any]:
             },
         },
     }
-    return {
-        "type": "object",
-        "description": "The scale of one rollout group, for an autoscaler.",
-        "required": ["spec"],
-        "properties": {
-            "apiVersion": {"type": "string", "description": "Version of this format."},
-            "kind": {"type": "string", "description": "Kind of this object."},
-            "metadata": {"type": "object"},
-            "spec": spec,
-            "status": status,
-        },
-    }
+    return object_schema("The scale of one rollout group, for an autoscaler.", spec, status)
