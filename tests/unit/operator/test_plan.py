@@ -3,66 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from tests.unit.operator.scenes import DEFAULTS, KEY, UID, World, names, parent, pod, report
+from tests.unit.operator.plans import ROLLOUTS, decision, planned, settled, wish
+from tests.unit.operator.scenes import KEY, UID, World, names, pod, report
 from tests.unit.operator.scenes import template_digest as digest_of
-from vcpo.control import Decision, Direction
-from vcpo.wire.phase import RunPhase
-from vcpo_operator.actions import ReleaseLeases, ReportScale, Scale, SeedScaler, Throttle
+from vcpo_operator.actions import ReleaseLeases, Throttle
 from vcpo_operator.children import Kind
-from vcpo_operator.course import Course, Verdict
-from vcpo_operator.draining import Draining
+from vcpo_operator.course import Course
 from vcpo_operator.names import Role
-from vcpo_operator.plan import Wish, blocked_by, farewell, plan
+from vcpo_operator.plan import blocked_by, plan
 from vcpo_operator.records import Observed, ObservedChild
 from vcpo_operator.report import WorkerReport
-from vcpo_operator.wishes import wish_for
-
-ROLLOUTS = [{"name": "main", "minReplicas": 2, "maxReplicas": 6}]
-
-
-def decision(lag: int = 8, **replicas: int) -> Decision:
-    return Decision(
-        admission_lag_steps=lag,
-        replicas=replicas,
-        direction=Direction.HOLD,
-        conditions=(),
-        reasons=("because",),
-    )
-
-
-def wish(
-    course: Course = Course.RUN,
-    decided: Decision | None = None,
-    *,
-    asked: dict[str, int] | None = None,
-    draining: Draining | None = None,
-    **spec: Any,
-) -> Wish:
-    spec = {"rollouts": ROLLOUTS, **spec}
-    if decided is None and course is Course.RUN:
-        decided = decision(**{group["name"]: group["minReplicas"] for group in spec["rollouts"]})
-    return wish_for(
-        parent(**spec),
-        DEFAULTS,
-        Verdict(course=course),
-        decision=decided,
-        asked=asked or {},
-        draining=draining,
-    )
-
-
-def settled(wanted: Wish) -> World:
-    """A world in which a wish has come true."""
-    world = World()
-    world.carry_out(plan(wanted, world.observed, applied=world.applied))
-    return world
-
-
-def planned(wanted: Wish, world: World, **options: Any) -> list[str]:
-    return names(plan(wanted, world.observed, applied=world.applied, **options))
-
 
 EVERYTHING = [
     "Apply ConfigMap demo-config",
@@ -160,126 +111,11 @@ def test_before_a_removal_the_emptiest_worker_is_made_the_cheapest():
     ]
 
 
-OUTSIDE = [{**ROLLOUTS[0], "scaling": "External"}]
-
-
-def test_a_group_that_an_autoscaler_scales_follows_its_scaler():
-    world = settled(wish(rollouts=OUTSIDE))
-    asked = wish(rollouts=OUTSIDE, asked={"main": 4})
-    assert planned(asked, world) == ["Scale demo-rollout-main 4", "Report demo-main 2"]
-    world._scale("demo-rollout-main", 4)
-    assert planned(asked, world) == ["Apply Deployment demo-rollout-main", "Report demo-main 4"]
-
-
-def test_an_autoscaler_is_held_to_the_bounds_of_the_run():
-    assert wish(rollouts=OUTSIDE, asked={"main": 99}).replicas == {"main": 6}
-    assert wish(rollouts=OUTSIDE, asked={"main": 0}).replicas == {"main": 2}
-
-
-def test_a_scaler_starts_with_the_least_number_of_workers():
-    actions = planned(wish(rollouts=OUTSIDE), World())
-    at = actions.index("Seed demo-main 2")
-    assert actions[at + 1] == "Apply VCPORolloutScaler demo-main"
-
-
-def test_a_group_that_is_handed_to_an_autoscaler_keeps_its_workers():
-    world = settled(wish())
-    world.carry_out([Scale(name="demo-rollout-main", replicas=5)])
-    assert "Seed demo-main 5" in planned(wish(rollouts=OUTSIDE), world)
-
-
-def test_a_scaler_never_starts_with_none():
-    idle = [{**OUTSIDE[0], "minReplicas": 0}]
-    assert "Seed demo-main 1" in planned(wish(rollouts=idle), World())
-    assert "Seed demo-main 2" in planned(
-        wish(Course.SUSPEND, rollouts=OUTSIDE), settled(wish(Course.SUSPEND))
-    )
-
-
-def test_a_scaler_that_a_dying_operator_has_seeded_is_seeded_no_more():
-    world = World()
-    actions = plan(wish(rollouts=OUTSIDE), world.observed, applied={})
-    seeded = next(n for n, each in enumerate(actions) if isinstance(each, SeedScaler))
-    world.carry_out(actions[: seeded + 1])
-    world.ask("main", 4)
-    rest = planned(wish(rollouts=OUTSIDE), world)
-    assert "Apply VCPORolloutScaler demo-main" in rest
-    assert not any(each.startswith("Seed") for each in rest)
-
-
-def test_before_its_scaler_is_there_a_group_is_left_alone():
-    assert wish(rollouts=OUTSIDE).replicas == {}
-
-
-def test_a_scaler_leaves_its_number_to_the_autoscaler():
-    (scaler,) = (each for each in wish(rollouts=OUTSIDE).children if each.kind is Kind.SCALER)
-    assert scaler.manifest["spec"] == {"group": "main"}
-
-
-def test_a_scaler_tells_which_pods_it_is_about():
-    world = World()
-    world.carry_out(plan(wish(rollouts=OUTSIDE), world.observed, applied={}))
-    told = plan(wish(rollouts=OUTSIDE), world.observed, applied=world.applied)[-1]
-    assert isinstance(told, ReportScale)
-    assert told.selector == "vcpo.dev/run=demo,vcpo.dev/role=rollout,vcpo.dev/group=main"
-
-
-def test_a_group_that_is_scaled_from_inside_again_loses_its_scaler():
-    world = settled(wish(rollouts=OUTSIDE))
-    assert planned(wish(), world) == ["Delete VCPORolloutScaler demo-main"]
-
-
 def test_a_rest_takes_all_pods_away_and_keeps_the_rest():
     assert planned(wish(Course.SUSPEND), settled(wish())) == [
         "Apply StatefulSet demo-learner",
         "Scale demo-rollout-main 0",
     ]
-
-
-WAITING = Draining(reason="because", since_s=0.0, until_s=120.0)
-OVER = Draining(reason="because", since_s=0.0, until_s=None)
-
-
-def test_nothing_is_taken_away_before_the_learner_has_ended_in_good_order():
-    resting = wish(Course.SUSPEND, draining=WAITING)
-    assert planned(resting, settled(wish()), report=report()) == ["Drain: because"]
-
-
-def test_a_learner_that_drains_is_not_told_again():
-    resting = wish(Course.SUSPEND, draining=WAITING)
-    draining = report(phase=RunPhase.DRAINING)
-    assert planned(resting, settled(wish()), report=draining) == []
-
-
-def test_a_learner_is_told_to_drain_on_news_alone():
-    resting = wish(Course.SUSPEND, draining=WAITING)
-    assert planned(resting, settled(wish()), report=report().aged(1.0)) == []
-
-
-def test_a_draining_learner_does_not_wait_for_workers_that_are_gone():
-    workers = {"gone": WorkerReport(in_flight=3, silent_s=60.0)}
-    draining = report(phase=RunPhase.DRAINING, workers=workers)
-    actions = planned(wish(Course.SUSPEND, draining=WAITING), settled(wish()), report=draining)
-    assert actions == [str(ReleaseLeases(worker="gone"))]
-
-
-def test_what_was_waited_for_goes_all_at_once():
-    actions = planned(wish(Course.SUSPEND, draining=OVER), settled(wish()), report=report())
-    assert actions == ["Apply StatefulSet demo-learner", "Scale demo-rollout-main 0"]
-
-
-def test_a_failed_run_is_not_cleaned_up_before_its_learner_has_ended():
-    failed = wish(Course.FAILED, draining=WAITING)
-    assert planned(failed, settled(wish()), report=report()) == ["Drain: because"]
-
-
-def test_a_run_that_is_deleted_says_so_to_a_learner_that_trains():
-    assert names(farewell(report())) == ["Drain: the run is deleted"]
-
-
-def test_a_run_that_is_deleted_says_nothing_to_a_learner_that_drains_or_is_gone():
-    assert farewell(report(phase=RunPhase.DRAINING)) == ()
-    assert farewell(None) == ()
 
 
 def test_a_run_that_is_suspended_from_the_start_makes_no_pod():
@@ -288,12 +124,6 @@ def test_a_run_that_is_suspended_from_the_start_makes_no_pod():
         "Scale demo-rollout-main 0",
         "Apply Deployment demo-rollout-main",
     ]
-
-
-def test_after_a_rest_an_external_group_follows_its_scaler_again():
-    world = settled(wish(Course.SUSPEND, rollouts=OUTSIDE))
-    actions = planned(wish(rollouts=OUTSIDE, asked={"main": 3}), world)
-    assert "Scale demo-rollout-main 3" in actions
 
 
 def test_a_group_that_left_the_spec_is_drained_before_it_is_deleted():
