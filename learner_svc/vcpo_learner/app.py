@@ -114,6 +114,7 @@ class _Parts:
                 trajectories_per_prompt=spec.batch.trajectories_per_prompt,
                 lease_timeout_s=spec.lease.timeout_seconds,
                 max_attempts=spec.lease.max_attempts,
+                group_filter=spec.algorithm.recipe.group_filter,
                 incarnation=incarnation,
                 clock=time.monotonic,
             ),

@@ -19,6 +19,8 @@ class TokenBatch:
     """[batch, width] int64; 1 on prompt and response, 0 on padding."""
     response_mask: Tensor
     """[batch, width] bool; True on the tokens that were sampled and are trained on."""
+    rollout_logprobs: Tensor
+    """[batch, width] float64 nats, of the distribution that was sampled from; 0 elsewhere."""
 
 
 def token_batch(
@@ -37,16 +39,22 @@ def token_batch(
     input_ids = torch.full((len(trajectories), width), pad_token_id, dtype=torch.int64)
     attention_mask = torch.zeros_like(input_ids)
     response_mask = torch.zeros_like(input_ids, dtype=torch.bool)
+    rollout_logprobs = torch.zeros_like(input_ids, dtype=torch.float64)
     for row, trajectory in enumerate(trajectories):
         end = num_tokens(trajectory)
         tokens = (*trajectory.prompt_token_ids, *trajectory.response_token_ids)
         input_ids[row, :end] = torch.tensor(tokens)
         attention_mask[row, :end] = 1
-        response_mask[row, len(trajectory.prompt_token_ids) : end] = True
+        start = len(trajectory.prompt_token_ids)
+        response_mask[row, start:end] = True
+        rollout_logprobs[row, start:end] = torch.tensor(
+            trajectory.rollout_logprobs, dtype=torch.float64
+        )
     return TokenBatch(
         input_ids=input_ids.to(device),
         attention_mask=attention_mask.to(device),
         response_mask=response_mask.to(device),
+        rollout_logprobs=rollout_logprobs.to(device),
     )
 
 
@@ -66,6 +74,28 @@ def micro_batches(lengths: Sequence[int], size: int) -> list[list[int]]:
         raise ValueError(f"size is {size}: a micro-batch holds at least 1 trajectory")
     order = sorted(range(len(lengths)), key=lambda position: lengths[position])
     return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def group_micro_batches(groups: Sequence[Sequence[int]], size: int) -> list[list[int]]:
+    """Groups [num_groups][tokens of each trajectory], by position, in runs that are not split.
+
+    A run holds whole groups of at most `size` trajectories together, shortest first as in
+    `micro_batches`; a group larger than that has a run for itself.
+    Raises: ValueError when size is below 1.
+    """
+    if size < 1:
+        raise ValueError(f"size is {size}: a micro-batch holds at least 1 trajectory")
+    order = sorted(range(len(groups)), key=lambda position: max(groups[position]))
+    runs: list[list[int]] = []
+    room = 0
+    for position in order:
+        count = len(groups[position])
+        if not runs or count > room:
+            runs.append([])
+            room = size
+        runs[-1].append(position)
+        room -= count
+    return runs
 
 
 def _require_tokens(trajectory: Trajectory) -> None:

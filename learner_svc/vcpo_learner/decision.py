@@ -12,10 +12,11 @@ from vcpo.algo import (
     Baseline,
     BaselineScope,
     MismatchCalibration,
+    Recipe,
+    Residual,
     batch_advantages,
     ess_ratio,
     learning_rate_scale,
-    truncated_weight,
 )
 from vcpo.spec.algorithm import Algorithm
 
@@ -28,13 +29,13 @@ class ScoredTrajectory:
     """What the decision needs to know of one trajectory."""
 
     reward: float
-    """Finite."""
+    """Finite; as the method shapes it."""
     num_tokens: int
     """Response tokens, at least 1."""
     log_weight: float
     """Log importance weight, nats, untruncated."""
     squared_gradient_norm: float
-    """Of the mean log-probability of its tokens, without its weight; 0 when nothing asks for it."""
+    """Of its contribution per unit of advantage; 0 when nothing asks for it."""
     is_fresh: bool
     """Whether every token was sampled by the very policy that is being updated."""
 
@@ -46,8 +47,6 @@ class Decision:
     log_weights: tuple[float, ...]
     """Nats, untruncated."""
     advantages: tuple[float, ...]
-    coefficients: tuple[float, ...]
-    """What the mean log-probability of each trajectory is multiplied by in the loss."""
     ess_ratio: float
     on_policy_ess_ratio: float
     learning_rate_scale: float
@@ -55,15 +54,29 @@ class Decision:
     """The one given, with this batch's fresh trajectories observed."""
 
 
-def informative(rewards: Sequence[Sequence[float]], algorithm: Algorithm) -> list[bool]:
+def goes_in_one_pass(recipe: Recipe, scope: BaselineScope) -> bool:
+    """Whether a trajectory's coefficient is known as soon as its group was gone through."""
+    return (
+        recipe.has_fixed_shape
+        and recipe.residual is Residual.NONE
+        and not recipe.is_whitened
+        and scope is BaselineScope.GROUP
+    )
+
+
+def informative(
+    rewards: Sequence[Sequence[float]], recipe: Recipe, scope: BaselineScope
+) -> list[bool]:
     """Which trajectories may have an advantage other than 0, known from rewards alone.
 
     rewards: [num_groups][n_g]. Returns one flag per trajectory, the groups one after another.
     Rewards that are equal wherever they share a baseline say nothing, whatever the gradients.
     """
-    if algorithm.baseline is Baseline.NONE:
+    if recipe.residual is not Residual.NONE or recipe.is_whitened or recipe.has_critic:
+        return [True for group in rewards for _ in group]
+    if recipe.baseline is Baseline.NONE:
         return [reward != 0.0 for reward in chain.from_iterable(rewards)]
-    if algorithm.baseline_scope is BaselineScope.BATCH:
+    if scope is BaselineScope.BATCH:
         differ = _differ(chain.from_iterable(rewards))
         return [differ for group in rewards for _ in group]
     return list(chain.from_iterable([_differ(group)] * len(group) for group in rewards))
@@ -74,10 +87,9 @@ def decide(
     algorithm: Algorithm,
     calibration: MismatchCalibration,
 ) -> Decision:
-    """Advantages, loss coefficients and learning rate scale of one update.
+    """Advantages and learning rate scale of one update.
 
-    The loss is sum_i k_i m_i with m_i the mean log-probability of trajectory i's tokens and
-    k_i = -A_i min(w_i, c) / B. The ESS is read from untruncated weights of the whole batch.
+    The ESS is read from untruncated weights of the whole batch.
     Raises: NonFiniteWeightError when a weight or a norm is not a number, or every weight is 0.
     Source: VCPO, arXiv 2602.17616, Eq. 5 and 7.
     """
@@ -87,18 +99,13 @@ def decide(
     calibration = _observed(calibration, batch)
     lengths = [scored.num_tokens for scored in batch]
     on_policy_ratio = on_policy_ess_ratio(lengths, algorithm, calibration)
-    advantages = _advantages(groups, algorithm)
     return Decision(
         log_weights=log_weights,
-        advantages=advantages,
-        coefficients=tuple(
-            -advantage * _weight(scored, algorithm) / len(batch)
-            for advantage, scored in zip(advantages, batch, strict=True)
-        ),
+        advantages=_advantages(groups, algorithm),
         ess_ratio=ratio,
         on_policy_ess_ratio=on_policy_ratio,
         learning_rate_scale=learning_rate_scale(
-            ratio, on_policy_ratio, algorithm.learning_rate_rule
+            ratio, on_policy_ratio, algorithm.recipe.learning_rate_rule
         ),
         calibration=calibration,
     )
@@ -117,10 +124,10 @@ def _advantages(
 ) -> tuple[float, ...]:
     by_group = batch_advantages(
         [[scored.reward for scored in group] for group in groups],
-        algorithm.baseline,
+        algorithm.recipe.baseline,
         algorithm.baseline_scope,
-        [[_squared_norm(scored, algorithm) for scored in group] for group in groups],
-        [[scored.log_weight for scored in group] for group in groups],
+        squared_norms=[[scored.squared_gradient_norm for scored in group] for group in groups],
+        log_weights=[[scored.log_weight for scored in group] for group in groups],
     )
     return tuple(chain.from_iterable(by_group))
 
@@ -132,19 +139,6 @@ def _observed(
     return calibration.observe(
         [scored.log_weight for scored in fresh], [scored.num_tokens for scored in fresh]
     )
-
-
-def _weight(scored: ScoredTrajectory, algorithm: Algorithm) -> float:
-    return truncated_weight(scored.log_weight, algorithm.importance_weight_cap)
-
-
-def _squared_norm(scored: ScoredTrajectory, algorithm: Algorithm) -> float:
-    """Of the contribution as the estimator uses it: the truncated weight is in it once.
-
-    A weight of 0 comes from a token that the learner rules out, whose gradient is not a number.
-    """
-    weight = _weight(scored, algorithm)
-    return weight**2 * scored.squared_gradient_norm if weight > 0.0 else 0.0
 
 
 def _differ(rewards: Iterable[float]) -> bool:

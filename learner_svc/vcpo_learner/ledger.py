@@ -19,6 +19,9 @@ Invariants (DESIGN: accounting, lag, once), checked by `counts().check()` at eve
 
 The unit is the prompt group: it is trained on whole or dropped whole, because a baseline over a
 part of a group depends on which part was lost. Groups are consumed in the order of their grants.
+
+A run that samples dynamically (DAPO) drops groups of equal rewards as they arrive, and never grants
+their prompts again. Admission counts them out, so their places go to new prompts.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from vcpo.algo import GroupFilter
 from vcpo.wire.trajectory import Trajectory, trajectory_from_message, trajectory_to_message
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.leases import Clock, LeaseBook, OpenLease, SubmitOutcome
@@ -46,6 +50,8 @@ class DropReason(StrEnum):
     """The worker reported a typed failure."""
     LAG_EXCEEDED = "lag_exceeded"
     """A token was older than the lag bound when its turn came."""
+    NO_SIGNAL = "no_signal"
+    """All rewards of the group were equal, and the method trains on others only."""
     LEARNER_RESTARTED = "learner_restarted"
     """In flight when the learner stopped."""
 
@@ -141,7 +147,9 @@ class MemoryLedger:
         max_attempts: int,
         incarnation: str,
         clock: Clock,
+        group_filter: GroupFilter = GroupFilter.NONE,
     ) -> None:
+        self._group_filter = group_filter
         self._prompts_per_step = prompts_per_step
         self._trajectories_per_prompt = trajectories_per_prompt
         self._max_attempts = max_attempts
@@ -199,7 +207,7 @@ class MemoryLedger:
         """
         outcomes, fulfilled = self._book.submit(lease_id, trajectories)
         if fulfilled is not None:
-            heapq.heappush(self._buffer, _group_of(fulfilled))
+            self._receive(_group_of(fulfilled))
         return outcomes
 
     def fail(self, lease_id: str) -> None:
@@ -265,6 +273,14 @@ class MemoryLedger:
         self._dropped = Counter(dict(snapshot.dropped))
         if snapshot.in_flight:
             self._dropped[DropReason.LEARNER_RESTARTED] += snapshot.in_flight
+
+    def _receive(self, group: Group) -> None:
+        """Buffer a complete group, or drop it for good: its prompt would say nothing again."""
+        rewards = {trajectory.reward for trajectory in group.trajectories}
+        if self._group_filter is GroupFilter.INFORMATIVE and len(rewards) == 1:
+            self._dropped[DropReason.NO_SIGNAL] += len(group.trajectories)
+        else:
+            heapq.heappush(self._buffer, group)
 
     def _end(self, lease_id: str, reason: DropReason) -> None:
         lease = self._book.abandon(lease_id)

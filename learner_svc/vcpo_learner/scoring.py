@@ -16,30 +16,71 @@ def token_logprobs(model: nn.Module, batch: TokenBatch, *, temperature: float) -
     Returns: [batch, width] nats, 0 outside the response. Float32 or better whatever the logits'
     type: bfloat16 keeps 3 digits, and an importance weight is a sum over thousands of tokens.
     """
+    first = _first_response(batch)
+    logprobs = _log_distributions(model, batch, temperature)
+    sampled = logprobs.gather(2, batch.input_ids[:, first:, None]).squeeze(2)
+    return functional.pad(sampled, (first, 0)).masked_fill(~batch.response_mask, 0.0)
+
+
+def token_entropies(model: nn.Module, batch: TokenBatch, *, temperature: float) -> Tensor:
+    """Entropy of the distribution that each response token was drawn against, [batch, width] nats.
+
+    The learner's distribution, not the sampler's; 0 outside the response.
+    """
+    logprobs = _log_distributions(model, batch, temperature)
+    entropies = torch.special.entr(logprobs.exp()).sum(dim=-1)
+    padded = functional.pad(entropies, (_first_response(batch), 0))
+    return padded.masked_fill(~batch.response_mask, 0.0)
+
+
+def prefix_states(model: nn.Module, batch: TokenBatch) -> Tensor:
+    """Last hidden state before each token, [batch, width, hidden]: what a value is read from.
+
+    Column t is the state after token t - 1; column 0 is 0.
+    """
+    states: Tensor = model(
+        input_ids=batch.input_ids,
+        attention_mask=batch.attention_mask,
+        position_ids=_positions(batch),
+        use_cache=False,
+        output_hidden_states=True,
+    ).hidden_states[-1]
+    return functional.pad(states[:, :-1], (0, 0, 1, 0))
+
+
+def weighted_logprobs(logprobs: Tensor, weights: Tensor) -> Tensor:
+    """Sum over tokens of weight times log-probability, [batch].
+
+    logprobs, weights: [batch, width]; weights are held constant. A token of weight 0 is left out
+    even where its log-probability is -inf, so that its gradient is 0 and not NaN.
+    """
+    constant = weights.detach().to(logprobs.dtype)
+    return (logprobs * constant).masked_fill(constant == 0.0, 0.0).sum(dim=1)
+
+
+def response_values(values: Tensor, batch: TokenBatch) -> list[list[float]]:
+    """Values [batch, width] of the response tokens as plain numbers, one list per trajectory."""
+    lengths: list[int] = batch.response_mask.sum(dim=1).tolist()
+    rows = torch.split(values.detach()[batch.response_mask], lengths)
+    return [row.tolist() for row in rows]
+
+
+def _log_distributions(model: nn.Module, batch: TokenBatch, temperature: float) -> Tensor:
+    """Log-probabilities [batch, tokens, vocabulary] of the tokens from the first response on."""
     logits = model(
         input_ids=batch.input_ids,
         attention_mask=batch.attention_mask,
         position_ids=_positions(batch),
         use_cache=False,
     ).logits
-    first = int(batch.response_mask.any(dim=0).nonzero()[0])
-    predictions = logits[:, first - 1 : -1]
+    predictions = logits[:, _first_response(batch) - 1 : -1]
     precise = predictions.to(torch.promote_types(predictions.dtype, torch.float32))
-    logprobs = functional.log_softmax(precise / temperature, dim=-1)
-    sampled = logprobs.gather(2, batch.input_ids[:, first:, None]).squeeze(2)
-    return functional.pad(sampled, (first, 0)).masked_fill(~batch.response_mask, 0.0)
+    return functional.log_softmax(precise / temperature, dim=-1)
 
 
-def mean_response_logprobs(logprobs: Tensor, batch: TokenBatch) -> Tensor:
-    """Mean log-probability of each trajectory's response tokens, [batch], nats per token."""
-    return logprobs.sum(dim=1) / batch.response_mask.sum(dim=1)
-
-
-def response_logprobs(logprobs: Tensor, batch: TokenBatch) -> list[list[float]]:
-    """Log-probabilities as plain numbers, one list per trajectory without the padding."""
-    lengths: list[int] = batch.response_mask.sum(dim=1).tolist()
-    rows = torch.split(logprobs.detach()[batch.response_mask], lengths)
-    return [row.tolist() for row in rows]
+def _first_response(batch: TokenBatch) -> int:
+    """First column that holds a response token of any row."""
+    return int(batch.response_mask.any(dim=0).nonzero()[0])
 
 
 def _positions(batch: TokenBatch) -> Tensor:

@@ -23,7 +23,7 @@ from typing import TypeVar
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vcpo.journal import EvaluationRecord, EventRecord, Journal, StepRecord
-from vcpo.spec import VCPORun
+from vcpo.spec import VCPORun, algorithm_warnings
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
 from vcpo_learner.dispatch import Dispatcher
@@ -102,6 +102,8 @@ class Training:
 
         When it drains, work in flight has `drain_s` seconds to come in before the checkpoint.
         """
+        for warning in algorithm_warnings(self._spec.algorithm):
+            self.event("Warning", f"algorithm: {warning}")
         await self._publish()
         if self._dispatcher.policy_version == 0:
             await self._evaluate(exclusive=True)

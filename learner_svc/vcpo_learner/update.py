@@ -1,15 +1,17 @@
-r"""One VCPO update: from groups of judged trajectories to one AdamW step.
+r"""One update: from groups of judged trajectories to one AdamW step.
 
-The gradient of trajectory i enters through f_i = w_i m_i, where m_i is the mean log-probability of
-its response tokens and w_i its truncated importance weight, held constant. The step descends
+What the step descends is linear in the gradients of the tokens' log-probabilities,
 
-    -(1/B) sum_i A_i grad f_i,        A_i = R_i - b,        lr = base_lr * scale(ESS).
+    sum_{i,t} k_it grad log pi(y_it),    k_it = -A_it a_it g_it,        lr = base_lr * scale(ESS),
 
-A_i and the scale depend on the whole batch, and memory holds a micro-batch. Hence:
+with advantage A, the trajectory's own weight a, and the gate g of the method (`vcpo.algo.methods`).
+Of VCPO, A_i = R_i - b, a_it = min(w_i, 8) / (B T_i), g = 1. Advantages and scale depend on more
+than memory holds at once. Hence:
 
-    pass 1   score every trajectory; for baselines that ask for it, norms of grad m_i  (`passes`)
-    decide   weights, ESS, advantages, coefficients k_i: plain numbers                 (`decision`)
-    pass 2   gradient of sum_i k_i m_i, over the trajectories with k_i != 0            (`passes`)
+    score    log-probabilities under the learner, and norms for baselines that ask    (`passes`)
+    decide   weights, ESS, advantages: plain numbers                                   (`decision`)
+    combine  coefficients of every token, where they ask for the whole batch           (`estimator`)
+    gather   the gradient; in the first pass already where the group decides           (`passes`)
     step     AdamW at the scaled rate                                                  (`optimizer`)
 
 A step that cannot be taken is skipped: parameters, moments and warm-up stay as they are.
@@ -28,17 +30,11 @@ from typing import Any
 
 from torch import nn
 
-from vcpo.algo import MismatchCalibration, NonFiniteWeightError, log_importance_weight
+from vcpo.algo import MismatchCalibration, NonFiniteWeightError
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.decision import (
-    NORM_BASELINES,
-    Decision,
-    ScoredTrajectory,
-    decide,
-    informative,
-    on_policy_ess_ratio,
-)
+from vcpo_learner.decision import ScoredTrajectory, decide, on_policy_ess_ratio
+from vcpo_learner.gathering import GradientGathering, ScoredBatch
 from vcpo_learner.optimizer import (
     clip_gradient,
     make_optimizer,
@@ -47,7 +43,6 @@ from vcpo_learner.optimizer import (
     set_learning_rate,
     warmed_up_learning_rate,
 )
-from vcpo_learner.passes import Passes, Scores
 
 
 class SkipReason(StrEnum):
@@ -80,6 +75,8 @@ class UpdateResult:
     """What the ratio is at lag 0, given or calibrated, in (0, 1]."""
     baseline_shift: float = 0.0
     """Mean over trajectories of the baseline minus the mean reward of those that share it."""
+    masked_share: float = 0.0
+    """Share of tokens that the method's gate gives no gradient, in [0, 1]."""
     gradient_norm: float = 0.0
     """L2 norm of the whole gradient before clipping; 0 when there is none, or no finite one."""
     learning_rate_scale: float = 0.0
@@ -103,7 +100,7 @@ class PolicyUpdate:
         self._model = model.eval()
         self._algorithm = spec.algorithm
         self._settings = spec.optimizer
-        self._passes = Passes(model, spec, pad_token_id)
+        self._gathering = GradientGathering(model, spec, pad_token_id)
         self._optimizer = make_optimizer(model, spec.optimizer)
         self._calibration = MismatchCalibration()
         self._steps_taken = 0
@@ -117,18 +114,17 @@ class PolicyUpdate:
         Raises: ValueError for an empty batch or group, and as `batch_advantages`.
         """
         trajectories = list(chain.from_iterable(groups))
-        scores = self._passes.score(
-            trajectories,
-            informative(_rewards(groups), self._algorithm),
-            with_norms=self._algorithm.baseline in NORM_BASELINES,
-        )
+        self._optimizer.zero_grad()
         try:
-            scored = _scored_groups(groups, scores, policy_version)
-            decision = decide(scored, self._algorithm, self._calibration)
+            scored = self._gathering.score(groups, policy_version)
+            decision = decide(
+                _scored_groups(scored, policy_version), self._algorithm, self._calibration
+            )
+            masked_share = self._gathering.gather(scored, decision.advantages)
         except NonFiniteWeightError as error:
             return self._refused(trajectories, error)
         self._calibration = decision.calibration
-        gradient_norm = self._gradient_norm(trajectories, decision, scores)
+        gradient_norm = clip_gradient(self._model.parameters(), self._settings.max_gradient_norm)
         skipped = _skip_reason(gradient_norm)
         learning_rate = 0.0 if skipped else self._take_step(decision.learning_rate_scale)
         self._optimizer.zero_grad()
@@ -140,6 +136,7 @@ class PolicyUpdate:
             ess_ratio=decision.ess_ratio,
             on_policy_ess_ratio=decision.on_policy_ess_ratio,
             baseline_shift=-fmean(decision.advantages),
+            masked_share=masked_share,
             gradient_norm=gradient_norm if math.isfinite(gradient_norm) else 0.0,
             learning_rate_scale=0.0 if skipped else decision.learning_rate_scale,
             learning_rate=learning_rate,
@@ -152,6 +149,7 @@ class PolicyUpdate:
             "optimizer": self._optimizer.state_dict(),
             "steps_taken": self._steps_taken,
             "calibration": self._calibration.to_dict(),
+            "method": self._gathering.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -165,16 +163,7 @@ class PolicyUpdate:
         restore_optimizer(self._optimizer, state["optimizer"])
         self._steps_taken = int(state["steps_taken"])
         self._calibration = self._calibration.restored(state["calibration"])
-
-    def _gradient_norm(
-        self, trajectories: Sequence[Trajectory], decision: Decision, scores: Scores
-    ) -> float:
-        """Leave the clipped gradient in the parameters; return its norm before clipping."""
-        if not any(decision.coefficients):
-            return 0.0
-        self._optimizer.zero_grad()
-        self._passes.accumulate(trajectories, decision.coefficients, scores.graph)
-        return clip_gradient(self._model.parameters(), self._settings.max_gradient_norm)
+        self._gathering.load_state_dict(state.get("method", {}))
 
     def _take_step(self, scale: float) -> float:
         """Step at the scaled rate, and return it."""
@@ -187,6 +176,7 @@ class PolicyUpdate:
     def _refused(
         self, trajectories: Sequence[Trajectory], error: NonFiniteWeightError
     ) -> UpdateResult:
+        self._optimizer.zero_grad()
         lengths = [len(trajectory.response_token_ids) for trajectory in trajectories]
         return UpdateResult(
             reward_mean=_reward_mean(trajectories),
@@ -197,41 +187,33 @@ class PolicyUpdate:
         )
 
 
-def _rewards(groups: Sequence[Sequence[Trajectory]]) -> list[list[float]]:
-    return [[trajectory.reward for trajectory in group] for group in groups]
-
-
-def _scored_groups(
-    groups: Sequence[Sequence[Trajectory]], scores: Scores, policy_version: int
-) -> list[list[ScoredTrajectory]]:
-    rows = iter(zip(scores.logprobs, scores.squared_norms, strict=True))
+def _scored_groups(batch: ScoredBatch, policy_version: int) -> list[list[ScoredTrajectory]]:
+    rows = iter(
+        zip(
+            *(batch.rewards, batch.log_weights, batch.scores.squared_norms),
+            strict=True,
+        )
+    )
     return [
         [_scored(trajectory, *next(rows), policy_version) for trajectory in group]
-        for group in groups
+        for group in batch.groups
     ]
 
 
 def _scored(
     trajectory: Trajectory,
-    learner_logprobs: Sequence[float],
+    reward: float,
+    log_weight: float,
     squared_norm: float,
     policy_version: int,
 ) -> ScoredTrajectory:
     return ScoredTrajectory(
-        reward=trajectory.reward,
-        num_tokens=len(learner_logprobs),
-        log_weight=_log_weight(trajectory, learner_logprobs),
+        reward=reward,
+        num_tokens=len(trajectory.response_token_ids),
+        log_weight=log_weight,
         squared_gradient_norm=squared_norm,
         is_fresh=all(lag == 0 for lag, _ in trajectory.lags(policy_version)),
     )
-
-
-def _log_weight(trajectory: Trajectory, learner_logprobs: Sequence[float]) -> float:
-    try:
-        return log_importance_weight(learner_logprobs, trajectory.rollout_logprobs)
-    except NonFiniteWeightError as error:
-        name = f"{error.name} of trajectory {trajectory.trajectory_id!r}"
-        raise NonFiniteWeightError(name, error.index, error.value) from error
 
 
 def _skip_reason(gradient_norm: float) -> SkipReason | None:

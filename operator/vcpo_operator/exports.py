@@ -20,7 +20,7 @@ class RunExports:
     def show(self, key: RunKey, run: VCPORun, status: RunStatus, decision: Decision | None) -> None:
         """Show a run as its status says it."""
         spec = run.spec
-        words = (spec.model.name, spec.environment.name, spec.algorithm.baseline.value)
+        words = (spec.model.name, spec.environment.name, spec.algorithm.method.value)
         self._metrics.run_info.labels(*key, *words).set(1)
         for condition in status.conditions:
             self._metrics.set_condition(*key, condition.type, condition.status)

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.integration.conftest import StartRun, is_alive, wait_for_exit
+from tests.integration.conftest import StartRun, is_alive, wait_for_exit, wait_until
 
 
 def assert_accounting_is_exact(summary: dict[str, Any]) -> None:
@@ -24,7 +24,9 @@ def test_a_run_trains_off_policy_and_leaves_a_model_that_loads(start_run: StartR
     status, summary = run.finish()
     assert status == 0
     assert summary["steps"] == 12
-    assert summary["workers"] == 2
+    # How many take part depends on how fast the second one loads; that both were started does not.
+    assert 1 <= summary["workers"] <= 2
+    assert (run.path / "logs" / "main-1.log").exists()
     assert summary["trajectories"]["consumed"] == 12 * 16
     assert 0 <= summary["policy_lag_max"] <= 4
     assert 1 / 16 <= summary["ess_ratio_min"] <= 1
@@ -103,15 +105,17 @@ def test_no_process_outlives_a_killed_host(start_run: StartRun) -> None:
 def test_metrics_can_be_scraped_while_a_run_works(start_run: StartRun) -> None:
     run = start_run(steps=100_000)
     run.wait_for_step(2)
-    for name, metric in (("learner", "vcpo_ess_ratio"), ("main-0", "vcpo_rollout_tokens_total")):
-        url = f"http://127.0.0.1:{run.metrics_port_of(name)}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as response:
-            lines = response.read().decode().splitlines()
-        values = [
-            float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric}{{")
-        ]
-        assert values
-        assert all(value > 0 for value in values)
+    assert min(scraped(run.metrics_port_of("learner"), "vcpo_ess_ratio")) > 0
+    # The other worker may have made all the tokens so far.
+    port = run.metrics_port_of("main-0")
+    wait_until(lambda: sum(scraped(port, "vcpo_rollout_tokens_total")) > 0, "a token", run)
+
+
+def scraped(port: int, metric: str) -> list[float]:
+    """Values of a metric's series, as a scraper reads them."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    return [float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric}{{")]
 
 
 def test_a_worker_that_cannot_work_ends_the_run_with_its_reason(start_run: StartRun) -> None:

@@ -4,13 +4,25 @@ Everything that VCPO decides about one optimizer step is a function of a few num
 its log importance weight, its length, its reward and the norm of its gradient. These modules hold
 those functions. They know no tensors, clocks, files, sockets or logs.
 
-| module          | question it answers                                                     |
-|-----------------|-------------------------------------------------------------------------|
-| `weights`       | How far is the learner from the sampler, and what is left of the batch? |
-| `calibration`   | What would be left of it on policy, given these lengths?                |
-| `learning_rate` | How large a step does the batch support?                                |
-| `baseline`      | Which baseline gives the quietest gradient?                             |
-| `advantage`     | With what sign and size does each trajectory count?                     |
+| module            | question it answers                                                     |
+|-------------------|-------------------------------------------------------------------------|
+| `weights`         | How far is the learner from the sampler, and what is left of the batch? |
+| `calibration`     | What would be left of it on policy, given these lengths?                |
+| `learning_rate`   | How large a step does the batch support?                                |
+| `baseline`        | Which baseline gives the quietest gradient?                             |
+| `advantage`       | With what sign and size does each trajectory count?                     |
+| `vtrace`          | What was each token worth, with a critic and another's samples?         |
+| `methods`         | Which stages make up a method of the field?                             |
+| `moments`         | What sums is an ESS made of?                                            |
+| `pieces`          | How is a trajectory cut?                                                |
+| `ess_unit`        | At which length does a weight still speak?                              |
+| `ess_window`      | What is left of the last few batches?                                   |
+| `step_verdict`    | Is the step taken, and at what rate?                                    |
+| `lag_breakdown`   | At which lags is the batch lost?                                        |
+| `diagnostics`     | What does the batch look like?                                          |
+| `warning_signals` | How bad are the signs of a collapse?                                    |
+| `early_warning`   | How is the run doing?                                                   |
+| `alarm_quality`   | How far can the warning be trusted?                                     |
 
 One step reads:
 
@@ -26,9 +38,36 @@ Source of the method: VCPO, "Stable Asynchrony: Variance-Controlled Off-Policy R
 """
 
 from vcpo.algo.advantage import BaselineScope, advantages, batch_advantages
+from vcpo.algo.alarm_quality import (
+    AlarmQuality,
+    WatchedRun,
+    alarm_step,
+    collapse_step,
+    evaluate_alarms,
+)
 from vcpo.algo.baseline import Baseline, mean_baseline, optimal_baseline, published_baseline
 from vcpo.algo.calibration import FreshTrajectory, MismatchCalibration
+from vcpo.algo.diagnostics import BatchDiagnostics, NormStatistics, TokenSums, diagnose
+from vcpo.algo.early_warning import EarlyWarning, WarningLevel
+from vcpo.algo.ess_unit import EssKind, EssReading, EssUnit, ess_reading, ess_unit, log_norms
+from vcpo.algo.ess_window import EssWindow
+from vcpo.algo.lag_breakdown import LagBucket, LaggedTrajectory, lag_breakdown, lag_budget
 from vcpo.algo.learning_rate import LearningRateRule, learning_rate_scale
+from vcpo.algo.methods import (
+    RECIPES,
+    Aggregation,
+    Gate,
+    GroupFilter,
+    Method,
+    Recipe,
+    Residual,
+    Weight,
+)
+from vcpo.algo.moments import WeightMoments
+from vcpo.algo.pieces import near_equal_pieces, piece_log_weights
+from vcpo.algo.step_verdict import RefusalReason, StepLimits, StepVerdict, judge_step
+from vcpo.algo.vtrace import VTrace, vtrace
+from vcpo.algo.warning_signals import StepHealth, WarningThresholds
 from vcpo.algo.weights import (
     NonFiniteWeightError,
     effective_sample_size,
@@ -39,21 +78,62 @@ from vcpo.algo.weights import (
 )
 
 __all__ = [
+    "RECIPES",
+    "Aggregation",
+    "AlarmQuality",
     "Baseline",
     "BaselineScope",
+    "BatchDiagnostics",
+    "EarlyWarning",
+    "EssKind",
+    "EssReading",
+    "EssUnit",
+    "EssWindow",
     "FreshTrajectory",
+    "Gate",
+    "GroupFilter",
+    "LagBucket",
+    "LaggedTrajectory",
     "LearningRateRule",
+    "Method",
     "MismatchCalibration",
     "NonFiniteWeightError",
+    "NormStatistics",
+    "Recipe",
+    "RefusalReason",
+    "Residual",
+    "StepHealth",
+    "StepLimits",
+    "StepVerdict",
+    "TokenSums",
+    "VTrace",
+    "WarningLevel",
+    "WarningThresholds",
+    "WatchedRun",
+    "Weight",
+    "WeightMoments",
     "advantages",
+    "alarm_step",
     "batch_advantages",
+    "collapse_step",
+    "diagnose",
     "effective_sample_size",
     "ess_ratio",
+    "ess_reading",
+    "ess_unit",
+    "evaluate_alarms",
+    "judge_step",
+    "lag_breakdown",
+    "lag_budget",
     "learning_rate_scale",
     "log_importance_weight",
+    "log_norms",
     "log_sum_exp",
     "mean_baseline",
+    "near_equal_pieces",
     "optimal_baseline",
+    "piece_log_weights",
     "published_baseline",
     "truncated_weight",
+    "vtrace",
 ]

@@ -18,7 +18,14 @@ from vcpo.local.study import STUDY_MODULES, StudyOptions, become_study
 from vcpo.local.summary import summarize
 from vcpo.local.view import make_view
 from vcpo.report import write_report
-from vcpo.spec import SpecError, VCPORun, continuation_digest, json_schema, load_run
+from vcpo.spec import (
+    SpecError,
+    VCPORun,
+    algorithm_warnings,
+    continuation_digest,
+    json_schema,
+    load_run,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -70,6 +77,7 @@ def run(
     (loads with AutoModelForCausalLM.from_pretrained), logs/ and report.html.
     """
     loaded = _load(file)
+    _warn(loaded)
     directory = _directory(loaded, run_dir, resume=resume)
     try:
         check_installed()
@@ -93,6 +101,7 @@ def run(
 def validate(file: RunFile) -> None:
     """Check a run file: every problem at once, each with its field, the value and the cure."""
     loaded = _load(file)
+    _warn(loaded)
     batch = loaded.spec.batch
     _OUT.print(
         f"{file}: valid. {loaded.metadata.name}: {loaded.spec.steps} steps of "
@@ -173,6 +182,11 @@ def _load(file: Path) -> VCPORun:
         return with_local_model(load_run(file), file)
     except SpecError as error:
         _fail(str(error))
+
+
+def _warn(loaded: VCPORun) -> None:
+    for warning in algorithm_warnings(loaded.spec.algorithm):
+        _ERR.print(f"warning: spec.algorithm: {warning}", soft_wrap=True, markup=False)
 
 
 def _directory(loaded: VCPORun, path: Path | None, *, resume: bool) -> RunDir:

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import InitErrorDetails
 
-from vcpo.algo import Baseline, BaselineScope, LearningRateRule
+from vcpo.algo import (
+    RECIPES,
+    Aggregation,
+    Baseline,
+    BaselineScope,
+    Gate,
+    GroupFilter,
+    LearningRateRule,
+    Method,
+    Recipe,
+    Residual,
+    Weight,
+)
 from vcpo.spec.fields import Ratio, Section, Steps, conflict, refuse
 
 BASELINES_OF_BATCHES: Final = (Baseline.OPOB, Baseline.PUBLISHED, Baseline.GROUP_MEAN)
@@ -14,29 +31,119 @@ BASELINES_OF_BATCHES: Final = (Baseline.OPOB, Baseline.PUBLISHED, Baseline.GROUP
 
 
 class Algorithm(Section):
-    """Variance control of the off-policy update (arXiv 2602.17616); the defaults are VCPO."""
+    """How a batch becomes a step; the defaults are VCPO (arXiv 2602.17616).
 
+    `method` fixes every stage by one word. A field that is None takes the method's own value; a
+    field that is given replaces it.
+    """
+
+    method: Method = Method.VCPO
+    """The estimator of the gradient, by name; `docs/methods.md` says when to use which."""
     max_policy_lag_steps: Annotated[int, Field(ge=0, le=1024)] = 8
     """Oldest token that may enter an update, in policy versions; 0 is synchronous training."""
-    baseline: Baseline = Baseline.OPOB
-    """What is subtracted from rewards: the minimum-variance off-policy baseline by default."""
+    baseline: Baseline | None = None
+    """What is subtracted from rewards; of `vcpo` the minimum-variance off-policy baseline."""
     baseline_scope: BaselineScope = BaselineScope.GROUP
     """One baseline per prompt group, or one for the whole batch."""
-    importance_weight_cap: Annotated[float, Field(ge=1.0, le=1e6)] = 8.0
-    """Sequence importance weights above this are truncated in the gradient (never in the ESS)."""
-    learning_rate_rule: LearningRateRule = LearningRateRule.SQRT
+    importance_weight_cap: Annotated[float, Field(ge=1.0, le=1e6)] | None = None
+    """Importance weights above this are truncated, or dropped by methods that mask (never in the
+    ESS); 8 for `vcpo`."""
+    importance_weight_floor: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    """Importance weights below this count 0."""
+    clip_low: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Width of the trust region below a ratio of 1, of methods that clip."""
+    clip_high: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
+    """Width of the trust region above a ratio of 1, of methods that clip."""
+    dual_clip: Annotated[float, Field(gt=1.0, le=1e6)] | None = None
+    """Ratio above which a negative advantage gives no gradient, of methods that clip."""
+    threshold: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    """The mask's number: tau of M2PO, delta of OPSM, tau_p of STAPO, the share of BAPO."""
+    regularization: Annotated[float, Field(gt=0.0, le=1e3)] | None = None
+    """Pull toward the reference or the sampler: beta of TBA and AGRO, tau of Kimi."""
+    aggregation: Aggregation | None = None
+    """What tokens and trajectories count against each other."""
+    overlong_share: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    """Last part of `sampling.maxNewTokens` over which the reward falls by 1, linearly."""
+    group_filter: GroupFilter | None = None
+    """Whether groups whose rewards are all equal are dropped and others waited for."""
+    learning_rate_rule: LearningRateRule | None = None
     """How the step shrinks with the ESS ratio: `sqrt` suits AdamW, `linear` SGD, `none` is off."""
     on_policy_ess_ratio: Ratio | None = None
     """ESS ratio at lag 0, where train/rollout mismatch alone acts; None measures it on fresh
     trajectories."""
 
+    @property
+    def recipe(self) -> Recipe:
+        """The method's stages, with what this section replaces."""
+        given = {
+            name: value
+            for field, name in _REPLACES.items()
+            if (value := getattr(self, field)) is not None
+        }
+        return replace(RECIPES[self.method], **given)
+
     @model_validator(mode="after")
-    def _scope_suits_baseline(self) -> Self:
-        if self.baseline_scope is BaselineScope.BATCH and self.baseline not in BASELINES_OF_BATCHES:
-            allowed = ", ".join(sorted(f"'{name}'" for name in BASELINES_OF_BATCHES))
-            message = f"'batch' needs a `baseline` of {allowed}, not '{self.baseline}'"
-            refuse([conflict("baselineScope", value=str(self.baseline_scope), message=message)])
+    def _fields_suit_method(self) -> Self:
+        refuse([*self._foreign_fields(), *self._foreign_baseline(), *self._foreign_scope()])
         return self
+
+    def _foreign_fields(self) -> Iterator[InitErrorDetails]:
+        own = RECIPES[self.method]
+        for field, is_used in _USED_BY.items():
+            value = getattr(self, field)
+            if value is not None and not is_used(own):
+                having = ", ".join(f"'{name}'" for name, each in RECIPES.items() if is_used(each))
+                message = f"method '{self.method}' has no use for it; remove it or use {having}"
+                yield conflict(to_camel(field), value=value, message=message)
+
+    def _foreign_baseline(self) -> Iterator[InitErrorDetails]:
+        own = RECIPES[self.method]
+        fixed = own.has_critic or own.residual is not Residual.NONE
+        if self.baseline is not None and fixed and self.baseline is not own.baseline:
+            message = f"method '{self.method}' is defined with '{own.baseline}'; remove it"
+            yield conflict("baseline", value=str(self.baseline), message=message)
+
+    def _foreign_scope(self) -> Iterator[InitErrorDetails]:
+        baseline = self.recipe.baseline
+        if self.baseline_scope is BaselineScope.BATCH and baseline not in BASELINES_OF_BATCHES:
+            allowed = ", ".join(sorted(f"'{name}'" for name in BASELINES_OF_BATCHES))
+            message = f"'batch' needs a `baseline` of {allowed}, not '{baseline}'"
+            yield conflict("baselineScope", value=str(self.baseline_scope), message=message)
+
+
+_REPLACES: Final = MappingProxyType(
+    {
+        "baseline": "baseline",
+        "importance_weight_cap": "weight_cap",
+        "importance_weight_floor": "weight_floor",
+        "clip_low": "clip_low",
+        "clip_high": "clip_high",
+        "dual_clip": "dual_clip",
+        "threshold": "threshold",
+        "regularization": "regularization",
+        "aggregation": "aggregation",
+        "overlong_share": "overlong_share",
+        "group_filter": "group_filter",
+        "learning_rate_rule": "learning_rate_rule",
+    }
+)
+"""Which number of a recipe a field replaces."""
+
+_FIXED_BANDS: Final = (Gate.CLIP, Gate.PROXIMAL_CLIP, Gate.OFF_POLICY_MASK, Gate.SPURIOUS)
+"""Gates whose band is a setting."""
+
+_USED_BY: Final[Mapping[str, Callable[[Recipe], bool]]] = MappingProxyType(
+    {
+        "importance_weight_cap": lambda recipe: recipe.weight is not Weight.NONE,
+        "importance_weight_floor": lambda recipe: recipe.weight is not Weight.NONE,
+        "clip_low": lambda recipe: recipe.gate in _FIXED_BANDS,
+        "clip_high": lambda recipe: recipe.gate in _FIXED_BANDS,
+        "dual_clip": lambda recipe: recipe.gate not in (Gate.OPEN, Gate.TAPERED),
+        "threshold": lambda recipe: recipe.threshold > 0.0,
+        "regularization": lambda recipe: recipe.regularization > 0.0,
+    }
+)
+"""Which recipes read a field; the others refuse it."""
 
 
 class Batch(Section):

@@ -9,9 +9,10 @@ rules before it fills in the defaults inside, so those rules pass where a field 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, TypedDict
 
+from vcpo.algo import RECIPES, Baseline
 from vcpo.spec.algorithm import BASELINES_OF_BATCHES
 from vcpo.spec.run import BASELINES_OF_PAIRS
 
@@ -55,12 +56,20 @@ ROOT: Final = (
     ),
 )
 
+
+def _baseline_among(baselines: Collection[Baseline], section: str) -> str:
+    """The baseline given, or else the method's own, is one of these."""
+    methods = [method for method, recipe in RECIPES.items() if recipe.baseline in baselines]
+    given = f"{section}.baseline in {_words(baselines)}"
+    own = f"{section}.method in {_words(methods)}"
+    return f"(has({section}.baseline) ? {given} : {own})"
+
+
 SPEC: Final = (
     Rule(
         rule="self.batch.trajectoriesPerPrompt >= 2"
-        f" || !(self.algorithm.baseline in {_words(BASELINES_OF_PAIRS)})",
-        message="`batch.trajectoriesPerPrompt` must be at least 2 unless `algorithm.baseline` is"
-        " 'none'",
+        f" || !{_baseline_among(BASELINES_OF_PAIRS, 'self.algorithm')}",
+        message="`batch.trajectoriesPerPrompt` must be at least 2 unless the baseline is 'none'",
     ),
     Rule(
         rule="self.rollouts.all(group,"
@@ -89,11 +98,11 @@ SPEC: Final = (
 ALGORITHM: Final = (
     Rule(
         rule=_where_given(
-            *("baselineScope", "baseline"),
+            *("baselineScope", "method"),
             rule="self.baselineScope != 'batch'"
-            f" || self.baseline in {_words(BASELINES_OF_BATCHES)}",
+            f" || {_baseline_among(BASELINES_OF_BATCHES, 'self')}",
         ),
-        message="`baselineScope` may be 'batch' only when `baseline` is one of "
+        message="`baselineScope` may be 'batch' only when the baseline is one of "
         + ", ".join(f"'{name}'" for name in BASELINES_OF_BATCHES),
     ),
 )

@@ -61,6 +61,12 @@ class TestValidate:
             "lag at most 12 versions.\n"
         )
 
+    def test_what_is_seldom_wanted_is_said_beside(self, run_file):
+        run_file.write_text(RUN.replace("maxPolicyLagSteps", "method: opmd, maxPolicyLagSteps"))
+        checked = vcpo("validate", run_file)
+        assert checked.exit_code == 0
+        assert checked.stderr.startswith("warning: spec.algorithm: method 'opmd' takes stale data")
+
     def test_all_problems_of_a_bad_file_are_said_at_once(self, run_file):
         bad = RUN.replace("400", "0").replace("maxPolicyLagSteps", "lag")
         run_file.write_text(bad, encoding="utf-8")

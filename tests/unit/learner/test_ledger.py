@@ -11,6 +11,7 @@ from tests.unit.learner.scenes import (
     make_ledger,
     prompts,
 )
+from vcpo.algo import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.ledger import AccountingError, TrajectoryCounts
@@ -116,6 +117,21 @@ def test_an_answer_of_another_lease_is_refused_whole(ledger):
     with pytest.raises(InvalidMessageError, match=r"trajectories\[1\]\.trajectory_id.*<0 to 1>"):
         ledger.submit(first.lease_id, sent)
     assert ledger.counts().buffered == 0
+
+
+def test_a_filter_drops_groups_of_equal_rewards_and_never_grants_their_prompts_again(clock):
+    ledger = make_ledger(clock, group_filter=GroupFilter.INFORMATIVE)
+    first, second = ledger.grant("w", num_groups=2, policy_version=0)
+    ledger.submit(first.lease_id, answers(first, reward=1.0))
+    ledger.submit(
+        second.lease_id,
+        [answer(second.lease_id, number, reward=float(number)) for number in range(2)],
+    )
+    counts = ledger.counts()
+    assert (counts.buffered, counts.dropped) == (2, {"no_signal": 2})
+    assert [lease.prompt_index for lease in ledger.grant("w", num_groups=1, policy_version=0)] == [
+        2
+    ]
 
 
 def test_a_group_older_than_the_bound_is_dropped_and_its_prompt_granted_again(ledger):

@@ -128,16 +128,18 @@ def test_what_steers_a_run_may_change(after: dict[str, Any]):
 
 
 @given(
-    baseline=st.sampled_from(["opob", "published", "groupMean", "rloo", "grpo", "none"]),
+    baseline=st.sampled_from([None, "opob", "published", "groupMean", "rloo", "grpo", "none"]),
+    method=st.sampled_from(["vcpo", "reinforce", "grpo", "rloo", "sequenceTis"]),
     scope=st.sampled_from(["group", "batch"]),
     size=st.integers(1, 4),
     places=st.integers(1, 4),
     bounds=st.tuples(st.integers(0, 3), st.integers(1, 3)),
     band=st.tuples(st.sampled_from([0.1, 0.2, 0.3]), st.sampled_from([0.1, 0.2, 0.3])),
 )
-def test_rules_and_model_agree(baseline, scope, size, places, bounds, band):
+def test_rules_and_model_agree(baseline, method, scope, size, places, bounds, band):
     spec = {
-        "algorithm": {"baseline": baseline, "baselineScope": scope},
+        "algorithm": {"method": method, "baselineScope": scope}
+        | ({} if baseline is None else {"baseline": baseline}),
         "batch": {"trajectoriesPerPrompt": size},
         "control": {"idleLowRatio": band[0], "idleHighRatio": band[1]},
         "rollouts": [

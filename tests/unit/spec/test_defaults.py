@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from vcpo.algo import Baseline, LearningRateRule
+from vcpo.algo import Aggregation, Baseline, LearningRateRule, Method, Weight
 from vcpo.spec import API_VERSION, KIND, VCPORun, parse_run
 
 ON_ONE_SCREEN = """
@@ -42,9 +42,12 @@ def test_version_and_kind_may_be_left_out():
 
 def test_the_default_algorithm_is_the_papers():
     algorithm = minimal_run().spec.algorithm
-    assert algorithm.baseline is Baseline.OPOB
-    assert algorithm.learning_rate_rule is LearningRateRule.SQRT
-    assert algorithm.importance_weight_cap == 8.0
+    recipe = algorithm.recipe
+    assert algorithm.method is Method.VCPO
+    assert recipe.baseline is Baseline.OPOB
+    assert recipe.learning_rate_rule is LearningRateRule.SQRT
+    assert (recipe.weight, recipe.weight_cap) == (Weight.SEQUENCE, 8.0)
+    assert recipe.aggregation is Aggregation.SEQUENCE_MEAN
     assert algorithm.on_policy_ess_ratio is None
 
 

@@ -5,7 +5,13 @@ import pytest
 
 from vcpo.algo import MismatchCalibration, NonFiniteWeightError
 from vcpo.spec.algorithm import Algorithm
-from vcpo_learner.decision import ScoredTrajectory, decide, informative, on_policy_ess_ratio
+from vcpo_learner.decision import (
+    ScoredTrajectory,
+    decide,
+    goes_in_one_pass,
+    informative,
+    on_policy_ess_ratio,
+)
 
 UNCALIBRATED = MismatchCalibration()
 
@@ -24,31 +30,20 @@ def decided(groups, **algorithm):
     return decide(groups, Algorithm.model_validate(algorithm), UNCALIBRATED)
 
 
-def test_optimal_advantages_count_the_truncated_weight_once():
-    # Weights 1, 1/2, 4 cut at 2; w^2 n = 1, 1/4 * 4 = 1, 4 * 1/2 = 2; b = (1*1 + 2*3) / 4 = 7/4.
-    group = [
-        scored(reward=1.0),
-        scored(reward=0.0, weight=0.5, squared_norm=4.0),
-        scored(reward=3.0, weight=4.0, squared_norm=0.5),
-    ]
-    decision = decided([group], importanceWeightCap=2.0)
-    assert decision.advantages == pytest.approx((-0.75, -1.75, 1.25))
+def test_optimal_advantages_weigh_rewards_by_squared_norms():
+    # b = (1*1 + 1*0 + 2*3) / 4 = 7/4.
+    rows = zip([1.0, 0.0, 3.0], [1.0, 1.0, 2.0], strict=True)
+    group = [scored(reward=reward, squared_norm=norm) for reward, norm in rows]
+    assert decided([group]).advantages == pytest.approx((-0.75, -1.75, 1.25))
 
 
-@pytest.mark.parametrize(
-    ("baseline", "expected"), [("opob", 4.25 / 5.5), ("published", 16.0625 / 17.125)]
-)
-def test_the_published_baseline_counts_the_weight_twice(baseline, expected):
-    # Weights 2, 1, 1/2, 1/2: squares 4, 1, 1/4, 1/4 and fourth powers 16, 1, 1/16, 1/16.
+def test_the_published_baseline_multiplies_the_weight_in_once_more():
+    # Contributions hold the weights 2, 1, 1/2, 1/2 once: squares 4, 1, 1/4, 1/4; with w^2 again
+    # 16, 1, 1/16, 1/16, and b = (16 + 1/16) / 17.125.
     rows = zip([1.0, 0.0, 0.0, 1.0], [2.0, 1.0, 0.5, 0.5], strict=True)
-    group = [scored(reward=reward, weight=weight) for reward, weight in rows]
-    assert decided([group], baseline=baseline).advantages[1] == pytest.approx(-expected)
-
-
-def test_a_coefficient_is_minus_advantage_times_truncated_weight_over_batch():
-    group = [scored(reward=1.0, weight=4.0), scored(reward=0.0, weight=0.5)]
-    decision = decided([group], baseline="groupMean", importanceWeightCap=2.0)
-    assert decision.coefficients == pytest.approx((-0.5 * 2.0 / 2, 0.5 * 0.5 / 2))
+    group = [scored(reward=reward, weight=w, squared_norm=w**2) for reward, w in rows]
+    advantages = decided([group], baseline="published").advantages
+    assert advantages[1] == pytest.approx(-16.0625 / 17.125)
 
 
 def test_the_ess_sees_the_whole_batch_before_truncation():
@@ -64,14 +59,9 @@ def test_the_scale_is_the_root_of_the_ratio_over_the_given_on_policy_ratio():
     assert decision.learning_rate_scale == pytest.approx(math.sqrt(0.5 / 0.8))
 
 
-def test_equal_rewards_give_coefficients_of_exactly_zero():
+def test_equal_rewards_give_advantages_of_exactly_zero():
     group = [scored(reward=0.1, weight=0.3), scored(reward=0.1, weight=1.7)]
-    assert decided([group]).coefficients == (0.0, 0.0)
-
-
-def test_a_weight_of_zero_hides_a_norm_that_is_not_a_number():
-    group = [scored(reward=1.0), scored(weight=0.0, squared_norm=math.nan)]
-    assert decided([group]).advantages == (0.0, -1.0)
+    assert decided([group]).advantages == (0.0, 0.0)
 
 
 def test_a_norm_that_is_not_a_number_refuses_the_step():
@@ -111,4 +101,25 @@ def test_a_given_on_policy_ratio_is_taken_as_it_is():
 def test_a_trajectory_is_informative_when_its_advantage_may_differ_from_zero(
     rewards, algorithm, expected
 ):
-    assert informative(rewards, Algorithm.model_validate(algorithm)) == expected
+    settings = Algorithm.model_validate(algorithm)
+    assert informative(rewards, settings.recipe, settings.baseline_scope) == expected
+
+
+@pytest.mark.parametrize("method", ["tba", "kimi", "reinforcePlusPlus", "vtrace"])
+def test_equal_rewards_say_something_where_more_than_rewards_counts(method):
+    settings = Algorithm.model_validate({"method": method})
+    assert informative([[1, 1]], settings.recipe, settings.baseline_scope) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [("vcpo", True), ("cispo", True), ("grpo", False), ("tba", False), ("vtrace", False)],
+)
+def test_one_pass_is_enough_where_each_group_decides_for_itself(method, expected):
+    settings = Algorithm.model_validate({"method": method})
+    assert goes_in_one_pass(settings.recipe, settings.baseline_scope) is expected
+
+
+def test_a_baseline_of_the_whole_batch_takes_two_passes():
+    settings = Algorithm.model_validate({"baselineScope": "batch"})
+    assert not goes_in_one_pass(settings.recipe, settings.baseline_scope)

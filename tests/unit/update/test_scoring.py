@@ -1,12 +1,27 @@
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from tests.unit.update.models import FAMILIES, PAD, own_logprobs, sampled_groups, seeded, trajectory
+from tests.unit.update.models import (
+    FAMILIES,
+    PAD,
+    llama,
+    own_logprobs,
+    sampled_groups,
+    seeded,
+    trajectory,
+)
 from vcpo_learner.batch import token_batch
-from vcpo_learner.scoring import mean_response_logprobs, response_logprobs, token_logprobs
+from vcpo_learner.scoring import (
+    prefix_states,
+    response_values,
+    token_entropies,
+    token_logprobs,
+    weighted_logprobs,
+)
 
 CPU = torch.device("cpu")
 
@@ -44,7 +59,7 @@ def test_padding_does_not_change_a_trajectorys_logprobs(family):
     model = seeded(FAMILIES[family], dtype=torch.float64)
     trajectories = [one for group in sampled_groups(model) for one in group]
     batch = token_batch(trajectories, PAD, CPU)
-    rows = response_logprobs(token_logprobs(model, batch, temperature=0.7), batch)
+    rows = response_values(token_logprobs(model, batch, temperature=0.7), batch)
     alone = [own_logprobs(model, one, temperature=0.7).tolist() for one in trajectories]
     for padded, expected in zip(rows, alone, strict=True):
         assert padded == pytest.approx(expected, rel=1e-9)
@@ -53,15 +68,35 @@ def test_padding_does_not_change_a_trajectorys_logprobs(family):
 def test_bfloat16_logits_are_normalized_in_float32():
     model = Unigram(torch.randn(50, generator=torch.manual_seed(0)).bfloat16())
     batch = token_batch([trajectory(0, prompt=(1,), response=(2,))], PAD, CPU)
-    (row,) = response_logprobs(token_logprobs(model, batch, temperature=1.0), batch)
+    (row,) = response_values(token_logprobs(model, batch, temperature=1.0), batch)
     logits = model.logits.detach().double()
     assert row[0] == pytest.approx(float(logits[2] - logits.logsumexp(0)), rel=1e-6)
 
 
-def test_the_mean_is_over_a_trajectorys_own_tokens():
+def test_a_token_of_weight_zero_takes_no_part_even_when_it_is_impossible():
+    logprobs = torch.tensor([[-1.0, -math.inf]], requires_grad=True)
+    weighted_logprobs(logprobs, torch.tensor([[2.0, 0.0]])).sum().backward()
+    assert logprobs.grad.tolist() == [[2.0, 0.0]]
+
+
+def test_weights_are_held_constant():
+    logprobs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+    weighted_logprobs(logprobs, logprobs.square()).sum().backward()
+    assert logprobs.grad.tolist() == [[1.0, 4.0]]
+
+
+def test_entropies_are_of_the_distribution_that_a_token_was_drawn_against():
+    # Probabilities 1/4 and 3/4: H = ln 4 - 3/4 ln 3.
     model = Unigram(torch.tensor([1.0, 3.0]).log())
-    pair = [trajectory(0, response=(1,)), trajectory(1, response=(1, 0, 0))]
-    batch = token_batch(pair, 0, CPU)
-    means = mean_response_logprobs(token_logprobs(model, batch, temperature=1.0), batch)
-    expected = torch.tensor([0.75, (0.75 * 0.25 * 0.25) ** (1 / 3)]).log()
-    torch.testing.assert_close(means, expected)
+    batch = token_batch([trajectory(0, response=(1, 0))], 0, CPU)
+    (row,) = response_values(token_entropies(model, batch, temperature=1.0), batch)
+    assert row == pytest.approx([math.log(4) - 0.75 * math.log(3)] * 2)
+
+
+def test_the_state_before_a_token_is_that_of_the_token_before_it():
+    model = seeded(llama, dtype=torch.float64)
+    one = trajectory(0, prompt=(3, 4), response=(5, 6))
+    batch = token_batch([one], PAD, CPU)
+    states = prefix_states(model, batch)
+    hidden = model(torch.tensor([[3, 4, 5, 6]]), output_hidden_states=True).hidden_states[-1]
+    torch.testing.assert_close(states[0, 2:], hidden[0, 1:3])

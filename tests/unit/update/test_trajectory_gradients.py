@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.unit.update.models import (
     FAMILIES,
@@ -12,20 +13,25 @@ from tests.unit.update.models import (
     seeded,
     trajectory,
 )
-from vcpo_learner import gradient_norms
+from vcpo_learner import trajectory_gradients
 from vcpo_learner.batch import token_batch
-from vcpo_learner.gradient_norms import squared_gradient_norms
 from vcpo_learner.module_calls import recorded_calls
-from vcpo_learner.scoring import mean_response_logprobs, token_logprobs
+from vcpo_learner.scoring import token_logprobs
+from vcpo_learner.trajectory_gradients import Combination, measure_gradients
 
 ONE_TWO = torch.tensor([1.0, 2.0]).double()
 
 
-def batched_norms(model, trajectories):
+def measured(model, trajectories, combination=None):
     batch = token_batch(trajectories, PAD, torch.device("cpu"))
-    with recorded_calls(model) as calls:
+    with recorded_calls(model) as recording:
         logprobs = token_logprobs(model, batch, temperature=1.0)
-    return squared_gradient_norms(model, mean_response_logprobs(logprobs, batch), calls)
+    means = logprobs.sum(dim=1) / batch.response_mask.sum(dim=1)
+    return measure_gradients(model, means, recording, combination)
+
+
+def batched_norms(model, trajectories):
+    return measured(model, trajectories).squared_norms
 
 
 def looped_norms(model, trajectories):
@@ -38,9 +44,9 @@ def loop_norm(model: nn.Module, objective: Tensor) -> Tensor:
 
 
 def recorded_norms(model, inputs, objectives=lambda output: output.flatten(1).square().sum(dim=1)):
-    with recorded_calls(model) as calls:
+    with recorded_calls(model) as recording:
         output = model(inputs)
-    return squared_gradient_norms(model, objectives(output), calls)
+    return measure_gradients(model, objectives(output), recording).squared_norms
 
 
 def assert_module_agrees(model, inputs):
@@ -81,7 +87,7 @@ def test_the_size_of_a_chunk_does_not_matter(monkeypatch, elements):
     model = seeded(FAMILIES["llama tied"], dtype=torch.float64)
     trajectories = [one for group in sampled_groups(model) for one in group]
     expected = batched_norms(model, trajectories)
-    monkeypatch.setattr(gradient_norms, "_CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr(trajectory_gradients, "_CHUNK_ELEMENTS", elements)
     torch.testing.assert_close(batched_norms(model, trajectories), expected, rtol=1e-12, atol=0.0)
 
 
@@ -162,10 +168,10 @@ def test_norms_leave_the_gradients_of_parameters_alone():
 
 def test_recording_ends_with_its_block():
     model = nn.Linear(2, 2)
-    with recorded_calls(model) as calls:
+    with recorded_calls(model) as recording:
         model(torch.ones(1, 2))
     model(torch.ones(1, 2))
-    assert len(calls) == 1
+    assert len(recording.calls) == 1
 
 
 def test_a_module_without_the_batch_on_its_first_axis_is_named():
@@ -194,10 +200,25 @@ def test_a_module_that_sees_no_trajectory_is_named():
         recorded_norms(Constant(), 4)
 
 
-def test_an_output_changed_in_place_is_refused():
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
-    with pytest.raises(ValueError, match=r"module '0' \(Linear\) had its input or output changed"):
-        recorded_norms(model, torch.ones(3, 2))
+def test_an_output_changed_in_place_counts_as_the_module_returned_it():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True)).double()
+    assert_module_agrees(model, torch.randn(3, 2).double())
+
+
+def test_an_input_changed_in_place_is_refused():
+    class Overwriting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Embedding(2, 1)
+
+        def forward(self, inputs):
+            output = self.layer(inputs)
+            inputs.zero_()
+            return output
+
+    with pytest.raises(ValueError, match=r"'layer' \(Embedding\) had its input changed in place"):
+        recorded_norms(Overwriting(), torch.ones(3, 2).long())
 
 
 def test_a_trainable_parameter_whose_module_was_not_called_is_refused():
@@ -217,3 +238,105 @@ def test_an_embedding_scaled_by_frequency_is_refused():
     embedding = nn.Embedding(4, 2, scale_grad_by_freq=True)
     with pytest.raises(ValueError, match="scale_grad_by_freq or max_norm"):
         recorded_norms(embedding, torch.tensor([[1, 2]]))
+
+
+class LoRA(nn.Module):
+    """A frozen linear layer and a trained update of low rank beside it."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.base(inputs) + self.up(self.down(inputs))
+
+
+def with_lora() -> nn.Module:
+    model = llama().requires_grad_(False)
+    for layer in model.model.layers:
+        layer.self_attn.q_proj = LoRA(layer.self_attn.q_proj, rank=2)
+    return model
+
+
+def test_adapters_count_and_frozen_weights_do_not():
+    model = seeded(with_lora, dtype=torch.float64)
+    trajectories = [trajectory(0), trajectory(1, response=(8, 9))]
+    expected = [trainable_norm(model, own_logprobs(model, one).mean()) for one in trajectories]
+    torch.testing.assert_close(
+        batched_norms(model, trajectories), torch.stack(expected), rtol=1e-9, atol=0.0
+    )
+
+
+def trainable_norm(model: nn.Module, objective: Tensor) -> Tensor:
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    gradients = torch.autograd.grad(objective, parameters)
+    return torch.stack([gradient.square().sum() for gradient in gradients]).sum()
+
+
+def test_activations_that_are_computed_twice_count_once():
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.inner = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+
+        def forward(self, inputs):
+            return checkpoint(self.inner, self.first(inputs), use_reentrant=False)
+
+    torch.manual_seed(0)
+    assert_module_agrees(Checkpointed().double(), torch.randn(4, 5, 3).double())
+
+
+GROUPS = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+SLOPES = [0.7, -1.3, 0.2]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "reduced"])
+def test_the_sum_is_that_of_one_backward_pass_with_the_same_coefficients(monkeypatch, family, kept):
+    monkeypatch.setattr(trajectory_gradients, "is_kept_cheaper", lambda *_: kept)
+    model = seeded(FAMILIES[family], dtype=torch.float64)
+    trajectories = [one for group in sampled_groups(model) for one in group]
+    offsets = torch.linspace(-1.0, 1.0, len(trajectories)).double()
+    coefficients = offsets + torch.tensor(SLOPES, dtype=torch.float64)[GROUPS]
+    total = sum(
+        c * own_logprobs(model, one).mean()
+        for c, one in zip(coefficients, trajectories, strict=True)
+    )
+    expected = torch.autograd.grad(total, list(model.parameters()))
+    found = measured(model, trajectories, Combination(offsets=offsets, groups=GROUPS))
+    found.add_to_parameters(SLOPES)
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "reduced"])
+def test_sums_of_several_batches_add_up(monkeypatch, kept):
+    monkeypatch.setattr(trajectory_gradients, "is_kept_cheaper", lambda *_: kept)
+    model = seeded(llama, dtype=torch.float64)
+    once = measured(model, [trajectory(0)], Combination(offsets=torch.ones(1), groups=[0]))
+    once.add_to_parameters([0.5])
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    again = measured(model, [trajectory(0)], Combination(offsets=torch.ones(1), groups=[0]))
+    again.add_to_parameters([0.5])
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, 2.0 * gradient, rtol=1e-9, atol=1e-12)
+
+
+def test_without_a_combination_there_is_no_sum():
+    model = seeded(llama)
+    with pytest.raises(ValueError, match="combination is None"):
+        measured(model, [trajectory(0)]).add_to_parameters([0.0])
+
+
+def test_short_sequences_are_kept_and_long_ones_reduced():
+    # 2 tokens: 4 * 16 multiplications against 3 * 24 * 64 elements; 200 tokens: 40,000 * 16.
+    weight = nn.Linear(8, 8).weight
+
+    def factors(tokens):
+        rows = torch.zeros(1, tokens, 8)
+        return [trajectory_gradients.Factors(rows=rows, columns=rows)]
+
+    assert trajectory_gradients.is_kept_cheaper(weight, factors(2))
+    assert not trajectory_gradients.is_kept_cheaper(weight, factors(200))

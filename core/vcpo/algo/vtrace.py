@@ -1,0 +1,66 @@
+r"""V-trace: values and advantages of one trajectory that another policy sampled.
+
+With u_t = pi/mu of the token, rho_t = min(rho_cap, u_t) and c_t = min(c_cap, u_t),
+
+    delta_t = rho_t (r_t + gamma V_{t+1} - V_t)
+    v_t     = V_t + delta_t + gamma c_t (v_{t+1} - V_{t+1})          target of the value at t
+    A_t     = rho_t (r_t + gamma v_{t+1} - V_t)                      advantage of token t
+
+with V = v = 0 behind the last token: an answer that ended is worth its reward and no more.
+
+Where u_t is below 1 on average the product of the c_t dies away over a long answer, and v becomes
+bootstrapping over a short horizon: the critic then decides.
+
+Source: IMPALA, arXiv 1802.01561, section 4.1; both caps are 1 there.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vcpo.algo.weights import require_log_weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VTrace:
+    """One trajectory's corrected values."""
+
+    targets: tuple[float, ...]
+    """[T] what the value before each token should be."""
+    advantages: tuple[float, ...]
+    """[T] of each token."""
+
+
+def vtrace(
+    log_ratios: Sequence[float],
+    rewards: Sequence[float],
+    values: Sequence[float],
+    *,
+    rho_cap: float = 1.0,
+    c_cap: float = 1.0,
+    discount: float = 1.0,
+) -> VTrace:
+    """Targets and advantages of one trajectory's tokens.
+
+    log_ratios: [T] log pi - log mu, nats; of any size, -inf is a ratio of 0.
+    rewards: [T] given after each token. values: [T] as the critic has them before each token.
+    rho_cap, c_cap: largest ratios in the step and in the trace, above 0. discount: gamma in [0, 1].
+    Raises: ValueError when the lengths differ or there is no token; NonFiniteWeightError at a log
+    ratio that is NaN or +inf.
+    """
+    if not len(log_ratios) == len(rewards) == len(values):
+        raise ValueError(
+            f"log_ratios, rewards and values have {len(log_ratios)}, {len(rewards)} and "
+            f"{len(values)} entries: give one of each per token"
+        )
+    require_log_weights(log_ratios, "log_ratios")
+    targets, advantages = [], []
+    next_value = next_target = 0.0
+    for log_ratio, reward, value in reversed(list(zip(log_ratios, rewards, values, strict=True))):
+        rho, trace = (math.exp(min(log_ratio, math.log(cap))) for cap in (rho_cap, c_cap))
+        delta = rho * (reward + discount * next_value - value)
+        advantages.append(rho * (reward + discount * next_target - value))
+        next_target = value + delta + discount * trace * (next_target - next_value)
+        next_value = value
+        targets.append(next_target)
+    return VTrace(targets=tuple(reversed(targets)), advantages=tuple(reversed(advantages)))

@@ -1,0 +1,130 @@
+r"""Trust regions found from the batch itself: M2PO's second moment and BAPO's balance.
+
+Source of the second moment: M2PO, arXiv 2510.01161 (the paper's rule and the official code differ;
+each function says which it is). Source of the balance: BAPO, arXiv 2510.18927.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_LOW_START, _LOW_END, _LOW_STEP = 0.6, 0.9, 0.02
+_HIGH_START, _HIGH_END, _HIGH_STEP = 1.2, 3.0, 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """Ratios between which a token always has its gradient."""
+
+    low: float
+    high: float
+
+
+def kept_by_second_moment(log_ratios: Tensor, bound: float, *, keeps_one: bool = False) -> Tensor:
+    """Which tokens stay when the largest are dropped until their mean square is in bounds.
+
+    log_ratios: [n] nats. bound: of mean(log_ratios^2) over those that stay.
+    keeps_one: the smallest stays in any case, and the mean must be below the bound (AReaL); else
+        at or below it (paper).
+    Returns: [n] bool. Among equals the later ones go first.
+    """
+    if log_ratios.numel() == 0:
+        return torch.zeros(0, dtype=torch.bool)
+    order = log_ratios.abs().sort(stable=True).indices
+    squares = log_ratios[order].square()
+    means = squares.cumsum(dim=0) / torch.arange(1, len(squares) + 1, dtype=squares.dtype)
+    is_within = means < bound if keeps_one else means <= bound
+    # Means of the smallest ones rise with their number, so those within come first.
+    count = max(int(is_within.sum()), int(keeps_one))
+    kept = torch.zeros_like(log_ratios, dtype=torch.bool)
+    kept[order[:count]] = True
+    return kept
+
+
+def second_moment_band(log_ratios: Tensor, bound: float) -> Band:
+    """Band [e^-tau, e^tau] such that log ratios cut at tau have mean square `bound`.
+
+    log_ratios: [n] nats, of the tokens that the advantage pushes further out.
+    Returns the whole axis when the mean square is within the bound uncut.
+    Departure from the official code, which returns a sorted |d| near the root: the exact root.
+    """
+    squares = log_ratios.square().sort().values
+    count = len(squares)
+    if count == 0 or float(squares.mean()) <= bound:
+        return Band(low=0.0, high=math.inf)
+    below = torch.cat([squares.new_zeros(1), squares.cumsum(dim=0)])
+    for index in range(count):
+        # With the first `index` uncut: below + (count - index) tau^2 = count * bound.
+        square = (count * bound - float(below[index])) / (count - index)
+        if square <= float(squares[index]):
+            tau = math.sqrt(max(square, 0.0))
+            return Band(low=math.exp(-tau), high=math.exp(tau))
+    raise AssertionError("the uncut mean square is above the bound, so one index must be the root")
+
+
+def balanced_band(ratios: Tensor, advantages: Tensor, share: float) -> Band:
+    """Band in which positive advantages give at least `share` of the gradient.
+
+    ratios, advantages: [n]. Starts at (0.6, 1.2); the upper end goes up to 3, then the lower end up
+    to 0.9, until the share is reached.
+    Departure from BAPO's paper, which also counts what clipping holds constant: raising the lower
+    end then raises the weight of tokens that have no gradient, and the search works against itself.
+    Only tokens with a gradient count here. `published_balanced_band` is the paper's form.
+    """
+    sizes = ratios * advantages.abs()
+
+    def positive_share(band: Band) -> float:
+        is_active = active_within(ratios, advantages, band)
+        return _share(sizes * is_active, advantages > 0.0)
+
+    return _search(positive_share, share)
+
+
+def published_balanced_band(
+    ratios: Tensor, advantages: Tensor, rollout_probabilities: Tensor, share: float
+) -> Band:
+    """The search of BAPO's paper: contributions as clipped, weighted by the sampler's probability.
+
+    ratios, advantages, rollout_probabilities: [n].
+    """
+
+    def positive_share(band: Band) -> float:
+        is_positive = advantages > 0.0
+        up = ratios.clamp(max=band.high)
+        down = ratios.clamp(min=band.low)
+        sizes = torch.where(is_positive, up, down) * advantages.abs() * rollout_probabilities
+        return _share(sizes, is_positive)
+
+    return _search(positive_share, share)
+
+
+def active_within(ratios: Tensor, advantages: Tensor, band: Band) -> Tensor:
+    """Which tokens have a gradient under PPO's clipped surrogate, in the shape given."""
+    leaves_above = (advantages > 0.0) & (ratios > band.high)
+    leaves_below = (advantages < 0.0) & (ratios < band.low)
+    return ~(leaves_above | leaves_below)
+
+
+def _share(sizes: Tensor, is_positive: Tensor) -> float:
+    total = float(sizes.sum())
+    return float(sizes[is_positive].sum()) / total if total > 0.0 else 1.0
+
+
+def _search(positive_share: Callable[[Band], float], share: float) -> Band:
+    low_steps = high_steps = 0
+    band = Band(low=_LOW_START, high=_HIGH_START)
+    while positive_share(band) < share and band.low < _LOW_END:
+        if band.high < _HIGH_END:
+            high_steps += 1
+        else:
+            low_steps += 1
+        band = Band(
+            low=min(_LOW_START + low_steps * _LOW_STEP, _LOW_END),
+            high=min(_HIGH_START + high_steps * _HIGH_STEP, _HIGH_END),
+        )
+    return band

@@ -1,0 +1,73 @@
+r"""What a trajectory's tokens weigh by themselves: importance weight times aggregation.
+
+    a_it = w_it / (what the aggregation divides by),    w from u_t = pi/mu, W = prod u, s = W^(1/T).
+
+No advantage, no other trajectory and no batch-level mask is in it, so the norm of
+sum_t a_it grad log pi is the norm that the optimal baseline asks for. It is held constant.
+
+Sources: token and sequence truncation, Yao et al., "Your efficient RL framework secretly brings you
+off-policy RL training" (2025), and VCPO, arXiv 2602.17616; masked form, IcePop (Ring-1T, arXiv
+2510.18855); geometric ratio, GSPO, arXiv 2507.18071; CISPO, arXiv 2506.13585.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from vcpo.algo import Aggregation, Recipe, Weight
+from vcpo_learner.estimator.record import BatchSize, TokenLogprobs
+
+LARGEST_LOG_RATIO = 20.0
+"""Nats; a ratio is held at e^20 where a method has no cap, so that nothing overflows."""
+
+
+def local_weights(logprobs: TokenLogprobs, recipe: Recipe, size: BatchSize) -> Tensor:
+    """Weights a_it, at least 0, of any rows of a batch.
+
+    logprobs: [n, width]; size: of the whole batch.
+    Returns: [n, width] in the type of `logprobs.learner`, 0 outside the mask.
+    """
+    return importance_weights(logprobs, recipe) * aggregation_weights(logprobs, recipe, size)
+
+
+def importance_weights(logprobs: TokenLogprobs, recipe: Recipe) -> Tensor:
+    """Ratios of learner to sampler, [n, width], cut or dropped as the recipe says."""
+    log_ratios = ratio_logs(logprobs, recipe.weight)
+    cap = math.log(recipe.weight_cap) if math.isfinite(recipe.weight_cap) else LARGEST_LOG_RATIO
+    ratios = log_ratios.clamp(max=cap).exp()
+    floor = math.log(recipe.weight_floor) if recipe.weight_floor > 0.0 else -math.inf
+    is_dropped = (log_ratios < floor) | ((log_ratios > cap) & recipe.drops_above_cap)
+    kept = torch.ones_like(ratios) if recipe.is_mask else ratios
+    return kept.masked_fill(is_dropped, 0.0)
+
+
+def ratio_logs(logprobs: TokenLogprobs, weight: Weight) -> Tensor:
+    """Log of the ratio that a kind of weight is about, [n, width] nats, untruncated."""
+    log_ratios = logprobs.log_ratios
+    totals = log_ratios.sum(dim=1, keepdim=True)
+    match weight:
+        case Weight.NONE:
+            return torch.zeros_like(log_ratios)
+        case Weight.TOKEN:
+            return log_ratios
+        case Weight.SEQUENCE:
+            return totals.expand_as(log_ratios)
+        case Weight.GEOMETRIC:
+            return (totals / logprobs.lengths[:, None]).expand_as(log_ratios)
+
+
+def aggregation_weights(logprobs: TokenLogprobs, recipe: Recipe, size: BatchSize) -> Tensor:
+    """What each token counts, [n, width], before any ratio; 0 outside the mask."""
+    tokens = logprobs.mask.to(logprobs.learner.dtype)
+    match recipe.aggregation:
+        case Aggregation.SEQUENCE_MEAN:
+            return tokens / logprobs.lengths[:, None] / size.trajectories
+        case Aggregation.TOKEN_MEAN:
+            return tokens / size.tokens
+        case Aggregation.SEQUENCE_SUM:
+            return tokens / size.trajectories
+        case Aggregation.CONSTANT:
+            return tokens / (size.trajectories * size.longest_answer)

@@ -1,0 +1,185 @@
+r"""What one call of a module contributes to one parameter's gradient, for each trajectory.
+
+For the weight of a linear layer a call gives sum_t b_t a_t^T, with inputs a_t and output gradients
+b_t; for an embedding a_t is the gradient and b_t the one-hot token. Two such sums have
+
+    <sum_t b_t a_t^T, sum_s b'_s a'_s^T> = sum_{t,s} (b_t . b'_s) (a_t . a'_s),
+
+so that short sequences need no gradient in full, only matrices of [tokens, tokens] ("ghost norm").
+The weight of a normalization scales one feature each, so its gradient is sum_t b_t * x_t with x_t
+the normalized input. Every other module goes through torch.func: vmap over trajectories of vjp of
+the module itself.
+
+Sources: Goodfellow, arXiv 1510.01799; Li et al., arXiv 2110.05679 (ghost norm).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vcpo_learner.module_calls import ModuleCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Factors:
+    """The gradient of a matrix as a sum of outer products over tokens."""
+
+    rows: Tensor
+    """[batch, tokens, num_rows], or int64 [batch, tokens] for one-hot rows."""
+    columns: Tensor
+    """[batch, tokens, num_columns]"""
+
+    def part(self, samples: slice) -> "Factors":
+        """The same of some trajectories."""
+        return Factors(rows=self.rows[samples], columns=self.columns[samples])
+
+    def inner_products(self, other: "Factors") -> Tensor:
+        """Inner products [batch] float64 with another factored gradient of the same matrix."""
+        products = (self.columns @ other.columns.mT) * _row_products(self.rows, other.rows)
+        return products.sum(dim=(1, 2), dtype=torch.float64)
+
+    def full(self, num_rows: int) -> Tensor:
+        """Gradients in full, [batch, num_rows, num_columns]."""
+        if self.rows.is_floating_point():
+            return self.rows.mT @ self.columns
+        count, num_columns = len(self.rows), self.columns.shape[-1]
+        offsets = torch.arange(count, device=self.rows.device)[:, None] * num_rows
+        flat = self.columns.new_zeros(count * num_rows, num_columns)
+        flat.index_add_(0, (self.rows + offsets).flatten(), self.columns.flatten(0, 1))
+        return flat.view(count, num_rows, num_columns)
+
+    def add_weighted_to(self, total: Tensor, coefficients: Tensor) -> None:
+        """Add sum_i c_i G_i to `total` [num_rows, num_columns], as one product over all tokens."""
+        columns = (self.columns * coefficients[:, None, None]).flatten(0, 1)
+        if self.rows.is_floating_point():
+            total.addmm_(self.rows.flatten(0, 1).T, columns)
+        else:
+            total.index_add_(0, self.rows.flatten(), columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ParameterUse:
+    """What one call has to do with one parameter."""
+
+    call: ModuleCall
+    parameter_name: str
+    """As the module calls it."""
+    parameter: nn.Parameter
+    output_gradient: Tensor
+    """[batch, ...]"""
+    factors: Factors | None
+    """The gradient of a linear layer's or an embedding's matrix; None for all else."""
+
+    def gradients(self, samples: slice) -> Tensor:
+        """Gradients [samples, *parameter.shape], in full."""
+        if self.factors is not None:
+            return self.factors.part(samples).full(num_rows=self.parameter.shape[0])
+        if self.parameter_name == "bias" and is_plain(self.call.module, nn.Linear):
+            return _per_token(self.output_gradient[samples], self.parameter.dtype).sum(dim=1)
+        return _pulled_back(self, samples)
+
+
+def parameter_use(
+    call: ModuleCall, name: str, parameter: nn.Parameter, output_gradient: Tensor
+) -> ParameterUse:
+    """The use that `call` makes of its module's parameter `name`.
+
+    Raises: ValueError for an embedding whose gradient is not a sum over trajectories.
+    """
+    factors = None
+    if name == "weight":
+        factors = _factors(call, parameter, output_gradient)
+    return ParameterUse(
+        call=call,
+        parameter_name=name,
+        parameter=parameter,
+        output_gradient=output_gradient,
+        factors=factors,
+    )
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module computes what `kind` does; a subclass with a forward of its own may not."""
+    return type(module).forward is kind.forward
+
+
+def _factors(call: ModuleCall, parameter: nn.Parameter, gradient: Tensor) -> Factors | None:
+    is_linear = is_plain(call.module, nn.Linear)
+    if not (is_linear or is_plain(call.module, nn.Embedding)):
+        return None
+    batch_size = len(gradient)
+    if set(call.arguments) != {0} or call.arguments[0].shape[:1] != (batch_size,):
+        return None
+    gradients = _per_token(gradient, parameter.dtype)
+    if is_linear:
+        inputs = _per_token(call.arguments[0].detach(), parameter.dtype)
+        return Factors(rows=gradients, columns=inputs)
+    return _embedding_factors(call, call.arguments[0].reshape(batch_size, -1), gradients)
+
+
+def _embedding_factors(call: ModuleCall, token_ids: Tensor, gradients: Tensor) -> Factors:
+    embedding = call.module
+    if embedding.scale_grad_by_freq or embedding.max_norm is not None:
+        raise ValueError(
+            f"{call.place} has scale_grad_by_freq or max_norm: "
+            "its gradient is not a sum over trajectories; turn them off"
+        )
+    if embedding.padding_idx is not None:
+        padding = (token_ids == embedding.padding_idx)[:, :, None]
+        gradients = gradients.masked_fill(padding, 0.0)
+    return Factors(rows=token_ids, columns=gradients)
+
+
+def _row_products(first: Tensor, second: Tensor) -> Tensor:
+    """Products [batch, tokens of first, tokens of second] of rows, one-hot or not."""
+    match first.is_floating_point(), second.is_floating_point():
+        case True, True:
+            return first @ second.mT
+        case True, False:
+            return first.gather(2, second[:, None, :].expand(-1, first.shape[1], -1))
+        case False, True:
+            return _row_products(second, first).mT
+        case _:
+            return first[:, :, None] == second[:, None, :]
+
+
+def _per_token(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values [batch, ..., features] as [batch, tokens, features]."""
+    return values.reshape(len(values), -1, values.shape[-1]).to(dtype)
+
+
+def _pulled_back(use: ParameterUse, samples: slice) -> Tensor:
+    """Gradients by running the module again on one trajectory at a time, vectorized."""
+    call, batch_size = use.call, len(use.output_gradient)
+    cast = {key: _as_stored(value, use.parameter.dtype) for key, value in call.arguments.items()}
+    per_trajectory = {
+        key: value[samples]
+        for key, value in cast.items()
+        if isinstance(value, Tensor) and value.shape[:1] == (batch_size,)
+    }
+    if not per_trajectory:
+        raise ValueError(
+            f"{call.place} has no argument with "
+            f"{batch_size} entries on its first axis: gradient norms need one per trajectory"
+        )
+
+    def gradient(own: dict[int | str, Tensor], output_gradient: Tensor) -> Tensor:
+        def output(parameter: Tensor) -> Any:
+            arguments = cast | {key: value[None] for key, value in own.items()}
+            return call.repeated(use.parameter_name, parameter, arguments)
+
+        result, pull_back, *_ = torch.func.vjp(output, use.parameter.detach())
+        pulled: Tensor = pull_back(output_gradient[None].to(result.dtype))[0]
+        return pulled
+
+    pulled: Tensor = torch.func.vmap(gradient)(per_trajectory, use.output_gradient[samples])
+    return pulled
+
+
+def _as_stored(value: Any, dtype: torch.dtype) -> Any:
+    """An argument without its graph, and, if autocast made it smaller, in the parameters' type."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().to(dtype) if value.is_floating_point() else value

@@ -1,0 +1,60 @@
+import pytest
+
+from vcpo.algo import RECIPES, Method
+from vcpo.spec.advice import algorithm_warnings
+from vcpo.spec.algorithm import Algorithm
+
+
+def warnings(**fields):
+    return algorithm_warnings(Algorithm.model_validate(fields))
+
+
+def test_vcpo_as_it_is_needs_no_warning():
+    assert warnings() == ()
+
+
+QUIET = set(Method) - {Method.REINFORCE, Method.OPMD, Method.DAPO, Method.VTRACE}
+
+
+@pytest.mark.parametrize("method", sorted(QUIET))
+def test_a_method_with_its_own_settings_is_not_warned_about(method):
+    assert warnings(method=method) == ()
+
+
+@pytest.mark.parametrize("method", ["tba", "agro", "kimi"])
+def test_the_rule_damps_a_second_time_beside_a_regularizer(method):
+    (warning,) = warnings(method=method, learningRateRule="sqrt")
+    assert "second time beside `regularization`" in warning
+
+
+@pytest.mark.parametrize("method", ["gspo", "geometricMask"])
+def test_the_rule_reads_another_ratio_than_a_geometric_method_uses(method):
+    (warning,) = warnings(method=method, learningRateRule="sqrt")
+    assert "geometric ratio does not have" in warning
+
+
+def test_the_rule_is_a_brake_only_where_the_gradient_holds_no_weights():
+    (warning,) = warnings(method="topr", learningRateRule="linear")
+    assert "'linear' reads importance weights" in warning
+
+
+@pytest.mark.parametrize("method", ["grpo", "m2po", "bapo"])
+def test_the_optimal_baseline_is_not_optimal_behind_a_gate(method):
+    (warning,) = warnings(method=method, baseline="opob")
+    assert "before the gate" in warning
+
+
+@pytest.mark.parametrize("method", ["reinforce", "opmd"])
+def test_a_method_without_correction_takes_stale_data_for_fresh(method):
+    (warning,) = warnings(method=method)
+    assert "takes stale data for fresh" in warning
+    assert warnings(method=method, maxPolicyLagSteps=0) == ()
+
+
+def test_a_filter_may_wait_for_ever():
+    (warning,) = warnings(method="dapo")
+    assert "no step is taken" in warning
+
+
+def test_every_recipe_can_be_asked():
+    assert all(isinstance(warnings(method=method), tuple) for method in RECIPES)

@@ -1,0 +1,69 @@
+import pytest
+from pydantic import ValidationError
+
+from vcpo.algo import RECIPES, Aggregation, Baseline, Gate, GroupFilter, LearningRateRule, Method
+from vcpo.spec.algorithm import Algorithm
+from vcpo.spec.errors import problems_of
+
+
+def algorithm(**fields):
+    return Algorithm.model_validate(fields)
+
+
+def refusal(**fields):
+    with pytest.raises(ValidationError) as caught:
+        algorithm(**fields)
+    (problem,) = problems_of(caught.value)
+    return str(problem)
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_a_method_is_one_word(method):
+    assert algorithm(method=method.value).recipe == RECIPES[method]
+
+
+def test_every_method_has_a_recipe():
+    assert set(RECIPES) == set(Method)
+
+
+def test_what_is_given_replaces_the_methods_own():
+    recipe = algorithm(
+        method="grpo", baseline="opob", clipHigh=0.28, learningRateRule="sqrt"
+    ).recipe
+    assert (recipe.baseline, recipe.clip_low, recipe.clip_high) == (Baseline.OPOB, 0.2, 0.28)
+    assert recipe.learning_rate_rule is LearningRateRule.SQRT
+    assert recipe.gate is Gate.CLIP
+
+
+def test_a_filter_can_be_switched_off():
+    recipe = algorithm(method="dapo", groupFilter="none").recipe
+    assert recipe.group_filter is GroupFilter.NONE
+
+
+def test_an_aggregation_may_be_chosen_for_any_method():
+    recipe = algorithm(aggregation="tokenMean").recipe
+    assert recipe.aggregation is Aggregation.TOKEN_MEAN
+
+
+def test_a_number_that_the_method_does_not_read_is_refused_with_those_that_do():
+    assert refusal(method="cispo", regularization=0.1) == (
+        "regularization: method 'cispo' has no use for it; remove it or use 'tba', 'agro',"
+        " 'kimi' (got 0.1)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("clipLow", 0.1), ("clipHigh", 0.1), ("dualClip", 3.0), ("threshold", 0.1)],
+)
+def test_a_method_without_a_gate_refuses_the_gates_numbers(field, value):
+    assert refusal(**{field: value}).startswith(f"{field}: method 'vcpo' has no use for it")
+
+
+@pytest.mark.parametrize("method", ["tba", "agro", "kimi", "vtrace"])
+def test_a_method_that_is_its_own_baseline_refuses_another(method):
+    assert "is defined with" in refusal(method=method, baseline="opob")
+
+
+def test_the_scope_is_held_against_the_methods_own_baseline():
+    assert "not 'grpo'" in refusal(method="grpo", baselineScope="batch")

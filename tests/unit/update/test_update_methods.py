@@ -1,0 +1,92 @@
+import pytest
+import torch
+
+from tests.unit.update.estimator import first_moments, make_spec, with_micro_batches
+from tests.unit.update.models import (
+    PAD,
+    llama,
+    own_logprobs,
+    sampled_groups,
+    seeded,
+    with_rewards,
+)
+from vcpo.algo import RECIPES, Method
+from vcpo_learner.update import PolicyUpdate
+
+
+def spec_of(method, **fields):
+    spec = make_spec(**fields)
+    algorithm = {"method": method, "onPolicyEssRatio": 1.0}
+    return spec.model_validate({**spec.model_dump(by_alias=True), "algorithm": algorithm})
+
+
+def gradient(spec, *, staleness=0.3):
+    model = seeded(llama, dtype=torch.float64)
+    update = PolicyUpdate(model, spec, PAD)
+    result = update.step(sampled_groups(model, staleness=staleness), policy_version=9)
+    assert result.skipped is None
+    return first_moments(update)
+
+
+SEEING = [name for name in Method if name is not Method.GEOMETRIC_MASK]
+
+
+@pytest.mark.parametrize("method", SEEING)
+def test_no_method_depends_on_the_split_into_micro_batches(method):
+    whole, split = (gradient(with_micro_batches(spec_of(method), size)) for size in (64, 5))
+    torch.testing.assert_close(split, whole, rtol=1e-9, atol=1e-9 * float(whole.norm()))
+
+
+def test_a_mask_that_leaves_nothing_skips_the_step():
+    model = seeded(llama, dtype=torch.float64)
+    update = PolicyUpdate(model, spec_of("geometricMask"), PAD)
+    result = update.step(sampled_groups(model, staleness=2.0), policy_version=9)
+    assert (str(result.skipped), result.masked_share) == ("no_gradient", 0.0)
+
+
+def test_clipped_tokens_are_counted():
+    model = seeded(llama, dtype=torch.float64)
+    update = PolicyUpdate(model, spec_of("grpo"), PAD)
+    result = update.step(sampled_groups(model, staleness=0.9), policy_version=9)
+    assert 0.0 < result.masked_share < 1.0
+
+
+def test_the_reference_is_the_policy_before_training():
+    # With every reward equal only the drift from the reference is left, which is 0 at first.
+    model = seeded(llama, dtype=torch.float64)
+    equal = [with_rewards(group, [1.0] * len(group)) for group in sampled_groups(model)]
+    update = PolicyUpdate(model, spec_of("agro"), PAD)
+    assert str(update.step(equal, policy_version=9).skipped) == "no_gradient"
+    with torch.no_grad():
+        model.lm_head.weight.add_(torch.randn_like(model.lm_head.weight))
+    assert update.step(equal, policy_version=9).skipped is None
+
+
+def test_a_critic_goes_on_from_a_checkpoint():
+    model = seeded(llama, dtype=torch.float64)
+    groups = sampled_groups(model)
+    update = PolicyUpdate(model, spec_of("vtrace"), PAD)
+    update.step(groups, policy_version=9)
+    resumed = PolicyUpdate(model, spec_of("vtrace"), PAD)
+    resumed.load_state_dict(update.state_dict())
+    expected = update.state_dict()["method"]["critic"]["head"]["weight"]
+    found = resumed.state_dict()["method"]["critic"]["head"]["weight"]
+    assert expected.any()
+    assert torch.equal(found, expected)
+
+
+def test_the_first_vtrace_step_credits_every_token_with_the_truncated_reward_to_come():
+    # Values begin at 0: A_t = min(1, u_t) v_{t+1}, and v is the reward behind min(1, u) of the rest.
+    model = seeded(llama, dtype=torch.float64)
+    ((_, one),) = sampled_groups(model, num_groups=1, group_size=2, staleness=0.0)
+    update = PolicyUpdate(model, spec_of("vtrace"), PAD)
+    total = one.reward * own_logprobs(model, one).mean()
+    parameters = sorted(model.parameters(), key=lambda parameter: parameter.ndim < 2)
+    rows = torch.autograd.grad(-total, parameters)
+    expected = torch.cat([row.flatten() for row in rows])
+    update.step([[one]], policy_version=9)
+    torch.testing.assert_close(first_moments(update), expected, rtol=1e-6, atol=1e-9)
+
+
+def test_every_method_is_covered():
+    assert set(RECIPES) == set(Method)
