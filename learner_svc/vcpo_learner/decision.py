@@ -4,24 +4,28 @@ Everything here sees the whole batch and no tensor, so that an update cannot dep
 trajectories were spread over micro-batches.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from vcpo.algo import (
     Baseline,
     BaselineScope,
+    EssKind,
+    EssReading,
+    EssUnit,
     MismatchCalibration,
     Recipe,
     Residual,
+    StepVerdict,
+    WeightMoments,
     batch_advantages,
-    ess_ratio,
-    learning_rate_scale,
+    ess_reading,
+    ess_unit,
+    judge_step,
 )
 from vcpo.spec.algorithm import Algorithm
-
-NORM_BASELINES = frozenset({Baseline.OPOB, Baseline.PUBLISHED})
-"""Baselines that weigh trajectories by the norm of their gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +51,16 @@ class Decision:
     log_weights: tuple[float, ...]
     """Nats, untruncated."""
     advantages: tuple[float, ...]
-    ess_ratio: float
-    on_policy_ess_ratio: float
-    learning_rate_scale: float
+    reading: EssReading
+    """ESS ratio of the batch and on policy, at the kind in effect."""
+    verdict: StepVerdict
+    """Whether the step is taken, and at which part of the learning rate."""
     calibration: MismatchCalibration
     """The one given, with this batch's fresh trajectories observed."""
+
+
+MomentsOf = Callable[[EssUnit], WeightMoments]
+"""Moments of the weights of a batch's pieces, cut as the unit says."""
 
 
 def goes_in_one_pass(recipe: Recipe, scope: BaselineScope) -> bool:
@@ -86,26 +95,31 @@ def decide(
     groups: Sequence[Sequence[ScoredTrajectory]],
     algorithm: Algorithm,
     calibration: MismatchCalibration,
+    moments_of: MomentsOf,
+    *,
+    kl_per_token: float | None = None,
 ) -> Decision:
     """Advantages and learning rate scale of one update.
 
     The ESS is read from untruncated weights of the whole batch.
+    kl_per_token: from sampler to learner, nats; None when it is not known.
     Raises: NonFiniteWeightError when a weight or a norm is not a number, or every weight is 0.
     Source: VCPO, arXiv 2602.17616, Eq. 5 and 7.
     """
     batch = list(chain.from_iterable(groups))
     log_weights = tuple(scored.log_weight for scored in batch)
-    ratio = ess_ratio(log_weights)
     calibration = _observed(calibration, batch)
-    lengths = [scored.num_tokens for scored in batch]
-    on_policy_ratio = on_policy_ess_ratio(lengths, algorithm, calibration)
+    unit = unit_of(batch, algorithm, calibration)
+    reading = ess_reading(unit, moments_of(unit))
     return Decision(
         log_weights=log_weights,
         advantages=_advantages(groups, algorithm),
-        ess_ratio=ratio,
-        on_policy_ess_ratio=on_policy_ratio,
-        learning_rate_scale=learning_rate_scale(
-            ratio, on_policy_ratio, algorithm.recipe.learning_rate_rule
+        reading=reading,
+        verdict=judge_step(
+            reading.ess_ratio,
+            reading.on_policy_ess_ratio,
+            algorithm.step_limits,
+            kl_per_token=kl_per_token,
         ),
         calibration=calibration,
     )
@@ -114,9 +128,35 @@ def decide(
 def on_policy_ess_ratio(
     num_tokens: Sequence[int], algorithm: Algorithm, calibration: MismatchCalibration
 ) -> float:
-    """ESS ratio of an on-policy batch with these lengths: as the spec gives it, else calibrated."""
+    """ESS ratio of whole trajectories on policy: as the spec gives it, else calibrated."""
     given = algorithm.on_policy_ess_ratio
     return calibration.on_policy_ess_ratio(num_tokens) if given is None else given
+
+
+def unit_of(
+    batch: Sequence[ScoredTrajectory], algorithm: Algorithm, calibration: MismatchCalibration
+) -> EssUnit:
+    """At which length the ESS of a batch is read; a ratio given is one of whole trajectories."""
+    lengths = [scored.num_tokens for scored in batch]
+    given = algorithm.on_policy_ess_ratio
+    if given is not None:
+        whole = ess_unit(EssKind.SEQUENCE, lengths, None)
+        return replace(whole, on_policy_ess_ratio=given)
+    norms = own_norms(batch, algorithm.recipe.largest_weight)
+    kind = algorithm.ess_kind
+    if kind is EssKind.ENERGY and not any(norms):
+        kind = EssKind.SEQUENCE
+    return ess_unit(kind, lengths, calibration.variance_per_token, gradient_norms=norms)
+
+
+def own_norms(batch: Sequence[ScoredTrajectory], cap: float) -> list[float]:
+    """Norms of the gradients without their weights min(w, cap), [B]; 0 at a weight of 0."""
+    return [
+        math.sqrt(scored.squared_gradient_norm) * math.exp(-min(scored.log_weight, math.log(cap)))
+        if scored.squared_gradient_norm > 0.0
+        else 0.0
+        for scored in batch
+    ]
 
 
 def _advantages(

@@ -22,8 +22,9 @@ from vcpo.algo import (
     published_baseline,
 )
 from vcpo.spec import VCPORunSpec
+from vcpo.spec.algorithm import NORM_BASELINES
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.decision import NORM_BASELINES, goes_in_one_pass, informative
+from vcpo_learner.decision import goes_in_one_pass, informative
 from vcpo_learner.estimator.coefficients import token_coefficients
 from vcpo_learner.estimator.record import BatchRecord, batch_record, batch_size
 from vcpo_learner.estimator.shaping import overlong_penalty, regularized_rewards

@@ -24,16 +24,30 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from itertools import chain
 from statistics import fmean
 from typing import Any
 
 from torch import nn
 
-from vcpo.algo import MismatchCalibration, NonFiniteWeightError
+from vcpo.algo import (
+    BatchDiagnostics,
+    EarlyWarning,
+    EssKind,
+    LagBucket,
+    MismatchCalibration,
+    NonFiniteWeightError,
+    RefusalReason,
+    StepHealth,
+    StepVerdict,
+    TokenSums,
+    WarningLevel,
+)
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.decision import ScoredTrajectory, decide, on_policy_ess_ratio
+from vcpo_learner.batch_signals import by_lag, diagnosed, moments_of_batch
+from vcpo_learner.decision import Decision, ScoredTrajectory, decide, on_policy_ess_ratio
 from vcpo_learner.gathering import GradientGathering, ScoredBatch
 from vcpo_learner.optimizer import (
     clip_gradient,
@@ -43,6 +57,7 @@ from vcpo_learner.optimizer import (
     set_learning_rate,
     warmed_up_learning_rate,
 )
+from vcpo_learner.token_statistics import token_log_ratios, token_sums
 
 
 class SkipReason(StrEnum):
@@ -52,6 +67,10 @@ class SkipReason(StrEnum):
     """An importance weight or a gradient norm is not a number, or every weight is 0."""
     NON_FINITE_GRADIENT = "non_finite_gradient"
     """The gradient or its norm is not a number."""
+    LOW_ESS = "low_ess"
+    """Less is left of the batch than `refuseBelow` allows."""
+    HIGH_DIVERGENCE = "high_divergence"
+    """Learner and sampler are further apart than `refuseKlAbove` allows."""
     NO_GRADIENT = "no_gradient"
     """No trajectory says anything, as when the rewards of every prompt are equal."""
 
@@ -70,9 +89,20 @@ class UpdateResult:
     importance_weight_max: float = 0.0
     """Largest weight before truncation, at most the largest float; 0 when one has no value."""
     ess_ratio: float = 0.0
-    """Effective sample size over batch size, before truncation; 0 when a weight has no value."""
+    """Effective sample size over batch size, before truncation, at the length at which it is read;
+    0 when a weight has no value."""
     on_policy_ess_ratio: float
     """What the ratio is at lag 0, given or calibrated, in (0, 1]."""
+    ess_kind: EssKind = EssKind.SEQUENCE
+    """The length at which the ratios are read."""
+    diagnostics: BatchDiagnostics | None = None
+    """Numbers to look at; None when a weight has no value."""
+    lags: tuple[LagBucket, ...] = ()
+    """The batch by the age of its oldest tokens; empty when a weight has no value."""
+    warning_level: WarningLevel = WarningLevel.OK
+    """How the run is doing, judged by its last steps."""
+    warning_score: float = 0.0
+    """The same as a number in [0, 1]; 1/3 warns, 2/3 is critical."""
     baseline_shift: float = 0.0
     """Mean over trajectories of the baseline minus the mean reward of those that share it."""
     masked_share: float = 0.0
@@ -103,6 +133,7 @@ class PolicyUpdate:
         self._gathering = GradientGathering(model, spec, pad_token_id)
         self._optimizer = make_optimizer(model, spec.optimizer)
         self._calibration = MismatchCalibration()
+        self._warning = EarlyWarning()
         self._steps_taken = 0
 
     def step(self, groups: Sequence[Sequence[Trajectory]], *, policy_version: int) -> UpdateResult:
@@ -114,31 +145,47 @@ class PolicyUpdate:
         Raises: ValueError for an empty batch or group, and as `batch_advantages`.
         """
         trajectories = list(chain.from_iterable(groups))
+        if not trajectories:
+            raise ValueError("groups is empty: at least one trajectory is needed")
         self._optimizer.zero_grad()
         try:
             scored = self._gathering.score(groups, policy_version)
+            ratios = token_log_ratios(trajectories, scored.scores.logprobs)
+            sums = token_sums(ratios, self._algorithm.recipe.largest_weight)
+            judged = _scored_groups(scored, policy_version)
             decision = decide(
-                _scored_groups(scored, policy_version), self._algorithm, self._calibration
+                judged,
+                self._algorithm,
+                self._calibration,
+                partial(moments_of_batch, judged, ratios, self._algorithm.recipe.largest_weight),
+                kl_per_token=sums.kl_per_token,
             )
             masked_share = self._gathering.gather(scored, decision.advantages)
         except NonFiniteWeightError as error:
             return self._refused(trajectories, error)
         self._calibration = decision.calibration
         gradient_norm = clip_gradient(self._model.parameters(), self._settings.max_gradient_norm)
-        skipped = _skip_reason(gradient_norm)
-        learning_rate = 0.0 if skipped else self._take_step(decision.learning_rate_scale)
+        skipped = _skip_reason(decision.verdict, gradient_norm)
+        learning_rate = 0.0 if skipped else self._take_step(decision.verdict.scale)
         self._optimizer.zero_grad()
+        finite_norm = gradient_norm if math.isfinite(gradient_norm) else 0.0
+        self._warning = self._warning.observe(_health(decision, sums, finite_norm))
         return UpdateResult(
             reward_mean=_reward_mean(trajectories),
             response_tokens_mean=_response_tokens_mean(trajectories),
             log_weights=decision.log_weights,
             importance_weight_max=_clamped_exp(max(decision.log_weights)),
-            ess_ratio=decision.ess_ratio,
-            on_policy_ess_ratio=decision.on_policy_ess_ratio,
+            ess_ratio=decision.reading.ess_ratio,
+            on_policy_ess_ratio=decision.reading.on_policy_ess_ratio,
+            ess_kind=decision.reading.kind,
+            diagnostics=diagnosed(judged, decision, sums, self._algorithm.recipe),
+            lags=by_lag(trajectories, ratios, policy_version),
+            warning_level=self._warning.level,
+            warning_score=self._warning.score,
             baseline_shift=-fmean(decision.advantages),
             masked_share=masked_share,
-            gradient_norm=gradient_norm if math.isfinite(gradient_norm) else 0.0,
-            learning_rate_scale=0.0 if skipped else decision.learning_rate_scale,
+            gradient_norm=finite_norm,
+            learning_rate_scale=0.0 if skipped else decision.verdict.scale,
             learning_rate=learning_rate,
             skipped=skipped,
         )
@@ -149,6 +196,7 @@ class PolicyUpdate:
             "optimizer": self._optimizer.state_dict(),
             "steps_taken": self._steps_taken,
             "calibration": self._calibration.to_dict(),
+            "warning": self._warning.to_dict(),
             "method": self._gathering.state_dict(),
         }
 
@@ -157,13 +205,14 @@ class PolicyUpdate:
 
         Raises: ValueError when the state is not of this form or belongs to other parameters.
         """
-        missing = {"optimizer", "steps_taken", "calibration"} - set(state)
+        missing = {"optimizer", "steps_taken", "calibration", "warning", "method"} - set(state)
         if missing:
             raise ValueError(f"state lacks {sorted(missing)}: give what state_dict returned")
         restore_optimizer(self._optimizer, state["optimizer"])
         self._steps_taken = int(state["steps_taken"])
         self._calibration = self._calibration.restored(state["calibration"])
-        self._gathering.load_state_dict(state.get("method", {}))
+        self._warning = self._warning.restored(state["warning"])
+        self._gathering.load_state_dict(state["method"])
 
     def _take_step(self, scale: float) -> float:
         """Step at the scaled rate, and return it."""
@@ -177,11 +226,14 @@ class PolicyUpdate:
         self, trajectories: Sequence[Trajectory], error: NonFiniteWeightError
     ) -> UpdateResult:
         self._optimizer.zero_grad()
+        self._warning = self._warning.observe(StepHealth(relative_ess=0.0))
         lengths = [len(trajectory.response_token_ids) for trajectory in trajectories]
         return UpdateResult(
             reward_mean=_reward_mean(trajectories),
             response_tokens_mean=_response_tokens_mean(trajectories),
             on_policy_ess_ratio=on_policy_ess_ratio(lengths, self._algorithm, self._calibration),
+            warning_level=self._warning.level,
+            warning_score=self._warning.score,
             skipped=SkipReason.NON_FINITE_WEIGHT,
             skip_detail=str(error),
         )
@@ -216,10 +268,26 @@ def _scored(
     )
 
 
-def _skip_reason(gradient_norm: float) -> SkipReason | None:
+def _skip_reason(verdict: StepVerdict, gradient_norm: float) -> SkipReason | None:
     if not math.isfinite(gradient_norm):
         return SkipReason.NON_FINITE_GRADIENT
+    match verdict.refusal:
+        case RefusalReason.LOW_ESS:
+            return SkipReason.LOW_ESS
+        case RefusalReason.HIGH_DIVERGENCE:
+            return SkipReason.HIGH_DIVERGENCE
     return SkipReason.NO_GRADIENT if gradient_norm == 0.0 else None
+
+
+def _health(decision: Decision, sums: TokenSums, gradient_norm: float) -> StepHealth:
+    """What the warning sees of a step; a gradient of 0 says that nothing is left to be learned."""
+    reading = decision.reading
+    return StepHealth(
+        relative_ess=reading.ess_ratio / reading.on_policy_ess_ratio,
+        ess=reading.ess_ratio * len(decision.log_weights),
+        kl_per_token=sums.kl_per_token,
+        gradient_norm=gradient_norm or None,
+    )
 
 
 def _clamped_exp(exponent: float) -> float:

@@ -32,6 +32,9 @@ from typing import Final
 from vcpo.algo.baseline import Baseline
 from vcpo.algo.learning_rate import LearningRateRule
 
+LARGEST_LOG_RATIO: Final = 20.0
+"""Nats; a ratio is held at e^20 where a method has no cap."""
+
 
 class Method(StrEnum):
     """A named way from a batch to its gradient."""
@@ -171,6 +174,11 @@ class Recipe:
     """What the gate compares with."""
     aggregation: Aggregation = Aggregation.SEQUENCE_MEAN
     learning_rate_rule: LearningRateRule = LearningRateRule.NONE
+
+    @property
+    def largest_weight(self) -> float:
+        """The cap, or where ratios are held so that nothing overflows when there is none."""
+        return min(self.weight_cap, math.exp(LARGEST_LOG_RATIO))
 
     @property
     def has_fixed_shape(self) -> bool:

@@ -19,11 +19,12 @@ from vcpo.spec.algorithm import Algorithm
 def algorithm_warnings(algorithm: Algorithm) -> tuple[str, ...]:
     """Sentences that name the field, what it does here, and what else to write.
 
-    The ESS rule reads sequence weights. Where a method's gradient does not hold them, the rule damps
-    for a variance that the gradient has not got, or a second time beside the method's own brake.
+    The ESS rule reads sequence weights. Where a method's gradient does not hold them, the rule
+    damps for a variance that the gradient has not got, or a second time beside the method's own
+    brake.
     """
     recipe = algorithm.recipe
-    return tuple([*_about_rule(recipe), *_about_baseline(recipe), *_about_data(algorithm, recipe)])
+    return (*_about_rule(recipe), *_about_baseline(recipe), *_about_data(algorithm, recipe))
 
 
 def _about_rule(recipe: Recipe) -> Iterator[str]:
@@ -35,7 +36,7 @@ def _about_rule(recipe: Recipe) -> Iterator[str]:
     elif recipe.weight is Weight.GEOMETRIC:
         yield (
             f"{rule} reads the spread of sequence weights, which the geometric ratio does not have:"
-            " steps shrink for staleness that this gradient hardly shows; 'none' is the method's own"
+            " steps shrink for staleness that this gradient hardly shows; 'none' is its own"
         )
     elif recipe.weight is Weight.NONE:
         yield (

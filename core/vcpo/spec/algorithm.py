@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -16,18 +17,23 @@ from vcpo.algo import (
     Aggregation,
     Baseline,
     BaselineScope,
+    EssKind,
     Gate,
     GroupFilter,
     LearningRateRule,
     Method,
     Recipe,
     Residual,
+    StepLimits,
     Weight,
 )
 from vcpo.spec.fields import Ratio, Section, Steps, conflict, refuse
 
 BASELINES_OF_BATCHES: Final = (Baseline.OPOB, Baseline.PUBLISHED, Baseline.GROUP_MEAN)
 """Baselines that may be taken over a whole batch."""
+
+NORM_BASELINES: Final = (Baseline.OPOB, Baseline.PUBLISHED)
+"""Baselines that weigh trajectories by the norm of their gradient."""
 
 
 class Algorithm(Section):
@@ -69,8 +75,17 @@ class Algorithm(Section):
     learning_rate_rule: LearningRateRule | None = None
     """How the step shrinks with the ESS ratio: `sqrt` suits AdamW, `linear` SGD, `none` is off."""
     on_policy_ess_ratio: Ratio | None = None
-    """ESS ratio at lag 0, where train/rollout mismatch alone acts; None measures it on fresh
-    trajectories."""
+    """ESS ratio of whole trajectories at lag 0, where train/rollout mismatch alone acts; None
+    measures it on fresh trajectories."""
+    ess_kind: EssKind = EssKind.AUTO
+    """What the ESS is taken over: whole trajectories as long as their ratio says something, then
+    blocks of them (`auto`), or always one kind."""
+    dead_band: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Part of the on-policy ESS ratio that may be missing before the step shrinks."""
+    refuse_below: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Part of the on-policy ESS ratio below which a step is not taken at all; 0 takes every one."""
+    refuse_kl_above: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
+    """KL divergence from sampler to learner, nats per token, above which a step is not taken."""
 
     @property
     def recipe(self) -> Recipe:
@@ -82,10 +97,34 @@ class Algorithm(Section):
         }
         return replace(RECIPES[self.method], **given)
 
+    @property
+    def step_limits(self) -> StepLimits:
+        """What a batch must be like for a step, and for a whole one."""
+        return StepLimits(
+            rule=self.recipe.learning_rate_rule,
+            dead_band=self.dead_band,
+            refuse_below=self.refuse_below,
+            refuse_kl_above=math.inf if self.refuse_kl_above is None else self.refuse_kl_above,
+        )
+
     @model_validator(mode="after")
     def _fields_suit_method(self) -> Self:
-        refuse([*self._foreign_fields(), *self._foreign_baseline(), *self._foreign_scope()])
+        refuse(
+            [
+                *self._foreign_fields(),
+                *self._foreign_baseline(),
+                *self._foreign_scope(),
+                *self._foreign_kind(),
+            ]
+        )
         return self
+
+    def _foreign_kind(self) -> Iterator[InitErrorDetails]:
+        recipe = self.recipe
+        has_norms = recipe.baseline in NORM_BASELINES and recipe.weight is Weight.SEQUENCE
+        if self.ess_kind is EssKind.ENERGY and not has_norms:
+            message = "needs the gradient norms of method 'vcpo' with baseline 'opob'"
+            yield conflict("essKind", value=str(self.ess_kind), message=message)
 
     def _foreign_fields(self) -> Iterator[InitErrorDetails]:
         own = RECIPES[self.method]

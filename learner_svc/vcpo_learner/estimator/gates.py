@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from vcpo.algo import Gate, Recipe, Weight
+from vcpo.algo.methods import LARGEST_LOG_RATIO
 from vcpo_learner.estimator.bands import (
     Band,
     active_within,
@@ -27,7 +28,7 @@ from vcpo_learner.estimator.bands import (
     second_moment_band,
 )
 from vcpo_learner.estimator.record import BatchRecord
-from vcpo_learner.estimator.weights import LARGEST_LOG_RATIO, ratio_logs
+from vcpo_learner.estimator.weights import ratio_logs
 
 SPURIOUS_ENTROPY_QUANTILE: Final = 0.75
 """STAPO: of the entropies of rewarded improbable tokens, below which one is spurious."""

@@ -20,9 +20,6 @@ from torch import Tensor
 from vcpo.algo import Aggregation, Recipe, Weight
 from vcpo_learner.estimator.record import BatchSize, TokenLogprobs
 
-LARGEST_LOG_RATIO = 20.0
-"""Nats; a ratio is held at e^20 where a method has no cap, so that nothing overflows."""
-
 
 def local_weights(logprobs: TokenLogprobs, recipe: Recipe, size: BatchSize) -> Tensor:
     """Weights a_it, at least 0, of any rows of a batch.
@@ -36,7 +33,7 @@ def local_weights(logprobs: TokenLogprobs, recipe: Recipe, size: BatchSize) -> T
 def importance_weights(logprobs: TokenLogprobs, recipe: Recipe) -> Tensor:
     """Ratios of learner to sampler, [n, width], cut or dropped as the recipe says."""
     log_ratios = ratio_logs(logprobs, recipe.weight)
-    cap = math.log(recipe.weight_cap) if math.isfinite(recipe.weight_cap) else LARGEST_LOG_RATIO
+    cap = math.log(recipe.largest_weight)
     ratios = log_ratios.clamp(max=cap).exp()
     floor = math.log(recipe.weight_floor) if recipe.weight_floor > 0.0 else -math.inf
     is_dropped = (log_ratios < floor) | ((log_ratios > cap) & recipe.drops_above_cap)

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 from pydantic import ValidationError
 
@@ -67,3 +69,14 @@ def test_a_method_that_is_its_own_baseline_refuses_another(method):
 
 def test_the_scope_is_held_against_the_methods_own_baseline():
     assert "not 'grpo'" in refusal(method="grpo", baselineScope="batch")
+
+
+@pytest.mark.parametrize("fields", [{"baseline": "rloo"}, {"method": "cispo", "baseline": "opob"}])
+def test_the_energy_ess_needs_the_norms_of_whole_trajectories(fields):
+    assert refusal(essKind="energy", **fields).startswith("essKind: needs the gradient norms")
+
+
+def test_limits_of_a_step_come_from_the_spec():
+    limits = algorithm(deadBand=0.25, refuseBelow=0.1, refuseKlAbove=0.5).step_limits
+    assert (limits.dead_band, limits.refuse_below, limits.refuse_kl_above) == (0.25, 0.1, 0.5)
+    assert algorithm().step_limits.refuse_kl_above == math.inf

@@ -1,10 +1,12 @@
 import math
+from functools import partial
 from random import Random
 
 import pytest
 
-from vcpo.algo import MismatchCalibration, NonFiniteWeightError
+from vcpo.algo import EssKind, MismatchCalibration, NonFiniteWeightError, RefusalReason
 from vcpo.spec.algorithm import Algorithm
+from vcpo_learner.batch_signals import moments_of_batch
 from vcpo_learner.decision import (
     ScoredTrajectory,
     decide,
@@ -26,8 +28,10 @@ def scored(*, reward=0.0, weight=1.0, squared_norm=1.0, is_fresh=False, num_toke
     )
 
 
-def decided(groups, **algorithm):
-    return decide(groups, Algorithm.model_validate(algorithm), UNCALIBRATED)
+def decided(groups, *, kl_per_token=None, **algorithm):
+    settings = Algorithm.model_validate(algorithm)
+    moments_of = partial(moments_of_batch, groups, (), settings.recipe.largest_weight)
+    return decide(groups, settings, UNCALIBRATED, moments_of, kl_per_token=kl_per_token)
 
 
 def test_optimal_advantages_weigh_rewards_by_squared_norms():
@@ -50,13 +54,39 @@ def test_the_ess_sees_the_whole_batch_before_truncation():
     # Weights 1, 1/2, 2, 4: 7.5^2 / 21.25 / 4 = 0.6618.
     groups = [[scored(), scored(weight=0.5)], [scored(weight=2.0), scored(weight=4.0)]]
     decision = decided(groups, importanceWeightCap=1.0)
-    assert decision.ess_ratio == pytest.approx(56.25 / 21.25 / 4)
+    assert decision.reading.ess_ratio == pytest.approx(56.25 / 21.25 / 4)
 
 
 def test_the_scale_is_the_root_of_the_ratio_over_the_given_on_policy_ratio():
     groups = [[scored(), scored(weight=0.0)]]
     decision = decided(groups, onPolicyEssRatio=0.8)
-    assert decision.learning_rate_scale == pytest.approx(math.sqrt(0.5 / 0.8))
+    assert decision.verdict.scale == pytest.approx(math.sqrt(0.5 / 0.8))
+
+
+def test_a_batch_that_lost_too_much_is_refused_and_not_damped():
+    # Weights 1 and 0: ratio 1/2, below .6 of the on-policy .9.
+    groups = [[scored(reward=1.0), scored(weight=0.0)]]
+    verdict = decided(groups, onPolicyEssRatio=0.9, refuseBelow=0.6).verdict
+    assert (verdict.scale, verdict.refusal) == (0.0, RefusalReason.LOW_ESS)
+
+
+def test_a_divergence_beyond_the_bound_is_refused():
+    verdict = decided([[scored(reward=1.0), scored()]], kl_per_token=0.3, refuseKlAbove=0.2).verdict
+    assert verdict.refusal is RefusalReason.HIGH_DIVERGENCE
+
+
+def test_the_energy_ess_weighs_trajectories_by_their_gradients():
+    # Weights 1 and 2, contributions of norm 3 and 2: own norms 3 and 1; w h = 3, 2: 25 / 13 / 2.
+    groups = [[scored(reward=1.0, squared_norm=9.0), scored(weight=2.0, squared_norm=4.0)]]
+    reading = decided(groups, essKind="energy").reading
+    assert reading.ess_ratio == pytest.approx(25 / 26)
+    # On policy: (3 + 1)^2 / (2 (9 + 1)).
+    assert reading.on_policy_ess_ratio == pytest.approx(0.8)
+
+
+def test_without_any_gradient_energy_reads_whole_trajectories():
+    groups = [[scored(squared_norm=0.0), scored(squared_norm=0.0)]]
+    assert decided(groups, essKind="energy").reading.kind is EssKind.SEQUENCE
 
 
 def test_equal_rewards_give_advantages_of_exactly_zero():
@@ -75,7 +105,7 @@ def test_fresh_trajectories_calibrate_the_on_policy_ratio():
     random = Random(0)
     weights = [math.exp(random.gauss(-0.08, 0.4)) for _ in range(400)]
     group = [scored(weight=weight, is_fresh=True) for weight in weights]
-    assert decided([group]).on_policy_ess_ratio == pytest.approx(0.852, abs=0.03)
+    assert decided([group]).reading.on_policy_ess_ratio == pytest.approx(0.852, abs=0.03)
 
 
 def test_stale_trajectories_do_not_calibrate():

@@ -15,9 +15,10 @@ from tests.unit.update.models import (
 )
 from vcpo_learner import trajectory_gradients
 from vcpo_learner.batch import token_batch
+from vcpo_learner.combination import Combination
 from vcpo_learner.module_calls import recorded_calls
 from vcpo_learner.scoring import token_logprobs
-from vcpo_learner.trajectory_gradients import Combination, measure_gradients
+from vcpo_learner.trajectory_gradients import measure_gradients
 
 ONE_TWO = torch.tensor([1.0, 2.0]).double()
 
@@ -87,7 +88,7 @@ def test_the_size_of_a_chunk_does_not_matter(monkeypatch, elements):
     model = seeded(FAMILIES["llama tied"], dtype=torch.float64)
     trajectories = [one for group in sampled_groups(model) for one in group]
     expected = batched_norms(model, trajectories)
-    monkeypatch.setattr(trajectory_gradients, "_CHUNK_ELEMENTS", elements)
+    monkeypatch.setitem(trajectory_gradients._CHUNK_ELEMENTS, "cpu", elements)
     torch.testing.assert_close(batched_norms(model, trajectories), expected, rtol=1e-12, atol=0.0)
 
 
@@ -132,6 +133,29 @@ def test_a_module_with_parameters_beside_children_agrees_with_the_loop():
 def test_a_convolution_goes_through_its_own_forward():
     torch.manual_seed(0)
     assert_module_agrees(nn.Conv1d(2, 3, kernel_size=2).double(), torch.randn(4, 2, 5).double())
+
+
+class OnePlusWeight(nn.Module):
+    """A normalization whose weight is counted from 1, as in Gemma."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+
+    def forward(self, inputs):
+        return nn.functional.rms_norm(inputs, (4,)) * (1.0 + self.weight)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.LayerNorm(4), lambda: nn.RMSNorm(4), OnePlusWeight])
+def test_normalizations_agree_with_the_loop_even_at_a_weight_of_zero(make):
+    torch.manual_seed(0)
+    model = make().double()
+    with torch.no_grad():
+        model.weight[1:] = torch.randn(3)
+        model.weight[0] = 0.0
+    assert_module_agrees(
+        nn.Sequential(model, nn.Linear(4, 2).double()), torch.randn(3, 5, 4).double()
+    )
 
 
 def test_one_token_per_trajectory_needs_no_token_axis():
@@ -322,6 +346,34 @@ def test_sums_of_several_batches_add_up(monkeypatch, kept):
     again.add_to_parameters([0.5])
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         torch.testing.assert_close(parameter.grad, 2.0 * gradient, rtol=1e-9, atol=1e-12)
+
+
+def test_the_most_frequent_offset_of_a_group_becomes_part_of_its_slope():
+    offsets = torch.tensor([-1.0, 0.0, -1.0, -5.0])
+    rest, moved = Combination(offsets=offsets, groups=[0, 0, 0, 1]).centered()
+    assert rest.offsets.tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert moved.tolist() == [-1.0, -5.0]
+
+
+def test_trajectories_reduced_one_by_one_add_up_as_in_one_go(monkeypatch):
+    monkeypatch.setattr(trajectory_gradients, "is_kept_cheaper", lambda *_: False)
+    gradients = []
+    for elements in (1, 1 << 20):
+        monkeypatch.setitem(trajectory_gradients._CHUNK_ELEMENTS, "cpu", elements)
+        model = seeded(llama, dtype=torch.float64)
+        trajectories = [one for group in sampled_groups(model) for one in group]
+        combination = Combination(offsets=torch.arange(12.0).double(), groups=GROUPS)
+        measured(model, trajectories, combination).add_to_parameters(SLOPES)
+        gradients.append(torch.cat([each.grad.flatten() for each in model.parameters()]))
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-9, atol=1e-12)
+
+
+def test_a_recording_lets_calls_go_as_it_hears_of_them():
+    layer = nn.Linear(2, 2)
+    with recorded_calls(layer) as recording:
+        objectives = layer(torch.ones(1, 2)).sum(dim=1)
+    measure_gradients(layer, objectives, recording)
+    assert recording.calls == []
 
 
 def test_without_a_combination_there_is_no_sum():

@@ -76,7 +76,7 @@ def test_a_critic_goes_on_from_a_checkpoint():
 
 
 def test_the_first_vtrace_step_credits_every_token_with_the_truncated_reward_to_come():
-    # Values begin at 0: A_t = min(1, u_t) v_{t+1}, and v is the reward behind min(1, u) of the rest.
+    # Values begin at 0, and on policy the target of each is the reward to come.
     model = seeded(llama, dtype=torch.float64)
     ((_, one),) = sampled_groups(model, num_groups=1, group_size=2, staleness=0.0)
     update = PolicyUpdate(model, spec_of("vtrace"), PAD)

@@ -1,0 +1,158 @@
+r"""Answers that may be trained on again, per prompt, and how a group is drawn from them.
+
+An objective that is valid off policy without importance weights (trajectory balance) need not throw
+an answer away once it was used. Kept are the latest answers to a prompt, each sequence of tokens
+once. A group is drawn one answer at a time, without putting back:
+
+    with probability q          uniformly among the answers of the most recent policy version,
+    otherwise                   with probability proportional to exp(R / T) among all of them.
+
+Once the most recent are all drawn the reward decides alone: a group is as large as was asked for,
+unless the prompt has fewer answers. An answer is as recent as the oldest of its tokens.
+
+Source: TBA, "Trajectory Balance with Asynchrony", arXiv 2503.18929 (the two draws). An answer there
+is as recent as the searchers' last synchronization; here versions say so exactly.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySettings:
+    """How much is kept, and how it is drawn."""
+
+    capacity_per_prompt: int = 64
+    """Answers kept of one prompt, at least 1."""
+    on_policy_probability: float = 0.95
+    """Share of draws from the most recent version, in [0, 1]; the release's."""
+    inverse_temperature: float = 1.0
+    """1 / T per unit of reward, at least 0; 0 draws all answers alike."""
+
+    def __post_init__(self) -> None:
+        if self.capacity_per_prompt < 1:
+            raise ValueError(f"capacity_per_prompt is {self.capacity_per_prompt}: give at least 1")
+        if not 0.0 <= self.on_policy_probability <= 1.0:
+            raise ValueError(
+                f"on_policy_probability is {self.on_policy_probability}: give a share in [0, 1]"
+            )
+        if not 0.0 <= self.inverse_temperature < math.inf:
+            raise ValueError(
+                f"inverse_temperature is {self.inverse_temperature}: give a number of at least 0"
+            )
+
+
+def kept(
+    held: Iterable[Trajectory], arrived: Iterable[Trajectory], capacity: int
+) -> tuple[Trajectory, ...]:
+    """The newest `capacity` answers of one prompt, newest last, each sequence of tokens once.
+
+    Of two answers with the same response tokens the one that arrived later stays: its
+    log-probabilities and version are those of the later policy.
+    """
+    latest: dict[tuple[int, ...], Trajectory] = {}
+    for trajectory in (*held, *arrived):
+        # Taken out first, so that it moves to the end.
+        latest.pop(trajectory.response_token_ids, None)
+        latest[trajectory.response_token_ids] = trajectory
+    return tuple(latest.values())[-capacity:]
+
+
+def drawn(
+    held: Sequence[Trajectory], count: int, settings: ReplaySettings, rng: random.Random
+) -> list[Trajectory]:
+    """Draw `count` different answers of one prompt, or all of them when there are fewer."""
+    newest = max((each.oldest_policy_version for each in held), default=0)
+    remaining = list(held)
+    group: list[Trajectory] = []
+    while remaining and len(group) < count:
+        recent = [
+            position
+            for position, each in enumerate(remaining)
+            if each.oldest_policy_version == newest
+        ]
+        if recent and rng.random() < settings.on_policy_probability:
+            position = rng.choice(recent)
+        else:
+            weights = reward_weights([each.reward for each in remaining], settings)
+            (position,) = rng.choices(range(len(remaining)), weights)
+        group.append(remaining.pop(position))
+    return group
+
+
+def reward_weights(rewards: Sequence[float], settings: ReplaySettings) -> list[float]:
+    """exp(R / T) of each reward over the largest of them, in [0, 1]; no reward overflows it."""
+    largest = max(rewards)
+    return [math.exp((reward - largest) * settings.inverse_temperature) for reward in rewards]
+
+
+class ReplayBuffer:
+    """The answers kept of every prompt. Owner: the training loop."""
+
+    def __init__(self, settings: ReplaySettings) -> None:
+        self._settings = settings
+        self._held: dict[int, tuple[Trajectory, ...]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._held.values()))
+
+    @property
+    def prompt_indices(self) -> tuple[int, ...]:
+        """Prompts with at least one answer; those added to last come last."""
+        return tuple(self._held)
+
+    def held(self, prompt_index: int) -> tuple[Trajectory, ...]:
+        """Answers kept of a prompt, newest last."""
+        return self._held.get(prompt_index, ())
+
+    def add(self, prompt_index: int, arrived: Sequence[Trajectory]) -> None:
+        """Keep answers to a prompt; the oldest beyond its capacity go."""
+        if arrived:
+            held = self._held.pop(prompt_index, ())
+            self._held[prompt_index] = kept(held, arrived, self._settings.capacity_per_prompt)
+
+    def draw(self, prompt_index: int, count: int, rng: random.Random) -> list[Trajectory]:
+        """Draw a group of `count` different answers to a prompt; fewer when fewer are held.
+
+        They stay in the buffer.
+        """
+        return drawn(self.held(prompt_index), count, self._settings, rng)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that is held, as plain JSON values."""
+        prompts = [
+            [index, [_trajectory_to_dict(each) for each in held]]
+            for index, held in self._held.items()
+        ]
+        return {"prompts": prompts}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any], settings: ReplaySettings) -> Self:
+        """Go on from a `to_dict`; with a smaller capacity the newest answers stay."""
+        buffer = cls(settings)
+        for index, held in state["prompts"]:
+            buffer.add(int(index), [_trajectory_from_dict(each) for each in held])
+        return buffer
+
+
+def _trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
+    return {**asdict(trajectory), "finish_reason": trajectory.finish_reason.value}
+
+
+def _trajectory_from_dict(fields: Mapping[str, Any]) -> Trajectory:
+    return Trajectory(
+        trajectory_id=fields["trajectory_id"],
+        prompt_token_ids=tuple(fields["prompt_token_ids"]),
+        response_token_ids=tuple(fields["response_token_ids"]),
+        rollout_logprobs=tuple(fields["rollout_logprobs"]),
+        version_spans=tuple(VersionSpan(**span) for span in fields["version_spans"]),
+        reward=fields["reward"],
+        finish_reason=FinishReason(fields["finish_reason"]),
+    )

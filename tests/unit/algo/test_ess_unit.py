@@ -1,0 +1,181 @@
+import math
+import random
+from itertools import chain
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcpo.algo import (
+    EssKind,
+    WeightMoments,
+    ess_reading,
+    ess_unit,
+    log_norms,
+    piece_log_weights,
+)
+
+MISMATCH = 1e-3  # so that 1000 tokens have a mismatch of 1 nat^2
+
+
+def drawn_moments(unit, variance, seed):
+    """Of pieces whose tokens are independent, each with a mean ratio of 1."""
+    rng = random.Random(seed)
+    sizes = chain.from_iterable(unit.pieces)
+    return WeightMoments.of([rng.gauss(-variance * n / 2, math.sqrt(variance * n)) for n in sizes])
+
+
+def test_whole_trajectories_have_the_ratio_of_the_log_normal_law():
+    unit = ess_unit(EssKind.SEQUENCE, [1000] * 64, MISMATCH)
+    assert unit.on_policy_ess_ratio == pytest.approx(math.exp(-1), rel=1e-12)
+    assert (unit.exponent, unit.pieces[0]) == (1.0, (1000,))
+
+
+def test_tokens_have_one_ratio_whatever_the_lengths():
+    unit = ess_unit(EssKind.TOKEN, [3, 7], MISMATCH)
+    assert unit.on_policy_ess_ratio == pytest.approx(math.exp(-MISMATCH), rel=1e-12)
+    assert unit.pieces == ((1,) * 3, (1,) * 7)
+
+
+def test_blocks_have_a_quarter_of_a_nat_squared():
+    unit = ess_unit(EssKind.BLOCK, [1000] * 64, MISMATCH)
+    assert unit.pieces[0] == (250,) * 4
+    assert unit.on_policy_ess_ratio == pytest.approx(math.exp(-0.25), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", [EssKind.TOKEN, EssKind.BLOCK])
+def test_the_exponent_restores_the_ratio_of_whole_trajectories(kind):
+    unit = ess_unit(kind, [1500] * 64, MISMATCH)
+    assert unit.on_policy_ess_ratio**unit.exponent == pytest.approx(math.exp(-1.5), rel=1e-9)
+
+
+def test_the_exponent_restores_no_more_than_two_nats():
+    unit = ess_unit(EssKind.BLOCK, [8000] * 64, MISMATCH)
+    assert unit.exponent == pytest.approx(8.0, rel=1e-9)
+
+
+def test_without_mismatch_the_exponent_is_the_number_of_pieces_each():
+    unit = ess_unit(EssKind.TOKEN, [10, 30], None)
+    assert (unit.exponent, unit.on_policy_ess_ratio) == (20.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "kind"),
+    [(999, EssKind.SEQUENCE), (1001, EssKind.BLOCK)],
+    ids=["readable", "at its floor"],
+)
+def test_the_automatic_kind_follows_what_can_be_read(num_tokens, kind):
+    assert ess_unit(EssKind.AUTO, [num_tokens] * 64, MISMATCH).kind is kind
+
+
+@pytest.mark.parametrize("variance", [None, 0.0])
+@pytest.mark.parametrize("kind", [EssKind.AUTO, EssKind.BLOCK])
+def test_without_a_mismatch_whole_trajectories_are_read(kind, variance):
+    unit = ess_unit(kind, [100_000], variance)
+    assert (unit.kind, unit.on_policy_ess_ratio) == (EssKind.SEQUENCE, 1.0)
+
+
+@pytest.mark.parametrize("kind", [EssKind.SEQUENCE, EssKind.BLOCK, EssKind.TOKEN])
+def test_the_prediction_is_what_a_large_batch_shows(kind):
+    lengths = [300, 900] * 5000 if kind is EssKind.SEQUENCE else [300, 900] * 100
+    unit = ess_unit(kind, lengths, MISMATCH)
+    shown = drawn_moments(unit, MISMATCH, seed=5).ess_ratio
+    assert unit.on_policy_ess_ratio == pytest.approx(shown, rel=0.03)
+
+
+def test_the_energy_has_the_ratio_of_weights_and_norms():
+    # Equal lengths: exp(-0.1) times (1 + 3)^2 / (2 (1 + 9))
+    unit = ess_unit(EssKind.ENERGY, [100, 100], MISMATCH, gradient_norms=[1.0, 3.0])
+    assert unit.on_policy_ess_ratio == pytest.approx(math.exp(-0.1) * 0.8, rel=1e-12)
+
+
+def test_the_energy_prediction_is_what_a_large_batch_shows():
+    rng = random.Random(2)
+    lengths, norms = [100, 500] * 10_000, [1.0, 4.0] * 10_000
+    unit = ess_unit(EssKind.ENERGY, lengths, MISMATCH, gradient_norms=norms)
+    shown = WeightMoments.of(
+        [
+            rng.gauss(-MISMATCH * n / 2, math.sqrt(MISMATCH * n)) + log_norm
+            for n, log_norm in zip(lengths, log_norms(norms), strict=True)
+        ]
+    )
+    assert unit.on_policy_ess_ratio == pytest.approx(shown.ess_ratio, rel=0.03)
+
+
+def test_blocks_read_what_whole_trajectories_would():
+    # Staleness of 1e-3 per token at 1000 tokens: exp(-1) of the on-policy ratio is left.
+    unit = ess_unit(EssKind.BLOCK, [1000] * 2000, MISMATCH)
+    stale = ess_reading(unit, drawn_moments(unit, 2 * MISMATCH, seed=3))
+    assert stale.relative == pytest.approx(math.exp(-1), rel=0.1)
+
+
+def test_long_trajectories_tell_stale_from_fresh_by_blocks():
+    unit = ess_unit(EssKind.AUTO, [8000] * 64, MISMATCH)
+    fresh = ess_reading(unit, drawn_moments(unit, MISMATCH, seed=1))
+    stale = ess_reading(unit, drawn_moments(unit, 2 * MISMATCH, seed=1))
+    assert stale.relative < 0.3 < 0.8 < fresh.relative
+
+
+def test_a_reading_raises_both_ratios_to_the_exponent():
+    # Two trajectories of two tokens; token weights 1, 1, 1, 3: 36 / (4 * 12), squared.
+    unit = ess_unit(EssKind.TOKEN, [2, 2], None)
+    log_weights = chain.from_iterable(
+        piece_log_weights(tokens, pieces)
+        for tokens, pieces in zip([[0.0, 0.0], [0.0, math.log(3)]], unit.pieces, strict=True)
+    )
+    reading = ess_reading(unit, WeightMoments.of(list(log_weights)))
+    assert reading.ess_ratio == pytest.approx(0.5625, rel=1e-12)
+    assert reading.relative == pytest.approx(0.5625, rel=1e-12)
+
+
+def test_a_reading_never_falls_below_one_trajectory():
+    unit = ess_unit(EssKind.TOKEN, [1000, 1000], MISMATCH)
+    reading = ess_reading(unit, WeightMoments.of([30.0, 0.0]))
+    assert reading.relative == pytest.approx(0.5, rel=1e-12)
+
+
+def test_fresh_pieces_may_be_measured_in_place_of_the_law():
+    unit = ess_unit(EssKind.TOKEN, [2, 2], MISMATCH)
+    fresh = WeightMoments.of([0.0, math.log(3)])  # 16 / (2 * 10)
+    assert unit.measured(fresh).on_policy_ess_ratio == pytest.approx(0.8, rel=1e-12)
+
+
+def test_whole_trajectories_keep_the_law_of_their_lengths():
+    unit = ess_unit(EssKind.SEQUENCE, [1000] * 8, MISMATCH)
+    assert unit.measured(WeightMoments.of([0.0, 5.0])) == unit
+
+
+@given(
+    st.sampled_from([EssKind.AUTO, EssKind.SEQUENCE, EssKind.BLOCK, EssKind.TOKEN]),
+    st.lists(st.integers(1, 300), min_size=1, max_size=8),
+    st.floats(0.0, 10.0),
+)
+def test_every_unit_cuts_all_tokens_and_expects_a_ratio(kind, num_tokens, variance):
+    unit = ess_unit(kind, num_tokens, variance)
+    assert [sum(pieces) for pieces in unit.pieces] == num_tokens
+    assert 0.0 < unit.on_policy_ess_ratio <= 1.0
+    assert unit.exponent > 0.0
+
+
+@pytest.mark.parametrize("variance", [-1.0, math.nan, math.inf], ids=str)
+def test_a_mismatch_out_of_range_is_refused(variance):
+    with pytest.raises(ValueError, match="variance_per_token is"):
+        ess_unit(EssKind.TOKEN, [1], variance)
+
+
+@pytest.mark.parametrize(("lengths", "message"), [([], "empty"), ([1, 0], r"\[1\] is 0")])
+def test_lengths_out_of_range_are_refused(lengths, message):
+    with pytest.raises(ValueError, match=message):
+        ess_unit(EssKind.SEQUENCE, lengths, MISMATCH)
+
+
+@pytest.mark.parametrize("norms", [None, [1.0]], ids=["none", "too few"])
+def test_the_energy_needs_norms(norms):
+    with pytest.raises(ValueError, match="gradient_norms is missing or too short"):
+        ess_unit(EssKind.ENERGY, [1, 1], MISMATCH, gradient_norms=norms)
+
+
+@pytest.mark.parametrize(("norms", "message"), [([1.0, -1.0], r"\[1\]"), ([0.0], "all 0")])
+def test_norms_without_a_logarithm_are_refused(norms, message):
+    with pytest.raises(ValueError, match=message):
+        log_norms(norms)

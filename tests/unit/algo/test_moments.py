@@ -1,0 +1,68 @@
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcpo.algo import NonFiniteWeightError, WeightMoments, ess_ratio
+from vcpo.algo.moments import entry, moments_from
+
+LOG_WEIGHTS = st.lists(st.floats(-50, 50), min_size=1, max_size=20)
+
+
+def test_the_ess_of_four_weights_is_that_of_their_sums():
+    # Weights 1, 1/2, 2, 4: 7.5^2 / 21.25
+    moments = WeightMoments.of([math.log(weight) for weight in (1, 0.5, 2, 4)])
+    assert moments.ess == pytest.approx(56.25 / 21.25, rel=1e-12)
+    assert moments.ess_ratio == pytest.approx(56.25 / 85, rel=1e-12)
+
+
+@given(st.lists(LOG_WEIGHTS, min_size=1, max_size=5))
+def test_merged_parts_have_the_ess_of_all_their_weights(parts):
+    together = [each for part in parts for each in part]
+    merged = WeightMoments.merged([WeightMoments.of(part) for part in parts])
+    assert merged.ess_ratio == pytest.approx(ess_ratio(together), rel=1e-9)
+
+
+@given(LOG_WEIGHTS, st.floats(-1e4, 1e4))
+def test_a_common_factor_changes_no_ess(log_weights, shift):
+    shifted = WeightMoments.of([each + shift for each in log_weights])
+    assert shifted.ess == pytest.approx(WeightMoments.of(log_weights).ess, rel=1e-8)
+
+
+def test_weights_of_zero_count_without_weight():
+    assert WeightMoments.of([0.0, -math.inf]).ess_ratio == 0.5
+
+
+def test_an_ess_of_nothing_but_zeros_has_no_value():
+    with pytest.raises(NonFiniteWeightError, match="log_sum is -inf"):
+        _ = WeightMoments.of([-math.inf]).ess
+
+
+def test_moments_survive_a_checkpoint():
+    before = WeightMoments.of([0.3, -2.0])
+    assert moments_from(json.loads(json.dumps(before.to_list()))) == before
+
+
+@pytest.mark.parametrize("state", [None, [1, 2.0], [1, "x", 0.0], [0, 1.0, 1.0]], ids=str)
+def test_moments_of_another_form_are_refused(state):
+    with pytest.raises(ValueError, match="give what to_list returned"):
+        moments_from(state)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
+def test_a_sum_that_is_no_number_is_refused(value):
+    with pytest.raises(NonFiniteWeightError, match="log_sum is"):
+        WeightMoments(count=1, log_sum=value, log_sum_squares=0.0)
+
+
+def test_no_parts_have_no_moments():
+    with pytest.raises(ValueError, match="parts is empty"):
+        WeightMoments.merged([])
+
+
+@pytest.mark.parametrize("state", [{}, None, []], ids=str)
+def test_a_checkpoint_without_the_key_is_refused(state):
+    with pytest.raises(ValueError, match="with 'rows'"):
+        entry(state, "rows", "something")

@@ -1,0 +1,80 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcpo.algo import LearningRateRule, RefusalReason, StepLimits, judge_step
+
+RATIOS = st.floats(0.001, 1.0)
+
+
+def test_without_limits_the_scale_is_that_of_the_published_rule():
+    verdict = judge_step(0.2, 0.8, StepLimits())
+    assert (verdict.scale, verdict.is_taken) == (0.5, True)
+
+
+def test_the_rule_in_force_is_that_of_the_limits():
+    assert judge_step(0.2, 0.8, StepLimits(rule=LearningRateRule.LINEAR)).scale == 0.25
+
+
+@pytest.mark.parametrize("ratio", [0.4, 0.5, 0.8, 1.0])
+def test_within_the_dead_band_nothing_is_damped(ratio):
+    assert judge_step(ratio, 0.8, StepLimits(dead_band=0.5)).scale == 1.0
+
+
+def test_below_the_dead_band_the_scale_leaves_1_without_a_jump():
+    # 0.4 is the band's end; a quarter of it has a scale of 1/2.
+    assert judge_step(0.1, 0.8, StepLimits(dead_band=0.5)).scale == pytest.approx(0.5)
+    assert judge_step(0.4 - 1e-9, 0.8, StepLimits(dead_band=0.5)).scale == pytest.approx(1.0)
+
+
+def test_too_little_of_a_batch_is_refused():
+    limits = StepLimits(refuse_below=0.1)
+    assert judge_step(0.079, 0.8, limits).refusal is RefusalReason.LOW_ESS
+    assert judge_step(0.081, 0.8, limits).is_taken
+
+
+def test_a_divergence_beyond_the_limit_is_refused():
+    limits = StepLimits(refuse_kl_above=0.5)
+    assert judge_step(0.8, 0.8, limits, kl_per_token=0.6).refusal is RefusalReason.HIGH_DIVERGENCE
+    assert judge_step(0.8, 0.8, limits, kl_per_token=0.5).is_taken
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
+@pytest.mark.parametrize("name", ["ess_ratio", "kl_per_token", "gradient_norm"])
+def test_what_is_no_number_refuses_the_step(name, value):
+    numbers = {"ess_ratio": 0.5, name: value}
+    verdict = judge_step(on_policy_ess_ratio=1.0, limits=StepLimits(), **numbers)
+    assert (verdict.scale, verdict.refusal) == (0.0, RefusalReason.NON_FINITE)
+
+
+@given(RATIOS, RATIOS, st.floats(0.0, 0.9), st.floats(0.0, 0.9))
+def test_a_refused_step_has_no_scale_and_a_taken_one_has(ratio, expected, band, below):
+    verdict = judge_step(ratio, expected, StepLimits(dead_band=band, refuse_below=below))
+    assert verdict.is_taken == (0.0 < verdict.scale <= 1.0)
+
+
+@given(RATIOS, RATIOS, RATIOS)
+def test_more_of_a_batch_is_never_damped_more(one, other, expected):
+    limits = StepLimits(dead_band=0.25, refuse_below=0.05)
+    low, high = sorted((one, other))
+    assert judge_step(low, expected, limits).scale <= judge_step(high, expected, limits).scale
+
+
+@pytest.mark.parametrize("name", ["dead_band", "refuse_below"])
+@pytest.mark.parametrize("value", [-0.1, 1.0, math.nan], ids=str)
+def test_a_limit_that_is_no_part_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} is"):
+        StepLimits(**{name: value})
+
+
+@pytest.mark.parametrize("value", [0.0, math.nan], ids=str)
+def test_a_divergence_limit_that_no_step_could_meet_is_refused(value):
+    with pytest.raises(ValueError, match="refuse_kl_above is"):
+        StepLimits(refuse_kl_above=value)
+
+
+def test_a_ratio_out_of_range_is_refused():
+    with pytest.raises(ValueError, match=r"ess_ratio is 1\.5"):
+        judge_step(1.5, 1.0, StepLimits())

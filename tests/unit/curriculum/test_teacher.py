@@ -1,0 +1,163 @@
+import io
+import math
+import random
+
+import pytest
+import torch
+
+from vcpo_learner.teacher import PromptTeacher, TeacherSettings, undecidedness
+
+UNDECIDED, SOLVED, UNSOLVED = (1, 2, 3), (4, 5), (6, 7, 8, 9)
+
+
+def make_teacher(*, seed=0, **changes):
+    return PromptTeacher(TeacherSettings(**changes), vocabulary_size=16, seed=seed)
+
+
+def taught(*, steps=150, **changes):
+    """A teacher that saw one prompt half solved, one always and one never."""
+    teacher = make_teacher(**changes)
+    for prompt, successes in ((UNDECIDED, 4), (SOLVED, 8), (UNSOLVED, 0)):
+        teacher.observe(prompt, successes, 8)
+    for _ in range(steps):
+        teacher.train_step()
+    return teacher
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "expected"),
+    [(4, 16, 0.4330127), (8, 16, 0.5), (0, 16, 0.0), (16, 16, 0.0), (0.5, 1, 0.5)],
+    ids=["a quarter", "half", "none", "all", "half a success"],
+)
+def test_the_target_is_the_spread_of_the_answers(successes, trials, expected):
+    assert undecidedness(successes, trials) == pytest.approx(expected, abs=1e-7)
+
+
+def test_a_new_teacher_has_no_opinion():
+    assert make_teacher().scores([UNDECIDED, SOLVED]) == [0.25, 0.25]
+
+
+def test_it_learns_which_prompt_is_undecided():
+    undecided, solved, unsolved = taught().scores([UNDECIDED, SOLVED, UNSOLVED])
+    assert undecided > 0.45
+    assert max(solved, unsolved) < 0.05
+
+
+def test_it_has_an_opinion_on_a_prompt_that_nobody_answered():
+    undecided, decided = taught().scores([(3, 1), (5, 8)])
+    assert undecided > 0.4
+    assert decided < 0.1
+
+
+def test_a_score_is_half_the_sigmoid_of_the_weighted_mean_embedding():
+    teacher = taught(steps=20)
+    network = teacher.state_dict()["network"]
+    mean = (network["embedding.weight"][1] + network["embedding.weight"][5]) / 2
+    expected = 0.5 / (1.0 + math.exp(-float(mean @ network["weight"])))
+    assert teacher.scores([(1, 5)]) == pytest.approx([expected], rel=1e-5)
+
+
+def test_a_score_does_not_depend_on_the_prompts_beside_it():
+    teacher = taught(steps=20)
+    prompts = [UNDECIDED, SOLVED, UNSOLVED]
+    alone = [teacher.scores([prompt])[0] for prompt in prompts]
+    assert teacher.scores(prompts) == pytest.approx(alone, rel=1e-6)
+
+
+def test_a_step_returns_the_squared_error_before_it():
+    teacher = make_teacher()
+    teacher.observe(UNDECIDED, 4, 8)
+    # (1/4 - 1/2)^2
+    assert teacher.train_step() == pytest.approx(0.0625)
+
+
+def test_what_left_the_window_is_not_learned_from():
+    teacher = make_teacher(window=2)
+    for successes in (4, 8, 8):
+        teacher.observe(UNDECIDED, successes, 8)
+    for _ in range(150):
+        teacher.train_step()
+    assert teacher.scores([UNDECIDED])[0] < 0.05
+
+
+def test_the_highest_score_is_chosen():
+    teacher = taught(exploration=0.0)
+    prompts = [SOLVED, UNDECIDED, UNSOLVED]
+    assert {teacher.choose(prompts, random.Random(seed)) for seed in range(50)} == {1}
+
+
+def test_exploration_chooses_uniformly():
+    teacher, rng = taught(exploration=1.0), random.Random(0)
+    chosen = [teacher.choose([SOLVED, UNDECIDED], rng) for _ in range(2000)]
+    assert chosen.count(0) == pytest.approx(1000, abs=112)
+
+
+def test_the_same_seed_learns_the_same():
+    assert taught(steps=5, seed=3).scores([SOLVED]) == taught(steps=5, seed=3).scores([SOLVED])
+
+
+def test_a_restored_teacher_goes_on_as_the_one_that_was_saved():
+    teacher = taught(steps=5)
+    restored = make_teacher(seed=99)
+    restored.observe(SOLVED, 1, 8)  # its own past is replaced
+    restored.load_state_dict(through_a_file(teacher.state_dict()))
+    assert [restored.train_step() for _ in range(5)] == [teacher.train_step() for _ in range(5)]
+    assert restored.scores([UNDECIDED]) == teacher.scores([UNDECIDED])
+
+
+def test_no_prompt_has_no_score():
+    assert make_teacher().scores([]) == []
+
+
+def test_learning_from_nothing_is_refused():
+    with pytest.raises(ValueError, match="nothing was observed"):
+        make_teacher().train_step()
+
+
+def test_choosing_among_no_prompt_is_refused():
+    with pytest.raises(ValueError, match="prompts is empty"):
+        make_teacher().choose([], random.Random(0))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [((), "is empty"), ((3, 16), "has 16: the vocabulary ends at 15"), ((-1,), "has -1")],
+    ids=["empty", "too large", "negative"],
+)
+def test_a_prompt_without_a_mean_embedding_is_refused(prompt, message):
+    with pytest.raises(ValueError, match=f"prompt_token_ids {message}"):
+        make_teacher().observe(prompt, 1, 2)
+    with pytest.raises(ValueError, match=f"prompt_token_ids {message}"):
+        make_teacher().scores([SOLVED, prompt])
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "message"),
+    [(0, 0, "trials is 0"), (3, 2, "successes is 3"), (-1, 2, "successes is -1")],
+    ids=["no trial", "too many", "negative"],
+)
+def test_a_success_rate_that_cannot_be_is_refused(successes, trials, message):
+    with pytest.raises(ValueError, match=message):
+        undecidedness(successes, trials)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("embedding_size", 0),
+        ("window", 0),
+        ("batch_size", 0),
+        ("learning_rate", 0.0),
+        ("exploration", 1.1),
+    ],
+)
+def test_a_setting_out_of_range_is_named(field, value):
+    with pytest.raises(ValueError, match=f"{field} is {value}"):
+        TeacherSettings(**{field: value})

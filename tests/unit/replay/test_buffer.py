@@ -1,0 +1,175 @@
+import json
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
+from vcpo_learner.replay import ReplayBuffer, ReplaySettings, drawn, kept, reward_weights
+
+
+def answer(*tokens, version=0, then=None, reward=0.0, name="a"):
+    """An answer of these tokens, the last of them sampled by version `then` if one is given."""
+    versions = [version] * (len(tokens) - 1) + [version if then is None else then]
+    return Trajectory(
+        trajectory_id=name,
+        prompt_token_ids=(1, 2),
+        response_token_ids=tokens,
+        rollout_logprobs=(-0.5,) * len(tokens),
+        version_spans=tuple(VersionSpan(policy_version=one, num_tokens=1) for one in versions),
+        reward=reward,
+        finish_reason=FinishReason.STOP,
+    )
+
+
+def first_draws(held, count, **settings):
+    rng = random.Random(0)
+    return [drawn(held, 1, ReplaySettings(**settings), rng)[0] for _ in range(count)]
+
+
+answers = st.lists(
+    st.builds(
+        lambda token, version, reward: answer(token, version=version, reward=reward),
+        st.integers(0, 8),
+        st.integers(0, 3),
+        st.floats(-1e4, 1e4),
+    ),
+    max_size=12,
+)
+
+
+def test_the_newest_answers_stay():
+    one, two, three = answer(1), answer(2), answer(3)
+    assert kept([one, two], [three], 2) == (two, three)
+
+
+def test_of_two_equal_answers_the_later_stays_and_is_the_newest():
+    early, other, late = answer(1, version=0), answer(2), answer(1, version=5)
+    assert kept([early, other], [late], 8) == (other, late)
+
+
+def test_an_answer_that_begins_like_another_is_another():
+    assert len(kept([answer(1)], [answer(1, 2)], 8)) == 2
+
+
+def test_a_group_is_of_the_most_recent_version_while_there_are_answers_of_it():
+    held = [answer(1, version=3), answer(2, version=2, reward=9.0), answer(3, version=3)]
+    group = drawn(held, 2, ReplaySettings(on_policy_probability=1.0), random.Random(0))
+    assert {each.response_token_ids for each in group} == {(1,), (3,)}
+
+
+def test_older_answers_fill_up_a_group():
+    held = [answer(1, version=3), answer(2, version=2)]
+    settings = ReplaySettings(on_policy_probability=1.0)
+    assert drawn(held, 2, settings, random.Random(0)) == held
+
+
+def test_an_answer_is_as_recent_as_the_oldest_of_its_tokens():
+    mixed, whole = answer(1, 2, version=1, then=7), answer(3, version=2)
+    assert set(first_draws([mixed, whole], 50, on_policy_probability=1.0)) == {whole}
+
+
+def test_answers_are_drawn_by_the_exponential_of_their_reward():
+    # exp(0) to exp(2 * ln 3 / 2): one to three.
+    held = [answer(1), answer(2, reward=math.log(3.0) / 2)]
+    draws = first_draws(held, 2000, on_policy_probability=0.0, inverse_temperature=2.0)
+    assert draws.count(held[1]) == pytest.approx(1500, abs=97)
+
+
+def test_the_most_recent_are_drawn_with_their_probability_and_by_their_reward():
+    # 1/2 for being recent, and half of the other half.
+    held = [answer(1, version=0), answer(2, version=1)]
+    draws = first_draws(held, 2000, on_policy_probability=0.5)
+    assert draws.count(held[1]) == pytest.approx(1500, abs=97)
+
+
+def test_at_inverse_temperature_0_rewards_do_not_matter():
+    assert reward_weights([-5.0, 3.0], ReplaySettings(inverse_temperature=0.0)) == [1.0, 1.0]
+
+
+def test_extreme_rewards_neither_overflow_nor_vanish():
+    assert reward_weights([1e4, -1e4, 1e4], ReplaySettings()) == [1.0, 0.0, 1.0]
+
+
+@given(answers, st.integers(0, 16), st.integers(0, 99))
+def test_a_group_has_no_answer_twice_and_is_as_large_as_can_be(found, count, seed):
+    held = kept([], found, 8)
+    group = drawn(held, count, ReplaySettings(), random.Random(seed))
+    assert len({each.response_token_ids for each in group}) == len(group)
+    assert len(group) == min(count, len(held))
+    assert set(group) <= set(held)
+
+
+@given(answers, st.integers(1, 8))
+def test_what_is_kept_does_not_depend_on_how_it_arrived(found, capacity):
+    singly: tuple[Trajectory, ...] = ()
+    for each in found:
+        singly = kept(singly, [each], capacity)
+    assert singly == kept([], found, capacity)
+
+
+@given(answers, st.integers(0, 99))
+def test_equal_generators_draw_equal_groups(found, seed):
+    held = kept([], found, 8)
+    groups = [drawn(held, 4, ReplaySettings(), random.Random(seed)) for _ in range(2)]
+    assert groups[0] == groups[1]
+
+
+def test_prompts_are_kept_apart():
+    buffer = ReplayBuffer(ReplaySettings(capacity_per_prompt=1))
+    buffer.add(4, [answer(1), answer(2)])
+    buffer.add(9, [answer(2)])
+    assert (len(buffer), buffer.held(4), buffer.held(9)) == (2, (answer(2),), (answer(2),))
+
+
+def test_a_draw_takes_nothing_out():
+    buffer = ReplayBuffer(ReplaySettings())
+    buffer.add(4, [answer(1), answer(2)])
+    buffer.draw(4, 2, random.Random(0))
+    assert len(buffer) == 2
+
+
+def test_a_prompt_without_answers_gives_an_empty_group():
+    assert ReplayBuffer(ReplaySettings()).draw(4, 2, random.Random(0)) == []
+
+
+def test_prompts_added_to_last_come_last():
+    buffer = ReplayBuffer(ReplaySettings())
+    for index in (4, 9, 4):
+        buffer.add(index, [answer(1)])
+    buffer.add(7, [])
+    assert buffer.prompt_indices == (9, 4)
+
+
+def test_a_buffer_restored_from_json_holds_the_same_answers_in_the_same_order():
+    buffer = ReplayBuffer(ReplaySettings())
+    buffer.add(9, [answer(1, 2, version=1, then=3, reward=0.5), answer(2, name="b")])
+    buffer.add(4, [answer(5)])
+    state = json.loads(json.dumps(buffer.to_dict()))
+    restored = ReplayBuffer.restored(state, ReplaySettings())
+    assert restored.prompt_indices == (9, 4)
+    assert [restored.held(index) for index in (9, 4)] == [buffer.held(index) for index in (9, 4)]
+
+
+def test_a_smaller_buffer_goes_on_with_the_newest_answers():
+    buffer = ReplayBuffer(ReplaySettings())
+    buffer.add(4, [answer(1), answer(2)])
+    smaller = ReplayBuffer.restored(buffer.to_dict(), ReplaySettings(capacity_per_prompt=1))
+    assert smaller.held(4) == (answer(2),)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("capacity_per_prompt", 0),
+        ("on_policy_probability", 1.5),
+        ("on_policy_probability", math.nan),
+        ("inverse_temperature", -1.0),
+        ("inverse_temperature", math.inf),
+    ],
+)
+def test_a_setting_out_of_range_is_named(field, value):
+    with pytest.raises(ValueError, match=f"{field} is {value}"):
+        ReplaySettings(**{field: value})

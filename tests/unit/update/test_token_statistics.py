@@ -1,0 +1,46 @@
+import math
+from random import Random
+
+import pytest
+import torch
+
+from vcpo.algo import TokenSums, WeightMoments, near_equal_pieces, piece_log_weights
+from vcpo_learner.token_statistics import piece_moments, token_sums
+
+
+def rows():
+    random = Random(0)
+    return [[random.gauss(0.0, 1.0) for _ in range(length)] for length in (1, 7, 12)]
+
+
+def tensors():
+    return [torch.tensor(row, dtype=torch.float64) for row in rows()]
+
+
+def close(found, expected):
+    pairs = zip(found.to_list(), expected.to_list(), strict=True)
+    return all(one == pytest.approx(other, rel=1e-12) for one, other in pairs)
+
+
+def test_sums_over_tokens_are_those_of_plain_numbers():
+    found = token_sums(tensors(), cap=2.0)
+    expected = TokenSums.of([each for row in rows() for each in row], 2.0)
+    assert close(found.weights, expected.weights)
+    assert close(found.truncated, expected.truncated)
+    assert found.k3_sum == pytest.approx(expected.k3_sum, rel=1e-12)
+
+
+def test_no_cap_truncates_nothing():
+    found = token_sums(tensors(), cap=math.inf)
+    assert found.truncated == found.weights
+
+
+@pytest.mark.parametrize("size", [1, 4, 100])
+def test_moments_of_pieces_are_those_of_plain_numbers(size):
+    pieces = [near_equal_pieces(len(row), size) for row in rows()]
+    logs = [
+        weight
+        for row, own in zip(rows(), pieces, strict=True)
+        for weight in piece_log_weights(row, own)
+    ]
+    assert close(piece_moments(tensors(), pieces), WeightMoments.of(logs))
