@@ -66,6 +66,20 @@ class StepRecord:
     """Trajectories dropped so far, by reason."""
     skipped: str | None = None
     """Why no update was made, or None."""
+    ess_kind: str = "sequence"
+    """The length at which both ESS ratios are read: whole trajectories, blocks, tokens, energy."""
+    baseline_shift: float = 0.0
+    """Mean of the baseline minus the mean reward of those that share it."""
+    masked_share: float = 0.0
+    """Share of tokens that the method's gate gives no gradient."""
+    warning_level: str = "ok"
+    """Early warning of a collapse: ok, warn, critical or dead."""
+    warning_score: float = 0.0
+    """The same as a number in [0, 1]; 1/3 warns, 2/3 is critical."""
+    diagnostics: Mapping[str, Any] = field(default_factory=dict)
+    """`vcpo.algo.BatchDiagnostics` by field; empty when a weight had no value."""
+    ess_by_lag: Mapping[str, float] = field(default_factory=dict)
+    """ESS ratio of the trajectories in each bucket of ages, by its smallest lag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

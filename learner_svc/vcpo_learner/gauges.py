@@ -47,6 +47,7 @@ class LearnerGauges:
         metrics.learning_rate.set(record.learning_rate)
         metrics.gradient_norm.set(record.gradient_norm)
         metrics.reward_mean.set(record.reward_mean)
+        self._diagnostics(record)
         sampled_before = record.step - 1
         for group in groups:
             for trajectory in group.trajectories:
@@ -54,6 +55,24 @@ class LearnerGauges:
                 metrics.policy_lag_steps.observe(lag)
                 metrics.tokens.inc(len(trajectory.response_token_ids))
         self.refresh()
+
+    def _diagnostics(self, record: StepRecord) -> None:
+        metrics = self._metrics
+        metrics.baseline_shift.set(record.baseline_shift)
+        metrics.masked_tokens.set(record.masked_share)
+        metrics.collapse_warning.set(record.warning_score)
+        shown = {
+            "token_ess_ratio": metrics.token_ess_ratio,
+            "truncated_ess_ratio": metrics.truncated_ess_ratio,
+            "kl_per_token": metrics.divergence_nats,
+            "top_gradient_share": metrics.top_gradient_share,
+        }
+        for name, gauge in shown.items():
+            value = record.diagnostics.get(name)
+            if value is not None:
+                gauge.set(value)
+        for lag, ratio in record.ess_by_lag.items():
+            metrics.lag_ess_ratio.labels(lag).set(ratio)
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Note a finished evaluation."""

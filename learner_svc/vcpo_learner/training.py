@@ -16,12 +16,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vcpo.algo import WarningLevel
 from vcpo.journal import EvaluationRecord, EventRecord, Journal, StepRecord
 from vcpo.spec import VCPORun, algorithm_warnings
 from vcpo.wire.phase import RunPhase
@@ -76,6 +77,7 @@ class Training:
         self._evaluation: asyncio.Task[None] | None = None
         """The round that runs beside training, until its outcome was looked at."""
         self._saved_step = -1
+        self._warning_level: str = WarningLevel.OK
 
     def resume(self) -> int:
         """Go on from the newest checkpoint; returns its step, 0 when there is none.
@@ -145,8 +147,16 @@ class Training:
         if result.skipped is not None:
             detail = f" ({result.skip_detail})" if result.skip_detail else ""
             self.event("StepSkipped", f"step {record.step}: {result.skipped}{detail}")
+        self._tell_warning(record)
         await self._between_steps(record.step)
         return True
+
+    def _tell_warning(self, record: StepRecord) -> None:
+        """Write an event when the early warning changes."""
+        if record.warning_level != self._warning_level:
+            self._warning_level = record.warning_level
+            text = f"step {record.step}: {record.warning_level} (score {record.warning_score:.2f})"
+            self.event("CollapseWarning", text)
 
     async def _between_steps(self, step: int) -> None:
         last = step >= self._spec.steps
@@ -271,6 +281,13 @@ class Training:
             consumed=counts.consumed,
             dropped=dict(counts.dropped),
             skipped=result.skipped,
+            ess_kind=result.ess_kind,
+            baseline_shift=result.baseline_shift,
+            masked_share=result.masked_share,
+            warning_level=result.warning_level,
+            warning_score=result.warning_score,
+            diagnostics={} if result.diagnostics is None else asdict(result.diagnostics),
+            ess_by_lag={str(each.smallest_lag): each.ess / each.count for each in result.lags},
         )
 
     def _report(self, record: StepRecord, groups: Sequence[Group]) -> None:

@@ -113,6 +113,7 @@ def _findings(study: VCPOStudy, store: CellStore, command: str) -> Findings:
         study=study,
         command=command,
         records=_records(store, grid),
+        tuning_records=_records(store, tuning),
         tuned=tuned,
         failures={name: error for name, error in errors.items() if error is not None},
     )

@@ -11,7 +11,7 @@ from typing import Final
 from vcpo.spec import VCPORunSpec
 from vcpo_study.study import StudySpec, cell_spec
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 """Counts changes of what a cell does or records; cells of another format are run again."""
 _PARTS: Final = {
     "model",

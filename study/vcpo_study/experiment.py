@@ -9,9 +9,7 @@ settings would do by chance of timing, a cell does by construction.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -23,9 +21,6 @@ from vcpo_study.cell import Cell
 from vcpo_study.records import CellRecord, EvaluationRow, StepRow
 from vcpo_study.sampling import Sampler
 from vcpo_study.versions import Versions
-
-_LARGEST_LOG_WEIGHT = 20.0
-"""A larger one would make the estimate of a divergence a matter of one trajectory."""
 
 
 def run_cell(cell: Cell, model_name: str) -> CellRecord:
@@ -91,8 +86,7 @@ class Experiment:
             temperature=self._spec.sampling.temperature,
         )
         result = self._update.step(groups, policy_version=version)
-        num_tokens = sum(len(each.response_token_ids) for group in groups for each in group)
-        return _step_row(version + 1, result, kl_per_token(result.log_weights, num_tokens))
+        return _step_row(version + 1, result)
 
     def _evaluate(self, version: int) -> EvaluationRow:
         self._sampler.use(self._versions.newest)
@@ -108,30 +102,21 @@ class Experiment:
         return EvaluationRow(step=version, accuracy=sum(rewards) / len(rewards))
 
 
-def kl_per_token(log_weights: Sequence[float], num_tokens: int) -> float | None:
-    """KL(sampler || learner) in nats per token, estimated as sum_i (w_i - 1 - log w_i) / tokens.
-
-    log_weights: [B] nats, untruncated; empty when one has no value, which gives None. They are held
-    within +-20. The estimate is at least 0 and unbiased, since the mean of w is 1.
-    Source: Schulman, http://joschu.net/blog/kl-approx.html (k3), taken over whole trajectories.
-    """
-    if not log_weights:
-        return None
-    reach = _LARGEST_LOG_WEIGHT
-    held = [min(max(log_weight, -reach), reach) for log_weight in log_weights]
-    return math.fsum(math.expm1(x) - x for x in held) / num_tokens
-
-
-def _step_row(step: int, result: UpdateResult, divergence: float | None) -> StepRow:
+def _step_row(step: int, result: UpdateResult) -> StepRow:
+    seen = result.diagnostics
     return StepRow(
         step=step,
         reward_mean=result.reward_mean,
         ess_ratio=result.ess_ratio,
         on_policy_ess_ratio=result.on_policy_ess_ratio,
-        kl_per_token=divergence,
+        ess=None if seen is None else seen.ess_ratio * len(result.log_weights),
+        token_ess_ratio=None if seen is None else seen.token_ess_ratio,
+        kl_per_token=None if seen is None else seen.kl_per_token,
         importance_weight_max=result.importance_weight_max,
         gradient_norm=result.gradient_norm,
         learning_rate=result.learning_rate,
         learning_rate_scale=result.learning_rate_scale,
+        masked_share=result.masked_share,
+        top_gradient_share=None if seen is None else seen.top_gradient_share,
         skipped=None if result.skipped is None else str(result.skipped),
     )

@@ -29,14 +29,22 @@ class StepRow:
     ess_ratio: float
     """Effective sample size over batch size, before truncation; 0 when a weight has no value."""
     on_policy_ess_ratio: float
+    ess: float | None
+    """Effective sample size in trajectories; None when a weight has no value."""
+    token_ess_ratio: float | None
+    """Of tokens, before truncation; None as before."""
     kl_per_token: float | None
-    """KL divergence from sampler to learner, nats per token, estimated; None without weights."""
+    """KL divergence from sampler to learner, nats per token, estimated; None as before."""
     importance_weight_max: float
     gradient_norm: float
     """Before clipping."""
     learning_rate: float
     """As the step used it; 0 when it was skipped."""
     learning_rate_scale: float
+    masked_share: float
+    """Share of tokens that the method's gate gives no gradient."""
+    top_gradient_share: float | None
+    """Share of the gradient, by norm, that the top 1 % of trajectories have; None without norms."""
     skipped: str | None
 
 

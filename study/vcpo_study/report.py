@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from vcpo.algo import AlarmQuality, WarningLevel
 from vcpo.report.numbers import UNKNOWN, compact, decimal, duration
-from vcpo_study.alarms import AlarmQuality, alarm_quality
+from vcpo_study.alarms import alarm_quality
 from vcpo_study.figures import figures
 from vcpo_study.measures import FINAL_EVALUATIONS
 from vcpo_study.records import CellRecord
@@ -18,6 +19,12 @@ from vcpo_study.summary import GridRow, Headline, grid_rows, headline
 from vcpo_study.tuning import TunedRate
 
 FIGURES_FOLDER: Final = "results"
+
+JUDGED_LEVELS: Final = (WarningLevel.WARN, WarningLevel.CRITICAL)
+"""Levels of the early warning that are told."""
+
+Alarms = Mapping[WarningLevel, AlarmQuality]
+"""What each level is worth over all cells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +36,8 @@ class Findings:
     """What made it, as typed."""
     records: Sequence[CellRecord]
     """Of the grid."""
+    tuning_records: Sequence[CellRecord]
+    """Of the cells that decided on learning rates."""
     tuned: Sequence[TunedRate]
     failures: Mapping[str, str]
     """Errors by the name of the cell."""
@@ -37,7 +46,7 @@ class Findings:
 def write_report(findings: Findings, folder: Path) -> Path:
     """Write the report's files into a folder; returns the document."""
     rows = grid_rows(findings.records)
-    alarms = alarm_quality(findings.records)
+    alarms = _alarms(findings)
     drawings = figures(findings.study.spec, findings.records, rows)
     (folder / FIGURES_FOLDER).mkdir(parents=True, exist_ok=True)
     for name, drawing in drawings.items():
@@ -49,7 +58,7 @@ def write_report(findings: Findings, folder: Path) -> Path:
     return document
 
 
-def summarize(findings: Findings, rows: Sequence[GridRow], alarms: AlarmQuality) -> dict[str, Any]:
+def summarize(findings: Findings, rows: Sequence[GridRow], alarms: Alarms) -> dict[str, Any]:
     """What `results.json` holds: the headline of the subject first, then everything in full."""
     spec = findings.study.spec
     subject = headline(spec.subject, rows)
@@ -58,8 +67,9 @@ def summarize(findings: Findings, rows: Sequence[GridRow], alarms: AlarmQuality)
         "command": findings.command,
         "vcpo_k128_over_k0": subject.k128_over_k0,
         "steps_ratio_k32": subject.steps_ratio_k32,
-        "warning_lead_steps": alarms.lead_steps,
-        "false_alarm_rate": alarms.false_alarm_rate,
+        "warning_lead_steps": alarms[WarningLevel.CRITICAL].lead_steps,
+        "false_alarm_rate": alarms[WarningLevel.CRITICAL].false_alarm_rate,
+        "alarms": {level.value: asdict(quality) for level, quality in alarms.items()},
         "uncontrolled": None
         if spec.uncontrolled is None
         else asdict(headline(spec.uncontrolled, rows)),
@@ -70,14 +80,14 @@ def summarize(findings: Findings, rows: Sequence[GridRow], alarms: AlarmQuality)
     }
 
 
-def _document(findings: Findings, rows: Sequence[GridRow], alarms: AlarmQuality) -> Iterator[str]:
+def _document(findings: Findings, rows: Sequence[GridRow], alarms: Alarms) -> Iterator[str]:
     study = findings.study
     yield f"# Results: {study.metadata.name}\n"
     yield f"```\n{findings.command}\n```\n"
     yield _setting(findings)
     yield "\n## What is kept as data grows old\n"
     yield from _headlines(findings, rows)
-    yield _alarm_sentence(alarms)
+    yield from _alarm_table(alarms)
     yield "\n## Final accuracy\n"
     yield f"Mean of the last {FINAL_EVALUATIONS} evaluations; mean ± standard deviation over seeds,"
     yield "the lowest seed in brackets, and the number of seeds that collapsed if any did.\n"
@@ -118,16 +128,22 @@ def _headlines(findings: Findings, rows: Sequence[GridRow]) -> Iterator[str]:
             yield f"| {method.label} | {ratios[0]} | {ratios[1]} |"
 
 
-def _alarm_sentence(alarms: AlarmQuality) -> str:
-    if alarms.num_collapses == 0:
-        return "\nNo cell collapsed."
-    counted = f"\n{alarms.num_collapses} cells collapsed"
-    if alarms.lead_steps is None:
-        return f"{counted}."
-    return (
-        f"{counted}; the early warning came {alarms.lead_steps:.0f} steps before (median), and in "
-        f"{decimal(alarms.false_alarm_rate, '.1%')} of the other cells for nothing."
-    )
+def _alarms(findings: Findings) -> Alarms:
+    """Of all cells: learning rates that the grid does not use make runs fall, too."""
+    records = [*findings.records, *findings.tuning_records]
+    return {level: alarm_quality(records, level) for level in JUDGED_LEVELS}
+
+
+def _alarm_table(alarms: Alarms) -> Iterator[str]:
+    collapses = next(iter(alarms.values())).num_collapses
+    yield "\n## Early warning\n"
+    yield f"{collapses} cells of grid and tuning collapsed: an evaluation fell below half of the best"
+    yield "one before it. Lead is counted from the first alarm, and is 0 without one.\n"
+    yield "| level | collapses warned of | median lead, steps | false alarms in the other cells |"
+    yield "|---|---|---|---|"
+    for level, found in alarms.items():
+        lead, rate = decimal(found.lead_steps, ".0f"), decimal(found.false_alarm_rate, ".1%")
+        yield f"| {level} | {found.num_warned} of {collapses} | {lead} | {rate} |"
 
 
 def _table(

@@ -111,6 +111,33 @@ ON_POLICY_ESS = _measure(
     "vcpo_on_policy_ess_ratio",
     "ESS ratio at lag 0, given or calibrated; ESS is measured against it.",
 )
+TOKEN_ESS = _measure("vcpo_token_ess_ratio", "ESS ratio of the last step's tokens, untruncated.")
+TRUNCATED_ESS = _measure(
+    "vcpo_truncated_ess_ratio",
+    "ESS ratio of the last step's trajectories after truncation; it hides what the other shows.",
+)
+LAG_ESS = _gauge(
+    "vcpo_lag_ess_ratio",
+    "ESS ratio of the last step's trajectories by age; the label is the bucket's smallest lag.",
+    "lag",
+)
+DIVERGENCE = _measure(
+    "vcpo_divergence_nats", "KL divergence from sampler to learner in the last step, per token."
+)
+TOP_GRADIENT_SHARE = _measure(
+    "vcpo_top_gradient_share_ratio",
+    "Share of the last step's gradient, by norm, that the top 1 % of trajectories have.",
+)
+BASELINE_SHIFT = _measure(
+    "vcpo_baseline_shift", "Mean over trajectories of the baseline minus the mean reward beside it."
+)
+MASKED_TOKENS = _measure(
+    "vcpo_masked_tokens_ratio", "Share of the last step's tokens that the method's gate left out."
+)
+COLLAPSE_WARNING = _measure(
+    "vcpo_collapse_warning_ratio",
+    "Early warning of a collapse from recent steps: 1/3 warns, 2/3 is critical, 1 is dead.",
+)
 IMPORTANCE_WEIGHT_MAX = _measure(
     "vcpo_importance_weight_max", "Largest importance weight of the last step before truncation."
 )
@@ -261,6 +288,14 @@ LEARNER = (
     ESS_MEAN,
     ESS_LOW,
     ON_POLICY_ESS,
+    TOKEN_ESS,
+    TRUNCATED_ESS,
+    LAG_ESS,
+    DIVERGENCE,
+    TOP_GRADIENT_SHARE,
+    BASELINE_SHIFT,
+    MASKED_TOKENS,
+    COLLAPSE_WARNING,
     IMPORTANCE_WEIGHT_MAX,
     LEARNING_RATE_SCALE,
     LEARNING_RATE,

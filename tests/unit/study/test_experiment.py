@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from vcpo.spec import VCPORunSpec
 from vcpo_learner.policy_model import load_policy, pad_token_id, policy_tensors
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_study.cell import Cell
-from vcpo_study.experiment import kl_per_token, run_cell
+from vcpo_study.experiment import run_cell
 from vcpo_study.sampling import Sampler
 from vcpo_study.versions import Version
 
@@ -76,17 +75,3 @@ def test_each_prompt_has_its_group(groups):
 def test_every_token_is_labelled_with_the_version_that_sampled_it(groups):
     spans = [each.version_spans for group in groups for each in group]
     assert {span.policy_version for (span,) in spans} == {7}
-
-
-def test_the_divergence_is_counted_per_token():
-    # (e^1 - 1 - 1) + (e^-1 - 1 + 1) = 0.7183 + 0.3679 nats over 4 tokens.
-    assert kl_per_token([1.0, -1.0], 4) == pytest.approx((math.e - 2 + 1 / math.e) / 4)
-
-
-def test_a_vanished_weight_leaves_the_divergence_finite():
-    # A log weight of -20 counts e^-20 - 1 + 20 nats.
-    assert kl_per_token([-math.inf], 1) == pytest.approx(19.0)
-
-
-def test_without_weights_there_is_no_divergence():
-    assert kl_per_token([], 10) is None

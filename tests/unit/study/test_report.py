@@ -28,6 +28,7 @@ def written(tmp_path):
         study=study_document(),
         command="vcpo study study.yaml",
         records=RECORDS,
+        tuning_records=TUNING,
         tuned=tuned_rates(TUNING),
         failures={"plain-k32-lr0.001-s1": "Traceback\nValueError: no luck\n"},
     )
