@@ -85,17 +85,20 @@ class Recording:
         """Tell `listener` the gradient of `objective` at every call that it depends on.
 
         The pass goes no further than to the calls' outputs: the parameters' `.grad` is not touched.
+        Each call is let go as soon as it was told of, so that arguments live no longer than a plain
+        backward pass would keep them; a recording serves one such pass.
         """
         roots = [call.root for call in self.calls if call.root is not None]
+        self.calls.clear()
         self.listener = listener
         try:
             torch.autograd.grad(objective, roots, retain_graph=retain_graph, allow_unused=True)
         finally:
             self.listener = None
 
-    def _hear(self, call: ModuleCall, gradient: Tensor) -> None:
-        if self.listener is not None:
-            self.listener(call, gradient)
+    def _hear(self, held: list[ModuleCall], gradient: Tensor) -> None:
+        if self.listener is not None and held:
+            self.listener(held.pop(), gradient)
 
     def _recorder(self, name: str) -> Callable[..., None]:
         def record(
@@ -114,7 +117,8 @@ class Recording:
             )
             self.calls.append(call)
             if tensor is not None and tensor.requires_grad:
-                tensor.register_hook(lambda gradient: self._hear(call, gradient))  # type: ignore[no-untyped-call]
+                held = [call]
+                tensor.register_hook(lambda gradient: self._hear(held, gradient))  # type: ignore[no-untyped-call]
 
         return record
 
@@ -139,6 +143,18 @@ def own_trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters that the module holds itself, not in a submodule, and that need a gradient."""
     own = module.named_parameters(recurse=False)
     return {name: parameter for name, parameter in own if parameter.requires_grad}
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module computes what `kind` does; a subclass with a forward of its own may not."""
+    return type(module).forward is kind.forward
+
+
+def as_stored(value: Any, dtype: torch.dtype) -> Any:
+    """An argument without its graph, and, if autocast made it smaller, in the parameters' type."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().to(dtype) if value.is_floating_point() else value
 
 
 def _root(output: Tensor | None, arguments: Mapping[int | str, Any]) -> GradientEdge | None:

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vcpo_learner.module_calls import ModuleCall
+from vcpo_learner.module_calls import ModuleCall, as_stored, is_plain
+from vcpo_learner.normalization import scaled_features
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,10 +36,12 @@ class Factors:
         """The same of some trajectories."""
         return Factors(rows=self.rows[samples], columns=self.columns[samples])
 
-    def inner_products(self, other: "Factors") -> Tensor:
+    def inner_products(self, other: "Factors", products: "TokenProducts") -> Tensor:
         """Inner products [batch] float64 with another factored gradient of the same matrix."""
-        products = (self.columns @ other.columns.mT) * _row_products(self.rows, other.rows)
-        return products.sum(dim=(1, 2), dtype=torch.float64)
+        columns = products.of(self.columns, other.columns)
+        rows = _row_products(self.rows, other.rows).to(columns.dtype)
+        by_token: Tensor = torch.linalg.vecdot(rows, columns)
+        return by_token.sum(dim=1, dtype=torch.float64)
 
     def full(self, num_rows: int) -> Tensor:
         """Gradients in full, [batch, num_rows, num_columns]."""
@@ -52,11 +55,30 @@ class Factors:
 
     def add_weighted_to(self, total: Tensor, coefficients: Tensor) -> None:
         """Add sum_i c_i G_i to `total` [num_rows, num_columns], as one product over all tokens."""
-        columns = (self.columns * coefficients[:, None, None]).flatten(0, 1)
-        if self.rows.is_floating_point():
-            total.addmm_(self.rows.flatten(0, 1).T, columns)
+        rows, columns, factor = self.rows, self.columns, coefficients[:, None, None]
+        if rows.is_floating_point() and rows.shape[-1] < columns.shape[-1]:
+            rows = rows * factor
         else:
-            total.index_add_(0, self.rows.flatten(), columns)
+            columns = columns * factor
+        if rows.is_floating_point():
+            total.addmm_(rows.flatten(0, 1).T, columns.flatten(0, 1))
+        else:
+            total.index_add_(0, rows.flatten(), columns.flatten(0, 1))
+
+
+@dataclass(slots=True, eq=False)
+class TokenProducts:
+    """Products of tokens with tokens; remembers the last: layers side by side share inputs."""
+
+    _last: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def of(self, first: Tensor, second: Tensor) -> Tensor:
+        """[batch, tokens of first, tokens of second], both [batch, tokens, features]."""
+        if self._last is not None and _is_same(first, self._last[0], second, self._last[1]):
+            return self._last[2]
+        # The factors are held too: memory that is still in use cannot become another tensor's.
+        self._last = (first, second, first @ second.mT)
+        return self._last[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,9 +98,16 @@ class ParameterUse:
         """Gradients [samples, *parameter.shape], in full."""
         if self.factors is not None:
             return self.factors.part(samples).full(num_rows=self.parameter.shape[0])
-        if self.parameter_name == "bias" and is_plain(self.call.module, nn.Linear):
+        if self.parameter_name == "bias" and self._adds_bias():
             return _per_token(self.output_gradient[samples], self.parameter.dtype).sum(dim=1)
+        scaled = scaled_features(self.call, self.parameter_name, self.parameter)
+        if scaled is not None and scaled.shape == self.output_gradient.shape:
+            return _per_token(scaled[samples] * self.output_gradient[samples], scaled.dtype).sum(1)
         return _pulled_back(self, samples)
+
+    def _adds_bias(self) -> bool:
+        """Whether the module is one that adds its bias to each token."""
+        return is_plain(self.call.module, nn.Linear) or is_plain(self.call.module, nn.LayerNorm)
 
 
 def parameter_use(
@@ -100,11 +129,6 @@ def parameter_use(
     )
 
 
-def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module computes what `kind` does; a subclass with a forward of its own may not."""
-    return type(module).forward is kind.forward
-
-
 def _factors(call: ModuleCall, parameter: nn.Parameter, gradient: Tensor) -> Factors | None:
     is_linear = is_plain(call.module, nn.Linear)
     if not (is_linear or is_plain(call.module, nn.Embedding)):
@@ -115,7 +139,8 @@ def _factors(call: ModuleCall, parameter: nn.Parameter, gradient: Tensor) -> Fac
     gradients = _per_token(gradient, parameter.dtype)
     if is_linear:
         inputs = _per_token(call.arguments[0].detach(), parameter.dtype)
-        return Factors(rows=gradients, columns=inputs)
+        first = _first_busy_token(gradients)
+        return Factors(rows=gradients[:, first:], columns=inputs[:, first:])
     return _embedding_factors(call, call.arguments[0].reshape(batch_size, -1), gradients)
 
 
@@ -130,6 +155,16 @@ def _embedding_factors(call: ModuleCall, token_ids: Tensor, gradients: Tensor) -
         padding = (token_ids == embedding.padding_idx)[:, :, None]
         gradients = gradients.masked_fill(padding, 0.0)
     return Factors(rows=token_ids, columns=gradients)
+
+
+def _first_busy_token(gradients: Tensor) -> int:
+    """Before it no token of [batch, tokens, features] has a gradient.
+
+    Such are the prompts' tokens in the head and in most of the last layer.
+    """
+    if gradients.shape[1] < 2 or bool(gradients[:, 0].any()):
+        return 0
+    return int((gradients != 0.0).any(dim=2).any(dim=0).int().argmax())
 
 
 def _row_products(first: Tensor, second: Tensor) -> Tensor:
@@ -150,10 +185,21 @@ def _per_token(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values.reshape(len(values), -1, values.shape[-1]).to(dtype)
 
 
+def _is_same(first: Tensor, held: Tensor, second: Tensor, other_held: Tensor) -> bool:
+    pairs = ((first, held), (second, other_held))
+    return all(
+        one.data_ptr() == other.data_ptr()
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.dtype == other.dtype
+        for one, other in pairs
+    )
+
+
 def _pulled_back(use: ParameterUse, samples: slice) -> Tensor:
     """Gradients by running the module again on one trajectory at a time, vectorized."""
     call, batch_size = use.call, len(use.output_gradient)
-    cast = {key: _as_stored(value, use.parameter.dtype) for key, value in call.arguments.items()}
+    cast = {key: as_stored(value, use.parameter.dtype) for key, value in call.arguments.items()}
     per_trajectory = {
         key: value[samples]
         for key, value in cast.items()
@@ -176,10 +222,3 @@ def _pulled_back(use: ParameterUse, samples: slice) -> Tensor:
 
     pulled: Tensor = torch.func.vmap(gradient)(per_trajectory, use.output_gradient[samples])
     return pulled
-
-
-def _as_stored(value: Any, dtype: torch.dtype) -> Any:
-    """An argument without its graph, and, if autocast made it smaller, in the parameters' type."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.detach().to(dtype) if value.is_floating_point() else value

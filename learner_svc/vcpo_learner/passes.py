@@ -30,10 +30,11 @@ from vcpo_learner.batch import (
     num_tokens,
     token_batch,
 )
+from vcpo_learner.combination import Combination
 from vcpo_learner.estimator.record import TokenLogprobs
 from vcpo_learner.module_calls import Recording, recorded_calls
 from vcpo_learner.scoring import response_values, token_logprobs, weighted_logprobs
-from vcpo_learner.trajectory_gradients import Combination, measure_gradients
+from vcpo_learner.trajectory_gradients import measure_gradients
 
 LocalWeights = Callable[[TokenLogprobs], Tensor]
 """Weights a_it of some rows, from their log-probabilities; both [n, width]."""

@@ -47,32 +47,19 @@ from itertools import combinations_with_replacement
 import torch
 from torch import Tensor, nn
 
+from vcpo_learner.combination import Combination
 from vcpo_learner.module_calls import ModuleCall, Recording, own_trainable_parameters
-from vcpo_learner.parameter_use import Factors, ParameterUse, parameter_use
+from vcpo_learner.parameter_use import Factors, ParameterUse, TokenProducts, parameter_use
 
-_CHUNK_ELEMENTS = 1 << 22
-"""Numbers of per-trajectory gradients held at once; 16 MiB in float32, near what caches hold."""
+_CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Numbers of per-trajectory gradients held at once: near what a CPU's caches hold (4 MiB in
+float32), and enough of them to keep a GPU busy (256 MiB)."""
 
 _FLOPS_PER_TOUCH = {"cpu": 24.0, "cuda": 400.0}
 """Multiplications that a device does while it reads and writes one number of main memory."""
 
 _TOUCHES = 3.0
 """Times that `reduced` goes over each element of a gradient: form, square, add."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Combination:
-    """The sum that is wanted, sum_i (offset_i + slope_g(i)) grad f_i, before slopes are known."""
-
-    offsets: Tensor
-    """[batch]"""
-    groups: Sequence[int]
-    """[batch] position of each trajectory's group, from 0 on without a gap, ascending."""
-
-    @property
-    def num_groups(self) -> int:
-        """Groups of the batch."""
-        return self.groups[-1] + 1
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -96,7 +83,9 @@ class _ReducedParameter:
     """[num_groups, num_elements]"""
 
     def add(self, coefficients: Tensor, slopes: Tensor) -> None:
-        _gradient_of(self.parameter).view(-1).addmv_(self.group_sums.T, slopes)
+        total = _gradient_of(self.parameter).view(-1)
+        for group_sum, slope in zip(self.group_sums, slopes.tolist(), strict=True):
+            total.add_(group_sum, alpha=slope)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -106,6 +95,9 @@ class MeasuredGradients:
     squared_norms: Tensor
     """[batch] float64, at least 0; as exact as the parameters' number type."""
     combination: Combination | None
+    """What is left of the one that was asked for when `_moved` is part of the slopes."""
+    _moved: Tensor | None = None
+    """[num_groups]"""
     _parts: list[_KeptMatrix | _ReducedParameter] = field(default_factory=list)
 
     def add_to_parameters(self, slopes: Sequence[float]) -> None:
@@ -113,10 +105,10 @@ class MeasuredGradients:
 
         slopes: [num_groups].
         """
-        if self.combination is None:
+        if self.combination is None or self._moved is None:
             raise ValueError("combination is None: only norms were measured; give one")
         offsets = self.combination.offsets
-        by_group = offsets.new_tensor(slopes)
+        by_group = offsets.new_tensor(slopes) + self._moved
         coefficients = offsets + by_group[list(self.combination.groups)]
         with torch.no_grad():
             for part in self._parts:
@@ -146,7 +138,9 @@ def measure_gradients(
     for call in recording.calls:
         call.require_per_trajectory(len(objectives))
     norms = torch.zeros(len(objectives), dtype=torch.float64, device=objectives.device)
-    measured = MeasuredGradients(squared_norms=norms, combination=combination)
+    measured = MeasuredGradients(squared_norms=norms, combination=None)
+    if combination is not None:
+        measured.combination, measured._moved = combination.centered()
     collector = _Collector(model, recording.calls, measured)
     recording.backward(objectives.sum(), collector.hear, retain_graph=retain_graph)
     collector.finish()
@@ -160,6 +154,7 @@ class _Collector:
         self, model: nn.Module, calls: Sequence[ModuleCall], measured: MeasuredGradients
     ) -> None:
         self._measured = measured
+        self._products = TokenProducts()
         self._heard: dict[nn.Parameter, list[ParameterUse]] = {}
         self._awaited = Counter(
             parameter
@@ -200,11 +195,13 @@ class _Collector:
     def _measure_kept(self, parameter: nn.Parameter, factors: Sequence[Factors]) -> None:
         norms = self._measured.squared_norms
         tokens = max(each.columns.shape[1] for each in factors)
-        for samples in _chunks(len(norms), tokens**2):
+        for samples in _chunks(norms.device, len(norms), tokens**2):
             parts = [each.part(samples) for each in factors]
             total = torch.zeros_like(norms[samples])
             for first, second in combinations_with_replacement(parts, 2):
-                total += first.inner_products(second) * (1.0 if first is second else 2.0)
+                total += first.inner_products(second, self._products) * (
+                    1.0 if first is second else 2.0
+                )
             # Rounding may leave the square of a vanishing gradient just under zero.
             norms[samples] += total.clamp_min(0.0)
         if self._measured.combination is not None:
@@ -218,7 +215,7 @@ class _Collector:
             sums = parameter.new_zeros(combination.num_groups, parameter.numel())
             part = _ReducedParameter(parameter=parameter, group_sums=sums)
             self._measured._parts.append(part)
-        for samples in _chunks(len(norms), parameter.numel()):
+        for samples in _chunks(norms.device, len(norms), parameter.numel()):
             gradients = uses[0].gradients(samples).flatten(1)
             for use in uses[1:]:
                 gradients = gradients + use.gradients(samples).flatten(1)
@@ -241,11 +238,17 @@ def _reduce(
     """Add gradients [samples, num_elements] to both totals, going over them once."""
     offsets = combination.offsets[samples].to(gradients.dtype)
     groups = combination.groups[samples]
+    total = _gradient_of(part.parameter).view(-1)
+    if len(gradients) == 1:
+        if offset := float(offsets):
+            total.add_(gradients[0], alpha=offset)
+        part.group_sums[groups[0]] += gradients[0]
+        return
     first, last = groups[0], groups[-1]
     rows = torch.tensor(groups, device=gradients.device)
     members = torch.arange(first, last + 1, device=gradients.device)[:, None] == rows
     sums = torch.cat([offsets[None], members.to(gradients.dtype)]) @ gradients
-    _gradient_of(part.parameter).view(-1).add_(sums[0])
+    total.add_(sums[0])
     part.group_sums[first : last + 1] += sums[1:]
 
 
@@ -255,7 +258,8 @@ def _gradient_of(parameter: nn.Parameter) -> Tensor:
     return parameter.grad
 
 
-def _chunks(batch_size: int, elements_each: int) -> Iterator[slice]:
-    size = max(1, _CHUNK_ELEMENTS // elements_each)
+def _chunks(device: torch.device, batch_size: int, elements_each: int) -> Iterator[slice]:
+    elements = _CHUNK_ELEMENTS.get(device.type, _CHUNK_ELEMENTS["cuda"])
+    size = max(1, elements // elements_each)
     for start in range(0, batch_size, size):
         yield slice(start, min(start + size, batch_size))

@@ -137,8 +137,8 @@ def _alarms(findings: Findings) -> Alarms:
 def _alarm_table(alarms: Alarms) -> Iterator[str]:
     collapses = next(iter(alarms.values())).num_collapses
     yield "\n## Early warning\n"
-    yield f"{collapses} cells of grid and tuning collapsed: an evaluation fell below half of the best"
-    yield "one before it. Lead is counted from the first alarm, and is 0 without one.\n"
+    yield f"{collapses} cells of grid and tuning collapsed: an evaluation fell below half of the"
+    yield "best one before it. Lead is counted from the first alarm, and is 0 without one.\n"
     yield "| level | collapses warned of | median lead, steps | false alarms in the other cells |"
     yield "|---|---|---|---|"
     for level, found in alarms.items():

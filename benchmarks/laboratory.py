@@ -1,0 +1,83 @@
+"""A policy that is trained on the spot, every version kept, for measurements of its gradients."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.group_gradients import GroupGradients, group_gradients
+from vcpo.algo import log_importance_weight
+from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.batch import token_batch
+from vcpo_learner.policy_model import load_policy, pad_token_id, policy_tensors
+from vcpo_learner.scoring import token_logprobs
+from vcpo_learner.update import PolicyUpdate
+from vcpo_rollout.environments import Split, make_environment
+from vcpo_study.sampling import Sampler
+from vcpo_study.study import cell_spec, load_study, model_directory
+from vcpo_study.versions import Version
+
+WEIGHT_CAP = 8.0
+"""Truncation of the sequence weights in the gradient, that of VCPO."""
+
+
+class Laboratory:
+    """A policy in training, its earlier versions, and gradients of the one under the other."""
+
+    def __init__(self, study_file: Path, *, lag: int, learning_rate: float, seed: int) -> None:
+        study = load_study(study_file)
+        model_name = model_directory(study, study_file)
+        method = study.spec.method(study.spec.subject)
+        self._lag = lag
+        self._spec = cell_spec(study.spec, method, lag=lag, learning_rate=learning_rate, seed=seed)
+        torch.manual_seed(seed)
+        self._model, tokenizer = load_policy(model_name, self._spec.model.revision)
+        self._pad = pad_token_id(tokenizer)
+        self._sampler = Sampler(self._spec, model_name, tokenizer, self._pad)
+        task = self._spec.environment
+        self._environment = make_environment(task.name, task.parameters, seed)
+        self._versions = [Version(number=0, weights=policy_tensors(self._model))]
+
+    def train(self, steps: int) -> None:
+        """Take steps on batches of the training lag, keeping every version."""
+        update = PolicyUpdate(self._model, self._spec, self._pad)
+        prompts = self._spec.batch.prompts_per_step
+        for step in range(steps):
+            groups = self.sample(min(self._lag, step), range(step * prompts, (step + 1) * prompts))
+            result = update.step(groups, policy_version=step)
+            self._versions.append(Version(number=step + 1, weights=policy_tensors(self._model)))
+            if step % 32 == 31 or step == steps - 1:
+                print(f"step {step + 1}: mean reward {result.reward_mean:.2f}", flush=True)
+
+    def sample_new(self, lag: int, num_groups: int) -> list[list[Trajectory]]:
+        """Groups of prompts that were not trained on, the same ones for every lag."""
+        first = len(self._versions) * self._spec.batch.prompts_per_step
+        return self.sample(lag, range(first, first + num_groups))
+
+    def sample(self, lag: int, indices: Sequence[int]) -> list[list[Trajectory]]:
+        """One group for each prompt, by the version `lag` steps before the newest."""
+        self._sampler.use(self._versions[-1 - lag])
+        return self._sampler.groups(
+            self._environment,
+            Split.TRAIN,
+            indices,
+            samples=self._spec.batch.trajectories_per_prompt,
+            temperature=self._spec.sampling.temperature,
+        )
+
+    def gradients(self, group: Sequence[Trajectory]) -> GroupGradients:
+        """Estimates of one group under the newest version."""
+        batch = token_batch(group, self._pad, torch.device("cpu"))
+        logprobs = token_logprobs(self._model, batch, temperature=self._spec.sampling.temperature)
+        masks = batch.response_mask
+        rows = [row[mask].tolist() for row, mask in zip(logprobs.detach(), masks, strict=True)]
+        return group_gradients(
+            logprobs.sum(dim=1) / masks.sum(dim=1),
+            list(self._model.parameters()),
+            rewards=[trajectory.reward for trajectory in group],
+            log_weights=[
+                log_importance_weight(row, trajectory.rollout_logprobs)
+                for row, trajectory in zip(rows, group, strict=True)
+            ],
+            weight_cap=WEIGHT_CAP,
+        )
