@@ -101,6 +101,8 @@ class _Parts:
     def __init__(self, run: VCPORun, options: Options) -> None:
         spec = run.spec
         torch.manual_seed(spec.seed)
+        # Weights near 0 make gradients of numbers that a CPU handles twenty times slower.
+        torch.set_flush_denormal(True)
         model, tokenizer = load_policy(spec.model.name, spec.model.revision)
         # nn.Module's method: the library wraps its own in a way that has no usable type.
         torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")

@@ -58,10 +58,16 @@ class GradientGathering:
         self._longest_answer = spec.sampling.max_new_tokens
         self._passes = Passes(model, spec, pad_token_id)
         self._inputs = TokenInputs(model, self._recipe, self._passes)
-        self._in_one_pass = goes_in_one_pass(self._recipe, self._scope)
+        self._largest_group = (
+            spec.batch.micro_batch_trajectories
+            if goes_in_one_pass(self._recipe, self._scope)
+            else 0
+        )
 
     def score(self, groups: Groups, policy_version: int) -> ScoredBatch:
         """Score a batch, and gather its gradient already where each group decides for itself.
+
+        That takes whole groups in memory; larger ones than a micro-batch are gone through twice.
 
         Raises: NonFiniteWeightError when a weight or a norm is not a number.
         """
@@ -70,7 +76,7 @@ class GradientGathering:
         size = batch_size(trajectories, self._longest_answer)
         local = partial(local_weights, recipe=self._recipe, size=size)
         flags = informative(_as_groups(rewards, groups), self._recipe, self._scope)
-        if self._in_one_pass:
+        if max(map(len, groups)) <= self._largest_group:
             scores = self._gathered(groups, rewards, flags, local)
             record = None
         else:

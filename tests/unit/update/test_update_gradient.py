@@ -171,3 +171,13 @@ def test_rollout_logprobs_enter_through_the_weight_only():
     spec = make_spec(baseline="none")
     whole = gradient_of_step(seeded(llama, dtype=torch.float64), spec, [[one]])
     assert_same(gradient_of_step(model, spec, [[halved]]), whole / 2)
+
+
+def test_a_group_larger_than_a_micro_batch_is_gone_through_twice_with_the_same_result():
+    groups = sampled_groups(seeded(llama, dtype=torch.float64), group_size=4)
+    spec = make_spec(baseline="opob")
+    whole, split = (
+        gradient_of_step(seeded(llama, dtype=torch.float64), with_micro_batches(spec, size), groups)
+        for size in (4, 3)
+    )
+    assert_same(split, whole)
