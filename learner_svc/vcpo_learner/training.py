@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,18 +33,11 @@ from vcpo_learner.ledger import Group
 from vcpo_learner.policies import PolicyStore
 from vcpo_learner.policy_model import policy_payload, policy_tensors, restore_policy, save_policy
 from vcpo_learner.signals import SignalWindow
-from vcpo_learner.update import PolicyUpdate, UpdateResult
+from vcpo_learner.step_record import LagStatistics, lag_statistics, recorded
+from vcpo_learner.update import PolicyUpdate
+from vcpo_learner.update_result import UpdateResult
 
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LagStatistics:
-    """Ages of a batch's tokens, in policy versions."""
-
-    mean: float
-    p50: int
-    maximum: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,17 +251,9 @@ class Training:
         return StepRecord(
             step=dispatcher.policy_version,
             time_unix_s=time.time(),
-            reward_mean=result.reward_mean,
-            ess_ratio=result.ess_ratio,
-            on_policy_ess_ratio=result.on_policy_ess_ratio,
-            learning_rate_scale=result.learning_rate_scale,
-            learning_rate=result.learning_rate,
-            gradient_norm=result.gradient_norm,
-            importance_weight_max=result.importance_weight_max,
             lag_mean=lag.mean,
             lag_p50=lag.p50,
             lag_max=lag.maximum,
-            response_tokens_mean=result.response_tokens_mean,
             step_s=step_s,
             idle_s=idle_s,
             tokens_per_s=self._parts.signals.tokens_per_s(),
@@ -280,14 +264,7 @@ class Training:
             buffered=counts.buffered,
             consumed=counts.consumed,
             dropped=dict(counts.dropped),
-            skipped=result.skipped,
-            ess_kind=result.ess_kind,
-            baseline_shift=result.baseline_shift,
-            masked_share=result.masked_share,
-            warning_level=result.warning_level,
-            warning_score=result.warning_score,
-            diagnostics={} if result.diagnostics is None else asdict(result.diagnostics),
-            ess_by_lag={str(each.smallest_lag): each.ess / each.count for each in result.lags},
+            **recorded(result),
         )
 
     def _report(self, record: StepRecord, groups: Sequence[Group]) -> None:
@@ -297,21 +274,3 @@ class Training:
 
     async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-
-def lag_statistics(groups: Sequence[Group], policy_version: int) -> LagStatistics:
-    """Ages of all response tokens of a batch at `policy_version`, each token counted once."""
-    tokens: Counter[int] = Counter()
-    for group in groups:
-        for trajectory in group.trajectories:
-            for lag, num_tokens in trajectory.lags(policy_version):
-                tokens[lag] += num_tokens
-    total = tokens.total()
-    middle, seen, p50 = (total + 1) // 2, 0, 0
-    for lag in sorted(tokens):
-        seen += tokens[lag]
-        if seen >= middle:
-            p50 = lag
-            break
-    mean = sum(lag * count for lag, count in tokens.items()) / total
-    return LagStatistics(mean=mean, p50=p50, maximum=max(tokens))

@@ -15,7 +15,8 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from vcpo_learner.policy_model import load_policy, pad_token_id, policy_tensors
-from vcpo_learner.update import PolicyUpdate, UpdateResult
+from vcpo_learner.update import PolicyUpdate
+from vcpo_learner.update_result import UpdateResult
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_study.cell import Cell
 from vcpo_study.records import CellRecord, EvaluationRow, StepRow

@@ -17,8 +17,9 @@ from vcpo_learner.gauges import LearnerGauges
 from vcpo_learner.ledger import Group
 from vcpo_learner.policies import PolicyStore
 from vcpo_learner.signals import SignalWindow
-from vcpo_learner.training import LagStatistics, Training, TrainingParts, lag_statistics
-from vcpo_learner.update import SkipReason, UpdateResult
+from vcpo_learner.step_record import LagStatistics, lag_statistics
+from vcpo_learner.training import Training, TrainingParts
+from vcpo_learner.update_result import SkipReason, UpdateResult
 
 
 class CountingUpdate:
