@@ -30,9 +30,11 @@ Memory. `kept` holds on to output gradients, T (p + d) numbers per trajectory; `
 copy of the matrix per group, and per-trajectory gradients of `_CHUNK_ELEMENTS` numbers, one
 trajectory's at least.
 
-Limits. Trajectories must not meet within a module (batch normalization). A parameter that is used
-outside the forward of the module that owns it goes unseen. An argument whose first axis happens to
-be as long as the batch is taken for per-trajectory data. What can be noticed raises ValueError.
+Limits. Trajectories must not meet within a module (batch normalization). Rows that hold several of
+them are told apart by `segments`, and unpacked as gradients come by (`packing`). A parameter that
+is used outside the forward of the module that owns it goes unseen. An argument whose first axis
+happens to be as long as the batch is taken for per-trajectory data. What can be noticed raises
+ValueError.
 
 Sources: Bu et al., arXiv 2210.00038 (book-keeping: norms and weighted sum without a second backward
 pass) and arXiv 2205.10683 (choice between ghost and full norms). The split into offsets and slopes,
@@ -47,8 +49,9 @@ from itertools import combinations_with_replacement
 import torch
 from torch import Tensor, nn
 
-from vcpo_learner.combination import Combination
+from vcpo_learner.combination import Combination, KeptMatrix, ReducedParameter
 from vcpo_learner.module_calls import ModuleCall, Recording, own_trainable_parameters
+from vcpo_learner.packing import Packing, packing
 from vcpo_learner.parameter_use import Factors, ParameterUse, TokenProducts, parameter_use
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
@@ -63,32 +66,6 @@ _TOUCHES = 3.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _KeptMatrix:
-    """A parameter whose sum is formed when all coefficients are known."""
-
-    parameter: nn.Parameter
-    factors: Sequence[Factors]
-
-    def add(self, coefficients: Tensor, slopes: Tensor) -> None:
-        for each in self.factors:
-            each.add_weighted_to(_gradient_of(self.parameter), coefficients)
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _ReducedParameter:
-    """A parameter whose part without slopes is in its `.grad` already."""
-
-    parameter: nn.Parameter
-    group_sums: Tensor
-    """[num_groups, num_elements]"""
-
-    def add(self, coefficients: Tensor, slopes: Tensor) -> None:
-        total = _gradient_of(self.parameter).view(-1)
-        for group_sum, slope in zip(self.group_sums, slopes.tolist(), strict=True):
-            total.add_(group_sum, alpha=slope)
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
 class MeasuredGradients:
     """Squared norms, and what it takes to form the sum."""
 
@@ -98,7 +75,7 @@ class MeasuredGradients:
     """What is left of the one that was asked for when `_moved` is part of the slopes."""
     _moved: Tensor | None = None
     """[num_groups]"""
-    _parts: list[_KeptMatrix | _ReducedParameter] = field(default_factory=list)
+    _parts: list[KeptMatrix | ReducedParameter] = field(default_factory=list)
 
     def add_to_parameters(self, slopes: Sequence[float]) -> None:
         """Complete the sum in the parameters' `.grad`, which must not be used before; call once.
@@ -107,9 +84,8 @@ class MeasuredGradients:
         """
         if self.combination is None or self._moved is None:
             raise ValueError("combination is None: only norms were measured; give one")
-        offsets = self.combination.offsets
-        by_group = offsets.new_tensor(slopes) + self._moved
-        coefficients = offsets + by_group[list(self.combination.groups)]
+        by_group = self._moved.new_tensor(slopes) + self._moved
+        coefficients = self.combination.coefficients(by_group)
         with torch.no_grad():
             for part in self._parts:
                 dtype = part.parameter.dtype
@@ -123,25 +99,34 @@ def measure_gradients(
     recording: Recording,
     combination: Combination | None = None,
     *,
+    segments: Tensor | None = None,
     retain_graph: bool = False,
 ) -> MeasuredGradients:
     """Squared L2 norm of each objective's gradient over all trainable parameters.
 
     objectives: [batch] one number per trajectory, made in the forward pass of `recording` and with
-        the trajectories in the order of the batch.
+        the trajectories in the order of the batch, or of their numbers in `segments`.
     combination: the sum that is wanted beside the norms; None wants none, and leaves the
         parameters' `.grad` as it is.
+    segments: [rows, tokens] int64, the trajectory that each token of a packed row belongs to, -1
+        for padding; None when every row is one trajectory.
     retain_graph: keep the graph for another backward pass through `objectives`.
     Raises: ValueError, naming the module or parameter, when a call's first axis is not the batch, a
-    recorded input was changed in place, or a trainable parameter was in no call.
+    recorded input was changed in place, or a trainable parameter was in no call; with `segments`
+    also as `packing`, when a call is not made of one entry per token, and when a padding token has
+    a gradient.
     """
+    packed = None if segments is None else packing(segments, len(objectives))
     for call in recording.calls:
-        call.require_per_trajectory(len(objectives))
+        if packed is None:
+            call.require_per_trajectory(len(objectives))
+        else:
+            packed.require_per_token(call)
     norms = torch.zeros(len(objectives), dtype=torch.float64, device=objectives.device)
     measured = MeasuredGradients(squared_norms=norms, combination=None)
     if combination is not None:
         measured.combination, measured._moved = combination.centered()
-    collector = _Collector(model, recording.calls, measured)
+    collector = _Collector(model, recording.calls, measured, packed)
     recording.backward(objectives.sum(), collector.hear, retain_graph=retain_graph)
     collector.finish()
     return measured
@@ -151,9 +136,14 @@ class _Collector:
     """Gathers a parameter's uses during the backward pass and measures it at the last one."""
 
     def __init__(
-        self, model: nn.Module, calls: Sequence[ModuleCall], measured: MeasuredGradients
+        self,
+        model: nn.Module,
+        calls: Sequence[ModuleCall],
+        measured: MeasuredGradients,
+        packed: Packing | None,
     ) -> None:
         self._measured = measured
+        self._packed = packed
         self._products = TokenProducts()
         self._heard: dict[nn.Parameter, list[ParameterUse]] = {}
         self._awaited = Counter(
@@ -171,6 +161,8 @@ class _Collector:
     @torch.no_grad()
     def hear(self, call: ModuleCall, output_gradient: Tensor) -> None:
         call.require_unchanged()
+        if self._packed is not None:
+            call, output_gradient = self._packed.unpacked(call, output_gradient)
         for name, parameter in own_trainable_parameters(call.module).items():
             uses = self._heard.setdefault(parameter, [])
             uses.append(parameter_use(call, name, parameter, output_gradient))
@@ -205,7 +197,7 @@ class _Collector:
             # Rounding may leave the square of a vanishing gradient just under zero.
             norms[samples] += total.clamp_min(0.0)
         if self._measured.combination is not None:
-            self._measured._parts.append(_KeptMatrix(parameter=parameter, factors=factors))
+            self._measured._parts.append(KeptMatrix(parameter=parameter, factors=factors))
 
     def _measure_reduced(self, uses: Sequence[ParameterUse]) -> None:
         parameter, combination = uses[0].parameter, self._measured.combination
@@ -213,7 +205,7 @@ class _Collector:
         part = None
         if combination is not None:
             sums = parameter.new_zeros(combination.num_groups, parameter.numel())
-            part = _ReducedParameter(parameter=parameter, group_sums=sums)
+            part = ReducedParameter(parameter=parameter, group_sums=sums)
             self._measured._parts.append(part)
         for samples in _chunks(norms.device, len(norms), parameter.numel()):
             gradients = uses[0].gradients(samples).flatten(1)
@@ -221,7 +213,7 @@ class _Collector:
                 gradients = gradients + use.gradients(samples).flatten(1)
             norms[samples] += torch.linalg.vector_norm(gradients, dim=1).double().square()
             if combination is not None and part is not None:
-                _reduce(part, gradients, combination, samples)
+                part.reduce(gradients, combination, samples)
 
 
 def is_kept_cheaper(parameter: Tensor, factors: Sequence[Factors]) -> bool:
@@ -230,32 +222,6 @@ def is_kept_cheaper(parameter: Tensor, factors: Sequence[Factors]) -> bool:
     tokens = sum(each.columns.shape[1] for each in factors)
     touch = _FLOPS_PER_TOUCH.get(parameter.device.type, _FLOPS_PER_TOUCH["cuda"])
     return tokens**2 * (num_rows + num_columns) <= _TOUCHES * touch * num_rows * num_columns
-
-
-def _reduce(
-    part: _ReducedParameter, gradients: Tensor, combination: Combination, samples: slice
-) -> None:
-    """Add gradients [samples, num_elements] to both totals, going over them once."""
-    offsets = combination.offsets[samples].to(gradients.dtype)
-    groups = combination.groups[samples]
-    total = _gradient_of(part.parameter).view(-1)
-    if len(gradients) == 1:
-        if offset := float(offsets):
-            total.add_(gradients[0], alpha=offset)
-        part.group_sums[groups[0]] += gradients[0]
-        return
-    first, last = groups[0], groups[-1]
-    rows = torch.tensor(groups, device=gradients.device)
-    members = torch.arange(first, last + 1, device=gradients.device)[:, None] == rows
-    sums = torch.cat([offsets[None], members.to(gradients.dtype)]) @ gradients
-    total.add_(sums[0])
-    part.group_sums[first : last + 1] += sums[1:]
-
-
-def _gradient_of(parameter: nn.Parameter) -> Tensor:
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
-    return parameter.grad
 
 
 def _chunks(device: torch.device, batch_size: int, elements_each: int) -> Iterator[slice]:
