@@ -6,11 +6,15 @@ from pathlib import Path
 import torch
 
 from benchmarks.group_gradients import GroupGradients, group_gradients
-from vcpo.algo import log_importance_weight
+from vcpo.algo import GradientNormEstimator, log_importance_weight
+from vcpo.spec import load_run
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.batch import token_batch
+from vcpo_learner.estimator.record import TokenLogprobs, batch_size
+from vcpo_learner.estimator.weights import local_weights
+from vcpo_learner.forward_pass import forward_pass
 from vcpo_learner.policy_model import load_policy, pad_token_id, policy_tensors
-from vcpo_learner.scoring import token_logprobs
+from vcpo_learner.scoring import response_values, token_logprobs
 from vcpo_learner.update import PolicyUpdate
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_study.sampling import Sampler
@@ -24,12 +28,25 @@ WEIGHT_CAP = 8.0
 class Laboratory:
     """A policy in training, its earlier versions, and gradients of the one under the other."""
 
-    def __init__(self, study_file: Path, *, lag: int, learning_rate: float, seed: int) -> None:
+    def __init__(
+        self,
+        study_file: Path,
+        *,
+        lag: int,
+        learning_rate: float,
+        seed: int,
+        task_file: Path | None = None,
+    ) -> None:
+        """Begin with the model of a study; `task_file` is a run whose task stands over its own."""
         study = load_study(study_file)
         model_name = model_directory(study, study_file)
         method = study.spec.method(study.spec.subject)
         self._lag = lag
         self._spec = cell_spec(study.spec, method, lag=lag, learning_rate=learning_rate, seed=seed)
+        if task_file is not None:
+            run = load_run(task_file).spec
+            own = {"environment": run.environment, "sampling": run.sampling}
+            self._spec = self._spec.model_copy(update=own)
         torch.manual_seed(seed)
         self._model, tokenizer = load_policy(model_name, self._spec.model.revision)
         self._pad = pad_token_id(tokenizer)
@@ -64,6 +81,37 @@ class Laboratory:
             samples=self._spec.batch.trajectories_per_prompt,
             temperature=self._spec.sampling.temperature,
         )
+
+    def squared_norms(
+        self, group: Sequence[Trajectory], estimator: GradientNormEstimator
+    ) -> list[float]:
+        """What an estimator says of one group's ||h_i||^2 under the newest version."""
+        batch = token_batch(group, self._pad, torch.device("cpu"))
+        forward = forward_pass(
+            self._model, batch, estimator, temperature=self._spec.sampling.temperature
+        )
+        logprobs = TokenLogprobs(
+            learner=forward.logprobs.detach().double(),
+            rollout=batch.rollout_logprobs,
+            mask=batch.response_mask,
+        )
+        size = batch_size(group, self._spec.sampling.max_new_tokens)
+        weights = local_weights(logprobs, self._spec.algorithm.recipe, size)
+        norms: list[float] = forward.measured(weights).squared_norms.tolist()
+        return norms
+
+    def log_weights(self, group: Sequence[Trajectory]) -> list[float]:
+        """Log importance weights of one group under the newest version, nats, untruncated."""
+        batch = token_batch(group, self._pad, torch.device("cpu"))
+        with torch.no_grad():
+            logprobs = token_logprobs(
+                self._model, batch, temperature=self._spec.sampling.temperature
+            )
+        rows = response_values(logprobs, batch)
+        return [
+            log_importance_weight(row, trajectory.rollout_logprobs)
+            for row, trajectory in zip(rows, group, strict=True)
+        ]
 
     def gradients(self, group: Sequence[Trajectory]) -> GroupGradients:
         """Estimates of one group under the newest version."""

@@ -41,7 +41,8 @@ from vcpo.spec import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.batch import TokenBatch, token_batch
 from vcpo_learner.estimator.record import TokenLogprobs
-from vcpo_learner.passes import OnePass, Passes
+from vcpo_learner.passes import Passes
+from vcpo_learner.scores import OnePass
 from vcpo_learner.scoring import token_logprobs, weighted_logprobs
 
 WEIGHT_CAP = 8.0

@@ -29,7 +29,8 @@ from vcpo_learner.estimator.coefficients import token_coefficients
 from vcpo_learner.estimator.record import BatchRecord, batch_record, batch_size
 from vcpo_learner.estimator.shaping import overlong_penalty, regularized_rewards
 from vcpo_learner.estimator.weights import local_weights
-from vcpo_learner.passes import LocalWeights, OnePass, Passes, Scores
+from vcpo_learner.passes import Passes
+from vcpo_learner.scores import LocalWeights, OnePass, Scores
 from vcpo_learner.token_inputs import TokenInputs
 
 Groups = Sequence[Sequence[Trajectory]]

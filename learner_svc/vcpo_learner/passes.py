@@ -13,13 +13,13 @@ The rejected alternative for the second kind keeps two gradient buffers, one wit
 coefficients and one without: two more copies of the parameters, and no coefficient per token.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 
+from vcpo.algo import GradientNormEstimator
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Precision
 from vcpo.wire.trajectory import Trajectory
@@ -32,47 +32,12 @@ from vcpo_learner.batch import (
 )
 from vcpo_learner.combination import Combination
 from vcpo_learner.estimator.record import TokenLogprobs
-from vcpo_learner.module_calls import Recording, recorded_calls
+from vcpo_learner.forward_pass import ForwardPass, forward_pass
+from vcpo_learner.scores import Graph, LocalWeights, OnePass, Scores
 from vcpo_learner.scoring import response_values, token_logprobs, weighted_logprobs
-from vcpo_learner.trajectory_gradients import measure_gradients
 
-LocalWeights = Callable[[TokenLogprobs], Tensor]
-"""Weights a_it of some rows, from their log-probabilities; both [n, width]."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Graph:
-    """A forward pass that a backward pass can still go through."""
-
-    positions: Sequence[int]
-    """Where its trajectories stand in the batch."""
-    logprobs: Tensor
-    """[positions, width] nats."""
-    mask: Tensor
-    """[positions, width] bool; response tokens."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Scores:
-    """What a pass saw; sequences hold one entry per trajectory of the batch."""
-
-    logprobs: Sequence[Sequence[float]]
-    """Log-probability of each response token under the learner, nats."""
-    squared_norms: Sequence[float]
-    """||sum_t a_it grad log pi||^2 where it was measured, else 0."""
-    graph: Graph | None = None
-    """Of all trajectories that a second pass may use when one micro-batch held them, else None."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OnePass:
-    """What the pass in one needs to know beforehand: c_i = offset_i + slope of i's group."""
-
-    offsets: Sequence[float]
-    """[batch]; trajectories of groups without any other than 0 are scored only."""
-    slope_of: Callable[[Sequence[int], Sequence[float], Sequence[Sequence[float]]], float] | None
-    """From positions, squared norms and log-probabilities of a group; None for slopes of 0, and
-    then no norm is measured."""
+_FROM_GRADIENTS = (GradientNormEstimator.EXACT, GradientNormEstimator.LM_HEAD)
+"""Estimators that need a backward pass."""
 
 
 class Passes:
@@ -84,6 +49,7 @@ class Passes:
         self._device = next(model.parameters()).device
         self.temperature = spec.sampling.temperature
         self._micro_batch_size = spec.batch.micro_batch_trajectories
+        self._estimator = spec.algorithm.gradient_norms
         self._use_bfloat16 = spec.learner.precision is Precision.BFLOAT16
 
     def micro_batches(
@@ -188,43 +154,35 @@ class Passes:
         """Forward and backward over whole groups; log-probabilities and norms by position."""
         positions = [at for group in groups for at in group]
         batch = self._batch(trajectories, positions)
-        with self._recording(plan.slope_of is not None) as recording:
-            tokens = self._token_logprobs(batch)
-        objectives = weighted_logprobs(tokens, local_weights(_pairs(tokens, batch)))
-        offsets = objectives.new_tensor([plan.offsets[at] for at in positions])
-        rows = response_values(tokens, batch)
-        if recording is None or plan.slope_of is None:
-            torch.autograd.backward((objectives * offsets).sum())
-            return dict(zip(positions, rows, strict=True)), {}
-        group_of = [index for index, group in enumerate(groups) for _ in group]
-        combination = Combination(offsets=offsets, groups=group_of)
-        measured = measure_gradients(self._model, objectives, recording, combination)
-        norms = measured.squared_norms.tolist()
-        slopes, start = [], 0
-        for group in groups:
-            end = start + len(group)
-            slopes.append(plan.slope_of(group, norms[start:end], rows[start:end]))
-            start = end
-        measured.add_to_parameters(slopes)
-        return (
-            dict(zip(positions, rows, strict=True)),
-            dict(zip(positions, norms, strict=True)),
+        forward = self._forward(batch, None if plan.slope_of is None else self._estimator)
+        tokens = forward.logprobs
+        combination = Combination(
+            offsets=tokens.new_tensor([plan.offsets[at] for at in positions]),
+            groups=[index for index, group in enumerate(groups) for _ in group],
         )
+        measured = forward.measured(local_weights(_pairs(tokens, batch)), combination)
+        norms = dict(zip(positions, measured.squared_norms.tolist(), strict=True))
+        rows = dict(zip(positions, response_values(tokens, batch), strict=True))
+        measured.add_to_parameters([plan.slope(group, norms, rows) for group in groups])
+        return rows, norms
 
     def _differentiable(
         self, batch: TokenBatch, local_weights: LocalWeights | None, keep_graph: bool
     ) -> tuple[Tensor, list[float]]:
         """Log-probabilities, with their graph if it is to be kept, and norms or zeros."""
-        with self._recording(local_weights is not None) as recording:
-            tokens = self._token_logprobs(batch)
-        if recording is None or local_weights is None:
-            return tokens, [0.0] * len(tokens)
-        objectives = weighted_logprobs(tokens, local_weights(_pairs(tokens, batch)))
-        measured = measure_gradients(self._model, objectives, recording, retain_graph=keep_graph)
-        return tokens if keep_graph else tokens.detach(), measured.squared_norms.tolist()
+        estimator = None if local_weights is None else self._estimator
+        with torch.set_grad_enabled(keep_graph or estimator in _FROM_GRADIENTS):
+            forward = self._forward(batch, estimator)
+            tokens = forward.logprobs
+            if local_weights is None:
+                return tokens, [0.0] * len(tokens)
+            weights = local_weights(_pairs(tokens, batch))
+            norms = forward.measured(weights, retain_graph=keep_graph).squared_norms
+        return tokens if keep_graph else tokens.detach(), norms.tolist()
 
-    def _recording(self, is_wanted: bool) -> AbstractContextManager[Recording | None]:
-        return recorded_calls(self._model) if is_wanted else nullcontext(None)
+    def _forward(self, batch: TokenBatch, estimator: GradientNormEstimator | None) -> ForwardPass:
+        with self.autocast():
+            return forward_pass(self._model, batch, estimator, temperature=self.temperature)
 
     def _part_batches(
         self, trajectories: Sequence[Trajectory], positions: Sequence[int]

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vcpo_learner.batch import TokenBatch
+from vcpo_learner.norm_proxies import logit_energies
 
 
 def token_logprobs(model: nn.Module, batch: TokenBatch, *, temperature: float) -> Tensor:
@@ -16,10 +17,22 @@ def token_logprobs(model: nn.Module, batch: TokenBatch, *, temperature: float) -
     Returns: [batch, width] nats, 0 outside the response. Float32 or better whatever the logits'
     type: bfloat16 keeps 3 digits, and an importance weight is a sum over thousands of tokens.
     """
+    return _sampled(_log_distributions(model, batch, temperature), batch)
+
+
+def token_logprobs_and_energies(
+    model: nn.Module, batch: TokenBatch, *, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """`token_logprobs`, and the `logit_energies` of the same tokens, from one forward pass.
+
+    Returns: both [batch, width], 0 outside the response; the energies without a graph.
+    """
+    distributions = _log_distributions(model, batch, temperature)
+    logprobs = _sampled(distributions, batch)
     first = _first_response(batch)
-    logprobs = _log_distributions(model, batch, temperature)
-    sampled = logprobs.gather(2, batch.input_ids[:, first:, None]).squeeze(2)
-    return functional.pad(sampled, (first, 0)).masked_fill(~batch.response_mask, 0.0)
+    energies = logit_energies(distributions.detach(), logprobs.detach()[:, first:])
+    padded = functional.pad(energies, (first, 0))
+    return logprobs, padded.masked_fill(~batch.response_mask, 0.0)
 
 
 def token_entropies(model: nn.Module, batch: TokenBatch, *, temperature: float) -> Tensor:
@@ -76,6 +89,13 @@ def _log_distributions(model: nn.Module, batch: TokenBatch, temperature: float) 
     predictions = logits[:, _first_response(batch) - 1 : -1]
     precise = predictions.to(torch.promote_types(predictions.dtype, torch.float32))
     return functional.log_softmax(precise / temperature, dim=-1)
+
+
+def _sampled(distributions: Tensor, batch: TokenBatch) -> Tensor:
+    """What [batch, tokens, vocabulary] says of the sampled tokens, [batch, width]."""
+    first = _first_response(batch)
+    sampled = distributions.gather(2, batch.input_ids[:, first:, None]).squeeze(2)
+    return functional.pad(sampled, (first, 0)).masked_fill(~batch.response_mask, 0.0)
 
 
 def _first_response(batch: TokenBatch) -> int:

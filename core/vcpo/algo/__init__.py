@@ -45,7 +45,13 @@ from vcpo.algo.alarm_quality import (
     collapse_step,
     evaluate_alarms,
 )
-from vcpo.algo.baseline import Baseline, mean_baseline, optimal_baseline, published_baseline
+from vcpo.algo.baseline import (
+    Baseline,
+    GradientNormEstimator,
+    mean_baseline,
+    optimal_baseline,
+    published_baseline,
+)
 from vcpo.algo.calibration import FreshTrajectory, MismatchCalibration
 from vcpo.algo.diagnostics import BatchDiagnostics, NormStatistics, TokenSums, diagnose
 from vcpo.algo.early_warning import EarlyWarning, WarningLevel
@@ -91,6 +97,7 @@ __all__ = [
     "EssWindow",
     "FreshTrajectory",
     "Gate",
+    "GradientNormEstimator",
     "GroupFilter",
     "LagBucket",
     "LaggedTrajectory",

@@ -50,6 +50,22 @@ class Baseline(StrEnum):
     NONE = "none"
 
 
+class GradientNormEstimator(StrEnum):
+    """Where a baseline that weighs by n_i = ||h_i||^2 has the n_i from.
+
+    b* is blind to a common factor, so a proxy need not be a norm: it should be proportional to it.
+    """
+
+    EXACT = "exact"
+    """The gradient of all trainable parameters."""
+    LM_HEAD = "lmHead"
+    """The gradient of the output head alone."""
+    LOGIT_ENERGY = "logitEnergy"
+    """sum_t a_t^2 ||grad_logits log pi(y_t)||^2: from the forward pass."""
+    LENGTH = "length"
+    """sum_t a_t^2: as if all tokens' gradients were equally long and uncorrelated."""
+
+
 def optimal_baseline(rewards: Sequence[float], squared_norms: Sequence[float]) -> float:
     """Off-policy optimal baseline, b* = sum_i n_i R_i / sum_i n_i.
 

@@ -19,6 +19,7 @@ from vcpo.algo import (
     BaselineScope,
     EssKind,
     Gate,
+    GradientNormEstimator,
     GroupFilter,
     LearningRateRule,
     Method,
@@ -51,6 +52,9 @@ class Algorithm(Section):
     """What is subtracted from rewards; of `vcpo` the minimum-variance off-policy baseline."""
     baseline_scope: BaselineScope = BaselineScope.GROUP
     """One baseline per prompt group, or one for the whole batch."""
+    gradient_norms: GradientNormEstimator = GradientNormEstimator.EXACT
+    """How the baseline comes by each trajectory's gradient norm: measured (`exact`), or a cheaper
+    stand-in for a guess at it."""
     importance_weight_cap: Annotated[float, Field(ge=1.0, le=1e6)] | None = None
     """Importance weights above this are truncated, or dropped by methods that mask (never in the
     ESS); 8 for `vcpo`."""
@@ -114,6 +118,7 @@ class Algorithm(Section):
                 *self._foreign_fields(),
                 *self._foreign_baseline(),
                 *self._foreign_scope(),
+                *self._foreign_norms(),
                 *self._foreign_kind(),
             ]
         )
@@ -148,6 +153,13 @@ class Algorithm(Section):
             allowed = ", ".join(sorted(f"'{name}'" for name in BASELINES_OF_BATCHES))
             message = f"'batch' needs a `baseline` of {allowed}, not '{baseline}'"
             yield conflict("baselineScope", value=str(self.baseline_scope), message=message)
+
+    def _foreign_norms(self) -> Iterator[InitErrorDetails]:
+        baseline, estimator = self.recipe.baseline, self.gradient_norms
+        if estimator is not GradientNormEstimator.EXACT and baseline not in NORM_BASELINES:
+            allowed = ", ".join(f"'{name}'" for name in NORM_BASELINES)
+            message = f"nothing asks for norms with '{baseline}'; give a `baseline` of {allowed}"
+            yield conflict("gradientNorms", value=str(estimator), message=message)
 
 
 _REPLACES: Final = MappingProxyType(

@@ -3,7 +3,16 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from vcpo.algo import RECIPES, Aggregation, Baseline, Gate, GroupFilter, LearningRateRule, Method
+from vcpo.algo import (
+    RECIPES,
+    Aggregation,
+    Baseline,
+    Gate,
+    GradientNormEstimator,
+    GroupFilter,
+    LearningRateRule,
+    Method,
+)
 from vcpo.spec.algorithm import Algorithm
 from vcpo.spec.errors import problems_of
 
@@ -80,3 +89,26 @@ def test_limits_of_a_step_come_from_the_spec():
     limits = algorithm(deadBand=0.25, refuseBelow=0.1, refuseKlAbove=0.5).step_limits
     assert (limits.dead_band, limits.refuse_below, limits.refuse_kl_above) == (0.25, 0.1, 0.5)
     assert algorithm().step_limits.refuse_kl_above == math.inf
+
+
+def test_norms_are_measured_unless_a_stand_in_is_asked_for():
+    assert algorithm().gradient_norms is GradientNormEstimator.EXACT
+
+
+@pytest.mark.parametrize("estimator", list(GradientNormEstimator))
+@pytest.mark.parametrize("baseline", ["opob", "published"])
+def test_a_baseline_that_weighs_by_norms_takes_any_kind_of_them(baseline, estimator):
+    found = algorithm(baseline=baseline, gradientNorms=estimator.value)
+    assert found.gradient_norms is estimator
+
+
+@pytest.mark.parametrize("estimator", ["lmHead", "logitEnergy", "length"])
+def test_a_stand_in_for_norms_that_nothing_asks_for_is_refused(estimator):
+    assert refusal(method="grpo", gradientNorms=estimator) == (
+        "gradientNorms: nothing asks for norms with 'grpo'; give a `baseline` of 'opob',"
+        f" 'published' (got '{estimator}')"
+    )
+
+
+def test_exact_norms_may_be_named_by_any_method():
+    assert algorithm(method="grpo", gradientNorms="exact").recipe == RECIPES[Method.GRPO]
