@@ -40,6 +40,7 @@ from vcpo_learner.gauges import LearnerGauges
 from vcpo_learner.ledger import AccountingError, MemoryLedger
 from vcpo_learner.policies import PolicyStore
 from vcpo_learner.policy_model import load_policy, pad_token_id
+from vcpo_learner.prompt_selection import prompt_source
 from vcpo_learner.services.control import ControlService
 from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.services.work import WorkService
@@ -117,6 +118,7 @@ class _Parts:
                 lease_timeout_s=spec.lease.timeout_seconds,
                 max_attempts=spec.lease.max_attempts,
                 group_filter=spec.algorithm.recipe.group_filter,
+                prompt_source=prompt_source(spec),
                 incarnation=incarnation,
                 clock=time.monotonic,
             ),

@@ -20,8 +20,10 @@ Invariants (DESIGN: accounting, lag, once), checked by `counts().check()` at eve
 The unit is the prompt group: it is trained on whole or dropped whole, because a baseline over a
 part of a group depends on which part was lost. Groups are consumed in the order of their grants.
 
-A run that samples dynamically (DAPO) drops groups of equal rewards as they arrive, and never grants
-their prompts again. Admission counts them out, so their places go to new prompts.
+Which prompt is granted next is a `PromptSource`'s to say, once no prompt is owed.
+
+A run that samples dynamically (DAPO) drops groups of equal rewards as they arrive, and owes their
+prompts no other grant. Admission counts them out, so their places go to the next prompts.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from vcpo.algo import GroupFilter
 from vcpo.wire.trajectory import Trajectory, trajectory_from_message, trajectory_to_message
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.leases import Clock, LeaseBook, OpenLease, SubmitOutcome
+from vcpo_learner.prompt_source import PromptSource, SequentialPrompts
 
 
 class DropReason(StrEnum):
@@ -107,7 +110,10 @@ class Ledger(Protocol):
         """Trajectories promised and not yet arrived, by worker."""
 
     def grant(self, worker_id: str, *, num_groups: int, policy_version: int) -> list[OpenLease]:
-        """Lease `num_groups` prompts: requeued ones first, then new ones."""
+        """Lease `num_groups` prompts: requeued ones first, then those that the source chooses.
+
+        Fewer when it has none to choose, as when its whole pool is in flight.
+        """
 
     def submit(self, lease_id: str, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
         """Accept trajectories; repeating a submission changes nothing.
@@ -148,15 +154,17 @@ class MemoryLedger:
         incarnation: str,
         clock: Clock,
         group_filter: GroupFilter = GroupFilter.NONE,
+        prompt_source: PromptSource | None = None,
     ) -> None:
+        """prompt_source: chooses prompts; None counts them up."""
         self._group_filter = group_filter
+        self._source = SequentialPrompts() if prompt_source is None else prompt_source
         self._prompts_per_step = prompts_per_step
         self._trajectories_per_prompt = trajectories_per_prompt
         self._max_attempts = max_attempts
         self._book = LeaseBook(
             prefix=f"train-{incarnation}", timeout_s=lease_timeout_s, clock=clock
         )
-        self._next_prompt_index = 0
         self._requeued: deque[tuple[int, int]] = deque()  # (prompt index, attempts made)
         self._buffer: list[Group] = []  # heap by grant number
         self._leased = 0
@@ -183,10 +191,16 @@ class MemoryLedger:
         return flights
 
     def grant(self, worker_id: str, *, num_groups: int, policy_version: int) -> list[OpenLease]:
-        """Lease `num_groups` prompts: requeued ones first, then new ones."""
+        """Lease `num_groups` prompts: requeued ones first, then those that the source chooses.
+
+        Fewer when it has none to choose, as when its whole pool is in flight.
+        """
         leases = []
         for _ in range(num_groups):
-            prompt_index, attempts = self._next_prompt()
+            granted = self._next_prompt()
+            if granted is None:
+                break
+            prompt_index, attempts = granted
             leases.append(
                 self._book.open(
                     worker_id=worker_id,
@@ -245,8 +259,7 @@ class MemoryLedger:
         """What a checkpoint keeps: the buffer, the prompts owed, the counts."""
         counts = self.counts()
         open_prompts = [lease.prompt_index for lease in self._book.all()]
-        return ledger_pb2.LedgerSnapshot(
-            next_prompt_index=self._next_prompt_index,
+        snapshot = ledger_pb2.LedgerSnapshot(
             requeued_prompt_indices=[*open_prompts, *(index for index, _ in self._requeued)],
             buffered=[_group_to_message(group) for group in sorted(self._buffer)],
             leased=counts.leased,
@@ -256,6 +269,8 @@ class MemoryLedger:
             dropped=dict(counts.dropped),
             next_grant_number=self._book.next_grant_number,
         )
+        self._source.save(snapshot)
+        return snapshot
 
     def restore(self, snapshot: ledger_pb2.LedgerSnapshot) -> None:
         """Go on from a snapshot; only before the first grant.
@@ -263,7 +278,7 @@ class MemoryLedger:
         What was in flight then is dropped and its prompts are requeued. Failed attempts are counted
         anew: what made them fail may have been the learner that is gone.
         """
-        self._next_prompt_index = snapshot.next_prompt_index
+        self._source.restore(snapshot)
         self._requeued = deque((index, 0) for index in snapshot.requeued_prompt_indices)
         self._buffer = [_group_from_message(group) for group in snapshot.buffered]
         heapq.heapify(self._buffer)
@@ -275,7 +290,8 @@ class MemoryLedger:
             self._dropped[DropReason.LEARNER_RESTARTED] += snapshot.in_flight
 
     def _receive(self, group: Group) -> None:
-        """Buffer a complete group, or drop it for good: its prompt would say nothing again."""
+        """Buffer a complete group, or drop it: nothing can be learned from equal rewards."""
+        self._source.observe(group.prompt_index, group.trajectories)
         rewards = {trajectory.reward for trajectory in group.trajectories}
         if self._group_filter is GroupFilter.INFORMATIVE and len(rewards) == 1:
             self._dropped[DropReason.NO_SIGNAL] += len(group.trajectories)
@@ -297,12 +313,13 @@ class MemoryLedger:
                 self._drop(size, group.prompt_index, group.attempt, DropReason.LAG_EXCEEDED)
         self._buffer = fresh  # sorted, hence a heap
 
-    def _next_prompt(self) -> tuple[int, int]:
+    def _next_prompt(self) -> tuple[int, int] | None:
+        """Which prompt comes next, and its attempts so far."""
         if self._requeued:
             return self._requeued.popleft()
-        prompt_index = self._next_prompt_index
-        self._next_prompt_index += 1
-        return prompt_index, 0
+        in_flight = {lease.prompt_index for lease in self._book.all()}
+        prompt_index = self._source.next_prompt(in_flight)
+        return None if prompt_index is None else (prompt_index, 0)
 
     def _drop(self, size: int, prompt_index: int, attempt: int, reason: DropReason) -> None:
         self._dropped[reason] += size

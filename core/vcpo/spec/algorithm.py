@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Final, Self
 
@@ -197,6 +198,17 @@ _USED_BY: Final[Mapping[str, Callable[[Recipe], bool]]] = MappingProxyType(
 """Which recipes read a field; the others refuse it."""
 
 
+class PromptSelection(StrEnum):
+    """Which prompt is granted next."""
+
+    SEQUENTIAL = "sequential"
+    """The next one, in the order of their indices."""
+    POSTERIOR = "posterior"
+    """The most undecided of a few, by what is known of each prompt's successes."""
+    TEACHER = "teacher"
+    """The most undecided of a few, by a small network that reads the prompt."""
+
+
 class Batch(Section):
     """One optimizer step's data: prompts times trajectories per prompt."""
 
@@ -207,6 +219,20 @@ class Batch(Section):
     micro_batch_trajectories: Annotated[int, Field(ge=1, le=65_536)] = 64
     """Trajectories in one forward pass; lower it when the learner runs out of memory. The update
     does not depend on it."""
+    prompt_pool: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    """Training prompts to draw from, the first of the environment; None goes on to new ones for
+    ever."""
+    prompt_selection: PromptSelection = PromptSelection.SEQUENTIAL
+    """Which prompt comes next: one after another, round and round in a pool, or the most undecided
+    (`posterior`, `teacher`), for rewards between 0 and 1."""
+
+    @model_validator(mode="after")
+    def _selection_has_a_pool(self) -> Self:
+        if self.prompt_selection is not PromptSelection.SEQUENTIAL and self.prompt_pool is None:
+            message = "chooses among `promptPool` prompts; give their number or use 'sequential'"
+            value = str(self.prompt_selection)
+            refuse([conflict("promptSelection", value=value, message=message)])
+        return self
 
     @property
     def trajectories(self) -> int:

@@ -13,9 +13,11 @@ _KEPT = {"model", "environment", "batch", "optimizer"}
 def continuation_digest(run: VCPORun) -> str:
     """SHA-256 of the parts of a spec that a checkpoint's contents depend on.
 
-    Steps, deadlines, workers and control may change from one start to the next.
+    Steps, deadlines, workers, control and the choice of prompts may change from one start to the
+    next.
     """
     document = run.spec.model_dump(mode="json", by_alias=True, include=_KEPT)
-    # How the batch is cut for memory does not change the update.
-    document["batch"].pop("microBatchTrajectories")
+    # Neither how the batch is cut for memory nor which prompts come next changes what was learned.
+    for field in ("microBatchTrajectories", "promptPool", "promptSelection"):
+        document["batch"].pop(field)
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

@@ -39,6 +39,7 @@ def _constrain(spec: Schema) -> None:
     fields = spec["properties"]
     spec["x-kubernetes-validations"] = [*rules.SPEC]
     fields["algorithm"]["x-kubernetes-validations"] = [*rules.ALGORITHM]
+    fields["batch"]["x-kubernetes-validations"] = [*rules.BATCH]
     fields["control"]["x-kubernetes-validations"] = [*rules.CONTROL]
     fields["rollouts"]["items"]["x-kubernetes-validations"] = [*rules.ROLLOUT_GROUP]
     fields["environment"]["properties"]["parameters"]["maxProperties"] = _MAX_PARAMETERS

@@ -107,6 +107,16 @@ ALGORITHM: Final = (
     ),
 )
 
+BATCH: Final = (
+    Rule(
+        rule=_where_given(
+            "promptSelection",
+            rule="self.promptSelection == 'sequential' || has(self.promptPool)",
+        ),
+        message="`promptPool` must be given where `promptSelection` is not 'sequential'",
+    ),
+)
+
 ROLLOUT_GROUP: Final = (
     Rule(
         rule=_where_given(

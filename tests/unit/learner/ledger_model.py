@@ -42,9 +42,12 @@ class LedgerModel:
     version: int = 0
     consumed: list[int] = field(default_factory=list)
 
-    def grant(self, lease_id: str, worker_id: str, now_s: float) -> Promise:
-        """Lease the next prompt."""
-        prompt_index, failures = self.owed.popleft() if self.owed else (self.next_prompt, 0)
+    def grant(
+        self, lease_id: str, worker_id: str, now_s: float, *, chosen: int | None = None
+    ) -> Promise:
+        """Lease the next prompt: one owed, else the one chosen, else the next in order."""
+        fresh = self.next_prompt if chosen is None else chosen
+        prompt_index, failures = self.owed.popleft() if self.owed else (fresh, 0)
         self.next_prompt = max(self.next_prompt, prompt_index + 1)
         promise = Promise(self.next_grant, worker_id, prompt_index, failures, now_s + TIMEOUT_S)
         self.open[lease_id] = promise

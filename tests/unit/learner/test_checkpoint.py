@@ -124,8 +124,16 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_cure(folder, tmp_path):
         {"steps": 99},
         {"algorithm": {"maxPolicyLagSteps": 5}},
         {"batch": {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "microBatchTrajectories": 1}},
+        {
+            "batch": {
+                "promptsPerStep": 2,
+                "trajectoriesPerPrompt": 2,
+                "promptPool": 9,
+                "promptSelection": "posterior",
+            }
+        },
     ],
-    ids=["steps", "lag bound", "micro-batch"],
+    ids=["steps", "lag bound", "micro-batch", "prompts"],
 )
 def test_what_may_change_between_a_run_and_its_continuation(change):
     assert continuation_digest(make_run(**change)) == continuation_digest(make_run())

@@ -15,6 +15,7 @@ from vcpo.algo import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.ledger import AccountingError, TrajectoryCounts
+from vcpo_learner.prompt_source import SequentialPrompts
 
 
 @pytest.fixture
@@ -132,6 +133,57 @@ def test_a_filter_drops_groups_of_equal_rewards_and_never_grants_their_prompts_a
     assert [lease.prompt_index for lease in ledger.grant("w", num_groups=1, policy_version=0)] == [
         2
     ]
+
+
+class Notebook(SequentialPrompts):
+    """Counts up to 3 prompts, then has none; notes what it hears."""
+
+    def __init__(self):
+        super().__init__()
+        self.heard = []
+
+    def next_prompt(self, in_flight):
+        return None if len(in_flight) == 3 else super().next_prompt(in_flight)
+
+    def observe(self, prompt_index, trajectories):
+        self.heard.append((prompt_index, [each.reward for each in trajectories]))
+
+
+@pytest.fixture
+def notebook():
+    return Notebook()
+
+
+def test_the_source_hears_of_groups_that_say_nothing_too(clock, notebook):
+    ledger = make_ledger(clock, group_filter=GroupFilter.INFORMATIVE, prompt_source=notebook)
+    submit_all(ledger, grant(ledger, 2), reward=0.5)
+    assert notebook.heard == [(0, [0.5, 0.5]), (1, [0.5, 0.5])]
+    assert ledger.counts().dropped == {"no_signal": 4}
+
+
+def test_the_source_hears_of_a_group_once_and_only_when_it_is_whole(clock, notebook):
+    ledger = make_ledger(clock, prompt_source=notebook)
+    (lease,) = grant(ledger, 1)
+    ledger.submit(lease.lease_id, [answer(lease.lease_id, 0)])
+    assert notebook.heard == []
+    submit_all(ledger, [lease, lease])
+    assert notebook.heard == [(0, [1.0, 1.0])]
+
+
+def test_fewer_prompts_are_leased_when_the_source_has_no_more(clock, notebook):
+    ledger = make_ledger(clock, prompt_source=notebook)
+    first, *_ = leases = grant(ledger, 5)
+    assert prompts(leases) == [0, 1, 2]
+    assert ledger.counts().leased == 6
+    submit_all(ledger, [first])
+    assert prompts(grant(ledger, 5)) == [3]
+
+
+def test_prompts_that_are_owed_are_granted_though_the_source_has_none(clock, notebook):
+    ledger = make_ledger(clock, prompt_source=notebook)
+    leases = grant(ledger, 3)
+    ledger.release("w", [leases[1].lease_id])
+    assert prompts(grant(ledger, 1)) == [1]
 
 
 def test_a_group_older_than_the_bound_is_dropped_and_its_prompt_granted_again(ledger):

@@ -12,19 +12,36 @@ from tests.unit.learner.ledger_model import LedgerModel
 from tests.unit.learner.scenes import TIMEOUT_S, ManualClock, answer, make_ledger
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.v1 import ledger_pb2
+from vcpo_learner.prompt_selection import PosteriorPrompts, TeacherPrompts
+from vcpo_learner.prompt_source import SequentialPrompts
 
 MAX_LAG_STEPS = 1
+POOL = 4
 WORKERS = st.sampled_from(["left", "right"])
 PICKS = st.integers(0, 10**6)
 PLACES = {"in_flight", "buffered", "consumed"}
 
 
 class LedgerMachine(RuleBasedStateMachine):
+    counts_up = True
+
+    def source(self):
+        return SequentialPrompts()
+
+    def check_choice(self, lease):
+        """Nothing beside what the model foretells."""
+
+    def check_number(self, leases, num_groups):
+        assert len(leases) == num_groups
+
+    def start(self, incarnation):
+        return make_ledger(self.clock, incarnation=incarnation, prompt_source=self.source())
+
     @initialize()
     def begin(self):
         self.clock = ManualClock()
         self.starts = 0
-        self.ledger = make_ledger(self.clock, incarnation="start0")
+        self.ledger = self.start("start0")
         self.model = LedgerModel()
         self.lease_ids = ["train-start0-999"]  # the first was never granted
         self.failures_of = {}
@@ -38,7 +55,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def crash(self):
         snapshot, model = self.kept
         self.starts += 1
-        self.ledger = make_ledger(self.clock, incarnation=f"start{self.starts}")
+        self.ledger = self.start(f"start{self.starts}")
         self.ledger.restore(ledger_pb2.LedgerSnapshot.FromString(snapshot))
         self.model = deepcopy(model)
         self.model.restart()
@@ -47,8 +64,11 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(worker=WORKERS, num_groups=st.integers(1, 3))
     def grant(self, worker, num_groups):
         version = self.model.version
-        for lease in self.ledger.grant(worker, num_groups=num_groups, policy_version=version):
-            promise = self.model.grant(lease.lease_id, worker, self.clock())
+        leases = self.ledger.grant(worker, num_groups=num_groups, policy_version=version)
+        for lease in leases:
+            self.check_choice(lease)
+            chosen = None if self.counts_up else lease.prompt_index
+            promise = self.model.grant(lease.lease_id, worker, self.clock(), chosen=chosen)
             assert lease.lease_id not in self.lease_ids
             assert (lease.grant_number, lease.prompt_index) == (
                 promise.number,
@@ -56,6 +76,7 @@ class LedgerMachine(RuleBasedStateMachine):
             )
             self.failures_of[promise.number] = promise.failures
             self.lease_ids.append(lease.lease_id)
+        self.check_number(leases, num_groups)
 
     @rule(pick=PICKS, numbers=st.sampled_from([(0,), (1,), (0, 1), (1, 0)]), age=st.integers(0, 2))
     def submit(self, pick, numbers, age):
@@ -137,5 +158,33 @@ class LedgerMachine(RuleBasedStateMachine):
         assert {worker: by_worker.get(worker, 0) for worker in flights} == flights
 
 
+class PosteriorMachine(LedgerMachine):
+    """Prompts are chosen: what is owed comes first all the same, what is in flight not again."""
+
+    counts_up = False
+
+    def source(self):
+        return PosteriorPrompts(POOL, seed=0)
+
+    def in_flight(self):
+        return {promise.prompt_index for promise in self.model.open.values()}
+
+    def check_choice(self, lease):
+        if not self.model.owed:
+            assert lease.prompt_index in set(range(POOL)) - self.in_flight()
+
+    def check_number(self, leases, num_groups):
+        assert len(leases) == num_groups or self.in_flight() == set(range(POOL))
+
+
+class TeacherMachine(PosteriorMachine):
+    def source(self):
+        return TeacherPrompts(POOL, seed=0, num_rows=8)
+
+
 TestLedgerMachine = LedgerMachine.TestCase
 TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPosteriorMachine = PosteriorMachine.TestCase
+TestPosteriorMachine.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestTeacherMachine = TeacherMachine.TestCase
+TestTeacherMachine.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)

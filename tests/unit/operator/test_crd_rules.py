@@ -78,6 +78,7 @@ def test_a_run_of_defaults_breaks_no_rule():
         ({"rollouts": [{"name": "a", "minReplicas": 3, "maxReplicas": 2}]}, "`minReplicas`"),
         ({"control": {"idleLowRatio": 0.5}}, "`idleLowRatio`"),
         ({"batch": {"trajectoriesPerPrompt": 1}}, "`batch.trajectoriesPerPrompt`"),
+        ({"batch": {"promptSelection": "posterior"}}, "`promptPool`"),
         ({"algorithm": {"baseline": "rloo", "baselineScope": "batch"}}, "`baselineScope`"),
         ({"batch": {"trajectoriesPerPrompt": 65}}, "`maxConcurrentSequences`"),
     ],
@@ -121,6 +122,7 @@ def test_what_a_checkpoint_depends_on_may_not_change(after: dict[str, Any], fiel
         {"rollouts": [{"name": "main", "maxReplicas": 9}]},
         {"learner": {"checkpointStorageGibibytes": 60}},
         {"control": {"essFloorRatio": 0.2}},
+        {"batch": {"promptPool": 100, "promptSelection": "teacher"}},
     ],
 )
 def test_what_steers_a_run_may_change(after: dict[str, Any]):

@@ -64,6 +64,19 @@ def test_a_mean_may_span_the_batch(baseline):
     assert run.spec.algorithm.baseline == baseline
 
 
+@pytest.mark.parametrize("selection", ["posterior", "teacher"])
+def test_a_choice_of_prompts_needs_something_to_choose_among(selection):
+    (line,) = problem_lines(f"batch: {{promptSelection: {selection}}}")
+    rule = "chooses among `promptPool` prompts; give their number or use 'sequential'"
+    assert line == f"spec.batch.promptSelection: {rule} (got '{selection}')"
+
+
+@pytest.mark.parametrize("selection", ["sequential", "posterior", "teacher"])
+def test_a_pool_suits_every_choice_of_prompts(selection):
+    run = run_with(f"batch: {{promptPool: 100, promptSelection: {selection}}}")
+    assert run.spec.batch.prompt_pool == 100
+
+
 def test_a_worker_must_hold_a_whole_group():
     lines = "batch: {trajectoriesPerPrompt: 9}\nrollouts: [{name: a, maxConcurrentSequences: 8}]"
     (line,) = problem_lines(lines)

@@ -53,13 +53,19 @@ class LedgerSnapshot(_message.Message):
     CONSUMED_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
     NEXT_GRANT_NUMBER_FIELD_NUMBER: _builtins.int
+    POSTERIOR_FIELD_NUMBER: _builtins.int
+    TEACHER_FIELD_NUMBER: _builtins.int
     next_prompt_index: _builtins.int
-    """Next prompt of the training split that was never granted."""
+    """Next prompt of the training split whose turn never came."""
     leased: _builtins.int
     in_flight: _builtins.int
     consumed: _builtins.int
     next_grant_number: _builtins.int
     """Grants made so far; groups are consumed in the order of their grants, across restarts too."""
+    posterior: _builtins.str
+    """JSON: counts per prompt and the generator's state."""
+    teacher: _builtins.bytes
+    """What torch.save made of plain values and tensors: network, observations, generators."""
     @_builtins.property
     def requeued_prompt_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompts to be granted again before new ones."""
@@ -79,12 +85,16 @@ class LedgerSnapshot(_message.Message):
         consumed: _builtins.int = ...,
         dropped: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         next_grant_number: _builtins.int = ...,
+        posterior: _builtins.str = ...,
+        teacher: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["posterior", b"posterior", "prompt_selection", b"prompt_selection", "teacher", b"teacher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffered", b"buffered", "consumed", b"consumed", "dropped", b"dropped", "in_flight", b"in_flight", "leased", b"leased", "next_grant_number", b"next_grant_number", "next_prompt_index", b"next_prompt_index", "requeued_prompt_indices", b"requeued_prompt_indices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffered", b"buffered", "consumed", b"consumed", "dropped", b"dropped", "in_flight", b"in_flight", "leased", b"leased", "next_grant_number", b"next_grant_number", "next_prompt_index", b"next_prompt_index", "posterior", b"posterior", "prompt_selection", b"prompt_selection", "requeued_prompt_indices", b"requeued_prompt_indices", "teacher", b"teacher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_prompt_selection: _TypeAlias = _typing.Literal["posterior", "teacher"]  # noqa: Y015
+    _WhichOneofArgType_prompt_selection: _TypeAlias = _typing.Literal["prompt_selection", b"prompt_selection"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt_selection) -> _WhichOneofReturnType_prompt_selection | None: ...
 
 Global___LedgerSnapshot: _TypeAlias = LedgerSnapshot  # noqa: Y015
 
