@@ -20,9 +20,12 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any
 
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
+
+Prompt = tuple[int, ...]
+"""Its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,7 @@ class ReplaySettings:
     """How much is kept, and how it is drawn."""
 
     capacity_per_prompt: int = 64
-    """Answers kept of one prompt, at least 1."""
+    """Answers kept of one prompt, at least 1; prompts are bounded by the run's pool of them."""
     on_policy_probability: float = 0.95
     """Share of draws from the most recent version, in [0, 1]; the release's."""
     inverse_temperature: float = 1.0
@@ -94,52 +97,50 @@ def reward_weights(rewards: Sequence[float], settings: ReplaySettings) -> list[f
 
 
 class ReplayBuffer:
-    """The answers kept of every prompt. Owner: the training loop."""
+    """The answers kept of every prompt; prompts of the same tokens are one. Owner: the update."""
 
-    def __init__(self, settings: ReplaySettings) -> None:
+    def __init__(self, settings: ReplaySettings, *, seed: int) -> None:
         self._settings = settings
-        self._held: dict[int, tuple[Trajectory, ...]] = {}
+        self._rng = random.Random(seed)  # noqa: S311 - no secret
+        self._held: dict[Prompt, tuple[Trajectory, ...]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._held.values()))
 
-    @property
-    def prompt_indices(self) -> tuple[int, ...]:
-        """Prompts with at least one answer; those added to last come last."""
-        return tuple(self._held)
-
-    def held(self, prompt_index: int) -> tuple[Trajectory, ...]:
+    def held(self, prompt: Prompt) -> tuple[Trajectory, ...]:
         """Answers kept of a prompt, newest last."""
-        return self._held.get(prompt_index, ())
+        return self._held.get(prompt, ())
 
-    def add(self, prompt_index: int, arrived: Sequence[Trajectory]) -> None:
-        """Keep answers to a prompt; the oldest beyond its capacity go."""
-        if arrived:
-            held = self._held.pop(prompt_index, ())
-            self._held[prompt_index] = kept(held, arrived, self._settings.capacity_per_prompt)
+    def add(self, arrived: Sequence[Trajectory]) -> None:
+        """Keep answers to one prompt, at least one; the oldest beyond its capacity go."""
+        prompt = arrived[0].prompt_token_ids
+        held = self._held.get(prompt, ())
+        self._held[prompt] = kept(held, arrived, self._settings.capacity_per_prompt)
 
-    def draw(self, prompt_index: int, count: int, rng: random.Random) -> list[Trajectory]:
-        """Draw a group of `count` different answers to a prompt; fewer when fewer are held.
+    def exchanged(self, groups: Iterable[Sequence[Trajectory]]) -> list[list[Trajectory]]:
+        """Keep the groups that arrived, and draw as large ones to train on in their place.
 
-        They stay in the buffer.
+        A prompt with fewer different answers than that gets a smaller group. What is drawn stays.
         """
-        return drawn(self.held(prompt_index), count, self._settings, rng)
+        drawn_groups = []
+        for group in groups:
+            self.add(group)
+            held = self.held(group[0].prompt_token_ids)
+            drawn_groups.append(drawn(held, len(group), self._settings, self._rng))
+        return drawn_groups
 
-    def to_dict(self) -> dict[str, Any]:
-        """All that is held, as plain JSON values."""
-        prompts = [
-            [index, [_trajectory_to_dict(each) for each in held]]
-            for index, held in self._held.items()
-        ]
-        return {"prompts": prompts}
+    def state_dict(self) -> dict[str, Any]:
+        """All that further draws depend on, as plain values."""
+        held = [[_trajectory_to_dict(each) for each in group] for group in self._held.values()]
+        return {"held": held, "generator": self._rng.getstate()}
 
-    @classmethod
-    def restored(cls, state: Mapping[str, Any], settings: ReplaySettings) -> Self:
-        """Go on from a `to_dict`; with a smaller capacity the newest answers stay."""
-        buffer = cls(settings)
-        for index, held in state["prompts"]:
-            buffer.add(int(index), [_trajectory_from_dict(each) for each in held])
-        return buffer
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`; with a smaller capacity the newest answers stay."""
+        self._held = {}
+        for group in state["held"]:
+            self.add([_trajectory_from_dict(each) for each in group])
+        version, words, spare = state["generator"]
+        self._rng.setstate((version, tuple(words), spare))
 
 
 def _trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:

@@ -51,6 +51,7 @@ from vcpo_learner.optimizer import (
     set_learning_rate,
     warmed_up_learning_rate,
 )
+from vcpo_learner.replay import ReplayBuffer, ReplaySettings
 from vcpo_learner.token_statistics import token_log_ratios, token_sums
 from vcpo_learner.update_result import SkipReason, UpdateResult
 
@@ -70,6 +71,7 @@ class PolicyUpdate:
         self._optimizer = make_optimizer(model, spec.optimizer)
         self._calibration = MismatchCalibration()
         self._warning = EarlyWarning()
+        self._replay = _replay_buffer(spec)
         self._steps_taken = 0
 
     def step(self, groups: Sequence[Sequence[Trajectory]], *, policy_version: int) -> UpdateResult:
@@ -78,11 +80,15 @@ class PolicyUpdate:
         groups: [num_prompts][trajectories]; the trajectories of one prompt make one group.
         policy_version: the version that the model's parameters are before the step; trajectories
             that it sampled from first to last token calibrate the on-policy ESS ratio.
+        With replay, the step is taken on groups drawn from the answers kept, and says what those
+        are like.
         Raises: ValueError for an empty batch or group, and as `batch_advantages`.
         """
-        trajectories = list(chain.from_iterable(groups))
-        if not trajectories:
+        if not all(groups) or not groups:
             raise ValueError("groups is empty: at least one trajectory is needed")
+        if self._replay is not None:
+            groups = self._replay.exchanged(groups)
+        trajectories = list(chain.from_iterable(groups))
         self._optimizer.zero_grad()
         try:
             scored = self._gathering.score(groups, policy_version)
@@ -134,6 +140,7 @@ class PolicyUpdate:
             "calibration": self._calibration.to_dict(),
             "warning": self._warning.to_dict(),
             "method": self._gathering.state_dict(),
+            "replay": None if self._replay is None else self._replay.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -141,7 +148,7 @@ class PolicyUpdate:
 
         Raises: ValueError when the state is not of this form or belongs to other parameters.
         """
-        missing = {"optimizer", "steps_taken", "calibration", "warning", "method"} - set(state)
+        missing = set(self.state_dict()) - set(state)
         if missing:
             raise ValueError(f"state lacks {sorted(missing)}: give what state_dict returned")
         restore_optimizer(self._optimizer, state["optimizer"])
@@ -149,6 +156,8 @@ class PolicyUpdate:
         self._calibration = self._calibration.restored(state["calibration"])
         self._warning = self._warning.restored(state["warning"])
         self._gathering.load_state_dict(state["method"])
+        if self._replay is not None and state["replay"] is not None:
+            self._replay.load_state_dict(state["replay"])
 
     def _take_step(self, scale: float) -> float:
         """Step at the scaled rate, and return it."""
@@ -173,6 +182,14 @@ class PolicyUpdate:
             skipped=SkipReason.NON_FINITE_WEIGHT,
             skip_detail=str(error),
         )
+
+
+def _replay_buffer(spec: VCPORunSpec) -> ReplayBuffer | None:
+    """Where the run keeps answers; None when it trains on what arrives."""
+    probability = spec.algorithm.on_policy_probability
+    if probability is None:
+        return None
+    return ReplayBuffer(ReplaySettings(on_policy_probability=probability), seed=spec.seed)
 
 
 def _scored_groups(batch: ScoredBatch, policy_version: int) -> list[list[ScoredTrajectory]]:

@@ -11,8 +11,9 @@ from typing import Final
 from vcpo.spec import VCPORunSpec
 from vcpo_study.study import StudySpec, cell_spec
 
-_FORMAT: Final = 2
-"""Counts changes of what a cell does or records; cells of another format are run again."""
+_FORMAT: Final = 3
+"""Counts changes of what a cell does or records, defaults of a run included; cells of another
+format are run again."""
 _PARTS: Final = {
     "model",
     "environment",
@@ -49,12 +50,14 @@ class Cell:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all settings that the cell's numbers depend on; models go by their name."""
-        document = {
-            "format": _FORMAT,
-            "evaluation_seed": self.evaluation_seed,
-            "spec": self.spec.model_dump(mode="json", by_alias=True, include=_PARTS),
-        }
+        """SHA-256 of all settings that the cell's numbers depend on; models go by their name.
+
+        Settings at their defaults are left out: a field that is new leaves finished cells valid.
+        """
+        spec = self.spec.model_dump(
+            mode="json", by_alias=True, include=_PARTS, exclude_defaults=True
+        )
+        document = {"format": _FORMAT, "evaluation_seed": self.evaluation_seed, "spec": spec}
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 

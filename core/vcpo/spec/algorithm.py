@@ -71,6 +71,9 @@ class Algorithm(Section):
     """The mask's number: tau of M2PO, delta of OPSM, tau_p of STAPO, the share of BAPO."""
     regularization: Annotated[float, Field(gt=0.0, le=1e3)] | None = None
     """Pull toward the reference or the sampler: beta of TBA and AGRO, tau of Kimi."""
+    on_policy_probability: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    """Share of each group that is drawn from the newest answers to its prompt, the rest from all
+    earlier ones by their reward (TBA, AGRO); None trains on what arrived."""
     aggregation: Aggregation | None = None
     """What tokens and trajectories count against each other."""
     overlong_share: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
@@ -193,6 +196,7 @@ _USED_BY: Final[Mapping[str, Callable[[Recipe], bool]]] = MappingProxyType(
         "dual_clip": lambda recipe: recipe.gate not in (Gate.OPEN, Gate.TAPERED),
         "threshold": lambda recipe: recipe.threshold > 0.0,
         "regularization": lambda recipe: recipe.regularization > 0.0,
+        "on_policy_probability": lambda recipe: recipe.residual is Residual.REFERENCE,
     }
 )
 """Which recipes read a field; the others refuse it."""

@@ -97,7 +97,14 @@ class VCPORunSpec(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        refuse([*self._repeated_names(), *self._lonely_trajectories(), *self._small_workers()])
+        refuse(
+            [
+                *self._repeated_names(),
+                *self._lonely_trajectories(),
+                *self._small_workers(),
+                *self._replay_without_pool(),
+            ]
+        )
         return self
 
     def _repeated_names(self) -> Iterator[InitErrorDetails]:
@@ -112,6 +119,13 @@ class VCPORunSpec(Section):
         if size < 2 and self.algorithm.recipe.baseline in BASELINES_OF_PAIRS:
             message = f"must be at least 2 for the baseline '{self.algorithm.recipe.baseline}'"
             yield conflict("batch", "trajectoriesPerPrompt", value=size, message=message)
+
+    def _replay_without_pool(self) -> Iterator[InitErrorDetails]:
+        probability = self.algorithm.on_policy_probability
+        if probability is not None and self.batch.prompt_pool is None:
+            location = ("algorithm", "onPolicyProbability")
+            message = "earlier answers need prompts that come again; give `batch.promptPool`"
+            yield conflict(*location, value=probability, message=message)
 
     def _small_workers(self) -> Iterator[InitErrorDetails]:
         size = self.batch.trajectories_per_prompt

@@ -77,6 +77,10 @@ SPEC: Final = (
         message="`maxConcurrentSequences` of each rollout group must be at least"
         " `batch.trajectoriesPerPrompt`",
     ),
+    Rule(
+        rule="!has(self.algorithm.onPolicyProbability) || has(self.batch.promptPool)",
+        message="`batch.promptPool` must be given where `algorithm.onPolicyProbability` is",
+    ),
     # A checkpoint belongs to one model, task, batch and optimizer; the learner refuses others.
     _fixed("model.name"),
     _fixed_optional("model.revision"),

@@ -79,6 +79,7 @@ def test_a_run_of_defaults_breaks_no_rule():
         ({"control": {"idleLowRatio": 0.5}}, "`idleLowRatio`"),
         ({"batch": {"trajectoriesPerPrompt": 1}}, "`batch.trajectoriesPerPrompt`"),
         ({"batch": {"promptSelection": "posterior"}}, "`promptPool`"),
+        ({"algorithm": {"method": "tba", "onPolicyProbability": 0.5}}, "`batch.promptPool`"),
         ({"algorithm": {"baseline": "rloo", "baselineScope": "batch"}}, "`baselineScope`"),
         ({"batch": {"trajectoriesPerPrompt": 65}}, "`maxConcurrentSequences`"),
     ],

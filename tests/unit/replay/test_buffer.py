@@ -1,6 +1,7 @@
 import json
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -117,47 +118,62 @@ def test_equal_generators_draw_equal_groups(found, seed):
     assert groups[0] == groups[1]
 
 
+def make_buffer(*, seed=0, **settings):
+    return ReplayBuffer(ReplaySettings(**settings), seed=seed)
+
+
 def test_prompts_are_kept_apart():
-    buffer = ReplayBuffer(ReplaySettings(capacity_per_prompt=1))
-    buffer.add(4, [answer(1), answer(2)])
-    buffer.add(9, [answer(2)])
-    assert (len(buffer), buffer.held(4), buffer.held(9)) == (2, (answer(2),), (answer(2),))
+    buffer = make_buffer(capacity_per_prompt=1)
+    buffer.add([answer(1), answer(2)])
+    buffer.add([replace(answer(2), prompt_token_ids=(9,))])
+    assert len(buffer) == 2
+    assert [[each.response_token_ids for each in buffer.held(key)] for key in [(1, 2), (9,)]] == [
+        [(2,)],
+        [(2,)],
+    ]
 
 
-def test_a_draw_takes_nothing_out():
-    buffer = ReplayBuffer(ReplaySettings())
-    buffer.add(4, [answer(1), answer(2)])
-    buffer.draw(4, 2, random.Random(0))
+def test_what_is_drawn_stays_for_the_next_time():
+    buffer = make_buffer()
+    (group,) = buffer.exchanged([[answer(1), answer(2)]])
+    assert {each.response_token_ids for each in group} == {(1,), (2,)}
     assert len(buffer) == 2
 
 
-def test_a_prompt_without_answers_gives_an_empty_group():
-    assert ReplayBuffer(ReplaySettings()).draw(4, 2, random.Random(0)) == []
+def test_every_group_is_exchanged_for_answers_to_its_own_prompt():
+    buffer = make_buffer(on_policy_probability=0.0)
+    other = [replace(answer(token), prompt_token_ids=(9,)) for token in (5, 6)]
+    groups = buffer.exchanged([[answer(1), answer(2)], other])
+    assert [{each.prompt_token_ids for each in group} for group in groups] == [{(1, 2)}, {(9,)}]
 
 
-def test_prompts_added_to_last_come_last():
-    buffer = ReplayBuffer(ReplaySettings())
-    for index in (4, 9, 4):
-        buffer.add(index, [answer(1)])
-    buffer.add(7, [])
-    assert buffer.prompt_indices == (9, 4)
+def test_earlier_answers_come_back_by_their_reward():
+    buffer = make_buffer(on_policy_probability=0.0, inverse_temperature=100.0)
+    buffer.exchanged([[answer(7, reward=1.0), answer(8, reward=1.0)]])
+    (group,) = buffer.exchanged([[answer(1, version=3), answer(2, version=3)]])
+    assert {each.response_token_ids for each in group} == {(7,), (8,)}
 
 
-def test_a_buffer_restored_from_json_holds_the_same_answers_in_the_same_order():
-    buffer = ReplayBuffer(ReplaySettings())
-    buffer.add(9, [answer(1, 2, version=1, then=3, reward=0.5), answer(2, name="b")])
-    buffer.add(4, [answer(5)])
-    state = json.loads(json.dumps(buffer.to_dict()))
-    restored = ReplayBuffer.restored(state, ReplaySettings())
-    assert restored.prompt_indices == (9, 4)
-    assert [restored.held(index) for index in (9, 4)] == [buffer.held(index) for index in (9, 4)]
+def test_a_prompt_with_one_answer_only_gives_a_group_of_one():
+    (group,) = make_buffer().exchanged([[answer(1), answer(1, version=1)]])
+    assert group == [answer(1, version=1)]
+
+
+def test_a_buffer_restored_from_json_draws_as_the_first_would_have():
+    first, second = make_buffer(), make_buffer(seed=7)
+    arrived = [[answer(token, reward=token / 9, version=token // 4) for token in range(9)]]
+    first.exchanged(arrived)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.held((1, 2)) == first.held((1, 2))
+    later = [[answer(20, version=9), answer(21, version=9), answer(22, version=9)]]
+    assert [second.exchanged(later) for _ in range(3)] == [first.exchanged(later) for _ in range(3)]
 
 
 def test_a_smaller_buffer_goes_on_with_the_newest_answers():
-    buffer = ReplayBuffer(ReplaySettings())
-    buffer.add(4, [answer(1), answer(2)])
-    smaller = ReplayBuffer.restored(buffer.to_dict(), ReplaySettings(capacity_per_prompt=1))
-    assert smaller.held(4) == (answer(2),)
+    buffer, smaller = make_buffer(), make_buffer(capacity_per_prompt=1)
+    buffer.add([answer(1), answer(2)])
+    smaller.load_state_dict(buffer.state_dict())
+    assert smaller.held((1, 2)) == (answer(2),)
 
 
 @pytest.mark.parametrize(

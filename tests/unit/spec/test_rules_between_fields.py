@@ -77,6 +77,21 @@ def test_a_pool_suits_every_choice_of_prompts(selection):
     assert run.spec.batch.prompt_pool == 100
 
 
+def test_earlier_answers_need_prompts_that_come_again():
+    lines = "algorithm: {method: tba, onPolicyProbability: 0.9}"
+    (line,) = problem_lines(lines)
+    rule = "earlier answers need prompts that come again; give `batch.promptPool`"
+    assert line == f"spec.algorithm.onPolicyProbability: {rule} (got 0.9)"
+    run_with(lines + "\nbatch: {promptPool: 5}")
+
+
+def test_methods_that_weigh_by_importance_do_not_use_answers_again():
+    lines = "algorithm: {onPolicyProbability: 0.9}\nbatch: {promptPool: 5}"
+    (line,) = problem_lines(lines)
+    rule = "method 'vcpo' has no use for it; remove it or use 'tba', 'agro'"
+    assert line == f"spec.algorithm.onPolicyProbability: {rule} (got 0.9)"
+
+
 def test_a_worker_must_hold_a_whole_group():
     lines = "batch: {trajectoriesPerPrompt: 9}\nrollouts: [{name: a, maxConcurrentSequences: 8}]"
     (line,) = problem_lines(lines)

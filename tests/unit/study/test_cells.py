@@ -72,3 +72,13 @@ def test_what_is_about_processes_leaves_the_digest_alone():
     more_attempts = spec.lease.model_copy(update={"max_attempts": 7})
     changed = spec.model_copy(update={"lease": more_attempts})
     assert replace(cell(), spec=changed).digest == cell().digest
+
+
+def test_a_setting_that_is_new_leaves_cells_valid_that_have_its_default():
+    spec = cell().spec
+    told = spec.algorithm.model_validate(
+        {**spec.algorithm.model_dump(by_alias=True, exclude_unset=True), "gradientNorms": "exact"}
+    )
+    changed = spec.model_copy(update={"algorithm": told})
+    assert "gradient_norms" not in spec.algorithm.model_fields_set
+    assert replace(cell(), spec=changed).digest == cell().digest

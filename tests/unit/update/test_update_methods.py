@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,6 +13,8 @@ from tests.unit.update.models import (
     with_rewards,
 )
 from vcpo.algo import RECIPES, Method
+from vcpo.spec import VCPORunSpec
+from vcpo.wire.trajectory import VersionSpan
 from vcpo_learner.update import PolicyUpdate
 
 
@@ -60,6 +64,49 @@ def test_the_reference_is_the_policy_before_training():
     with torch.no_grad():
         model.lm_head.weight.add_(torch.randn_like(model.lm_head.weight))
     assert update.step(equal, policy_version=9).skipped is None
+
+
+def replaying(probability):
+    document = make_spec().model_dump(by_alias=True)
+    algorithm = {"method": "tba", "onPolicyEssRatio": 1.0, "onPolicyProbability": probability}
+    batch = {**document["batch"], "promptPool": 9}
+    return VCPORunSpec.model_validate({**document, "algorithm": algorithm, "batch": batch})
+
+
+def one_token_longer(one):
+    return replace(
+        one,
+        response_token_ids=(*one.response_token_ids, 1),
+        rollout_logprobs=(*one.rollout_logprobs, -1.0),
+        version_spans=(*one.version_spans, VersionSpan(policy_version=9, num_tokens=1)),
+        reward=0.0,
+    )
+
+
+def test_a_step_on_replayed_groups_is_the_step_on_what_was_drawn():
+    # Rewards of 500 outweigh all others, so that the second draw gives the first groups again.
+    model, other = seeded(llama, dtype=torch.float64), seeded(llama, dtype=torch.float64)
+    groups = sampled_groups(model)
+    prized = [with_rewards(group, [500.0 + at for at in range(len(group))]) for group in groups]
+    plain = PolicyUpdate(other, spec_of("tba"), PAD)
+    replayed = PolicyUpdate(model, replaying(0.0), PAD)
+    for update in (plain, replayed):
+        update.step(prized, policy_version=9)
+    later = [[one_token_longer(one) for one in group] for group in groups]
+    expected = plain.step(prized, policy_version=10)
+    found = replayed.step(later, policy_version=10)
+    assert found.reward_mean == expected.reward_mean > 499.0
+    assert found.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-9)
+
+
+def test_replay_goes_on_from_a_checkpoint():
+    model = seeded(llama, dtype=torch.float64)
+    groups = sampled_groups(model)
+    update = PolicyUpdate(model, replaying(0.5), PAD)
+    update.step(groups, policy_version=9)
+    resumed = PolicyUpdate(model, replaying(0.5), PAD)
+    resumed.load_state_dict(update.state_dict())
+    assert resumed.state_dict()["replay"] == update.state_dict()["replay"]
 
 
 def test_a_critic_goes_on_from_a_checkpoint():

@@ -253,7 +253,8 @@ def test_a_restored_update_takes_bit_identical_steps():
 def test_a_state_that_lacks_a_part_is_refused():
     update = PolicyUpdate(seeded(llama), make_spec(), PAD)
     with pytest.raises(
-        ValueError, match=r"state lacks \['calibration', 'method', 'optimizer', 'warning'\]"
+        ValueError,
+        match=r"state lacks \['calibration', 'method', 'optimizer', 'replay', 'warning'\]",
     ):
         update.load_state_dict({"steps_taken": 3})
 
