@@ -13,10 +13,12 @@ from pathlib import Path
 
 import torch
 
+from vcpo.algo import MismatchError
 from vcpo.journal import Journal
 from vcpo.lifecycle import (
     TOKEN_VARIABLE,
     Ready,
+    StartError,
     on_parent_exit,
     on_stop_request,
     split_address,
@@ -197,14 +199,24 @@ class _Parts:
             phase = await self.training.run(self._drain_s)
         except AccountingError:
             self.gauges.accounting_error()
-            self.dispatcher.phase = RunPhase.FAILED
-            self.dispatcher.notify()
+            self._fail()
             raise
-        # Workers and host learn of the end by asking; give them the time to ask.
+        except MismatchError as error:
+            self._fail()
+            await self._linger(linger_s)
+            raise StartError(str(error)) from error
+        await self._linger(linger_s)
+        return phase
+
+    def _fail(self) -> None:
+        self.dispatcher.phase = RunPhase.FAILED
+        self.dispatcher.notify()
+
+    async def _linger(self, linger_s: float) -> None:
+        """Give workers and host, who learn of the end by asking, the time to ask."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(linger_s):
                 await self._asked_to_stop.wait()
-        return phase
 
     async def _refresh(self) -> None:
         while True:

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vcpo.algo import WarningLevel
+from vcpo.algo import MismatchError, WarningLevel, audited_gap
 from vcpo.journal import EvaluationRecord, EventRecord, Journal, StepRecord
 from vcpo.spec import VCPORun, algorithm_warnings
 from vcpo.wire.phase import RunPhase
@@ -70,6 +70,7 @@ class Training:
         """The round that runs beside training, until its outcome was looked at."""
         self._saved_step = -1
         self._warning_level: str = WarningLevel.OK
+        self._is_audited = False
 
     def resume(self) -> int:
         """Go on from the newest checkpoint; returns its step, 0 when there is none.
@@ -95,6 +96,8 @@ class Training:
         """Train until the last step or until the dispatcher leaves the phase `running`.
 
         When it drains, work in flight has `drain_s` seconds to come in before the checkpoint.
+
+        Raises: MismatchError when sampler and learner turn out not to compute the same policy.
         """
         for warning in algorithm_warnings(self._spec.algorithm):
             self.event("Warning", f"algorithm: {warning}")
@@ -126,6 +129,7 @@ class Training:
         result = await self._in_thread(
             lambda: self._parts.update.step(batch, policy_version=version)
         )
+        self._audit(result)
         self._dispatcher.policy_version = version + 1
         await self._publish()
         finished_s = self._parts.clock()
@@ -142,6 +146,19 @@ class Training:
         self._tell_warning(record)
         await self._between_steps(record.step)
         return True
+
+    def _audit(self, result: UpdateResult) -> None:
+        """Once after every start, on the first fresh trajectories; before the step is published."""
+        if self._is_audited:
+            return
+        try:
+            gap = audited_gap(result.lags, self._spec.mismatch_limit_nats)
+        except MismatchError as error:
+            self.event("SelfCheckFailed", str(error))
+            raise
+        if gap is not None:
+            self._is_audited = True
+            self.event("SelfCheck", f"sampler and learner differ by {gap:.2g} nats per token")
 
     def _tell_warning(self, record: StepRecord) -> None:
         """Write an event when the early warning changes."""

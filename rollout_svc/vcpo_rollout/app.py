@@ -26,6 +26,7 @@ from vcpo.spec.workloads import RolloutGroup
 from vcpo.wire.client import open_channel
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
+from vcpo_rollout.alteration import alteration_of
 from vcpo_rollout.engines.engine import Engine
 from vcpo_rollout.engines.hf import HfEngine
 from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton, load_tokenizer
@@ -78,7 +79,13 @@ async def run_worker(options: Options) -> RunPhase:
             engine, codec = await asyncio.to_thread(_load_engine, run, group, options.worker_id)
         learner = Learner(channel, worker_id=options.worker_id, rollout_group=group.name)
         gauges = RolloutGauges(metrics)
-        receiver = WeightReceiver(learner=learner, engine=engine, gauges=gauges)
+        seed = sampling_seed(run.spec.seed, options.worker_id)
+        receiver = WeightReceiver(
+            learner=learner,
+            engine=engine,
+            gauges=gauges,
+            alteration=alteration_of(run.spec, group, seed),
+        )
         worker = Worker(
             WorkerParts(
                 learner=learner,

@@ -12,6 +12,7 @@ import time
 
 from vcpo.wire.v1 import policy_pb2
 from vcpo.wire.weights import CorruptWeightsError, verify
+from vcpo_rollout.alteration import Alteration
 from vcpo_rollout.engines.engine import Engine, PolicyWeights
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.learner import HeldPolicy, Learner
@@ -31,6 +32,7 @@ class WeightReceiver:
         learner: Learner,
         engine: Engine,
         gauges: RolloutGauges,
+        alteration: Alteration | None = None,
         pause_after_corruption_s: float = PAUSE_AFTER_CORRUPTION_S,
     ) -> None:
         self.held: HeldPolicy | None = None
@@ -38,6 +40,7 @@ class WeightReceiver:
         self._learner = learner
         self._engine = engine
         self._gauges = gauges
+        self._alteration = alteration
         self._pause_after_corruption_s = pause_after_corruption_s
         self._swapped = asyncio.Condition()
 
@@ -70,14 +73,14 @@ class WeightReceiver:
             _LOGGER.exception("version %d is thrown away", manifest.policy_version)
             await asyncio.sleep(self._pause_after_corruption_s)
             return
-        weights = PolicyWeights(policy_version=manifest.policy_version, payload=payload)
-        await self._engine.swap_weights(weights)
+        version, used = manifest.policy_version, payload
+        if self._alteration is not None:
+            used = await asyncio.to_thread(self._alteration.payload, payload, version)
+        await self._engine.swap_weights(PolicyWeights(policy_version=version, payload=used))
         async with self._swapped:
             self.held = _names(manifest)
             self._swapped.notify_all()
-        self._gauges.weights_received(
-            manifest.policy_version, len(payload), time.monotonic() - started_s
-        )
+        self._gauges.weights_received(version, len(payload), time.monotonic() - started_s)
 
 
 def _names(manifest: policy_pb2.PolicyManifest) -> HeldPolicy:

@@ -69,8 +69,15 @@ from vcpo.algo.methods import (
     Residual,
     Weight,
 )
+from vcpo.algo.mismatch_audit import (
+    MISMATCH_LIMITS_NATS,
+    MismatchClass,
+    MismatchError,
+    audited_gap,
+)
 from vcpo.algo.moments import WeightMoments
 from vcpo.algo.pieces import near_equal_pieces, piece_log_weights
+from vcpo.algo.rollout_noise import NoiseSchedule
 from vcpo.algo.step_verdict import RefusalReason, StepLimits, StepVerdict, judge_step
 from vcpo.algo.vtrace import VTrace, vtrace
 from vcpo.algo.warning_signals import StepHealth, WarningThresholds
@@ -84,6 +91,7 @@ from vcpo.algo.weights import (
 )
 
 __all__ = [
+    "MISMATCH_LIMITS_NATS",
     "RECIPES",
     "Aggregation",
     "AlarmQuality",
@@ -104,6 +112,9 @@ __all__ = [
     "LearningRateRule",
     "Method",
     "MismatchCalibration",
+    "MismatchClass",
+    "MismatchError",
+    "NoiseSchedule",
     "NonFiniteWeightError",
     "NormStatistics",
     "Recipe",
@@ -121,6 +132,7 @@ __all__ = [
     "WeightMoments",
     "advantages",
     "alarm_step",
+    "audited_gap",
     "batch_advantages",
     "collapse_step",
     "diagnose",

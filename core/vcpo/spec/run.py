@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import InitErrorDetails
 
-from vcpo.algo import Baseline
+from vcpo.algo import MISMATCH_LIMITS_NATS, Baseline, MismatchClass
 from vcpo.spec.algorithm import Algorithm, Batch, Evaluation, Optimizer, Sampling
 from vcpo.spec.cluster import Pods
 from vcpo.spec.fields import DnsLabel, Seconds, Section, Steps, conflict, refuse
@@ -21,6 +21,8 @@ from vcpo.spec.workloads import (
     Learner,
     Lease,
     Model,
+    Precision,
+    Quantization,
     RolloutGroup,
 )
 
@@ -94,6 +96,18 @@ class VCPORunSpec(Section):
     """An ended run is deleted from the cluster after this time; None keeps it."""
     cleanup_policy: CleanupPolicy = CleanupPolicy()
     failure_policy: FailurePolicy = FailurePolicy()
+
+    @property
+    def mismatch_limit_nats(self) -> float:
+        """Largest mean gap per token between sampler and learner at lag 0, given or by format."""
+        if self.learner.max_mismatch_nats is not None:
+            return self.learner.max_mismatch_nats
+        groups = self.rollouts
+        if any(each.quantization is not Quantization.NONE or each.noise for each in groups):
+            return MISMATCH_LIMITS_NATS[MismatchClass.ALTERED]
+        if Precision.BFLOAT16 in {self.learner.precision, *(each.precision for each in groups)}:
+            return MISMATCH_LIMITS_NATS[MismatchClass.ROUNDED]
+        return MISMATCH_LIMITS_NATS[MismatchClass.EXACT]
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:

@@ -20,6 +20,16 @@ class Precision(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class Quantization(StrEnum):
+    """What a sampler's matrices are rounded to."""
+
+    NONE = "none"
+    FP8 = "fp8"
+    """E4M3, one scale per block of 128 x 128."""
+    INT8 = "int8"
+    """One scale per row."""
+
+
 class PromptFormat(StrEnum):
     """How a prompt's text becomes tokens."""
 
@@ -60,6 +70,9 @@ class Learner(Section):
 
     precision: Precision = Precision.FLOAT32
     """Number format of the forward and backward pass."""
+    max_mismatch_nats: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    """Largest mean gap per token between the log-probabilities of sampler and learner at lag 0, at
+    the start, above which the run fails; None is what the number formats explain."""
     threads: Threads | None = None
     """CPU threads for the tensor library; None lets it choose."""
     checkpoint_storage_gibibytes: Annotated[int, Field(ge=1, le=65_536)] = 50
@@ -74,6 +87,17 @@ class Learner(Section):
     """Time for a last checkpoint when the learner is asked to leave, in a cluster."""
     template: PodTemplate = Field(default={})
     """Merged into the pod template in a cluster; the container's name is `learner`."""
+
+
+class RolloutNoise(Section):
+    """Noise on the sampler's normalization weights, for exploration (QeRL, arXiv 2510.11696)."""
+
+    initial_sigma: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-2
+    """Standard deviation in the second stage; the first has none."""
+    final_sigma: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-4
+    """Standard deviation in the last stage; between them it falls geometrically."""
+    stages: Annotated[int, Field(ge=3, le=1000)] = 10
+    """Equal parts that the run is cut into."""
 
 
 class RolloutGroup(Section):
@@ -91,6 +115,11 @@ class RolloutGroup(Section):
     """Sequences one worker generates at a time."""
     precision: Precision = Precision.FLOAT32
     """Number format of generation; another than the learner's lowers the on-policy ESS ratio."""
+    quantization: Quantization = Quantization.NONE
+    """What the sampler's matrices are rounded to; the on-policy ESS ratio falls by what that costs,
+    and is measured with it."""
+    noise: RolloutNoise | None = None
+    """Noise that the sampler's weights carry; None is none."""
     threads: Threads | None = None
     """CPU threads for the tensor library; None lets it choose."""
     scaling: Scaling = Scaling.DIRECT

@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.learner.scenes import answer, asking, make_desk, make_run, settle
 from tests.unit.update.models import llama
+from vcpo.algo import LagBucket, MismatchError
 from vcpo.journal import Journal, read_events, read_metrics
 from vcpo.metrics import LearnerMetrics
 from vcpo.wire.phase import RunPhase
@@ -29,13 +30,18 @@ class CountingUpdate:
         self.steps_taken = 0
         self.versions = []
         self.refused = set()
+        self.lags = ()
 
     def step(self, groups, *, policy_version):
         self.steps_taken += 1
         self.versions.append(policy_version)
         skipped = SkipReason.NO_GRADIENT if policy_version in self.refused else None
         return UpdateResult(
-            reward_mean=1.0, response_tokens_mean=1.0, on_policy_ess_ratio=1.0, skipped=skipped
+            reward_mean=1.0,
+            response_tokens_mean=1.0,
+            on_policy_ess_ratio=1.0,
+            skipped=skipped,
+            lags=self.lags,
         )
 
     def state_dict(self):
@@ -139,6 +145,43 @@ async def test_a_refused_update_is_a_version_too(make_learner, tmp_path):
     assert [step.skipped for step in read_metrics(tmp_path).steps] == [None, "no_gradient", None]
     assert [event.message for event in read_events(tmp_path) if event.kind == "StepSkipped"] == [
         "step 2: no_gradient"
+    ]
+
+
+def fresh_trajectories(gap, *, count=8):
+    return (
+        LagBucket(smallest_lag=0, count=count, ess=1.0, log_ratio_per_token=gap, weight_share=1.0),
+    )
+
+
+async def test_a_run_whose_sampler_computes_another_policy_ends_before_its_first_version(
+    make_learner, tmp_path
+):
+    learner = make_learner()
+    learner.update.lags = fresh_trajectories(0.7)
+    with pytest.raises(MismatchError, match=r"0.7 nats.*at most 0.002"):
+        await learner.run()
+    assert learner.dispatcher.policy_version == 0
+    assert read_events(tmp_path)[-1].kind == "SelfCheckFailed"
+
+
+async def test_sampler_and_learner_are_compared_once_and_when_there_is_enough_to_compare(
+    make_learner, tmp_path
+):
+    learner = make_learner()
+    learner.update.lags = fresh_trajectories(0.7, count=7)
+    take_step = learner.update.step
+
+    def step(groups, *, policy_version):
+        result = take_step(groups, policy_version=policy_version)
+        # Enough to compare in the second step; what the third says is training's.
+        learner.update.lags = fresh_trajectories(0.001 if policy_version == 0 else 0.7)
+        return result
+
+    learner.update.step = step
+    assert await learner.run() is RunPhase.COMPLETE
+    assert [event.message for event in read_events(tmp_path) if event.kind == "SelfCheck"] == [
+        "sampler and learner differ by 0.001 nats per token"
     ]
 
 

@@ -2,6 +2,8 @@ import asyncio
 import contextlib
 
 import pytest
+import safetensors.torch
+import torch
 
 from tests.unit.rollout.scenes import (
     FakeEngine,
@@ -12,8 +14,10 @@ from tests.unit.rollout.scenes import (
     weights_payload,
 )
 from vcpo.metrics import RolloutMetrics
+from vcpo.spec.workloads import Quantization
 from vcpo.wire.errors import NotFoundError, UnavailableError
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+from vcpo_rollout.alteration import Alteration
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.learner import HeldPolicy, Learner
@@ -57,13 +61,14 @@ class PolicyServer(policy_pb2_grpc.PolicyServiceServicer):
 
 
 @contextlib.asynccontextmanager
-async def following(server, engine):
+async def following(server, engine, alteration=None):
     """A receiver that follows the server for as long as the context lasts."""
     add = policy_pb2_grpc.add_PolicyServiceServicer_to_server
     async with served(lambda grpc_server: add(server, grpc_server)) as channel:
         receiver = WeightReceiver(
             learner=Learner(channel, worker_id="w", rollout_group="main", first_pause_s=0.001),
             engine=engine,
+            alteration=alteration,
             gauges=RolloutGauges(RolloutMetrics(run="run", group="main")),
             pause_after_corruption_s=0.0,
         )
@@ -92,6 +97,23 @@ async def test_each_new_version_is_brought_into_the_engine(server, engine):
         server.offer(1)
         assert (await receiver.wait_for_other(held)).policy_version == 1
     assert engine.swapped == [0, 1]
+
+
+async def test_an_altered_version_is_what_the_engine_gets_under_its_own_label(server, engine):
+    taken = []
+
+    async def take(weights):
+        taken.append(weights)
+
+    engine.swap_weights = take
+    rounding = Alteration(quantization=Quantization.INT8, noise=None, seed=0)
+    server.payload = safetensors.torch.save({"layer.weight": torch.tensor([[1.27, 0.014]])})
+    server.newest = weights_manifest(server.payload, version=3)
+    async with following(server, engine, rounding) as (receiver, _):
+        assert (await receiver.wait_for_other(None)).policy_version == 3
+    assert [weights.policy_version for weights in taken] == [3]
+    tensors = safetensors.torch.load(taken[0].payload)
+    torch.testing.assert_close(tensors["layer.weight"], torch.tensor([[1.27, 0.01]]))
 
 
 async def test_a_corrupt_version_is_thrown_away_and_fetched_again(server, engine):

@@ -1,0 +1,130 @@
+"""Weights that a sampler uses in place of those it was given: quantized, noisy, or both.
+
+    fp8     matrices as E4M3 numbers with one scale per block of 128 x 128, amax / 448
+    int8    matrices as integers from -127 to 127 with one scale per row, amax / 127
+    noise   N(0, sigma^2) added to the weights of normalizations, new for every version
+
+Every engine takes the altered weights as ordinary numbers: this is what quantization does to the
+policy, on any machine, without what it does for speed. Embeddings and output head stay as they are.
+The sampler reports log-probabilities of the policy that it really is, so the estimator stays
+unbiased, and the learner's calibration at lag 0 takes the difference for what it is.
+
+Nothing accumulates: each version is altered from the weights that were published.
+
+Sources: block sizes of Jet-RL, arXiv 2601.14243 (weights only; activations are not quantized here);
+noise of QeRL, arXiv 2510.11696.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import safetensors.torch
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vcpo.algo import NoiseSchedule
+from vcpo.spec import VCPORunSpec
+from vcpo.spec.workloads import Quantization, RolloutGroup
+
+_BLOCK: Final = 128
+_LARGEST_E4M3: Final = 448.0
+_LARGEST_INT8: Final = 127.0
+_KEPT_NAMES: Final = ("embed", "lm_head", "wte", "wpe")
+"""Parts of the names of embeddings and output heads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alteration:
+    """What a rollout group does to every version it receives."""
+
+    quantization: Quantization
+    noise: NoiseSchedule | None
+    seed: int
+    """Of the noise; workers with other seeds explore differently."""
+
+    def __call__(self, tensors: Mapping[str, Tensor], policy_version: int) -> dict[str, Tensor]:
+        """Alter one version's tensors, by name; those given are left alone."""
+        altered = dict(tensors)
+        if self.quantization is not Quantization.NONE:
+            rounded = _ROUNDED[self.quantization]
+            altered |= {
+                name: rounded(tensor) for name, tensor in tensors.items() if is_matrix(name, tensor)
+            }
+        sigma = 0.0 if self.noise is None else self.noise.sigma(policy_version)
+        if sigma > 0.0:
+            altered |= {
+                name: self._noisy(name, tensor, sigma, policy_version)
+                for name, tensor in tensors.items()
+                if is_norm_weight(name, tensor)
+            }
+        return altered
+
+    def payload(self, payload: bytes, policy_version: int) -> bytes:
+        """Alter a safetensors file."""
+        return safetensors.torch.save(self(safetensors.torch.load(payload), policy_version))
+
+    def _noisy(self, name: str, tensor: Tensor, sigma: float, policy_version: int) -> Tensor:
+        """The same name, version and seed give the same noise, whatever the order."""
+        seed = zlib.crc32(f"{self.seed}/{policy_version}/{name}".encode())
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
+        return (tensor.float() + sigma * noise.to(tensor.device)).to(tensor.dtype)
+
+
+def alteration_of(spec: VCPORunSpec, group: RolloutGroup, seed: int) -> Alteration | None:
+    """What a rollout group does to its weights; None when it takes them as they are."""
+    if group.quantization is Quantization.NONE and group.noise is None:
+        return None
+    noise = None
+    if group.noise is not None:
+        noise = NoiseSchedule(
+            initial_sigma=group.noise.initial_sigma,
+            final_sigma=group.noise.final_sigma,
+            num_stages=group.noise.stages,
+            total_steps=spec.steps,
+        )
+    return Alteration(quantization=group.quantization, noise=noise, seed=seed)
+
+
+def is_matrix(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor is the matrix of a linear layer inside the network."""
+    return tensor.ndim == 2 and not any(part in name for part in _KEPT_NAMES)
+
+
+def is_norm_weight(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor is the scale of a normalization."""
+    *path, kind = name.split(".")
+    return tensor.ndim == 1 and kind == "weight" and bool(path) and "norm" in path[-1]
+
+
+def fp8_rounded(matrix: Tensor) -> Tensor:
+    """Round [rows, columns] to E4M3 in blocks of 128 x 128, each with a scale of its own."""
+    rows, columns = matrix.shape
+    padded = functional.pad(matrix.float(), (0, -columns % _BLOCK, 0, -rows % _BLOCK))
+    blocks = padded.view(len(padded) // _BLOCK, _BLOCK, -1, _BLOCK)
+    scale = _scale(blocks.abs().amax(dim=(1, 3), keepdim=True), _LARGEST_E4M3)
+    rounded = (blocks / scale).to(torch.float8_e4m3fn).float() * scale
+    return rounded.view(padded.shape)[:rows, :columns].to(matrix.dtype)
+
+
+def int8_rounded(matrix: Tensor) -> Tensor:
+    """Round [rows, columns] to integers of 8 bits, with a scale for each row."""
+    wide = matrix.float()
+    scale = _scale(wide.abs().amax(dim=1, keepdim=True), _LARGEST_INT8)
+    return ((wide / scale).round() * scale).to(matrix.dtype)
+
+
+def _scale(largest: Tensor, limit: float) -> Tensor:
+    """A block of zeros has the scale 1."""
+    return torch.where(largest > 0.0, largest / limit, torch.ones_like(largest))
+
+
+_ROUNDED: Final[Mapping[Quantization, Callable[[Tensor], Tensor]]] = {
+    Quantization.FP8: fp8_rounded,
+    Quantization.INT8: int8_rounded,
+}

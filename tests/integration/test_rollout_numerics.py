@@ -1,0 +1,95 @@
+"""Samplers that compute almost what the learner does: told from mistakes, and allowed for."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from vcpo.algo import MISMATCH_LIMITS_NATS, MismatchClass, MismatchError, NoiseSchedule, audited_gap
+from vcpo.spec import load_run
+from vcpo.spec.workloads import Quantization
+from vcpo_learner.policy_model import load_policy, pad_token_id, policy_tensors
+from vcpo_learner.update import PolicyUpdate
+from vcpo_rollout.alteration import Alteration
+from vcpo_rollout.environments import Split, make_environment
+from vcpo_study.sampling import Sampler
+from vcpo_study.versions import Version
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TINY = str(EXAMPLES / "models" / "tiny")
+EXACT, ROUNDED, ALTERED = (MISMATCH_LIMITS_NATS[each] for each in MismatchClass)
+NOISE = NoiseSchedule(initial_sigma=0.05, final_sigma=0.05, num_stages=3, total_steps=3)
+
+
+class Bench:
+    """A learner of the tiny model, and a sampler of the same version that may be altered."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.spec = load_run(EXAMPLES / "sort_digits.yaml").spec
+        self.model, tokenizer = load_policy(TINY, None)
+        pad = pad_token_id(tokenizer)
+        self.update = PolicyUpdate(self.model, self.spec, pad)
+        self.sampler = Sampler(self.spec, TINY, tokenizer, pad)
+        task = self.spec.environment
+        self.environment = make_environment(task.name, task.parameters, 0)
+        self.version = 0
+
+    def step(self, alteration=None, *, temperature=1.0):
+        """One step on fresh trajectories of the version, as the altered sampler gives them."""
+        weights = policy_tensors(self.model)
+        if alteration is not None:
+            weights = alteration(weights, 1)
+        self.sampler.use(Version(number=self.version, weights=weights))
+        indices = range(8 * self.version, 8 * self.version + 8)
+        groups = self.sampler.groups(
+            self.environment, Split.TRAIN, indices, samples=8, temperature=temperature
+        )
+        result = self.update.step(groups, policy_version=self.version)
+        self.version += 1
+        return result
+
+
+def altered_by(quantization=Quantization.NONE, noise=None):
+    return Alteration(quantization=quantization, noise=noise, seed=0)
+
+
+def test_engine_and_learner_agree_to_float32():
+    assert audited_gap(Bench().step().lags, EXACT) < 1e-5
+
+
+@pytest.mark.parametrize("temperature", [0.9, 0.7])
+def test_a_sampler_at_another_temperature_is_found_out_even_beside_bfloat16(temperature):
+    result = Bench().step(temperature=temperature)
+    with pytest.raises(MismatchError, match="temperature"):
+        audited_gap(result.lags, ROUNDED)
+
+
+def test_weights_rounded_to_bfloat16_are_no_float32():
+    result = Bench().step(
+        lambda weights, _: {name: each.bfloat16().float() for name, each in weights.items()}
+    )
+    assert audited_gap(result.lags, ROUNDED) > EXACT
+
+
+def test_a_sampler_of_another_model_is_found_out_whatever_the_format():
+    result = Bench().step(
+        lambda weights, _: {name: torch.randn_like(each) / 8 for name, each in weights.items()}
+    )
+    with pytest.raises(MismatchError):
+        audited_gap(result.lags, ALTERED)
+
+
+@pytest.mark.parametrize(
+    "alteration",
+    [altered_by(Quantization.FP8), altered_by(Quantization.INT8), altered_by(noise=NOISE)],
+    ids=["fp8", "int8", "noise"],
+)
+def test_what_a_run_asks_for_is_no_mistake_and_not_taken_for_staleness(alteration):
+    bench = Bench()
+    results = [bench.step(alteration) for _ in range(6)]
+    assert audited_gap(results[0].lags, ALTERED) > EXACT
+    last = results[-1]
+    # Mismatch costs part of the sample size, and the rate is not cut for it.
+    assert last.on_policy_ess_ratio < 0.9999
+    assert last.learning_rate_scale > 0.95
