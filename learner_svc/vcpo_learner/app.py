@@ -106,7 +106,7 @@ class _Parts:
         torch.manual_seed(spec.seed)
         # Weights near 0 make gradients of numbers that a CPU handles twenty times slower.
         torch.set_flush_denormal(True)
-        model, tokenizer = load_policy(spec.model.name, spec.model.revision)
+        model, tokenizer = load_policy(spec.model.name, spec.model.revision, spec.model.lora)
         # nn.Module's method: the library wraps its own in a way that has no usable type.
         torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")
         incarnation = uuid.uuid4().hex[:8]

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from vcpo.lifecycle import StartError
+from vcpo.spec.workloads import Lora
 
 
 class ModelLoadError(StartError):
@@ -29,11 +30,16 @@ class ModelLoadError(StartError):
         )
 
 
-def load_policy(name: str, revision: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_policy(
+    name: str, revision: str | None, lora: Lora | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load weights (as float32) and tokenizer from a directory or the hub.
+
+    lora: adapters to train in place of the weights; None trains all of them.
 
     Raises:
         ModelLoadError: when either cannot be had.
+        StartError: when the adapters fit nowhere.
     """
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -42,6 +48,11 @@ def load_policy(name: str, revision: str | None) -> tuple[PreTrainedModel, PreTr
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelLoadError(name, error) from error
+    if lora is not None:
+        # The library behind them takes seconds to import; few runs want it.
+        from vcpo_learner.adapters import add_adapters
+
+        add_adapters(model, lora)
     return model, tokenizer
 
 
@@ -54,18 +65,19 @@ def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def policy_payload(model: PreTrainedModel) -> bytes:
-    """All parameters as one safetensors file; one shared by two modules stands once."""
+    """What is trained as one safetensors file; one shared by two modules stands once."""
     return save(policy_tensors(model))
 
 
 def policy_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Copies of the parameters on the CPU, each once, under its first name.
+    """Copies of the trainable parameters on the CPU, each once, under its first name.
 
-    Buffers stay out: training does not change them, and whoever builds the model makes its own.
+    What training does not change stays out: buffers, and all but the adapters where there are any.
     """
     return {
         name: parameter.detach().to("cpu", copy=True).contiguous()
         for name, parameter in model.named_parameters()
+        if parameter.requires_grad
     }
 
 
@@ -84,7 +96,14 @@ def restore_policy(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) 
 
 
 def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save model and tokenizer so that `from_pretrained(folder)` loads them."""
+    """Save model and tokenizer so that `from_pretrained(folder)` loads them.
+
+    Adapters are melted into the model, which cannot be trained any further then.
+    """
+    if getattr(model, "peft_config", None) is not None:
+        from vcpo_learner.adapters import merge_adapters
+
+        merge_adapters(model)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

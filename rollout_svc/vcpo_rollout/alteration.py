@@ -22,14 +22,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import safetensors.torch
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from vcpo.algo import NoiseSchedule
-from vcpo.spec import VCPORunSpec
-from vcpo.spec.workloads import Quantization, RolloutGroup
+from vcpo.spec.workloads import Quantization
 
 _BLOCK: Final = 128
 _LARGEST_E4M3: Final = 448.0
@@ -64,31 +62,12 @@ class Alteration:
             }
         return altered
 
-    def payload(self, payload: bytes, policy_version: int) -> bytes:
-        """Alter a safetensors file."""
-        return safetensors.torch.save(self(safetensors.torch.load(payload), policy_version))
-
     def _noisy(self, name: str, tensor: Tensor, sigma: float, policy_version: int) -> Tensor:
         """The same name, version and seed give the same noise, whatever the order."""
         seed = zlib.crc32(f"{self.seed}/{policy_version}/{name}".encode())
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
         return (tensor.float() + sigma * noise.to(tensor.device)).to(tensor.dtype)
-
-
-def alteration_of(spec: VCPORunSpec, group: RolloutGroup, seed: int) -> Alteration | None:
-    """What a rollout group does to its weights; None when it takes them as they are."""
-    if group.quantization is Quantization.NONE and group.noise is None:
-        return None
-    noise = None
-    if group.noise is not None:
-        noise = NoiseSchedule(
-            initial_sigma=group.noise.initial_sigma,
-            final_sigma=group.noise.final_sigma,
-            num_stages=group.noise.stages,
-            total_steps=spec.steps,
-        )
-    return Alteration(quantization=group.quantization, noise=noise, seed=seed)
 
 
 def is_matrix(name: str, tensor: Tensor) -> bool:

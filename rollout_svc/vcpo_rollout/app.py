@@ -26,13 +26,13 @@ from vcpo.spec.workloads import RolloutGroup
 from vcpo.wire.client import open_channel
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
-from vcpo_rollout.alteration import alteration_of
 from vcpo_rollout.engines.engine import Engine
 from vcpo_rollout.engines.hf import HfEngine
 from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton, load_tokenizer
 from vcpo_rollout.environments.environment import make_environment
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.learner import Learner
+from vcpo_rollout.preparation import preparation_of
 from vcpo_rollout.prompting import PromptCodec
 from vcpo_rollout.receiver import WeightReceiver
 from vcpo_rollout.worker import Worker, WorkerParts
@@ -77,15 +77,11 @@ async def run_worker(options: Options) -> RunPhase:
         with starting():
             port = await server.start(options.listen, (), serving=False)
             engine, codec = await asyncio.to_thread(_load_engine, run, group, options.worker_id)
+            seed = sampling_seed(run.spec.seed, options.worker_id)
+            prepare = await asyncio.to_thread(preparation_of, run.spec, group, seed=seed)
         learner = Learner(channel, worker_id=options.worker_id, rollout_group=group.name)
         gauges = RolloutGauges(metrics)
-        seed = sampling_seed(run.spec.seed, options.worker_id)
-        receiver = WeightReceiver(
-            learner=learner,
-            engine=engine,
-            gauges=gauges,
-            alteration=alteration_of(run.spec, group, seed),
-        )
+        receiver = WeightReceiver(learner=learner, engine=engine, gauges=gauges, prepare=prepare)
         worker = Worker(
             WorkerParts(
                 learner=learner,

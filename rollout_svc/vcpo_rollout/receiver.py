@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from vcpo.wire.v1 import policy_pb2
 from vcpo.wire.weights import CorruptWeightsError, verify
-from vcpo_rollout.alteration import Alteration
 from vcpo_rollout.engines.engine import Engine, PolicyWeights
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.learner import HeldPolicy, Learner
@@ -32,15 +32,16 @@ class WeightReceiver:
         learner: Learner,
         engine: Engine,
         gauges: RolloutGauges,
-        alteration: Alteration | None = None,
+        prepare: Callable[[bytes, int], bytes] | None = None,
         pause_after_corruption_s: float = PAUSE_AFTER_CORRUPTION_S,
     ) -> None:
+        """prepare: makes what the engine gets of a version's payload; None leaves it as it is."""
         self.held: HeldPolicy | None = None
         """Version in use; None before the first."""
         self._learner = learner
         self._engine = engine
         self._gauges = gauges
-        self._alteration = alteration
+        self._prepare = prepare
         self._pause_after_corruption_s = pause_after_corruption_s
         self._swapped = asyncio.Condition()
 
@@ -74,8 +75,8 @@ class WeightReceiver:
             await asyncio.sleep(self._pause_after_corruption_s)
             return
         version, used = manifest.policy_version, payload
-        if self._alteration is not None:
-            used = await asyncio.to_thread(self._alteration.payload, payload, version)
+        if self._prepare is not None:
+            used = await asyncio.to_thread(self._prepare, payload, version)
         await self._engine.swap_weights(PolicyWeights(policy_version=version, payload=used))
         async with self._swapped:
             self.held = _names(manifest)

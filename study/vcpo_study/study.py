@@ -84,7 +84,15 @@ class StudySpec(Section):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
-        refuse([*self._names(), *self._seeds(), *self._lag_fields(), *self._algorithms()])
+        refuse(
+            [
+                *self._names(),
+                *self._seeds(),
+                *self._lag_fields(),
+                *self._left_out(),
+                *self._algorithms(),
+            ]
+        )
         return self
 
     def method(self, name: str) -> Method:
@@ -127,6 +135,16 @@ class StudySpec(Section):
                 yield conflict(
                     "methods", index, "algorithm", LAG_FIELD, value=value, message=message
                 )
+
+    def _left_out(self) -> Iterator[InitErrorDetails]:
+        """What a run can do and a cell does not."""
+        if self.run.model.lora is not None:
+            message = "a study trains all parameters; remove it"
+            yield conflict("run", "model", "lora", value="given", message=message)
+        if self.run.batch.prompt_pool is not None:
+            message = "a study's prompts never come again; remove it"
+            value = self.run.batch.prompt_pool
+            yield conflict("run", "batch", "promptPool", value=value, message=message)
 
     def _algorithms(self) -> Iterator[InitErrorDetails]:
         for index, method in enumerate(self.methods):

@@ -11,6 +11,7 @@ from vcpo.spec.cluster import DrainSeconds, Image, PodTemplate, Scaling, Storage
 from vcpo.spec.fields import DnsLabel, Ratio, Seconds, Section, Steps, conflict, refuse
 
 Threads = Annotated[int, Field(ge=1, le=256)]
+TargetModule = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 class Precision(StrEnum):
@@ -45,6 +46,23 @@ class EngineName(StrEnum):
     HF = "hf"
 
 
+class Lora(Section):
+    """Low-rank adapters (arXiv 2106.09685): trained and published in place of all parameters."""
+
+    rank: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Rank of what is added to each matrix."""
+    alpha: Annotated[int, Field(ge=1, le=10_000)] = 32
+    """The adapters' product counts alpha / rank times."""
+    target_modules: Annotated[list[TargetModule], Field(max_length=32)] = Field(default=[])
+    """Last parts of the names of layers that get an adapter, such as `q_proj`; none names every
+    linear layer but the output head."""
+
+    @property
+    def scale(self) -> float:
+        """How many times the adapters' product counts."""
+        return self.alpha / self.rank
+
+
 class Model(Section):
     """The policy to train."""
 
@@ -52,6 +70,8 @@ class Model(Section):
     """A directory (relative to the run file) or a model name on the Hugging Face hub."""
     revision: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     """Branch, tag or commit on the hub; None is the default branch."""
+    lora: Lora | None = None
+    """Train adapters beside frozen parameters; None trains all parameters."""
 
 
 class Environment(Section):

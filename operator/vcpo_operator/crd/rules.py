@@ -84,6 +84,7 @@ SPEC: Final = (
     # A checkpoint belongs to one model, task, batch and optimizer; the learner refuses others.
     _fixed("model.name"),
     _fixed_optional("model.revision"),
+    _fixed_optional("model.lora"),
     _fixed("environment.name"),
     _fixed("seed"),
     _fixed("batch.promptsPerStep"),

@@ -1,7 +1,8 @@
 """A model's architecture and tokenizer, by the name in the run file.
 
 A rollout worker needs no checkpoint: the learner sends every parameter before the first token is
-sampled, so only the configuration is read and the parameters are left as memory comes.
+sampled, so only the configuration is read and the parameters are left as memory comes. Where the
+run trains adapters the learner sends those only, and the parameters are read beside the model.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -52,6 +54,19 @@ def load_model_skeleton(
     # Tying is part of the initialization that was left out.
     model.tie_weights()
     return model
+
+
+def load_parameters(name: str, *, revision: str | None = None) -> dict[str, Tensor]:
+    """Read a model's parameters, float32, each once under its first name.
+
+    Raises:
+        ValueError: naming `spec.model.name`, when there is no such model.
+    """
+    with _errors_named(name):
+        model = AutoModelForCausalLM.from_pretrained(
+            name, revision=revision, dtype=torch.float32, use_safetensors=True
+        )
+    return {key: parameter.detach() for key, parameter in model.named_parameters()}
 
 
 def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:

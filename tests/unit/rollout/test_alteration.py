@@ -8,10 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.learner.scenes import make_run
 from vcpo.algo import NoiseSchedule
 from vcpo.spec.workloads import Quantization
-from vcpo_rollout.alteration import Alteration, alteration_of, fp8_rounded, int8_rounded
+from vcpo_rollout.alteration import Alteration, fp8_rounded, int8_rounded
 
 NOISE = NoiseSchedule(initial_sigma=0.1, final_sigma=0.01, num_stages=10, total_steps=10)
 WEIGHTS = {
@@ -106,15 +105,3 @@ def test_what_was_given_is_left_alone_and_types_stay():
     altered = alteration(quantization=Quantization.FP8, noise=NOISE)(given, 1)
     assert all(torch.equal(given[name], before[name]) for name in given)
     assert {tensor.dtype for tensor in altered.values()} == {torch.bfloat16}
-
-
-def test_a_group_that_asks_for_nothing_alters_nothing():
-    spec = make_run().spec
-    assert alteration_of(spec, spec.rollouts[0], 0) is None
-
-
-def test_a_groups_noise_lasts_as_long_as_the_run():
-    spec = make_run(steps=30, rollouts=[{"name": "a", "noise": {"stages": 3}}]).spec
-    found = alteration_of(spec, spec.rollouts[0], 0)
-    # Ten steps each: none, 0.01 as by default, 0.0001.
-    assert [found.noise.sigma(step) for step in (9, 10, 20)] == pytest.approx([0.0, 0.01, 0.0001])

@@ -21,6 +21,7 @@ from vcpo_rollout.alteration import Alteration
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.learner import HeldPolicy, Learner
+from vcpo_rollout.preparation import Preparation
 from vcpo_rollout.receiver import WeightReceiver
 
 
@@ -61,14 +62,14 @@ class PolicyServer(policy_pb2_grpc.PolicyServiceServicer):
 
 
 @contextlib.asynccontextmanager
-async def following(server, engine, alteration=None):
+async def following(server, engine, prepare=None):
     """A receiver that follows the server for as long as the context lasts."""
     add = policy_pb2_grpc.add_PolicyServiceServicer_to_server
     async with served(lambda grpc_server: add(server, grpc_server)) as channel:
         receiver = WeightReceiver(
             learner=Learner(channel, worker_id="w", rollout_group="main", first_pause_s=0.001),
             engine=engine,
-            alteration=alteration,
+            prepare=prepare,
             gauges=RolloutGauges(RolloutMetrics(run="run", group="main")),
             pause_after_corruption_s=0.0,
         )
@@ -99,14 +100,14 @@ async def test_each_new_version_is_brought_into_the_engine(server, engine):
     assert engine.swapped == [0, 1]
 
 
-async def test_an_altered_version_is_what_the_engine_gets_under_its_own_label(server, engine):
+async def test_a_prepared_version_is_what_the_engine_gets_under_its_own_label(server, engine):
     taken = []
 
     async def take(weights):
         taken.append(weights)
 
     engine.swap_weights = take
-    rounding = Alteration(quantization=Quantization.INT8, noise=None, seed=0)
+    rounding = Preparation(stages=[Alteration(quantization=Quantization.INT8, noise=None, seed=0)])
     server.payload = safetensors.torch.save({"layer.weight": torch.tensor([[1.27, 0.014]])})
     server.newest = weights_manifest(server.payload, version=3)
     async with following(server, engine, rounding) as (receiver, _):

@@ -81,6 +81,19 @@ def test_a_lag_given_twice_is_refused():
     assert problem.startswith("spec.lags: holds a number twice")
 
 
+@pytest.mark.parametrize(
+    ("given", "field", "cause"),
+    [
+        ("model: {name: tiny, lora: {}}", "model.lora", "trains all parameters"),
+        ("batch: {promptPool: 9}\n    model: {name: tiny}", "batch.promptPool", "never come again"),
+    ],
+)
+def test_what_a_run_can_do_and_a_study_does_not_is_refused(given, field, cause):
+    (problem,) = problems(STUDY.replace("model: {name: tiny}", given))
+    assert problem.startswith(f"spec.run.{field}: ")
+    assert cause in problem
+
+
 def test_the_study_of_the_examples_is_in_order():
     path = Path(__file__).resolve().parents[3] / "examples" / "study.yaml"
     example = load_study(path)
