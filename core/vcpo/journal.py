@@ -78,6 +78,8 @@ class StepRecord:
     """The same as a number in [0, 1]; 1/3 warns, 2/3 is critical."""
     diagnostics: Mapping[str, Any] = field(default_factory=dict)
     """`vcpo.algo.BatchDiagnostics` by field; empty when a weight had no value."""
+    weight_updates_in_flight: int = 0
+    """Policy versions that workers have swapped in so far while sequences were under way."""
     ess_by_lag: Mapping[str, float] = field(default_factory=dict)
     """ESS ratio of the trajectories in each bucket of ages, by its smallest lag."""
 

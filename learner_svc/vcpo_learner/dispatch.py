@@ -42,6 +42,8 @@ class WorkRequest:
     incarnation: str
     held_policy_version: int
     max_trajectories: int
+    weight_updates_in_flight: int = 0
+    """As the worker counts them since its start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,7 @@ class Dispatcher:
         self._incarnation = incarnation
         self._clock = clock
         self._roster = Roster(clock)
+        self._updates_in_flight: dict[str, int] = {}
         self._round: EvaluationRound | None = None
         self._round_is_exclusive = False
         self._changed = Broadcast()
@@ -80,6 +83,10 @@ class Dispatcher:
     def workers(self) -> list[WorkerSeen]:
         """Workers heard of lately."""
         return self._roster.workers()
+
+    def weight_updates_in_flight(self) -> int:
+        """Versions that workers, those gone included, swapped in while sequences were under way."""
+        return sum(self._updates_in_flight.values())
 
     def notify(self) -> None:
         """Wake everybody who waits, after a change made from outside (version, phase, limit)."""
@@ -102,6 +109,7 @@ class Dispatcher:
         """
         deadline_s = self._clock() + wait_s
         self._roster.enter(request.worker_id, request.rollout_group, request.held_policy_version)
+        self._updates_in_flight[request.worker_id] = request.weight_updates_in_flight
         while self.phase is RunPhase.RUNNING and self._roster.confirm(request.worker_id):
             self._expire()
             assignments = self._grant(request)

@@ -276,6 +276,7 @@ class Training:
             tokens_per_s=self._parts.signals.tokens_per_s(),
             admission_lag_steps=dispatcher.admission_lag_steps,
             workers=len(dispatcher.workers()),
+            weight_updates_in_flight=dispatcher.weight_updates_in_flight(),
             leased=counts.leased,
             in_flight=counts.in_flight,
             buffered=counts.buffered,

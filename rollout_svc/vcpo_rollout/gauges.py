@@ -20,6 +20,10 @@ class RolloutGauges:
         self._metrics.weight_sync_bytes.inc(num_bytes)
         self._metrics.weight_sync_duration_s.observe(duration_s)
 
+    def weights_updated_in_flight(self) -> None:
+        """Note that sequences under way went on with new weights."""
+        self._metrics.weight_updates_in_flight.inc()
+
     def lease_waited(self, duration_s: float) -> None:
         """Note time with free places and no lease."""
         self._metrics.lease_wait_s.inc(duration_s)

@@ -73,7 +73,14 @@ class Learner:
         self._work = work_pb2_grpc.WorkServiceStub(channel)
         self._policy = policy_pb2_grpc.PolicyServiceStub(channel)
 
-    async def lease(self, *, held: HeldPolicy, max_trajectories: int, wait_s: float) -> LeaseAnswer:
+    async def lease(
+        self,
+        *,
+        held: HeldPolicy,
+        max_trajectories: int,
+        wait_s: float,
+        weight_updates_in_flight: int = 0,
+    ) -> LeaseAnswer:
         """Ask for prompts, waiting at the learner up to `wait_s` for some to become admissible."""
         request = work_pb2.LeaseRequest(
             worker_id=self._worker_id,
@@ -82,6 +89,7 @@ class Learner:
             held_policy_version=held.policy_version,
             max_trajectories=max_trajectories,
             wait_seconds=wait_s,
+            weight_updates_in_flight=weight_updates_in_flight,
         )
         response = await self._persistently(
             "Lease", lambda: self._work.Lease(request, timeout=CALL_TIMEOUT_S + wait_s)

@@ -24,7 +24,7 @@ PAUSE_AFTER_CORRUPTION_S = 1.0
 
 
 class WeightReceiver:
-    """Brings versions from the learner into the engine. Owner of `held`."""
+    """Brings versions from the learner into the engine. Owner of its public attributes."""
 
     def __init__(
         self,
@@ -38,6 +38,8 @@ class WeightReceiver:
         """prepare: makes what the engine gets of a version's payload; None leaves it as it is."""
         self.held: HeldPolicy | None = None
         """Version in use; None before the first."""
+        self.updates_in_flight = 0
+        """How many versions so far took over sequences under way."""
         self._learner = learner
         self._engine = engine
         self._gauges = gauges
@@ -77,7 +79,10 @@ class WeightReceiver:
         version, used = manifest.policy_version, payload
         if self._prepare is not None:
             used = await asyncio.to_thread(self._prepare, payload, version)
-        await self._engine.swap_weights(PolicyWeights(policy_version=version, payload=used))
+        weights = PolicyWeights(policy_version=version, payload=used)
+        if await self._engine.swap_weights(weights) > 0:
+            self.updates_in_flight += 1
+            self._gauges.weights_updated_in_flight()
         async with self._swapped:
             self.held = _names(manifest)
             self._swapped.notify_all()

@@ -104,7 +104,10 @@ class Worker:
             held = receiver.held or held
             asked_s = time.monotonic()
             answer = await self._parts.learner.lease(
-                held=held, max_trajectories=self._num_free, wait_s=_LEASE_WAIT_S
+                held=held,
+                max_trajectories=self._num_free,
+                wait_s=_LEASE_WAIT_S,
+                weight_updates_in_flight=receiver.updates_in_flight,
             )
             if answer.phase is not RunPhase.RUNNING:
                 return answer.phase

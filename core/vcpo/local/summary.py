@@ -30,6 +30,7 @@ def summarize(run_dir: Path) -> dict[str, Any]:
         "policy_lag_mean": _mean([step.lag_mean for step in steps]),
         "ess_ratio_min": min(ess_ratios, default=None),
         "learning_rate_scale_min": min((step.learning_rate_scale for step in taken), default=None),
+        "weight_updates_in_flight": last.weight_updates_in_flight if last else 0,
         "trajectories": {
             "leased": last.leased if last else 0,
             "consumed": last.consumed if last else 0,

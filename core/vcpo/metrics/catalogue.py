@@ -210,6 +210,10 @@ ROLLOUT_WEIGHT_SYNC_DURATION = _histogram(
 ROLLOUT_WEIGHT_SYNC_BYTES = _counter(
     "vcpo_rollout_weight_sync_bytes_total", "Bytes received to update the weights."
 )
+ROLLOUT_WEIGHT_UPDATES_IN_FLIGHT = _counter(
+    "vcpo_rollout_weight_updates_in_flight_total",
+    "Policy versions swapped in while sequences were under way, which went on with them.",
+)
 ROLLOUT_LEASE_WAIT = _counter(
     "vcpo_rollout_lease_wait_seconds_total", "Time with free places and no lease to fill them."
 )
@@ -326,6 +330,7 @@ ROLLOUT = (
     ROLLOUT_WEIGHTS_VERSION,
     ROLLOUT_WEIGHT_SYNC_DURATION,
     ROLLOUT_WEIGHT_SYNC_BYTES,
+    ROLLOUT_WEIGHT_UPDATES_IN_FLIGHT,
     ROLLOUT_LEASE_WAIT,
 )
 """What a rollout worker exports, besides `BUILD_INFO`."""

@@ -48,6 +48,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
             incarnation=request.incarnation,
             held_policy_version=request.held_policy_version,
             max_trajectories=request.max_trajectories,
+            weight_updates_in_flight=request.weight_updates_in_flight,
         )
         wait_s = check_wait("wait_seconds", request.wait_seconds)
         assignments = await self._dispatcher.lease(work, wait_s=wait_s)

@@ -70,8 +70,10 @@ class Engine(Protocol):
             EngineError: when generation failed or the engine is closed.
         """
 
-    async def swap_weights(self, weights: PolicyWeights) -> None:
+    async def swap_weights(self, weights: PolicyWeights) -> int:
         """Use `weights` from the next decoding step on; returns when they are in use.
+
+        Returns: how many sequences under way go on with them.
 
         Raises:
             EngineError: when the tensors do not fit the model; the old weights stay in use.

@@ -55,7 +55,7 @@ class _Generate:
 class _Swap:
     policy_version: int
     weights: Mapping[str, Tensor]
-    future: Future[None] = field(default_factory=Future)
+    future: Future[int] = field(default_factory=Future)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,11 +133,13 @@ class HfEngine:
         self._submit(command)
         return await asyncio.wrap_future(command.future)
 
-    async def swap_weights(self, weights: PolicyWeights) -> None:
+    async def swap_weights(self, weights: PolicyWeights) -> int:
         """Use `weights` from the next decoding step on; returns when they are in use.
 
         They are read and checked outside the decoding thread, which meanwhile goes on. Concurrent
         swaps take effect in the order of the calls.
+
+        Returns: how many sequences under way go on with them.
 
         Raises:
             EngineError: when the tensors do not fit the model; the old weights stay in use.
@@ -146,7 +148,7 @@ class HfEngine:
             tensors = await asyncio.to_thread(read_weights, self._model, weights.payload)
             command = _Swap(policy_version=weights.policy_version, weights=tensors)
             self._submit(command)
-            await asyncio.wrap_future(command.future)
+            return await asyncio.wrap_future(command.future)
 
     async def close(self) -> None:
         """Stop after the step under way; all that is open fails with EngineError."""
@@ -201,7 +203,7 @@ class HfEngine:
                         self._waiting.append(command)
                     case _Swap() if not command.future.done():
                         self._batch.swap(command.policy_version, command.weights)
-                        _resolve(command.future, None)
+                        _resolve(command.future, len(self._batch.drafts))
                     case _Close():
                         return False
         except Empty:

@@ -71,7 +71,7 @@ async def test_nothing_is_generated_before_the_first_policy(
     engine = start(make_model())
     generating = asyncio.create_task(engine.generate(make_request(PROMPT)))
     assert engine.policy_version is None
-    await engine.swap_weights(publish(make_model(seed=1), 4))
+    assert await engine.swap_weights(publish(make_model(seed=1), 4)) == 0
     generation = await generating
     assert engine.policy_version == 4
     assert [span.policy_version for span in generation.version_spans] == [4]
@@ -98,7 +98,7 @@ async def test_a_sequence_under_way_goes_on_with_new_weights(
     request = make_request(PROMPT, max_new_tokens=ENDLESS)
     generating = asyncio.create_task(engine.generate(request))
     await under_way.wait()
-    await engine.swap_weights(publish(certain(make_model(), token=END), 2))
+    assert await engine.swap_weights(publish(certain(make_model(), token=END), 2)) == 1
     generation = await generating
     first, second = generation.version_spans
     assert (first.policy_version, second.policy_version, second.num_tokens) == (1, 2, 1)

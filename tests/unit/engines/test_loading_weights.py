@@ -50,6 +50,12 @@ def test_tensors_that_do_not_fit_are_named(make_model, parameters, changes, prob
         read_weights(model, changed(parameters(model), **changes))
 
 
+def test_weights_that_are_not_numbers_are_read_as_they_are(make_model, parameters):
+    model = make_model()
+    payload = changed(parameters(model), lm_head__weight=torch.full((40, 32), torch.nan))
+    assert torch.isnan(read_weights(model, payload)[HEAD]).all()
+
+
 def test_all_problems_are_reported_at_once_up_to_a_number(make_model):
     model = make_model()  # 2 layers of 9 parameters, embedding, norm and head: 21 missing
     with pytest.raises(EngineError, match=r"embed_tokens\.weight is missing.*; 16 more$"):

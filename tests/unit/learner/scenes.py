@@ -108,7 +108,12 @@ def make_desk(**sections: Any) -> Desk:
 
 
 def asking(
-    *, worker_id: str = "w", held: int = 0, room: int = 100, incarnation: str = INCARNATION
+    *,
+    worker_id: str = "w",
+    held: int = 0,
+    room: int = 100,
+    incarnation: str = INCARNATION,
+    updates_in_flight: int = 0,
 ) -> WorkRequest:
     """A worker's request for work."""
     return WorkRequest(
@@ -117,6 +122,7 @@ def asking(
         incarnation=incarnation,
         held_policy_version=held,
         max_trajectories=room,
+        weight_updates_in_flight=updates_in_flight,
     )
 
 

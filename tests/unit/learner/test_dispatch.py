@@ -157,6 +157,13 @@ class TestWorkers:
         assert desk.dispatcher.release("w", [first.lease.lease_id]) == 1
         assert len(desk.dispatcher.workers()) == 1
 
+    async def test_updates_in_flight_are_the_last_word_of_each_worker_even_of_one_gone(self, desk):
+        await lease_now(desk, worker_id="a", updates_in_flight=3)
+        await lease_now(desk, worker_id="a", updates_in_flight=5)
+        await lease_now(desk, worker_id="b", updates_in_flight=2)
+        desk.dispatcher.release("a", [])
+        assert desk.dispatcher.weight_updates_in_flight() == 7
+
     async def test_nothing_is_granted_to_a_worker_released_while_it_waits(self, desk):
         await lease_now(desk, worker_id="dead")
         waiting = waiting_lease(desk, worker_id="dead")

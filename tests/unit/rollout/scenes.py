@@ -77,9 +77,10 @@ class FakeEngine:
             finish_reason=FinishReason.STOP,
         )
 
-    async def swap_weights(self, weights: PolicyWeights) -> None:
+    async def swap_weights(self, weights: PolicyWeights) -> int:
         self.policy_version = weights.policy_version
         self.swapped.append(weights.policy_version)
+        return self.sampling
 
     async def close(self) -> None:
         self.gate.set()

@@ -105,6 +105,7 @@ async def test_a_prepared_version_is_what_the_engine_gets_under_its_own_label(se
 
     async def take(weights):
         taken.append(weights)
+        return 0
 
     engine.swap_weights = take
     rounding = Preparation(stages=[Alteration(quantization=Quantization.INT8, noise=None, seed=0)])
@@ -115,6 +116,18 @@ async def test_a_prepared_version_is_what_the_engine_gets_under_its_own_label(se
     assert [weights.policy_version for weights in taken] == [3]
     tensors = safetensors.torch.load(taken[0].payload)
     torch.testing.assert_close(tensors["layer.weight"], torch.tensor([[1.27, 0.01]]))
+
+
+async def test_updates_that_took_over_sequences_under_way_are_counted(server, engine):
+    async with following(server, engine) as (receiver, _):
+        held = await receiver.wait_for_other(None)
+        engine.sampling = 3
+        server.offer(1)
+        held = await receiver.wait_for_other(held)
+        engine.sampling = 0
+        server.offer(2)
+        await receiver.wait_for_other(held)
+    assert receiver.updates_in_flight == 1
 
 
 async def test_a_corrupt_version_is_thrown_away_and_fetched_again(server, engine):

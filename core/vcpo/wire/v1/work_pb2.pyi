@@ -130,6 +130,7 @@ class LeaseRequest(_message.Message):
     HELD_POLICY_VERSION_FIELD_NUMBER: _builtins.int
     MAX_TRAJECTORIES_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    WEIGHT_UPDATES_IN_FLIGHT_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     rollout_group: _builtins.str
     """Rollout group of the run's spec that the worker belongs to."""
@@ -143,6 +144,8 @@ class LeaseRequest(_message.Message):
     """Free places, in sequences; the leases granted want at most this many trajectories together."""
     wait_seconds: _builtins.float
     """How long the server may hold the call open; 0 to 30."""
+    weight_updates_in_flight: _builtins.int
+    """Versions that the worker has swapped in since its start while sequences were under way."""
     def __init__(
         self,
         *,
@@ -152,10 +155,11 @@ class LeaseRequest(_message.Message):
         held_policy_version: _builtins.int = ...,
         max_trajectories: _builtins.int = ...,
         wait_seconds: _builtins.float = ...,
+        weight_updates_in_flight: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_policy_version", b"held_policy_version", "incarnation", b"incarnation", "max_trajectories", b"max_trajectories", "rollout_group", b"rollout_group", "wait_seconds", b"wait_seconds", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_policy_version", b"held_policy_version", "incarnation", b"incarnation", "max_trajectories", b"max_trajectories", "rollout_group", b"rollout_group", "wait_seconds", b"wait_seconds", "weight_updates_in_flight", b"weight_updates_in_flight", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
