@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup system-packages demo e2e test lint format protos bench clean
+.PHONY: help setup system-packages demo demo-vllm e2e test lint format protos bench clean
 .DEFAULT_GOAL := help
 
 help: ## say what each word does
@@ -10,11 +10,9 @@ help: ## say what each word does
 
 setup: .venv/installed system-packages ## make .venv with everything, and the system packages the tests use
 
-.venv/installed: pyproject.toml deploy/constraints.txt
-	@echo "Installing into .venv (torch for the CPU is about 200 MB; a few minutes on a fresh machine)"
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --constraint deploy/constraints.txt --editable '.[local,operator,dev]'
+.venv/installed: pyproject.toml deploy/constraints.txt scripts/install.sh
+	@echo "Installing into .venv (800 MB to fetch, torch and vLLM for the CPU above all; a few minutes)"
+	@scripts/install.sh $(PYTHON)
 	@touch $@
 
 system-packages:
@@ -22,6 +20,9 @@ system-packages:
 
 demo: .venv/installed ## train a tiny model asynchronously on this machine and watch it (about 2 minutes)
 	@$(BIN)/vcpo run examples/sort_digits.yaml --json
+
+demo-vllm: .venv/installed ## the demo with vLLM, weights updated while it generates (Linux; about 3 minutes)
+	@$(BIN)/vcpo run examples/sort_digits_vllm.yaml --json
 
 e2e: .venv/installed ## the operator and a whole run in a cluster of processes; no Kubernetes needed (about 2 minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.e2e.cluster

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the two system packages the tests use: a Chromium that opens the HTML report, and
-# Prometheus with its promtool, which judges what /metrics shows.
+# Installs the system packages the tests use: a Chromium that opens the HTML report, Prometheus with
+# its promtool, which judges what /metrics shows, and a library that vLLM for CPUs is linked with.
 set -eu
 
 has_any() {
@@ -13,6 +13,7 @@ has_any() {
 missing=""
 has_any chromium chromium-browser google-chrome || missing="$missing chromium"
 has_any promtool || missing="$missing prometheus"
+ldconfig -p 2>/dev/null | grep -q 'libnuma\.so\.1' || [ "$(uname)" != Linux ] || missing="$missing libnuma1"
 if [ -z "$missing" ]; then exit 0; fi
 
 if has_any apt-get && [ "$(id -u)" = 0 ]; then

@@ -22,7 +22,7 @@ from vcpo.lifecycle import (
 )
 from vcpo.metrics import RolloutMetrics, serve_metrics
 from vcpo.spec import VCPORun, load_run
-from vcpo.spec.workloads import RolloutGroup
+from vcpo.spec.workloads import EngineName, RolloutGroup
 from vcpo.wire.client import open_channel
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
@@ -138,23 +138,54 @@ def rollout_group(run: VCPORun, name: str) -> RolloutGroup:
 
 
 def _load_engine(run: VCPORun, group: RolloutGroup, worker_id: str) -> tuple[Engine, PromptCodec]:
-    if group.threads is not None:
-        torch.set_num_threads(group.threads)
     name, revision = run.spec.model.name, run.spec.model.revision
     tokenizer = load_tokenizer(name, revision=revision)
     codec = PromptCodec(tokenizer, run.spec.environment.prompt_format)
     end_token_ids = load_end_token_ids(name, tokenizer, revision=revision)
+    seed = sampling_seed(run.spec.seed, worker_id)
+    if group.engine is EngineName.VLLM:
+        return _start_vllm(run, group, end_token_ids, seed), codec
+    if group.threads is not None:
+        torch.set_num_threads(group.threads)
     pad_token_id = tokenizer.pad_token_id
     engine = HfEngine(
         load_model_skeleton(name, revision=revision, precision=group.precision),
         end_token_ids=end_token_ids,
         pad_token_id=pad_token_id if isinstance(pad_token_id, int) else min(end_token_ids),
         max_concurrent_sequences=group.max_concurrent_sequences,
-        seed=sampling_seed(run.spec.seed, worker_id),
+        seed=seed,
         device="cuda" if torch.cuda.is_available() else "cpu",
         precision=group.precision,
     )
     return engine, codec
+
+
+def _start_vllm(
+    run: VCPORun, group: RolloutGroup, end_token_ids: frozenset[int], seed: int
+) -> Engine:
+    """Start the engine that not every environment has.
+
+    Raises:
+        ValueError: when vLLM is not installed, or cannot run the model here.
+    """
+    try:
+        from vcpo_rollout.engines.vllm import VllmEngine
+        from vcpo_rollout.engines.vllm_start import VllmSettings
+    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit
+        raise ValueError(
+            f"spec.rollouts[].engine: vllm cannot be loaded here ({error}). Cure: pip install "
+            "'vcpo[rollout]' with a GPU; without one see docs/design/032-vllm-engine.md; or "
+            "engine: hf"
+        ) from error
+    settings = VllmSettings(
+        model_name=run.spec.model.name,
+        revision=run.spec.model.revision,
+        precision=group.precision,
+        max_concurrent_sequences=group.max_concurrent_sequences,
+        seed=seed,
+        kv_cache_gibibytes=group.kv_cache_gibibytes,
+    )
+    return VllmEngine.start(settings, end_token_ids=end_token_ids)
 
 
 def sampling_seed(run_seed: int, worker_id: str) -> int:

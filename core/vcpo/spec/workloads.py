@@ -44,6 +44,9 @@ class EngineName(StrEnum):
     """What generates in a rollout worker."""
 
     HF = "hf"
+    """`transformers`, in the worker's process, on any machine."""
+    VLLM = "vllm"
+    """vLLM, in processes of its own."""
 
 
 class Lora(Section):
@@ -126,7 +129,9 @@ class RolloutGroup(Section):
     name: Annotated[DnsLabel, Field(max_length=20)]
     """Unique in the run; part of the workers' names."""
     engine: EngineName = EngineName.HF
-    """What generates: `hf` runs on any machine."""
+    """What generates: `hf` runs on any machine, `vllm` many sequences at a time on a GPU."""
+    kv_cache_gibibytes: Annotated[float, Field(ge=1 / 16, le=4096.0)] | None = None
+    """Room that `vllm` takes for keys and values; None is most of a GPU, or 1 GiB on a CPU."""
     min_replicas: Annotated[int, Field(ge=0, le=1024)] = 1
     """Workers kept even when the learner has more data than it can use."""
     max_replicas: Annotated[int, Field(ge=1, le=1024)] = 1

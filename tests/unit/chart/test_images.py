@@ -23,7 +23,7 @@ PINS = dict(
     for line in (ROOT / "deploy" / "constraints.txt").read_text().splitlines()
     if not line.startswith("#")
 )
-HEAVY = {"torch", "transformers", "safetensors"}
+HEAVY = {"torch", "transformers", "safetensors", "vllm"}
 
 each_image = pytest.mark.parametrize("image", DOCKERFILES)
 
@@ -89,7 +89,7 @@ def test_every_install_is_constrained_to_tested_versions(image):
 @each_image
 def test_an_image_installs_its_own_extra_and_starts_its_own_module(image):
     runs = " ".join(arguments_of("RUN", instructions(DOCKERFILES[image])))
-    assert re.findall(r"'\.\[(\w+)\]'", runs) == [image]
+    assert re.findall(r"""['"]\.\[(\w+)""", runs) == [image]
     assert arguments_of("ENTRYPOINT", final_stage(image)) == [f'["python", "-m", "vcpo_{image}"]']
 
 
@@ -133,7 +133,7 @@ def test_the_build_context_holds_only_what_an_image_copies():
     assert {rule[1:] for rule in rules if rule.startswith("!")} == copied
 
 
-@pytest.mark.parametrize("extra", [None, "operator", "learner", "rollout"])
+@pytest.mark.parametrize("extra", [None, "operator", "learner", "rollout", "rollout-cpu"])
 def test_every_dependency_of_an_image_is_pinned_within_its_range(extra):
     for requirement in requirements(extra):
         assert PINS[canonicalize_name(requirement.name)] in requirement.specifier

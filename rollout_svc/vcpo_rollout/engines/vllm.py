@@ -1,0 +1,275 @@
+"""The engine for throughput: vLLM, in processes of its own, through its public interface.
+
+    generate      --> AsyncLLM --> scheduler, model        (continuous batching is vLLM's own)
+    swap_weights  --> pause, keeping sequences --> load from a file --> label --> resume
+
+A pause stands between two decoding steps and forgets all keys and values, so sequences under way
+are read again with the new weights: a full forward pass of the version that labels a token gives
+the token's log-probability.
+
+Lifecycle: it serves until `close`, until its processes end, or until a swap fails half-way, when
+nobody knows which weights are in place. In each case every call still open fails with EngineError,
+and so does every later one. vLLM's processes end with ours, however ours ends (`vllm_worker`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+import os
+from collections.abc import Coroutine
+from typing import IO, Any, Self, TypeVar
+
+import safetensors.torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from vllm import SamplingParams
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferInitRequest,
+    WeightTransferUpdateRequest,
+)
+from vllm.inputs import tokens_input
+from vllm.outputs import CompletionOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from vcpo.wire.trajectory import FinishReason, VersionSpan
+from vcpo_rollout.engines.decoding_limits import RequestLimits
+from vcpo_rollout.engines.engine import EngineError, Generation, GenerationRequest, PolicyWeights
+from vcpo_rollout.engines.loading_weights import read_weights
+from vcpo_rollout.engines.vllm_start import VllmSettings, load_skeleton, start_llm
+
+logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+_SWAP_TIMEOUT_S = 300.0
+"""For a whole swap; one that takes longer is stuck."""
+_WATCH_S = 0.5
+_DIED = "vLLM's engine process has died; its log says why"
+_ABORT_TIMEOUT_S = 5.0
+_SHUTDOWN_S = 5.0
+"""How long vLLM's processes may take to end by themselves."""
+_FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+class VllmEngine:
+    """Samples with vLLM; an `Engine`.
+
+    Requests beyond `max_num_seqs` wait in vLLM's queue, first come first served. Cancelling a
+    `generate` frees its place.
+
+    llm: without sequences under way; the engine owns it from then on.
+    skeleton: the model as `transformers` has it, against which weights are checked.
+    """
+
+    def __init__(
+        self, llm: AsyncLLM, *, skeleton: PreTrainedModel, end_token_ids: frozenset[int]
+    ) -> None:
+        self._llm = llm
+        self._skeleton = skeleton
+        self._end_token_ids = end_token_ids
+        self._limits = RequestLimits(
+            vocabulary_size=RequestLimits.of(skeleton).vocabulary_size,
+            context_tokens=llm.model_config.max_model_len,
+        )
+        self._numbers = itertools.count()
+        self._policy_version: int | None = None
+        self._ready = asyncio.Event()
+        self._swap_order = asyncio.Lock()
+        self._can_receive = False
+        self._open: set[asyncio.Task[Any]] = set()
+        self._ended: str | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    @classmethod
+    def start(cls, settings: VllmSettings, *, end_token_ids: frozenset[int]) -> Self:
+        """Start vLLM's processes; takes from seconds to minutes, so call it from a thread.
+
+        Raises:
+            ValueError: when vLLM cannot run this model here; its log says more.
+        """
+        skeleton = load_skeleton(settings)
+        return cls(start_llm(settings), skeleton=skeleton, end_token_ids=end_token_ids)
+
+    @property
+    def policy_version(self) -> int | None:
+        """Version in use; None before the first swap."""
+        return self._policy_version
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return self._end_token_ids
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Sample one sequence; waits for the first policy and for a free place.
+
+        Raises:
+            EngineError: when the request cannot be served, generation failed, or the engine ended.
+        """
+        self._limits.check(request)
+        return await self._until_ended(self._sample(request))
+
+    async def swap_weights(self, weights: PolicyWeights) -> int:
+        """Use `weights` from the next decoding step on; returns when they are in use.
+
+        They are read and checked beside generation. Concurrent swaps take effect in the order of
+        the calls. A swap that has begun is finished even when the caller is cancelled: half a swap
+        is the end of the engine.
+
+        Returns: how many sequences under way go on with them.
+
+        Raises:
+            EngineError: when the tensors do not fit the model, and the old weights stay in use; or
+                when vLLM fails in the swap, and the engine has ended.
+        """
+        return await asyncio.shield(self._until_ended(self._swap(weights)))
+
+    async def close(self) -> None:
+        """Stop vLLM's processes; all that is open fails with EngineError."""
+        self._end("the engine is closed")
+        if self._open:
+            await asyncio.wait(self._open, timeout=_ABORT_TIMEOUT_S)
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._llm.output_handler is not None:
+            self._llm.output_handler.cancel()  # or it reports the end of the processes as a failure
+        await asyncio.to_thread(self._llm.shutdown, timeout=_SHUTDOWN_S)
+
+    async def _until_ended(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Do the work, unless the engine ends before.
+
+        Raises:
+            EngineError: saying why the engine has ended.
+        """
+        self._watching = self._watching or asyncio.create_task(self._watch())
+        task = asyncio.create_task(work)
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+        if self._ended is not None:
+            task.cancel()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._ended is None or (caller is not None and caller.cancelling()):
+                raise
+            raise EngineError(self._ended) from None
+        except EngineDeadError as error:
+            self._end(_DIED)
+            raise EngineError(self._ended) from error
+
+    async def _watch(self) -> None:
+        """End the engine with vLLM's process: of calls to one that has died some never return."""
+        while not self._llm.errored:
+            await asyncio.sleep(_WATCH_S)
+        self._end(_DIED)
+
+    def _end(self, reason: str) -> None:
+        """Refuse what comes, fail what is open; the first reason stays."""
+        if self._ended is None:
+            self._ended = reason
+            logger.info("the engine ends: %s", reason)
+        for task in self._open - {asyncio.current_task()}:
+            task.cancel()
+
+    async def _sample(self, request: GenerationRequest) -> Generation:
+        await self._ready.wait()
+        prompt = tokens_input(list(request.prompt_token_ids))
+        output: CompletionOutput | None = None
+        try:
+            async for answer in self._llm.generate(
+                prompt, self._sampling(request), str(next(self._numbers))
+            ):
+                output = answer.outputs[0]
+        except (EngineGenerateError, ValueError) as error:
+            raise EngineError(f"vLLM could not generate: {error.__cause__ or error}") from error
+        return generation_of(output)
+
+    def _sampling(self, request: GenerationRequest) -> SamplingParams:
+        return SamplingParams(
+            temperature=request.temperature,
+            max_tokens=request.max_new_tokens,
+            logprobs=0,  # of the sampled token, and of no other
+            ignore_eos=True,  # vLLM's idea of the end token; ours is the next line
+            stop_token_ids=sorted(self._end_token_ids),
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    async def _swap(self, weights: PolicyWeights) -> int:
+        async with self._swap_order:
+            tensors = await asyncio.to_thread(read_weights, self._skeleton, weights.payload)
+            with await asyncio.to_thread(memory_file, tensors) as file:
+                path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+                num_under_way = await self._swap_or_end(path, weights.policy_version)
+        self._policy_version = weights.policy_version
+        self._ready.set()
+        return num_under_way
+
+    async def _swap_or_end(self, path: str, policy_version: int) -> int:
+        try:
+            async with asyncio.timeout(_SWAP_TIMEOUT_S):
+                return await self._swap_between_steps(path, policy_version)
+        except Exception as error:  # vLLM passes on whatever its processes raise
+            what = f"{type(error).__name__}: {error}"
+            self._end(f"vLLM failed to take policy version {policy_version}: {what}")
+            raise EngineError(self._ended) from error
+
+    async def _swap_between_steps(self, path: str, policy_version: int) -> int:
+        """Replace the weights by those of a file while nothing is decoded."""
+        if not self._can_receive:
+            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
+            self._can_receive = True
+        await self._llm.pause_generation(mode="keep", clear_cache=True)
+        num_under_way: int = self._llm.get_num_unfinished_requests()
+        await self._llm.start_weight_update()
+        update = WeightTransferUpdateRequest(update_info={"path": path})
+        await self._llm.update_weights(update)
+        await self._llm.finish_weight_update(weight_version=str(policy_version))
+        # Not in a `finally`: with half a set of weights in place nothing may be sampled.
+        await self._llm.resume_generation()
+        return num_under_way
+
+
+def generation_of(output: CompletionOutput | None) -> Generation:
+    """A finished sequence in our terms.
+
+    Raises:
+        EngineError: when vLLM gave the sequence up, or the model's logits are not numbers.
+    """
+    reason = _FINISH_REASONS.get(output.finish_reason) if output is not None else None
+    if output is None or reason is None:
+        raise EngineError("vLLM gave the sequence up; its log says why")
+    logprobs = tuple(
+        float(at[token_id].logprob)
+        for at, token_id in zip(output.logprobs, output.token_ids, strict=True)
+    )
+    if not all(map(math.isfinite, logprobs)):
+        raise EngineError(
+            f"policy version {output.weight_versions[-1].version} gives logits that are not "
+            "finite; look at the learner's last steps"
+        )
+    return Generation(
+        token_ids=tuple(output.token_ids),
+        logprobs=logprobs,
+        version_spans=tuple(
+            VersionSpan(policy_version=int(span.version), num_tokens=span.end - span.start)
+            for span in output.weight_versions
+        ),
+        finish_reason=reason,
+    )
+
+
+def memory_file(tensors: dict[str, Tensor]) -> IO[bytes]:
+    """Write tensors as a safetensors file that is in memory only, and gone when it is closed.
+
+    Its kind has no name to clean up after a kill, and no limit such as that of a container's
+    /dev/shm; another process of the same user opens it under /proc.
+    """
+    file = os.fdopen(os.memfd_create("vcpo-weights"), "wb")
+    file.write(safetensors.torch.save(tensors))
+    file.flush()
+    return file

@@ -1,0 +1,291 @@
+"""The engine on a real vLLM: whose log-probabilities its tokens carry, and how it ends."""
+
+import asyncio
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import pytest
+import pytest_asyncio
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from vcpo.spec.workloads import Precision
+from vcpo.wire.trajectory import FinishReason
+from vcpo_rollout.engines.engine import EngineError
+
+try:
+    from vcpo_rollout.engines.vllm import VllmEngine
+    from vcpo_rollout.engines.vllm_start import VllmSettings, engine_arguments
+except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit
+    if os.environ.get("CI"):
+        raise
+    pytest.skip(f"vLLM cannot be loaded here: {error}", allow_module_level=True)
+
+PROMPT = (5, 6, 7)
+LONG_PROMPT = tuple(range(40)) * 5
+"""Longer than a block of keys and values (128 tokens), so that its beginning is cached."""
+ENDLESS = 30_000
+"""More tokens than a test lives to see."""
+PATIENCE_S = 120.0
+NUM_PLACES = 8
+TOLERANCE = 1e-4
+
+STARTER = """
+import multiprocessing, sys
+from vcpo.spec.workloads import Precision
+from vcpo_rollout.engines.vllm import VllmEngine
+from vcpo_rollout.engines.vllm_start import VllmSettings
+
+if __name__ == "__main__":
+    settings = VllmSettings(
+        model_name=sys.argv[1], revision=None, precision=Precision.FLOAT32,
+        max_concurrent_sequences=1, seed=0, kv_cache_gibibytes=1 / 16,
+    )
+    engine = VllmEngine.start(settings, end_token_ids=frozenset())
+    (process,) = multiprocessing.active_children()
+    print("started", process.pid, flush=True)
+    sys.stdin.read()
+"""
+"""A worker in miniature: starts an engine, says its process, and waits."""
+
+
+def build(*, seed, tied=False):
+    """A model of a shape that vLLM's kernels for the CPU take: heads of 32."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=40,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=1 << 15,
+        initializer_range=0.3,
+        tie_word_embeddings=tied,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+async def start(path, *, tied=False):
+    """An engine for models of `build`; only the configuration is in `path`."""
+    build(seed=0, tied=tied).config.save_pretrained(path)
+    settings = VllmSettings(
+        model_name=str(path),
+        revision=None,
+        precision=Precision.FLOAT32,
+        max_concurrent_sequences=NUM_PLACES,
+        seed=0,
+        kv_cache_gibibytes=1 / 16,
+    )
+    return await asyncio.to_thread(VllmEngine.start, settings, end_token_ids=frozenset({3}))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(tmp_path_factory):
+    engine = await start(tmp_path_factory.mktemp("untied"))
+    yield engine
+    await engine.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tied_engine(tmp_path_factory):
+    engine = await start(tmp_path_factory.mktemp("tied"), tied=True)
+    yield engine
+    await engine.close()
+
+
+def assert_scored_by_its_versions(generation, request, models, reference_logprobs):
+    """Every span's log-probabilities are those of a full forward of the version it names."""
+    first = 0
+    for span in generation.version_spans:
+        last = first + span.num_tokens
+        expected = reference_logprobs(
+            models[span.policy_version],
+            request.prompt_token_ids,
+            generation.token_ids[:last],
+            request.temperature,
+        )
+        assert generation.logprobs[first:last] == pytest.approx(expected[first:], abs=TOLERANCE)
+        first = last
+    assert first == len(generation.token_ids)
+
+
+async def check_updates_in_flight(engine, models, make_request, publish, reference_logprobs):
+    """Swap through all models while sequences are under way; check each token of them."""
+    versions = iter(models.items())
+    await engine.swap_weights(published_by(publish, next(versions)))
+    requests = [
+        make_request(prompt, max_new_tokens=100, temperature=temperature)
+        for prompt in (PROMPT, (9,), LONG_PROMPT)
+        for temperature in (1.0, 0.7)
+    ]
+    generating = [asyncio.create_task(engine.generate(request)) for request in requests]
+    taken_over = [await engine.swap_weights(published_by(publish, version)) for version in versions]
+    generations = await asyncio.gather(*generating)
+    for generation, request in zip(generations, requests, strict=True):
+        assert_scored_by_its_versions(generation, request, models, reference_logprobs)
+    assert max(taken_over) > 0
+    assert max(len(generation.version_spans) for generation in generations) > 1
+
+
+def published_by(publish, version):
+    number, model = version
+    return publish(model, number)
+
+
+# Starting vLLM is most of the time of these tests: engines are shared, and the loop with them.
+@pytest.mark.asyncio(loop_scope="module")
+class TestEngine:
+    async def test_every_token_is_scored_by_the_version_that_its_span_names(
+        self, engine, make_request, publish, reference_logprobs
+    ):
+        models = {number: build(seed=number) for number in (11, 12, 13, 14)}
+        await check_updates_in_flight(engine, models, make_request, publish, reference_logprobs)
+
+    async def test_a_head_tied_to_the_embedding_is_updated_with_it(
+        self, tied_engine, make_request, publish, reference_logprobs
+    ):
+        models = {number: build(seed=number, tied=True) for number in (21, 22, 23, 24)}
+        await check_updates_in_flight(
+            tied_engine, models, make_request, publish, reference_logprobs
+        )
+
+    async def test_no_prefix_read_by_old_weights_is_used_with_new_ones(
+        self, engine, make_request, publish, reference_logprobs
+    ):
+        models = {number: build(seed=number) for number in (31, 32)}
+        request = make_request(LONG_PROMPT)
+        for version in models.items():
+            await engine.swap_weights(published_by(publish, version))
+            generation = await engine.generate(request)
+            assert [span.policy_version for span in generation.version_spans] == [version[0]]
+            assert_scored_by_its_versions(generation, request, models, reference_logprobs)
+
+    async def test_an_end_token_ends_the_answer_and_is_part_of_it(
+        self, engine, make_request, publish
+    ):
+        model = build(seed=0)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+            model.model.embed_tokens.weight.fill_(1.0)
+            model.model.norm.weight.fill_(1.0)
+            model.lm_head.weight[3] = 10.0
+        await engine.swap_weights(publish(model, 41))
+        generation = await engine.generate(make_request(PROMPT))
+        assert generation.token_ids == (3,)
+        assert generation.finish_reason is FinishReason.STOP
+
+    async def test_weights_that_are_not_numbers_fail_the_generation(
+        self, engine, make_request, publish
+    ):
+        model = build(seed=0)
+        with torch.no_grad():
+            model.lm_head.weight.fill_(float("nan"))
+        await engine.swap_weights(publish(model, 42))
+        with pytest.raises(EngineError, match="policy version 42 gives logits"):
+            await engine.generate(make_request(PROMPT))
+
+    async def test_a_bad_payload_leaves_the_old_weights_in_use(
+        self, engine, make_request, publish, reference_logprobs
+    ):
+        models = {51: build(seed=51)}
+        await engine.swap_weights(publish(models[51], 51))
+        with pytest.raises(EngineError, match=r"lm_head\.weight is missing"):
+            await engine.swap_weights(publish(build(seed=0, tied=True), 52))
+        assert engine.policy_version == 51
+        request = make_request(PROMPT)
+        generation = await engine.generate(request)
+        assert_scored_by_its_versions(generation, request, models, reference_logprobs)
+
+    async def test_cancelled_generations_free_their_places(self, engine, make_request, publish):
+        await engine.swap_weights(publish(build(seed=0), 61))
+        endless = make_request((9,), max_new_tokens=ENDLESS)
+        unwanted = [asyncio.create_task(engine.generate(endless)) for _ in range(NUM_PLACES)]
+        assert await engine.swap_weights(publish(build(seed=0), 62)) == NUM_PLACES
+        for task in unwanted:
+            task.cancel()
+        await asyncio.wait(unwanted)
+        assert await engine.swap_weights(publish(build(seed=0), 63)) == 0
+        generation = await engine.generate(make_request(PROMPT, max_new_tokens=2))
+        assert 1 <= len(generation.token_ids) <= 2
+
+    async def test_a_swap_that_its_caller_gave_up_is_finished(self, engine, make_request, publish):
+        await engine.swap_weights(publish(build(seed=0), 71))
+        swapping = asyncio.create_task(engine.swap_weights(publish(build(seed=0), 72)))
+        await asyncio.sleep(0)  # it has begun
+        swapping.cancel()
+        await asyncio.wait([swapping])
+        await engine.swap_weights(publish(build(seed=0), 73))
+        generation = await engine.generate(make_request(PROMPT, max_new_tokens=2))
+        assert [span.policy_version for span in generation.version_spans] == [73]
+
+    async def test_a_request_beyond_the_context_is_refused(self, engine, make_request):
+        with pytest.raises(EngineError, match="exceeds the model's context of 32768 tokens"):
+            await engine.generate(make_request(PROMPT, max_new_tokens=32_766))
+
+    async def test_the_death_of_vllms_process_is_told_to_all(self, tmp_path, make_request, publish):
+        others = set(multiprocessing.active_children())
+        engine = await start(tmp_path)
+        (process,) = set(multiprocessing.active_children()) - others
+        await engine.swap_weights(publish(build(seed=0), 1))
+        endless = make_request((9,), max_new_tokens=ENDLESS)
+        generating = [asyncio.create_task(engine.generate(endless)) for _ in range(2)]
+        os.kill(process.pid, signal.SIGKILL)
+        async with asyncio.timeout(PATIENCE_S):
+            results = await asyncio.gather(*generating, return_exceptions=True)
+            for attempt in (
+                engine.generate(endless),
+                engine.swap_weights(publish(build(seed=0), 2)),
+            ):
+                with pytest.raises(EngineError, match="has died"):
+                    await attempt
+        assert [type(result) for result in results] == [EngineError, EngineError]
+        await engine.close()
+
+
+def test_no_process_of_vllm_outlives_a_killed_worker(tmp_path):
+    build(seed=0).config.save_pretrained(tmp_path)
+    script = tmp_path / "starter.py"
+    script.write_text(STARTER)
+    worker = subprocess.Popen(
+        [sys.executable, script, tmp_path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    with worker:
+        line = next(line for line in worker.stdout if line.startswith("started"))
+        engine_process = os.pidfd_open(int(line.split()[1]))
+        worker.kill()
+        ended, _, _ = select.select([engine_process], [], [], PATIENCE_S)
+        if not ended:
+            signal.pidfd_send_signal(engine_process, signal.SIGKILL)
+        os.close(engine_process)
+    assert ended
+
+
+def test_a_gpu_is_left_to_vllms_own_choices_but_for_what_makes_numbers_right():
+    settings = VllmSettings(
+        model_name="model",
+        revision="main",
+        precision=Precision.BFLOAT16,
+        max_concurrent_sequences=256,
+        seed=7,
+        kv_cache_gibibytes=None,
+    )
+    on_gpu = engine_arguments(settings, on_cpu=False)
+    on_cpu = engine_arguments(settings, on_cpu=True)
+    assert on_gpu["logprobs_mode"] == on_cpu["logprobs_mode"] == "processed_logprobs"
+    assert on_gpu["dtype"] == "bfloat16"
+    only_on_cpu = {"enforce_eager", "distributed_executor_backend", "kv_cache_memory_bytes"}
+    assert on_cpu.keys() - on_gpu.keys() == only_on_cpu
+    assert on_cpu["kv_cache_memory_bytes"] == 1 << 30
