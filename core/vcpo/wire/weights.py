@@ -8,8 +8,10 @@ a tensor library to publish, relay or verify a version.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from operator import index
 from typing import Any
 
@@ -23,6 +25,23 @@ _LENGTH = struct.Struct("<Q")
 
 class CorruptWeightsError(ValueError):
     """Bytes that are not the version they claim to be; they are never used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSection:
+    """Where a tensor lies in a payload, and what it is."""
+
+    entry: policy_pb2.TensorEntry
+    """Name, type and shape; no checksum yet."""
+    begin: int
+    """First byte, counted from the payload's start."""
+    end: int
+    """Behind the last byte."""
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the tensor, as its shape says."""
+        return math.prod(self.entry.shape)
 
 
 def manifest_of(
@@ -58,14 +77,27 @@ def verify(payload: bytes, manifest: policy_pb2.PolicyManifest) -> None:
             raise CorruptWeightsError(f"tensor {name!r}: differs from the manifest")
 
 
-def _entries(payload: bytes) -> Iterator[policy_pb2.TensorEntry]:
+def tensor_sections(payload: bytes) -> dict[str, TensorSection]:
+    """Where each tensor of a payload lies, by its name.
+
+    Raises:
+        CorruptWeightsError: when the payload is no safetensors file.
+    """
     header, data_start = _header(payload)
-    data = memoryview(payload)[data_start:]
-    for name in sorted(header.keys() - {"__metadata__"}):
-        yield _entry(name, header[name], data)
+    return {
+        name: _section(name, header[name], data_start, len(payload))
+        for name in sorted(header.keys() - {"__metadata__"})
+    }
 
 
-def _entry(name: str, described: Any, data: memoryview) -> policy_pb2.TensorEntry:
+def _entries(payload: bytes) -> Iterator[policy_pb2.TensorEntry]:
+    data = memoryview(payload)
+    for section in tensor_sections(payload).values():
+        section.entry.xxh3 = xxhash.xxh3_64_intdigest(data[section.begin : section.end])
+        yield section.entry
+
+
+def _section(name: str, described: Any, data_start: int, size_bytes: int) -> TensorSection:
     try:
         begin, end = (index(offset) for offset in described["data_offsets"])
         entry = policy_pb2.TensorEntry(
@@ -74,11 +106,10 @@ def _entry(name: str, described: Any, data: memoryview) -> policy_pb2.TensorEntr
     except (KeyError, TypeError, ValueError) as error:
         message = f"tensor {name!r}: the header does not describe it ({error})"
         raise CorruptWeightsError(message) from error
-    if not 0 <= begin <= end <= len(data):
+    if not 0 <= begin <= end <= size_bytes - data_start:
         message = f"tensor {name!r}: offsets {begin}..{end} lie outside the payload"
         raise CorruptWeightsError(message)
-    entry.xxh3 = xxhash.xxh3_64_intdigest(data[begin:end])
-    return entry
+    return TensorSection(entry=entry, begin=data_start + begin, end=data_start + end)
 
 
 def _header(payload: bytes) -> tuple[dict[str, Any], int]:

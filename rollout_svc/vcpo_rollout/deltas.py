@@ -1,0 +1,99 @@
+"""Applying sparse deltas; `vcpo.wire.deltas` says what they look like.
+
+A delta is read and checked whole before anything is changed. What comes out must still be checked
+against the manifest of its version: a delta put on the wrong base fits, and gives the wrong bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+
+from vcpo.wire.deltas import ELEMENT_WIDTHS, GAP_WIDTHS, GAPS, VALUES, filler
+from vcpo.wire.weights import CorruptWeightsError, TensorSection, tensor_sections
+
+Bits = NDArray[np.unsignedinteger[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TensorChange:
+    """The elements of one tensor that get another bit pattern."""
+
+    name: str
+    positions: NDArray[np.int64]
+    """Rising positions in the flat tensor, [num_changes]."""
+    bits: Bits
+    """New bit patterns, as wide as an element, [num_changes]."""
+
+
+def read_delta(delta: bytes) -> tuple[TensorChange, ...]:
+    """Return the changes that a delta holds.
+
+    Raises:
+        CorruptWeightsError: when it is no delta; the message names the entry that is wrong.
+    """
+    try:
+        parts = safetensors.numpy.load(delta)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise CorruptWeightsError(f"delta: no safetensors file of integers ({error})") from error
+    names = sorted({name.removesuffix(GAPS).removesuffix(VALUES) for name in parts})
+    unpaired = parts.keys() ^ {name + ending for name in names for ending in (GAPS, VALUES)}
+    if unpaired:
+        raise CorruptWeightsError(f"delta: {min(unpaired)!r} is missing or has no partner")
+    return tuple(_change(name, parts[name + GAPS], parts[name + VALUES]) for name in names)
+
+
+def apply_changes(base: bytes, changes: Iterable[TensorChange]) -> bytes:
+    """Return a copy of a payload with its elements changed.
+
+    Raises:
+        CorruptWeightsError: when a change does not fit the payload; it names the tensor.
+    """
+    sections = tensor_sections(base)
+    changed = bytearray(base)
+    for change in changes:
+        elements = _elements(changed, change, sections.get(change.name))
+        if change.positions.size and change.positions[-1] >= elements.size:
+            raise CorruptWeightsError(
+                f"delta: {change.name!r} has {elements.size} elements, and none at"
+                f" {change.positions[-1]}"
+            )
+        elements[change.positions] = change.bits
+    return bytes(changed)
+
+
+def decode_gaps(gaps: Bits) -> NDArray[np.int64]:
+    """Return the positions that gaps stand for; fillers stand for none."""
+    positions: NDArray[np.int64] = np.cumsum(gaps, dtype=np.int64)
+    positions = positions[gaps != filler(gaps.itemsize)]
+    positions += np.arange(positions.size)
+    return positions
+
+
+def _change(name: str, gaps: Bits, bits: Bits) -> TensorChange:
+    if not _is_flat(gaps, GAP_WIDTHS) or not _is_flat(bits, ELEMENT_WIDTHS):
+        raise CorruptWeightsError(f"delta: {name!r} has gaps or values of an unknown type")
+    positions = decode_gaps(gaps)
+    if positions.size != bits.size:
+        raise CorruptWeightsError(
+            f"delta: {name!r} has {positions.size} positions and {bits.size} values"
+        )
+    return TensorChange(name=name, positions=positions, bits=bits)
+
+
+def _is_flat(array: NDArray[Any], widths: Iterable[int]) -> bool:
+    return array.ndim == 1 and array.dtype.kind == "u" and array.itemsize in widths
+
+
+def _elements(payload: bytearray, change: TensorChange, section: TensorSection | None) -> Bits:
+    width = change.bits.itemsize
+    if section is None or (section.end - section.begin) % width:
+        raise CorruptWeightsError(f"delta: {change.name!r} does not fit the base version")
+    count = (section.end - section.begin) // width
+    return np.frombuffer(payload, dtype=f"<u{width}", count=count, offset=section.begin)

@@ -1,0 +1,182 @@
+"""What a delta gives back is the later version, bit for bit; anything else is refused."""
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcpo.wire.deltas import element_width, filler
+from vcpo.wire.weights import CorruptWeightsError
+from vcpo_learner.deltas import encode_delta, encode_gaps
+from vcpo_rollout.deltas import apply_changes, decode_gaps, read_delta
+
+NOT_A_NUMBER, OTHER_NOT_A_NUMBER = 0x7FC0, 0x7FC1
+ZERO, MINUS_ZERO, ONE, TWO = 0x0000, 0x8000, 0x3F80, 0x4000
+
+
+def bfloat16(*bits, name="weight", shape=None):
+    """A payload of one bfloat16 tensor with these bit patterns."""
+    values = torch.from_numpy(np.array(bits, dtype=np.uint16).view(np.int16))
+    return safetensors.torch.save({name: values.view(torch.bfloat16).reshape(shape or (-1,))})
+
+
+def delta_of(parts):
+    return safetensors.numpy.save({name: np.array(*value) for name, value in parts.items()})
+
+
+def carried_over(base, payload):
+    delta = encode_delta(base, payload)
+    assert delta is not None
+    return apply_changes(base, read_delta(delta))
+
+
+UNCHANGED = (ONE,) * 300
+
+
+def test_a_delta_names_the_changed_elements_and_their_new_bits():
+    delta = encode_delta(bfloat16(*UNCHANGED), bfloat16(ONE, TWO, ZERO, *UNCHANGED[3:]))
+    (change,) = read_delta(delta)
+    assert change.name == "weight"
+    assert change.positions.tolist() == [1, 2]
+    assert change.bits.tolist() == [TWO, ZERO]
+
+
+def test_a_tensor_that_did_not_change_takes_no_room():
+    delta = encode_delta(bfloat16(*UNCHANGED), bfloat16(*UNCHANGED))
+    assert safetensors.numpy.load(delta) == {}
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [(ZERO, MINUS_ZERO), (MINUS_ZERO, ZERO), (NOT_A_NUMBER, OTHER_NOT_A_NUMBER)],
+    ids=["minus zero", "zero", "another NaN"],
+)
+def test_bits_that_compare_equal_or_not_at_all_as_numbers_are_carried_over(was, now):
+    base, payload = bfloat16(was, *UNCHANGED), bfloat16(now, *UNCHANGED)
+    assert carried_over(base, payload) == payload
+
+
+def test_a_nan_that_stays_is_no_change():
+    payload = bfloat16(NOT_A_NUMBER, *UNCHANGED)
+    assert read_delta(encode_delta(payload, payload)) == ()
+
+
+def test_a_matrix_is_flat_to_a_delta():
+    base, payload = (
+        bfloat16(*UNCHANGED[2:], one, two, shape=(150, 2)) for one, two in ((ONE, ONE), (ONE, TWO))
+    )
+    (change,) = read_delta(encode_delta(base, payload))
+    assert change.positions.tolist() == [299]
+
+
+def test_applying_a_delta_twice_changes_nothing_more():
+    base, payload = bfloat16(ONE, *UNCHANGED), bfloat16(TWO, *UNCHANGED)
+    changes = read_delta(encode_delta(base, payload))
+    assert apply_changes(apply_changes(base, changes), changes) == payload
+
+
+def test_where_everything_changed_the_whole_set_is_the_smaller_message():
+    assert encode_delta(bfloat16(*[ONE] * 1000), bfloat16(*[TWO] * 1000)) is None
+
+
+@pytest.mark.parametrize(
+    "other", [bfloat16(*UNCHANGED, name="bias"), bfloat16(*UNCHANGED[1:])], ids=["name", "shape"]
+)
+def test_versions_of_different_layouts_have_no_delta(other):
+    assert encode_delta(bfloat16(*UNCHANGED), other) is None
+
+
+WIDTHS = {1: torch.uint8, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+
+
+@given(data=st.data(), width=st.sampled_from(sorted(WIDTHS)))
+def test_any_bytes_come_back_exactly(data, width):
+    count = data.draw(st.integers(600, 700))
+    was = np.zeros(count, dtype=f"<u{width}")
+    now = was.copy()
+    places = data.draw(st.sets(st.integers(0, count - 1), max_size=20))
+    for place in places:
+        now[place] = data.draw(st.integers(0, 256**width - 1))
+    base, payload = (
+        safetensors.torch.save({"a": torch.from_numpy(bits.view("u1")).view(WIDTHS[width])})
+        for bits in (was, now)
+    )
+    assert carried_over(base, payload) == payload
+
+
+@given(st.sets(st.integers(0, 200_000), min_size=1, max_size=50))
+def test_positions_come_back_from_their_gaps(positions):
+    rising = np.array(sorted(positions))
+    assert decode_gaps(encode_gaps(rising)).tolist() == rising.tolist()
+
+
+@pytest.mark.parametrize(
+    ("positions", "width", "gaps"),
+    [
+        ([1, 2, 300], 1, [1, 0, 255, 42]),
+        ([255], 1, [255, 0]),
+        ([65_535, 65_536], 2, [65_535, 0, 0]),
+    ],
+    ids=str,
+)
+def test_gaps_are_written_in_the_width_that_takes_fewer_bytes(positions, width, gaps):
+    written = encode_gaps(np.array(positions))
+    assert (written.itemsize, written.tolist()) == (width, gaps)
+
+
+def test_a_filler_is_the_largest_number_of_its_width():
+    assert [filler(width) for width in (1, 2)] == [255, 65_535]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "num_elements", "width"), [(8, 4, 2), (8, 1, 8), (3, 6, 1), (6, 2, 1), (0, 0, 1)]
+)
+def test_elements_that_are_no_whole_word_are_compared_by_bytes(num_bytes, num_elements, width):
+    assert element_width(num_bytes, num_elements) == width
+
+
+GOOD = {"weight:gaps": ([1], "u1"), "weight:values": ([TWO], "u2")}
+
+
+class TestWhatIsNoDelta:
+    @pytest.mark.parametrize(
+        ("parts", "complaint"),
+        [
+            ({"weight:gaps": ([1], "u1")}, "'weight:values' is missing"),
+            ({"weight": ([1], "u1")}, "'weight' is missing or has no partner"),
+            ({**GOOD, "weight:values": ([1, 2], "u2")}, "has 1 positions and 2 values"),
+            ({**GOOD, "weight:gaps": ([255], "u1")}, "has 0 positions and 1 values"),
+            ({**GOOD, "weight:gaps": ([1], "i8")}, "of an unknown type"),
+            ({**GOOD, "weight:values": ([[TWO]], "u2")}, "of an unknown type"),
+            ({**GOOD, "weight:values": ([2.0], "f4")}, "of an unknown type"),
+        ],
+        ids=["half", "neither", "too many", "only fillers", "wide", "matrix", "numbers"],
+    )
+    def test_it_is_refused_with_the_reason(self, parts, complaint):
+        with pytest.raises(CorruptWeightsError, match=complaint):
+            read_delta(delta_of(parts))
+
+    @pytest.mark.parametrize(
+        ("changes", "complaint"),
+        [
+            ({"other:gaps": ([0], "u1"), "other:values": ([0], "u2")}, "'other' does not fit"),
+            ({**GOOD, "weight:gaps": ([2], "u1")}, "has 2 elements, and none at 2"),
+            ({**GOOD, "weight:values": ([0], "u8")}, "'weight' does not fit the base"),
+        ],
+        ids=["unknown", "behind the end", "wider than the tensor"],
+    )
+    def test_what_does_not_fit_the_base_is_refused(self, changes, complaint):
+        with pytest.raises(CorruptWeightsError, match=complaint):
+            apply_changes(bfloat16(ONE, ONE), read_delta(delta_of(changes)))
+
+    def test_a_tensor_of_numbers_that_numpy_lacks_is_refused(self):
+        with pytest.raises(CorruptWeightsError, match="delta"):
+            read_delta(bfloat16(ONE, name="weight:values"))
+
+    @given(st.binary(max_size=200))
+    def test_random_bytes_are_never_worse_than_corrupt(self, delta):
+        with pytest.raises(CorruptWeightsError):
+            read_delta(delta)
