@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -16,7 +16,9 @@ from transformers import (
 )
 
 from vcpo.lifecycle import StartError
-from vcpo.spec.workloads import Lora
+from vcpo.spec.workloads import Lora, Precision, RolloutGroup
+
+_DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 
 
 class ModelLoadError(StartError):
@@ -64,18 +66,30 @@ def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return 0
 
 
-def policy_payload(model: PreTrainedModel) -> bytes:
+def published_precision(groups: Iterable[RolloutGroup]) -> Precision:
+    """The narrowest number format in which every rollout group gets the values it generates with.
+
+    A bfloat16 worker rounds float32 weights when it loads them, so rounding them before they
+    travel gives it the same values and half the bytes.
+    """
+    wide = any(group.precision is Precision.FLOAT32 for group in groups)
+    return Precision.FLOAT32 if wide else Precision.BFLOAT16
+
+
+def policy_payload(model: PreTrainedModel, precision: Precision) -> bytes:
     """What is trained as one safetensors file; one shared by two modules stands once."""
-    return save(policy_tensors(model))
+    return save(policy_tensors(model, _DTYPES[precision]))
 
 
-def policy_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Copies of the trainable parameters on the CPU, each once, under its first name.
+def policy_tensors(
+    model: PreTrainedModel, dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    """Copies of the trainable parameters on the CPU, each once, under its first name, rounded to `dtype`.
 
     What training does not change stays out: buffers, and all but the adapters where there are any.
     """
     return {
-        name: parameter.detach().to("cpu", copy=True).contiguous()
+        name: parameter.detach().to(dtype).to("cpu", copy=True).contiguous()
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }

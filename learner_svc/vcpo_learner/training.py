@@ -31,7 +31,13 @@ from vcpo_learner.gauges import LearnerGauges
 from vcpo_learner.leases import Clock
 from vcpo_learner.ledger import Group
 from vcpo_learner.policies import PolicyStore
-from vcpo_learner.policy_model import policy_payload, policy_tensors, restore_policy, save_policy
+from vcpo_learner.policy_model import (
+    policy_payload,
+    policy_tensors,
+    published_precision,
+    restore_policy,
+    save_policy,
+)
 from vcpo_learner.signals import SignalWindow
 from vcpo_learner.step_record import LagStatistics, lag_statistics, recorded
 from vcpo_learner.update import PolicyUpdate
@@ -63,6 +69,7 @@ class Training:
     def __init__(self, parts: TrainingParts) -> None:
         self._parts = parts
         self._spec = parts.run.spec
+        self._precision = published_precision(parts.run.spec.rollouts)
         self._dispatcher = parts.dispatcher
         self._checkpoints = CheckpointFolder(parts.run_dir / "checkpoints", parts.run)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensors")
@@ -216,7 +223,9 @@ class Training:
     async def _publish(self) -> None:
         version = self._dispatcher.policy_version
         policies, model = self._parts.policies, self._parts.model
-        prepared = await self._in_thread(lambda: policies.prepare(version, policy_payload(model)))
+        prepared = await self._in_thread(
+            lambda: policies.prepare(version, policy_payload(model, self._precision))
+        )
         policies.publish(prepared)
         self._dispatcher.notify()
 

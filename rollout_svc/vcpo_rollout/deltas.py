@@ -15,7 +15,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from vcpo.wire.deltas import ELEMENT_WIDTHS, GAP_WIDTHS, GAPS, VALUES, filler
+from vcpo.wire.deltas import ELEMENT_WIDTHS, GAP_WIDTHS, GAPS, VALUES, element_width, filler
 from vcpo.wire.weights import CorruptWeightsError, TensorSection, tensor_sections
 
 Bits = NDArray[np.unsignedinteger[Any]]
@@ -49,23 +49,25 @@ def read_delta(delta: bytes) -> tuple[TensorChange, ...]:
     return tuple(_change(name, parts[name + GAPS], parts[name + VALUES]) for name in names)
 
 
-def apply_changes(base: bytes, changes: Iterable[TensorChange]) -> bytes:
-    """Return a copy of a payload with its elements changed.
+def advance(base: bytes, deltas: Iterable[bytes]) -> tuple[bytes, dict[str, NDArray[np.int64]]]:
+    """Return what deltas make of a payload, one after the other, and which elements they wrote.
+
+    The elements stand as rising positions in the flat tensor, [num_changes], by tensor.
 
     Raises:
-        CorruptWeightsError: when a change does not fit the payload; it names the tensor.
+        CorruptWeightsError: when one is no delta or does not fit the payload; it names the tensor.
     """
     sections = tensor_sections(base)
     changed = bytearray(base)
-    for change in changes:
-        elements = _elements(changed, change, sections.get(change.name))
-        if change.positions.size and change.positions[-1] >= elements.size:
-            raise CorruptWeightsError(
-                f"delta: {change.name!r} has {elements.size} elements, and none at"
-                f" {change.positions[-1]}"
+    positions: dict[str, NDArray[np.int64]] = {}
+    for delta in deltas:
+        for change in read_delta(delta):
+            _write(change, changed, sections.get(change.name))
+            before = positions.get(change.name)
+            positions[change.name] = (
+                change.positions if before is None else np.union1d(before, change.positions)
             )
-        elements[change.positions] = change.bits
-    return bytes(changed)
+    return bytes(changed), positions
 
 
 def decode_gaps(gaps: Bits) -> NDArray[np.int64]:
@@ -91,9 +93,17 @@ def _is_flat(array: NDArray[Any], widths: Iterable[int]) -> bool:
     return array.ndim == 1 and array.dtype.kind == "u" and array.itemsize in widths
 
 
-def _elements(payload: bytearray, change: TensorChange, section: TensorSection | None) -> Bits:
+def _write(change: TensorChange, payload: bytearray, section: TensorSection | None) -> None:
     width = change.bits.itemsize
-    if section is None or (section.end - section.begin) % width:
+    num_bytes = section.end - section.begin if section else 0
+    if section is None or width != element_width(num_bytes, section.num_elements):
         raise CorruptWeightsError(f"delta: {change.name!r} does not fit the base version")
-    count = (section.end - section.begin) // width
-    return np.frombuffer(payload, dtype=f"<u{width}", count=count, offset=section.begin)
+    elements: Bits = np.frombuffer(
+        payload, dtype=f"<u{width}", count=num_bytes // width, offset=section.begin
+    )
+    if change.positions.size and change.positions[-1] >= elements.size:
+        raise CorruptWeightsError(
+            f"delta: {change.name!r} has {elements.size} elements, and none at"
+            f" {change.positions[-1]}"
+        )
+    elements[change.positions] = change.bits

@@ -14,10 +14,13 @@ class RolloutGauges:
     def __init__(self, metrics: RolloutMetrics) -> None:
         self._metrics = metrics
 
-    def weights_received(self, policy_version: int, num_bytes: int, duration_s: float) -> None:
+    def weights_fetched(self, num_bytes: int) -> None:
+        """Note a full set or a delta that arrived."""
+        self._metrics.weight_sync_bytes.inc(num_bytes)
+
+    def weights_in_use(self, policy_version: int, duration_s: float) -> None:
         """Note a version fetched, checked and swapped in."""
         self._metrics.weights_version.set(policy_version)
-        self._metrics.weight_sync_bytes.inc(num_bytes)
         self._metrics.weight_sync_duration_s.observe(duration_s)
 
     def weights_updated_in_flight(self) -> None:

@@ -12,10 +12,12 @@ from typing import TypeVar
 import grpc
 
 from vcpo.wire.client import is_transient
-from vcpo.wire.limits import CALL_TIMEOUT_S, FETCH_TIMEOUT_S, SUBMIT_BYTES
+from vcpo.wire.limits import CALL_TIMEOUT_S, SUBMIT_BYTES
 from vcpo.wire.phase import RunPhase, phase_from_message
 from vcpo.wire.trajectory import Trajectory, trajectory_to_message
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
+from vcpo_rollout.fetching import receive_rest
+from vcpo_rollout.pieces import Piece
 
 _LOGGER = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.2
@@ -151,27 +153,21 @@ class Learner:
             also={grpc.StatusCode.NOT_FOUND},
         )
 
-    async def fetch_policy(self, manifest: policy_pb2.PolicyManifest) -> bytes | None:
-        """Receive a version's bytes, going on where a broken transfer stopped; None if retired."""
-        payload = bytearray()
+    async def fetch(self, piece: Piece) -> bool:
+        """Receive the rest of a piece, however often the transfer breaks; False if it is retired.
+
+        Raises:
+            CorruptWeightsError: when the chunks do not fit together.
+        """
         try:
-            await self._persistently("Fetch", lambda: self._fetch_rest(manifest, payload))
+            await self._persistently(
+                "Fetch", lambda: receive_rest(self._policy, self._worker_id, piece)
+            )
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
-                return None
+                return False
             raise
-        return bytes(payload)
-
-    async def _fetch_rest(self, manifest: policy_pb2.PolicyManifest, payload: bytearray) -> None:
-        while len(payload) < manifest.total_bytes:
-            request = policy_pb2.FetchRequest(
-                worker_id=self._worker_id,
-                incarnation=manifest.incarnation,
-                policy_version=manifest.policy_version,
-                offset=len(payload),
-            )
-            async for chunk in self._policy.Fetch(request, timeout=FETCH_TIMEOUT_S):
-                payload.extend(chunk.data)
+        return True
 
     async def _submit(self, request: work_pb2.SubmitRequest) -> work_pb2.SubmitResponse:
         try:

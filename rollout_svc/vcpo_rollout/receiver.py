@@ -1,7 +1,7 @@
 """The weight receiver: keeps the engine on the newest version it can get.
 
 Fetching and checking happen beside generation; the engine stops only for the swap. A version whose
-checksums do not hold is thrown away and fetched again; it is never used.
+checksums do not hold is thrown away and fetched again, whole; it is never used.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable
 
 from vcpo.wire.v1 import policy_pb2
-from vcpo.wire.weights import CorruptWeightsError, verify
+from vcpo.wire.weights import CorruptWeightsError
 from vcpo_rollout.engines.engine import Engine, PolicyWeights
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.learner import HeldPolicy, Learner
+from vcpo_rollout.supply import WeightSupply, names_of
 
 _LOGGER = logging.getLogger(__name__)
 _WAIT_S = 10.0
@@ -41,6 +42,9 @@ class WeightReceiver:
         self.updates_in_flight = 0
         """How many versions so far took over sequences under way."""
         self._learner = learner
+        self._supply = WeightSupply(learner, gauges)
+        self._distrusts_held = False
+        """Whether the last version came to nothing: it may have been for what it started from."""
         self._engine = engine
         self._gauges = gauges
         self._prepare = prepare
@@ -61,33 +65,35 @@ class WeightReceiver:
             EngineError: when the engine refuses a version that arrived intact.
         """
         while True:
-            manifest = await self._learner.newest_policy(self.held, wait_s=_WAIT_S)
-            if _names(manifest) != self.held:
+            base = None if self._distrusts_held else self.held
+            manifest = await self._learner.newest_policy(base, wait_s=_WAIT_S)
+            self._distrusts_held = False
+            if names_of(manifest) != self.held:
                 await self._receive(manifest)
 
     async def _receive(self, manifest: policy_pb2.PolicyManifest) -> None:
         started_s = time.monotonic()
-        payload = await self._learner.fetch_policy(manifest)
-        if payload is None:  # retired while we asked: there is a newer one
-            return
         try:
-            await asyncio.to_thread(verify, payload, manifest)
+            weights = await self._supply.bring(manifest)
         except CorruptWeightsError:
             _LOGGER.exception("version %d is thrown away", manifest.policy_version)
+            self._distrusts_held = True
             await asyncio.sleep(self._pause_after_corruption_s)
             return
-        version, used = manifest.policy_version, payload
-        if self._prepare is not None:
-            used = await asyncio.to_thread(self._prepare, payload, version)
-        weights = PolicyWeights(policy_version=version, payload=used)
-        if await self._engine.swap_weights(weights) > 0:
+        if weights is None:  # retired while we asked: there is a newer one
+            return
+        if await self._engine.swap_weights(await self._prepared(weights)) > 0:
             self.updates_in_flight += 1
             self._gauges.weights_updated_in_flight()
         async with self._swapped:
-            self.held = _names(manifest)
+            self.held = names_of(manifest)
             self._swapped.notify_all()
-        self._gauges.weights_received(version, len(payload), time.monotonic() - started_s)
+        self._gauges.weights_in_use(manifest.policy_version, time.monotonic() - started_s)
 
-
-def _names(manifest: policy_pb2.PolicyManifest) -> HeldPolicy:
-    return HeldPolicy(incarnation=manifest.incarnation, policy_version=manifest.policy_version)
+    async def _prepared(self, weights: PolicyWeights) -> PolicyWeights:
+        """What the engine uses of a version; elements that were not published anew may differ."""
+        if self._prepare is None:
+            return weights
+        version = weights.policy_version
+        payload = await asyncio.to_thread(self._prepare, weights.payload, version)
+        return PolicyWeights(policy_version=version, payload=payload)

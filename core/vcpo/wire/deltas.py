@@ -24,7 +24,11 @@ and columns, so a tensor of any rank is flat; no entropy coder.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
+
+from vcpo.wire.v1 import policy_pb2
+from vcpo.wire.weights import CorruptWeightsError
 
 GAPS: Final = ":gaps"
 """Ending of the name under which a tensor's gaps stand."""
@@ -45,3 +49,22 @@ def element_width(num_bytes: int, num_elements: int) -> int:
     """Bytes of one element; 1 where elements are no whole number of bytes that can be compared."""
     width = num_bytes // num_elements if num_elements else 1
     return width if width in ELEMENT_WIDTHS and width * num_elements == num_bytes else 1
+
+
+def check_chain(
+    deltas: Sequence[policy_pb2.DeltaEntry], *, base_policy_version: int, policy_version: int
+) -> None:
+    """Check that deltas lead from one version to another, each from where the one before ends.
+
+    Raises:
+        CorruptWeightsError: naming the version where they do not.
+    """
+    at = base_policy_version
+    for delta in deltas:
+        if delta.base_policy_version != at:
+            raise CorruptWeightsError(
+                f"delta: starts from version {delta.base_policy_version}, must start from {at}"
+            )
+        at = delta.policy_version
+    if at != policy_version:
+        raise CorruptWeightsError(f"delta: leads to version {at}, not to {policy_version}")

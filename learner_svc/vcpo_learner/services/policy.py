@@ -1,4 +1,4 @@
-"""`PolicyService`: what the newest policy is, and its bytes."""
+"""`PolicyService`: what the newest policy is, how to get it, and its bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vcpo.wire.checks import check_id, check_wait
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.limits import CHUNK_BYTES
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
-from vcpo_learner.policies import PolicyStore
+from vcpo_learner.policies import PolicyStore, PublishedPolicy
 
 
 class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
@@ -29,19 +29,37 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
             held_version=request.held_policy_version if holds_one else None,
             wait_s=check_wait("wait_seconds", request.wait_seconds),
         )
-        return policy.manifest
+        return self._answer(request, policy)
 
     async def Fetch(  # noqa: N802 - named by the contract
         self, request: policy_pb2.FetchRequest, context: Any
     ) -> AsyncIterator[policy_pb2.PolicyChunk]:
-        """Stream a version's bytes from an offset."""
+        """Stream a full set or a delta from an offset."""
         check_id("worker_id", request.worker_id)
-        payload = self._store.get(request.incarnation, request.policy_version).payload
-        if request.offset >= len(payload):
-            raise InvalidMessageError("offset", request.offset, f"less than {len(payload)}")
-        for offset in range(request.offset, len(payload), CHUNK_BYTES):
+        data = self._asked_for(request)
+        if request.offset >= len(data):
+            raise InvalidMessageError("offset", request.offset, f"less than {len(data)}")
+        for offset in range(request.offset, len(data), CHUNK_BYTES):
             yield policy_pb2.PolicyChunk(
                 policy_version=request.policy_version,
                 offset=offset,
-                data=payload[offset : offset + CHUNK_BYTES],
+                data=data[offset : offset + CHUNK_BYTES],
             )
+
+    def _answer(
+        self, request: policy_pb2.GetManifestRequest, policy: PublishedPolicy
+    ) -> policy_pb2.PolicyManifest:
+        """A version's manifest with the deltas that lead the caller to it."""
+        if not request.HasField("held_policy_version"):
+            return policy.manifest
+        deltas = self._store.deltas_from(request.held_incarnation, request.held_policy_version)
+        answer = policy_pb2.PolicyManifest()
+        answer.CopyFrom(policy.manifest)
+        answer.deltas.extend(delta.entry for delta in deltas)
+        return answer
+
+    def _asked_for(self, request: policy_pb2.FetchRequest) -> bytes:
+        incarnation, version = request.incarnation, request.policy_version
+        if request.HasField("base_policy_version"):
+            return self._store.get_delta(incarnation, version, request.base_policy_version).data
+        return self._store.get(incarnation, version).payload

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from vcpo.wire.trajectory import FinishReason, VersionSpan
 from vcpo_rollout.engines.decoding_cache import DecodingCache
 from vcpo_rollout.engines.engine import EngineError, Generation, GenerationRequest
-from vcpo_rollout.engines.loading_weights import copy_weights
+from vcpo_rollout.engines.loading_weights import StagedWeights, copy_weights
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -128,10 +128,10 @@ class DecodeBatch:
         self._remove(drafts)
 
     @torch.inference_mode()
-    def swap(self, policy_version: int, weights: Mapping[str, Tensor]) -> None:
+    def swap(self, policy_version: int, weights: StagedWeights) -> None:
         """Put new weights in place; sequences under way go on from there.
 
-        weights: as `read_weights` returned them for this model.
+        weights: as `stage_weights` returned them for this model and the version in use.
         """
         copy_weights(self._model, weights)
         self._policy_version = policy_version

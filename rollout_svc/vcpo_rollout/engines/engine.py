@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from vcpo.wire.trajectory import FinishReason, VersionSpan
 
@@ -38,13 +42,24 @@ class Generation:
     finish_reason: FinishReason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WeightChanges:
+    """Which elements of a version differ from an earlier one."""
+
+    base_policy_version: int
+    positions: Mapping[str, NDArray[np.int64]]
+    """By tensor: rising positions in the flat tensor, [num_changes]; other tensors are equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PolicyWeights:
-    """One published version, received whole and checked."""
+    """One published version, complete and checked."""
 
     policy_version: int
     payload: bytes
     """A safetensors file with every parameter under its `transformers` name."""
+    changes: WeightChanges | None = None
+    """What an engine that uses the base version need write, if it is known; it may write all."""
 
 
 class Engine(Protocol):

@@ -15,14 +15,12 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from vcpo.spec.workloads import Precision
@@ -35,7 +33,7 @@ from vcpo_rollout.engines.engine import (
     PolicyWeights,
 )
 from vcpo_rollout.engines.loading import place_model, torch_dtype
-from vcpo_rollout.engines.loading_weights import read_weights
+from vcpo_rollout.engines.loading_weights import StagedWeights, stage_weights
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +52,7 @@ class _Generate:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Swap:
     policy_version: int
-    weights: Mapping[str, Tensor]
+    weights: StagedWeights
     future: Future[int] = field(default_factory=Future)
 
 
@@ -145,8 +143,11 @@ class HfEngine:
             EngineError: when the tensors do not fit the model; the old weights stay in use.
         """
         async with self._swap_order:
-            tensors = await asyncio.to_thread(read_weights, self._model, weights.payload)
-            command = _Swap(policy_version=weights.policy_version, weights=tensors)
+            # No other swap is under way: what is in use now is so when this one takes its turn.
+            staged = await asyncio.to_thread(
+                stage_weights, self._model, weights, in_use=self.policy_version
+            )
+            command = _Swap(policy_version=weights.policy_version, weights=staged)
             self._submit(command)
             return await asyncio.wrap_future(command.future)
 

@@ -4,16 +4,55 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
+import numpy as np
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import Module
 
-from vcpo_rollout.engines.engine import EngineError
+from vcpo_rollout.engines.engine import EngineError, PolicyWeights
 
 _MAX_PROBLEMS_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TensorPatch:
+    """New values of some elements of a parameter, in its number format and on its device."""
+
+    positions: Tensor
+    """In the flat parameter, [num_changes], int64."""
+    values: Tensor
+    """[num_changes]."""
+
+
+StagedWeights = Mapping[str, Tensor | TensorPatch]
+"""What to write into a model's parameters, under the names of `model.named_parameters()`."""
+
+
+def stage_weights(model: Module, weights: PolicyWeights, *, in_use: int | None) -> StagedWeights:
+    """Read weights, and narrow them to what differs from the version that the model holds.
+
+    in_use: the version in the model; None when its parameters mean nothing yet.
+
+    Raises:
+        EngineError: as `read_weights`.
+    """
+    tensors = read_weights(model, weights.payload)
+    changes = weights.changes
+    if changes is None or changes.base_policy_version != in_use:
+        return tensors
+    staged: dict[str, Tensor | TensorPatch] = {}
+    for names in _names_by_parameter(model):
+        positions = next(
+            (changes.positions[name] for name in names if name in changes.positions), None
+        )
+        if positions is not None:
+            staged[names[0]] = _patch(model.get_parameter(names[0]), tensors[names[0]], positions)
+    return staged
 
 
 def read_weights(model: Module, payload: bytes) -> dict[str, Tensor]:
@@ -46,10 +85,24 @@ def read_weights(model: Module, payload: bytes) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def copy_weights(model: Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy checked weights over the parameters in place, in the parameters' own number format."""
-    for name, parameter in model.named_parameters():
-        parameter.copy_(weights[name])
+def copy_weights(model: Module, weights: StagedWeights) -> None:
+    """Write checked weights over the parameters in place, in the parameters' own number format."""
+    for name, new in weights.items():
+        parameter = model.get_parameter(name)
+        if isinstance(new, TensorPatch):
+            parameter.view(-1).index_copy_(0, new.positions, new.values)
+        else:
+            parameter.copy_(new)
+
+
+def _patch(parameter: Tensor, tensor: Tensor, positions: NDArray[np.int64]) -> Tensor | TensorPatch:
+    if not parameter.is_contiguous():
+        return tensor
+    at = torch.from_numpy(positions)
+    return TensorPatch(
+        positions=at.to(parameter.device),
+        values=tensor.view(-1)[at].to(parameter.device, parameter.dtype),
+    )
 
 
 def _names_by_parameter(model: Module) -> list[list[str]]:

@@ -1,11 +1,12 @@
 """A payload is used whole or not at all."""
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
-from vcpo_rollout.engines.engine import EngineError
-from vcpo_rollout.engines.loading_weights import copy_weights, read_weights
+from vcpo_rollout.engines.engine import EngineError, PolicyWeights, WeightChanges
+from vcpo_rollout.engines.loading_weights import copy_weights, read_weights, stage_weights
 
 NORM, HEAD, EMBEDDING = "model.norm.weight", "lm_head.weight", "model.embed_tokens.weight"
 
@@ -74,3 +75,44 @@ def test_published_bfloat16_is_held_exactly_in_float32(make_model, parameters):
     copy_weights(model, read_weights(model, safetensors.torch.save(rounded)))
     assert model.lm_head.weight.dtype is torch.float32
     assert torch.equal(model.lm_head.weight, rounded[HEAD].float())
+
+
+class TestChanges:
+    """Of version 2 the second and fifth element of the embedding differ from version 1."""
+
+    @pytest.fixture
+    def weights(self, make_model, parameters):
+        tensors = parameters(make_model(tied=True))
+        tensors[EMBEDDING].view(-1)[[1, 4]] += 1.0
+        changes = WeightChanges(base_policy_version=1, positions={EMBEDDING: np.array([1, 4])})
+        payload = safetensors.torch.save(tensors)
+        return PolicyWeights(policy_version=2, payload=payload, changes=changes)
+
+    def test_only_they_are_written_over_the_version_they_change(self, make_model, weights):
+        model = make_model(tied=True)
+        model.model.norm.weight.data.fill_(7.0)
+        copy_weights(model, stage_weights(model, weights, in_use=1))
+        assert torch.equal(model.lm_head.weight, safetensors.torch.load(weights.payload)[EMBEDDING])
+        assert bool((model.model.norm.weight == 7.0).all())
+
+    @pytest.mark.parametrize("in_use", [None, 0, 2])
+    def test_over_any_other_version_everything_is_written(
+        self, make_model, parameters, weights, in_use
+    ):
+        model = make_model(seed=5, tied=True)
+        copy_weights(model, stage_weights(model, weights, in_use=in_use))
+        expected = safetensors.torch.load(weights.payload)
+        assert all(torch.equal(value, expected[name]) for name, value in parameters(model).items())
+
+    def test_they_are_rounded_as_the_whole_would_be(self, make_model, weights):
+        whole, changed = make_model(tied=True).bfloat16(), make_model(tied=True).bfloat16()
+        copy_weights(whole, stage_weights(whole, weights, in_use=None))
+        copy_weights(changed, stage_weights(changed, weights, in_use=1))
+        assert torch.equal(whole.lm_head.weight, changed.lm_head.weight)
+
+    def test_a_parameter_that_is_not_flat_in_memory_is_written_whole(self, make_model, weights):
+        model = make_model(tied=True)
+        embedding = model.get_parameter(EMBEDDING)
+        embedding.data = torch.zeros_like(embedding).t().contiguous().t()
+        copy_weights(model, stage_weights(model, weights, in_use=1))
+        assert torch.equal(model.lm_head.weight, safetensors.torch.load(weights.payload)[EMBEDDING])

@@ -85,3 +85,57 @@ def test_a_version_of_another_incarnation_cannot_be_fetched(store):
     publish(store, 1)
     with pytest.raises(NotFoundError, match="ask for the newest"):
         store.get("before", 1)
+
+
+def publish_sparse(store, *versions, size=1000):
+    """Versions that differ in one element each."""
+    for version in versions:
+        weight = torch.zeros(size)
+        weight[version] = 1.0
+        payload = safetensors.torch.save({"weight": weight})
+        store.publish(store.prepare(version, payload))
+
+
+def chain(store, version, *, incarnation=INCARNATION):
+    return [
+        (delta.entry.base_policy_version, delta.entry.policy_version)
+        for delta in store.deltas_from(incarnation, version)
+    ]
+
+
+def test_deltas_lead_from_a_version_to_the_newest(store):
+    publish_sparse(store, 0, 1, 2, 3)
+    assert chain(store, 1) == [(1, 2), (2, 3)]
+    assert chain(store, 3) == []
+
+
+def test_a_version_has_deltas_for_longer_than_it_is_kept_whole(store):
+    publish_sparse(store, *range(8))
+    assert len(chain(store, 0)) == 7
+    with pytest.raises(NotFoundError):
+        store.get(INCARNATION, 0)
+
+
+def test_deltas_that_are_together_no_less_than_the_full_set_lead_nowhere(store):
+    publish_sparse(store, *range(60))
+    delta_bytes = len(store.get_delta(INCARNATION, 59, 58).data)
+    full_bytes = len(store.get(INCARNATION, 59).payload)
+    most = (full_bytes - 1) // delta_bytes
+    assert len(chain(store, 59 - most)) == most
+    assert chain(store, 59 - most - 1) == []
+
+
+def test_where_too_much_changed_there_is_no_delta_and_the_chain_starts_anew(store):
+    publish_sparse(store, 0, 1)
+    publish(store, 2)
+    publish(store, 3)
+    assert chain(store, 1) == []
+    with pytest.raises(NotFoundError, match="no delta leads from 1 to 2; fetch the full set"):
+        store.get_delta(INCARNATION, 2, 1)
+
+
+def test_deltas_of_another_incarnation_lead_nowhere(store):
+    publish_sparse(store, 0, 1)
+    assert chain(store, 0, incarnation="before") == []
+    with pytest.raises(NotFoundError):
+        store.get_delta("before", 1, 0)

@@ -5,12 +5,14 @@ import safetensors.torch
 import torch
 
 from tests.unit.update.models import llama
+from vcpo.spec.workloads import Precision, RolloutGroup
 from vcpo_learner.policy_model import (
     ModelLoadError,
     load_policy,
     pad_token_id,
     policy_payload,
     policy_tensors,
+    published_precision,
     restore_policy,
     save_policy,
 )
@@ -28,15 +30,38 @@ def broken_folder(tmp_path):
 
 def test_a_payload_holds_every_parameter():
     model = llama()
-    tensors = safetensors.torch.load(policy_payload(model))
+    tensors = safetensors.torch.load(policy_payload(model, Precision.FLOAT32))
     assert set(tensors) == {name for name, _ in model.named_parameters()}
     assert torch.equal(tensors[HEAD], model.lm_head.weight)
 
 
 def test_a_tensor_shared_by_two_modules_is_published_once():
-    tensors = safetensors.torch.load(policy_payload(llama(tied=True)))
+    tensors = safetensors.torch.load(policy_payload(llama(tied=True), Precision.FLOAT32))
     assert EMBEDDING in tensors
     assert HEAD not in tensors
+
+
+def test_bfloat16_workers_get_what_they_would_round_themselves():
+    model = llama()
+    tensors = safetensors.torch.load(policy_payload(model, Precision.BFLOAT16))
+    assert tensors[HEAD].dtype is torch.bfloat16
+    assert torch.equal(tensors[HEAD], model.lm_head.weight.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("precisions", "published"),
+    [
+        ("float32", Precision.FLOAT32),
+        ("bfloat16", Precision.BFLOAT16),
+        ("bfloat16 float32", Precision.FLOAT32),
+    ],
+)
+def test_no_group_gets_less_than_it_generates_with(precisions, published):
+    groups = [
+        RolloutGroup(name=f"group-{number}", precision=Precision(precision))
+        for number, precision in enumerate(precisions.split())
+    ]
+    assert published_precision(groups) is published
 
 
 def test_published_tensors_do_not_change_with_the_model():

@@ -3,6 +3,8 @@
 import grpc
 import pytest
 import pytest_asyncio
+import safetensors.torch
+import torch
 
 from tests.unit.learner.scenes import INCARNATION
 from tests.unit.rollout.scenes import a_learner
@@ -111,3 +113,23 @@ async def test_an_offset_behind_the_end_is_refused(place):
     request = policy_pb2.FetchRequest(worker_id="w", incarnation=INCARNATION, offset=1 << 40)
     with pytest.raises(grpc.aio.AioRpcError, match="offset: must be less than"):
         await stub.Fetch(request, timeout=5).read()
+
+
+async def test_a_holder_of_an_older_version_is_told_the_deltas_from_there_and_can_fetch_them(place):
+    for version in (1, 2):
+        weight = torch.zeros(1000)
+        weight[version] = 1.0
+        payload = safetensors.torch.save({"weight": weight})
+        place.store.publish(place.store.prepare(version, payload))
+    stub = policy_pb2_grpc.PolicyServiceStub(place.channel)
+    ask = policy_pb2.GetManifestRequest(
+        worker_id="w", held_policy_version=1, held_incarnation=INCARNATION
+    )
+    (delta,) = (await stub.GetManifest(ask, timeout=5)).deltas
+    assert (delta.base_policy_version, delta.policy_version) == (1, 2)
+    request = policy_pb2.FetchRequest(
+        worker_id="w", incarnation=INCARNATION, policy_version=2, base_policy_version=1
+    )
+    (chunk,) = [chunk async for chunk in stub.Fetch(request, timeout=5)]
+    assert chunk.data == place.store.get_delta(INCARNATION, 2, 1).data
+    assert len(chunk.data) == delta.total_bytes

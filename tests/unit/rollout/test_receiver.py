@@ -13,6 +13,7 @@ from tests.unit.rollout.scenes import (
     weights_manifest,
     weights_payload,
 )
+from tests.unit.rollout.versions import TroubledService, flipped, publish, store_of
 from vcpo.metrics import RolloutMetrics
 from vcpo.spec.workloads import Quantization
 from vcpo.wire.errors import NotFoundError, UnavailableError
@@ -136,6 +137,19 @@ async def test_a_corrupt_version_is_thrown_away_and_fetched_again(server, engine
         await receiver.wait_for_other(None)
     assert server.offsets == [0, 0, 0]
     assert engine.swapped == [0]
+
+
+async def test_after_a_corrupt_delta_the_full_set_is_fetched(engine):
+    store = store_of(0)
+    service = TroubledService(store)
+    async with following(service, engine) as (receiver, _):
+        held = await receiver.wait_for_other(None)
+        service.troubles = [flipped(-1, 0)]
+        publish(store, 1)
+        await receiver.wait_for_other(held)
+    asked = [request.HasField("base_policy_version") for request in service.fetches]
+    assert asked == [False, True, False]
+    assert engine.swapped == [0, 1]
 
 
 async def test_a_broken_transfer_goes_on_where_it_stopped(server, engine):

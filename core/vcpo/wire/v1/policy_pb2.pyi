@@ -54,34 +54,38 @@ class PolicyManifest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
-    BASE_POLICY_VERSION_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    DELTAS_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
-    base_policy_version: _builtins.int
-    """The version whose values this one's bytes are relative to; absent for a full set."""
     total_bytes: _builtins.int
-    """Size of the payload, one safetensors file."""
+    """Size of the full set, one safetensors file."""
     incarnation: _builtins.str
     @_builtins.property
-    def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorEntry]: ...
+    def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorEntry]:
+        """Every tensor of the full set, however it travels."""
+
+    @_builtins.property
+    def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeltaEntry]:
+        """Deltas that lead from the version held to this one, in order; none: fetch the full set. For the
+        caller alone.
+        """
+
     def __init__(
         self,
         *,
         policy_version: _builtins.int = ...,
-        base_policy_version: _builtins.int | None = ...,
         total_bytes: _builtins.int = ...,
         tensors: _abc.Iterable[Global___TensorEntry] | None = ...,
         incarnation: _builtins.str = ...,
+        deltas: _abc.Iterable[Global___DeltaEntry] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_policy_version", b"_base_policy_version", "base_policy_version", b"base_policy_version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_policy_version", b"_base_policy_version", "base_policy_version", b"base_policy_version", "incarnation", b"incarnation", "policy_version", b"policy_version", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "incarnation", b"incarnation", "policy_version", b"policy_version", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__base_policy_version: _TypeAlias = _typing.Literal["base_policy_version"]  # noqa: Y015
-    _WhichOneofArgType__base_policy_version: _TypeAlias = _typing.Literal["_base_policy_version", b"_base_policy_version"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__base_policy_version) -> _WhichOneofReturnType__base_policy_version | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PolicyManifest: _TypeAlias = PolicyManifest  # noqa: Y015
 
@@ -117,6 +121,33 @@ class TensorEntry(_message.Message):
 Global___TensorEntry: _TypeAlias = TensorEntry  # noqa: Y015
 
 @_typing.final
+class DeltaEntry(_message.Message):
+    """A sparse delta, see vcpo.wire.deltas."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASE_POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    base_policy_version: _builtins.int
+    policy_version: _builtins.int
+    total_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        base_policy_version: _builtins.int = ...,
+        policy_version: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_policy_version", b"base_policy_version", "policy_version", b"policy_version", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeltaEntry: _TypeAlias = DeltaEntry  # noqa: Y015
+
+@_typing.final
 class FetchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -124,10 +155,13 @@ class FetchRequest(_message.Message):
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    BASE_POLICY_VERSION_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     policy_version: _builtins.int
     offset: _builtins.int
     incarnation: _builtins.str
+    base_policy_version: _builtins.int
+    """Set to ask for the delta on this version; absent for the full set."""
     def __init__(
         self,
         *,
@@ -135,12 +169,15 @@ class FetchRequest(_message.Message):
         policy_version: _builtins.int = ...,
         offset: _builtins.int = ...,
         incarnation: _builtins.str = ...,
+        base_policy_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_policy_version", b"_base_policy_version", "base_policy_version", b"base_policy_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "offset", b"offset", "policy_version", b"policy_version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_policy_version", b"_base_policy_version", "base_policy_version", b"base_policy_version", "incarnation", b"incarnation", "offset", b"offset", "policy_version", b"policy_version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__base_policy_version: _TypeAlias = _typing.Literal["base_policy_version"]  # noqa: Y015
+    _WhichOneofArgType__base_policy_version: _TypeAlias = _typing.Literal["_base_policy_version", b"_base_policy_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__base_policy_version) -> _WhichOneofReturnType__base_policy_version | None: ...
 
 Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
 

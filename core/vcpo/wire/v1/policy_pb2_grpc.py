@@ -29,6 +29,9 @@ class PolicyServiceStub:
     """Policy: immutable, numbered sets of weights. Version n holds the parameters after n steps of one
     incarnation of the learner: a learner restarted from a checkpoint is another incarnation, and its
     version n is another set.
+
+    A version travels as a full set, or as deltas on a version that the worker holds. Either way the
+    manifest describes the full set, and what a worker ends up with is checked against it.
     """
 
     def __init__(self, channel):
@@ -53,6 +56,9 @@ class PolicyServiceServicer:
     """Policy: immutable, numbered sets of weights. Version n holds the parameters after n steps of one
     incarnation of the learner: a learner restarted from a checkpoint is another incarnation, and its
     version n is another set.
+
+    A version travels as a full set, or as deltas on a version that the worker holds. Either way the
+    manifest describes the full set, and what a worker ends up with is checked against it.
     """
 
     def GetManifest(self, request, context):
@@ -64,7 +70,7 @@ class PolicyServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """Streams one version from an offset, so a broken transfer resumes. NOT_FOUND when the version
+        """Streams a full set or a delta from an offset, so a broken transfer resumes. NOT_FOUND when it
         has been retired: ask for the newest manifest then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -96,6 +102,9 @@ class PolicyService:
     """Policy: immutable, numbered sets of weights. Version n holds the parameters after n steps of one
     incarnation of the learner: a learner restarted from a checkpoint is another incarnation, and its
     version n is another set.
+
+    A version travels as a full set, or as deltas on a version that the worker holds. Either way the
+    manifest describes the full set, and what a worker ends up with is checked against it.
     """
 
     @staticmethod

@@ -30,6 +30,9 @@ class PolicyServiceStub:
     """Policy: immutable, numbered sets of weights. Version n holds the parameters after n steps of one
     incarnation of the learner: a learner restarted from a checkpoint is another incarnation, and its
     version n is another set.
+
+    A version travels as a full set, or as deltas on a version that the worker holds. Either way the
+    manifest describes the full set, and what a worker ends up with is checked against it.
     """
 
     @_typing.overload
@@ -41,7 +44,7 @@ class PolicyServiceStub:
     newest. NOT_FOUND until the first version is published.
     """
     Fetch: _grpc.UnaryStreamMultiCallable[_policy_pb2.FetchRequest, _policy_pb2.PolicyChunk]
-    """Streams one version from an offset, so a broken transfer resumes. NOT_FOUND when the version
+    """Streams a full set or a delta from an offset, so a broken transfer resumes. NOT_FOUND when it
     has been retired: ask for the newest manifest then.
     """
 
@@ -50,6 +53,9 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     """Policy: immutable, numbered sets of weights. Version n holds the parameters after n steps of one
     incarnation of the learner: a learner restarted from a checkpoint is another incarnation, and its
     version n is another set.
+
+    A version travels as a full set, or as deltas on a version that the worker holds. Either way the
+    manifest describes the full set, and what a worker ends up with is checked against it.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -58,7 +64,7 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     newest. NOT_FOUND until the first version is published.
     """
     Fetch: _aio.UnaryStreamMultiCallable[_policy_pb2.FetchRequest, _policy_pb2.PolicyChunk]  # type: ignore[assignment]
-    """Streams one version from an offset, so a broken transfer resumes. NOT_FOUND when the version
+    """Streams a full set or a delta from an offset, so a broken transfer resumes. NOT_FOUND when it
     has been retired: ask for the newest manifest then.
     """
 
@@ -66,6 +72,9 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
     """Policy: immutable, numbered sets of weights. Version n holds the parameters after n steps of one
     incarnation of the learner: a learner restarted from a checkpoint is another incarnation, and its
     version n is another set.
+
+    A version travels as a full set, or as deltas on a version that the worker holds. Either way the
+    manifest describes the full set, and what a worker ends up with is checked against it.
     """
 
     @_abc_1.abstractmethod
@@ -84,7 +93,7 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.FetchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_policy_pb2.PolicyChunk], _abc.AsyncIterator[_policy_pb2.PolicyChunk]]:
-        """Streams one version from an offset, so a broken transfer resumes. NOT_FOUND when the version
+        """Streams a full set or a delta from an offset, so a broken transfer resumes. NOT_FOUND when it
         has been retired: ask for the newest manifest then.
         """
 
