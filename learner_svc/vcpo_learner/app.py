@@ -47,6 +47,7 @@ from vcpo_learner.services.control import ControlService
 from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.services.work import WorkService
 from vcpo_learner.signals import SignalWindow
+from vcpo_learner.sources import SourceBook
 from vcpo_learner.training import Training, TrainingParts
 from vcpo_learner.update import PolicyUpdate
 
@@ -169,7 +170,7 @@ class _Parts:
             WorkService(self.dispatcher, self._spec), server.grpc_server
         )
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            PolicyService(self.policies), server.grpc_server
+            PolicyService(self.policies, SourceBook(time.monotonic)), server.grpc_server
         )
         control_pb2_grpc.add_ControlServiceServicer_to_server(
             ControlService(dispatcher=self.dispatcher, signals=self.signals, drain=self.drain),

@@ -42,7 +42,7 @@ def _options() -> Options:
         default=f"{socket.gethostname()}-{os.getpid()}",
         help="unique in the run (default: host name and process id)",
     )
-    parser.add_argument("--listen", default="127.0.0.1:7610", help="gRPC host:port for health")
+    parser.add_argument("--listen", default="127.0.0.1:7610", help="gRPC host:port")
     parser.add_argument("--metrics-listen", default="127.0.0.1:7611", help="/metrics host:port")
     parser.add_argument(
         "--drain-seconds", type=float, default=10.0, help="finish answers this long when leaving"

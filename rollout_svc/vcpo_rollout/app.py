@@ -7,6 +7,7 @@ import logging
 import os
 import zlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,19 +27,25 @@ from vcpo.spec.workloads import EngineName, RolloutGroup
 from vcpo.wire.client import open_channel
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
+from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_rollout.engines.engine import Engine
 from vcpo_rollout.engines.hf import HfEngine
 from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton, load_tokenizer
 from vcpo_rollout.environments.environment import make_environment
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.learner import Learner
+from vcpo_rollout.peers import Peers
+from vcpo_rollout.pieces import PieceShelf
 from vcpo_rollout.preparation import preparation_of
 from vcpo_rollout.prompting import PromptCodec
 from vcpo_rollout.receiver import WeightReceiver
+from vcpo_rollout.sharing import SharingService
+from vcpo_rollout.supply import WeightSupply
 from vcpo_rollout.worker import Worker, WorkerParts
 
 _LOGGER = logging.getLogger(__name__)
 _STOP_GRACE_S = 1.0
+_SERVICES = (policy_pb2.DESCRIPTOR.services_by_name["PolicyService"].full_name,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,17 +78,28 @@ async def run_worker(options: Options) -> RunPhase:
         metrics = RolloutMetrics(run=run.metadata.name, group=group.name)
         metrics_host, metrics_port = split_address(options.metrics_listen)
         endpoint = serve_metrics(metrics.registry, metrics_host, metrics_port)
-    server = WireServer(token=os.environ.get(TOKEN_VARIABLE))
-    channel = open_channel(options.learner, token=os.environ.get(TOKEN_VARIABLE))
+    token = os.environ.get(TOKEN_VARIABLE)
+    server, shelf = WireServer(token=token), PieceShelf()
+    policy_pb2_grpc.add_PolicyServiceServicer_to_server(SharingService(shelf), server.grpc_server)
+    channel = open_channel(options.learner, token=token)
     with endpoint:
         with starting():
-            port = await server.start(options.listen, (), serving=False)
+            port = await server.start(options.listen, _SERVICES, serving=False)
             engine, codec = await asyncio.to_thread(_load_engine, run, group, options.worker_id)
             seed = sampling_seed(run.spec.seed, options.worker_id)
             prepare = await asyncio.to_thread(preparation_of, run.spec, group, seed=seed)
-        learner = Learner(channel, worker_id=options.worker_id, rollout_group=group.name)
+        learner = Learner(
+            channel, worker_id=options.worker_id, rollout_group=group.name, serving_port=port
+        )
         gauges = RolloutGauges(metrics)
-        receiver = WeightReceiver(learner=learner, engine=engine, gauges=gauges, prepare=prepare)
+        peers = Peers(partial(open_channel, token=token), worker_id=options.worker_id)
+        receiver = WeightReceiver(
+            learner=learner,
+            engine=engine,
+            gauges=gauges,
+            supply=WeightSupply(learner, gauges, shelf=shelf, peers=peers),
+            prepare=prepare,
+        )
         worker = Worker(
             WorkerParts(
                 learner=learner,

@@ -14,9 +14,9 @@ class RolloutGauges:
     def __init__(self, metrics: RolloutMetrics) -> None:
         self._metrics = metrics
 
-    def weights_fetched(self, num_bytes: int) -> None:
-        """Note a full set or a delta that arrived."""
-        self._metrics.weight_sync_bytes.inc(num_bytes)
+    def weights_fetched(self, source: str, num_bytes: int) -> None:
+        """Note bytes of a full set or a delta; `source` sent them: `learner` or `peer`."""
+        self._metrics.weight_sync_bytes.labels(source).inc(num_bytes)
 
     def weights_in_use(self, policy_version: int, duration_s: float) -> None:
         """Note a version fetched, checked and swapped in."""

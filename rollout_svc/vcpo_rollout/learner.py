@@ -54,6 +54,7 @@ class Learner:
     A call that fails for the moment is repeated with growing pauses, without end: a worker
     outlives a learner that restarts.
 
+    serving_port: Where this worker passes weights on to others; 0 when it does not.
     first_pause_s: Pause after the first failure; it doubles from failure to failure, up to
         `_LONGEST_PAUSE_FACTOR` times as long.
     submit_bytes: Size at which a group is split into several submissions.
@@ -65,6 +66,7 @@ class Learner:
         *,
         worker_id: str,
         rollout_group: str,
+        serving_port: int = 0,
         first_pause_s: float = FIRST_PAUSE_S,
         submit_bytes: int = SUBMIT_BYTES,
     ) -> None:
@@ -72,6 +74,7 @@ class Learner:
         self._first_pause_s = first_pause_s
         self._worker_id = worker_id
         self._rollout_group = rollout_group
+        self._serving_port = serving_port
         self._work = work_pb2_grpc.WorkServiceStub(channel)
         self._policy = policy_pb2_grpc.PolicyServiceStub(channel)
 
@@ -146,6 +149,7 @@ class Learner:
             held_policy_version=held.policy_version if held else None,
             held_incarnation=held.incarnation if held else "",
             wait_seconds=wait_s,
+            serving_port=self._serving_port,
         )
         return await self._persistently(
             "GetManifest",

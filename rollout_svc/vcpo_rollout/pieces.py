@@ -1,9 +1,22 @@
-"""What weights travel in: full sets and deltas, each growing as its bytes arrive."""
+"""What weights travel in: full sets and deltas, some complete, some still arriving.
+
+A piece can be read while it arrives, so a worker passes weights on without waiting for their end.
+Nobody may trust what arrives: who received pieces checks what they make against the learner's
+manifest, and so does every worker that it passes them on to.
+
+```
+arriving ---> complete      every byte is there
+    +--------> given up      broken off, or not what the learner published; readers are told
+```
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from vcpo.wire.errors import NotFoundError, UnavailableError
 from vcpo.wire.weights import CorruptWeightsError
 
 
@@ -18,15 +31,14 @@ class PieceKey:
 
 
 class Piece:
-    """Bytes of one full set or delta, from the first on. Owner: the worker's event loop.
-
-    Nobody may trust them: who received them checks what they make against a manifest.
-    """
+    """Bytes of one full set or delta, from the first on. Owner: the worker's event loop."""
 
     def __init__(self, key: PieceKey, total_bytes: int) -> None:
         self.key = key
         self.total_bytes = total_bytes
         self._arrived: bytes | bytearray = bytearray()
+        self._given_up = False
+        self._changed = asyncio.Event()
 
     @property
     def num_arrived(self) -> int:
@@ -57,3 +69,86 @@ class Piece:
             )
         assert isinstance(self._arrived, bytearray)  # a complete piece has room for no chunk
         self._arrived += data
+        self._tell()
+
+    def fill(self, content: bytes) -> None:
+        """Take all bytes at once."""
+        assert len(content) == self.total_bytes
+        self._arrived = content
+        self._tell()
+
+    def give_up(self) -> None:
+        """Stop passing it on; whoever reads is told."""
+        self._given_up = True
+        self._tell()
+
+    async def read(self, offset: int, max_bytes: int) -> bytes:
+        """Return up to `max_bytes` from an offset, waiting for the first; none at the end.
+
+        Raises:
+            UnavailableError: when the piece is given up.
+        """
+        while not self._given_up and self.num_arrived <= offset < self.total_bytes:
+            await self._changed.wait()
+        if self._given_up:
+            raise UnavailableError("policy: these weights are no longer passed on; ask elsewhere")
+        return bytes(self._arrived[offset : offset + max_bytes])
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class PieceShelf:
+    """The pieces that this worker has and passes on. Owner: the worker's event loop.
+
+    It keeps the full set of the newest version and the deltas that it was made by. A piece taken
+    off the shelf stays whole for those who read it already.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: dict[PieceKey, Piece] = {}
+        self._coming: tuple[PieceKey, ...] = ()
+        """The full set that is coming or has come last, and its deltas."""
+        self._changed = asyncio.Event()
+
+    def expect(self, whole: Piece, deltas: Iterable[Piece]) -> None:
+        """Announce the pieces of the next version; those of the version before stay so far."""
+        announced = {piece.key: piece for piece in (whole, *deltas)}
+        self._coming = tuple(announced)
+        self._pieces |= announced
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def settle(self) -> None:
+        """Forget all pieces but those expected last: they have come."""
+        self._pieces = {key: self._pieces[key] for key in self._coming}
+
+    def give_up(self) -> None:
+        """Forget the pieces that were expected last, and tell whoever reads them."""
+        for key in self._coming:
+            self._pieces.pop(key).give_up()
+        self._coming = ()
+
+    async def find(self, key: PieceKey, patience_s: float) -> Piece:
+        """Return a piece, waiting up to `patience_s` for a version not heard of yet.
+
+        Raises:
+            NotFoundError: when it is not here and will not come.
+        """
+        try:
+            async with asyncio.timeout(patience_s):
+                while key not in self._pieces and not self._has_passed(key):
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        if key not in self._pieces:
+            raise NotFoundError("policy: these weights are not held here; ask the learner")
+        return self._pieces[key]
+
+    def _has_passed(self, key: PieceKey) -> bool:
+        """Whether the version asked for, or a later one, is known without this piece."""
+        return any(
+            coming.incarnation == key.incarnation and coming.policy_version >= key.policy_version
+            for coming in self._coming
+        )

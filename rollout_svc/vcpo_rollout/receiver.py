@@ -33,6 +33,7 @@ class WeightReceiver:
         learner: Learner,
         engine: Engine,
         gauges: RolloutGauges,
+        supply: WeightSupply | None = None,
         prepare: Callable[[bytes, int], bytes] | None = None,
         pause_after_corruption_s: float = PAUSE_AFTER_CORRUPTION_S,
     ) -> None:
@@ -42,7 +43,7 @@ class WeightReceiver:
         self.updates_in_flight = 0
         """How many versions so far took over sequences under way."""
         self._learner = learner
-        self._supply = WeightSupply(learner, gauges)
+        self._supply = supply or WeightSupply(learner, gauges)
         self._distrusts_held = False
         """Whether the last version came to nothing: it may have been for what it started from."""
         self._engine = engine

@@ -5,14 +5,14 @@ manifest --deltas lead from what is held--> fetch them, change a copy -+-> check
          --otherwise----------------------> fetch the full set --------+
 ```
 
-Whichever way they came, the manifest describes the full set, and every tensor of it is checked.
-Nothing here touches the engine.
+Whichever way they came, and from whom, the manifest describes the full set, and every tensor of it
+is checked. What arrives is passed on meanwhile. Nothing here touches the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from vcpo.wire.deltas import check_chain
@@ -22,7 +22,8 @@ from vcpo_rollout.deltas import advance
 from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.learner import HeldPolicy, Learner
-from vcpo_rollout.pieces import Piece, PieceKey
+from vcpo_rollout.peers import Peers
+from vcpo_rollout.pieces import Piece, PieceKey, PieceShelf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +33,25 @@ class _HeldSet:
 
 
 class WeightSupply:
-    """Fetches and checks versions. Owner: the worker's event loop.
+    """Fetches and checks versions, and passes them on. Owner: the worker's event loop.
 
     It keeps the newest full set, which the next deltas start from.
+
+    peers: Other workers, asked before the learner; None to ask the learner alone.
     """
 
-    def __init__(self, learner: Learner, gauges: RolloutGauges) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        gauges: RolloutGauges,
+        *,
+        shelf: PieceShelf | None = None,
+        peers: Peers | None = None,
+    ) -> None:
         self._learner = learner
         self._gauges = gauges
+        self._shelf = shelf or PieceShelf()
+        self._peers = peers
         self._held: _HeldSet | None = None
 
     async def bring(self, manifest: policy_pb2.PolicyManifest) -> PolicyWeights | None:
@@ -48,26 +60,22 @@ class WeightSupply:
         Raises:
             CorruptWeightsError: when what arrived is not that version; it names the tensor.
         """
-        weights = await (self._by_deltas(manifest) if manifest.deltas else self._whole(manifest))
+        base = self._base_of(manifest) if manifest.deltas else None
+        whole = Piece(_key(manifest), manifest.total_bytes)
+        deltas = [Piece(_key(manifest, entry), entry.total_bytes) for entry in manifest.deltas]
+        self._shelf.expect(whole, deltas)
+        weights = None
+        try:
+            if await self._fetch(deltas or [whole], manifest.peer):
+                weights = await asyncio.to_thread(_made, manifest, base, whole, deltas)
+                self._held = _HeldSet(policy=names_of(manifest), payload=weights.payload)
+        finally:
+            if weights is None:
+                self._shelf.give_up()
         if weights is not None:
-            self._held = _HeldSet(policy=names_of(manifest), payload=weights.payload)
+            whole.fill(weights.payload)
+            self._shelf.settle()
         return weights
-
-    async def _whole(self, manifest: policy_pb2.PolicyManifest) -> PolicyWeights | None:
-        (payload,) = await self._fetch([Piece(_key(manifest), manifest.total_bytes)]) or (None,)
-        if payload is None:
-            return None
-        await asyncio.to_thread(verify, payload, manifest)
-        return PolicyWeights(policy_version=manifest.policy_version, payload=payload)
-
-    async def _by_deltas(self, manifest: policy_pb2.PolicyManifest) -> PolicyWeights | None:
-        base = self._base_of(manifest)
-        deltas = await self._fetch(
-            [Piece(_key(manifest, entry), entry.total_bytes) for entry in manifest.deltas]
-        )
-        if deltas is None:
-            return None
-        return await asyncio.to_thread(_advanced, base, deltas, manifest)
 
     def _base_of(self, manifest: policy_pb2.PolicyManifest) -> _HeldSet:
         if self._held is None or self._held.policy.incarnation != manifest.incarnation:
@@ -79,15 +87,16 @@ class WeightSupply:
         )
         return self._held
 
-    async def _fetch(self, pieces: Iterable[Piece]) -> list[bytes] | None:
-        """The bytes of pieces; None when one was retired."""
-        contents = []
+    async def _fetch(self, pieces: Iterable[Piece], peer: str) -> bool:
+        """Receive pieces whole; False when one was retired."""
         for piece in pieces:
-            if not await self._learner.fetch(piece):
-                return None
-            self._gauges.weights_fetched(piece.total_bytes)
-            contents.append(piece.content())
-        return contents
+            if peer and self._peers is not None:
+                self._gauges.weights_fetched("peer", await self._peers.fetch(peer, piece))
+            num_before = piece.num_arrived
+            if not piece.is_complete and not await self._learner.fetch(piece):
+                return False
+            self._gauges.weights_fetched("learner", piece.num_arrived - num_before)
+        return True
 
 
 def names_of(manifest: policy_pb2.PolicyManifest) -> HeldPolicy:
@@ -105,10 +114,20 @@ def _key(
     )
 
 
-def _advanced(
-    base: _HeldSet, deltas: list[bytes], manifest: policy_pb2.PolicyManifest
+def _made(
+    manifest: policy_pb2.PolicyManifest,
+    base: _HeldSet | None,
+    whole: Piece,
+    deltas: Sequence[Piece],
 ) -> PolicyWeights:
-    payload, positions = advance(base.payload, deltas)
+    """Turn complete pieces into the version's weights, and check them.
+
+    Raises:
+        CorruptWeightsError: when they are not that version.
+    """
+    payload, changes = whole.content() if base is None else b"", None
+    if base is not None:
+        payload, positions = advance(base.payload, [delta.content() for delta in deltas])
+        changes = WeightChanges(base_policy_version=base.policy.policy_version, positions=positions)
     verify(payload, manifest)
-    changes = WeightChanges(base_policy_version=base.policy.policy_version, positions=positions)
     return PolicyWeights(policy_version=manifest.policy_version, payload=payload, changes=changes)

@@ -208,7 +208,9 @@ ROLLOUT_WEIGHT_SYNC_DURATION = _histogram(
     _SYNC_BUCKETS,
 )
 ROLLOUT_WEIGHT_SYNC_BYTES = _counter(
-    "vcpo_rollout_weight_sync_bytes_total", "Bytes received to update the weights."
+    "vcpo_rollout_weight_sync_bytes_total",
+    "Bytes received to update the weights, by who sent them: learner or peer.",
+    "source",
 )
 ROLLOUT_WEIGHT_UPDATES_IN_FLIGHT = _counter(
     "vcpo_rollout_weight_updates_in_flight_total",

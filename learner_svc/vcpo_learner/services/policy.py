@@ -10,19 +10,27 @@ from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.limits import CHUNK_BYTES
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_learner.policies import PolicyStore, PublishedPolicy
+from vcpo_learner.sources import SourceBook, serving_address
+
+_MAX_PORT = 65_535
 
 
 class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
-    """Serves the policy store."""
+    """Serves the policy store, and sends those who ask to each other."""
 
-    def __init__(self, store: PolicyStore) -> None:
+    def __init__(self, store: PolicyStore, sources: SourceBook) -> None:
         self._store = store
+        self._sources = sources
 
     async def GetManifest(  # noqa: N802 - named by the contract
         self, request: policy_pb2.GetManifestRequest, context: Any
     ) -> policy_pb2.PolicyManifest:
         """Describe the newest version, waiting for one that the caller does not hold."""
         check_id("worker_id", request.worker_id)
+        if request.serving_port > _MAX_PORT:
+            raise InvalidMessageError("serving_port", request.serving_port, f"0 to {_MAX_PORT}")
+        address = serving_address(context.peer(), request.serving_port)
+        self._sources.enter(request.worker_id, address, self._held_version(request))
         holds_one = request.HasField("held_policy_version")
         policy = await self._store.newest(
             held_incarnation=request.held_incarnation,
@@ -49,14 +57,26 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
     def _answer(
         self, request: policy_pb2.GetManifestRequest, policy: PublishedPolicy
     ) -> policy_pb2.PolicyManifest:
-        """A version's manifest with the deltas that lead the caller to it."""
-        if not request.HasField("held_policy_version"):
+        """A version's manifest with the caller's way to it."""
+        newest = policy.manifest.policy_version
+        held = self._held_version(request)
+        if held == newest:
             return policy.manifest
-        deltas = self._store.deltas_from(request.held_incarnation, request.held_policy_version)
+        deltas = [] if held is None else self._store.deltas_from(request.held_incarnation, held)
         answer = policy_pb2.PolicyManifest()
         answer.CopyFrom(policy.manifest)
         answer.deltas.extend(delta.entry for delta in deltas)
+        answer.peer = self._sources.source(
+            request.worker_id, policy_version=newest, base_version=held if deltas else None
+        )
         return answer
+
+    def _held_version(self, request: policy_pb2.GetManifestRequest) -> int | None:
+        """The version that the caller holds of this learner's incarnation."""
+        if not request.HasField("held_policy_version"):
+            return None
+        same = request.held_incarnation == self._store.incarnation
+        return request.held_policy_version if same else None
 
     def _asked_for(self, request: policy_pb2.FetchRequest) -> bytes:
         incarnation, version = request.incarnation, request.policy_version

@@ -22,6 +22,7 @@ from vcpo.wire.weights import manifest_of
 from vcpo_learner.policies import PolicyStore
 from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.services.work import WorkService
+from vcpo_learner.sources import SourceBook
 from vcpo_rollout.engines.engine import EngineError, Generation, GenerationRequest, PolicyWeights
 from vcpo_rollout.environments.environment import Prompt, Split
 from vcpo_rollout.gauges import RolloutGauges
@@ -176,7 +177,7 @@ async def a_learner(**sections: Any) -> AsyncIterator[Place]:
     async with served(
         lambda server: work_pb2_grpc.add_WorkServiceServicer_to_server(work, server),
         lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            PolicyService(store), server
+            PolicyService(store, SourceBook(desk.clock)), server
         ),
     ) as channel:
         yield Place(desk=desk, store=store, channel=channel)

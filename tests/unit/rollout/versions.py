@@ -14,6 +14,7 @@ from vcpo.wire.errors import UnavailableError
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_learner.policies import PolicyStore
 from vcpo_learner.services.policy import PolicyService
+from vcpo_learner.sources import SourceBook
 
 NUM_ELEMENTS = 2000
 
@@ -45,7 +46,7 @@ class TroubledService(policy_pb2_grpc.PolicyServiceServicer):
     """
 
     def __init__(self, store: PolicyStore) -> None:
-        self._service = PolicyService(store)
+        self._service = PolicyService(store, SourceBook(ManualClock()))
         self.troubles: list[Callable[[bytes], bytes | None]] = []
         self.fetches: list[policy_pb2.FetchRequest] = []
         self.num_bytes = 0

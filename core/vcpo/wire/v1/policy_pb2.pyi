@@ -26,11 +26,14 @@ class GetManifestRequest(_message.Message):
     HELD_POLICY_VERSION_FIELD_NUMBER: _builtins.int
     HELD_INCARNATION_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    SERVING_PORT_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     held_policy_version: _builtins.int
     """Absent and empty when the worker holds none."""
     held_incarnation: _builtins.str
     wait_seconds: _builtins.float
+    serving_port: _builtins.int
+    """Port on the caller's host where it serves Fetch to other workers; 0 when it does not."""
     def __init__(
         self,
         *,
@@ -38,10 +41,11 @@ class GetManifestRequest(_message.Message):
         held_policy_version: _builtins.int | None = ...,
         held_incarnation: _builtins.str = ...,
         wait_seconds: _builtins.float = ...,
+        serving_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_held_policy_version", b"_held_policy_version", "held_policy_version", b"held_policy_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_held_policy_version", b"_held_policy_version", "held_incarnation", b"held_incarnation", "held_policy_version", b"held_policy_version", "wait_seconds", b"wait_seconds", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_held_policy_version", b"_held_policy_version", "held_incarnation", b"held_incarnation", "held_policy_version", b"held_policy_version", "serving_port", b"serving_port", "wait_seconds", b"wait_seconds", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__held_policy_version: _TypeAlias = _typing.Literal["held_policy_version"]  # noqa: Y015
     _WhichOneofArgType__held_policy_version: _TypeAlias = _typing.Literal["_held_policy_version", b"_held_policy_version"]  # noqa: Y015
@@ -58,10 +62,13 @@ class PolicyManifest(_message.Message):
     TENSORS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     DELTAS_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
     total_bytes: _builtins.int
     """Size of the full set, one safetensors file."""
     incarnation: _builtins.str
+    peer: _builtins.str
+    """host:port of a worker to fetch from first; empty: fetch from the learner. For the caller alone."""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorEntry]:
         """Every tensor of the full set, however it travels."""
@@ -80,10 +87,11 @@ class PolicyManifest(_message.Message):
         tensors: _abc.Iterable[Global___TensorEntry] | None = ...,
         incarnation: _builtins.str = ...,
         deltas: _abc.Iterable[Global___DeltaEntry] | None = ...,
+        peer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "incarnation", b"incarnation", "policy_version", b"policy_version", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "incarnation", b"incarnation", "peer", b"peer", "policy_version", b"policy_version", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

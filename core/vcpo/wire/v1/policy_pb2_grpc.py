@@ -31,7 +31,8 @@ class PolicyServiceStub:
     version n is another set.
 
     A version travels as a full set, or as deltas on a version that the worker holds. Either way the
-    manifest describes the full set, and what a worker ends up with is checked against it.
+    manifest describes the full set, and what a worker ends up with is checked against it. Only the
+    learner says what a version is; workers pass its bytes on to each other, and serve Fetch alone.
     """
 
     def __init__(self, channel):
@@ -58,7 +59,8 @@ class PolicyServiceServicer:
     version n is another set.
 
     A version travels as a full set, or as deltas on a version that the worker holds. Either way the
-    manifest describes the full set, and what a worker ends up with is checked against it.
+    manifest describes the full set, and what a worker ends up with is checked against it. Only the
+    learner says what a version is; workers pass its bytes on to each other, and serve Fetch alone.
     """
 
     def GetManifest(self, request, context):
@@ -70,8 +72,9 @@ class PolicyServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """Streams a full set or a delta from an offset, so a broken transfer resumes. NOT_FOUND when it
-        has been retired: ask for the newest manifest then.
+        """Streams a full set or a delta from an offset, so a broken transfer resumes; a worker that still
+        receives it passes on what it has and then what comes. NOT_FOUND when it is not held: a learner
+        has retired it, so ask for the newest manifest; a worker never had it, so ask the learner.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +107,8 @@ class PolicyService:
     version n is another set.
 
     A version travels as a full set, or as deltas on a version that the worker holds. Either way the
-    manifest describes the full set, and what a worker ends up with is checked against it.
+    manifest describes the full set, and what a worker ends up with is checked against it. Only the
+    learner says what a version is; workers pass its bytes on to each other, and serve Fetch alone.
     """
 
     @staticmethod

@@ -32,7 +32,8 @@ class PolicyServiceStub:
     version n is another set.
 
     A version travels as a full set, or as deltas on a version that the worker holds. Either way the
-    manifest describes the full set, and what a worker ends up with is checked against it.
+    manifest describes the full set, and what a worker ends up with is checked against it. Only the
+    learner says what a version is; workers pass its bytes on to each other, and serve Fetch alone.
     """
 
     @_typing.overload
@@ -44,8 +45,9 @@ class PolicyServiceStub:
     newest. NOT_FOUND until the first version is published.
     """
     Fetch: _grpc.UnaryStreamMultiCallable[_policy_pb2.FetchRequest, _policy_pb2.PolicyChunk]
-    """Streams a full set or a delta from an offset, so a broken transfer resumes. NOT_FOUND when it
-    has been retired: ask for the newest manifest then.
+    """Streams a full set or a delta from an offset, so a broken transfer resumes; a worker that still
+    receives it passes on what it has and then what comes. NOT_FOUND when it is not held: a learner
+    has retired it, so ask for the newest manifest; a worker never had it, so ask the learner.
     """
 
 @_typing.type_check_only
@@ -55,7 +57,8 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     version n is another set.
 
     A version travels as a full set, or as deltas on a version that the worker holds. Either way the
-    manifest describes the full set, and what a worker ends up with is checked against it.
+    manifest describes the full set, and what a worker ends up with is checked against it. Only the
+    learner says what a version is; workers pass its bytes on to each other, and serve Fetch alone.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -64,8 +67,9 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     newest. NOT_FOUND until the first version is published.
     """
     Fetch: _aio.UnaryStreamMultiCallable[_policy_pb2.FetchRequest, _policy_pb2.PolicyChunk]  # type: ignore[assignment]
-    """Streams a full set or a delta from an offset, so a broken transfer resumes. NOT_FOUND when it
-    has been retired: ask for the newest manifest then.
+    """Streams a full set or a delta from an offset, so a broken transfer resumes; a worker that still
+    receives it passes on what it has and then what comes. NOT_FOUND when it is not held: a learner
+    has retired it, so ask for the newest manifest; a worker never had it, so ask the learner.
     """
 
 class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -74,7 +78,8 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
     version n is another set.
 
     A version travels as a full set, or as deltas on a version that the worker holds. Either way the
-    manifest describes the full set, and what a worker ends up with is checked against it.
+    manifest describes the full set, and what a worker ends up with is checked against it. Only the
+    learner says what a version is; workers pass its bytes on to each other, and serve Fetch alone.
     """
 
     @_abc_1.abstractmethod
@@ -93,8 +98,9 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.FetchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_policy_pb2.PolicyChunk], _abc.AsyncIterator[_policy_pb2.PolicyChunk]]:
-        """Streams a full set or a delta from an offset, so a broken transfer resumes. NOT_FOUND when it
-        has been retired: ask for the newest manifest then.
+        """Streams a full set or a delta from an offset, so a broken transfer resumes; a worker that still
+        receives it passes on what it has and then what comes. NOT_FOUND when it is not held: a learner
+        has retired it, so ask for the newest manifest; a worker never had it, so ask the learner.
         """
 
 def add_PolicyServiceServicer_to_server(servicer: PolicyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,181 @@
+"""Workers pass weights on over real channels; whatever a peer does, the version arrives."""
+
+import asyncio
+import contextlib
+
+import grpc
+import pytest
+
+from tests.unit.learner.scenes import INCARNATION
+from tests.unit.rollout.scenes import served
+from tests.unit.rollout.versions import TroubledService, payload_of, publish, store_of
+from vcpo.metrics import RolloutMetrics
+from vcpo.wire.client import open_channel
+from vcpo.wire.server import WireServer
+from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.learner import HeldPolicy, Learner
+from vcpo_rollout.peers import Peers
+from vcpo_rollout.pieces import PieceShelf
+from vcpo_rollout.sharing import SharingService
+from vcpo_rollout.supply import WeightSupply
+
+add_policy_service = policy_pb2_grpc.add_PolicyServiceServicer_to_server
+
+
+class Sharer:
+    """A worker as far as weights go: its supply, and the server that passes them on."""
+
+    def __init__(self, name, channel, *, stall_s):
+        self.name, self._stall_s = name, stall_s
+        self.metrics = RolloutMetrics(run="run", group="main")
+        self.shelf = PieceShelf()
+        self.server = WireServer(token=None)
+        add_policy_service(SharingService(self.shelf, patience_s=0.5), self.server.grpc_server)
+        self._channel = channel
+        self.held = None
+
+    async def start(self):
+        self.port = await self.server.start("127.0.0.1:0", ())
+        self.learner = Learner(
+            self._channel,
+            worker_id=self.name,
+            rollout_group="main",
+            serving_port=self.port,
+            first_pause_s=0.001,
+        )
+        peers = Peers(
+            lambda address: open_channel(address, token=None),
+            worker_id=self.name,
+            stall_s=self._stall_s,
+        )
+        gauges = RolloutGauges(self.metrics)
+        self.supply = WeightSupply(self.learner, gauges, shelf=self.shelf, peers=peers)
+
+    async def manifest(self):
+        return await self.learner.newest_policy(self.held, wait_s=0)
+
+    async def take(self, manifest=None):
+        manifest = manifest or await self.manifest()
+        weights = await self.supply.bring(manifest)
+        self.held = HeldPolicy(incarnation=INCARNATION, policy_version=weights.policy_version)
+        await self.manifest()  # as a worker does: it holds this one and asks for the next
+        return weights
+
+    def num_bytes(self, source):
+        labels = {"run": "run", "group": "main", "source": source}
+        name = "vcpo_rollout_weight_sync_bytes_total"
+        return self.metrics.registry.get_sample_value(name, labels) or 0
+
+
+class Fleet:
+    def __init__(self, store, service, channel):
+        self.store, self.service, self._channel = store, service, channel
+        self.sharers = []
+
+    async def join(self, name, *, stall_s=60.0):
+        sharer = Sharer(name, self._channel, stall_s=stall_s)
+        await sharer.start()
+        self.sharers.append(sharer)
+        return sharer
+
+
+@contextlib.asynccontextmanager
+async def a_fleet(*versions):
+    store = store_of(*versions)
+    service = TroubledService(store)
+    async with served(lambda server: add_policy_service(service, server)) as channel:
+        fleet = Fleet(store, service, channel)
+        try:
+            yield fleet
+        finally:
+            for sharer in fleet.sharers:
+                await sharer.server.stop(0)
+
+
+async def test_a_late_joiner_gets_the_newest_version_from_a_worker_that_holds_it():
+    async with a_fleet(4) as fleet:
+        await (await fleet.join("first")).take()
+        late = await fleet.join("late")
+        weights = await late.take()
+        assert weights.payload == payload_of(4)
+        assert late.num_bytes("learner") == 0
+        assert late.num_bytes("peer") == len(payload_of(4))
+
+
+async def test_a_late_joiner_gets_the_full_set_that_another_made_from_deltas():
+    async with a_fleet(4) as fleet:
+        first = await fleet.join("first")
+        await first.take()
+        publish(fleet.store, 5)
+        await first.take()
+        late = await fleet.join("late")
+        assert (await late.take()).payload == payload_of(5)
+        assert late.num_bytes("learner") == 0
+
+
+@pytest.mark.parametrize("num_workers", [4, 16])
+async def test_the_learner_sends_a_version_twice_however_many_want_it_at_once(num_workers):
+    async with a_fleet(0) as fleet:
+        workers = [await fleet.join(f"w{number}") for number in range(num_workers)]
+        await asyncio.gather(*(worker.take() for worker in workers))
+        assert fleet.service.num_bytes == 2 * len(payload_of(0))
+        publish(fleet.store, 1)
+        fleet.service.num_bytes = 0
+        taken = await asyncio.gather(*(worker.take() for worker in workers))
+        assert {weights.payload for weights in taken} == {payload_of(1)}
+        assert fleet.service.num_bytes == 2 * len(fleet.store.get_delta(INCARNATION, 1, 0).data)
+
+
+async def test_what_a_dead_peer_no_longer_gives_comes_from_the_learner():
+    async with a_fleet(4) as fleet:
+        first = await fleet.join("first")
+        await first.take()
+        late = await fleet.join("late")
+        manifest = await late.manifest()
+        await first.server.stop(0)
+        assert (await late.take(manifest)).payload == payload_of(4)
+        assert late.num_bytes("learner") == len(payload_of(4))
+
+
+async def test_a_peer_that_says_nothing_is_left():
+    class Silent(policy_pb2_grpc.PolicyServiceServicer):
+        async def Fetch(self, request, context):  # noqa: N802 - named by the contract
+            yield policy_pb2.PolicyChunk(offset=0, data=payload_of(4)[:50])
+            await asyncio.Event().wait()
+
+    server = WireServer(token=None)
+    add_policy_service(Silent(), server.grpc_server)
+    port = await server.start("127.0.0.1:0", ())
+    async with a_fleet(4) as fleet:
+        worker = await fleet.join("worker", stall_s=0.05)
+        manifest = await worker.manifest()
+        manifest.peer = f"127.0.0.1:{port}"
+        assert (await worker.take(manifest)).payload == payload_of(4)
+        num_by_peer = worker.num_bytes("peer")
+        assert num_by_peer in {0, 50}  # as fast as the two found each other
+        assert fleet.service.fetches[-1].offset == num_by_peer
+        assert num_by_peer + worker.num_bytes("learner") == len(payload_of(4))
+    await server.stop(0)
+
+
+async def test_a_worker_says_that_it_has_no_manifests():
+    async with a_fleet(4) as fleet:
+        worker = await fleet.join("worker")
+        async with open_channel(f"127.0.0.1:{worker.port}", token=None) as channel:
+            stub = policy_pb2_grpc.PolicyServiceStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError, match="ask the learner"):
+                await stub.GetManifest(policy_pb2.GetManifestRequest(worker_id="w"), timeout=5)
+
+
+async def test_an_offset_behind_the_end_is_refused():
+    async with a_fleet(4) as fleet:
+        worker = await fleet.join("worker")
+        await worker.take()
+        async with open_channel(f"127.0.0.1:{worker.port}", token=None) as channel:
+            stub = policy_pb2_grpc.PolicyServiceStub(channel)
+            request = policy_pb2.FetchRequest(
+                worker_id="w", incarnation=INCARNATION, policy_version=4, offset=1 << 30
+            )
+            with pytest.raises(grpc.aio.AioRpcError, match="offset: must be less than"):
+                await stub.Fetch(request, timeout=5).read()
