@@ -37,6 +37,7 @@ from vcpo.wire.v1 import (
     work_pb2,
     work_pb2_grpc,
 )
+from vcpo_learner.archive import open_archive
 from vcpo_learner.dispatch import Dispatcher
 from vcpo_learner.gauges import LearnerGauges
 from vcpo_learner.ledger import AccountingError, MemoryLedger
@@ -138,6 +139,7 @@ class _Parts:
         self.metrics = LearnerMetrics(run=run.metadata.name)
         self.gauges = LearnerGauges(self.metrics, dispatcher=self.dispatcher, signals=self.signals)
         self.policies = PolicyStore(incarnation=incarnation, clock=time.monotonic)
+        self.archivist = open_archive(spec.weights, run.metadata.name, incarnation)
         self.training = Training(
             TrainingParts(
                 run=run,
@@ -151,6 +153,7 @@ class _Parts:
                 gauges=self.gauges,
                 journal=Journal(options.run_dir),
                 clock=time.monotonic,
+                archivist=self.archivist,
             )
         )
         self._spec = spec
@@ -170,7 +173,8 @@ class _Parts:
             WorkService(self.dispatcher, self._spec), server.grpc_server
         )
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            PolicyService(self.policies, SourceBook(time.monotonic)), server.grpc_server
+            PolicyService(self.policies, SourceBook(time.monotonic), self.archivist),
+            server.grpc_server,
         )
         control_pb2_grpc.add_ControlServiceServicer_to_server(
             ControlService(dispatcher=self.dispatcher, signals=self.signals, drain=self.drain),

@@ -63,6 +63,10 @@ class SourceBook:
             whole.children.setdefault(worker_id, 0)
             whole.complete.add(worker_id)
 
+    def has_asked(self, worker_id: str, policy_version: int) -> bool:
+        """Whether a worker was given a source for this version before."""
+        return policy_version == self._policy_version and worker_id in self._asked
+
     def source(self, worker_id: str, *, policy_version: int, base_version: int | None) -> str:
         """Where a worker should fetch the newest version; empty for the learner itself.
 

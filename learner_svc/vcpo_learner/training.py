@@ -25,6 +25,7 @@ from vcpo.algo import MismatchError, WarningLevel, audited_gap
 from vcpo.journal import EvaluationRecord, EventRecord, Journal, StepRecord
 from vcpo.spec import VCPORun, algorithm_warnings
 from vcpo.wire.phase import RunPhase
+from vcpo_learner.archive import Archivist
 from vcpo_learner.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
 from vcpo_learner.dispatch import Dispatcher
 from vcpo_learner.gauges import LearnerGauges
@@ -61,6 +62,7 @@ class TrainingParts:
     gauges: LearnerGauges
     journal: Journal
     clock: Clock
+    archivist: Archivist | None = None
 
 
 class Training:
@@ -227,6 +229,8 @@ class Training:
             lambda: policies.prepare(version, policy_payload(model, self._precision))
         )
         policies.publish(prepared)
+        if self._parts.archivist is not None:
+            self._parts.archivist.offer(prepared)
         self._dispatcher.notify()
 
     async def _evaluate(self, *, exclusive: bool) -> None:

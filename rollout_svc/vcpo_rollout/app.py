@@ -28,6 +28,7 @@ from vcpo.wire.client import open_channel
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+from vcpo_rollout.archive import ArchiveReader
 from vcpo_rollout.engines.engine import Engine
 from vcpo_rollout.engines.hf import HfEngine
 from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton, load_tokenizer
@@ -93,11 +94,13 @@ async def run_worker(options: Options) -> RunPhase:
         )
         gauges = RolloutGauges(metrics)
         peers = Peers(partial(open_channel, token=token), worker_id=options.worker_id)
+        url = run.spec.weights.archive_url
+        archive = ArchiveReader(url, run.metadata.name) if url else None
         receiver = WeightReceiver(
             learner=learner,
             engine=engine,
             gauges=gauges,
-            supply=WeightSupply(learner, gauges, shelf=shelf, peers=peers),
+            supply=WeightSupply(learner, gauges, shelf=shelf, peers=peers, archive=archive),
             prepare=prepare,
         )
         worker = Worker(

@@ -15,7 +15,7 @@ class RolloutGauges:
         self._metrics = metrics
 
     def weights_fetched(self, source: str, num_bytes: int) -> None:
-        """Note bytes of a full set or a delta; `source` sent them: `learner` or `peer`."""
+        """Note bytes of full sets or deltas from a `source`: `learner`, `peer` or `archive`."""
         self._metrics.weight_sync_bytes.labels(source).inc(num_bytes)
 
     def weights_in_use(self, policy_version: int, duration_s: float) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from vcpo.wire.deltas import check_chain
 from vcpo.wire.v1 import policy_pb2
 from vcpo.wire.weights import CorruptWeightsError, verify
+from vcpo_rollout.archive import ArchiveReader
 from vcpo_rollout.deltas import advance
 from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
 from vcpo_rollout.gauges import RolloutGauges
@@ -37,7 +38,8 @@ class WeightSupply:
 
     It keeps the newest full set, which the next deltas start from.
 
-    peers: Other workers, asked before the learner; None to ask the learner alone.
+    peers: Other workers, asked before the learner; None to ask none.
+    archive: Where full sets are looked for first, if the learner says that they are there.
     """
 
     def __init__(
@@ -47,11 +49,13 @@ class WeightSupply:
         *,
         shelf: PieceShelf | None = None,
         peers: Peers | None = None,
+        archive: ArchiveReader | None = None,
     ) -> None:
         self._learner = learner
         self._gauges = gauges
         self._shelf = shelf or PieceShelf()
         self._peers = peers
+        self._archive = archive
         self._held: _HeldSet | None = None
 
     async def bring(self, manifest: policy_pb2.PolicyManifest) -> PolicyWeights | None:
@@ -66,6 +70,7 @@ class WeightSupply:
         self._shelf.expect(whole, deltas)
         weights = None
         try:
+            await self._read_archive(manifest, whole)
             if await self._fetch(deltas or [whole], manifest.peer):
                 weights = await asyncio.to_thread(_made, manifest, base, whole, deltas)
                 self._held = _HeldSet(policy=names_of(manifest), payload=weights.payload)
@@ -87,10 +92,19 @@ class WeightSupply:
         )
         return self._held
 
+    async def _read_archive(self, manifest: policy_pb2.PolicyManifest, whole: Piece) -> None:
+        if self._archive is None or not manifest.HasField("archived"):
+            return
+        found = await self._archive.full_set(manifest)
+        if found is not None:
+            payload, num_bytes = found
+            whole.fill(payload)
+            self._gauges.weights_fetched("archive", num_bytes)
+
     async def _fetch(self, pieces: Iterable[Piece], peer: str) -> bool:
         """Receive pieces whole; False when one was retired."""
         for piece in pieces:
-            if peer and self._peers is not None:
+            if peer and self._peers is not None and not piece.is_complete:
                 self._gauges.weights_fetched("peer", await self._peers.fetch(peer, piece))
             num_before = piece.num_arrived
             if not piece.is_complete and not await self._learner.fetch(piece):

@@ -209,7 +209,7 @@ ROLLOUT_WEIGHT_SYNC_DURATION = _histogram(
 )
 ROLLOUT_WEIGHT_SYNC_BYTES = _counter(
     "vcpo_rollout_weight_sync_bytes_total",
-    "Bytes received to update the weights, by who sent them: learner or peer.",
+    "Bytes received to update the weights, by source: learner, peer or archive.",
     "source",
 )
 ROLLOUT_WEIGHT_UPDATES_IN_FLIGHT = _counter(

@@ -24,6 +24,7 @@ from vcpo.spec.workloads import (
     Precision,
     Quantization,
     RolloutGroup,
+    Weights,
 )
 
 API_VERSION: Final = "vcpo.dev/v1alpha1"
@@ -74,6 +75,7 @@ class VCPORunSpec(Section):
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     lease: Lease = Lease()
+    weights: Weights = Weights()
     control: Control = Control()
     learner: Learner = Learner()
     rollouts: Annotated[

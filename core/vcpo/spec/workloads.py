@@ -183,6 +183,18 @@ class Checkpoint(Section):
     """Newest checkpoints kept on disk."""
 
 
+class Weights(Section):
+    """How versions of the policy reach rollout workers."""
+
+    archive_url: (
+        Annotated[str, Field(max_length=1024, pattern=r"^(/|[a-z][a-z0-9+]*://).+$")] | None
+    ) = None
+    """Folder that the learner writes versions to and joining workers read: an absolute path that
+    all of them mount, or a URL that fsspec knows, as `s3://bucket/folder`; None is no archive."""
+    archive_anchor_every_steps: Annotated[int, Field(ge=1, le=10_000)] = 20
+    """Versions from one full set in the archive to the next; deltas lie between."""
+
+
 class Control(Section):
     """How the run is steered: admission of work and number of workers."""
 

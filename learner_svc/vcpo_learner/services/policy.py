@@ -9,6 +9,7 @@ from vcpo.wire.checks import check_id, check_wait
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.limits import CHUNK_BYTES
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+from vcpo_learner.archive import Archivist
 from vcpo_learner.policies import PolicyStore, PublishedPolicy
 from vcpo_learner.sources import SourceBook, serving_address
 
@@ -18,9 +19,12 @@ _MAX_PORT = 65_535
 class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
     """Serves the policy store, and sends those who ask to each other."""
 
-    def __init__(self, store: PolicyStore, sources: SourceBook) -> None:
+    def __init__(
+        self, store: PolicyStore, sources: SourceBook, archivist: Archivist | None = None
+    ) -> None:
         self._store = store
         self._sources = sources
+        self._archivist = archivist
 
     async def GetManifest(  # noqa: N802 - named by the contract
         self, request: policy_pb2.GetManifestRequest, context: Any
@@ -66,6 +70,10 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         answer = policy_pb2.PolicyManifest()
         answer.CopyFrom(policy.manifest)
         answer.deltas.extend(delta.entry for delta in deltas)
+        archived = self._archivist.archived if self._archivist else None
+        again = self._sources.has_asked(request.worker_id, newest)
+        if archived is not None and archived.policy_version == newest and not (deltas or again):
+            answer.archived.CopyFrom(archived)
         answer.peer = self._sources.source(
             request.worker_id, policy_version=newest, base_version=held if deltas else None
         )

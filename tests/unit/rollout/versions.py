@@ -12,6 +12,7 @@ import torch
 from tests.unit.learner.scenes import INCARNATION, ManualClock
 from vcpo.wire.errors import UnavailableError
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+from vcpo_learner.archive import Archivist
 from vcpo_learner.policies import PolicyStore
 from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.sources import SourceBook
@@ -45,8 +46,8 @@ class TroubledService(policy_pb2_grpc.PolicyServiceServicer):
     connection breaks; None, and it does not break.
     """
 
-    def __init__(self, store: PolicyStore) -> None:
-        self._service = PolicyService(store, SourceBook(ManualClock()))
+    def __init__(self, store: PolicyStore, archivist: Archivist | None = None) -> None:
+        self._service = PolicyService(store, SourceBook(ManualClock()), archivist)
         self.troubles: list[Callable[[bytes], bytes | None]] = []
         self.fetches: list[policy_pb2.FetchRequest] = []
         self.num_bytes = 0

@@ -63,6 +63,7 @@ class PolicyManifest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     DELTAS_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
+    ARCHIVED_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
     total_bytes: _builtins.int
     """Size of the full set, one safetensors file."""
@@ -79,6 +80,12 @@ class PolicyManifest(_message.Message):
         caller alone.
         """
 
+    @_builtins.property
+    def archived(self) -> Global___ArchivedSet:
+        """Set when the full set lies in the run's archive as well: read it there first. For the caller
+        alone.
+        """
+
     def __init__(
         self,
         *,
@@ -88,10 +95,11 @@ class PolicyManifest(_message.Message):
         incarnation: _builtins.str = ...,
         deltas: _abc.Iterable[Global___DeltaEntry] | None = ...,
         peer: _builtins.str = ...,
+        archived: Global___ArchivedSet | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["archived", b"archived"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "incarnation", b"incarnation", "peer", b"peer", "policy_version", b"policy_version", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archived", b"archived", "deltas", b"deltas", "incarnation", b"incarnation", "peer", b"peer", "policy_version", b"policy_version", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -154,6 +162,37 @@ class DeltaEntry(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeltaEntry: _TypeAlias = DeltaEntry  # noqa: Y015
+
+@_typing.final
+class ArchivedSet(_message.Message):
+    """How a version lies in an archive, see vcpo.wire.archive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    ANCHOR_POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    DELTAS_FIELD_NUMBER: _builtins.int
+    policy_version: _builtins.int
+    anchor_policy_version: _builtins.int
+    """The version whose full set comes first."""
+    @_builtins.property
+    def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeltaEntry]:
+        """Deltas that lead from there to the version, in order."""
+
+    def __init__(
+        self,
+        *,
+        policy_version: _builtins.int = ...,
+        anchor_policy_version: _builtins.int = ...,
+        deltas: _abc.Iterable[Global___DeltaEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor_policy_version", b"anchor_policy_version", "deltas", b"deltas", "policy_version", b"policy_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArchivedSet: _TypeAlias = ArchivedSet  # noqa: Y015
 
 @_typing.final
 class FetchRequest(_message.Message):
