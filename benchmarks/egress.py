@@ -1,0 +1,126 @@
+"""Measure what a learner sends so that N workers get a version: real servers, in one process.
+
+Each of N receivers has its own server and passes on what arrives, as a worker does. All ask at
+once, first for a full set, then, holding it, for the delta to the next version. What the learner
+sends for both is given in multiples of what one receiver gets: `full` and `delta`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import grpc
+import safetensors.torch
+import torch
+
+from vcpo.metrics import RolloutMetrics
+from vcpo.wire.client import open_channel
+from vcpo.wire.server import WireServer
+from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+from vcpo_learner.policies import PolicyStore
+from vcpo_learner.services.policy import PolicyService
+from vcpo_learner.sources import SourceBook
+from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.learner import HeldPolicy, Learner
+from vcpo_rollout.peers import Peers
+from vcpo_rollout.pieces import PieceShelf
+from vcpo_rollout.sharing import SharingService
+from vcpo_rollout.supply import WeightSupply
+
+_INCARNATION = "benchmark"
+_ANY_PORT = "127.0.0.1:0"
+_CHANGED_SHARE = 0.01
+_open_channel = partial(open_channel, token=None)
+
+
+class CountingService(PolicyService):
+    """The learner's service; counts the bytes of weights that it sends."""
+
+    num_bytes = 0
+
+    async def Fetch(  # noqa: N802 - named by the contract
+        self, request: policy_pb2.FetchRequest, context: Any
+    ) -> AsyncIterator[policy_pb2.PolicyChunk]:
+        """Stream as the service does."""
+        async for chunk in super().Fetch(request, context):
+            self.num_bytes += len(chunk.data)
+            yield chunk
+
+
+@dataclass(kw_only=True)
+class Receiver:
+    """A worker as far as weights go."""
+
+    learner: Learner
+    supply: WeightSupply
+    held: HeldPolicy | None = None
+
+    async def take(self) -> bytes:
+        """Bring the newest version here, and say so."""
+        manifest = await self.learner.newest_policy(self.held, wait_s=0)
+        weights = await self.supply.bring(manifest)
+        assert weights is not None, "the version was retired"
+        self.held = HeldPolicy(incarnation=_INCARNATION, policy_version=weights.policy_version)
+        return weights.payload
+
+
+async def egress(num_receivers: int, *, size_bytes: int) -> dict[str, float]:
+    """What the learner sends to `num_receivers`, in multiples of what one of them gets."""
+    store = PolicyStore(incarnation=_INCARNATION, clock=time.monotonic)
+    service = CountingService(store, SourceBook(time.monotonic))
+    payloads = two_payloads(size_bytes)
+    async with AsyncExitStack() as stack:
+        channel = await _served(stack, service)
+        receivers = [
+            await _receiver(stack, channel, f"worker-{number}") for number in range(num_receivers)
+        ]
+        sent: list[int] = []
+        for version, payload in enumerate(payloads):
+            store.publish(store.prepare(version, payload))
+            before = service.num_bytes
+            taken = await asyncio.gather(*(receiver.take() for receiver in receivers))
+            assert all(one == payload for one in taken), "a receiver holds other bytes"
+            sent.append(service.num_bytes - before)
+        delta_bytes = len(store.get_delta(_INCARNATION, 1, 0).data)
+    return {"full": sent[0] / len(payloads[0]), "delta": sent[1] / delta_bytes}
+
+
+def two_payloads(size_bytes: int) -> list[bytes]:
+    """Two versions of one bfloat16 tensor; a hundredth of its values differ."""
+    torch.manual_seed(0)
+    weight = torch.randn(size_bytes // 2).bfloat16()
+    changed = weight.clone()
+    changed[torch.rand(weight.shape) < _CHANGED_SHARE] += 1.0
+    return [safetensors.torch.save({"weight": one}) for one in (weight, changed)]
+
+
+async def _served(
+    stack: AsyncExitStack, service: policy_pb2_grpc.PolicyServiceServicer
+) -> grpc.aio.Channel:
+    """A channel to a server of its own."""
+    return await stack.enter_async_context(
+        _open_channel(f"127.0.0.1:{await _port(stack, service)}")
+    )
+
+
+async def _port(stack: AsyncExitStack, service: policy_pb2_grpc.PolicyServiceServicer) -> int:
+    server = WireServer(token=None)
+    policy_pb2_grpc.add_PolicyServiceServicer_to_server(service, server.grpc_server)
+    port = await server.start(_ANY_PORT, ())
+    stack.push_async_callback(server.stop, 0)
+    return port
+
+
+async def _receiver(stack: AsyncExitStack, channel: grpc.aio.Channel, name: str) -> Receiver:
+    shelf = PieceShelf()
+    port = await _port(stack, SharingService(shelf))
+    learner = Learner(channel, worker_id=name, rollout_group="main", serving_port=port)
+    gauges = RolloutGauges(RolloutMetrics(run="benchmark", group="main"))
+    peers = Peers(_open_channel, worker_id=name, stall_s=60.0)
+    return Receiver(learner=learner, supply=WeightSupply(learner, gauges, shelf=shelf, peers=peers))

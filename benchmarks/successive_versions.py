@@ -1,0 +1,91 @@
+"""Successive versions of a model of more than 100 M parameters under real AdamW steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from vcpo.spec.algorithm import Optimizer
+from vcpo.spec.workloads import Precision
+from vcpo_learner.optimizer import make_optimizer
+from vcpo_learner.policy_model import policy_payload
+
+VOCABULARY = 32_000
+_ROWS, _TOKENS = 2, 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """What one step made."""
+
+    step: int
+    payload: bytes
+    """In bfloat16."""
+    predicted_fraction: float
+    """Share of bfloat16 values that should differ from the version before; 0 for the first."""
+
+
+def make_model(hidden_size: int, num_layers: int) -> LlamaForCausalLM:
+    """A Llama with tied embeddings and random parameters, seeded.
+
+    hidden_size: a multiple of 64; 768 with 10 layers gives 119 M parameters.
+    """
+    torch.manual_seed(0)
+    heads = hidden_size // 64
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden_size,
+        intermediate_size=4 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+    )
+    return LlamaForCausalLM(config)
+
+
+def trained_versions(
+    model: LlamaForCausalLM, *, num_steps: int, learning_rate: float
+) -> Iterator[Version]:
+    """The model as it is, then after each step on a batch of random tokens of its own.
+
+    The masters are float32 and take every step; only what is published is rounded.
+    """
+    optimizer = make_optimizer(model, Optimizer.model_validate({"learningRate": learning_rate}))
+    yield Version(step=0, payload=policy_payload(model, Precision.BFLOAT16), predicted_fraction=0.0)
+    for step in range(1, num_steps + 1):
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        tokens = torch.randint(1, VOCABULARY, (_ROWS, _TOKENS))
+        optimizer.zero_grad()
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        yield Version(
+            step=step,
+            payload=policy_payload(model, Precision.BFLOAT16),
+            predicted_fraction=predicted_fraction(before, list(model.parameters())),
+        )
+
+
+@torch.no_grad()
+def predicted_fraction(before: list[Tensor], after: list[Tensor]) -> float:
+    """Share of values that rounding to bfloat16 should tell apart, from the float32 moves alone.
+
+    A value lies anywhere between two rounding boundaries, so a move of d crosses one with
+    probability min(1, d / u), where u is the distance between bfloat16 numbers there: 2^-7 of the
+    power of two at or below the value (8 bits of significand).
+    """
+    crossed = sum(
+        float((torch.abs(new - old) / _spacing(old)).clamp(max=1.0).sum())
+        for old, new in zip(before, after, strict=True)
+    )
+    return crossed / sum(tensor.numel() for tensor in before)
+
+
+def _spacing(values: Tensor) -> Tensor:
+    _, exponents = torch.frexp(values.abs().clamp(min=torch.finfo(torch.bfloat16).tiny))
+    return torch.ldexp(torch.ones_like(values), exponents - 8)

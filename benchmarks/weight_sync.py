@@ -1,0 +1,190 @@
+"""Measure what it takes to bring a new version of the weights to the workers.
+
+A model of more than 100 M parameters, random and built here, takes AdamW steps at the learning rate
+of RL; what is published is bfloat16. For the deltas between versions:
+
+- changed_fraction: share of values whose bits differ, and beside it what the float32 moves predict.
+  A fresh AdamW moves every parameter by about the learning rate, whatever its gradient, since its
+  two averages agree in size; later, where gradients point hither and thither, it moves them less.
+  So the first step changes the most, and the last stands for a run;
+- delta_bytes_over_full: bytes sent over those of the full set;
+- encode_s at the learner; apply_s at a worker, checks included, beside its decoding;
+- pause_s: how long decoding stops for the changes, pause_full_s for a full set that was read
+  beforehand, pause_reload_s for one that is read while decoding stops. pause_ratio is the first
+  over the last.
+
+A second is one of CPU time, on one thread: what it takes on an idle machine, whatever else this one
+does. Each version is compared bit for bit with the learner's, and the engine's parameters with it.
+
+egress_full_equivalents: what the learner sends so that N workers get a version, in multiples of
+what one of them gets, by N; the larger of a full set's and a delta's (`benchmarks.egress`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from transformers import LlamaForCausalLM
+
+from benchmarks.egress import egress
+from benchmarks.successive_versions import Version, make_model, trained_versions
+from vcpo.wire.weights import manifest_of, tensor_sections, verify
+from vcpo_learner.deltas import encode_delta
+from vcpo_rollout.deltas import advance
+from vcpo_rollout.engines.decoding import DecodeBatch
+from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
+from vcpo_rollout.engines.loading_weights import read_weights, stage_weights
+
+
+def timed(function: Callable[[], Any]) -> tuple[float, Any]:
+    """CPU time of a call, seconds, and what it returned."""
+    started_s = time.process_time()
+    result = function()
+    return time.process_time() - started_s, result
+
+
+class Receiver:
+    """A worker's model and the version it holds, without the wire."""
+
+    def __init__(self, model: LlamaForCausalLM, first: Version) -> None:
+        self.model = model
+        self.payload = first.payload
+        self.batch = DecodeBatch(model, end_token_ids=frozenset(), pad_token_id=0, seed=0)
+        self.version = first.step
+        self.batch.swap(first.step, read_weights(model, first.payload))
+
+    def take(self, version: Version, delta: bytes) -> dict[str, float]:
+        """Take a version by its delta; seconds beside decoding, and of pause."""
+        manifest = manifest_of(version.payload, policy_version=version.step, incarnation="now")
+
+        def apply() -> Any:
+            payload, positions = advance(self.payload, [delta])
+            verify(payload, manifest)
+            changes = WeightChanges(base_policy_version=self.version, positions=positions)
+            weights = PolicyWeights(policy_version=version.step, payload=payload, changes=changes)
+            return payload, stage_weights(self.model, weights, in_use=self.version)
+
+        apply_s, (payload, staged) = timed(apply)
+        pause_s, _ = timed(lambda: self.batch.swap(version.step, staged))
+        assert payload == version.payload, "the delta did not give the learner's bytes"
+        self.payload, self.version = payload, version.step
+        self.check()
+        return {"apply_s": apply_s, "pause_s": pause_s}
+
+    def take_whole(self) -> dict[str, float]:
+        """Take the held version again as a full set, read before and read in the pause."""
+        tensors = read_weights(self.model, self.payload)
+        full_s, _ = timed(lambda: self.batch.swap(self.version, tensors))
+        reload_s, _ = timed(
+            lambda: self.batch.swap(self.version, read_weights(self.model, self.payload))
+        )
+        return {"pause_full_s": full_s, "pause_reload_s": reload_s}
+
+    def check(self) -> None:
+        """Compare the parameters in use with the held bytes, bit for bit."""
+        for name, tensor in safetensors.torch.load(self.payload).items():
+            in_use = self.model.get_parameter(name)
+            assert torch.equal(in_use.view(torch.int16), tensor.view(torch.int16)), name
+
+
+def num_changed(before: bytes, after: bytes) -> int:
+    """bfloat16 values of two payloads of one layout whose bits differ."""
+    start = min(section.begin for section in tensor_sections(after).values())
+    was, now = (np.frombuffer(payload, dtype="<u2", offset=start) for payload in (before, after))
+    return int(np.count_nonzero(was != now))
+
+
+def measured_step(receiver: Receiver, version: Version) -> dict[str, float]:
+    """Everything about the delta to one version."""
+    base = receiver.payload
+    encode_s, delta = timed(lambda: encode_delta(base, version.payload))
+    assert delta is not None, f"the delta to version {version.step} does not pay"
+    num_values = sum(section.num_elements for section in tensor_sections(base).values())
+    return {
+        "changed_fraction": num_changed(base, version.payload) / num_values,
+        "predicted_fraction": version.predicted_fraction,
+        "delta_bytes_over_full": len(delta) / len(version.payload),
+        "encode_s": encode_s,
+        **receiver.take(version, delta),
+        **receiver.take_whole(),
+    }
+
+
+def measure(*, hidden: int, layers: int, steps: int, learning_rate: float) -> dict[str, Any]:
+    """Train, and bring every version to a receiver."""
+    model = make_model(hidden, layers)
+    versions = trained_versions(model, num_steps=steps, learning_rate=learning_rate)
+    receiver = Receiver(make_model(hidden, layers).bfloat16(), next(versions))
+    by_step = []
+    for version in versions:
+        by_step.append(measured_step(receiver, version))
+        print(json.dumps({"step": version.step, **_rounded(by_step[-1])}), flush=True)
+    return {
+        "parameters": model.num_parameters(),
+        "full_bytes": len(receiver.payload),
+        **_rounded(summary(by_step)),
+    }
+
+
+def summary(by_step: list[dict[str, float]]) -> dict[str, float]:
+    """Sizes of the last step and of the first; the median of the times."""
+    sizes = ("changed_fraction", "predicted_fraction", "delta_bytes_over_full")
+    times = [name for name in by_step[0] if name not in sizes]
+    medians = {name: median(step[name] for step in by_step) for name in times}
+    return {
+        **{name: by_step[-1][name] for name in sizes},
+        **{f"first_{name}": by_step[0][name] for name in sizes},
+        **medians,
+        "pause_ratio": medians["pause_s"] / medians["pause_reload_s"],
+        "pause_ratio_vs_full": medians["pause_s"] / medians["pause_full_s"],
+    }
+
+
+def measure_egress(numbers: Sequence[int], size_bytes: int) -> dict[str, dict[str, float]]:
+    """Egress by number of receivers."""
+    by_number: dict[str, dict[str, float]] = {}
+    for number in numbers:
+        by_number[str(number)] = _rounded(asyncio.run(egress(number, size_bytes=size_bytes)))
+        print(json.dumps({"receivers": number, **by_number[str(number)]}), flush=True)
+    return by_number
+
+
+def _rounded(numbers: dict[str, float]) -> dict[str, float]:
+    return {name: float(f"{number:.4g}") for name, number in numbers.items()}
+
+
+def main() -> None:
+    """Measure and print everything as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--hidden", type=int, default=768, help="width of the model")
+    parser.add_argument("--layers", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=16, help="optimizer steps")
+    parser.add_argument("--learning-rate", type=float, default=1e-6)
+    parser.add_argument(
+        "--receivers", type=int, nargs="*", default=[1, 4, 16, 64], help="workers at a time"
+    )
+    parser.add_argument("--egress-mebibytes", type=int, default=4, help="full set sent to them")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    report = measure(
+        hidden=arguments.hidden,
+        layers=arguments.layers,
+        steps=arguments.steps,
+        learning_rate=arguments.learning_rate,
+    )
+    by_number = measure_egress(arguments.receivers, arguments.egress_mebibytes << 20)
+    worst = {number: max(sent.values()) for number, sent in by_number.items()}
+    print(json.dumps({**report, "egress_full_equivalents": worst}))
+
+
+if __name__ == "__main__":
+    main()
