@@ -1,0 +1,232 @@
+"""Measure seconds from a worker's start to its first accepted trajectory, by source of its weights.
+
+Real worker processes join a learner's services one after the other. The model has more than 100 M
+parameters, random, in bfloat16; the answers have four tokens, so what counts is the start.
+
+- learner: the first worker; there is nobody else to ask;
+- peer: the next one, sent to the first, which holds the version and has no work meanwhile;
+- archive: the last one; the version lies in a folder on this machine's disk.
+
+Of each, beside the seconds: `weights_s`, those from asking for the newest version to asking for
+work, and how much of the full set the learner sent for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from benchmarks.egress import CountingService
+from vcpo.spec import VCPORun
+from vcpo.wire.server import WireServer
+from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
+from vcpo_learner.archive import open_archive
+from vcpo_learner.dispatch import Dispatcher
+from vcpo_learner.ledger import MemoryLedger
+from vcpo_learner.policies import PolicyStore
+from vcpo_learner.policy_model import policy_payload
+from vcpo_learner.prompt_selection import prompt_source
+from vcpo_learner.services.work import WorkService
+from vcpo_learner.sources import SourceBook
+
+_INCARNATION = "benchmark"
+_GROUP = "main"
+_TOKENIZER = Path(__file__).parent.parent / "examples" / "models" / "tiny"
+_ANY_PORT = "127.0.0.1:0"
+
+
+class WatchingWorkService(WorkService):
+    """Gives work to the worker that is watched, and notes when it asks and when it answers."""
+
+    watched = ""
+    asked_s = 0.0
+    answered_s = 0.0
+
+    def watch(self, worker_id: str) -> asyncio.Event:
+        """Watch a worker from now on; the event is set with its first accepted trajectory."""
+        self.watched, self.asked_s = worker_id, 0.0
+        self._answered = asyncio.Event()
+        return self._answered
+
+    async def Lease(  # noqa: N802 - named by the contract
+        self, request: work_pb2.LeaseRequest, context: Any
+    ) -> work_pb2.LeaseResponse:
+        """Lease as the service does, but to one worker only."""
+        if request.worker_id != self.watched or self._answered.is_set():
+            return work_pb2.LeaseResponse(phase=work_pb2.RUN_PHASE_RUNNING, retry_after_seconds=5.0)
+        self.asked_s = self.asked_s or time.monotonic()
+        return await super().Lease(request, context)
+
+    async def Submit(  # noqa: N802 - named by the contract
+        self, request: work_pb2.SubmitRequest, context: Any
+    ) -> work_pb2.SubmitResponse:
+        """Take trajectories as the service does."""
+        response = await super().Submit(request, context)
+        if work_pb2.SUBMIT_OUTCOME_ACCEPTED in response.outcomes and not self._answered.is_set():
+            self.answered_s = time.monotonic()
+            self._answered.set()
+        return response
+
+
+class WatchingPolicyService(CountingService):
+    """Notes when a worker first asks for a version."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.first_asked_s: dict[str, float] = {}
+
+    async def GetManifest(  # noqa: N802 - named by the contract
+        self, request: policy_pb2.GetManifestRequest, context: Any
+    ) -> policy_pb2.PolicyManifest:
+        """Answer as the service does."""
+        self.first_asked_s.setdefault(request.worker_id, time.monotonic())
+        return await super().GetManifest(request, context)
+
+
+class Place:
+    """A learner's services over one published version, and the workers that join them."""
+
+    def __init__(self, folder: Path, *, hidden: int, layers: int) -> None:
+        model = make_model(folder / "model", hidden, layers)
+        self.payload = policy_payload(model, _run(folder).spec.rollouts[0].precision)
+        self.run = _run(folder)
+        self.run_file = folder / "run.yaml"
+        self.run_file.write_text(self.run.model_dump_json(by_alias=True, exclude_unset=True))
+        spec = self.run.spec
+        ledger = MemoryLedger(
+            prompts_per_step=spec.batch.prompts_per_step,
+            trajectories_per_prompt=spec.batch.trajectories_per_prompt,
+            lease_timeout_s=spec.lease.timeout_seconds,
+            max_attempts=spec.lease.max_attempts,
+            prompt_source=prompt_source(spec),
+            incarnation=_INCARNATION,
+            clock=time.monotonic,
+        )
+        dispatcher = Dispatcher(
+            spec=spec, ledger=ledger, incarnation=_INCARNATION, clock=time.monotonic
+        )
+        self.archivist = open_archive(spec.weights, self.run.metadata.name, _INCARNATION)
+        store = PolicyStore(incarnation=_INCARNATION, clock=time.monotonic)
+        self.version = store.prepare(0, self.payload)
+        store.publish(self.version)
+        self.work = WatchingWorkService(dispatcher, spec)
+        self.policy = WatchingPolicyService(store, SourceBook(time.monotonic), self.archivist)
+
+    async def serve(self, stack: AsyncExitStack) -> int:
+        """Serve until the stack unwinds; returns the port."""
+        server = WireServer(token=None)
+        work_pb2_grpc.add_WorkServiceServicer_to_server(self.work, server.grpc_server)
+        policy_pb2_grpc.add_PolicyServiceServicer_to_server(self.policy, server.grpc_server)
+        port = await server.start(_ANY_PORT, ())
+        stack.push_async_callback(server.stop, 0)
+        return port
+
+    async def join(self, stack: AsyncExitStack, port: int, worker_id: str) -> dict[str, float]:
+        """Start a worker that stays until the stack unwinds, and wait for what it answers."""
+        answered = self.work.watch(worker_id)
+        num_bytes, started_s = self.policy.num_bytes, time.monotonic()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "vcpo_rollout", str(self.run_file)),
+            *(f"--learner=127.0.0.1:{port}", f"--group={_GROUP}", f"--worker-id={worker_id}"),
+            *(f"--listen={_ANY_PORT}", f"--metrics-listen={_ANY_PORT}", "--drain-seconds=0"),
+            "--exit-with-parent",
+            stdin=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        stack.push_async_callback(process.wait)
+        assert process.stdin is not None
+        stack.callback(process.stdin.close)
+        died = asyncio.create_task(process.wait())
+        waiting = asyncio.create_task(answered.wait())
+        await asyncio.wait({died, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        assert answered.is_set(), f"{worker_id} ended without an answer"
+        died.cancel()
+        sent = self.policy.num_bytes - num_bytes
+        return {
+            "seconds": round(self.work.answered_s - started_s, 2),
+            "weights_s": round(self.work.asked_s - self.policy.first_asked_s[worker_id], 2),
+            "sent_by_learner_over_full": round(sent / len(self.payload), 3),
+        }
+
+
+def make_model(folder: Path, hidden: int, layers: int) -> LlamaForCausalLM:
+    """A random model; of it workers find configuration and tokenizer in the folder."""
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(_TOKENIZER)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=hidden // 64,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return LlamaForCausalLM(config)
+
+
+def _run(folder: Path) -> VCPORun:
+    spec = {
+        "model": {"name": str(folder / "model")},
+        "environment": {"name": "sort_digits"},
+        "steps": 1,
+        "batch": {"promptsPerStep": 2, "trajectoriesPerPrompt": 2},
+        "algorithm": {"maxPolicyLagSteps": 16},
+        "sampling": {"maxNewTokens": 4},
+        "weights": {"archiveUrl": str(folder / "archive")},
+        "rollouts": [
+            {"name": _GROUP, "precision": "bfloat16", "maxConcurrentSequences": 2, "threads": 1}
+        ],
+    }
+    document = {"apiVersion": "vcpo.dev/v1alpha1", "kind": "VCPORun"}
+    return VCPORun.model_validate({**document, "metadata": {"name": "late-join"}, "spec": spec})
+
+
+async def measure(folder: Path, *, hidden: int, layers: int) -> dict[str, Any]:
+    """Let three workers join, one from each source."""
+    place = Place(folder, hidden=hidden, layers=layers)
+    num_parameters = sum(
+        tensor.numel() for tensor in safetensors.torch.load(place.payload).values()
+    )
+    report: dict[str, Any] = {"parameters": num_parameters, "full_bytes": len(place.payload)}
+    async with AsyncExitStack() as stack:
+        port = await place.serve(stack)
+        for source in ("learner", "peer", "archive"):
+            if source == "archive" and place.archivist is not None:
+                place.archivist.offer(place.version)
+                await place.archivist.settle()
+            report[source] = await place.join(stack, port, f"from-{source}")
+            print(json.dumps({source: report[source]}), flush=True)
+    return report
+
+
+def main() -> None:
+    """Measure and print everything as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--hidden", type=int, default=768, help="width of the model")
+    parser.add_argument("--layers", type=int, default=12)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        report = asyncio.run(
+            measure(Path(folder), hidden=arguments.hidden, layers=arguments.layers)
+        )
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
