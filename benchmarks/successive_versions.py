@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,18 +15,18 @@ from vcpo_learner.optimizer import make_optimizer
 from vcpo_learner.policy_model import policy_payload
 
 VOCABULARY = 32_000
-_ROWS, _TOKENS = 2, 24
+_ROWS, _TOKENS = 1, 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
-    """What one step made."""
+class Update:
+    """What one step made of a version; both are payloads in bfloat16."""
 
     step: int
-    payload: bytes
-    """In bfloat16."""
+    before: bytes
+    after: bytes
     predicted_fraction: float
-    """Share of bfloat16 values that should differ from the version before; 0 for the first."""
+    """Share of bfloat16 values that should differ."""
 
 
 def make_model(hidden_size: int, num_layers: int) -> LlamaForCausalLM:
@@ -49,25 +49,30 @@ def make_model(hidden_size: int, num_layers: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def trained_versions(
-    model: LlamaForCausalLM, *, num_steps: int, learning_rate: float
-) -> Iterator[Version]:
-    """The model as it is, then after each step on a batch of random tokens of its own.
+def updates(
+    model: LlamaForCausalLM, *, steps: Collection[int], learning_rate: float
+) -> Iterator[Update]:
+    """Train on batches of random tokens up to the last of `steps`; yield what each of them made.
 
-    The masters are float32 and take every step; only what is published is rounded.
+    steps: From 1 on. The masters are float32 and take every step; only what is published is
+        rounded.
     """
     optimizer = make_optimizer(model, Optimizer.model_validate({"learningRate": learning_rate}))
-    yield Version(step=0, payload=policy_payload(model, Precision.BFLOAT16), predicted_fraction=0.0)
-    for step in range(1, num_steps + 1):
-        before = [parameter.detach().clone() for parameter in model.parameters()]
+    for step in range(1, max(steps) + 1):
         tokens = torch.randint(1, VOCABULARY, (_ROWS, _TOKENS))
         optimizer.zero_grad()
         model(input_ids=tokens, labels=tokens).loss.backward()
+        if step not in steps:
+            optimizer.step()
+            continue
+        masters = [parameter.detach().clone() for parameter in model.parameters()]
+        before = policy_payload(model, Precision.BFLOAT16)
         optimizer.step()
-        yield Version(
+        yield Update(
             step=step,
-            payload=policy_payload(model, Precision.BFLOAT16),
-            predicted_fraction=predicted_fraction(before, list(model.parameters())),
+            before=before,
+            after=policy_payload(model, Precision.BFLOAT16),
+            predicted_fraction=predicted_fraction(masters, list(model.parameters())),
         )
 
 

@@ -36,7 +36,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks.egress import egress
-from benchmarks.successive_versions import Version, make_model, trained_versions
+from benchmarks.successive_versions import Update, make_model, updates
 from vcpo.wire.weights import manifest_of, tensor_sections, verify
 from vcpo_learner.deltas import encode_delta
 from vcpo_rollout.deltas import advance
@@ -53,41 +53,40 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
 
 
 class Receiver:
-    """A worker's model and the version it holds, without the wire."""
+    """A worker's model and the version that it holds, without the wire."""
 
-    def __init__(self, model: LlamaForCausalLM, first: Version) -> None:
+    def __init__(self, model: LlamaForCausalLM) -> None:
         self.model = model
-        self.payload = first.payload
+        self.payload = b""
         self.batch = DecodeBatch(model, end_token_ids=frozenset(), pad_token_id=0, seed=0)
-        self.version = first.step
-        self.batch.swap(first.step, read_weights(model, first.payload))
 
-    def take(self, version: Version, delta: bytes) -> dict[str, float]:
+    def hold(self, version: int, payload: bytes) -> dict[str, float]:
+        """Take a full set, read before the pause and once more read in it; seconds of pause."""
+        tensors = read_weights(self.model, payload)
+        full_s, _ = timed(lambda: self.batch.swap(version, tensors))
+        reload_s, _ = timed(lambda: self.batch.swap(version, read_weights(self.model, payload)))
+        self.payload = payload
+        self.check()
+        return {"pause_full_s": full_s, "pause_reload_s": reload_s}
+
+    def take(self, update: Update, delta: bytes) -> dict[str, float]:
         """Take a version by its delta; seconds beside decoding, and of pause."""
-        manifest = manifest_of(version.payload, policy_version=version.step, incarnation="now")
+        held = update.step - 1
+        manifest = manifest_of(update.after, policy_version=update.step, incarnation="now")
 
         def apply() -> Any:
             payload, positions = advance(self.payload, [delta])
             verify(payload, manifest)
-            changes = WeightChanges(base_policy_version=self.version, positions=positions)
-            weights = PolicyWeights(policy_version=version.step, payload=payload, changes=changes)
-            return payload, stage_weights(self.model, weights, in_use=self.version)
+            changes = WeightChanges(base_policy_version=held, positions=positions)
+            weights = PolicyWeights(policy_version=update.step, payload=payload, changes=changes)
+            return payload, stage_weights(self.model, weights, in_use=held)
 
         apply_s, (payload, staged) = timed(apply)
-        pause_s, _ = timed(lambda: self.batch.swap(version.step, staged))
-        assert payload == version.payload, "the delta did not give the learner's bytes"
-        self.payload, self.version = payload, version.step
+        pause_s, _ = timed(lambda: self.batch.swap(update.step, staged))
+        assert payload == update.after, "the delta did not give the learner's bytes"
+        self.payload = payload
         self.check()
         return {"apply_s": apply_s, "pause_s": pause_s}
-
-    def take_whole(self) -> dict[str, float]:
-        """Take the held version again as a full set, read before and read in the pause."""
-        tensors = read_weights(self.model, self.payload)
-        full_s, _ = timed(lambda: self.batch.swap(self.version, tensors))
-        reload_s, _ = timed(
-            lambda: self.batch.swap(self.version, read_weights(self.model, self.payload))
-        )
-        return {"pause_full_s": full_s, "pause_reload_s": reload_s}
 
     def check(self) -> None:
         """Compare the parameters in use with the held bytes, bit for bit."""
@@ -103,34 +102,35 @@ def num_changed(before: bytes, after: bytes) -> int:
     return int(np.count_nonzero(was != now))
 
 
-def measured_step(receiver: Receiver, version: Version) -> dict[str, float]:
-    """Everything about the delta to one version."""
-    base = receiver.payload
-    encode_s, delta = timed(lambda: encode_delta(base, version.payload))
-    assert delta is not None, f"the delta to version {version.step} does not pay"
-    num_values = sum(section.num_elements for section in tensor_sections(base).values())
+def measured(receiver: Receiver, update: Update) -> dict[str, float]:
+    """Everything about the delta that one step makes."""
+    whole = receiver.hold(update.step - 1, update.before)
+    encode_s, delta = timed(lambda: encode_delta(update.before, update.after))
+    assert delta is not None, f"the delta of step {update.step} does not pay"
+    num_values = sum(section.num_elements for section in tensor_sections(update.after).values())
     return {
-        "changed_fraction": num_changed(base, version.payload) / num_values,
-        "predicted_fraction": version.predicted_fraction,
-        "delta_bytes_over_full": len(delta) / len(version.payload),
+        "changed_fraction": num_changed(update.before, update.after) / num_values,
+        "predicted_fraction": update.predicted_fraction,
+        "delta_bytes_over_full": len(delta) / len(update.after),
         "encode_s": encode_s,
-        **receiver.take(version, delta),
-        **receiver.take_whole(),
+        **receiver.take(update, delta),
+        **whole,
     }
 
 
 def measure(*, hidden: int, layers: int, steps: int, learning_rate: float) -> dict[str, Any]:
-    """Train, and bring every version to a receiver."""
+    """Train, and bring what the first step and the last three made to a receiver."""
     model = make_model(hidden, layers)
-    versions = trained_versions(model, num_steps=steps, learning_rate=learning_rate)
-    receiver = Receiver(make_model(hidden, layers).bfloat16(), next(versions))
+    receiver = Receiver(make_model(hidden, layers).bfloat16())
     by_step = []
-    for version in versions:
-        by_step.append(measured_step(receiver, version))
-        print(json.dumps({"step": version.step, **_rounded(by_step[-1])}), flush=True)
+    chosen = {1, *range(max(1, steps - 2), steps + 1)}
+    for update in updates(model, steps=chosen, learning_rate=learning_rate):
+        by_step.append(measured(receiver, update))
+        print(json.dumps({"step": update.step, **_rounded(by_step[-1])}), flush=True)
     return {
         "parameters": model.num_parameters(),
         "full_bytes": len(receiver.payload),
+        "steps": steps,
         **_rounded(summary(by_step)),
     }
 
@@ -167,7 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--hidden", type=int, default=768, help="width of the model")
     parser.add_argument("--layers", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=16, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=12, help="optimizer steps")
     parser.add_argument("--learning-rate", type=float, default=1e-6)
     parser.add_argument(
         "--receivers", type=int, nargs="*", default=[1, 4, 16, 64], help="workers at a time"
