@@ -37,6 +37,25 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartialResponse:
+    """What was sampled of an answer that was cut; whoever goes on keeps it as it is."""
+
+    token_ids: tuple[int, ...]
+    """At least one token."""
+    logprobs: tuple[float, ...]
+    """Natural log-probability of each token under the policy that sampled it."""
+    version_spans: tuple[VersionSpan, ...]
+    """Which version sampled which tokens, in order; lengths add up to the tokens'."""
+    finish_reason: FinishReason | None = None
+    """Set when the answer is complete and only waits for others of its group."""
+
+    @property
+    def oldest_policy_version(self) -> int:
+        """The oldest version that sampled a token."""
+        return min(span.policy_version for span in self.version_spans)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """One sampled and judged answer to a prompt."""
 

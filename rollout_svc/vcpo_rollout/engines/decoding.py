@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from vcpo.wire.trajectory import FinishReason, VersionSpan
+from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_rollout.engines.decoding_cache import DecodingCache
 from vcpo_rollout.engines.engine import EngineError, Generation, GenerationRequest
 from vcpo_rollout.engines.loading_weights import StagedWeights, copy_weights
@@ -28,7 +28,10 @@ from vcpo_rollout.engines.loading_weights import StagedWeights, copy_weights
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Draft:
-    """A sequence being sampled; it grows, and two are the same only if they are one object."""
+    """A sequence being sampled; it grows, and two are the same only if they are one object.
+
+    It starts with what its request says was sampled before.
+    """
 
     request: GenerationRequest
     token_ids: list[int] = field(default_factory=list)
@@ -38,21 +41,43 @@ class Draft:
     policy_versions: list[int] = field(default_factory=list)
     """The version that sampled each token."""
 
+    def __post_init__(self) -> None:
+        if (begun := self.request.begun) is not None:
+            self.token_ids += begun.token_ids
+            self.logprobs += begun.logprobs
+            for span in begun.version_spans:
+                self.policy_versions += [span.policy_version] * span.num_tokens
+
     @property
     def context(self) -> list[int]:
         """Prompt and sampled tokens: what the next token follows."""
         return [*self.request.prompt_token_ids, *self.token_ids]
+
+    @property
+    def version_spans(self) -> tuple[VersionSpan, ...]:
+        """Which version sampled which tokens, in order."""
+        return tuple(
+            VersionSpan(policy_version=version, num_tokens=len(list(tokens)))
+            for version, tokens in groupby(self.policy_versions)
+        )
 
     def generation(self, finish_reason: FinishReason) -> Generation:
         """The finished sequence."""
         return Generation(
             token_ids=tuple(self.token_ids),
             logprobs=tuple(self.logprobs),
-            version_spans=tuple(
-                VersionSpan(policy_version=version, num_tokens=len(list(tokens)))
-                for version, tokens in groupby(self.policy_versions)
-            ),
+            version_spans=self.version_spans,
             finish_reason=finish_reason,
+        )
+
+    def partial(self) -> PartialResponse | None:
+        """The sequence so far; None before its first token."""
+        if not self.token_ids:
+            return None
+        return PartialResponse(
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            version_spans=self.version_spans,
         )
 
 

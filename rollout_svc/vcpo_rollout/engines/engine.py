@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,11 +10,22 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from vcpo.wire.trajectory import FinishReason, VersionSpan
+from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 
 
 class EngineError(RuntimeError):
     """Generation failed or the engine is gone; the worker reports a typed failure."""
+
+
+class GenerationCutError(RuntimeError):
+    """A generation was cut as its caller asked.
+
+    begun: all that it had, an earlier beginning included; None when that is not even one token.
+    """
+
+    def __init__(self, begun: PartialResponse | None) -> None:
+        self.begun = begun
+        super().__init__(f"cut after {len(begun.token_ids) if begun else 0} tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +37,11 @@ class GenerationRequest:
     temperature: float
     """Softmax temperature, above 0."""
     max_new_tokens: int
-    """At least 1."""
+    """At least 1; counts the tokens of `begun`."""
+    begun: PartialResponse | None = None
+    """Unfinished answer to go on from, shorter than `max_new_tokens`; None starts afresh. Its
+    tokens are read by the policy in use and keep the log-probabilities and versions they came
+    with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +49,8 @@ class Generation:
     """One sampled sequence."""
 
     token_ids: tuple[int, ...]
-    """Sampled tokens, at least one; includes the end token when the model ended its answer."""
+    """Sampled tokens, at least one, those of `begun` first; includes the end token when the model
+    ended its answer."""
     logprobs: tuple[float, ...]
     """Natural log-probability of each token in the distribution it was drawn from (float32, after
     temperature)."""
@@ -78,10 +95,16 @@ class Engine(Protocol):
     def end_token_ids(self) -> frozenset[int]:
         """Tokens that end an answer."""
 
-    async def generate(self, request: GenerationRequest) -> Generation:
+    async def generate(
+        self, request: GenerationRequest, *, cut: asyncio.Event | None = None
+    ) -> Generation:
         """Sample one sequence.
 
+        cut: when it is set, before the call or during it, the sequence ends with the decoding step
+            under way. One event may cut many. A sequence that is complete by then is returned.
+
         Raises:
+            GenerationCutError: with what was sampled, when it was cut.
             EngineError: when generation failed or the engine is closed.
         """
 

@@ -2,8 +2,8 @@
 
 The thread owns the model and everything about it; coroutines hand it commands and await futures.
 
-    generate, swap_weights, close  --commands-->  thread: take commands, admit, step, resolve
-                                   <--futures---
+    generate, cut, swap_weights, close  --commands-->  thread: take commands, admit, step, resolve
+                                        <--futures---
 
 Lifecycle: it serves until `close`, or until the thread fails. Either way every future still open
 fails with EngineError, and so does every later call: nobody waits for a thread that is gone.
@@ -29,6 +29,7 @@ from vcpo_rollout.engines.decoding_limits import RequestLimits, check_decodable
 from vcpo_rollout.engines.engine import (
     EngineError,
     Generation,
+    GenerationCutError,
     GenerationRequest,
     PolicyWeights,
 )
@@ -47,6 +48,11 @@ _JOIN_FREE_SHARE = 1 / 8
 class _Generate:
     draft: Draft
     future: Future[Generation] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cut:
+    generate: _Generate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -102,7 +108,7 @@ class HfEngine:
         self._running: dict[Draft, _Generate] = {}
         self._steps_since_join = 0
         # Shared; `_gate` guards the two below it, the queue guards itself:
-        self._commands: SimpleQueue[_Generate | _Swap | _Close] = SimpleQueue()
+        self._commands: SimpleQueue[_Generate | _Cut | _Swap | _Close] = SimpleQueue()
         self._gate = threading.Lock()
         self._open: set[Future[Any]] = set()
         self._ended: str | None = None
@@ -120,16 +126,28 @@ class HfEngine:
         """Tokens that end an answer."""
         return self._end_token_ids
 
-    async def generate(self, request: GenerationRequest) -> Generation:
+    async def generate(
+        self, request: GenerationRequest, *, cut: asyncio.Event | None = None
+    ) -> Generation:
         """Sample one sequence; waits for the first policy and for a free place.
 
         Raises:
+            GenerationCutError: with what was sampled, when it was cut.
             EngineError: when the request cannot be served, generation failed, or the engine ended.
         """
         self._limits.check(request)
         command = _Generate(draft=Draft(request=request))
         self._submit(command)
-        return await asyncio.wrap_future(command.future)
+        cutting = None if cut is None else asyncio.create_task(self._cut_when(cut, command))
+        try:
+            return await asyncio.wrap_future(command.future)
+        finally:
+            if cutting is not None:
+                cutting.cancel()
+
+    async def _cut_when(self, cut: asyncio.Event, command: _Generate) -> None:
+        await cut.wait()
+        self._commands.put(_Cut(command))
 
     async def swap_weights(self, weights: PolicyWeights) -> int:
         """Use `weights` from the next decoding step on; returns when they are in use.
@@ -202,6 +220,10 @@ class HfEngine:
                 match command:
                     case _Generate():
                         self._waiting.append(command)
+                    case _Cut():
+                        # As after a cancellation, its place is free before the next step.
+                        partial = command.generate.draft.partial()
+                        _resolve(command.generate.future, GenerationCutError(partial))
                     case _Swap() if not command.future.done():
                         self._batch.swap(command.policy_version, command.weights)
                         _resolve(command.future, len(self._batch.drafts))
@@ -255,7 +277,7 @@ def worth_joining(*, num_free: int, num_places: int, steps_since_join: int) -> b
 def _resolve(future: Future[Any], outcome: object) -> None:
     """Settle a future once; one that was cancelled or failed meanwhile stays as it is."""
     try:
-        if isinstance(outcome, EngineError):
+        if isinstance(outcome, EngineError | GenerationCutError):
             future.set_exception(outcome)
         else:
             future.set_result(outcome)

@@ -42,9 +42,14 @@ def forward_logprobs(
     return [logprobs[row, token].item() for row, token in enumerate(response)]
 
 
-def request_for(prompt: Sequence[int], *, max_new_tokens=8, temperature=1.0) -> GenerationRequest:
+def request_for(
+    prompt: Sequence[int], *, max_new_tokens=8, temperature=1.0, begun=None
+) -> GenerationRequest:
     return GenerationRequest(
-        prompt_token_ids=tuple(prompt), temperature=temperature, max_new_tokens=max_new_tokens
+        prompt_token_ids=tuple(prompt),
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        begun=begun,
     )
 
 

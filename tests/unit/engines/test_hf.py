@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vcpo.spec.workloads import Precision
-from vcpo.wire.trajectory import FinishReason
+from vcpo.wire.trajectory import FinishReason, PartialResponse
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.engines.hf import HfEngine, worth_joining
 
@@ -49,6 +49,11 @@ def on_forward(model, *, number):
 
     model.register_forward_hook(count)
     return event
+
+
+def begun_with(*token_ids):
+    """The beginning of an answer, without what the checks of a request do not look at."""
+    return PartialResponse(token_ids=token_ids, logprobs=(), version_spans=())
 
 
 def certain(model, *, token):
@@ -249,6 +254,9 @@ async def test_bfloat16_rounds_parameters_and_scores_in_float32(
         (PROMPT, {"temperature": float("nan")}, "temperature: nan"),
         (PROMPT, {"max_new_tokens": 0}, "max_new_tokens: 0"),
         (PROMPT, {"max_new_tokens": 1 << 20}, "spec.sampling.maxNewTokens"),
+        (PROMPT, {"begun": begun_with()}, "begun: 0 tokens of at most 8"),
+        (PROMPT, {"begun": begun_with(*range(8))}, "begun: 8 tokens of at most 8"),
+        (PROMPT, {"begun": begun_with(5, 40)}, "begun: 5 to 40"),
     ],
 )
 async def test_a_request_that_cannot_be_served_is_refused(

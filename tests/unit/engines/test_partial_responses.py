@@ -1,0 +1,158 @@
+"""Answers cut and gone on with: no token is lost, scored again or labelled anew."""
+
+import asyncio
+
+import pytest
+
+from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
+from vcpo_rollout.engines.engine import EngineError, GenerationCutError
+from vcpo_rollout.engines.hf import HfEngine
+
+PROMPT = (5, 6, 7)
+ENDLESS = 1 << 19
+"""More tokens than a test lives to see."""
+
+
+@pytest.fixture
+async def start(publish):
+    """Engines with a policy in use as version 1, or without any; closed when the test is over."""
+    engines = []
+
+    async def start(model, *, policy=None, version=1, **settings):
+        settings = {"end_token_ids": frozenset(), "max_concurrent_sequences": 4, **settings}
+        engine = HfEngine(model, pad_token_id=0, seed=0, **settings)
+        engines.append(engine)
+        if policy is not None:
+            await engine.swap_weights(publish(policy, version))
+        return engine
+
+    yield start
+    for engine in engines:
+        await engine.close()
+
+
+def under_way(model, *, passes):
+    """An event that is set in the forward pass of this number, whatever thread it runs in."""
+    event, loop, count = asyncio.Event(), asyncio.get_running_loop(), iter(range(1, passes + 1))
+
+    def tick(*_):
+        if next(count, None) == passes:
+            loop.call_soon_threadsafe(event.set)
+
+    model.register_forward_hook(tick)
+    return event
+
+
+async def cut_short(engine, request, started):
+    """Cut a generation once it has started; what it had by then."""
+    cut = asyncio.Event()
+    generating = asyncio.create_task(engine.generate(request, cut=cut))
+    await started.wait()
+    cut.set()
+    with pytest.raises(GenerationCutError) as caught:
+        await generating
+    return caught.value.begun
+
+
+@pytest.mark.parametrize("sliding_window", [None, 4], ids=["full", "sliding"])
+async def test_an_answer_cut_by_one_engine_is_gone_on_with_by_another(
+    start, make_model, make_request, reference_logprobs, sliding_window
+):
+    old, new = (make_model(seed=seed, sliding_window=sliding_window) for seed in (1, 2))
+    model = make_model(sliding_window=sliding_window)
+    started = under_way(model, passes=6)
+    first = await start(model, policy=old, version=3)
+    begun = await cut_short(first, make_request(PROMPT, max_new_tokens=ENDLESS), started)
+    size = len(begun.token_ids)
+    assert begun.version_spans == (VersionSpan(policy_version=3, num_tokens=size),)
+
+    second = await start(make_model(sliding_window=sliding_window), policy=new, version=7)
+    request = make_request(PROMPT, max_new_tokens=size + 5, begun=begun)
+    # A neighbour that began elsewhere changes nobody's numbers.
+    generation, _ = await asyncio.gather(
+        second.generate(request), second.generate(make_request((9,), max_new_tokens=30))
+    )
+    assert generation.token_ids[:size] == begun.token_ids
+    assert generation.logprobs[:size] == begun.logprobs
+    assert generation.version_spans == (
+        *begun.version_spans,
+        VersionSpan(policy_version=7, num_tokens=5),
+    )
+    assert generation.finish_reason is FinishReason.LENGTH
+    by_old = reference_logprobs(old, PROMPT, generation.token_ids)
+    by_new = reference_logprobs(new, PROMPT, generation.token_ids)
+    expected = [*by_old[:size], *by_new[size:]]
+    assert generation.logprobs == pytest.approx(expected, abs=1e-5)
+
+
+async def test_what_goes_on_under_the_same_version_is_one_span(start, make_model, make_request):
+    engine = await start(make_model(), policy=make_model(), version=2)
+    begun = PartialResponse(
+        token_ids=(8, 9),
+        logprobs=(-0.5, -0.25),
+        version_spans=(VersionSpan(policy_version=2, num_tokens=2),),
+    )
+    generation = await engine.generate(make_request(PROMPT, max_new_tokens=3, begun=begun))
+    assert generation.version_spans == (VersionSpan(policy_version=2, num_tokens=3),)
+    assert generation.logprobs[:2] == (-0.5, -0.25)
+
+
+async def test_one_event_cuts_many_and_frees_their_places(start, make_model, make_request):
+    model = make_model()
+    started = under_way(model, passes=3)
+    engine = await start(model, policy=make_model(), max_concurrent_sequences=2)
+    cut, endless = asyncio.Event(), make_request(PROMPT, max_new_tokens=ENDLESS)
+    generating = [asyncio.create_task(engine.generate(endless, cut=cut)) for _ in range(3)]
+    await started.wait()
+    cut.set()
+    ends = await asyncio.gather(*generating, return_exceptions=True)
+    sampled = [end.begun for end in ends]
+    assert len(sampled[0].token_ids) == len(sampled[1].token_ids) >= 1
+    assert sampled[2] is None  # it had no place yet
+    generation = await engine.generate(make_request(PROMPT, max_new_tokens=2))
+    assert len(generation.token_ids) == 2
+
+
+async def test_an_answer_gone_on_with_can_be_cut_again(start, make_model, make_request):
+    model = make_model()
+    started = under_way(model, passes=4)
+    engine = await start(model, policy=make_model())
+    begun = PartialResponse(
+        token_ids=(8,),
+        logprobs=(-0.5,),
+        version_spans=(VersionSpan(policy_version=0, num_tokens=1),),
+    )
+    request = make_request(PROMPT, max_new_tokens=ENDLESS, begun=begun)
+    later = await cut_short(engine, request, started)
+    assert later.token_ids[0] == 8
+    assert [span.policy_version for span in later.version_spans] == [0, 1]
+
+
+@pytest.mark.parametrize("has_policy", [True, False], ids=["policy", "no policy yet"])
+async def test_a_cut_that_was_asked_for_before_costs_at_most_a_step(
+    start, make_model, make_request, has_policy
+):
+    engine = await start(make_model(), policy=make_model() if has_policy else None)
+    cut = asyncio.Event()
+    cut.set()
+    with pytest.raises(GenerationCutError):
+        await engine.generate(make_request(PROMPT, max_new_tokens=ENDLESS), cut=cut)
+
+
+async def test_a_cut_after_the_end_changes_nothing(start, make_model, make_request):
+    engine, cut = await start(make_model(), policy=make_model()), asyncio.Event()
+    generation = await engine.generate(make_request(PROMPT, max_new_tokens=2), cut=cut)
+    cut.set()
+    assert len(generation.token_ids) == 2
+
+
+async def test_an_engine_that_closes_fails_what_could_have_been_cut(
+    start, make_model, make_request
+):
+    engine, cut = await start(make_model(), policy=make_model()), asyncio.Event()
+    request = make_request(PROMPT, max_new_tokens=ENDLESS)
+    generating = asyncio.create_task(engine.generate(request, cut=cut))
+    await asyncio.sleep(0)
+    await engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        await generating
