@@ -15,7 +15,7 @@ from vcpo.control.admission import admissible_trajectories
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.phase import RunPhase
-from vcpo.wire.trajectory import Trajectory
+from vcpo.wire.trajectory import PartialResponse, Trajectory
 from vcpo_learner.broadcast import Broadcast
 from vcpo_learner.evaluation import EvaluationResult, EvaluationRound
 from vcpo_learner.leases import Clock, OpenLease, SubmitOutcome
@@ -129,7 +129,7 @@ class Dispatcher:
                 with a version that does not exist yet.
         """
         self._roster.confirm(worker_id)
-        self._check_versions(trajectories)
+        self._check_versions("trajectories", trajectories)
         if self._round is not None and self._round.granted(lease_id):
             outcomes = self._round.submit(lease_id, trajectories)
         else:
@@ -150,9 +150,22 @@ class Dispatcher:
         self._ledger.fail(lease_id)
         self.notify()
 
-    def release(self, worker_id: str, lease_ids: Sequence[str]) -> int:
-        """Take leases back; no ids means all of the worker's, and that it is gone."""
-        released = self._ledger.release(worker_id, lease_ids)
+    def release(
+        self,
+        worker_id: str,
+        lease_ids: Sequence[str],
+        begun: Sequence[PartialResponse] = (),
+    ) -> int:
+        """Take leases back; no ids means all of the worker's, and that it is gone.
+
+        begun: what was sampled, when one lease is named. Of an evaluation nothing is kept.
+
+        Raises:
+            InvalidMessageError: when there are too many answers, or a token is labelled with a
+                version that does not exist yet.
+        """
+        self._check_versions("begun", begun)
+        released = self._ledger.release(worker_id, lease_ids, begun)
         if self._round is not None:
             released += self._round.release(worker_id, lease_ids)
         if not lease_ids:
@@ -227,6 +240,7 @@ class Dispatcher:
             request.worker_id,
             num_groups=self._admissible_groups(request),
             policy_version=self.policy_version,
+            oldest_begun_version=self._oldest_begun_version(),
         )
         return [Assignment(purpose=Purpose.TRAIN, lease=lease) for lease in leases]
 
@@ -249,6 +263,11 @@ class Dispatcher:
         free = min(admissible, wanted, request.max_trajectories)
         return max(0, free // self._spec.batch.trajectories_per_prompt)
 
+    def _oldest_begun_version(self) -> int:
+        """The oldest version of a token that could still be trained on, in the very next batch."""
+        next_version = self._ledger.counts().consumed // self._spec.batch.trajectories
+        return max(0, next_version - self._spec.algorithm.max_policy_lag_steps)
+
     def _new_round(self, step: int) -> EvaluationRound:
         return EvaluationRound(
             step=step,
@@ -267,9 +286,9 @@ class Dispatcher:
         if num_expired:
             self.notify()
 
-    def _check_versions(self, trajectories: Sequence[Trajectory]) -> None:
-        for index, trajectory in enumerate(trajectories):
-            newest = max(span.policy_version for span in trajectory.version_spans)
+    def _check_versions(self, name: str, answers: Sequence[Trajectory | PartialResponse]) -> None:
+        for index, answer in enumerate(answers):
+            newest = max(span.policy_version for span in answer.version_spans)
             if newest > self.policy_version:
-                field = f"trajectories[{index}].version_spans"
+                field = f"{name}[{index}].version_spans"
                 raise InvalidMessageError(field, newest, f"at most version {self.policy_version}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from vcpo.wire.errors import InvalidMessageError
-from vcpo.wire.trajectory import Trajectory
+from vcpo.wire.trajectory import PartialResponse, Trajectory
 
 _REMEMBERED_LEASES = 65_536
 Clock = Callable[[], float]
@@ -37,6 +37,8 @@ class OpenLease:
     """1 and one more for every failed generation of the prompt."""
     granted_policy_version: int
     expires_s: float
+    begun: tuple[PartialResponse, ...] = ()
+    """Answers to go on with."""
     arrived: dict[str, Trajectory] = field(default_factory=dict)
     """Trajectories so far, by id."""
 
@@ -107,6 +109,7 @@ class LeaseBook:
         num_trajectories: int,
         attempt: int,
         policy_version: int,
+        begun: tuple[PartialResponse, ...] = (),
     ) -> OpenLease:
         """Grant a prompt to a worker."""
         lease = OpenLease(
@@ -118,6 +121,7 @@ class LeaseBook:
             attempt=attempt,
             granted_policy_version=policy_version,
             expires_s=self._clock() + self._timeout_s,
+            begun=begun,
         )
         self._grants += 1
         self._open[lease.lease_id] = lease

@@ -17,6 +17,9 @@ Invariants (DESIGN: accounting, lag, once), checked by `counts().check()` at eve
   makes that rare to enforce (`vcpo.control.admission`); the check at consumption makes it true.
 * A lease closes once, so a trajectory is accepted at most once.
 
+What was sampled of a grant that is handed back stays with its prompt (`vcpo_learner.owed`): the
+next grant goes on with it. A failure ends it, since it may be what the failure comes from.
+
 The unit is the prompt group: it is trained on whole or dropped whole, because a baseline over a
 part of a group depends on which part was lost. Groups are consumed in the order of their grants.
 
@@ -36,9 +39,17 @@ from enum import StrEnum
 from typing import Protocol
 
 from vcpo.algo import GroupFilter
-from vcpo.wire.trajectory import Trajectory, trajectory_from_message, trajectory_to_message
+from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.limits import MAX_BEGUN_TOKENS
+from vcpo.wire.trajectory import (
+    PartialResponse,
+    Trajectory,
+    trajectory_from_message,
+    trajectory_to_message,
+)
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.leases import Clock, LeaseBook, OpenLease, SubmitOutcome
+from vcpo_learner.owed import OwedPrompt, restore_owed, save_owed
 from vcpo_learner.prompt_source import PromptSource, SequentialPrompts
 
 
@@ -109,10 +120,19 @@ class Ledger(Protocol):
     def in_flight_by_worker(self) -> Mapping[str, int]:
         """Trajectories promised and not yet arrived, by worker."""
 
-    def grant(self, worker_id: str, *, num_groups: int, policy_version: int) -> list[OpenLease]:
+    def grant(
+        self,
+        worker_id: str,
+        *,
+        num_groups: int,
+        policy_version: int,
+        oldest_begun_version: int = 0,
+    ) -> list[OpenLease]:
         """Lease `num_groups` prompts: requeued ones first, then those that the source chooses.
 
-        Fewer when it has none to choose, as when its whole pool is in flight.
+        Fewer when it has none to choose, as when its whole pool is in flight, and when the answers
+        begun would be more than `MAX_BEGUN_TOKENS`. Those with a token older than
+        `oldest_begun_version` are forgotten.
         """
 
     def submit(self, lease_id: str, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
@@ -125,8 +145,19 @@ class Ledger(Protocol):
     def fail(self, lease_id: str) -> None:
         """End a lease whose generation failed; nothing happens when it is not open."""
 
-    def release(self, worker_id: str, lease_ids: Sequence[str]) -> int:
-        """End open leases of one worker, all when none is named; returns how many it ended."""
+    def release(
+        self,
+        worker_id: str,
+        lease_ids: Sequence[str],
+        begun: Sequence[PartialResponse] = (),
+    ) -> int:
+        """End open leases of one worker, all when none is named; returns how many it ended.
+
+        begun: what was sampled, when one lease is named; none leaves what the lease began with.
+
+        Raises:
+            InvalidMessageError: when that is more answers than the lease wants.
+        """
 
     def expire(self) -> int:
         """End the leases past their time; returns how many."""
@@ -165,7 +196,7 @@ class MemoryLedger:
         self._book = LeaseBook(
             prefix=f"train-{incarnation}", timeout_s=lease_timeout_s, clock=clock
         )
-        self._requeued: deque[tuple[int, int]] = deque()  # (prompt index, attempts made)
+        self._owed: deque[OwedPrompt] = deque()
         self._buffer: list[Group] = []  # heap by grant number
         self._leased = 0
         self._consumed = 0
@@ -190,24 +221,36 @@ class MemoryLedger:
             flights[lease.worker_id] += lease.num_missing
         return flights
 
-    def grant(self, worker_id: str, *, num_groups: int, policy_version: int) -> list[OpenLease]:
+    def grant(
+        self,
+        worker_id: str,
+        *,
+        num_groups: int,
+        policy_version: int,
+        oldest_begun_version: int = 0,
+    ) -> list[OpenLease]:
         """Lease `num_groups` prompts: requeued ones first, then those that the source chooses.
 
-        Fewer when it has none to choose, as when its whole pool is in flight.
+        Fewer when it has none to choose, as when its whole pool is in flight, and when the answers
+        begun would be more than `MAX_BEGUN_TOKENS`. Those with a token older than
+        `oldest_begun_version` are forgotten.
         """
-        leases = []
-        for _ in range(num_groups):
-            granted = self._next_prompt()
-            if granted is None:
+        leases: list[OpenLease] = []
+        num_begun_tokens = 0
+        while len(leases) < num_groups and (owed := self._next_prompt()) is not None:
+            prompt = owed.not_older_than(oldest_begun_version)
+            num_begun_tokens += prompt.num_begun_tokens
+            if num_begun_tokens > MAX_BEGUN_TOKENS and leases:
+                self._owed.appendleft(prompt)
                 break
-            prompt_index, attempts = granted
             leases.append(
                 self._book.open(
                     worker_id=worker_id,
-                    prompt_index=prompt_index,
+                    prompt_index=prompt.prompt_index,
                     num_trajectories=self._trajectories_per_prompt,
-                    attempt=attempts + 1,
+                    attempt=prompt.attempts + 1,
                     policy_version=policy_version,
+                    begun=prompt.begun,
                 )
             )
             self._leased += self._trajectories_per_prompt
@@ -228,11 +271,25 @@ class MemoryLedger:
         """End a lease whose generation failed; nothing happens when it is not open."""
         self._end(lease_id, DropReason.GENERATION_FAILED)
 
-    def release(self, worker_id: str, lease_ids: Sequence[str]) -> int:
-        """End open leases of one worker, all when none is named; returns how many it ended."""
+    def release(
+        self,
+        worker_id: str,
+        lease_ids: Sequence[str],
+        begun: Sequence[PartialResponse] = (),
+    ) -> int:
+        """End open leases of one worker, all when none is named; returns how many it ended.
+
+        begun: what was sampled, when one lease is named; none leaves what the lease began with.
+
+        Raises:
+            InvalidMessageError: when that is more answers than the lease wants.
+        """
+        if len(begun) > self._trajectories_per_prompt:
+            requirement = f"at most {self._trajectories_per_prompt} answers"
+            raise InvalidMessageError("begun", f"{len(begun)} answers", requirement)
         leases = self._book.held_by(worker_id, lease_ids)
         for lease in leases:
-            self._end(lease.lease_id, DropReason.HANDED_BACK)
+            self._end(lease.lease_id, DropReason.HANDED_BACK, begun)
         return len(leases)
 
     def expire(self) -> int:
@@ -258,9 +315,7 @@ class MemoryLedger:
     def snapshot(self) -> ledger_pb2.LedgerSnapshot:
         """What a checkpoint keeps: the buffer, the prompts owed, the counts."""
         counts = self.counts()
-        open_prompts = [lease.prompt_index for lease in self._book.all()]
         snapshot = ledger_pb2.LedgerSnapshot(
-            requeued_prompt_indices=[*open_prompts, *(index for index, _ in self._requeued)],
             buffered=[_group_to_message(group) for group in sorted(self._buffer)],
             leased=counts.leased,
             # What has arrived of an unfinished group is not kept: the group is granted again.
@@ -269,6 +324,7 @@ class MemoryLedger:
             dropped=dict(counts.dropped),
             next_grant_number=self._book.next_grant_number,
         )
+        save_owed([*(_owed(lease) for lease in self._book.all()), *self._owed], snapshot)
         self._source.save(snapshot)
         return snapshot
 
@@ -279,7 +335,7 @@ class MemoryLedger:
         anew: what made them fail may have been the learner that is gone.
         """
         self._source.restore(snapshot)
-        self._requeued = deque((index, 0) for index in snapshot.requeued_prompt_indices)
+        self._owed = deque(restore_owed(snapshot))
         self._buffer = [_group_from_message(group) for group in snapshot.buffered]
         heapq.heapify(self._buffer)
         self._book.continue_from(snapshot.next_grant_number)
@@ -298,10 +354,17 @@ class MemoryLedger:
         else:
             heapq.heappush(self._buffer, group)
 
-    def _end(self, lease_id: str, reason: DropReason) -> None:
+    def _end(
+        self, lease_id: str, reason: DropReason, begun: Sequence[PartialResponse] = ()
+    ) -> None:
         lease = self._book.abandon(lease_id)
-        if lease is not None:
-            self._drop(lease.num_trajectories, lease.prompt_index, lease.attempt, reason)
+        if lease is None:
+            return
+        if reason is DropReason.GENERATION_FAILED:
+            owed = OwedPrompt(prompt_index=lease.prompt_index, attempts=lease.attempt)
+        else:
+            owed = _owed(lease, begun)
+        self._drop(lease.num_trajectories, owed, reason)
 
     def _drop_stale(self, oldest_allowed_version: int) -> None:
         fresh = []
@@ -309,24 +372,30 @@ class MemoryLedger:
             if group.oldest_policy_version >= oldest_allowed_version:
                 fresh.append(group)
             else:
-                size = len(group.trajectories)
-                self._drop(size, group.prompt_index, group.attempt, DropReason.LAG_EXCEEDED)
+                owed = OwedPrompt(prompt_index=group.prompt_index, attempts=group.attempt - 1)
+                self._drop(len(group.trajectories), owed, DropReason.LAG_EXCEEDED)
         self._buffer = fresh  # sorted, hence a heap
 
-    def _next_prompt(self) -> tuple[int, int] | None:
-        """Which prompt comes next, and its attempts so far."""
-        if self._requeued:
-            return self._requeued.popleft()
+    def _next_prompt(self) -> OwedPrompt | None:
+        if self._owed:
+            return self._owed.popleft()
         in_flight = {lease.prompt_index for lease in self._book.all()}
         prompt_index = self._source.next_prompt(in_flight)
-        return None if prompt_index is None else (prompt_index, 0)
+        return None if prompt_index is None else OwedPrompt(prompt_index=prompt_index)
 
-    def _drop(self, size: int, prompt_index: int, attempt: int, reason: DropReason) -> None:
+    def _drop(self, size: int, owed: OwedPrompt, reason: DropReason) -> None:
         self._dropped[reason] += size
-        # Somebody else's death says nothing about the prompt: only its own failures count.
-        attempts = attempt if reason is DropReason.GENERATION_FAILED else attempt - 1
-        if attempts < self._max_attempts:
-            self._requeued.append((prompt_index, attempts))
+        if owed.attempts < self._max_attempts:
+            self._owed.append(owed)
+
+
+def _owed(lease: OpenLease, begun: Sequence[PartialResponse] = ()) -> OwedPrompt:
+    """What is owed when a lease ends that did not fail itself: no attempt of it is counted."""
+    return OwedPrompt(
+        prompt_index=lease.prompt_index,
+        attempts=lease.attempt - 1,
+        begun=tuple(begun) or lease.begun,
+    )
 
 
 def _group_of(lease: OpenLease) -> Group:

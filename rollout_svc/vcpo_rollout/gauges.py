@@ -49,6 +49,10 @@ class RolloutGauges:
         """Note a lease that ended before its prompt was answered."""
         self._metrics.samples.labels("lease_ended").inc(num_trajectories)
 
+    def handed_back(self, num_trajectories: int) -> None:
+        """Note a prompt that was cut and handed back."""
+        self._metrics.samples.labels("handed_back").inc(num_trajectories)
+
     def failed(self, num_trajectories: int, what: str) -> None:
         """Note a prompt that could not be answered; `what` failed: `engine` or `environment`."""
         self._metrics.samples.labels(f"{what}_failed").inc(num_trajectories)

@@ -12,9 +12,14 @@ from typing import TypeVar
 import grpc
 
 from vcpo.wire.client import is_transient
-from vcpo.wire.limits import CALL_TIMEOUT_S, SUBMIT_BYTES
+from vcpo.wire.limits import CALL_TIMEOUT_S, MAX_BEGUN_TOKENS, SUBMIT_BYTES
 from vcpo.wire.phase import RunPhase, phase_from_message
-from vcpo.wire.trajectory import Trajectory, trajectory_to_message
+from vcpo.wire.trajectory import (
+    PartialResponse,
+    Trajectory,
+    partial_to_message,
+    trajectory_to_message,
+)
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo_rollout.fetching import receive_rest
 from vcpo_rollout.pieces import Piece
@@ -132,6 +137,24 @@ class Learner:
             work_pb2.SubmitRequest(worker_id=self._worker_id, lease_id=lease_id, failure=failure)
         )
 
+    async def release(self, lease_id: str, begun: Sequence[PartialResponse]) -> None:
+        """Hand back one lease, with what was sampled of its answers.
+
+        Of more than a message may hold, the longest are kept. What the learner refuses is given
+        up, and the lease expires.
+        """
+        request = work_pb2.ReleaseRequest(
+            worker_id=self._worker_id,
+            lease_ids=[lease_id],
+            begun=[partial_to_message(one) for one in _longest(begun, MAX_BEGUN_TOKENS)],
+        )
+        try:
+            await self._persistently(
+                "Release", lambda: self._work.Release(request, timeout=CALL_TIMEOUT_S)
+            )
+        except grpc.aio.AioRpcError as error:
+            _LOGGER.warning("%s was not handed back, it will expire: %s", lease_id, error.details())
+
     async def release_everything(self) -> None:
         """Hand back whatever is held; best effort, since leases expire anyway."""
         request = work_pb2.ReleaseRequest(worker_id=self._worker_id)
@@ -202,6 +225,17 @@ class Learner:
             # Jitter keeps the workers of a restarted learner from asking all at once.
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_FACTOR * self._first_pause_s)
+
+
+def _longest(begun: Sequence[PartialResponse], limit_tokens: int) -> list[PartialResponse]:
+    """The longest answers that together hold at most `limit_tokens` tokens."""
+    kept = []
+    for one in sorted(begun, key=lambda one: len(one.token_ids), reverse=True):
+        limit_tokens -= len(one.token_ids)
+        if limit_tokens < 0:
+            break
+        kept.append(one)
+    return kept
 
 
 def _split(

@@ -7,7 +7,8 @@ lease ---> prompt ---> engine (many sequences at a time) ---> reward ---> submit
 ```
 
 Nobody waits for a worker: it may join late, fall silent or be killed; its leases expire, or are
-handed back by itself or by whoever saw it die.
+handed back by itself or by whoever saw it die. What it cannot finish before it leaves it cuts and
+hands back with what was sampled, for another worker to go on with.
 """
 
 from __future__ import annotations
@@ -17,20 +18,24 @@ import contextlib
 import logging
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vcpo.wire.phase import RunPhase
-from vcpo.wire.trajectory import Trajectory
+from vcpo.wire.trajectory import PartialResponse, Trajectory, partial_from_message
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.engines.engine import Engine, EngineError, Generation, GenerationRequest
 from vcpo_rollout.environments.environment import Environment, Prompt, Split
 from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.group import GroupCutError, sample_group
 from vcpo_rollout.learner import Learner, SubmissionRefusedError
 from vcpo_rollout.prompting import PromptCodec
 from vcpo_rollout.receiver import WeightReceiver
 
 _LOGGER = logging.getLogger(__name__)
 _LEASE_WAIT_S = 5.0
+_HAND_BACK_S = 10.0
+"""Time to cut what is under way and hand it back; a pod has 30 s after its drain."""
 _ENGINE_FAILURES_TOLERATED = 8
 """So many leases in a row that fail in the engine are the engine's fault, not the prompts'."""
 _SPLITS = {work_pb2.SPLIT_TRAIN: Split.TRAIN, work_pb2.SPLIT_EVALUATION: Split.EVALUATION}
@@ -54,7 +59,8 @@ class WorkerParts:
     trajectories_per_prompt: int
     """Size of a training lease. The learner grants whole ones: asking with less room only waits."""
     drain_s: float
-    """How long answers under way may take to finish once the worker is to leave."""
+    """How long answers under way may take to finish once the worker is to leave; then they are
+    cut and handed back."""
 
 
 class Worker:
@@ -63,6 +69,8 @@ class Worker:
     def __init__(self, parts: WorkerParts) -> None:
         self._parts = parts
         self._answers: dict[asyncio.Task[None], int] = {}
+        self._cut = asyncio.Event()
+        """Set when what is under way is to be handed back."""
         self._leaving = asyncio.Event()
         self._engine_failures: list[EngineError] = []
         """Of the last leases, in a row."""
@@ -142,8 +150,12 @@ class Worker:
             _LOGGER.error("a lease could not be answered or reported", exc_info=error)
 
     async def _finish_answers(self) -> None:
+        """Wait for the answers under way; those that take too long are cut and handed back."""
         if self._answers:
             await asyncio.wait(self._answers, timeout=self._parts.drain_s)
+        self._cut.set()
+        if self._answers:
+            await asyncio.wait(self._answers, timeout=_HAND_BACK_S)
 
     async def _answer(self, lease: work_pb2.Lease) -> None:
         try:
@@ -155,6 +167,8 @@ class Worker:
             await self._report(lease, work_pb2.FAILURE_KIND_ENGINE, error)
         except EnvironmentFailedError as error:
             await self._report(lease, work_pb2.FAILURE_KIND_ENVIRONMENT, error)
+        except GroupCutError as error:
+            await self._hand_back(lease, error.begun)
         except TimeoutError:
             _LOGGER.warning("%s expired before it was answered", lease.lease_id)
             self._parts.gauges.expired(lease.num_trajectories)
@@ -169,6 +183,12 @@ class Worker:
         self._parts.gauges.failed(lease.num_trajectories, what)
         await self._parts.learner.report_failure(lease.lease_id, kind, str(error))
 
+    async def _hand_back(self, lease: work_pb2.Lease, begun: Sequence[PartialResponse]) -> None:
+        # The answers of an evaluation are of one version each, so they are begun anew.
+        kept = begun if lease.split == work_pb2.SPLIT_TRAIN else ()
+        await self._parts.learner.release(lease.lease_id, kept)
+        self._parts.gauges.handed_back(lease.num_trajectories)
+
     async def _sample(self, lease: work_pb2.Lease) -> list[Trajectory]:
         # The environment may be slow, and is somebody else's code: it must not hold up the loop.
         prompt, prompt_token_ids = await asyncio.to_thread(self._prompt, lease)
@@ -178,7 +198,7 @@ class Worker:
             max_new_tokens=lease.sampling.max_new_tokens,
         )
         started_s = time.monotonic()
-        generations = await self._generate(request, lease.num_trajectories)
+        generations = await self._generate(request, lease)
         self._parts.gauges.generated(time.monotonic() - started_s)
         rewards = await asyncio.to_thread(self._rewards, prompt, generations)
         return [
@@ -186,17 +206,20 @@ class Worker:
             for number, (generation, reward) in enumerate(zip(generations, rewards, strict=True))
         ]
 
-    async def _generate(self, request: GenerationRequest, count: int) -> list[Generation]:
-        """Sample `count` sequences; when one fails the others stop too, and free their places."""
-        sampling = [asyncio.create_task(self._parts.engine.generate(request)) for _ in range(count)]
+    async def _generate(
+        self, request: GenerationRequest, lease: work_pb2.Lease
+    ) -> list[Generation]:
+        begun = [
+            partial_from_message(message, path=f"begun[{index}]")
+            for index, message in enumerate(lease.begun)
+        ]
         try:
-            generations = await asyncio.gather(*sampling)
+            generations = await sample_group(
+                self._parts.engine, request, lease.num_trajectories, begun=begun, cut=self._cut
+            )
         except EngineError as error:
             self._engine_failures.append(error)
             raise
-        finally:
-            for task in sampling:
-                task.cancel()
         self._engine_failures.clear()
         return generations
 

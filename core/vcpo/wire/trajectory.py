@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -89,10 +89,7 @@ def trajectory_to_message(trajectory: Trajectory) -> work_pb2.Trajectory:
         prompt_token_ids=trajectory.prompt_token_ids,
         response_token_ids=trajectory.response_token_ids,
         rollout_logprobs=trajectory.rollout_logprobs,
-        version_spans=[
-            work_pb2.VersionSpan(policy_version=span.policy_version, num_tokens=span.num_tokens)
-            for span in trajectory.version_spans
-        ],
+        version_spans=_span_messages(trajectory.version_spans),
         reward=trajectory.reward,
         finish_reason=_TO_WIRE[trajectory.finish_reason],
     )
@@ -126,6 +123,39 @@ def trajectory_from_message(message: work_pb2.Trajectory, *, path: str) -> Traje
     )
 
 
+def partial_to_message(partial: PartialResponse) -> work_pb2.PartialResponse:
+    """Write an answer under way as its message; log-probabilities are rounded to float32."""
+    reason = partial.finish_reason
+    return work_pb2.PartialResponse(
+        token_ids=partial.token_ids,
+        logprobs=partial.logprobs,
+        version_spans=_span_messages(partial.version_spans),
+        finish_reason=work_pb2.FINISH_REASON_UNSPECIFIED if reason is None else _TO_WIRE[reason],
+    )
+
+
+def partial_from_message(message: work_pb2.PartialResponse, *, path: str) -> PartialResponse:
+    """Read and check a message; `path` is where it stands, for the error.
+
+    Raises:
+        InvalidMessageError: naming the first field that is not as it must be.
+    """
+    num_tokens = len(message.token_ids)
+    _check_count(f"{path}.token_ids", num_tokens)
+    _check_logprobs(f"{path}.logprobs", message.logprobs, num_tokens)
+    spans = _spans(f"{path}.version_spans", message.version_spans, num_tokens)
+    unfinished = message.finish_reason == work_pb2.FINISH_REASON_UNSPECIFIED
+    if not unfinished and message.finish_reason not in _FROM_WIRE:
+        requirement = "UNSPECIFIED, STOP or LENGTH"
+        raise InvalidMessageError(f"{path}.finish_reason", message.finish_reason, requirement)
+    return PartialResponse(
+        token_ids=tuple(message.token_ids),
+        logprobs=tuple(message.logprobs),
+        version_spans=spans,
+        finish_reason=None if unfinished else _FROM_WIRE[message.finish_reason],
+    )
+
+
 def _check_count(field: str, count: int) -> None:
     if not 1 <= count <= MAX_TOKENS:
         raise InvalidMessageError(field, f"{count} tokens", f"1 to {MAX_TOKENS} tokens")
@@ -133,12 +163,19 @@ def _check_count(field: str, count: int) -> None:
 
 def _check_logprobs(field: str, logprobs: Sequence[float], num_tokens: int) -> None:
     if len(logprobs) != num_tokens:
-        requirement = f"as many as response_token_ids ({num_tokens})"
+        requirement = f"as many as tokens ({num_tokens})"
         raise InvalidMessageError(field, f"{len(logprobs)} values", requirement)
     for index, logprob in enumerate(logprobs):
         # A token that was sampled had positive probability; rounding may lift it just above 1.
         if not (math.isfinite(logprob) and logprob <= 1e-3):
             raise InvalidMessageError(f"{field}[{index}]", logprob, "finite and at most 0")
+
+
+def _span_messages(spans: Iterable[VersionSpan]) -> list[work_pb2.VersionSpan]:
+    return [
+        work_pb2.VersionSpan(policy_version=span.policy_version, num_tokens=span.num_tokens)
+        for span in spans
+    ]
 
 
 def _spans(

@@ -7,8 +7,14 @@ from typing import Any
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.checks import check_id, check_wait
 from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.limits import MAX_BEGUN_TOKENS
 from vcpo.wire.phase import RunPhase, phase_to_message
-from vcpo.wire.trajectory import trajectory_from_message
+from vcpo.wire.trajectory import (
+    PartialResponse,
+    partial_from_message,
+    partial_to_message,
+    trajectory_from_message,
+)
 from vcpo.wire.v1 import work_pb2, work_pb2_grpc
 from vcpo_learner.dispatch import Assignment, Dispatcher, Purpose, WorkRequest
 from vcpo_learner.leases import SubmitOutcome
@@ -84,8 +90,29 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
     ) -> work_pb2.ReleaseResponse:
         """Take leases back, some or all of a worker's."""
         check_id("worker_id", request.worker_id)
-        released = self._dispatcher.release(request.worker_id, request.lease_ids)
+        begun = self._begun(request)
+        released = self._dispatcher.release(request.worker_id, request.lease_ids, begun)
         return work_pb2.ReleaseResponse(num_released=released)
+
+    def _begun(self, request: work_pb2.ReleaseRequest) -> list[PartialResponse]:
+        if request.begun and len(request.lease_ids) != 1:
+            requirement = "the one lease that `begun` was sampled for"
+            raise InvalidMessageError("lease_ids", f"{len(request.lease_ids)} leases", requirement)
+        begun = [
+            partial_from_message(message, path=f"begun[{index}]")
+            for index, message in enumerate(request.begun)
+        ]
+        num_tokens = sum(len(one.token_ids) for one in begun)
+        if num_tokens > MAX_BEGUN_TOKENS:
+            requirement = f"at most {MAX_BEGUN_TOKENS} tokens in all"
+            raise InvalidMessageError("begun", f"{num_tokens} tokens", requirement)
+        most = self._spec.sampling.max_new_tokens
+        for index, one in enumerate(begun):
+            if len(one.token_ids) >= most + (one.finish_reason is not None):
+                requirement = f"shorter than {most} tokens unless it is complete, and no longer"
+                name = f"begun[{index}].token_ids"
+                raise InvalidMessageError(name, f"{len(one.token_ids)} tokens", requirement)
+        return begun
 
     def _lease_message(self, assignment: Assignment) -> work_pb2.Lease:
         lease = assignment.lease
@@ -104,4 +131,5 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
             ),
             granted_policy_version=lease.granted_policy_version,
             timeout_seconds=self._spec.lease.timeout_seconds,
+            begun=[partial_to_message(one) for one in lease.begun],
         )

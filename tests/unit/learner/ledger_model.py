@@ -22,6 +22,8 @@ class Promise:
     prompt_index: int
     failures: int
     expires_s: float
+    begun: int | None = None
+    """Oldest version of the answer that the grant goes on with."""
     versions: dict[int, int] = field(default_factory=dict)
     """Oldest version of each answer that has arrived."""
 
@@ -36,20 +38,30 @@ class LedgerModel:
     fulfilled: set[str] = field(default_factory=set)
     buffered: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Prompt and oldest version of each complete group, by grant."""
-    owed: deque[tuple[int, int]] = field(default_factory=deque)
+    owed: deque[tuple[int, int, int | None]] = field(default_factory=deque)
+    """Prompt, failures, oldest version of the answer begun."""
     next_prompt: int = 0
     next_grant: int = 0
     version: int = 0
     consumed: list[int] = field(default_factory=list)
 
     def grant(
-        self, lease_id: str, worker_id: str, now_s: float, *, chosen: int | None = None
+        self,
+        lease_id: str,
+        worker_id: str,
+        now_s: float,
+        *,
+        oldest_begun: int = 0,
+        chosen: int | None = None,
     ) -> Promise:
         """Lease the next prompt: one owed, else the one chosen, else the next in order."""
         fresh = self.next_prompt if chosen is None else chosen
-        prompt_index, failures = self.owed.popleft() if self.owed else (fresh, 0)
+        prompt_index, failures, begun = self.owed.popleft() if self.owed else (fresh, 0, None)
         self.next_prompt = max(self.next_prompt, prompt_index + 1)
-        promise = Promise(self.next_grant, worker_id, prompt_index, failures, now_s + TIMEOUT_S)
+        kept = begun if begun is not None and begun >= oldest_begun else None
+        promise = Promise(
+            self.next_grant, worker_id, prompt_index, failures, now_s + TIMEOUT_S, kept
+        )
         self.open[lease_id] = promise
         self.fates |= {(promise.number, one): "in_flight" for one in range(SIZE)}
         self.next_grant += 1
@@ -72,13 +84,15 @@ class LedgerModel:
             self.buffered[promise.number] = (promise.prompt_index, oldest_of_all)
         return outcomes
 
-    def end(self, lease_id: str, reason: str) -> None:
-        """End an open lease."""
+    def end(self, lease_id: str, reason: str, begun: int | None = None) -> None:
+        """End an open lease, with the oldest version of an answer handed back or none."""
         promise = self.open.pop(lease_id)
-        failures = promise.failures + (reason == "generation_failed")
+        failed = reason == "generation_failed"
+        failures = promise.failures + failed
         self._drop(promise.number, reason)
         if failures < MAX_ATTEMPTS:
-            self.owed.append((promise.prompt_index, failures))
+            kept = promise.begun if begun is None else begun
+            self.owed.append((promise.prompt_index, failures, None if failed else kept))
 
     def held_by(self, worker_id: str, lease_ids: Sequence[str]) -> list[str]:
         """Open leases of a worker, all or those named."""
@@ -94,7 +108,7 @@ class LedgerModel:
             if oldest < self.version - max_lag_steps:
                 del self.buffered[number]
                 self._drop(number, "lag_exceeded")
-                self.owed.append((prompt_index, failures_of[number]))
+                self.owed.append((prompt_index, failures_of[number], None))
         if len(self.buffered) < PROMPTS:
             return None
         taken = sorted(self.buffered)[:PROMPTS]
@@ -107,10 +121,10 @@ class LedgerModel:
 
     def restart(self) -> None:
         """Come back from a copy: what was open is owed again, and failures are forgotten."""
-        open_prompts = [promise.prompt_index for promise in self.open.values()]
+        opened = [(promise.prompt_index, 0, promise.begun) for promise in self.open.values()]
         for promise in self.open.values():
             self._drop(promise.number, "learner_restarted")
-        self.owed = deque((index, 0) for index in [*open_prompts, *(one for one, _ in self.owed)])
+        self.owed = deque([*opened, *((index, 0, begun) for index, _, begun in self.owed)])
         self.open, self.fulfilled = {}, set()
 
     def tally(self) -> Counter[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vcpo.spec import VCPORun
-from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
+from vcpo.wire.trajectory import FinishReason, PartialResponse, Trajectory, VersionSpan
 from vcpo_learner.dispatch import Assignment, Dispatcher, WorkRequest
 from vcpo_learner.leases import OpenLease
 from vcpo_learner.ledger import MemoryLedger
@@ -78,6 +78,16 @@ def answer(
 def answers(lease: OpenLease, **details: Any) -> list[Trajectory]:
     """All answers of a lease."""
     return [answer(lease.lease_id, number, **details) for number in range(lease.num_trajectories)]
+
+
+def begun_answer(*versions: int, finish_reason: FinishReason | None = None) -> PartialResponse:
+    """An answer under way with one token for each version."""
+    return PartialResponse(
+        token_ids=tuple(range(5, 5 + len(versions))),
+        logprobs=(-0.5,) * len(versions),
+        version_spans=tuple(VersionSpan(policy_version=one, num_tokens=1) for one in versions),
+        finish_reason=finish_reason,
+    )
 
 
 @dataclass

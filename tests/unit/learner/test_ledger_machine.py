@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.unit.learner.ledger_model import LedgerModel
-from tests.unit.learner.scenes import TIMEOUT_S, ManualClock, answer, make_ledger
+from tests.unit.learner.scenes import (
+    TIMEOUT_S,
+    ManualClock,
+    answer,
+    begun_answer,
+    make_ledger,
+)
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.prompt_selection import PosteriorPrompts, TeacherPrompts
@@ -64,11 +70,21 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(worker=WORKERS, num_groups=st.integers(1, 3))
     def grant(self, worker, num_groups):
         version = self.model.version
-        leases = self.ledger.grant(worker, num_groups=num_groups, policy_version=version)
+        limits = {"oldest_begun_version": max(0, version - MAX_LAG_STEPS)}
+        leases = self.ledger.grant(worker, num_groups=num_groups, policy_version=version, **limits)
         for lease in leases:
             self.check_choice(lease)
             chosen = None if self.counts_up else lease.prompt_index
-            promise = self.model.grant(lease.lease_id, worker, self.clock(), chosen=chosen)
+            promise = self.model.grant(
+                lease.lease_id,
+                worker,
+                self.clock(),
+                oldest_begun=limits["oldest_begun_version"],
+                chosen=chosen,
+            )
+            assert [one.oldest_policy_version for one in lease.begun] == (
+                [] if promise.begun is None else [promise.begun]
+            )
             assert lease.lease_id not in self.lease_ids
             assert (lease.grant_number, lease.prompt_index) == (
                 promise.number,
@@ -109,6 +125,16 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.release(worker, lease_ids) == len(ended)
         for lease_id in ended:
             self.model.end(lease_id, "handed_back")
+
+    @precondition(lambda self: self.model.open)
+    @rule(pick=PICKS, age=st.integers(0, 2))
+    def hand_back_what_was_begun(self, pick, age):
+        lease_id = list(self.model.open)[pick % len(self.model.open)]
+        oldest = max(0, self.model.version - age)
+        worker = self.model.open[lease_id].worker_id
+        begun = [begun_answer(oldest, self.model.version)]
+        assert self.ledger.release(worker, [lease_id], begun) == 1
+        self.model.end(lease_id, "handed_back", oldest)
 
     @rule(seconds=st.sampled_from([0.0, TIMEOUT_S / 2, TIMEOUT_S]))
     def expire(self, seconds):

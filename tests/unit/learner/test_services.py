@@ -94,6 +94,46 @@ async def test_a_malformed_submission_names_the_field(place, request_, field):
     assert caught.value.details().startswith(f"{field}: must be")
 
 
+def begun_message(num_tokens, **changes):
+    return work_pb2.PartialResponse(
+        token_ids=[5] * num_tokens,
+        logprobs=[-0.5] * num_tokens,
+        version_spans=[work_pb2.VersionSpan(num_tokens=num_tokens)],
+        **changes,
+    )
+
+
+async def test_a_lease_carries_what_was_handed_back_with_its_prompt(place):
+    stub = work_pb2_grpc.WorkServiceStub(place.channel)
+    (lease,) = (await stub.Lease(lease_request(), timeout=5)).leases
+    begun = [begun_message(3), begun_message(1024, finish_reason=work_pb2.FINISH_REASON_LENGTH)]
+    release = work_pb2.ReleaseRequest(worker_id="w", lease_ids=[lease.lease_id], begun=begun)
+    assert (await stub.Release(release, timeout=5)).num_released == 1
+    (again,) = (await stub.Lease(lease_request(worker_id="another"), timeout=5)).leases
+    assert again.prompt_index == lease.prompt_index
+    assert list(again.begun) == begun
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"lease_ids": []}, "lease_ids: must be the one lease"),
+        ({"lease_ids": ["one", "two"]}, "lease_ids: must be the one lease"),
+        ({"begun": [begun_message(1024)]}, "begun[0].token_ids: must be shorter than 1024"),
+        ({"begun": [work_pb2.PartialResponse()]}, "begun[0].token_ids: must be 1 to"),
+        ({"begun": [begun_message(1)] * 3}, "begun: must be at most 2 answers"),
+    ],
+    ids=["no lease", "two leases", "too long", "empty", "too many"],
+)
+async def test_answers_that_cannot_be_gone_on_with_are_refused(place, change, problem):
+    stub = work_pb2_grpc.WorkServiceStub(place.channel)
+    fields = {"worker_id": "w", "lease_ids": ["one"], "begun": [begun_message(1)]}
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Release(work_pb2.ReleaseRequest(**{**fields, **change}), timeout=5)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details().startswith(problem)
+
+
 async def test_a_version_is_streamed_in_pieces_from_any_offset(place):
     payload = bytes(range(256)) * (CHUNK_BYTES // 256) + b"tail"
     policy = place.store.get(INCARNATION, 0)

@@ -16,14 +16,20 @@ from tests.unit.learner.scenes import INCARNATION, Desk, make_desk, make_run
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.client import open_channel
 from vcpo.wire.server import WireServer
-from vcpo.wire.trajectory import FinishReason, VersionSpan
+from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo.wire.v1 import policy_pb2_grpc, work_pb2_grpc
 from vcpo.wire.weights import manifest_of
 from vcpo_learner.policies import PolicyStore
 from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.services.work import WorkService
 from vcpo_learner.sources import SourceBook
-from vcpo_rollout.engines.engine import EngineError, Generation, GenerationRequest, PolicyWeights
+from vcpo_rollout.engines.engine import (
+    EngineError,
+    Generation,
+    GenerationCutError,
+    GenerationRequest,
+    PolicyWeights,
+)
 from vcpo_rollout.environments.environment import Prompt, Split
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.learner import Learner
@@ -49,7 +55,10 @@ def weights_manifest(payload: bytes, *, version: int = 0, incarnation: str = INC
 
 
 class FakeEngine:
-    """Answers every request with the token 5 and the end; or fails; or waits for its gate."""
+    """Answers every request with the token 5 and the end; or fails; or waits for its gate.
+
+    What is cut at the gate has the token 5.
+    """
 
     def __init__(self) -> None:
         self.end_token_ids = frozenset({1})
@@ -60,23 +69,47 @@ class FakeEngine:
         self.gate = asyncio.Event()
         self.gate.set()
         self.label_offset = 0
+        self.quick = 0
+        """So many of the next requests find the gate open."""
+        self.requests: list[GenerationRequest] = []
         self.sampling = 0
 
-    async def generate(self, request: GenerationRequest) -> Generation:
+    async def generate(
+        self, request: GenerationRequest, *, cut: asyncio.Event | None = None
+    ) -> Generation:
         if self.failures:
             raise self.failures.pop()
+        self.requests.append(request)
         self.sampling += 1
+        version = (self.policy_version or 0) + self.label_offset
+        span = VersionSpan(policy_version=version, num_tokens=1)
+        begun = request.begun or PartialResponse(
+            token_ids=(5,), logprobs=(-0.5,), version_spans=(span,)
+        )
         try:
-            await self.gate.wait()
+            if not await self._passes_gate(cut or asyncio.Event()):
+                raise GenerationCutError(begun)
         finally:
             self.sampling -= 1
-        version = (self.policy_version or 0) + self.label_offset
         return Generation(
-            token_ids=(5, 1),
-            logprobs=(-0.5, -0.25),
-            version_spans=(VersionSpan(policy_version=version, num_tokens=2),),
+            token_ids=(*begun.token_ids, 1),
+            logprobs=(*begun.logprobs, -0.25),
+            version_spans=(*begun.version_spans, span),
             finish_reason=FinishReason.STOP,
         )
+
+    async def _passes_gate(self, cut: asyncio.Event) -> bool:
+        """Whether it got through the gate before it was cut."""
+        if self.quick > 0:
+            self.quick -= 1
+            return True
+        waits = [asyncio.create_task(event.wait()) for event in (self.gate, cut)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return self.gate.is_set()
 
     async def swap_weights(self, weights: PolicyWeights) -> int:
         self.policy_version = weights.policy_version
@@ -126,7 +159,10 @@ class Place:
         self.desk.dispatcher.notify()
 
     def learner(self) -> Learner:
-        return Learner(self.channel, worker_id="w", rollout_group="main", first_pause_s=0.001)
+        return self.learner_for("w")
+
+    def learner_for(self, worker_id: str) -> Learner:
+        return Learner(self.channel, worker_id=worker_id, rollout_group="main", first_pause_s=0.001)
 
     def worker(
         self, *, places: int = 4, drain_s: float = PATIENCE_S, learner: Any = None

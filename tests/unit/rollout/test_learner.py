@@ -1,12 +1,13 @@
 import grpc
 import pytest
 
-from tests.unit.learner.scenes import answer
+from tests.unit.learner.scenes import answer, begun_answer
 from tests.unit.rollout.scenes import a_learner, served
 from vcpo.wire.client import open_channel
 from vcpo.wire.errors import InvalidMessageError, NotFoundError, UnavailableError
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
+from vcpo_rollout import learner as learner_module
 from vcpo_rollout.learner import HeldPolicy, Learner, SubmissionRefusedError
 
 HELD = HeldPolicy(incarnation="now", policy_version=0)
@@ -29,6 +30,10 @@ class Troubled(work_pb2_grpc.WorkServiceServicer, policy_pb2_grpc.PolicyServiceS
         return work_pb2.LeaseResponse(
             phase=work_pb2.RUN_PHASE_DRAINING, retry_after_seconds=0.25, leases=[work_pb2.Lease()]
         )
+
+    async def Release(self, request, context):  # noqa: N802 - named by the contract
+        self._met(request)
+        return work_pb2.ReleaseResponse(num_released=1)
 
     async def Submit(self, request, context):  # noqa: N802 - named by the contract
         self._met(request)
@@ -122,3 +127,18 @@ async def test_leaving_a_learner_that_is_gone_is_no_error():
     channel = open_channel("127.0.0.1:1", token=None)
     await learner_at(channel).release_everything()
     await channel.close()
+
+
+async def test_of_more_than_a_message_may_hold_the_longest_answers_are_handed_back(monkeypatch):
+    monkeypatch.setattr(learner_module, "MAX_BEGUN_TOKENS", 5)
+    begun = [begun_answer(*[0] * size) for size in (1, 3, 2)]
+    troubled = Troubled(UnavailableError("restarting"))
+    async with calling(troubled) as channel:
+        await learner_at(channel).release("lease", begun)
+    _, request = troubled.requests
+    assert [len(one.token_ids) for one in request.begun] == [3, 2]
+
+
+async def test_a_refused_hand_back_is_no_error():
+    async with calling(Troubled(InvalidMessageError("begun", "x", "y"))) as channel:
+        await learner_at(channel).release("lease", [begun_answer(0)])

@@ -6,6 +6,7 @@ import pytest_asyncio
 
 from tests.unit.rollout.scenes import a_learner, eventually
 from vcpo.wire.phase import RunPhase
+from vcpo.wire.trajectory import PartialResponse, VersionSpan
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.learner import HeldPolicy, LeaseAnswer
@@ -170,7 +171,56 @@ async def test_a_worker_that_leaves_hands_back_what_it_cannot_finish_in_time(pla
         worker.leave()
         await task
     assert counts(place).dropped == {"handed_back": 4}
+    assert place.samples("handed_back") == 4
     assert place.engine.sampling == 0
+
+
+async def test_what_a_worker_began_before_it_left_another_goes_on_with(place):
+    place.engine.gate.clear()
+    place.engine.quick = 1
+    place.publish(0)
+    worker = place.worker(places=2, drain_s=0.01)
+    async with working(worker) as task:
+        await eventually(lambda: len(place.engine.requests) == 2)
+        worker.leave()
+        await task
+    assert counts(place).dropped == {"handed_back": 2}
+
+    place.engine.requests.clear()
+    place.engine.gate.set()
+    place.publish(1)
+    async with working(place.worker(places=2, learner=place.learner_for("another"))):
+        await eventually(lambda: counts(place).buffered >= 4)
+    # One of the two was complete: it was judged, and nothing sampled for it.
+    (resumed, *_) = place.engine.requests
+    assert resumed.begun == PartialResponse(
+        token_ids=(5,),
+        logprobs=(-0.5,),
+        version_spans=(VersionSpan(policy_version=0, num_tokens=1),),
+    )
+    assert sum(request.begun is not None for request in place.engine.requests) == 1
+    group, *_ = place.desk.ledger.take_batch(policy_version=1, max_lag_steps=1)
+    assert {one.response_token_ids for one in group.trajectories} == {(5, 1)}
+    versions = {
+        tuple(span.policy_version for span in one.version_spans) for one in group.trajectories
+    }
+    assert versions == {(0, 0), (0, 1)}
+    assert {one.reward for one in group.trajectories} == {0.75}
+
+
+async def test_the_answers_of_an_evaluation_are_begun_anew(place):
+    place.engine.gate.clear()
+    place.publish(0)
+    evaluating = asyncio.create_task(place.desk.dispatcher.evaluate(0, exclusive=True))
+    worker = place.worker(places=2, drain_s=0.01)
+    async with working(worker) as task:
+        await eventually(lambda: place.engine.sampling == 1)
+        worker.leave()
+        await task
+    place.engine.gate.set()
+    async with working(place.worker(places=2, learner=place.learner_for("another"))):
+        assert (await evaluating).num_trajectories == 1
+    assert [request.begun for request in place.engine.requests[:2]] == [None, None]
 
 
 async def test_a_worker_can_leave_before_the_first_policy(place):

@@ -13,8 +13,11 @@ from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.limits import MAX_TOKENS
 from vcpo.wire.trajectory import (
     FinishReason,
+    PartialResponse,
     Trajectory,
     VersionSpan,
+    partial_from_message,
+    partial_to_message,
     trajectory_from_message,
     trajectory_to_message,
 )
@@ -143,11 +146,11 @@ def test_a_logprob_that_no_sampled_token_has_is_named(logprob):
         ),
         (
             lambda one: one.rollout_logprobs.append(-1.0),
-            "rollout_logprobs: must be as many as response_token_ids (3), got '4 values'",
+            "rollout_logprobs: must be as many as tokens (3), got '4 values'",
         ),
         (
             lambda one: one.rollout_logprobs.pop(),
-            "rollout_logprobs: must be as many as response_token_ids (3), got '2 values'",
+            "rollout_logprobs: must be as many as tokens (3), got '2 values'",
         ),
         (
             lambda one: one.ClearField("version_spans"),
@@ -191,3 +194,39 @@ def test_an_endless_id_is_refused_and_shortened():
 def test_a_response_beyond_the_limit_is_refused():
     said = refused(lambda one: one.response_token_ids.extend([0] * MAX_TOKENS))
     assert said.endswith(f"got '{MAX_TOKENS + 3} tokens'")
+
+
+@given(trajectories(), st.sampled_from([None, *FinishReason]))
+def test_an_answer_under_way_survives_the_wire(trajectory, finish_reason):
+    begun = PartialResponse(
+        token_ids=trajectory.response_token_ids,
+        logprobs=trajectory.rollout_logprobs,
+        version_spans=trajectory.version_spans,
+        finish_reason=finish_reason,
+    )
+    sent = partial_to_message(begun).SerializeToString()
+    received = work_pb2.PartialResponse.FromString(sent)
+    assert partial_from_message(received, path="begun[0]") == begun
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"token_ids": []}, "begun[2].token_ids: must be 1 to"),
+        ({"logprobs": [-0.5]}, "begun[2].logprobs: must be as many as tokens (2)"),
+        ({"logprobs": [-0.5, float("nan")]}, "begun[2].logprobs[1]: must be finite"),
+        ({"version_spans": []}, "begun[2].version_spans: must be spans over"),
+        ({"finish_reason": 9}, "begun[2].finish_reason: must be UNSPECIFIED, STOP or LENGTH"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_a_malformed_answer_under_way_names_the_field(change, problem):
+    fields = {
+        "token_ids": [1, 2],
+        "logprobs": [-0.5, -1.0],
+        "version_spans": [work_pb2.VersionSpan(policy_version=4, num_tokens=2)],
+    }
+    malformed = work_pb2.PartialResponse(**{**fields, **change})
+    with pytest.raises(InvalidMessageError) as error:
+        partial_from_message(malformed, path="begun[2]")
+    assert str(error.value).startswith(problem)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from vcpo.wire.v1 import work_pb2 as vcpo_dot_wire_dot_v1_dot_work__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19vcpo/wire/v1/ledger.proto\x12\x0cvcpo.wire.v1\x1a\x17vcpo/wire/v1/work.proto\"\xf3\x02\n\x0eLedgerSnapshot\x12\x19\n\x11next_prompt_index\x18\x01 \x01(\x04\x12\x1f\n\x17requeued_prompt_indices\x18\x02 \x03(\x04\x12-\n\x08\x62uffered\x18\x03 \x03(\x0b\x32\x1b.vcpo.wire.v1.BufferedGroup\x12\x0e\n\x06leased\x18\x04 \x01(\x04\x12\x11\n\tin_flight\x18\x05 \x01(\x04\x12\x10\n\x08\x63onsumed\x18\x06 \x01(\x04\x12:\n\x07\x64ropped\x18\x07 \x03(\x0b\x32).vcpo.wire.v1.LedgerSnapshot.DroppedEntry\x12\x19\n\x11next_grant_number\x18\x08 \x01(\x04\x12\x13\n\tposterior\x18\t \x01(\tH\x00\x12\x11\n\x07teacher\x18\n \x01(\x0cH\x00\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x12\n\x10prompt_selection\"}\n\rBufferedGroup\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x14\n\x0cgrant_number\x18\x02 \x01(\x04\x12\x14\n\x0cprompt_index\x18\x03 \x01(\x04\x12.\n\x0ctrajectories\x18\x04 \x03(\x0b\x32\x18.vcpo.wire.v1.Trajectoryb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19vcpo/wire/v1/ledger.proto\x12\x0cvcpo.wire.v1\x1a\x17vcpo/wire/v1/work.proto\"\x9c\x03\n\x0eLedgerSnapshot\x12\x19\n\x11next_prompt_index\x18\x01 \x01(\x04\x12\x1f\n\x17requeued_prompt_indices\x18\x02 \x03(\x04\x12-\n\x08\x62uffered\x18\x03 \x03(\x0b\x32\x1b.vcpo.wire.v1.BufferedGroup\x12\x0e\n\x06leased\x18\x04 \x01(\x04\x12\x11\n\tin_flight\x18\x05 \x01(\x04\x12\x10\n\x08\x63onsumed\x18\x06 \x01(\x04\x12:\n\x07\x64ropped\x18\x07 \x03(\x0b\x32).vcpo.wire.v1.LedgerSnapshot.DroppedEntry\x12\x19\n\x11next_grant_number\x18\x08 \x01(\x04\x12\x13\n\tposterior\x18\t \x01(\tH\x00\x12\x11\n\x07teacher\x18\n \x01(\x0cH\x00\x12\'\n\x05\x62\x65gun\x18\x0b \x03(\x0b\x32\x18.vcpo.wire.v1.BegunGroup\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x12\n\x10prompt_selection\"M\n\nBegunGroup\x12\r\n\x05place\x18\x01 \x01(\r\x12\x30\n\tresponses\x18\x02 \x03(\x0b\x32\x1d.vcpo.wire.v1.PartialResponse\"}\n\rBufferedGroup\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x14\n\x0cgrant_number\x18\x02 \x01(\x04\x12\x14\n\x0cprompt_index\x18\x03 \x01(\x04\x12.\n\x0ctrajectories\x18\x04 \x03(\x0b\x32\x18.vcpo.wire.v1.Trajectoryb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,9 +35,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEDGERSNAPSHOT_DROPPEDENTRY']._loaded_options = None
   _globals['_LEDGERSNAPSHOT_DROPPEDENTRY']._serialized_options = b'8\001'
   _globals['_LEDGERSNAPSHOT']._serialized_start=69
-  _globals['_LEDGERSNAPSHOT']._serialized_end=440
-  _globals['_LEDGERSNAPSHOT_DROPPEDENTRY']._serialized_start=374
-  _globals['_LEDGERSNAPSHOT_DROPPEDENTRY']._serialized_end=420
-  _globals['_BUFFEREDGROUP']._serialized_start=442
-  _globals['_BUFFEREDGROUP']._serialized_end=567
+  _globals['_LEDGERSNAPSHOT']._serialized_end=481
+  _globals['_LEDGERSNAPSHOT_DROPPEDENTRY']._serialized_start=415
+  _globals['_LEDGERSNAPSHOT_DROPPEDENTRY']._serialized_end=461
+  _globals['_BEGUNGROUP']._serialized_start=483
+  _globals['_BEGUNGROUP']._serialized_end=560
+  _globals['_BUFFEREDGROUP']._serialized_start=562
+  _globals['_BUFFEREDGROUP']._serialized_end=687
 # @@protoc_insertion_point(module_scope)

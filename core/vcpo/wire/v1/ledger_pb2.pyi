@@ -55,6 +55,7 @@ class LedgerSnapshot(_message.Message):
     NEXT_GRANT_NUMBER_FIELD_NUMBER: _builtins.int
     POSTERIOR_FIELD_NUMBER: _builtins.int
     TEACHER_FIELD_NUMBER: _builtins.int
+    BEGUN_FIELD_NUMBER: _builtins.int
     next_prompt_index: _builtins.int
     """Next prompt of the training split whose turn never came."""
     leased: _builtins.int
@@ -74,6 +75,10 @@ class LedgerSnapshot(_message.Message):
     def buffered(self) -> _containers.RepeatedCompositeFieldContainer[Global___BufferedGroup]: ...
     @_builtins.property
     def dropped(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def begun(self) -> _containers.RepeatedCompositeFieldContainer[Global___BegunGroup]:
+        """What was sampled for prompts to be granted again."""
+
     def __init__(
         self,
         *,
@@ -87,16 +92,41 @@ class LedgerSnapshot(_message.Message):
         next_grant_number: _builtins.int = ...,
         posterior: _builtins.str = ...,
         teacher: _builtins.bytes = ...,
+        begun: _abc.Iterable[Global___BegunGroup] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["posterior", b"posterior", "prompt_selection", b"prompt_selection", "teacher", b"teacher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffered", b"buffered", "consumed", b"consumed", "dropped", b"dropped", "in_flight", b"in_flight", "leased", b"leased", "next_grant_number", b"next_grant_number", "next_prompt_index", b"next_prompt_index", "posterior", b"posterior", "prompt_selection", b"prompt_selection", "requeued_prompt_indices", b"requeued_prompt_indices", "teacher", b"teacher"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "buffered", b"buffered", "consumed", b"consumed", "dropped", b"dropped", "in_flight", b"in_flight", "leased", b"leased", "next_grant_number", b"next_grant_number", "next_prompt_index", b"next_prompt_index", "posterior", b"posterior", "prompt_selection", b"prompt_selection", "requeued_prompt_indices", b"requeued_prompt_indices", "teacher", b"teacher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt_selection: _TypeAlias = _typing.Literal["posterior", "teacher"]  # noqa: Y015
     _WhichOneofArgType_prompt_selection: _TypeAlias = _typing.Literal["prompt_selection", b"prompt_selection"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt_selection) -> _WhichOneofReturnType_prompt_selection | None: ...
 
 Global___LedgerSnapshot: _TypeAlias = LedgerSnapshot  # noqa: Y015
+
+@_typing.final
+class BegunGroup(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACE_FIELD_NUMBER: _builtins.int
+    RESPONSES_FIELD_NUMBER: _builtins.int
+    place: _builtins.int
+    """Place of the prompt in requeued_prompt_indices."""
+    @_builtins.property
+    def responses(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.PartialResponse]: ...
+    def __init__(
+        self,
+        *,
+        place: _builtins.int = ...,
+        responses: _abc.Iterable[_work_pb2.PartialResponse] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["place", b"place", "responses", b"responses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BegunGroup: _TypeAlias = BegunGroup  # noqa: Y015
 
 @_typing.final
 class BufferedGroup(_message.Message):

@@ -203,6 +203,7 @@ class Lease(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     GRANTED_POLICY_VERSION_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    BEGUN_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     split: Global___Split.ValueType
     prompt_index: _builtins.int
@@ -214,6 +215,12 @@ class Lease(_message.Message):
     """Seconds from the grant after which the lease expires."""
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
+    @_builtins.property
+    def begun(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartialResponse]:
+        """Answers that somebody else has begun, at most num_trajectories; the rest are begun anew. Each
+        is gone on with, or only judged when it is complete.
+        """
+
     def __init__(
         self,
         *,
@@ -224,14 +231,51 @@ class Lease(_message.Message):
         sampling: Global___Sampling | None = ...,
         granted_policy_version: _builtins.int = ...,
         timeout_seconds: _builtins.float = ...,
+        begun: _abc.Iterable[Global___PartialResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["granted_policy_version", b"granted_policy_version", "lease_id", b"lease_id", "num_trajectories", b"num_trajectories", "prompt_index", b"prompt_index", "sampling", b"sampling", "split", b"split", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "granted_policy_version", b"granted_policy_version", "lease_id", b"lease_id", "num_trajectories", b"num_trajectories", "prompt_index", b"prompt_index", "sampling", b"sampling", "split", b"split", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Lease: _TypeAlias = Lease  # noqa: Y015
+
+@_typing.final
+class PartialResponse(_message.Message):
+    """What was sampled of an answer before its worker had to stop."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    VERSION_SPANS_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    finish_reason: Global___FinishReason.ValueType
+    """Unspecified: the answer is not complete."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As in Trajectory; never sampled or scored again."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def version_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]: ...
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        version_spans: _abc.Iterable[Global___VersionSpan] | None = ...,
+        finish_reason: Global___FinishReason.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "token_ids", b"token_ids", "version_spans", b"version_spans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartialResponse: _TypeAlias = PartialResponse  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):
@@ -409,20 +453,26 @@ class ReleaseRequest(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     LEASE_IDS_FIELD_NUMBER: _builtins.int
+    BEGUN_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Empty: every lease of the worker. Whoever sees a worker die may so hand back for it."""
+
+    @_builtins.property
+    def begun(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartialResponse]:
+        """What was sampled for the one lease named, at most one answer for each of its trajectories."""
 
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         lease_ids: _abc.Iterable[_builtins.str] | None = ...,
+        begun: _abc.Iterable[Global___PartialResponse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "lease_ids", b"lease_ids", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

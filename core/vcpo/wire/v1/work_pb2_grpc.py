@@ -79,7 +79,8 @@ class WorkServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Ends leases without trajectories: the prompts are granted to somebody else at once.
+        """Ends leases without trajectories: the prompts are granted to somebody else at once, with what
+        was sampled of their answers when it is handed back too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -43,7 +43,9 @@ class WorkServiceStub:
     Submit: _grpc.UnaryUnaryMultiCallable[_work_pb2.SubmitRequest, _work_pb2.SubmitResponse]
     """Idempotent by trajectory id: repeating a submission changes nothing."""
     Release: _grpc.UnaryUnaryMultiCallable[_work_pb2.ReleaseRequest, _work_pb2.ReleaseResponse]
-    """Ends leases without trajectories: the prompts are granted to somebody else at once."""
+    """Ends leases without trajectories: the prompts are granted to somebody else at once, with what
+    was sampled of their answers when it is handed back too.
+    """
 
 @_typing.type_check_only
 class WorkServiceAsyncStub(WorkServiceStub):
@@ -60,7 +62,9 @@ class WorkServiceAsyncStub(WorkServiceStub):
     Submit: _aio.UnaryUnaryMultiCallable[_work_pb2.SubmitRequest, _work_pb2.SubmitResponse]  # type: ignore[assignment]
     """Idempotent by trajectory id: repeating a submission changes nothing."""
     Release: _aio.UnaryUnaryMultiCallable[_work_pb2.ReleaseRequest, _work_pb2.ReleaseResponse]  # type: ignore[assignment]
-    """Ends leases without trajectories: the prompts are granted to somebody else at once."""
+    """Ends leases without trajectories: the prompts are granted to somebody else at once, with what
+    was sampled of their answers when it is handed back too.
+    """
 
 class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
     """Work: rollout workers lease prompts and submit the trajectories they sampled for them.
@@ -92,6 +96,8 @@ class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _work_pb2.ReleaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_work_pb2.ReleaseResponse, _abc.Awaitable[_work_pb2.ReleaseResponse]]:
-        """Ends leases without trajectories: the prompts are granted to somebody else at once."""
+        """Ends leases without trajectories: the prompts are granted to somebody else at once, with what
+        was sampled of their answers when it is handed back too.
+        """
 
 def add_WorkServiceServicer_to_server(servicer: WorkServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
