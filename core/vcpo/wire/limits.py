@@ -9,7 +9,7 @@ CHUNK_BYTES = 1 << 20
 MAX_TOKENS = 1 << 20
 """Longest prompt or response accepted, in tokens."""
 MAX_BEGUN_TOKENS = 1 << 20
-"""Tokens of begun answers handed back, or handed out, in one message; 9 bytes each at most."""
+"""Tokens of begun answers handed back, or handed out, in one message; 8 bytes each."""
 MAX_ID_CHARACTERS = 256
 """Longest worker, lease or trajectory id accepted."""
 MAX_WAIT_S = 30.0

@@ -10,6 +10,12 @@ from enum import StrEnum
 from vcpo.wire.checks import check_id
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.limits import MAX_TOKENS
+from vcpo.wire.packing import (
+    pack_logprobs,
+    pack_token_ids,
+    unpack_logprobs,
+    unpack_token_ids,
+)
 from vcpo.wire.v1 import work_pb2
 
 
@@ -86,9 +92,9 @@ def trajectory_to_message(trajectory: Trajectory) -> work_pb2.Trajectory:
     """Write a trajectory as its message; log-probabilities are rounded to float32."""
     return work_pb2.Trajectory(
         trajectory_id=trajectory.trajectory_id,
-        prompt_token_ids=trajectory.prompt_token_ids,
-        response_token_ids=trajectory.response_token_ids,
-        rollout_logprobs=trajectory.rollout_logprobs,
+        prompt_token_ids=pack_token_ids(trajectory.prompt_token_ids),
+        response_token_ids=pack_token_ids(trajectory.response_token_ids),
+        rollout_logprobs=pack_logprobs(trajectory.rollout_logprobs),
         version_spans=_span_messages(trajectory.version_spans),
         reward=trajectory.reward,
         finish_reason=_TO_WIRE[trajectory.finish_reason],
@@ -102,11 +108,11 @@ def trajectory_from_message(message: work_pb2.Trajectory, *, path: str) -> Traje
         InvalidMessageError: naming the first field that is not as it must be.
     """
     check_id(f"{path}.trajectory_id", message.trajectory_id)
-    num_tokens = len(message.response_token_ids)
-    _check_count(f"{path}.prompt_token_ids", len(message.prompt_token_ids))
-    _check_count(f"{path}.response_token_ids", num_tokens)
-    _check_logprobs(f"{path}.rollout_logprobs", message.rollout_logprobs, num_tokens)
-    spans = _spans(f"{path}.version_spans", message.version_spans, num_tokens)
+    prompt = _token_ids(f"{path}.prompt_token_ids", message.prompt_token_ids)
+    response = _token_ids(f"{path}.response_token_ids", message.response_token_ids)
+    size = len(response)
+    logprobs = unpack_logprobs(f"{path}.rollout_logprobs", message.rollout_logprobs, count=size)
+    spans = _spans(f"{path}.version_spans", message.version_spans, size)
     if not math.isfinite(message.reward):
         raise InvalidMessageError(f"{path}.reward", message.reward, "a finite number")
     reason = _FROM_WIRE.get(message.finish_reason)
@@ -114,9 +120,9 @@ def trajectory_from_message(message: work_pb2.Trajectory, *, path: str) -> Traje
         raise InvalidMessageError(f"{path}.finish_reason", message.finish_reason, "STOP or LENGTH")
     return Trajectory(
         trajectory_id=message.trajectory_id,
-        prompt_token_ids=tuple(message.prompt_token_ids),
-        response_token_ids=tuple(message.response_token_ids),
-        rollout_logprobs=tuple(message.rollout_logprobs),
+        prompt_token_ids=prompt,
+        response_token_ids=response,
+        rollout_logprobs=logprobs,
         version_spans=spans,
         reward=message.reward,
         finish_reason=reason,
@@ -127,8 +133,8 @@ def partial_to_message(partial: PartialResponse) -> work_pb2.PartialResponse:
     """Write an answer under way as its message; log-probabilities are rounded to float32."""
     reason = partial.finish_reason
     return work_pb2.PartialResponse(
-        token_ids=partial.token_ids,
-        logprobs=partial.logprobs,
+        token_ids=pack_token_ids(partial.token_ids),
+        logprobs=pack_logprobs(partial.logprobs),
         version_spans=_span_messages(partial.version_spans),
         finish_reason=work_pb2.FINISH_REASON_UNSPECIFIED if reason is None else _TO_WIRE[reason],
     )
@@ -140,35 +146,23 @@ def partial_from_message(message: work_pb2.PartialResponse, *, path: str) -> Par
     Raises:
         InvalidMessageError: naming the first field that is not as it must be.
     """
-    num_tokens = len(message.token_ids)
-    _check_count(f"{path}.token_ids", num_tokens)
-    _check_logprobs(f"{path}.logprobs", message.logprobs, num_tokens)
-    spans = _spans(f"{path}.version_spans", message.version_spans, num_tokens)
+    token_ids = _token_ids(f"{path}.token_ids", message.token_ids)
+    logprobs = unpack_logprobs(f"{path}.logprobs", message.logprobs, count=len(token_ids))
+    spans = _spans(f"{path}.version_spans", message.version_spans, len(token_ids))
     unfinished = message.finish_reason == work_pb2.FINISH_REASON_UNSPECIFIED
     if not unfinished and message.finish_reason not in _FROM_WIRE:
         requirement = "UNSPECIFIED, STOP or LENGTH"
         raise InvalidMessageError(f"{path}.finish_reason", message.finish_reason, requirement)
     return PartialResponse(
-        token_ids=tuple(message.token_ids),
-        logprobs=tuple(message.logprobs),
+        token_ids=token_ids,
+        logprobs=logprobs,
         version_spans=spans,
         finish_reason=None if unfinished else _FROM_WIRE[message.finish_reason],
     )
 
 
-def _check_count(field: str, count: int) -> None:
-    if not 1 <= count <= MAX_TOKENS:
-        raise InvalidMessageError(field, f"{count} tokens", f"1 to {MAX_TOKENS} tokens")
-
-
-def _check_logprobs(field: str, logprobs: Sequence[float], num_tokens: int) -> None:
-    if len(logprobs) != num_tokens:
-        requirement = f"as many as tokens ({num_tokens})"
-        raise InvalidMessageError(field, f"{len(logprobs)} values", requirement)
-    for index, logprob in enumerate(logprobs):
-        # A token that was sampled had positive probability; rounding may lift it just above 1.
-        if not (math.isfinite(logprob) and logprob <= 1e-3):
-            raise InvalidMessageError(f"{field}[{index}]", logprob, "finite and at most 0")
+def _token_ids(field: str, data: bytes) -> tuple[int, ...]:
+    return unpack_token_ids(field, data, most=MAX_TOKENS)
 
 
 def _span_messages(spans: Iterable[VersionSpan]) -> list[work_pb2.VersionSpan]:

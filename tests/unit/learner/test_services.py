@@ -9,6 +9,7 @@ import torch
 from tests.unit.learner.scenes import INCARNATION
 from tests.unit.rollout.scenes import a_learner
 from vcpo.wire.limits import CHUNK_BYTES
+from vcpo.wire.packing import pack_logprobs, pack_token_ids
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 
 
@@ -96,8 +97,8 @@ async def test_a_malformed_submission_names_the_field(place, request_, field):
 
 def begun_message(num_tokens, **changes):
     return work_pb2.PartialResponse(
-        token_ids=[5] * num_tokens,
-        logprobs=[-0.5] * num_tokens,
+        token_ids=pack_token_ids([5] * num_tokens),
+        logprobs=pack_logprobs([-0.5] * num_tokens),
         version_spans=[work_pb2.VersionSpan(num_tokens=num_tokens)],
         **changes,
     )

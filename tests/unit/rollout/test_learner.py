@@ -136,7 +136,7 @@ async def test_of_more_than_a_message_may_hold_the_longest_answers_are_handed_ba
     async with calling(troubled) as channel:
         await learner_at(channel).release("lease", begun)
     _, request = troubled.requests
-    assert [len(one.token_ids) for one in request.begun] == [3, 2]
+    assert [len(one.token_ids) for one in request.begun] == [4 * 3, 4 * 2]
 
 
 async def test_a_refused_hand_back_is_no_error():

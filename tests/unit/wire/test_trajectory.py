@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -32,6 +33,10 @@ def as_float32(value: float) -> float:
     return float(rounded)
 
 
+def float32s(*values: float) -> bytes:
+    return struct.pack(f"<{len(values)}f", *values)
+
+
 @st.composite
 def trajectories(draw: st.DrawFn) -> Trajectory:
     spans = draw(st.lists(st.tuples(st.integers(0, 2**63), st.integers(1, 5)), min_size=1))
@@ -51,9 +56,9 @@ def message() -> work_pb2.Trajectory:
     """Three tokens by two versions."""
     return work_pb2.Trajectory(
         trajectory_id="lease/0",
-        prompt_token_ids=[5, 6],
-        response_token_ids=[1, 2, 3],
-        rollout_logprobs=[-0.5, -1.0, 0.0],
+        prompt_token_ids=struct.pack("<2I", 5, 6),
+        response_token_ids=struct.pack("<3I", 1, 2, 3),
+        rollout_logprobs=float32s(-0.5, -1.0, 0.0),
         version_spans=[
             work_pb2.VersionSpan(policy_version=4, num_tokens=2),
             work_pb2.VersionSpan(policy_version=5, num_tokens=1),
@@ -82,10 +87,11 @@ def test_a_trajectory_survives_the_wire(trajectory):
 
 @given(st.floats(-1e6, 0.0))
 def test_logprobs_are_rounded_to_float32(logprob):
-    one = message()
-    one.rollout_logprobs[0] = logprob
-    read = trajectory_from_message(one, path="t")
-    assert read.rollout_logprobs[0] == as_float32(logprob)
+    one = replace(
+        trajectory_from_message(message(), path="t"), rollout_logprobs=(logprob, 0.0, 0.0)
+    )
+    read = trajectory_from_message(trajectory_to_message(one), path="t")
+    assert read.rollout_logprobs == (as_float32(logprob), 0.0, 0.0)
 
 
 def test_a_message_is_read_field_by_field():
@@ -117,13 +123,14 @@ def test_lags_are_counted_in_tokens():
 
 def test_a_logprob_that_rounding_lifted_above_zero_is_accepted():
     one = message()
-    one.rollout_logprobs[0] = 1e-4
+    one.rollout_logprobs = float32s(1e-4, -1.0, -2.0)
     assert trajectory_from_message(one, path="t").rollout_logprobs[0] == as_float32(1e-4)
 
 
 @pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), float("inf"), 0.01])
 def test_a_logprob_that_no_sampled_token_has_is_named(logprob):
-    said = refused(lambda one: one.rollout_logprobs.__setitem__(1, logprob))
+    logprobs = float32s(-0.5, logprob, -1.0)
+    said = refused(lambda one: setattr(one, "rollout_logprobs", logprobs))
     assert said.startswith(
         "trajectories[3].rollout_logprobs[1]: must be finite and at most 0, got "
     )
@@ -145,12 +152,16 @@ def test_a_logprob_that_no_sampled_token_has_is_named(logprob):
             f"response_token_ids: must be 1 to {MAX_TOKENS} tokens, got '0 tokens'",
         ),
         (
-            lambda one: one.rollout_logprobs.append(-1.0),
+            lambda one: setattr(one, "rollout_logprobs", float32s(-1.0, -1.0, -1.0, -1.0)),
             "rollout_logprobs: must be as many as tokens (3), got '4 values'",
         ),
         (
-            lambda one: one.rollout_logprobs.pop(),
+            lambda one: setattr(one, "rollout_logprobs", float32s(-1.0, -1.0)),
             "rollout_logprobs: must be as many as tokens (3), got '2 values'",
+        ),
+        (
+            lambda one: setattr(one, "response_token_ids", b"12345"),
+            "response_token_ids: must be a multiple of 4 bytes, got '5 bytes'",
         ),
         (
             lambda one: one.ClearField("version_spans"),
@@ -192,8 +203,9 @@ def test_an_endless_id_is_refused_and_shortened():
 
 
 def test_a_response_beyond_the_limit_is_refused():
-    said = refused(lambda one: one.response_token_ids.extend([0] * MAX_TOKENS))
-    assert said.endswith(f"got '{MAX_TOKENS + 3} tokens'")
+    token_ids = bytes(4 * (MAX_TOKENS + 1))
+    said = refused(lambda one: setattr(one, "response_token_ids", token_ids))
+    assert said.endswith(f"got '{MAX_TOKENS + 1} tokens'")
 
 
 @given(trajectories(), st.sampled_from([None, *FinishReason]))
@@ -212,9 +224,9 @@ def test_an_answer_under_way_survives_the_wire(trajectory, finish_reason):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"token_ids": []}, "begun[2].token_ids: must be 1 to"),
-        ({"logprobs": [-0.5]}, "begun[2].logprobs: must be as many as tokens (2)"),
-        ({"logprobs": [-0.5, float("nan")]}, "begun[2].logprobs[1]: must be finite"),
+        ({"token_ids": b""}, "begun[2].token_ids: must be 1 to"),
+        ({"logprobs": float32s(-0.5)}, "begun[2].logprobs: must be as many as tokens (2)"),
+        ({"logprobs": float32s(-0.5, float("nan"))}, "begun[2].logprobs[1]: must be finite"),
         ({"version_spans": []}, "begun[2].version_spans: must be spans over"),
         ({"finish_reason": 9}, "begun[2].finish_reason: must be UNSPECIFIED, STOP or LENGTH"),
     ],
@@ -222,8 +234,8 @@ def test_an_answer_under_way_survives_the_wire(trajectory, finish_reason):
 )
 def test_a_malformed_answer_under_way_names_the_field(change, problem):
     fields = {
-        "token_ids": [1, 2],
-        "logprobs": [-0.5, -1.0],
+        "token_ids": struct.pack("<2I", 1, 2),
+        "logprobs": float32s(-0.5, -1.0),
         "version_spans": [work_pb2.VersionSpan(policy_version=4, num_tokens=2)],
     }
     malformed = work_pb2.PartialResponse(**{**fields, **change})

@@ -251,21 +251,18 @@ class PartialResponse(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     VERSION_SPANS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    token_ids: _builtins.bytes
+    """Packed as in Trajectory; never sampled or scored again."""
+    logprobs: _builtins.bytes
     finish_reason: Global___FinishReason.ValueType
     """Unspecified: the answer is not complete."""
-    @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """As in Trajectory; never sampled or scored again."""
-
-    @_builtins.property
-    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     @_builtins.property
     def version_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]: ...
     def __init__(
         self,
         *,
-        token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        token_ids: _builtins.bytes = ...,
+        logprobs: _builtins.bytes = ...,
         version_spans: _abc.Iterable[Global___VersionSpan] | None = ...,
         finish_reason: Global___FinishReason.ValueType = ...,
     ) -> None: ...
@@ -346,18 +343,15 @@ class Trajectory(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     trajectory_id: _builtins.str
     """Unique in the run: "<lease_id>/<number within the lease>"."""
+    prompt_token_ids: _builtins.bytes
+    """Numbers per token are packed, four bytes each, little-endian: uint32 ids, float32 logarithms."""
+    response_token_ids: _builtins.bytes
+    """Sampled tokens; with their log-probabilities under the policy that sampled each of them
+    (natural log, of the distribution sampled from, i.e. after temperature).
+    """
+    rollout_logprobs: _builtins.bytes
     reward: _builtins.float
     finish_reason: Global___FinishReason.ValueType
-    @_builtins.property
-    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def response_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sampled tokens; with their log-probabilities under the policy that sampled each of them
-        (float32, natural log, of the distribution sampled from, i.e. after temperature).
-        """
-
-    @_builtins.property
-    def rollout_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     @_builtins.property
     def version_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]:
         """Which version sampled which tokens, in order; the lengths add up to the response's."""
@@ -366,9 +360,9 @@ class Trajectory(_message.Message):
         self,
         *,
         trajectory_id: _builtins.str = ...,
-        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        response_token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        rollout_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        prompt_token_ids: _builtins.bytes = ...,
+        response_token_ids: _builtins.bytes = ...,
+        rollout_logprobs: _builtins.bytes = ...,
         version_spans: _abc.Iterable[Global___VersionSpan] | None = ...,
         reward: _builtins.float = ...,
         finish_reason: Global___FinishReason.ValueType = ...,

@@ -1,0 +1,285 @@
+"""What the learner takes in per second of one core: gRPC beside the same data as JSON over HTTP.
+
+A step's groups are handed in side by side, kept by the ledger and taken as one batch. Client and
+server share a process and one core, whose CPU time is counted; leases are granted outside of it.
+The gRPC way is the worker's client and the learner's service, checks included. The JSON way is
+aiohttp on both sides and the standard library's `json`, into the same ledger, without any checks.
+
+    python -m benchmarks.ingest
+
+The last line printed is JSON:
+
+    trajectories_per_s  tokens_per_s            over gRPC; tokens are those of the responses
+    json_http_trajectories_per_s  ..tokens_per_s
+    bytes_per_token  json_http_bytes_per_token  sent, prompts included
+    ratio_vs_json_http                          of tokens per second
+
+Exit status 1 when the ratio is below 4.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import struct
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from aiohttp import ClientSession, web
+
+from vcpo.spec import VCPORun, VCPORunSpec
+from vcpo.wire.client import open_channel
+from vcpo.wire.limits import MAX_MESSAGE_BYTES
+from vcpo.wire.server import WireServer
+from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan, trajectory_to_message
+from vcpo.wire.v1 import work_pb2_grpc
+from vcpo_learner.dispatch import Dispatcher, WorkRequest
+from vcpo_learner.ledger import MemoryLedger
+from vcpo_learner.services.work import WorkService
+from vcpo_rollout.learner import Learner
+
+_RATIO_BAR = 4.0
+_VOCABULARY = 151_936
+_PROMPT_TOKENS = 128
+_WORKER, _INCARNATION = "worker", "now"
+
+Submit = Callable[[str, Sequence[Trajectory]], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """What went through in how much CPU time."""
+
+    cpu_s: float
+    num_trajectories: int
+    num_tokens: int
+
+
+def make_answers(count: int, mean_tokens: int) -> list[Trajectory]:
+    """Answers of up to twice `mean_tokens` tokens, in two spans each, with float32 numbers."""
+    rng = random.Random(0)  # noqa: S311 - no secret
+    return [_answer(rng, rng.randint(2, 2 * mean_tokens - 2)) for _ in range(count)]
+
+
+def _answer(rng: random.Random, size: int) -> Trajectory:
+    logprobs = struct.pack(f"{size}f", *(-rng.expovariate(1.0) for _ in range(size)))
+    return Trajectory(
+        trajectory_id="",
+        prompt_token_ids=tuple(rng.choices(range(_VOCABULARY), k=_PROMPT_TOKENS)),
+        response_token_ids=tuple(rng.choices(range(_VOCABULARY), k=size)),
+        rollout_logprobs=struct.unpack(f"{size}f", logprobs),
+        version_spans=(
+            VersionSpan(policy_version=0, num_tokens=size // 2),
+            VersionSpan(policy_version=0, num_tokens=size - size // 2),
+        ),
+        reward=rng.random(),
+        finish_reason=FinishReason.STOP,
+    )
+
+
+def make_dispatcher(spec: VCPORunSpec) -> Dispatcher:
+    """A learner's desk with an empty ledger."""
+    ledger = MemoryLedger(
+        prompts_per_step=spec.batch.prompts_per_step,
+        trajectories_per_prompt=spec.batch.trajectories_per_prompt,
+        lease_timeout_s=3600.0,
+        max_attempts=1,
+        incarnation=_INCARNATION,
+        clock=time.monotonic,
+    )
+    return Dispatcher(spec=spec, ledger=ledger, incarnation=_INCARNATION, clock=time.monotonic)
+
+
+async def measure(
+    dispatcher: Dispatcher, submit: Submit, answers: Sequence[Trajectory], *, steps: int
+) -> Measure:
+    """Hand in the same answers at each of so many steps, after one that is not counted."""
+    cpu_s = 0.0
+    for step in range(steps + 1):
+        groups = await _leased(dispatcher, answers)
+        begun_s = time.process_time()
+        await asyncio.gather(*(submit(lease_id, group) for lease_id, group in groups))
+        batch = await dispatcher.next_batch()
+        cpu_s += time.process_time() - begun_s if step else 0.0
+        assert batch is not None
+        assert sum(len(group.trajectories) for group in batch) == len(answers)
+        dispatcher.policy_version += 1
+    num_tokens = sum(len(answer.response_token_ids) for answer in answers)
+    return Measure(
+        cpu_s=cpu_s, num_trajectories=steps * len(answers), num_tokens=steps * num_tokens
+    )
+
+
+async def _leased(
+    dispatcher: Dispatcher, answers: Sequence[Trajectory]
+) -> list[tuple[str, list[Trajectory]]]:
+    """A step's answers, labelled as those of new leases."""
+    request = WorkRequest(
+        worker_id=_WORKER,
+        rollout_group="main",
+        incarnation=_INCARNATION,
+        held_policy_version=dispatcher.policy_version,
+        max_trajectories=len(answers),
+    )
+    rest = iter(answers)
+    return [
+        (
+            assignment.lease.lease_id,
+            [
+                replace(next(rest), trajectory_id=f"{assignment.lease.lease_id}/{number}")
+                for number in range(assignment.lease.num_trajectories)
+            ],
+        )
+        for assignment in await dispatcher.lease(request, wait_s=0)
+    ]
+
+
+@asynccontextmanager
+async def over_grpc(dispatcher: Dispatcher, spec: VCPORunSpec) -> AsyncIterator[Submit]:
+    """The worker's client, at the learner's service."""
+    server = WireServer(token=None)
+    work_pb2_grpc.add_WorkServiceServicer_to_server(
+        WorkService(dispatcher, spec), server.grpc_server
+    )
+    port = await server.start("127.0.0.1:0", ())
+    channel = open_channel(f"127.0.0.1:{port}", token=None)
+    try:
+        yield Learner(channel, worker_id=_WORKER, rollout_group="main").submit
+    finally:
+        await channel.close()
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def over_http(dispatcher: Dispatcher) -> AsyncIterator[Submit]:
+    """A client that posts JSON, at a server that reads it."""
+
+    async def take(request: web.Request) -> web.Response:
+        document = json.loads(await request.read())
+        trajectories = [_from_document(one) for one in document["trajectories"]]
+        outcomes = dispatcher.submit(document["worker_id"], document["lease_id"], trajectories)
+        return web.json_response([str(outcome) for outcome in outcomes])
+
+    application = web.Application(client_max_size=MAX_MESSAGE_BYTES)
+    application.router.add_post("/submit", take)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    async with ClientSession() as session:
+
+        async def submit(lease_id: str, trajectories: Sequence[Trajectory]) -> None:
+            body = _json_body(lease_id, trajectories)
+            async with session.post(f"http://{host}:{port}/submit", data=body) as response:
+                await response.json()
+
+        yield submit
+    await runner.cleanup()
+
+
+def _json_body(lease_id: str, trajectories: Sequence[Trajectory]) -> bytes:
+    document = {
+        "worker_id": _WORKER,
+        "lease_id": lease_id,
+        "trajectories": [_document(trajectory) for trajectory in trajectories],
+    }
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _document(trajectory: Trajectory) -> dict[str, Any]:
+    return {
+        "trajectory_id": trajectory.trajectory_id,
+        "prompt_token_ids": trajectory.prompt_token_ids,
+        "response_token_ids": trajectory.response_token_ids,
+        "rollout_logprobs": trajectory.rollout_logprobs,
+        "version_spans": [asdict(span) for span in trajectory.version_spans],
+        "reward": trajectory.reward,
+        "finish_reason": trajectory.finish_reason,
+    }
+
+
+def _from_document(document: dict[str, Any]) -> Trajectory:
+    return Trajectory(
+        trajectory_id=document["trajectory_id"],
+        prompt_token_ids=tuple(document["prompt_token_ids"]),
+        response_token_ids=tuple(document["response_token_ids"]),
+        rollout_logprobs=tuple(document["rollout_logprobs"]),
+        version_spans=tuple(VersionSpan(**span) for span in document["version_spans"]),
+        reward=document["reward"],
+        finish_reason=FinishReason(document["finish_reason"]),
+    )
+
+
+async def compare(arguments: argparse.Namespace) -> dict[str, float]:
+    """Measure both ways side by side, in turns; the best of each counts."""
+    spec = make_spec(arguments)
+    answers = make_answers(spec.batch.trajectories, arguments.tokens)
+    best: dict[str, float] = {}
+    for _ in range(arguments.repeats):
+        for name in ("grpc", "http"):
+            dispatcher = make_dispatcher(spec)
+            way = over_grpc(dispatcher, spec) if name == "grpc" else over_http(dispatcher)
+            async with way as submit:
+                result = await measure(dispatcher, submit, answers, steps=arguments.steps)
+            best[name] = max(best.get(name, 0.0), result.num_tokens / result.cpu_s)
+            print(f"{name}: {result.num_tokens / result.cpu_s:12,.0f} tokens/s", flush=True)
+    num_tokens = sum(len(answer.response_token_ids) for answer in answers)
+    per_token = len(answers) / num_tokens
+    sent_bytes = sum(trajectory_to_message(answer).ByteSize() for answer in answers)
+    return {
+        "trajectories_per_s": round(best["grpc"] * per_token, 1),
+        "tokens_per_s": round(best["grpc"]),
+        "json_http_trajectories_per_s": round(best["http"] * per_token, 1),
+        "json_http_tokens_per_s": round(best["http"]),
+        "bytes_per_token": round(sent_bytes / num_tokens, 2),
+        "json_http_bytes_per_token": round(len(_json_body("", answers)) / num_tokens, 2),
+        "ratio_vs_json_http": round(best["grpc"] / best["http"], 2),
+    }
+
+
+def make_spec(arguments: argparse.Namespace) -> VCPORunSpec:
+    """A run in which nothing has to wait and nothing is too old."""
+    spec = {
+        "model": {"name": "none"},
+        "environment": {"name": "none"},
+        "steps": 1_000_000,
+        "batch": {"promptsPerStep": arguments.prompts, "trajectoriesPerPrompt": arguments.group},
+        "algorithm": {"maxPolicyLagSteps": 1000},
+        "rollouts": [{"name": "main", "maxConcurrentSequences": 4096}],
+    }
+    return VCPORun.model_validate({"metadata": {"name": "ingest"}, "spec": spec}).spec
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0] if __doc__ else None,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--prompts", type=int, default=16, help="prompts of a step")
+    parser.add_argument("--group", type=int, default=8, help="answers to each")
+    parser.add_argument("--tokens", type=int, default=512, help="mean length of an answer")
+    parser.add_argument("--steps", type=int, default=3, help="steps of one measurement")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each way")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure on one core, print JSON."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    report = asyncio.run(compare(parse_arguments()))
+    print(json.dumps(report))
+    if report["ratio_vs_json_http"] < _RATIO_BAR:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
