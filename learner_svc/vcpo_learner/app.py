@@ -37,10 +37,11 @@ from vcpo.wire.v1 import (
     work_pb2,
     work_pb2_grpc,
 )
+from vcpo_learner.accounting import AccountingError
 from vcpo_learner.archive import open_archive
 from vcpo_learner.dispatch import Dispatcher
 from vcpo_learner.gauges import LearnerGauges
-from vcpo_learner.ledger import AccountingError, MemoryLedger
+from vcpo_learner.ledger import MemoryLedger
 from vcpo_learner.policies import PolicyStore
 from vcpo_learner.policy_model import load_policy, pad_token_id
 from vcpo_learner.prompt_selection import prompt_source

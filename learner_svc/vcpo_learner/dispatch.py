@@ -18,8 +18,9 @@ from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse, Trajectory
 from vcpo_learner.broadcast import Broadcast
 from vcpo_learner.evaluation import EvaluationResult, EvaluationRound
+from vcpo_learner.groups import Group
 from vcpo_learner.leases import Clock, OpenLease, SubmitOutcome
-from vcpo_learner.ledger import Group, Ledger
+from vcpo_learner.ledger import Ledger
 from vcpo_learner.roster import Roster, WorkerSeen
 
 _POLL_S = 1.0

@@ -12,8 +12,9 @@ from vcpo.journal import EvaluationRecord, StepRecord
 from vcpo.metrics import LearnerMetrics
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import control_pb2
+from vcpo_learner.accounting import TrajectoryCounts
 from vcpo_learner.dispatch import Dispatcher
-from vcpo_learner.ledger import Group, TrajectoryCounts
+from vcpo_learner.groups import Group
 from vcpo_learner.signals import SignalWindow
 
 

@@ -34,81 +34,18 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Protocol
 
 from vcpo.algo import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.limits import MAX_BEGUN_TOKENS
-from vcpo.wire.trajectory import (
-    PartialResponse,
-    Trajectory,
-    trajectory_from_message,
-    trajectory_to_message,
-)
+from vcpo.wire.trajectory import PartialResponse, Trajectory
 from vcpo.wire.v1 import ledger_pb2
+from vcpo_learner.accounting import DropReason, TrajectoryCounts
+from vcpo_learner.groups import Group, group_from_message, group_of, group_to_message
 from vcpo_learner.leases import Clock, LeaseBook, OpenLease, SubmitOutcome
 from vcpo_learner.owed import OwedPrompt, restore_owed, save_owed
 from vcpo_learner.prompt_source import PromptSource, SequentialPrompts
-
-
-class DropReason(StrEnum):
-    """Why trajectories were not trained on."""
-
-    LEASE_EXPIRED = "lease_expired"
-    """The worker did not answer in time."""
-    HANDED_BACK = "handed_back"
-    """The worker left, or somebody saw it die."""
-    GENERATION_FAILED = "generation_failed"
-    """The worker reported a typed failure."""
-    LAG_EXCEEDED = "lag_exceeded"
-    """A token was older than the lag bound when its turn came."""
-    NO_SIGNAL = "no_signal"
-    """All rewards of the group were equal, and the method trains on others only."""
-    LEARNER_RESTARTED = "learner_restarted"
-    """In flight when the learner stopped."""
-
-
-class AccountingError(AssertionError):
-    """Trajectories appeared or vanished: a bug, and reason to stop."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrajectoryCounts:
-    """Where every trajectory ever leased is now."""
-
-    leased: int
-    in_flight: int
-    buffered: int
-    consumed: int
-    dropped: Mapping[str, int] = field(default_factory=dict)
-
-    def check(self) -> None:
-        """Check that nothing is missing and nothing stands twice.
-
-        Raises:
-            AccountingError: with the counts, when the sum is off.
-        """
-        total = self.in_flight + self.buffered + self.consumed + sum(self.dropped.values())
-        if self.leased != total:
-            raise AccountingError(f"leased must equal the sum of the rest ({total}): {self}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Group:
-    """All trajectories of one prompt, accepted and not yet consumed."""
-
-    grant_number: int
-    lease_id: str = field(compare=False)
-    prompt_index: int = field(compare=False)
-    attempt: int = field(compare=False)
-    trajectories: tuple[Trajectory, ...] = field(compare=False)
-
-    @property
-    def oldest_policy_version(self) -> int:
-        """The oldest version that sampled a token of the group."""
-        return min(trajectory.oldest_policy_version for trajectory in self.trajectories)
 
 
 class Ledger(Protocol):
@@ -264,7 +201,7 @@ class MemoryLedger:
         """
         outcomes, fulfilled = self._book.submit(lease_id, trajectories)
         if fulfilled is not None:
-            self._receive(_group_of(fulfilled))
+            self._receive(group_of(fulfilled))
         return outcomes
 
     def fail(self, lease_id: str) -> None:
@@ -316,7 +253,7 @@ class MemoryLedger:
         """What a checkpoint keeps: the buffer, the prompts owed, the counts."""
         counts = self.counts()
         snapshot = ledger_pb2.LedgerSnapshot(
-            buffered=[_group_to_message(group) for group in sorted(self._buffer)],
+            buffered=[group_to_message(group) for group in sorted(self._buffer)],
             leased=counts.leased,
             # What has arrived of an unfinished group is not kept: the group is granted again.
             in_flight=sum(lease.num_trajectories for lease in self._book.all()),
@@ -336,7 +273,7 @@ class MemoryLedger:
         """
         self._source.restore(snapshot)
         self._owed = deque(restore_owed(snapshot))
-        self._buffer = [_group_from_message(group) for group in snapshot.buffered]
+        self._buffer = [group_from_message(group) for group in snapshot.buffered]
         heapq.heapify(self._buffer)
         self._book.continue_from(snapshot.next_grant_number)
         self._leased = snapshot.leased
@@ -395,36 +332,4 @@ def _owed(lease: OpenLease, begun: Sequence[PartialResponse] = ()) -> OwedPrompt
         prompt_index=lease.prompt_index,
         attempts=lease.attempt - 1,
         begun=tuple(begun) or lease.begun,
-    )
-
-
-def _group_of(lease: OpenLease) -> Group:
-    return Group(
-        grant_number=lease.grant_number,
-        lease_id=lease.lease_id,
-        prompt_index=lease.prompt_index,
-        attempt=lease.attempt,
-        trajectories=tuple(lease.arrived.values()),
-    )
-
-
-def _group_to_message(group: Group) -> ledger_pb2.BufferedGroup:
-    return ledger_pb2.BufferedGroup(
-        lease_id=group.lease_id,
-        grant_number=group.grant_number,
-        prompt_index=group.prompt_index,
-        trajectories=[trajectory_to_message(member) for member in group.trajectories],
-    )
-
-
-def _group_from_message(message: ledger_pb2.BufferedGroup) -> Group:
-    return Group(
-        grant_number=message.grant_number,
-        lease_id=message.lease_id,
-        prompt_index=message.prompt_index,
-        attempt=1,
-        trajectories=tuple(
-            trajectory_from_message(member, path=f"buffered[].trajectories[{index}]")
-            for index, member in enumerate(message.trajectories)
-        ),
     )

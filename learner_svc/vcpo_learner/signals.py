@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from vcpo.journal import EvaluationRecord, StepRecord
 from vcpo.wire.phase import phase_to_message
 from vcpo.wire.v1 import control_pb2
+from vcpo_learner.accounting import TrajectoryCounts
 from vcpo_learner.dispatch import Dispatcher
 from vcpo_learner.leases import Clock
-from vcpo_learner.ledger import TrajectoryCounts
 
 _WINDOW_STEPS = 10
 _LOW_QUANTILE = 0.1

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vcpo_learner.ledger import Group
+from vcpo_learner.groups import Group
 from vcpo_learner.update_result import UpdateResult
 
 

@@ -29,8 +29,8 @@ from vcpo_learner.archive import Archivist
 from vcpo_learner.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
 from vcpo_learner.dispatch import Dispatcher
 from vcpo_learner.gauges import LearnerGauges
+from vcpo_learner.groups import Group
 from vcpo_learner.leases import Clock
-from vcpo_learner.ledger import Group
 from vcpo_learner.policies import PolicyStore
 from vcpo_learner.policy_model import (
     policy_payload,

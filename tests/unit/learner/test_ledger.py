@@ -14,7 +14,7 @@ from tests.unit.learner.scenes import (
 from vcpo.algo import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.ledger import AccountingError, TrajectoryCounts
+from vcpo_learner.accounting import AccountingError, TrajectoryCounts
 from vcpo_learner.prompt_source import SequentialPrompts
 
 

@@ -15,7 +15,7 @@ from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.checkpoint import CheckpointError, CheckpointFolder
 from vcpo_learner.gauges import LearnerGauges
-from vcpo_learner.ledger import Group
+from vcpo_learner.groups import Group
 from vcpo_learner.policies import PolicyStore
 from vcpo_learner.signals import SignalWindow
 from vcpo_learner.step_record import LagStatistics, lag_statistics
