@@ -20,6 +20,10 @@ class DropReason(StrEnum):
     """A token was older than the lag bound when its turn came."""
     NO_SIGNAL = "no_signal"
     """All rewards of the group were equal, and the method trains on others only."""
+    SURPLUS = "surplus"
+    """Cut when a step's batch was complete; what was sampled goes on in the prompt's next grant."""
+    REDUNDANT = "redundant"
+    """Enough others of the group had finished."""
     LEARNER_RESTARTED = "learner_restarted"
     """In flight when the learner stopped."""
 

@@ -124,6 +124,7 @@ class _Parts:
                 max_attempts=spec.lease.max_attempts,
                 group_filter=spec.algorithm.recipe.group_filter,
                 prompt_source=prompt_source(spec),
+                redundant_trajectories=spec.batch.redundant_trajectories,
                 incarnation=incarnation,
                 clock=time.monotonic,
             ),

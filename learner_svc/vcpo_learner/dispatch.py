@@ -7,11 +7,11 @@ loop; nothing here blocks, and time is injected.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vcpo.control.admission import admissible_trajectories
+from vcpo.control.admission import admissible_trajectories, surplus_trajectories
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.phase import RunPhase
@@ -143,6 +143,18 @@ class Dispatcher:
         self.notify()
         return outcomes
 
+    async def recalled(
+        self, worker_id: str, heard_lease_ids: Collection[str], *, wait_s: float
+    ) -> list[str]:
+        """Leases that a worker is to cut, waiting up to `wait_s` for one it has not heard of."""
+        deadline_s = self._clock() + wait_s
+        while True:
+            lease_ids = self._ledger.recalled(worker_id)
+            remaining_s = deadline_s - self._clock()
+            if remaining_s <= 0 or not set(lease_ids).issubset(heard_lease_ids):
+                return lease_ids
+            await self._changed.wait(min(remaining_s, _POLL_S))
+
     def fail(self, worker_id: str, lease_id: str) -> None:
         """End a lease whose generation failed; the prompt is granted again, a few times."""
         self._roster.confirm(worker_id)
@@ -183,6 +195,7 @@ class Dispatcher:
                 max_lag_steps=self._spec.algorithm.max_policy_lag_steps,
             )
             if batch is not None:
+                self._recall_surplus()
                 self.notify()
                 return batch
             await self._changed.wait(_POLL_S)
@@ -250,19 +263,35 @@ class Dispatcher:
         return is_ours and request.held_policy_version >= self.policy_version
 
     def _admissible_groups(self, request: WorkRequest) -> int:
-        counts = self._ledger.counts()
+        counts, batch = self._ledger.counts(), self._spec.batch
         accepted = counts.buffered + counts.consumed
         admissible = admissible_trajectories(
             admission_lag_steps=self.admission_lag_steps,
             # Nobody can hold what is not published yet.
             held_policy_version=min(request.held_policy_version, self.policy_version),
-            batch_trajectories=self._spec.batch.trajectories,
+            batch_trajectories=batch.trajectories,
             accepted=accepted,
             in_flight=counts.in_flight,
+            over_provision_ratio=batch.over_provision_ratio,
         )
-        wanted = self._spec.steps * self._spec.batch.trajectories - accepted - counts.in_flight
-        free = min(admissible, wanted, request.max_trajectories)
-        return max(0, free // self._spec.batch.trajectories_per_prompt)
+        wanted = self._spec.steps * batch.trajectories - accepted - counts.in_flight
+        free = max(0, min(admissible, wanted)) // batch.trajectories_per_prompt
+        return min(free, request.max_trajectories // batch.sequences_per_prompt)
+
+    def _recall_surplus(self) -> None:
+        """Have cut what an over-provisioned run does not need now that a batch is complete."""
+        if (ratio := self._spec.batch.over_provision_ratio) == 1.0:
+            return
+        counts = self._ledger.counts()
+        surplus = surplus_trajectories(
+            max_lag_steps=self._spec.algorithm.max_policy_lag_steps,
+            policy_version=self.policy_version,
+            batch_trajectories=self._spec.batch.trajectories,
+            accepted=counts.buffered + counts.consumed,
+            in_flight=counts.in_flight,
+            over_provision_ratio=ratio,
+        )
+        self._ledger.recall(surplus)
 
     def _oldest_begun_version(self) -> int:
         """The oldest version of a token that could still be trained on, in the very next batch."""

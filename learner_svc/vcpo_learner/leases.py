@@ -39,6 +39,8 @@ class OpenLease:
     expires_s: float
     begun: tuple[PartialResponse, ...] = ()
     """Answers to go on with."""
+    recalled: bool = False
+    """Whether its worker is to cut it."""
     arrived: dict[str, Trajectory] = field(default_factory=dict)
     """Trajectories so far, by id."""
 
@@ -46,6 +48,12 @@ class OpenLease:
     def num_missing(self) -> int:
         """Trajectories still to come."""
         return self.num_trajectories - len(self.arrived)
+
+    @property
+    def oldest_policy_version(self) -> int:
+        """The oldest version that sampled a token, or may have."""
+        begun = (one.oldest_policy_version for one in self.begun)
+        return min(begun, default=self.granted_policy_version)
 
     def accept(self, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
         """Take in trajectories; all of them or, when one does not belong here, none.

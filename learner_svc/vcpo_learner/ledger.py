@@ -21,7 +21,8 @@ What was sampled of a grant that is handed back stays with its prompt (`vcpo_lea
 next grant goes on with it. A failure ends it, since it may be what the failure comes from.
 
 The unit is the prompt group: it is trained on whole or dropped whole, because a baseline over a
-part of a group depends on which part was lost. Groups are consumed in the order of their grants.
+part of a group depends on which part was lost. Of complete groups that with the oldest token is
+consumed first, among equals in the order of their grants (`vcpo.control.admission`).
 
 Which prompt is granted next is a `PromptSource`'s to say, once no prompt is owed.
 
@@ -31,7 +32,6 @@ prompts no other grant. Admission counts them out, so their places go to the nex
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -100,7 +100,13 @@ class Ledger(Protocol):
         """End the leases past their time; returns how many."""
 
     def take_batch(self, *, policy_version: int, max_lag_steps: int) -> list[Group] | None:
-        """Consume one step's groups, oldest grants first, or None while there are too few."""
+        """Consume one step's groups, oldest tokens first, or None while there are too few."""
+
+    def recall(self, num_trajectories: int) -> None:
+        """Recall open leases with the newest tokens, until so many trajectories are recalled."""
+
+    def recalled(self, worker_id: str) -> list[str]:
+        """Open leases that a worker is to cut and hand back, oldest first."""
 
     def snapshot(self) -> ledger_pb2.LedgerSnapshot:
         """What a checkpoint keeps."""
@@ -123,8 +129,15 @@ class MemoryLedger:
         clock: Clock,
         group_filter: GroupFilter = GroupFilter.NONE,
         prompt_source: PromptSource | None = None,
+        redundant_trajectories: int = 0,
     ) -> None:
-        """prompt_source: chooses prompts; None counts them up."""
+        """Keep nothing yet.
+
+        prompt_source: chooses prompts; None counts them up.
+        redundant_trajectories: sampled with each group and given up when it is complete; they are
+            accounted for then, and in flight never.
+        """
+        self._redundant_trajectories = redundant_trajectories
         self._group_filter = group_filter
         self._source = SequentialPrompts() if prompt_source is None else prompt_source
         self._prompts_per_step = prompts_per_step
@@ -134,7 +147,7 @@ class MemoryLedger:
             prefix=f"train-{incarnation}", timeout_s=lease_timeout_s, clock=clock
         )
         self._owed: deque[OwedPrompt] = deque()
-        self._buffer: list[Group] = []  # heap by grant number
+        self._buffer: list[Group] = []
         self._leased = 0
         self._consumed = 0
         self._dropped: Counter[str] = Counter()
@@ -221,12 +234,13 @@ class MemoryLedger:
         Raises:
             InvalidMessageError: when that is more answers than the lease wants.
         """
-        if len(begun) > self._trajectories_per_prompt:
-            requirement = f"at most {self._trajectories_per_prompt} answers"
+        if len(begun) > (most := self._trajectories_per_prompt + self._redundant_trajectories):
+            requirement = f"at most {most} answers"
             raise InvalidMessageError("begun", f"{len(begun)} answers", requirement)
         leases = self._book.held_by(worker_id, lease_ids)
         for lease in leases:
-            self._end(lease.lease_id, DropReason.HANDED_BACK, begun)
+            reason = DropReason.SURPLUS if lease.recalled else DropReason.HANDED_BACK
+            self._end(lease.lease_id, reason, begun)
         return len(leases)
 
     def expire(self) -> int:
@@ -237,7 +251,7 @@ class MemoryLedger:
         return len(leases)
 
     def take_batch(self, *, policy_version: int, max_lag_steps: int) -> list[Group] | None:
-        """Consume one step's groups, oldest grants first, or None while there are too few.
+        """Consume one step's groups, oldest tokens first, or None while there are too few.
 
         Groups that have become older than `max_lag_steps` at `policy_version` are dropped here,
         whatever admission allowed, and their prompts are granted again.
@@ -245,9 +259,31 @@ class MemoryLedger:
         self._drop_stale(policy_version - max_lag_steps)
         if len(self._buffer) < self._prompts_per_step:
             return None
-        batch = [heapq.heappop(self._buffer) for _ in range(self._prompts_per_step)]
+        self._buffer.sort(key=lambda group: (group.oldest_policy_version, group.grant_number))
+        batch = self._buffer[: self._prompts_per_step]
+        self._buffer = self._buffer[self._prompts_per_step :]
         self._consumed += sum(len(group.trajectories) for group in batch)
         return batch
+
+    def recall(self, num_trajectories: int) -> None:
+        """Recall open leases with the newest tokens, until so many trajectories are recalled.
+
+        Whole leases only, and never more. Those recalled before and not ended yet count.
+        """
+        leases = sorted(
+            self._book.all(),
+            key=lambda lease: (lease.recalled, lease.oldest_policy_version, lease.grant_number),
+            reverse=True,
+        )
+        for lease in leases:
+            num_trajectories -= lease.num_missing
+            if num_trajectories < 0:
+                break
+            lease.recalled = True
+
+    def recalled(self, worker_id: str) -> list[str]:
+        """Open leases that a worker is to cut and hand back, oldest first."""
+        return [lease.lease_id for lease in self._book.held_by(worker_id) if lease.recalled]
 
     def snapshot(self) -> ledger_pb2.LedgerSnapshot:
         """What a checkpoint keeps: the buffer, the prompts owed, the counts."""
@@ -274,7 +310,6 @@ class MemoryLedger:
         self._source.restore(snapshot)
         self._owed = deque(restore_owed(snapshot))
         self._buffer = [group_from_message(group) for group in snapshot.buffered]
-        heapq.heapify(self._buffer)
         self._book.continue_from(snapshot.next_grant_number)
         self._leased = snapshot.leased
         self._consumed = snapshot.consumed
@@ -285,11 +320,14 @@ class MemoryLedger:
     def _receive(self, group: Group) -> None:
         """Buffer a complete group, or drop it: nothing can be learned from equal rewards."""
         self._source.observe(group.prompt_index, group.trajectories)
+        if self._redundant_trajectories:
+            self._leased += self._redundant_trajectories
+            self._dropped[DropReason.REDUNDANT] += self._redundant_trajectories
         rewards = {trajectory.reward for trajectory in group.trajectories}
         if self._group_filter is GroupFilter.INFORMATIVE and len(rewards) == 1:
             self._dropped[DropReason.NO_SIGNAL] += len(group.trajectories)
         else:
-            heapq.heappush(self._buffer, group)
+            self._buffer.append(group)
 
     def _end(
         self, lease_id: str, reason: DropReason, begun: Sequence[PartialResponse] = ()
@@ -311,7 +349,7 @@ class MemoryLedger:
             else:
                 owed = OwedPrompt(prompt_index=group.prompt_index, attempts=group.attempt - 1)
                 self._drop(len(group.trajectories), owed, DropReason.LAG_EXCEEDED)
-        self._buffer = fresh  # sorted, hence a heap
+        self._buffer = fresh
 
     def _next_prompt(self) -> OwedPrompt | None:
         if self._owed:

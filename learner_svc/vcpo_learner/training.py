@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vcpo.algo import MismatchError, WarningLevel, audited_gap
 from vcpo.journal import EvaluationRecord, EventRecord, Journal, StepRecord
-from vcpo.spec import VCPORun, algorithm_warnings
+from vcpo.spec import VCPORun, algorithm_warnings, batch_warnings
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.archive import Archivist
 from vcpo_learner.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
@@ -110,6 +110,8 @@ class Training:
         """
         for warning in algorithm_warnings(self._spec.algorithm):
             self.event("Warning", f"algorithm: {warning}")
+        for warning in batch_warnings(self._spec.batch, self._spec.algorithm):
+            self.event("Warning", f"batch: {warning}")
         await self._publish()
         if self._dispatcher.policy_version == 0:
             await self._evaluate(exclusive=True)

@@ -14,6 +14,9 @@ from vcpo_rollout.engines.engine import (
     GenerationRequest,
 )
 
+_End = Generation | PartialResponse | None
+"""An answer that is complete, that was cut, or that was cut before its first token."""
+
 
 class GroupCutError(RuntimeError):
     """A group was cut before all of its answers were complete.
@@ -31,28 +34,41 @@ async def sample_group(
     request: GenerationRequest,
     count: int,
     *,
+    num_redundant: int = 0,
     begun: Sequence[PartialResponse] = (),
     cut: asyncio.Event,
 ) -> list[Generation]:
     """Sample `count` answers; when one fails the others stop too, and free their places.
 
-    begun: at most `count` answers, each gone on with, or taken as it is when it is complete.
+    num_redundant: answers sampled besides; the first `count` to be complete are returned, and the
+        others stop. They favour short answers.
+    begun: at most as many answers, each gone on with, or taken as it is when it is complete.
 
     Raises:
-        GroupCutError: when `cut` was set in time to cut at least one answer.
+        GroupCutError: when `cut` was set before enough answers were complete.
         EngineError: when an answer could not be generated.
     """
-    starts = [*begun, *[None] * (count - len(begun))]
+    starts = [*begun, *[None] * (count + num_redundant - len(begun))]
     sampling = [asyncio.create_task(_answer(engine, request, start, cut)) for start in starts]
     try:
-        ends = await asyncio.gather(*sampling)
+        ends = await _first_complete(sampling, count)
     finally:
         for task in sampling:
             task.cancel()
     complete = [end for end in ends if isinstance(end, Generation)]
     if len(complete) < count:
         raise GroupCutError([_as_partial(end) for end in ends if end is not None])
-    return complete
+    return complete[:count]
+
+
+async def _first_complete(sampling: Sequence[asyncio.Task[_End]], count: int) -> list[_End]:
+    """How the answers ended, in their order, as soon as `count` are complete or all have ended."""
+    pending = set(sampling)
+    while True:
+        ends = [task.result() for task in sampling if task not in pending]
+        if not pending or sum(isinstance(end, Generation) for end in ends) >= count:
+            return ends
+        _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def _answer(
@@ -60,7 +76,7 @@ async def _answer(
     request: GenerationRequest,
     start: PartialResponse | None,
     cut: asyncio.Event,
-) -> Generation | PartialResponse | None:
+) -> _End:
     if start is not None and start.finish_reason is not None:
         return Generation(
             token_ids=start.token_ids,

@@ -155,6 +155,16 @@ class Learner:
         except grpc.aio.AioRpcError as error:
             _LOGGER.warning("%s was not handed back, it will expire: %s", lease_id, error.details())
 
+    async def recalled(self, heard: Collection[str], *, wait_s: float) -> frozenset[str]:
+        """Ids of leases to cut and hand back, waiting up to `wait_s` for one not heard of."""
+        request = work_pb2.RecallRequest(
+            worker_id=self._worker_id, heard_lease_ids=heard, wait_seconds=wait_s
+        )
+        response = await self._persistently(
+            "Recall", lambda: self._work.Recall(request, timeout=CALL_TIMEOUT_S + wait_s)
+        )
+        return frozenset(response.lease_ids)
+
     async def release_everything(self) -> None:
         """Hand back whatever is held; best effort, since leases expire anyway."""
         request = work_pb2.ReleaseRequest(worker_id=self._worker_id)

@@ -34,6 +34,7 @@ from vcpo_rollout.receiver import WeightReceiver
 
 _LOGGER = logging.getLogger(__name__)
 _LEASE_WAIT_S = 5.0
+_RECALL_WAIT_S = 20.0
 _HAND_BACK_S = 10.0
 """Time to cut what is under way and hand it back; a pod has 30 s after its drain."""
 _ENGINE_FAILURES_TOLERATED = 8
@@ -56,11 +57,14 @@ class WorkerParts:
     codec: PromptCodec
     gauges: RolloutGauges
     max_concurrent_sequences: int
-    trajectories_per_prompt: int
-    """Size of a training lease. The learner grants whole ones: asking with less room only waits."""
+    sequences_per_prompt: int
+    """Places that a training lease takes. The learner grants whole ones: asking with less room only
+    waits."""
     drain_s: float
     """How long answers under way may take to finish once the worker is to leave; then they are
     cut and handed back."""
+    follows_recalls: bool = False
+    """Whether the learner may recall leases: in runs that sample more than they need."""
 
 
 class Worker:
@@ -69,8 +73,11 @@ class Worker:
     def __init__(self, parts: WorkerParts) -> None:
         self._parts = parts
         self._answers: dict[asyncio.Task[None], int] = {}
-        self._cut = asyncio.Event()
-        """Set when what is under way is to be handed back."""
+        """Places taken, by what takes them."""
+        self._cuts: dict[str, asyncio.Event] = {}
+        """By lease under way: set when it is to be handed back."""
+        self._recalled: frozenset[str] = frozenset()
+        """Leases that the learner has recalled; it may say so before the lease itself arrives."""
         self._leaving = asyncio.Event()
         self._engine_failures: list[EngineError] = []
         """Of the last leases, in a row."""
@@ -88,6 +95,7 @@ class Worker:
         receiving = asyncio.create_task(self._parts.receiver.run())
         leasing = asyncio.create_task(self._lease_until_done())
         leaving = asyncio.create_task(self._leaving.wait())
+        recalling = asyncio.create_task(self._follow_recalls())
         try:
             await asyncio.wait({receiving, leasing, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if receiving.done():
@@ -97,7 +105,7 @@ class Worker:
                 leasing.cancel()
                 await self._finish_answers()
         finally:
-            tasks = (receiving, leasing, leaving, *self._answers)
+            tasks = (receiving, leasing, leaving, recalling, *self._answers)
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -127,19 +135,30 @@ class Worker:
                         await receiver.wait_for_other(held)
             self._parts.gauges.lease_waited(time.monotonic() - asked_s)
 
+    async def _follow_recalls(self) -> None:
+        while self._parts.follows_recalls:
+            learner = self._parts.learner
+            self._recalled = await learner.recalled(self._recalled, wait_s=_RECALL_WAIT_S)
+            for lease_id in self._recalled & self._cuts.keys():
+                self._cuts[lease_id].set()
+
     @property
     def _num_free(self) -> int:
         return self._parts.max_concurrent_sequences - sum(self._answers.values())
 
     async def _wait_for_room(self) -> None:
-        while self._num_free < self._parts.trajectories_per_prompt:
+        while self._num_free < self._parts.sequences_per_prompt:
             await asyncio.wait(self._answers, return_when=asyncio.FIRST_COMPLETED)
         if len(self._engine_failures) >= _ENGINE_FAILURES_TOLERATED:
             raise self._engine_failures[-1]
 
     def _start(self, lease: work_pb2.Lease) -> None:
-        task = asyncio.create_task(self._answer(lease))
-        self._answers[task] = lease.num_trajectories
+        cut = self._cuts[lease.lease_id] = asyncio.Event()
+        if lease.lease_id in self._recalled:
+            cut.set()
+        task = asyncio.create_task(self._answer(lease, cut))
+        self._answers[task] = lease.num_trajectories + lease.num_redundant
+        task.add_done_callback(lambda _: self._cuts.pop(lease.lease_id))
         task.add_done_callback(self._answered)
         self._parts.gauges.in_flight(sum(self._answers.values()))
 
@@ -153,15 +172,16 @@ class Worker:
         """Wait for the answers under way; those that take too long are cut and handed back."""
         if self._answers:
             await asyncio.wait(self._answers, timeout=self._parts.drain_s)
-        self._cut.set()
+        for cut in self._cuts.values():
+            cut.set()
         if self._answers:
             await asyncio.wait(self._answers, timeout=_HAND_BACK_S)
 
-    async def _answer(self, lease: work_pb2.Lease) -> None:
+    async def _answer(self, lease: work_pb2.Lease, cut: asyncio.Event) -> None:
         try:
             # An answer that outlives its lease is wanted by nobody.
             async with asyncio.timeout(lease.timeout_seconds or None):
-                trajectories = await self._sample(lease)
+                trajectories = await self._sample(lease, cut)
                 taken = await self._parts.learner.submit(lease.lease_id, trajectories)
         except (EngineError, SubmissionRefusedError) as error:
             await self._report(lease, work_pb2.FAILURE_KIND_ENGINE, error)
@@ -189,7 +209,7 @@ class Worker:
         await self._parts.learner.release(lease.lease_id, kept)
         self._parts.gauges.handed_back(lease.num_trajectories)
 
-    async def _sample(self, lease: work_pb2.Lease) -> list[Trajectory]:
+    async def _sample(self, lease: work_pb2.Lease, cut: asyncio.Event) -> list[Trajectory]:
         # The environment may be slow, and is somebody else's code: it must not hold up the loop.
         prompt, prompt_token_ids = await asyncio.to_thread(self._prompt, lease)
         request = GenerationRequest(
@@ -198,7 +218,7 @@ class Worker:
             max_new_tokens=lease.sampling.max_new_tokens,
         )
         started_s = time.monotonic()
-        generations = await self._generate(request, lease)
+        generations = await self._generate(request, lease, cut)
         self._parts.gauges.generated(time.monotonic() - started_s)
         rewards = await asyncio.to_thread(self._rewards, prompt, generations)
         return [
@@ -207,7 +227,7 @@ class Worker:
         ]
 
     async def _generate(
-        self, request: GenerationRequest, lease: work_pb2.Lease
+        self, request: GenerationRequest, lease: work_pb2.Lease, cut: asyncio.Event
     ) -> list[Generation]:
         begun = [
             partial_from_message(message, path=f"begun[{index}]")
@@ -215,7 +235,12 @@ class Worker:
         ]
         try:
             generations = await sample_group(
-                self._parts.engine, request, lease.num_trajectories, begun=begun, cut=self._cut
+                self._parts.engine,
+                request,
+                lease.num_trajectories,
+                num_redundant=lease.num_redundant,
+                begun=begun,
+                cut=cut,
             )
         except EngineError as error:
             self._engine_failures.append(error)

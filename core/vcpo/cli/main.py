@@ -22,6 +22,7 @@ from vcpo.spec import (
     SpecError,
     VCPORun,
     algorithm_warnings,
+    batch_warnings,
     continuation_digest,
     json_schema,
     load_run,
@@ -187,6 +188,8 @@ def _load(file: Path) -> VCPORun:
 def _warn(loaded: VCPORun) -> None:
     for warning in algorithm_warnings(loaded.spec.algorithm):
         _ERR.print(f"warning: spec.algorithm: {warning}", soft_wrap=True, markup=False)
+    for warning in batch_warnings(loaded.spec.batch, loaded.spec.algorithm):
+        _ERR.print(f"warning: spec.batch: {warning}", soft_wrap=True, markup=False)
 
 
 def _directory(loaded: VCPORun, path: Path | None, *, resume: bool) -> RunDir:

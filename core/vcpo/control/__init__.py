@@ -3,7 +3,7 @@
 Used by the local host and the operator alike. Nothing here knows a clock, a service or a file.
 """
 
-from vcpo.control.admission import admissible_trajectories
+from vcpo.control.admission import admissible_trajectories, surplus_trajectories
 from vcpo.control.conditions import Condition, ConditionStatus, ConditionType, Reason
 from vcpo.control.decision import Decision, decide
 from vcpo.control.limits import GroupLimits, Limits
@@ -24,4 +24,5 @@ __all__ = [
     "RunSignals",
     "admissible_trajectories",
     "decide",
+    "surplus_trajectories",
 ]

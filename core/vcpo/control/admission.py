@@ -28,7 +28,17 @@ larger by that difference. Tokens sampled after a swap in the middle of an answe
 Why the check at consumption stays. The proof leans on the order. A straggler is overtaken when the
 learner takes what is ready rather than wait for it; each trajectory that overtakes it pushes it one
 place back, past the number that was tested. Then only a look at its tokens' versions tells its lag.
+For the same reason what is ready is taken by the age of its oldest token: whatever order of the
+ready ones keeps the bound, that one does too (earliest deadline first).
+
+Over-provisioning (APRIL, arXiv 2509.18521). (k + 1 + v) B - accepted is what can still be used in
+time. With a ratio r above 1 so many times that much may be in flight: the first to finish are used,
+and when a step's batch is complete what is in flight beyond the same limit is surplus. It is cut
+and gone on with after the step, its tokens by then a version older. The proof holds for r = 1;
+above it the check at consumption holds the bound.
 """
+
+import math
 
 
 def admissible_trajectories(
@@ -38,10 +48,11 @@ def admissible_trajectories(
     batch_trajectories: int,
     accepted: int,
     in_flight: int,
+    over_provision_ratio: float = 1.0,
 ) -> int:
     """Trajectories that a worker may be granted now.
 
-    max(0, (k + 1 + v) * B - (accepted + in_flight)), see the module.
+    max(0, floor(r * ((k + 1 + v) * B - accepted)) - in_flight), see the module.
 
     admission_lag_steps: k, in policy versions, >= 0; 0 is synchronous training.
     held_policy_version: v, the version the worker samples from; never above the learner's, which
@@ -49,6 +60,7 @@ def admissible_trajectories(
     batch_trajectories: B >= 1, trajectories consumed by one optimizer step.
     accepted: Buffered + consumed in the surviving history, >= 0; not what was dropped.
     in_flight: Granted and not yet answered, >= 0.
+    over_provision_ratio: r >= 1.
     Raises: ValueError naming the argument that is out of its range.
     """
     _require_at_least("admission_lag_steps", admission_lag_steps, 0)
@@ -56,10 +68,30 @@ def admissible_trajectories(
     _require_at_least("batch_trajectories", batch_trajectories, 1)
     _require_at_least("accepted", accepted, 0)
     _require_at_least("in_flight", in_flight, 0)
+    _require_at_least("over_provision_ratio", over_provision_ratio, 1)
     bound = (admission_lag_steps + 1 + held_policy_version) * batch_trajectories
-    return max(0, bound - (accepted + in_flight))
+    return max(0, math.floor(over_provision_ratio * (bound - accepted)) - in_flight)
 
 
-def _require_at_least(name: str, value: int, least: int) -> None:
+def surplus_trajectories(
+    *,
+    max_lag_steps: int,
+    policy_version: int,
+    batch_trajectories: int,
+    accepted: int,
+    in_flight: int,
+    over_provision_ratio: float,
+) -> int:
+    """Trajectories in flight beyond what admission would let be there, see the module; >= 0.
+
+    max_lag_steps: k of the run, not a throttled one: what is under way is not cut for that.
+    policy_version: v of the learner: what its worker holds says nothing about what is needed.
+    The rest as for `admissible_trajectories`.
+    """
+    still_needed = max(0, (max_lag_steps + 1 + policy_version) * batch_trajectories - accepted)
+    return max(0, in_flight - math.floor(over_provision_ratio * still_needed))
+
+
+def _require_at_least(name: str, value: float, least: int) -> None:
     if value < least:
         raise ValueError(f"{name} must be at least {least}, not {value}")

@@ -1,6 +1,6 @@
 """The `VCPORun` model: one source for local files, cluster validation, defaults and the schema."""
 
-from vcpo.spec.advice import algorithm_warnings
+from vcpo.spec.advice import algorithm_warnings, batch_warnings
 from vcpo.spec.continuation import continuation_digest
 from vcpo.spec.errors import FieldProblem, SpecError
 from vcpo.spec.files import load_document, load_run, parse_document, parse_run, run_to_yaml
@@ -14,6 +14,7 @@ __all__ = [
     "VCPORun",
     "VCPORunSpec",
     "algorithm_warnings",
+    "batch_warnings",
     "continuation_digest",
     "json_schema",
     "load_document",

@@ -13,7 +13,7 @@ from vcpo.algo import (
     Residual,
     Weight,
 )
-from vcpo.spec.algorithm import Algorithm
+from vcpo.spec.algorithm import Algorithm, Batch
 
 
 def algorithm_warnings(algorithm: Algorithm) -> tuple[str, ...]:
@@ -25,6 +25,21 @@ def algorithm_warnings(algorithm: Algorithm) -> tuple[str, ...]:
     """
     recipe = algorithm.recipe
     return (*_about_rule(recipe), *_about_baseline(recipe), *_about_data(algorithm, recipe))
+
+
+def batch_warnings(batch: Batch, algorithm: Algorithm) -> Iterator[str]:
+    """Sentences about what is sampled for a batch, as those of `algorithm_warnings`."""
+    if batch.redundant_trajectories:
+        yield (
+            f"redundantTrajectories {batch.redundant_trajectories} trains on the answers that end"
+            " first: short ones are taken more often than the policy says, and no weight corrects"
+            " for it; `overProvisionRatio` waits less and loses none"
+        )
+    if batch.over_provision_ratio > 1.0 and algorithm.max_policy_lag_steps == 0:
+        yield (
+            f"overProvisionRatio {batch.over_provision_ratio:g} keeps nothing of what it cuts: a"
+            " step later its tokens are older than `maxPolicyLagSteps` 0 allows; 1 keeps them"
+        )
 
 
 def _about_rule(recipe: Recipe) -> Iterator[str]:

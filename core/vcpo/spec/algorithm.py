@@ -223,6 +223,12 @@ class Batch(Section):
     micro_batch_trajectories: Annotated[int, Field(ge=1, le=65_536)] = 64
     """Trajectories in one forward pass; lower it when the learner runs out of memory. The update
     does not depend on it."""
+    over_provision_ratio: Annotated[float, Field(ge=1.0, le=8.0)] = 1.0
+    """Trajectories under way, as a multiple of those that can still be used in time; when a step's
+    batch is complete the surplus is cut, kept, and gone on with later."""
+    redundant_trajectories: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Trajectories sampled for each prompt beyond those wanted; the first to finish are the group,
+    which favours short answers."""
     prompt_pool: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     """Training prompts to draw from, the first of the environment; None goes on to new ones for
     ever."""
@@ -242,6 +248,11 @@ class Batch(Section):
     def trajectories(self) -> int:
         """Trajectories consumed by one optimizer step (B of the paper)."""
         return self.prompts_per_step * self.trajectories_per_prompt
+
+    @property
+    def sequences_per_prompt(self) -> int:
+        """Places that one prompt takes in a worker, redundant trajectories included."""
+        return self.trajectories_per_prompt + self.redundant_trajectories
 
 
 class Sampling(Section):

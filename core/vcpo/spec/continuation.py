@@ -17,7 +17,13 @@ def continuation_digest(run: VCPORun) -> str:
     next.
     """
     document = run.spec.model_dump(mode="json", by_alias=True, include=_KEPT)
-    # Neither how the batch is cut for memory nor which prompts come next changes what was learned.
-    for field in ("microBatchTrajectories", "promptPool", "promptSelection"):
+    # Neither how the batch is cut for memory nor what is sampled for it changes what was learned.
+    for field in (
+        "microBatchTrajectories",
+        "overProvisionRatio",
+        "promptPool",
+        "promptSelection",
+        "redundantTrajectories",
+    ):
         document["batch"].pop(field)
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

@@ -94,6 +94,16 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         released = self._dispatcher.release(request.worker_id, request.lease_ids, begun)
         return work_pb2.ReleaseResponse(num_released=released)
 
+    async def Recall(  # noqa: N802 - named by the contract
+        self, request: work_pb2.RecallRequest, context: Any
+    ) -> work_pb2.RecallResponse:
+        """Name the leases that a worker is to cut, waiting for one that it has not heard of."""
+        check_id("worker_id", request.worker_id)
+        wait_s = check_wait("wait_seconds", request.wait_seconds)
+        heard = frozenset(request.heard_lease_ids)
+        lease_ids = await self._dispatcher.recalled(request.worker_id, heard, wait_s=wait_s)
+        return work_pb2.RecallResponse(lease_ids=lease_ids)
+
     def _begun(self, request: work_pb2.ReleaseRequest) -> list[PartialResponse]:
         if request.begun and len(request.lease_ids) != 1:
             requirement = "the one lease that `begun` was sampled for"
@@ -132,4 +142,5 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
             granted_policy_version=lease.granted_policy_version,
             timeout_seconds=self._spec.lease.timeout_seconds,
             begun=[partial_to_message(one) for one in lease.begun],
+            num_redundant=self._spec.batch.redundant_trajectories if for_training else 0,
         )

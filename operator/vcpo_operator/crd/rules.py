@@ -73,9 +73,10 @@ SPEC: Final = (
     ),
     Rule(
         rule="self.rollouts.all(group,"
-        " group.maxConcurrentSequences >= self.batch.trajectoriesPerPrompt)",
+        " group.maxConcurrentSequences >="
+        " self.batch.trajectoriesPerPrompt + self.batch.redundantTrajectories)",
         message="`maxConcurrentSequences` of each rollout group must be at least"
-        " `batch.trajectoriesPerPrompt`",
+        " `batch.trajectoriesPerPrompt` + `batch.redundantTrajectories`",
     ),
     Rule(
         rule="!has(self.algorithm.onPolicyProbability) || has(self.batch.promptPool)",

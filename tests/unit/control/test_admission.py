@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vcpo.control import admissible_trajectories
+from vcpo.control import admissible_trajectories, surplus_trajectories
 
 BATCH = 4
 MAX_LAG = 3
@@ -35,6 +35,10 @@ def admit(**changes: int) -> int:
         pytest.param({"accepted": 0, "in_flight": 0, "held_policy_version": 0}, 30, id="start"),
         pytest.param({"accepted": 73}, 0, id="exactly at the bound"),
         pytest.param({"accepted": 72}, 1, id="one below the bound"),
+        pytest.param({"over_provision_ratio": 1.5}, 23, id="1.5 * (80 - 60) - 7"),
+        pytest.param({"over_provision_ratio": 1.25, "accepted": 73}, 1, id="floor(8.75) - 7"),
+        pytest.param({"over_provision_ratio": 8.0, "accepted": 80}, 0, id="nothing left to use"),
+        pytest.param({"over_provision_ratio": 8.0, "accepted": 90}, 0, id="beyond the bound"),
     ],
 )
 def test_admissible_work_is_the_bound_less_what_is_out(changes, expected):
@@ -49,11 +53,34 @@ def test_admissible_work_is_the_bound_less_what_is_out(changes, expected):
         ("batch_trajectories", 0),
         ("accepted", -1),
         ("in_flight", -1),
+        ("over_provision_ratio", 0.5),
     ],
 )
 def test_a_senseless_count_is_refused_by_name(name, value):
     with pytest.raises(ValueError, match=f"{name} must be at least .*, not {value}"):
         admit(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param({}, 2, id="8 in flight - 1.5 * (8 - 4)"),
+        pytest.param({"max_lag_steps": 0}, 8, id="at lag 0 a batch is all that can be used"),
+        pytest.param({"policy_version": 1}, 0, id="after the step there is room again"),
+        pytest.param({"accepted": 5, "in_flight": 7}, 3, id="7 in flight - floor(4.5)"),
+        pytest.param({"over_provision_ratio": 2.0}, 0, id="exactly at the limit"),
+    ],
+)
+def test_what_is_in_flight_beyond_the_limit_is_surplus(changes, expected):
+    chosen = {
+        "max_lag_steps": 1,
+        "policy_version": 0,
+        "batch_trajectories": 4,
+        "accepted": 4,
+        "in_flight": 8,
+        "over_provision_ratio": 1.5,
+    }
+    assert surplus_trajectories(**{**chosen, **changes}) == expected
 
 
 @dataclass

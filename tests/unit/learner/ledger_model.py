@@ -24,6 +24,7 @@ class Promise:
     expires_s: float
     begun: int | None = None
     """Oldest version of the answer that the grant goes on with."""
+    recalled: bool = False
     versions: dict[int, int] = field(default_factory=dict)
     """Oldest version of each answer that has arrived."""
 
@@ -94,6 +95,14 @@ class LedgerModel:
             kept = promise.begun if begun is None else begun
             self.owed.append((promise.prompt_index, failures, None if failed else kept))
 
+    def recalled(self) -> set[str]:
+        """Open leases that their workers are to hand back."""
+        return {lease_id for lease_id, promise in self.open.items() if promise.recalled}
+
+    def reason_to_hand_back(self, lease_id: str) -> str:
+        """Why answers are dropped when the lease is handed back."""
+        return "surplus" if self.open[lease_id].recalled else "handed_back"
+
     def held_by(self, worker_id: str, lease_ids: Sequence[str]) -> list[str]:
         """Open leases of a worker, all or those named."""
         return [
@@ -111,7 +120,7 @@ class LedgerModel:
                 self.owed.append((prompt_index, failures_of[number], None))
         if len(self.buffered) < PROMPTS:
             return None
-        taken = sorted(self.buffered)[:PROMPTS]
+        taken = sorted(self.buffered, key=lambda one: (self.buffered[one][1], one))[:PROMPTS]
         for number in taken:
             del self.buffered[number]
             self.fates |= {(number, one): "consumed" for one in range(SIZE)}

@@ -112,6 +112,7 @@ def make_desk(**sections: Any) -> Desk:
         clock,
         prompts_per_step=spec.batch.prompts_per_step,
         trajectories_per_prompt=spec.batch.trajectories_per_prompt,
+        redundant_trajectories=spec.batch.redundant_trajectories,
     )
     dispatcher = Dispatcher(spec=spec, ledger=ledger, incarnation=INCARNATION, clock=clock)
     return Desk(clock=clock, ledger=ledger, dispatcher=dispatcher)

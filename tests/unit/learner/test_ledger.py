@@ -8,6 +8,7 @@ from tests.unit.learner.scenes import (
     ManualClock,
     answer,
     answers,
+    begun_answer,
     make_ledger,
     prompts,
 )
@@ -306,3 +307,43 @@ def test_counts_that_do_not_add_up_are_an_error_that_shows_them():
     )
     with pytest.raises(AccountingError, match=r"\(8\).*leased=9"):
         counts.check()
+
+
+def test_of_complete_groups_the_one_with_the_oldest_token_is_consumed_first(ledger):
+    new, old, newest = grant(ledger, 3, version=2)
+    submit_all(ledger, [new], versions=(2,))
+    submit_all(ledger, [old], versions=(1, 2))
+    submit_all(ledger, [newest], versions=(2,))
+    batch = ledger.take_batch(policy_version=2, max_lag_steps=1)
+    assert [group.lease_id for group in batch] == [old.lease_id, new.lease_id]
+
+
+def test_redundant_answers_are_accounted_for_when_their_group_is_complete(clock):
+    ledger = make_ledger(clock, redundant_trajectories=3)
+    first, _ = grant(ledger, 2)
+    assert (ledger.counts().leased, ledger.counts().in_flight) == (4, 4)
+    submit_all(ledger, [first])
+    counts = ledger.counts()
+    counts.check()
+    assert (counts.leased, counts.in_flight, counts.buffered) == (7, 2, 2)
+    assert counts.dropped == {"redundant": 3}
+
+
+def test_leases_with_the_newest_tokens_are_recalled_first_and_only_whole(ledger):
+    begun, other = grant(ledger, 2, version=3)
+    ledger.release("w", [begun.lease_id], [begun_answer(2)])
+    again, newest = grant(ledger, 2, version=3)
+    assert again.prompt_index == begun.prompt_index
+    ledger.recall(5)
+    assert ledger.recalled("w") == [other.lease_id, newest.lease_id]
+    ledger.recall(4)  # those count
+    assert len(ledger.recalled("w")) == 2
+    assert ledger.recalled("another") == []
+
+
+def test_a_recalled_lease_that_is_answered_in_time_is_as_good_as_any(ledger):
+    (lease,) = grant(ledger, 1)
+    ledger.recall(2)
+    submit_all(ledger, [lease])
+    assert ledger.recalled("w") == []
+    assert (ledger.counts().buffered, ledger.counts().dropped) == (2, {})

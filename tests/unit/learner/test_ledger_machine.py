@@ -124,7 +124,7 @@ class LedgerMachine(RuleBasedStateMachine):
         ended = self.model.held_by(worker, lease_ids)
         assert self.ledger.release(worker, lease_ids) == len(ended)
         for lease_id in ended:
-            self.model.end(lease_id, "handed_back")
+            self.model.end(lease_id, self.model.reason_to_hand_back(lease_id))
 
     @precondition(lambda self: self.model.open)
     @rule(pick=PICKS, age=st.integers(0, 2))
@@ -134,7 +134,17 @@ class LedgerMachine(RuleBasedStateMachine):
         worker = self.model.open[lease_id].worker_id
         begun = [begun_answer(oldest, self.model.version)]
         assert self.ledger.release(worker, [lease_id], begun) == 1
-        self.model.end(lease_id, "handed_back", oldest)
+        self.model.end(lease_id, self.model.reason_to_hand_back(lease_id), oldest)
+
+    @rule(num_trajectories=st.integers(0, 6))
+    def recall(self, num_trajectories):
+        self.ledger.recall(num_trajectories)
+        recalled = {one for worker in ("left", "right") for one in self.ledger.recalled(worker)}
+        assert self.model.recalled() <= recalled <= self.model.open.keys()
+        missing = sum(2 - len(self.model.open[one].versions) for one in recalled)
+        assert missing <= num_trajectories or recalled == self.model.recalled()
+        for lease_id in recalled:
+            self.model.open[lease_id].recalled = True
 
     @rule(seconds=st.sampled_from([0.0, TIMEOUT_S / 2, TIMEOUT_S]))
     def expire(self, seconds):

@@ -82,6 +82,7 @@ def test_a_run_of_defaults_breaks_no_rule():
         ({"algorithm": {"method": "tba", "onPolicyProbability": 0.5}}, "`batch.promptPool`"),
         ({"algorithm": {"baseline": "rloo", "baselineScope": "batch"}}, "`baselineScope`"),
         ({"batch": {"trajectoriesPerPrompt": 65}}, "`maxConcurrentSequences`"),
+        ({"batch": {"redundantTrajectories": 57}}, "`batch.redundantTrajectories`"),
     ],
 )
 def test_a_broken_rule_names_its_field(spec: dict[str, Any], word: str):

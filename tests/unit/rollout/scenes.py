@@ -14,6 +14,7 @@ import torch
 
 from tests.unit.learner.scenes import INCARNATION, Desk, make_desk, make_run
 from vcpo.metrics import RolloutMetrics
+from vcpo.spec import VCPORunSpec
 from vcpo.wire.client import open_channel
 from vcpo.wire.server import WireServer
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
@@ -145,6 +146,7 @@ class FakeCodec:
 class Place:
     """A learner's services, and the worker that a test has at them."""
 
+    spec: VCPORunSpec
     desk: Desk
     store: PolicyStore
     channel: grpc.aio.Channel
@@ -178,7 +180,8 @@ class Place:
                 codec=self.codec,
                 gauges=gauges,
                 max_concurrent_sequences=places,
-                trajectories_per_prompt=2,
+                sequences_per_prompt=self.spec.batch.sequences_per_prompt,
+                follows_recalls=self.spec.batch.over_provision_ratio > 1.0,
                 drain_s=drain_s,
             )
         )
@@ -209,11 +212,12 @@ async def a_learner(**sections: Any) -> AsyncIterator[Place]:
     """A learner for the run of `make_run(**sections)`, with nothing published."""
     desk = make_desk(**sections)
     store = PolicyStore(incarnation=INCARNATION, clock=desk.clock)
-    work = WorkService(desk.dispatcher, make_run(**sections).spec)
+    spec = make_run(**sections).spec
+    work = WorkService(desk.dispatcher, spec)
     async with served(
         lambda server: work_pb2_grpc.add_WorkServiceServicer_to_server(work, server),
         lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(
             PolicyService(store, SourceBook(desk.clock)), server
         ),
     ) as channel:
-        yield Place(desk=desk, store=store, channel=channel)
+        yield Place(spec=spec, desk=desk, store=store, channel=channel)

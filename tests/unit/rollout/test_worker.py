@@ -262,6 +262,34 @@ async def test_a_worker_at_the_lag_bound_goes_on_as_soon_as_it_has_the_next_vers
         assert place.engine.swapped == [0, 1]
 
 
+async def test_what_is_recalled_is_cut_and_gone_on_with_after_the_step():
+    batch = {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "overProvisionRatio": 1.5}
+    async with a_learner(batch=batch) as place:
+        place.engine.gate.clear()
+        place.engine.quick = 4
+        place.publish(0)
+        async with working(place.worker(places=12)):
+            await eventually(lambda: len(place.engine.requests) == 12)
+            assert await place.desk.dispatcher.next_batch()
+            await eventually(lambda: counts(place).dropped == {"surplus": 2})
+            place.publish(1)
+            await eventually(lambda: any(one.begun for one in place.engine.requests))
+            assert sum(one.begun is not None for one in place.engine.requests) == 2
+
+
+async def test_the_first_to_finish_are_the_group_and_the_others_stop():
+    batch = {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "redundantTrajectories": 2}
+    async with a_learner(batch=batch) as place:
+        place.engine.gate.clear()
+        place.engine.quick = 2
+        place.publish(0)
+        async with working(place.worker(places=4)):
+            await eventually(lambda: place.samples("accepted") == 2)
+            await eventually(lambda: len(place.engine.requests) == 8)
+            assert place.engine.sampling == 4  # the next group's
+    assert counts(place).dropped == {"redundant": 2, "handed_back": 2}
+
+
 class OneLease:
     """A learner that has one prompt, for an instant only."""
 
@@ -285,6 +313,9 @@ class OneLease:
 
     async def report_failure(self, *_):
         self.reports.append("failed")
+
+    async def recalled(self, heard, *, wait_s):
+        await asyncio.Event().wait()
 
     async def release_everything(self):
         self.reports.append("released")

@@ -1,8 +1,8 @@
 import pytest
 
 from vcpo.algo import RECIPES, Method
-from vcpo.spec.advice import algorithm_warnings
-from vcpo.spec.algorithm import Algorithm
+from vcpo.spec.advice import algorithm_warnings, batch_warnings
+from vcpo.spec.algorithm import Algorithm, Batch
 
 
 def warnings(**fields):
@@ -58,3 +58,23 @@ def test_a_filter_may_wait_for_ever():
 
 def test_every_recipe_can_be_asked():
     assert all(isinstance(warnings(method=method), tuple) for method in RECIPES)
+
+
+def about_batch(lag=8, **fields):
+    algorithm = Algorithm.model_validate({"maxPolicyLagSteps": lag})
+    return list(batch_warnings(Batch.model_validate(fields), algorithm))
+
+
+def test_a_batch_as_it_is_needs_no_warning():
+    assert about_batch() == []
+    assert about_batch(overProvisionRatio=1.5) == []
+
+
+def test_redundant_trajectories_favour_short_answers():
+    (warning,) = about_batch(redundantTrajectories=2)
+    assert "short ones are taken more often" in warning
+
+
+def test_without_lag_nothing_that_was_cut_can_be_gone_on_with():
+    (warning,) = about_batch(lag=0, overProvisionRatio=1.5)
+    assert "`maxPolicyLagSteps` 0" in warning

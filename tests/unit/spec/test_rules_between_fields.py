@@ -128,3 +128,9 @@ rollouts: [{name: a, minReplicas: 2}, {name: b, minReplicas: 3}]
         "spec.rollouts[0].maxReplicas",
         "spec.rollouts[1].maxReplicas",
     ]
+
+
+def test_redundant_trajectories_need_places_too():
+    lines = "batch: {redundantTrajectories: 57}"
+    (line,) = problem_lines(lines)
+    assert "`batch.trajectoriesPerPrompt` + `batch.redundantTrajectories` (65) (got 64)" in line

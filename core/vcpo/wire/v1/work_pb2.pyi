@@ -204,6 +204,7 @@ class Lease(_message.Message):
     GRANTED_POLICY_VERSION_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     BEGUN_FIELD_NUMBER: _builtins.int
+    NUM_REDUNDANT_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     split: Global___Split.ValueType
     prompt_index: _builtins.int
@@ -213,6 +214,10 @@ class Lease(_message.Message):
     """Learner's version when the lease was granted."""
     timeout_seconds: _builtins.float
     """Seconds from the grant after which the lease expires."""
+    num_redundant: _builtins.int
+    """Answers to sample beyond num_trajectories: the first num_trajectories to finish are submitted,
+    the others are given up.
+    """
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
@@ -232,10 +237,11 @@ class Lease(_message.Message):
         granted_policy_version: _builtins.int = ...,
         timeout_seconds: _builtins.float = ...,
         begun: _abc.Iterable[Global___PartialResponse] | None = ...,
+        num_redundant: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "granted_policy_version", b"granted_policy_version", "lease_id", b"lease_id", "num_trajectories", b"num_trajectories", "prompt_index", b"prompt_index", "sampling", b"sampling", "split", b"split", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "granted_policy_version", b"granted_policy_version", "lease_id", b"lease_id", "num_redundant", b"num_redundant", "num_trajectories", b"num_trajectories", "prompt_index", b"prompt_index", "sampling", b"sampling", "split", b"split", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -490,3 +496,52 @@ class ReleaseResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseResponse: _TypeAlias = ReleaseResponse  # noqa: Y015
+
+@_typing.final
+class RecallRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    HEARD_LEASE_IDS_FIELD_NUMBER: _builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    wait_seconds: _builtins.float
+    """How long the server may hold the call open; 0 to 30."""
+    @_builtins.property
+    def heard_lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        heard_lease_ids: _abc.Iterable[_builtins.str] | None = ...,
+        wait_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heard_lease_ids", b"heard_lease_ids", "wait_seconds", b"wait_seconds", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecallRequest: _TypeAlias = RecallRequest  # noqa: Y015
+
+@_typing.final
+class RecallResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """All leases of the worker that are recalled and not ended yet."""
+
+    def __init__(
+        self,
+        *,
+        lease_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecallResponse: _TypeAlias = RecallResponse  # noqa: Y015

@@ -54,6 +54,11 @@ class WorkServiceStub:
                 request_serializer=vcpo_dot_wire_dot_v1_dot_work__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=vcpo_dot_wire_dot_v1_dot_work__pb2.ReleaseResponse.FromString,
                 _registered_method=True)
+        self.Recall = channel.unary_unary(
+                '/vcpo.wire.v1.WorkService/Recall',
+                request_serializer=vcpo_dot_wire_dot_v1_dot_work__pb2.RecallRequest.SerializeToString,
+                response_deserializer=vcpo_dot_wire_dot_v1_dot_work__pb2.RecallResponse.FromString,
+                _registered_method=True)
 
 
 class WorkServiceServicer:
@@ -86,6 +91,14 @@ class WorkServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Recall(self, request, context):
+        """Names the worker's leases that are not needed now; it cuts them and hands back what it has. Waits
+        up to wait_seconds for one that the worker has not heard of. None is an ordinary answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -103,6 +116,11 @@ def add_WorkServiceServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=vcpo_dot_wire_dot_v1_dot_work__pb2.ReleaseRequest.FromString,
                     response_serializer=vcpo_dot_wire_dot_v1_dot_work__pb2.ReleaseResponse.SerializeToString,
+            ),
+            'Recall': grpc.unary_unary_rpc_method_handler(
+                    servicer.Recall,
+                    request_deserializer=vcpo_dot_wire_dot_v1_dot_work__pb2.RecallRequest.FromString,
+                    response_serializer=vcpo_dot_wire_dot_v1_dot_work__pb2.RecallResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -191,6 +209,33 @@ class WorkService:
             '/vcpo.wire.v1.WorkService/Release',
             vcpo_dot_wire_dot_v1_dot_work__pb2.ReleaseRequest.SerializeToString,
             vcpo_dot_wire_dot_v1_dot_work__pb2.ReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Recall(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/vcpo.wire.v1.WorkService/Recall',
+            vcpo_dot_wire_dot_v1_dot_work__pb2.RecallRequest.SerializeToString,
+            vcpo_dot_wire_dot_v1_dot_work__pb2.RecallResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,10 @@ class WorkServiceStub:
     """Ends leases without trajectories: the prompts are granted to somebody else at once, with what
     was sampled of their answers when it is handed back too.
     """
+    Recall: _grpc.UnaryUnaryMultiCallable[_work_pb2.RecallRequest, _work_pb2.RecallResponse]
+    """Names the worker's leases that are not needed now; it cuts them and hands back what it has. Waits
+    up to wait_seconds for one that the worker has not heard of. None is an ordinary answer.
+    """
 
 @_typing.type_check_only
 class WorkServiceAsyncStub(WorkServiceStub):
@@ -64,6 +68,10 @@ class WorkServiceAsyncStub(WorkServiceStub):
     Release: _aio.UnaryUnaryMultiCallable[_work_pb2.ReleaseRequest, _work_pb2.ReleaseResponse]  # type: ignore[assignment]
     """Ends leases without trajectories: the prompts are granted to somebody else at once, with what
     was sampled of their answers when it is handed back too.
+    """
+    Recall: _aio.UnaryUnaryMultiCallable[_work_pb2.RecallRequest, _work_pb2.RecallResponse]  # type: ignore[assignment]
+    """Names the worker's leases that are not needed now; it cuts them and hands back what it has. Waits
+    up to wait_seconds for one that the worker has not heard of. None is an ordinary answer.
     """
 
 class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -98,6 +106,16 @@ class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_work_pb2.ReleaseResponse, _abc.Awaitable[_work_pb2.ReleaseResponse]]:
         """Ends leases without trajectories: the prompts are granted to somebody else at once, with what
         was sampled of their answers when it is handed back too.
+        """
+
+    @_abc_1.abstractmethod
+    def Recall(
+        self,
+        request: _work_pb2.RecallRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_work_pb2.RecallResponse, _abc.Awaitable[_work_pb2.RecallResponse]]:
+        """Names the worker's leases that are not needed now; it cuts them and hands back what it has. Waits
+        up to wait_seconds for one that the worker has not heard of. None is an ordinary answer.
         """
 
 def add_WorkServiceServicer_to_server(servicer: WorkServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
