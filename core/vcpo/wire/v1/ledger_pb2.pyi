@@ -62,7 +62,9 @@ class LedgerSnapshot(_message.Message):
     in_flight: _builtins.int
     consumed: _builtins.int
     next_grant_number: _builtins.int
-    """Grants made so far; groups are consumed in the order of their grants, across restarts too."""
+    """Grants made so far; among groups of equal age it is the order of grants, across restarts too,
+    that says which is consumed first.
+    """
     posterior: _builtins.str
     """JSON: counts per prompt and the generator's state."""
     teacher: _builtins.bytes
