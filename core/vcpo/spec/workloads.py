@@ -81,7 +81,7 @@ class Environment(Section):
     """Task and reward."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
-    """`countdown`, `sort_digits`, or `package.module:Class` importable by the workers."""
+    """A task by its short name, as `countdown`, or `package.module:Class` for your own."""
     parameters: Annotated[dict[str, Any], Field(max_length=64)] = Field(default={})
     """Settings of the environment; its documentation lists them."""
     prompt_format: PromptFormat = PromptFormat.AUTO

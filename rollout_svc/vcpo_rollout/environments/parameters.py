@@ -51,3 +51,13 @@ def parse_span(field: str, value: object, *, lowest: int, highest: int) -> tuple
             "put the smaller number of the pair first"
         )
     return smallest, largest
+
+
+def parse_path(value: object) -> str | None:
+    """Return the path of a data set, or None for none; raise ValueError for what is no text."""
+    if value is not None and (not isinstance(value, str) or not value):
+        raise ValueError(
+            f"environment.parameters.path: {value!r} is no path; "
+            "give a .jsonl or .parquet file or a folder, or leave it out for the hub"
+        )
+    return value

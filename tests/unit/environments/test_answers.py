@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo_rollout.environments.answers import extract_answer
+from vcpo_rollout.environments.answers import extract_answer, extract_boxed
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,21 @@ def test_answer_is_the_last_box_or_else_the_last_tag(response, answer):
 def test_tagged_answer_is_found_behind_any_text_without_a_box(text):
     if "boxed" not in text:
         assert extract_answer(f"{text}<answer>42</answer>") == "42"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (r"so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{1} then \boxed{ {2} }", "{2}"),
+        (r"$\fbox{2}$", "2"),
+        (r"$\boxed -1$", "-1"),
+        (r"\boxed{}", ""),
+        (r"\boxed{1", None),
+        (r"\boxed", None),
+        ("5", None),
+        ("", None),
+    ],
+)
+def test_a_box_ends_where_its_braces_are_balanced(text, found):
+    assert extract_boxed(text) == found

@@ -1,5 +1,6 @@
 import pytest
 
+from tests.unit.environments.data_files import GSM8K, MATH
 from vcpo_rollout.environments import Prompt, Split, make_environment
 from vcpo_rollout.environments.countdown import Countdown
 from vcpo_rollout.environments.environment import BUILT_IN
@@ -21,6 +22,10 @@ class Echo:
 ECHO = f"{__name__}:Echo"
 
 
+NEEDED = {"gsm8k": {"path": GSM8K}, "math": {"path": MATH}}
+"""Parameters without which a task does not work on a machine without network."""
+
+
 def test_named_task_is_made_with_its_parameters_and_the_seed():
     made = make_environment("countdown", {"numbers": [2, 3], "style": "plain"}, 7)
     assert made == Countdown(seed=7, numbers=(2, 3), style="plain")
@@ -28,16 +33,20 @@ def test_named_task_is_made_with_its_parameters_and_the_seed():
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
 def test_every_built_in_task_works_with_its_defaults(name):
-    environment = make_environment(name, {}, 0)
+    parameters = NEEDED.get(name, {})
+    environment = make_environment(name, parameters, 0)
     prompt = environment.prompt(Split.EVALUATION, 0)
-    assert prompt == make_environment(name, {}, 0).prompt(Split.EVALUATION, 0)
+    assert prompt == make_environment(name, parameters, 0).prompt(Split.EVALUATION, 0)
     assert environment.reward(prompt, "no idea") == 0.0
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
 def test_two_seeds_make_two_series_of_prompts(name):
     series = [
-        [make_environment(name, {}, seed).prompt(Split.TRAIN, index) for index in range(20)]
+        [
+            make_environment(name, NEEDED.get(name, {}), seed).prompt(Split.TRAIN, index)
+            for index in range(20)
+        ]
         for seed in (0, 1)
     ]
     assert series[0] != series[1]
@@ -51,7 +60,11 @@ def test_users_class_is_found_by_module_and_name():
 @pytest.mark.parametrize(
     ("name", "parameters", "message"),
     [
-        ("chess", {}, "environment.name: 'chess' is unknown; use one of countdown, sort_digits"),
+        (
+            "chess",
+            {},
+            "environment.name: 'chess' is unknown; use one of countdown, gsm8k, math, sort_digits",
+        ),
         ("no_such_package:Task", {}, "environment.name: .*cannot be imported.*install"),
         ("json:NoSuchTask", {}, "environment.name: .*cannot be imported"),
         (":Task", {}, "environment.name: ':Task' is unknown"),
