@@ -21,6 +21,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "countdown": "vcpo_rollout.environments.countdown:Countdown",
     "gsm8k": "vcpo_rollout.environments.gsm8k:Gsm8k",
     "math": "vcpo_rollout.environments.math_problems:MathProblems",
+    "remote": "vcpo_rollout.environments.remote:RemoteReward",
     "sort_digits": "vcpo_rollout.environments.sort_digits:SortDigits",
 }
 """Short names of the tasks in this package, each with the class that it stands for."""

@@ -61,3 +61,13 @@ def parse_path(value: object) -> str | None:
             "give a .jsonl or .parquet file or a folder, or leave it out for the hub"
         )
     return value
+
+
+def parse_seconds(field: str, value: object, *, highest: float) -> float:
+    """Return a time above 0 and at most `highest`, or raise ValueError naming the field."""
+    if type(value) not in (int, float) or not 0.0 < float(str(value)) <= highest:
+        raise ValueError(
+            f"environment.parameters.{field}: {value!r} is not a number of seconds "
+            f"above 0 and up to {highest:g}"
+        )
+    return float(str(value))

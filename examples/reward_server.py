@@ -1,0 +1,62 @@
+"""A reward server: judges answers by how many characters they share with the truth, in order.
+
+    python examples/reward_server.py --listen 127.0.0.1:7070
+
+A run uses it with
+
+    environment:
+      name: remote
+      parameters: {reward: "127.0.0.1:7070", environment: sort_digits}
+
+Replace `score` with what judges your answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from difflib import SequenceMatcher
+from typing import Any
+
+from vcpo.lifecycle import TOKEN_VARIABLE
+from vcpo.wire.server import WireServer
+from vcpo.wire.v1 import reward_pb2, reward_pb2_grpc
+
+SERVICE = "vcpo.wire.v1.RewardService"
+
+
+def score(prompt: str, answer: str, response: str) -> float:
+    """Return how alike response and truth are, in [0, 1]."""
+    return SequenceMatcher(a=answer, b=response.strip(), autojunk=False).ratio()
+
+
+class RewardService(reward_pb2_grpc.RewardServiceServicer):
+    """Answers with `score`."""
+
+    async def Score(  # noqa: N802 - named by the contract
+        self, request: reward_pb2.ScoreRequest, context: Any
+    ) -> reward_pb2.ScoreResponse:
+        """Judge one response."""
+        reward = score(request.prompt, request.answer, request.response)
+        return reward_pb2.ScoreResponse(reward=reward)
+
+
+async def serve(listen: str) -> None:
+    """Serve until the process is ended."""
+    server = WireServer(token=os.environ.get(TOKEN_VARIABLE))
+    reward_pb2_grpc.add_RewardServiceServicer_to_server(RewardService(), server.grpc_server)
+    port = await server.start(listen, (SERVICE,))
+    print(f"judging on port {port}", flush=True)
+    await server.grpc_server.wait_for_termination()
+
+
+def main() -> None:
+    """Parse the command line and serve."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--listen", default="127.0.0.1:7070", metavar="HOST:PORT")
+    asyncio.run(serve(parser.parse_args().listen))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""A task whose answers are judged by a server of the user's, over gRPC.
+
+Prompts come from another environment; prompt, ground truth and response go to a `RewardService`
+(`protos/vcpo/wire/v1/reward.proto`), which may hold a reward model, a compiler farm or a database.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Final
+
+import grpc
+
+from vcpo.lifecycle import TOKEN_VARIABLE, split_address
+from vcpo.wire.limits import CHANNEL_OPTIONS
+from vcpo.wire.server import TOKEN_KEY
+from vcpo.wire.v1 import reward_pb2, reward_pb2_grpc
+from vcpo_rollout.environments.environment import Prompt, Split, make_environment
+from vcpo_rollout.environments.parameters import parse_seconds
+
+_SERVICE_CONFIG: Final = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": [{"service": "vcpo.wire.v1.RewardService"}],
+                "retryPolicy": {
+                    "maxAttempts": 5,
+                    "initialBackoff": "0.2s",
+                    "maxBackoff": "5s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "ABORTED"],
+                },
+            }
+        ]
+    }
+)
+"""gRPC repeats by itself, with jitter; five attempts are the most that it allows."""
+
+
+class RemoteReward:
+    """Another environment's prompts, judged by the server at `reward` (`host:port`).
+
+    environment, parameters: The environment that makes the prompts, and its parameters.
+    timeout_seconds: Time for one reward, with waiting for the server to come up and with attempts
+        repeated; then the prompt counts as failed and is granted again.
+
+    The run's token goes with every call when there is one. Raises ValueError, naming the parameter,
+    for an address or a time that is none, and as `make_environment`.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        reward: str,
+        environment: str,
+        parameters: Mapping[str, object] | None = None,
+        timeout_seconds: float = 60.0,
+    ) -> None:
+        try:
+            split_address(reward)
+        except (ValueError, AttributeError) as error:
+            raise ValueError(
+                f"environment.parameters.reward: {reward!r} is no address; "
+                "write host:port of the reward server"
+            ) from error
+        self._timeout_s = parse_seconds("timeout_seconds", timeout_seconds, highest=3600.0)
+        self._prompts = make_environment(environment, parameters or {}, seed)
+        options = (*CHANNEL_OPTIONS, ("grpc.service_config", _SERVICE_CONFIG))
+        self._stub = reward_pb2_grpc.RewardServiceStub(grpc.insecure_channel(reward, options))
+        token = os.environ.get(TOKEN_VARIABLE)
+        self._metadata = ((TOKEN_KEY, f"Bearer {token}"),) if token else ()
+
+    def prompt(self, split: Split, index: int) -> Prompt:
+        """Return the other environment's prompt."""
+        return self._prompts.prompt(split, index)
+
+    def reward(self, prompt: Prompt, response: str) -> float:
+        """Return what the server says.
+
+        Raises: grpc.RpcError when it refuses, or does not answer in time.
+        """
+        request = reward_pb2.ScoreRequest(
+            prompt=prompt.text, answer=prompt.answer, response=response
+        )
+        answer = self._stub.Score(
+            request, timeout=self._timeout_s, metadata=self._metadata, wait_for_ready=True
+        )
+        return answer.reward

@@ -1,0 +1,117 @@
+import asyncio
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from vcpo.lifecycle import TOKEN_VARIABLE
+from vcpo.wire.errors import InvalidMessageError, UnavailableError
+from vcpo.wire.server import WireServer
+from vcpo.wire.v1 import reward_pb2, reward_pb2_grpc
+from vcpo_rollout.environments import Prompt, Split
+from vcpo_rollout.environments.remote import RemoteReward
+from vcpo_rollout.environments.sort_digits import SortDigits
+
+PROMPT = Prompt(text="sort 21=", answer="12")
+
+
+class Judge(reward_pb2_grpc.RewardServiceServicer):
+    """Raises what it is told to, one error per call, then answers with the response's length."""
+
+    def __init__(self):
+        self.errors = []
+        self.requests = []
+
+    async def Score(self, request, context):  # noqa: N802 - named by the contract
+        self.requests.append(request)
+        if self.errors:
+            raise self.errors.pop(0)
+        return reward_pb2.ScoreResponse(reward=len(request.response) / 2)
+
+
+@asynccontextmanager
+async def judging(judge, token=None):
+    server = WireServer(token=token)
+    reward_pb2_grpc.add_RewardServiceServicer_to_server(judge, server.grpc_server)
+    port = await server.start("127.0.0.1:0", ())
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+def remote(address, **parameters):
+    return RemoteReward(seed=3, reward=address, environment="sort_digits", **parameters)
+
+
+async def test_the_server_is_shown_prompt_truth_and_response_and_its_word_counts():
+    judge = Judge()
+    async with judging(judge) as address:
+        assert await asyncio.to_thread(remote(address).reward, PROMPT, "123") == 1.5
+    (request,) = judge.requests
+    assert (request.prompt, request.answer, request.response) == ("sort 21=", "12", "123")
+
+
+def test_the_prompts_are_the_other_environments():
+    made = remote("127.0.0.1:1", parameters={"digits": 7})
+    assert made.prompt(Split.TRAIN, 5) == SortDigits(seed=3, digits=7).prompt(Split.TRAIN, 5)
+
+
+async def test_a_server_that_is_busy_for_a_moment_is_asked_again():
+    judge = Judge()
+    judge.errors = [UnavailableError("busy")]
+    async with judging(judge) as address:
+        assert await asyncio.to_thread(remote(address).reward, PROMPT, "12") == 1.0
+    assert len(judge.requests) == 2
+
+
+async def test_a_refusal_is_an_error_and_is_not_repeated():
+    judge = Judge()
+    judge.errors = [InvalidMessageError("response", "12", "a poem")]
+    async with judging(judge) as address:
+        with pytest.raises(grpc.RpcError, match="response: must be a poem"):
+            await asyncio.to_thread(remote(address).reward, PROMPT, "12")
+    assert len(judge.requests) == 1
+
+
+def test_a_server_that_is_not_there_is_an_error_after_the_deadline():
+    with pytest.raises(grpc.RpcError, match="DEADLINE_EXCEEDED"):
+        remote("127.0.0.1:1", timeout_seconds=0.2).reward(PROMPT, "12")
+
+
+async def test_the_runs_token_is_shown_to_the_server(monkeypatch):
+    async with judging(Judge(), token="secret") as address:
+        with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
+            await asyncio.to_thread(remote(address).reward, PROMPT, "12")
+        monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+        assert await asyncio.to_thread(remote(address).reward, PROMPT, "12") == 1.0
+
+
+def test_the_example_server_judges():
+    command = [sys.executable, "examples/reward_server.py", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            port = server.stdout.readline().split()[-1]
+            # Two characters of two and of two in common: 2 * 1 / 4 and 2 * 2 / 4.
+            rewards = [remote(f"127.0.0.1:{port}").reward(PROMPT, each) for each in ("21", "12")]
+        finally:
+            server.kill()
+    assert rewards == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"reward": "somewhere"}, r"environment.parameters.reward: 'somewhere' is no address"),
+        ({"reward": 7070}, r"environment.parameters.reward: 7070 is no address"),
+        ({"timeout_seconds": 0}, r"environment.parameters.timeout_seconds: 0 is not a number of"),
+        ({"timeout_seconds": True}, r"environment.parameters.timeout_seconds: True is not a"),
+        ({"environment": "chess"}, r"environment.name: 'chess' is unknown"),
+    ],
+)
+def test_a_bad_parameter_is_named(parameters, said):
+    good = {"reward": "127.0.0.1:1", "environment": "sort_digits"}
+    with pytest.raises(ValueError, match=said):
+        RemoteReward(seed=0, **{**good, **parameters})
