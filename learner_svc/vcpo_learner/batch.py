@@ -46,8 +46,8 @@ def token_batch(
         input_ids[row, :end] = torch.tensor(tokens)
         attention_mask[row, :end] = 1
         start = len(trajectory.prompt_token_ids)
-        response_mask[row, start:end] = True
-        rollout_logprobs[row, start:end] = torch.tensor(
+        response_mask[row, start:end] = torch.tensor(trajectory.sampled_mask)
+        rollout_logprobs[row, response_mask[row]] = torch.tensor(
             trajectory.rollout_logprobs, dtype=torch.float64
         )
     return TokenBatch(
@@ -99,7 +99,7 @@ def group_micro_batches(groups: Sequence[Sequence[int]], size: int) -> list[list
 
 
 def _require_tokens(trajectory: Trajectory) -> None:
-    for field in ("prompt_token_ids", "response_token_ids"):
+    for field in ("prompt_token_ids", "response_token_ids", "rollout_logprobs"):
         if not getattr(trajectory, field):
             raise ValueError(
                 f"{field} of trajectory {trajectory.trajectory_id!r} is empty: "

@@ -136,7 +136,7 @@ class Dispatcher:
         else:
             outcomes = self._ledger.submit(lease_id, trajectories)
             self.accepted_tokens += sum(
-                len(trajectory.response_token_ids)
+                trajectory.num_sampled_tokens
                 for trajectory, outcome in zip(trajectories, outcomes, strict=True)
                 if outcome is SubmitOutcome.ACCEPTED
             )

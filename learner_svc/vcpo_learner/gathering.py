@@ -123,7 +123,7 @@ class GradientGathering:
         self._inputs.load_state_dict(state)
 
     def _reward(self, trajectory: Trajectory) -> float:
-        num_tokens = len(trajectory.response_token_ids)
+        num_tokens = trajectory.num_sampled_tokens
         penalty = overlong_penalty(num_tokens, self._longest_answer, self._recipe.overlong_share)
         return trajectory.reward - penalty
 

@@ -54,7 +54,7 @@ class LearnerGauges:
             for trajectory in group.trajectories:
                 lag = sampled_before - trajectory.oldest_policy_version
                 metrics.policy_lag_steps.observe(lag)
-                metrics.tokens.inc(len(trajectory.response_token_ids))
+                metrics.tokens.inc(trajectory.num_sampled_tokens)
         self.refresh()
 
     def _diagnostics(self, record: StepRecord) -> None:

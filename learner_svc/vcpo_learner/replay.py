@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
+from vcpo.wire.trajectory import FinishReason, TokenSpan, Trajectory, VersionSpan
 
 Prompt = tuple[int, ...]
 """Its tokens."""
@@ -156,4 +156,6 @@ def _trajectory_from_dict(fields: Mapping[str, Any]) -> Trajectory:
         version_spans=tuple(VersionSpan(**span) for span in fields["version_spans"]),
         reward=fields["reward"],
         finish_reason=FinishReason(fields["finish_reason"]),
+        # What was saved before there were any has none.
+        inserted_spans=tuple(TokenSpan(**span) for span in fields.get("inserted_spans", ())),
     )

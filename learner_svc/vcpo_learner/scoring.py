@@ -9,12 +9,12 @@ from vcpo_learner.norm_proxies import logit_energies
 
 
 def token_logprobs(model: nn.Module, batch: TokenBatch, *, temperature: float) -> Tensor:
-    """Log-probabilities of the response tokens under softmax(logits / temperature).
+    """Log-probabilities of the sampled tokens under softmax(logits / temperature).
 
     model: a causal language model called as those of transformers are; it returns `.logits`
         [batch, width, vocabulary], of which column t speaks of token t + 1.
     temperature: above 0; the one that the rollouts were sampled at.
-    Returns: [batch, width] nats, 0 outside the response. Float32 or better whatever the logits'
+    Returns: [batch, width] nats, 0 elsewhere. Float32 or better whatever the logits'
     type: bfloat16 keeps 3 digits, and an importance weight is a sum over thousands of tokens.
     """
     return _sampled(_log_distributions(model, batch, temperature), batch)
@@ -38,7 +38,7 @@ def token_logprobs_and_energies(
 def token_entropies(model: nn.Module, batch: TokenBatch, *, temperature: float) -> Tensor:
     """Entropy of the distribution that each response token was drawn against, [batch, width] nats.
 
-    The learner's distribution, not the sampler's; 0 outside the response.
+    The learner's distribution, not the sampler's; 0 elsewhere.
     """
     logprobs = _log_distributions(model, batch, temperature)
     entropies = torch.special.entr(logprobs.exp()).sum(dim=-1)
@@ -72,7 +72,7 @@ def weighted_logprobs(logprobs: Tensor, weights: Tensor) -> Tensor:
 
 
 def response_values(values: Tensor, batch: TokenBatch) -> list[list[float]]:
-    """Values [batch, width] of the response tokens as plain numbers, one list per trajectory."""
+    """Values [batch, width] of the sampled tokens as plain numbers, one list per trajectory."""
     lengths: list[int] = batch.response_mask.sum(dim=1).tolist()
     rows = torch.split(values.detach()[batch.response_mask], lengths)
     return [row.tolist() for row in rows]

@@ -43,7 +43,7 @@ class TokenInputs:
         learner_logprobs: Sequence[Sequence[float]],
         rewards: Sequence[float],
     ) -> dict[TokenInput, list[list[float]]]:
-        """What the recipe needs of a batch, [B][response tokens] each; a critic learns from it."""
+        """What the recipe needs of a batch, [B][sampled tokens] each; a critic learns from it."""
         found: dict[TokenInput, list[list[float]]] = {}
         if TokenInput.ENTROPY in self._needed:
             found[TokenInput.ENTROPY] = self._rows(trajectories, token_entropies, self._model)

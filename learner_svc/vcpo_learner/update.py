@@ -172,7 +172,7 @@ class PolicyUpdate:
     ) -> UpdateResult:
         self._optimizer.zero_grad()
         self._warning = self._warning.observe(StepHealth(relative_ess=0.0))
-        lengths = [len(trajectory.response_token_ids) for trajectory in trajectories]
+        lengths = [trajectory.num_sampled_tokens for trajectory in trajectories]
         return UpdateResult(
             reward_mean=_reward_mean(trajectories),
             response_tokens_mean=_response_tokens_mean(trajectories),
@@ -214,7 +214,7 @@ def _scored(
 ) -> ScoredTrajectory:
     return ScoredTrajectory(
         reward=reward,
-        num_tokens=len(trajectory.response_token_ids),
+        num_tokens=trajectory.num_sampled_tokens,
         log_weight=log_weight,
         squared_gradient_norm=squared_norm,
         is_fresh=all(lag == 0 for lag, _ in trajectory.lags(policy_version)),
@@ -253,4 +253,4 @@ def _reward_mean(trajectories: Sequence[Trajectory]) -> float:
 
 
 def _response_tokens_mean(trajectories: Sequence[Trajectory]) -> float:
-    return fmean(len(trajectory.response_token_ids) for trajectory in trajectories)
+    return fmean(trajectory.num_sampled_tokens for trajectory in trajectories)

@@ -41,7 +41,7 @@ class RolloutGauges:
 
     def submitted(self, trajectories: Sequence[Trajectory], num_taken: int) -> None:
         """Note a submission, of which the learner took `num_taken` trajectories."""
-        self._metrics.tokens.inc(sum(len(one.response_token_ids) for one in trajectories))
+        self._metrics.tokens.inc(sum(one.num_sampled_tokens for one in trajectories))
         self._metrics.samples.labels("accepted").inc(num_taken)
         self._metrics.samples.labels("lease_ended").inc(len(trajectories) - num_taken)
 

@@ -35,7 +35,7 @@ _FROM_WIRE = {number: reason for reason, number in _TO_WIRE.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpan:
-    """A run of consecutive response tokens sampled by one policy version."""
+    """A run of sampled tokens, one after another, by one policy version."""
 
     policy_version: int
     num_tokens: int
@@ -62,6 +62,21 @@ class PartialResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSpan:
+    """A run of consecutive response tokens."""
+
+    start: int
+    """Index of the first."""
+    num_tokens: int
+    """At least 1."""
+
+    @property
+    def end(self) -> int:
+        """Index behind the last."""
+        return self.start + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """One sampled and judged answer to a prompt."""
 
@@ -69,13 +84,29 @@ class Trajectory:
     """Unique in the run: `<lease id>/<number within the lease>`."""
     prompt_token_ids: tuple[int, ...]
     response_token_ids: tuple[int, ...]
-    """Sampled tokens, at least one; these and only these are trained on."""
+    """All that follows the prompt; at least one token of it was sampled."""
     rollout_logprobs: tuple[float, ...]
-    """Natural log-probability of each response token under the policy that sampled it."""
+    """Natural log-probability of each sampled token under the policy that sampled it."""
     version_spans: tuple[VersionSpan, ...]
-    """Which version sampled which tokens, in order; lengths add up to the response's."""
+    """Which version sampled which tokens, in order; lengths add up to the sampled tokens."""
     reward: float
     finish_reason: FinishReason
+    inserted_spans: tuple[TokenSpan, ...] = ()
+    """Response tokens that the environment wrote, in order and disjoint; all others were sampled,
+    and these and only these are trained on and counted."""
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens of the response that the policy sampled, at least one."""
+        return len(self.rollout_logprobs)
+
+    @property
+    def sampled_mask(self) -> list[bool]:
+        """For each response token, whether the policy sampled it."""
+        mask = [True] * len(self.response_token_ids)
+        for span in self.inserted_spans:
+            mask[span.start : span.end] = [False] * span.num_tokens
+        return mask
 
     @property
     def oldest_policy_version(self) -> int:
@@ -98,6 +129,10 @@ def trajectory_to_message(trajectory: Trajectory) -> work_pb2.Trajectory:
         version_spans=_span_messages(trajectory.version_spans),
         reward=trajectory.reward,
         finish_reason=_TO_WIRE[trajectory.finish_reason],
+        inserted_spans=[
+            work_pb2.TokenSpan(start=span.start, num_tokens=span.num_tokens)
+            for span in trajectory.inserted_spans
+        ],
     )
 
 
@@ -110,7 +145,8 @@ def trajectory_from_message(message: work_pb2.Trajectory, *, path: str) -> Traje
     check_id(f"{path}.trajectory_id", message.trajectory_id)
     prompt = _token_ids(f"{path}.prompt_token_ids", message.prompt_token_ids)
     response = _token_ids(f"{path}.response_token_ids", message.response_token_ids)
-    size = len(response)
+    inserted = _inserted(f"{path}.inserted_spans", message.inserted_spans, len(response))
+    size = len(response) - sum(span.num_tokens for span in inserted)
     logprobs = unpack_logprobs(f"{path}.rollout_logprobs", message.rollout_logprobs, count=size)
     spans = _spans(f"{path}.version_spans", message.version_spans, size)
     if not math.isfinite(message.reward):
@@ -126,6 +162,7 @@ def trajectory_from_message(message: work_pb2.Trajectory, *, path: str) -> Traje
         version_spans=spans,
         reward=message.reward,
         finish_reason=reason,
+        inserted_spans=inserted,
     )
 
 
@@ -183,6 +220,22 @@ def _spans(
         raise InvalidMessageError(field, "an empty span", "spans of at least 1 token")
     covered = sum(span.num_tokens for span in spans)
     if covered != num_tokens:
-        requirement = f"spans over all response tokens ({num_tokens})"
+        requirement = f"spans over all sampled tokens ({num_tokens})"
         raise InvalidMessageError(field, f"spans over {covered} tokens", requirement)
+    return spans
+
+
+def _inserted(
+    field: str, messages: Sequence[work_pb2.TokenSpan], num_tokens: int
+) -> tuple[TokenSpan, ...]:
+    spans = tuple(TokenSpan(start=span.start, num_tokens=span.num_tokens) for span in messages)
+    end = 0
+    for index, span in enumerate(spans):
+        if span.num_tokens < 1 or not end <= span.start < span.end <= num_tokens:
+            received = f"{span.num_tokens} tokens from {span.start}"
+            requirement = f"at least 1 token from {end} on, within the response ({num_tokens})"
+            raise InvalidMessageError(f"{field}[{index}]", received, requirement)
+        end = span.end
+    if sum(span.num_tokens for span in spans) == num_tokens:
+        raise InvalidMessageError(field, "the whole response", "less than the response")
     return spans

@@ -83,7 +83,7 @@ def batch_size(trajectories: Sequence[Trajectory], longest_answer: int) -> Batch
     """Count what a batch holds."""
     return BatchSize(
         trajectories=len(trajectories),
-        tokens=sum(len(each.response_token_ids) for each in trajectories),
+        tokens=sum(each.num_sampled_tokens for each in trajectories),
         longest_answer=longest_answer,
     )
 

@@ -125,12 +125,16 @@ def trajectory(
 
 
 def own_logprobs(model: nn.Module, one: Trajectory, *, temperature: float = 1.0) -> Tensor:
-    """Log-probabilities [response tokens] of one trajectory, alone and without padding."""
+    """Log-probabilities [sampled tokens] of one trajectory, alone and without padding."""
     tokens = torch.tensor([[*one.prompt_token_ids, *one.response_token_ids]])
     logprobs = (model(tokens).logits[0] / temperature).log_softmax(-1)
     start = len(one.prompt_token_ids)
     return torch.stack(
-        [logprobs[start + t - 1, token] for t, token in enumerate(one.response_token_ids)]
+        [
+            logprobs[start + t - 1, token]
+            for t, token in enumerate(one.response_token_ids)
+            if not any(span.start <= t < span.end for span in one.inserted_spans)
+        ]
     )
 
 

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.update.models import trajectory
+from vcpo.wire.trajectory import TokenSpan
 from vcpo_learner.batch import micro_batches, token_batch
 
 CPU = torch.device("cpu")
@@ -24,6 +27,16 @@ def test_padding_is_not_attended_to():
 def test_only_response_tokens_are_trained_on():
     batch = token_batch([SHORT, LONG], 9, CPU)
     assert batch.response_mask.int().tolist() == [[0, 1, 0, 0], [0, 0, 1, 1]]
+
+
+def test_tokens_that_the_environment_wrote_are_read_and_not_trained_on():
+    sampled = trajectory(2, prompt=(3,), response=(5, 8, 9, 6), logprobs=(-1.0, -2.0))
+    one = replace(sampled, inserted_spans=(TokenSpan(start=1, num_tokens=2),))
+    batch = token_batch([one], 0, CPU)
+    assert batch.input_ids.tolist() == [[3, 5, 8, 9, 6]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 1, 1]]
+    assert batch.response_mask.int().tolist() == [[0, 1, 0, 0, 1]]
+    assert batch.rollout_logprobs.tolist() == [[0.0, -1.0, 0.0, 0.0, -2.0]]
 
 
 def test_a_trajectory_without_prompt_is_named():

@@ -15,6 +15,7 @@ from vcpo.wire.limits import MAX_TOKENS
 from vcpo.wire.trajectory import (
     FinishReason,
     PartialResponse,
+    TokenSpan,
     Trajectory,
     VersionSpan,
     partial_from_message,
@@ -41,14 +42,21 @@ def float32s(*values: float) -> bytes:
 def trajectories(draw: st.DrawFn) -> Trajectory:
     spans = draw(st.lists(st.tuples(st.integers(0, 2**63), st.integers(1, 5)), min_size=1))
     size = sum(num_tokens for _, num_tokens in spans)
+    inserted, end = [], 0
+    for gap, num_tokens in draw(st.lists(st.tuples(st.integers(0, size), st.integers(1, 5)))):
+        if sum(span.num_tokens for span in inserted) + size >= (start := end + gap):
+            inserted.append(TokenSpan(start=start, num_tokens=num_tokens))
+            end = start + num_tokens
+    length = size + sum(span.num_tokens for span in inserted)
     return Trajectory(
         trajectory_id=draw(st.text(min_size=1, max_size=256)),
         prompt_token_ids=tuple(draw(st.lists(TOKENS, min_size=1, max_size=9))),
-        response_token_ids=tuple(draw(st.lists(TOKENS, min_size=size, max_size=size))),
+        response_token_ids=tuple(draw(st.lists(TOKENS, min_size=length, max_size=length))),
         rollout_logprobs=tuple(draw(st.lists(FLOAT32_LOGPROBS, min_size=size, max_size=size))),
         version_spans=tuple(VersionSpan(policy_version=v, num_tokens=n) for v, n in spans),
         reward=draw(st.floats(allow_nan=False, allow_infinity=False)),
         finish_reason=draw(st.sampled_from(FinishReason)),
+        inserted_spans=tuple(inserted),
     )
 
 
@@ -121,6 +129,51 @@ def test_lags_are_counted_in_tokens():
     assert list(read.lags(7)) == [(3, 2), (2, 1)]
 
 
+def with_tool_output() -> work_pb2.Trajectory:
+    """The same three sampled tokens; the tool wrote two behind the second."""
+    one = message()
+    one.response_token_ids = struct.pack("<5I", 1, 2, 8, 9, 3)
+    one.inserted_spans.add(start=2, num_tokens=2)
+    return one
+
+
+def test_what_the_environment_wrote_is_marked_and_not_counted():
+    read = trajectory_from_message(with_tool_output(), path="t")
+    assert read.response_token_ids == (1, 2, 8, 9, 3)
+    assert read.sampled_mask == [True, True, False, False, True]
+    assert read.num_sampled_tokens == 3
+    assert list(read.lags(7)) == [(3, 2), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("spans", "said"),
+    [
+        (
+            [(2, 2), (3, 1)],
+            "[1]: must be at least 1 token from 4 on, within the response (5), got ",
+        ),
+        ([(4, 2)], "[0]: must be at least 1 token from 0 on, within the response (5), got '2 tok"),
+        ([(2, 0)], "[0]: must be at least 1 token from 0 on, within the response (5), got '0 tok"),
+        ([(0, 5)], ": must be less than the response, got 'the whole response'"),
+    ],
+)
+def test_spans_of_inserted_tokens_must_fit_the_response(spans, said):
+    one = with_tool_output()
+    one.ClearField("inserted_spans")
+    for start, num_tokens in spans:
+        one.inserted_spans.add(start=start, num_tokens=num_tokens)
+    with pytest.raises(InvalidMessageError) as error:
+        trajectory_from_message(one, path="t")
+    assert str(error.value).startswith(f"t.inserted_spans{said}")
+
+
+def test_log_probabilities_are_wanted_of_sampled_tokens_only():
+    one = with_tool_output()
+    one.rollout_logprobs += float32s(-1.0, -1.0)
+    with pytest.raises(InvalidMessageError, match=r"as many as tokens \(3\), got '5 values"):
+        trajectory_from_message(one, path="t")
+
+
 def test_a_logprob_that_rounding_lifted_above_zero_is_accepted():
     one = message()
     one.rollout_logprobs = float32s(1e-4, -1.0, -2.0)
@@ -165,11 +218,11 @@ def test_a_logprob_that_no_sampled_token_has_is_named(logprob):
         ),
         (
             lambda one: one.ClearField("version_spans"),
-            "version_spans: must be spans over all response tokens (3), got 'spans over 0 tokens'",
+            "version_spans: must be spans over all sampled tokens (3), got 'spans over 0 tokens'",
         ),
         (
             lambda one: one.version_spans.add(policy_version=6, num_tokens=1),
-            "version_spans: must be spans over all response tokens (3), got 'spans over 4 tokens'",
+            "version_spans: must be spans over all sampled tokens (3), got 'spans over 4 tokens'",
         ),
         (
             lambda one: one.version_spans.add(policy_version=6, num_tokens=0),
@@ -211,7 +264,7 @@ def test_a_response_beyond_the_limit_is_refused():
 @given(trajectories(), st.sampled_from([None, *FinishReason]))
 def test_an_answer_under_way_survives_the_wire(trajectory, finish_reason):
     begun = PartialResponse(
-        token_ids=trajectory.response_token_ids,
+        token_ids=trajectory.response_token_ids[: trajectory.num_sampled_tokens],
         logprobs=trajectory.rollout_logprobs,
         version_spans=trajectory.version_spans,
         finish_reason=finish_reason,

@@ -347,20 +347,28 @@ class Trajectory(_message.Message):
     VERSION_SPANS_FIELD_NUMBER: _builtins.int
     REWARD_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    INSERTED_SPANS_FIELD_NUMBER: _builtins.int
     trajectory_id: _builtins.str
     """Unique in the run: "<lease_id>/<number within the lease>"."""
     prompt_token_ids: _builtins.bytes
     """Numbers per token are packed, four bytes each, little-endian: uint32 ids, float32 logarithms."""
     response_token_ids: _builtins.bytes
-    """Sampled tokens; with their log-probabilities under the policy that sampled each of them
-    (natural log, of the distribution sampled from, i.e. after temperature).
-    """
+    """All that follows the prompt: sampled tokens and, between them, those of inserted_spans."""
     rollout_logprobs: _builtins.bytes
+    """Of the sampled tokens only, in order: their log-probabilities under the policy that sampled
+    each of them (natural log, of the distribution sampled from, i.e. after temperature).
+    """
     reward: _builtins.float
     finish_reason: Global___FinishReason.ValueType
     @_builtins.property
     def version_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]:
-        """Which version sampled which tokens, in order; the lengths add up to the response's."""
+        """Which version sampled which tokens, in order; the lengths add up to the sampled tokens."""
+
+    @_builtins.property
+    def inserted_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSpan]:
+        """Response tokens that the environment wrote, such as a tool's output: seen by the policy, never
+        trained on. In order and disjoint; absent when every token was sampled.
+        """
 
     def __init__(
         self,
@@ -372,14 +380,38 @@ class Trajectory(_message.Message):
         version_spans: _abc.Iterable[Global___VersionSpan] | None = ...,
         reward: _builtins.float = ...,
         finish_reason: Global___FinishReason.ValueType = ...,
+        inserted_spans: _abc.Iterable[Global___TokenSpan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "prompt_token_ids", b"prompt_token_ids", "response_token_ids", b"response_token_ids", "reward", b"reward", "rollout_logprobs", b"rollout_logprobs", "trajectory_id", b"trajectory_id", "version_spans", b"version_spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "inserted_spans", b"inserted_spans", "prompt_token_ids", b"prompt_token_ids", "response_token_ids", b"response_token_ids", "reward", b"reward", "rollout_logprobs", b"rollout_logprobs", "trajectory_id", b"trajectory_id", "version_spans", b"version_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Trajectory: _TypeAlias = Trajectory  # noqa: Y015
+
+@_typing.final
+class TokenSpan(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """Index of the first token in response_token_ids."""
+    num_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenSpan: _TypeAlias = TokenSpan  # noqa: Y015
 
 @_typing.final
 class VersionSpan(_message.Message):
