@@ -18,14 +18,27 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse, Trajectory, partial_from_message
 from vcpo.wire.v1 import work_pb2
-from vcpo_rollout.engines.engine import Engine, EngineError, Generation, GenerationRequest
-from vcpo_rollout.environments.environment import Environment, Prompt, Split
+from vcpo_rollout.conversation import EnvironmentFailedError, converse, foreign_code
+from vcpo_rollout.engines.engine import (
+    Engine,
+    EngineError,
+    Generation,
+    GenerationCutError,
+    GenerationRequest,
+)
+from vcpo_rollout.environments.environment import (
+    Environment,
+    MultiTurnEnvironment,
+    Prompt,
+    Split,
+)
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.group import GroupCutError, sample_group
 from vcpo_rollout.learner import Learner, SubmissionRefusedError
@@ -40,10 +53,6 @@ _HAND_BACK_S = 10.0
 _ENGINE_FAILURES_TOLERATED = 8
 """So many leases in a row that fail in the engine are the engine's fault, not the prompts'."""
 _SPLITS = {work_pb2.SPLIT_TRAIN: Split.TRAIN, work_pb2.SPLIT_EVALUATION: Split.EVALUATION}
-
-
-class EnvironmentFailedError(RuntimeError):
-    """The environment's own code failed; the prompt is reported as failed, with the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +226,8 @@ class Worker:
             temperature=lease.sampling.temperature,
             max_new_tokens=lease.sampling.max_new_tokens,
         )
+        if isinstance(self._parts.environment, MultiTurnEnvironment):
+            return await self._converse(lease, self._parts.environment, prompt, request, cut)
         started_s = time.monotonic()
         generations = await self._generate(request, lease, cut)
         self._parts.gauges.generated(time.monotonic() - started_s)
@@ -233,8 +244,8 @@ class Worker:
             partial_from_message(message, path=f"begun[{index}]")
             for index, message in enumerate(lease.begun)
         ]
-        try:
-            generations = await sample_group(
+        with self._engine_failures_counted():
+            return await sample_group(
                 self._parts.engine,
                 request,
                 lease.num_trajectories,
@@ -242,22 +253,46 @@ class Worker:
                 begun=begun,
                 cut=cut,
             )
+
+    async def _converse(
+        self,
+        lease: work_pb2.Lease,
+        environment: MultiTurnEnvironment,
+        prompt: Prompt,
+        request: GenerationRequest,
+        cut: asyncio.Event,
+    ) -> list[Trajectory]:
+        with foreign_code("converse"):
+            conversations = [environment.converse(prompt) for _ in range(lease.num_trajectories)]
+        engine, codec = self._parts.engine, self._parts.codec
+        started_s = time.monotonic()
+        with self._engine_failures_counted():
+            trajectories = await _together(
+                converse(
+                    f"{lease.lease_id}/{number}", each, request, engine=engine, codec=codec, cut=cut
+                )
+                for number, each in enumerate(conversations)
+            )
+        self._parts.gauges.generated(time.monotonic() - started_s)
+        return trajectories
+
+    @contextlib.contextmanager
+    def _engine_failures_counted(self) -> Iterator[None]:
+        try:
+            yield
         except EngineError as error:
             self._engine_failures.append(error)
             raise
         self._engine_failures.clear()
-        return generations
 
     def _prompt(self, lease: work_pb2.Lease) -> tuple[Prompt, tuple[int, ...]]:
-        try:
+        with foreign_code("prompt"):
             prompt = self._parts.environment.prompt(_SPLITS[lease.split], lease.prompt_index)
             return prompt, self._parts.codec.encode(prompt.text)
-        except Exception as error:  # foreign code may raise anything
-            raise EnvironmentFailedError(f"prompt: {type(error).__name__}: {error}") from error
 
     def _rewards(self, prompt: Prompt, generations: list[Generation]) -> list[float]:
         end_token_ids = self._parts.engine.end_token_ids
-        try:
+        with foreign_code("reward"):
             rewards = [
                 float(
                     self._parts.environment.reward(
@@ -266,11 +301,25 @@ class Worker:
                 )
                 for generation in generations
             ]
-        except Exception as error:  # foreign code may raise anything
-            raise EnvironmentFailedError(f"reward: {type(error).__name__}: {error}") from error
         if not all(map(math.isfinite, rewards)):
             raise EnvironmentFailedError(f"reward: must be finite numbers, got {rewards}")
         return rewards
+
+
+async def _together(conversations: Iterable[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
+    """Hold a group's conversations; when one fails the others stop too, and free their places.
+
+    Raises: GroupCutError without anything begun when they are cut: half of what a conversation has
+    come to is the environment's, and stays behind.
+    """
+    holding = [asyncio.create_task(conversation) for conversation in conversations]
+    try:
+        return await asyncio.gather(*holding)
+    except GenerationCutError as error:
+        raise GroupCutError(()) from error
+    finally:
+        for task in holding:
+            task.cancel()
 
 
 def _trajectory(

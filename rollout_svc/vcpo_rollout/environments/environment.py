@@ -15,12 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
-from typing import Final, Protocol, cast
+from typing import Final, Protocol, cast, runtime_checkable
 
 BUILT_IN: Final[Mapping[str, str]] = {
     "countdown": "vcpo_rollout.environments.countdown:Countdown",
     "gsm8k": "vcpo_rollout.environments.gsm8k:Gsm8k",
     "math": "vcpo_rollout.environments.math_problems:MathProblems",
+    "python_tool": "vcpo_rollout.environments.python_tool:PythonTool",
     "remote": "vcpo_rollout.environments.remote:RemoteReward",
     "sort_digits": "vcpo_rollout.environments.sort_digits:SortDigits",
 }
@@ -58,6 +59,31 @@ class Environment(Protocol):
 
     def reward(self, prompt: Prompt, response: str) -> float:
         """Return a finite reward, in the range that the task documents, for any response text."""
+        ...
+
+
+class Conversation(Protocol):
+    """One exchange with the model under way, about one prompt."""
+
+    def next_turn(self, response: str) -> str | None:
+        """Hear a turn of the model's; return what it is told next, or None to end here.
+
+        Every turn is heard, one that was cut at its longest too; what is returned is dropped when
+        the model has no tokens left to say more.
+        """
+        ...
+
+    def reward(self) -> float:
+        """Judge what was heard: a finite number. Called once, at the end."""
+        ...
+
+
+@runtime_checkable
+class MultiTurnEnvironment(Environment, Protocol):
+    """A task that speaks with the model. Its `reward` judges a response in a single turn."""
+
+    def converse(self, prompt: Prompt) -> Conversation:
+        """Begin an exchange about a prompt; each answer to it has one of its own."""
         ...
 
 

@@ -15,7 +15,12 @@ from vcpo.lifecycle import TOKEN_VARIABLE, split_address
 from vcpo.wire.limits import CHANNEL_OPTIONS
 from vcpo.wire.server import TOKEN_KEY
 from vcpo.wire.v1 import reward_pb2, reward_pb2_grpc
-from vcpo_rollout.environments.environment import Prompt, Split, make_environment
+from vcpo_rollout.environments.environment import (
+    MultiTurnEnvironment,
+    Prompt,
+    Split,
+    make_environment,
+)
 from vcpo_rollout.environments.parameters import parse_seconds
 
 _SERVICE_CONFIG: Final = json.dumps(
@@ -66,6 +71,11 @@ class RemoteReward:
             ) from error
         self._timeout_s = parse_seconds("timeout_seconds", timeout_seconds, highest=3600.0)
         self._prompts = make_environment(environment, parameters or {}, seed)
+        if isinstance(self._prompts, MultiTurnEnvironment):
+            raise ValueError(  # noqa: TRY004 - what a user wrote
+                f"environment.parameters.environment: {environment!r} speaks with the model in "
+                "several turns, and a reward server judges a single one; use it without 'remote'"
+            )
         options = (*CHANNEL_OPTIONS, ("grpc.service_config", _SERVICE_CONFIG))
         self._stub = reward_pb2_grpc.RewardServiceStub(grpc.insecure_channel(reward, options))
         token = os.environ.get(TOKEN_VARIABLE)

@@ -64,7 +64,7 @@ def test_users_class_is_found_by_module_and_name():
         (
             "chess",
             {},
-            "'chess' is unknown; use one of countdown, gsm8k, math, remote, sort_digits",
+            "'chess' is unknown; use one of countdown, gsm8k, math, python_tool, remote, sort",
         ),
         ("no_such_package:Task", {}, "environment.name: .*cannot be imported.*install"),
         ("json:NoSuchTask", {}, "environment.name: .*cannot be imported"),

@@ -108,6 +108,10 @@ def test_the_example_server_judges():
         ({"reward": 7070}, r"environment.parameters.reward: 7070 is no address"),
         ({"timeout_seconds": 0}, r"environment.parameters.timeout_seconds: 0 is not a number of"),
         ({"timeout_seconds": True}, r"environment.parameters.timeout_seconds: True is not a"),
+        (
+            {"environment": "python_tool"},
+            r"environment.parameters.environment: 'python_tool' speaks",
+        ),
         ({"environment": "chess"}, r"environment.name: 'chess' is unknown"),
     ],
 )

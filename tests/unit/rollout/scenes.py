@@ -138,6 +138,11 @@ class FakeCodec:
     def encode(self, text: str) -> tuple[int, ...]:
         return (3, 4)
 
+    def encode_reply(
+        self, text: str, last_token_id: int, end_token_ids: frozenset[int]
+    ) -> tuple[int, ...]:
+        return (7,)
+
     def decode(self, token_ids: Any, end_token_ids: frozenset[int]) -> str:
         return str(token_ids)
 

@@ -62,3 +62,31 @@ def test_an_end_token_in_the_middle_stays_visible_to_the_judge(tokenizer):
 def test_an_answer_of_nothing_but_its_end_is_empty(tokenizer):
     codec = PromptCodec(tokenizer, PromptFormat.PLAIN)
     assert codec.decode([tokenizer.eos_token_id], frozenset({tokenizer.eos_token_id})) == ""
+
+
+def replied(codec, text, *, last=0, ends=frozenset()):
+    return codec.decode(codec.encode_reply(text, last, ends), frozenset())
+
+
+def test_a_plain_reply_is_its_text_and_nothing_else(chatty):
+    assert replied(PromptCodec(chatty, PromptFormat.PLAIN), "312") == "312"
+
+
+def test_a_chat_reply_is_what_the_template_puts_between_two_answers(chatty):
+    # Behind an answer the template writes `>`, then the message and the cue.
+    assert replied(PromptCodec(chatty, PromptFormat.CHAT), "312") == "><312>="
+
+
+def test_the_end_that_the_model_has_sampled_is_not_written_twice(chatty):
+    codec = PromptCodec(chatty, PromptFormat.CHAT)
+    (end,) = codec.encode_reply("312", 0, frozenset())[:1]
+    assert replied(codec, "312", last=end, ends=frozenset({end})) == "<312>="
+    assert replied(codec, "312", last=end + 1, ends=frozenset({end})) == "><312>="
+
+
+def test_a_template_that_changes_answers_is_refused(chatty):
+    chatty.chat_template = "{% for message in messages %}<{{ message.role }}>{% endfor %}"
+    with pytest.raises(
+        ValueError, match=r"spec\.environment\.promptFormat: the chat template changes"
+    ):
+        PromptCodec(chatty, PromptFormat.CHAT).encode_reply("312", 0, frozenset())

@@ -1,0 +1,130 @@
+"""Arithmetic with a Python tool: the smallest task in which a model acts and looks at the result.
+
+The model may write a program in a fenced block and end its turn; it is run in a sandbox
+(`vcpo_rollout.sandbox`) and its output comes back as the next message.
+"""
+
+import re
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+from vcpo_rollout.environments.answers import extract_answer
+from vcpo_rollout.environments.arithmetic import calculate
+from vcpo_rollout.environments.draws import draw_item
+from vcpo_rollout.environments.environment import Conversation, Prompt, Split
+from vcpo_rollout.environments.parameters import parse_integer, parse_seconds, parse_span
+from vcpo_rollout.sandbox import SandboxLimits, run_python
+
+_PROGRAM: Final = re.compile(r"```python\n(.*?)```", re.DOTALL)
+_OPERATORS: Final = "+-*"
+_TEXT: Final = (
+    "What is {expression}? You may run Python up to {calls} times: end your turn with a block that "
+    "begins with ```python and ends with ```, and what it prints comes back. "
+    "Give the number alone in <answer> tags, for example <answer>42</answer>."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonTool:
+    """The task; its reward is 1.0 for the right number in the last turn and 0.0 otherwise.
+
+    Raises ValueError, naming the parameter, for a setting out of bounds.
+    """
+
+    seed: int
+    """Chooses which questions stand behind which indices."""
+
+    numbers: tuple[int, int] = (3, 5)
+    """Fewest and most numbers in a question, 2 to 16."""
+
+    values: tuple[int, int] = (10, 9999)
+    """Smallest and largest number, 1 to 1,000,000."""
+
+    calls: int = 3
+    """Programs that are run, 1 to 64; a further one ends the conversation."""
+
+    wall_seconds: float = 5.0
+    """Time for a program, up to 600."""
+
+    memory_mebibytes: int = 512
+    """Memory for a program, 64 to 65,536."""
+
+    output_characters: int = 2000
+    """What comes back of a program's output, 100 to 100,000; the middle of more is left out."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "numbers", parse_span("numbers", self.numbers, lowest=2, highest=16)
+        )
+        object.__setattr__(
+            self, "values", parse_span("values", self.values, lowest=1, highest=1_000_000)
+        )
+        parse_integer("calls", self.calls, lowest=1, highest=64)
+        parse_seconds("wall_seconds", self.wall_seconds, highest=600.0)
+        parse_integer("memory_mebibytes", self.memory_mebibytes, lowest=64, highest=65_536)
+        parse_integer("output_characters", self.output_characters, lowest=100, highest=100_000)
+
+    def prompt(self, split: Split, index: int) -> Prompt:
+        """Return a question; its answer is the number."""
+        expression = draw_item(
+            seed=self.seed,
+            split=split,
+            index=index,
+            propose=self._propose,
+            key="python_tool/{}".format,
+        )
+        calculation = calculate(expression)
+        assert calculation is not None
+        return Prompt(
+            text=_TEXT.format(expression=expression, calls=self.calls),
+            answer=str(calculation.value),
+        )
+
+    def reward(self, prompt: Prompt, response: str) -> float:
+        """Return 1.0 if the marked answer is the number, else 0.0."""
+        return 1.0 if extract_answer(response) == prompt.answer else 0.0
+
+    def converse(self, prompt: Prompt) -> Conversation:
+        """Begin with all calls left."""
+        return _Exchange(task=self, prompt=prompt, calls_left=self.calls)
+
+    def run(self, program: str) -> str:
+        """What a program prints, within the limits."""
+        limits = SandboxLimits(
+            wall_s=self.wall_seconds,
+            cpu_s=max(1, round(self.wall_seconds)),
+            memory_bytes=self.memory_mebibytes << 20,
+            output_characters=self.output_characters,
+        )
+        return run_python(program, limits)
+
+    def _propose(self, random: Random) -> str:
+        count = random.randint(*self.numbers)
+        terms = [str(random.randint(*self.values))]
+        for _ in range(count - 1):
+            terms += [random.choice(_OPERATORS), str(random.randint(*self.values))]
+        return " ".join(terms)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Exchange:
+    """One conversation: programs in, their output back, until a turn runs none."""
+
+    task: PythonTool
+    prompt: Prompt
+    calls_left: int
+    last_turn: str = field(default="", init=False)
+
+    def next_turn(self, response: str) -> str | None:
+        """Run the turn's last program, unless it gives the answer already."""
+        self.last_turn = response
+        programs = _PROGRAM.findall(response)
+        if not programs or self.calls_left == 0 or extract_answer(response) is not None:
+            return None
+        self.calls_left -= 1
+        return f"Output:\n{self.task.run(programs[-1]) or '(nothing was printed)'}"
+
+    def reward(self) -> float:
+        """Judge the last turn alone: what a program printed is no answer."""
+        return self.task.reward(self.prompt, self.last_turn)
