@@ -27,6 +27,9 @@ BUILT_IN: Final[Mapping[str, str]] = {
 }
 """Short names of the tasks in this package, each with the class that it stands for."""
 
+_VERIFIERS: Final = "vcpo_rollout.environments.verifiers_tasks:VerifiersTasks"
+"""Stands behind `verifiers:TASKSET`."""
+
 
 class Split(StrEnum):
     """Which of two disjoint sets of items a prompt comes from."""
@@ -90,10 +93,14 @@ class MultiTurnEnvironment(Environment, Protocol):
 def make_environment(name: str, parameters: Mapping[str, object], seed: int) -> Environment:
     """Make the environment that a run names.
 
-    name: a key of `BUILT_IN`, or `package.module:Class`. parameters: the task's own settings, as
-    read from the run's YAML. Raises ValueError, naming the field, for a name that leads to no
-    environment and for a parameter that the task does not know, lacks or refuses.
+    name: a key of `BUILT_IN`, `package.module:Class`, or `verifiers:TASKSET`. parameters: the
+    task's own settings, as read from the run's YAML. Raises ValueError, naming the field, for a
+    name that leads to no environment and for a parameter that the task does not know, lacks or
+    refuses.
     """
+    library, _, taskset = name.partition(":")
+    if library == "verifiers" and taskset:
+        name, parameters = _VERIFIERS, {**parameters, "taskset": taskset}
     environment_class = _environment_class(name)
     _check_parameters(name, inspect.signature(environment_class), parameters)
     return cast("Environment", environment_class(**parameters, seed=seed))

@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 
 from tests.unit.environments.data_files import GSM8K, MATH
@@ -80,3 +82,9 @@ def test_users_class_is_found_by_module_and_name():
 def test_what_leads_to_no_environment_is_refused_by_name(name, parameters, message):
     with pytest.raises(ValueError, match=message):
         make_environment(name, parameters, 0)
+
+
+def test_without_verifiers_its_task_sets_are_refused_with_the_cure(monkeypatch):
+    monkeypatch.setitem(sys.modules, "verifiers", None)
+    with pytest.raises(ValueError, match=r"needs the package verifiers.*'vcpo\[verifiers\]'"):
+        make_environment("verifiers:words", {}, 0)

@@ -33,7 +33,7 @@ class Scripted:
         self.turns = list(turns)
         self.requests = []
 
-    async def generate(self, request):
+    async def generate(self, request, *, cut=None):
         self.requests.append(request)
         return self.turns.pop(0)
 
