@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -16,7 +16,8 @@ from transformers import (
 )
 
 from vcpo.lifecycle import StartError
-from vcpo.spec.workloads import Lora, Precision, RolloutGroup
+from vcpo.spec import VCPORunSpec
+from vcpo.spec.workloads import Lora, Precision
 
 _DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 
@@ -66,14 +67,14 @@ def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return 0
 
 
-def published_precision(groups: Iterable[RolloutGroup]) -> Precision:
+def published_precision(spec: VCPORunSpec) -> Precision:
     """The narrowest number format in which every rollout group gets the values it generates with.
 
     A bfloat16 worker rounds float32 weights when it loads them, so rounding them before they
-    travel gives it the same values and half the bytes.
+    travel gives it the same values and half the bytes. Adapters are multiplied first.
     """
-    wide = any(group.precision is Precision.FLOAT32 for group in groups)
-    return Precision.FLOAT32 if wide else Precision.BFLOAT16
+    wide = any(group.precision is Precision.FLOAT32 for group in spec.rollouts)
+    return Precision.FLOAT32 if wide or spec.model.lora is not None else Precision.BFLOAT16
 
 
 def policy_payload(model: PreTrainedModel, precision: Precision) -> bytes:
@@ -84,7 +85,9 @@ def policy_payload(model: PreTrainedModel, precision: Precision) -> bytes:
 def policy_tensors(
     model: PreTrainedModel, dtype: torch.dtype = torch.float32
 ) -> dict[str, torch.Tensor]:
-    """Copies of the trainable parameters on the CPU, each once, under its first name, rounded to `dtype`.
+    """Copies of the trainable parameters on the CPU, rounded to `dtype`.
+
+    Each stands once, under its first name.
 
     What training does not change stays out: buffers, and all but the adapters where there are any.
     """

@@ -71,7 +71,7 @@ class Training:
     def __init__(self, parts: TrainingParts) -> None:
         self._parts = parts
         self._spec = parts.run.spec
-        self._precision = published_precision(parts.run.spec.rollouts)
+        self._precision = published_precision(parts.run.spec)
         self._dispatcher = parts.dispatcher
         self._checkpoints = CheckpointFolder(parts.run_dir / "checkpoints", parts.run)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensors")

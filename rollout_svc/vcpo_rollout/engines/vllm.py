@@ -36,9 +36,15 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from vcpo.wire.trajectory import FinishReason, VersionSpan
+from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_rollout.engines.decoding_limits import RequestLimits
-from vcpo_rollout.engines.engine import EngineError, Generation, GenerationRequest, PolicyWeights
+from vcpo_rollout.engines.engine import (
+    EngineError,
+    Generation,
+    GenerationCutError,
+    GenerationRequest,
+    PolicyWeights,
+)
 from vcpo_rollout.engines.loading_weights import read_weights
 from vcpo_rollout.engines.vllm_start import VllmSettings, load_skeleton, start_llm
 
@@ -51,6 +57,7 @@ _DIED = "vLLM's engine process has died; its log says why"
 _ABORT_TIMEOUT_S = 5.0
 _SHUTDOWN_S = 5.0
 """How long vLLM's processes may take to end by themselves."""
+_ABORTED = "abort"
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -103,14 +110,17 @@ class VllmEngine:
         """Tokens that end an answer."""
         return self._end_token_ids
 
-    async def generate(self, request: GenerationRequest) -> Generation:
+    async def generate(
+        self, request: GenerationRequest, *, cut: asyncio.Event | None = None
+    ) -> Generation:
         """Sample one sequence; waits for the first policy and for a free place.
 
         Raises:
+            GenerationCutError: with what was sampled, when it was cut.
             EngineError: when the request cannot be served, generation failed, or the engine ended.
         """
         self._limits.check(request)
-        return await self._until_ended(self._sample(request))
+        return await self._until_ended(self._sample(request, cut))
 
     async def swap_weights(self, weights: PolicyWeights) -> int:
         """Use `weights` from the next decoding step on; returns when they are in use.
@@ -175,23 +185,42 @@ class VllmEngine:
         for task in self._open - {asyncio.current_task()}:
             task.cancel()
 
-    async def _sample(self, request: GenerationRequest) -> Generation:
-        await self._ready.wait()
-        prompt = tokens_input(list(request.prompt_token_ids))
-        output: CompletionOutput | None = None
+    async def _sample(self, request: GenerationRequest, cut: asyncio.Event | None) -> Generation:
+        name = str(next(self._numbers))
+        cutting = None if cut is None else asyncio.create_task(self._abort_when(cut, name))
         try:
-            async for answer in self._llm.generate(
-                prompt, self._sampling(request), str(next(self._numbers))
-            ):
+            await self._ready.wait()
+            output = await self._answered(request, name, cut)
+        finally:
+            if cutting is not None:
+                cutting.cancel()
+        return generation_of(output, request.begun)
+
+    async def _answered(
+        self, request: GenerationRequest, name: str, cut: asyncio.Event | None
+    ) -> CompletionOutput | None:
+        begun = () if request.begun is None else request.begun.token_ids
+        prompt = tokens_input([*request.prompt_token_ids, *begun])
+        output: CompletionOutput | None = None
+        if cut is not None and cut.is_set():
+            raise GenerationCutError(request.begun)
+        try:
+            async for answer in self._llm.generate(prompt, self._sampling(request), name):
                 output = answer.outputs[0]
         except (EngineGenerateError, ValueError) as error:
             raise EngineError(f"vLLM could not generate: {error.__cause__ or error}") from error
-        return generation_of(output)
+        return output
+
+    async def _abort_when(self, cut: asyncio.Event, name: str) -> None:
+        """VLLM ends an aborted request with what it has, and knows no other way to."""
+        await cut.wait()
+        await self._llm.abort(name)
 
     def _sampling(self, request: GenerationRequest) -> SamplingParams:
+        num_begun = 0 if request.begun is None else len(request.begun.token_ids)
         return SamplingParams(
             temperature=request.temperature,
-            max_tokens=request.max_new_tokens,
+            max_tokens=request.max_new_tokens - num_begun,
             logprobs=0,  # of the sampled token, and of no other
             ignore_eos=True,  # vLLM's idea of the end token; ours is the next line
             stop_token_ids=sorted(self._end_token_ids),
@@ -234,15 +263,31 @@ class VllmEngine:
         return num_under_way
 
 
-def generation_of(output: CompletionOutput | None) -> Generation:
-    """A finished sequence in our terms.
+def generation_of(output: CompletionOutput | None, begun: PartialResponse | None) -> Generation:
+    """A finished sequence in our terms, behind what was begun of it elsewhere.
 
     Raises:
+        GenerationCutError: with what there is, when the sequence was aborted.
         EngineError: when vLLM gave the sequence up, or the model's logits are not numbers.
     """
-    reason = _FINISH_REASONS.get(output.finish_reason) if output is not None else None
-    if output is None or reason is None:
+    if output is None or output.finish_reason not in {*_FINISH_REASONS, _ABORTED}:
         raise EngineError("vLLM gave the sequence up; its log says why")
+    reason = _FINISH_REASONS.get(output.finish_reason)
+    if not output.token_ids:
+        raise GenerationCutError(begun)
+    sampled = _sampled(output)
+    whole = sampled if begun is None else _joined(begun, sampled)
+    if reason is None:
+        raise GenerationCutError(whole)
+    return Generation(
+        token_ids=whole.token_ids,
+        logprobs=whole.logprobs,
+        version_spans=whole.version_spans,
+        finish_reason=reason,
+    )
+
+
+def _sampled(output: CompletionOutput) -> PartialResponse:
     logprobs = tuple(
         float(at[token_id].logprob)
         for at, token_id in zip(output.logprobs, output.token_ids, strict=True)
@@ -252,14 +297,20 @@ def generation_of(output: CompletionOutput | None) -> Generation:
             f"policy version {output.weight_versions[-1].version} gives logits that are not "
             "finite; look at the learner's last steps"
         )
-    return Generation(
-        token_ids=tuple(output.token_ids),
-        logprobs=logprobs,
-        version_spans=tuple(
-            VersionSpan(policy_version=int(span.version), num_tokens=span.end - span.start)
-            for span in output.weight_versions
-        ),
-        finish_reason=reason,
+    spans = tuple(
+        VersionSpan(policy_version=int(span.version), num_tokens=span.end - span.start)
+        for span in output.weight_versions
+    )
+    return PartialResponse(
+        token_ids=tuple(output.token_ids), logprobs=logprobs, version_spans=spans
+    )
+
+
+def _joined(begun: PartialResponse, rest: PartialResponse) -> PartialResponse:
+    return PartialResponse(
+        token_ids=begun.token_ids + rest.token_ids,
+        logprobs=begun.logprobs + rest.logprobs,
+        version_spans=begun.version_spans + rest.version_spans,
     )
 
 

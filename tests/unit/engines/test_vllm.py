@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -15,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from vcpo.spec.workloads import Precision
 from vcpo.wire.trajectory import FinishReason
-from vcpo_rollout.engines.engine import EngineError
+from vcpo_rollout.engines.engine import EngineError, GenerationCutError
 
 try:
     from vcpo_rollout.engines.vllm import VllmEngine
@@ -216,6 +217,41 @@ class TestEngine:
         assert await engine.swap_weights(publish(build(seed=0), 63)) == 0
         generation = await engine.generate(make_request(PROMPT, max_new_tokens=2))
         assert 1 <= len(generation.token_ids) <= 2
+
+    async def test_what_was_cut_is_gone_on_with_by_a_later_version(
+        self, engine, make_request, publish, reference_logprobs
+    ):
+        models = {64: build(seed=64), 65: build(seed=65)}
+        await engine.swap_weights(publish(models[64], 64))
+        request = make_request(PROMPT, max_new_tokens=ENDLESS)
+        cut = asyncio.Event()
+        generating = [asyncio.create_task(engine.generate(request, cut=cut)) for _ in range(2)]
+        while engine._llm.get_num_unfinished_requests() < 2:
+            await asyncio.sleep(0)
+        # A swap stands between two steps: behind it both have tokens.
+        await engine.swap_weights(publish(models[64], 64))
+        await engine.generate(make_request(PROMPT, max_new_tokens=8))
+        cut.set()
+        ends = await asyncio.gather(*generating, return_exceptions=True)
+        begun = ends[0].begun
+        assert [type(end) for end in ends] == [GenerationCutError, GenerationCutError]
+        await engine.swap_weights(publish(models[65], 65))
+        rest = replace(request, begun=begun, max_new_tokens=len(begun.token_ids) + 5)
+        generation = await engine.generate(rest)
+        assert generation.token_ids[: len(begun.token_ids)] == begun.token_ids
+        assert generation.logprobs[: len(begun.logprobs)] == begun.logprobs
+        assert generation.version_spans[-1].policy_version == 65
+        assert_scored_by_its_versions(generation, rest, models, reference_logprobs)
+
+    async def test_a_request_that_is_cut_beforehand_has_what_it_came_with(
+        self, engine, make_request, publish
+    ):
+        await engine.swap_weights(publish(build(seed=0), 66))
+        cut = asyncio.Event()
+        cut.set()
+        with pytest.raises(GenerationCutError) as caught:
+            await engine.generate(make_request(PROMPT), cut=cut)
+        assert caught.value.begun is None
 
     async def test_a_swap_that_its_caller_gave_up_is_finished(self, engine, make_request, publish):
         await engine.swap_weights(publish(build(seed=0), 71))

@@ -4,8 +4,9 @@ import pytest
 import safetensors.torch
 import torch
 
+from tests.unit.learner.scenes import make_run
 from tests.unit.update.models import llama
-from vcpo.spec.workloads import Precision, RolloutGroup
+from vcpo.spec.workloads import Precision
 from vcpo_learner.policy_model import (
     ModelLoadError,
     load_policy,
@@ -49,19 +50,21 @@ def test_bfloat16_workers_get_what_they_would_round_themselves():
 
 
 @pytest.mark.parametrize(
-    ("precisions", "published"),
+    ("precisions", "model", "published"),
     [
-        ("float32", Precision.FLOAT32),
-        ("bfloat16", Precision.BFLOAT16),
-        ("bfloat16 float32", Precision.FLOAT32),
+        ("float32", {}, Precision.FLOAT32),
+        ("bfloat16", {}, Precision.BFLOAT16),
+        ("bfloat16 float32", {}, Precision.FLOAT32),
+        ("bfloat16", {"lora": {}}, Precision.FLOAT32),
     ],
 )
-def test_no_group_gets_less_than_it_generates_with(precisions, published):
+def test_no_group_gets_less_than_it_generates_with(precisions, model, published):
     groups = [
-        RolloutGroup(name=f"group-{number}", precision=Precision(precision))
+        {"name": f"group-{number}", "precision": precision}
         for number, precision in enumerate(precisions.split())
     ]
-    assert published_precision(groups) is published
+    run = make_run(rollouts=groups, model={"name": "tiny", **model})
+    assert published_precision(run.spec) is published
 
 
 def test_published_tensors_do_not_change_with_the_model():

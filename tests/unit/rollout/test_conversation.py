@@ -67,7 +67,14 @@ class Listener:
 def hold(engine, conversation, *, room=100, codec=None):
     request = GenerationRequest(prompt_token_ids=PROMPT, temperature=1.0, max_new_tokens=room)
     return asyncio.run(
-        converse("lease/0", conversation, request, engine=engine, codec=codec or Letters(), cut=asyncio.Event())
+        converse(
+            "lease/0",
+            conversation,
+            request,
+            engine=engine,
+            codec=codec or Letters(),
+            cut=asyncio.Event(),
+        )
     )
 
 
@@ -152,7 +159,14 @@ async def test_the_engines_probabilities_are_those_of_the_whole_history():
         await engine.swap_weights(published(model, 0))
         answers = await asyncio.gather(
             *(
-                converse("lease/0", Listener("xy", "z"), request, engine=engine, codec=Letters(), cut=asyncio.Event())
+                converse(
+                    "lease/0",
+                    Listener("xy", "z"),
+                    request,
+                    engine=engine,
+                    codec=Letters(),
+                    cut=asyncio.Event(),
+                )
                 for _ in range(4)
             )
         )
