@@ -45,6 +45,7 @@ _INCARNATION = "benchmark"
 _GROUP = "main"
 _TOKENIZER = Path(__file__).parent.parent / "examples" / "models" / "tiny"
 _ANY_PORT = "127.0.0.1:0"
+_PATIENCE_S = 600.0
 
 
 class WatchingWorkService(WorkService):
@@ -150,8 +151,9 @@ class Place:
         stack.callback(process.stdin.close)
         died = asyncio.create_task(process.wait())
         waiting = asyncio.create_task(answered.wait())
-        await asyncio.wait({died, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        assert answered.is_set(), f"{worker_id} ended without an answer"
+        both = {died, waiting}
+        await asyncio.wait(both, timeout=_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        assert answered.is_set(), f"{worker_id} gave no answer"
         died.cancel()
         sent = self.policy.num_bytes - num_bytes
         return {
@@ -184,7 +186,7 @@ def _run(folder: Path) -> VCPORun:
     spec = {
         "model": {"name": str(folder / "model")},
         "environment": {"name": "sort_digits"},
-        "steps": 1,
+        "steps": 100,
         "batch": {"promptsPerStep": 2, "trajectoriesPerPrompt": 2},
         "algorithm": {"maxPolicyLagSteps": 16},
         "sampling": {"maxNewTokens": 4},

@@ -167,7 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--hidden", type=int, default=768, help="width of the model")
     parser.add_argument("--layers", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=12, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=32, help="optimizer steps")
     parser.add_argument("--learning-rate", type=float, default=1e-6)
     parser.add_argument(
         "--receivers", type=int, nargs="*", default=[1, 4, 16, 64], help="workers at a time"
