@@ -13,6 +13,7 @@ from vcpo.metrics import RolloutMetrics
 from vcpo.wire.client import open_channel
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+from vcpo.wire.weights import CorruptWeightsError
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.learner import HeldPolicy, Learner
 from vcpo_rollout.peers import Peers
@@ -156,6 +157,26 @@ async def test_a_peer_that_says_nothing_is_left():
         assert num_by_peer in {0, 50}  # as fast as the two found each other
         assert fleet.service.fetches[-1].offset == num_by_peer
         assert num_by_peer + worker.num_bytes("learner") == len(payload_of(4))
+    await server.stop(0)
+
+
+async def test_what_a_lying_peer_sent_is_refused_and_the_learner_asked():
+    class Liar(policy_pb2_grpc.PolicyServiceServicer):
+        async def Fetch(self, request, context):  # noqa: N802 - named by the contract
+            yield policy_pb2.PolicyChunk(offset=0, data=payload_of(5))
+
+    server = WireServer(token=None)
+    add_policy_service(Liar(), server.grpc_server)
+    port = await server.start("127.0.0.1:0", ())
+    async with a_fleet(4) as fleet:
+        worker = await fleet.join("worker")
+        manifest = await worker.manifest()
+        manifest.peer = f"127.0.0.1:{port}"
+        with pytest.raises(CorruptWeightsError, match=r"tensor 'layer\.weight': differs"):
+            await worker.take(manifest)
+        again = await worker.manifest()
+        assert again.peer == ""
+        assert (await worker.take(again)).payload == payload_of(4)
     await server.stop(0)
 
 
