@@ -140,6 +140,8 @@ class Dispatcher:
                 for trajectory, outcome in zip(trajectories, outcomes, strict=True)
                 if outcome is SubmitOutcome.ACCEPTED
             )
+            if self._ledger.counts().buffered >= self._spec.batch.trajectories:
+                self._recall_surplus()
         self.notify()
         return outcomes
 

@@ -29,7 +29,7 @@ class OpenLease:
     lease_id: str
     worker_id: str
     grant_number: int
-    """Counts grants of the run; the order in which groups are consumed."""
+    """Counts grants of the run; among groups of equal age the order in which they are consumed."""
     prompt_index: int
     num_trajectories: int
     """Trajectories wanted."""

@@ -17,26 +17,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
 import os
 from collections.abc import Coroutine
-from typing import IO, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-import safetensors.torch
-from torch import Tensor
 from transformers import PreTrainedModel
-from vllm import SamplingParams
 from vllm.distributed.weight_transfer.base import (
     WeightTransferInitRequest,
     WeightTransferUpdateRequest,
 )
 from vllm.inputs import tokens_input
 from vllm.outputs import CompletionOutput
-from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_rollout.engines.decoding_limits import RequestLimits
 from vcpo_rollout.engines.engine import (
     EngineError,
@@ -46,6 +40,7 @@ from vcpo_rollout.engines.engine import (
     PolicyWeights,
 )
 from vcpo_rollout.engines.loading_weights import read_weights
+from vcpo_rollout.engines.vllm_exchange import generation_of, memory_file, sampling_of
 from vcpo_rollout.engines.vllm_start import VllmSettings, load_skeleton, start_llm
 
 logger = logging.getLogger(__name__)
@@ -57,8 +52,6 @@ _DIED = "vLLM's engine process has died; its log says why"
 _ABORT_TIMEOUT_S = 5.0
 _SHUTDOWN_S = 5.0
 """How long vLLM's processes may take to end by themselves."""
-_ABORTED = "abort"
-_FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 class VllmEngine:
@@ -200,12 +193,15 @@ class VllmEngine:
         self, request: GenerationRequest, name: str, cut: asyncio.Event | None
     ) -> CompletionOutput | None:
         begun = () if request.begun is None else request.begun.token_ids
+        params = sampling_of(request, self._end_token_ids)
         prompt = tokens_input([*request.prompt_token_ids, *begun])
         output: CompletionOutput | None = None
         if cut is not None and cut.is_set():
             raise GenerationCutError(request.begun)
         try:
-            async for answer in self._llm.generate(prompt, self._sampling(request), name):
+            async for answer in self._llm.generate(
+                prompt, sampling_of(request, self._end_token_ids), name
+            ):
                 output = answer.outputs[0]
         except (EngineGenerateError, ValueError) as error:
             raise EngineError(f"vLLM could not generate: {error.__cause__ or error}") from error
@@ -215,18 +211,6 @@ class VllmEngine:
         """VLLM ends an aborted request with what it has, and knows no other way to."""
         await cut.wait()
         await self._llm.abort(name)
-
-    def _sampling(self, request: GenerationRequest) -> SamplingParams:
-        num_begun = 0 if request.begun is None else len(request.begun.token_ids)
-        return SamplingParams(
-            temperature=request.temperature,
-            max_tokens=request.max_new_tokens - num_begun,
-            logprobs=0,  # of the sampled token, and of no other
-            ignore_eos=True,  # vLLM's idea of the end token; ours is the next line
-            stop_token_ids=sorted(self._end_token_ids),
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
 
     async def _swap(self, weights: PolicyWeights) -> int:
         async with self._swap_order:
@@ -261,66 +245,3 @@ class VllmEngine:
         # Not in a `finally`: with half a set of weights in place nothing may be sampled.
         await self._llm.resume_generation()
         return num_under_way
-
-
-def generation_of(output: CompletionOutput | None, begun: PartialResponse | None) -> Generation:
-    """A finished sequence in our terms, behind what was begun of it elsewhere.
-
-    Raises:
-        GenerationCutError: with what there is, when the sequence was aborted.
-        EngineError: when vLLM gave the sequence up, or the model's logits are not numbers.
-    """
-    if output is None or output.finish_reason not in {*_FINISH_REASONS, _ABORTED}:
-        raise EngineError("vLLM gave the sequence up; its log says why")
-    reason = _FINISH_REASONS.get(output.finish_reason)
-    if not output.token_ids:
-        raise GenerationCutError(begun)
-    sampled = _sampled(output)
-    whole = sampled if begun is None else _joined(begun, sampled)
-    if reason is None:
-        raise GenerationCutError(whole)
-    return Generation(
-        token_ids=whole.token_ids,
-        logprobs=whole.logprobs,
-        version_spans=whole.version_spans,
-        finish_reason=reason,
-    )
-
-
-def _sampled(output: CompletionOutput) -> PartialResponse:
-    logprobs = tuple(
-        float(at[token_id].logprob)
-        for at, token_id in zip(output.logprobs, output.token_ids, strict=True)
-    )
-    if not all(map(math.isfinite, logprobs)):
-        raise EngineError(
-            f"policy version {output.weight_versions[-1].version} gives logits that are not "
-            "finite; look at the learner's last steps"
-        )
-    spans = tuple(
-        VersionSpan(policy_version=int(span.version), num_tokens=span.end - span.start)
-        for span in output.weight_versions
-    )
-    return PartialResponse(
-        token_ids=tuple(output.token_ids), logprobs=logprobs, version_spans=spans
-    )
-
-
-def _joined(begun: PartialResponse, rest: PartialResponse) -> PartialResponse:
-    return PartialResponse(
-        token_ids=begun.token_ids + rest.token_ids,
-        logprobs=begun.logprobs + rest.logprobs,
-        version_spans=begun.version_spans + rest.version_spans,
-    )
-
-
-def memory_file(tensors: dict[str, Tensor]) -> IO[bytes]:
-    """Write tensors as a safetensors file that is in memory only, and gone when it is closed.
-
-    Its kind has no name to clean up after a kill, and no limit such as that of a container's
-    /dev/shm; another process of the same user opens it under /proc.
-    """
-    file = os.fdopen(os.memfd_create("vcpo-weights"), "wb")
-    file.write(safetensors.torch.save(tensors))
-    file.flush()
-    return file

@@ -92,7 +92,7 @@ async def test_a_learner_without_a_first_version_is_asked_again():
 async def test_a_group_is_split_into_submissions_by_its_bytes():
     troubled = Troubled()
     group = [answer("l", number) for number in range(3)]
-    two = 2 * 40  # one such answer takes 35 to 40 bytes
+    two = 2 * 45  # one such answer takes 40 to 45 bytes
     async with calling(troubled) as channel:
         await learner_at(channel, submit_bytes=two).submit("l", group)
     sizes = [[one.trajectory_id for one in each.trajectories] for each in troubled.requests]

@@ -1,0 +1,38 @@
+"""Both ways hand in the same data, so what they cost can be compared."""
+
+import argparse
+
+import pytest
+
+from benchmarks.ingest import (
+    make_answers,
+    make_dispatcher,
+    make_spec,
+    measure,
+    over_grpc,
+    over_http,
+)
+
+
+@pytest.mark.parametrize("way", ["grpc", "http"])
+async def test_what_arrives_is_what_was_sent(way):
+    spec = make_spec(argparse.Namespace(prompts=2, group=2))
+    answers = make_answers(4, mean_tokens=8)
+    dispatcher = make_dispatcher(spec)
+    batches, next_batch = [], dispatcher.next_batch
+
+    async def observed():
+        batches.append(await next_batch())
+        return batches[-1]
+
+    dispatcher.next_batch = observed
+    over = over_grpc(dispatcher, spec) if way == "grpc" else over_http(dispatcher)
+    async with over as submit:
+        assert await measure(dispatcher, submit, answers, steps=2) > 0
+    for batch in batches:
+        taken = [trajectory for group in batch for trajectory in group.trajectories]
+        assert [one.response_token_ids for one in taken] == [
+            one.response_token_ids for one in answers
+        ]
+        assert [one.rollout_logprobs for one in taken] == [one.rollout_logprobs for one in answers]
+    assert len(batches) == 2
