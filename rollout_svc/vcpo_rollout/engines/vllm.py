@@ -50,6 +50,7 @@ _SWAP_TIMEOUT_S = 300.0
 _WATCH_S = 0.5
 _DIED = "vLLM's engine process has died; its log says why"
 _ABORT_TIMEOUT_S = 5.0
+_ABORT_AGAIN_S = 0.05
 _SHUTDOWN_S = 5.0
 """How long vLLM's processes may take to end by themselves."""
 
@@ -182,7 +183,7 @@ class VllmEngine:
         name = str(next(self._numbers))
         cutting = None if cut is None else asyncio.create_task(self._abort_when(cut, name))
         try:
-            await self._ready.wait()
+            await self._wait_until_ready(cut)
             output = await self._answered(request, name, cut)
         finally:
             if cutting is not None:
@@ -199,18 +200,28 @@ class VllmEngine:
         if cut is not None and cut.is_set():
             raise GenerationCutError(request.begun)
         try:
-            async for answer in self._llm.generate(
-                prompt, sampling_of(request, self._end_token_ids), name
-            ):
+            async for answer in self._llm.generate(prompt, params, name):
                 output = answer.outputs[0]
         except (EngineGenerateError, ValueError) as error:
             raise EngineError(f"vLLM could not generate: {error.__cause__ or error}") from error
         return output
 
+    async def _wait_until_ready(self, cut: asyncio.Event | None) -> None:
+        """Wait for the first policy, or for a cut."""
+        events = [self._ready] if cut is None else [self._ready, cut]
+        waits = [asyncio.create_task(event.wait()) for event in events]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
     async def _abort_when(self, cut: asyncio.Event, name: str) -> None:
-        """VLLM ends an aborted request with what it has, and knows no other way to."""
+        """Have vLLM end a request with what it has; one that it does not know yet, it ignores."""
         await cut.wait()
-        await self._llm.abort(name)
+        while True:
+            await self._llm.abort(name)
+            await asyncio.sleep(_ABORT_AGAIN_S)
 
     async def _swap(self, weights: PolicyWeights) -> int:
         async with self._swap_order:
