@@ -26,7 +26,7 @@ apiVersion: vcpo.dev/v1alpha1
 kind: VCPORun
 metadata: {{name: small}}
 spec:
-  model: {{name: {model}}}
+  model: {{name: {model}{adapters}}}
   environment: {{name: sort_digits, parameters: {{digits: {digits}, style: plain}}}}
   steps: {steps}
   sampling: {{maxNewTokens: 8}}
@@ -120,9 +120,12 @@ def start_run(tmp_path: Path) -> Iterator[StartRun]:
     """Start `vcpo run` on the small task; whatever is left of it is killed afterwards."""
     started: list[LocalRun] = []
 
-    def start(*options: str, steps: int = 12, digits: int | str = 5) -> LocalRun:
+    def start(
+        *options: str, steps: int = 12, digits: int | str = 5, adapters: str = ""
+    ) -> LocalRun:
         spec, model = tmp_path / "run.yaml", ROOT / "examples/models/tiny"
-        spec.write_text(SPEC.format(model=model, steps=steps, digits=digits))
+        text = SPEC.format(model=model, steps=steps, digits=digits, adapters=adapters)
+        spec.write_text(text)
         path = tmp_path / "run"
         command = [sys.executable, "-m", "vcpo.cli.main", "run", str(spec), "--json"]
         process = subprocess.Popen(

@@ -42,6 +42,19 @@ def test_a_run_trains_off_policy_and_leaves_a_model_that_loads(start_run: StartR
     assert not any(is_alive(pid) for pid in run.pids())
 
 
+def test_a_run_of_adapters_publishes_little_and_leaves_a_whole_model(start_run: StartRun) -> None:
+    run = start_run(steps=3, adapters=", lora: {rank: 2, alpha: 4}")
+    status, summary = run.finish()
+    assert status == 0
+    assert summary["trajectories"]["consumed"] == 3 * 16
+    # Fresh trajectories of the merged weights have the learner's own log-probabilities.
+    (check,) = [event.message for event in run.events if event.kind == "SelfCheck"]
+    assert float(check.split()[5]) < 1e-4
+    (saved,) = (run.path / "checkpoints").glob("step-*/model.safetensors")
+    model = AutoModelForCausalLM.from_pretrained(run.path / "model")
+    assert saved.stat().st_size < 4 * model.num_parameters() / 10
+
+
 def test_a_killed_worker_is_replaced_and_the_accounting_stays_exact(start_run: StartRun) -> None:
     run = start_run(steps=60)
     run.wait_for_step(3)
