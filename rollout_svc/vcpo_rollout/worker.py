@@ -16,31 +16,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from vcpo.wire.phase import RunPhase
-from vcpo.wire.trajectory import PartialResponse, Trajectory, partial_from_message
+from vcpo.wire.trajectory import PartialResponse
 from vcpo.wire.v1 import work_pb2
-from vcpo_rollout.conversation import EnvironmentFailedError, converse, foreign_code
-from vcpo_rollout.engines.engine import (
-    Engine,
-    EngineError,
-    Generation,
-    GenerationCutError,
-    GenerationRequest,
-)
-from vcpo_rollout.environments.environment import (
-    Environment,
-    MultiTurnEnvironment,
-    Prompt,
-    Split,
-)
+from vcpo_rollout.answering import Answering
+from vcpo_rollout.conversation import EnvironmentFailedError
+from vcpo_rollout.engines.engine import Engine, EngineError
+from vcpo_rollout.environments.environment import Environment
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.group import GroupCutError, sample_group
+from vcpo_rollout.group import GroupCutError
 from vcpo_rollout.learner import Learner, SubmissionRefusedError
 from vcpo_rollout.prompting import PromptCodec
 from vcpo_rollout.receiver import WeightReceiver
@@ -50,9 +38,6 @@ _LEASE_WAIT_S = 5.0
 _RECALL_WAIT_S = 20.0
 _HAND_BACK_S = 10.0
 """Time to cut what is under way and hand it back; a pod has 30 s after its drain."""
-_ENGINE_FAILURES_TOLERATED = 8
-"""So many leases in a row that fail in the engine are the engine's fault, not the prompts'."""
-_SPLITS = {work_pb2.SPLIT_TRAIN: Split.TRAIN, work_pb2.SPLIT_EVALUATION: Split.EVALUATION}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +73,12 @@ class Worker:
         self._recalled: frozenset[str] = frozenset()
         """Leases that the learner has recalled; it may say so before the lease itself arrives."""
         self._leaving = asyncio.Event()
-        self._engine_failures: list[EngineError] = []
-        """Of the last leases, in a row."""
+        self._answering = Answering(
+            engine=parts.engine,
+            environment=parts.environment,
+            codec=parts.codec,
+            gauges=parts.gauges,
+        )
 
     def leave(self) -> None:
         """Take no further lease; `run` returns when what is under way is finished or given up."""
@@ -158,8 +147,7 @@ class Worker:
     async def _wait_for_room(self) -> None:
         while self._num_free < self._parts.sequences_per_prompt:
             await asyncio.wait(self._answers, return_when=asyncio.FIRST_COMPLETED)
-        if len(self._engine_failures) >= _ENGINE_FAILURES_TOLERATED:
-            raise self._engine_failures[-1]
+        self._answering.require_engine()
 
     def _start(self, lease: work_pb2.Lease) -> None:
         cut = self._cuts[lease.lease_id] = asyncio.Event()
@@ -190,7 +178,7 @@ class Worker:
         try:
             # An answer that outlives its lease is wanted by nobody.
             async with asyncio.timeout(lease.timeout_seconds or None):
-                trajectories = await self._sample(lease, cut)
+                trajectories = await self._answering.answers(lease, cut)
                 taken = await self._parts.learner.submit(lease.lease_id, trajectories)
         except (EngineError, SubmissionRefusedError) as error:
             await self._report(lease, work_pb2.FAILURE_KIND_ENGINE, error)
@@ -217,120 +205,3 @@ class Worker:
         kept = begun if lease.split == work_pb2.SPLIT_TRAIN else ()
         await self._parts.learner.release(lease.lease_id, kept)
         self._parts.gauges.handed_back(lease.num_trajectories)
-
-    async def _sample(self, lease: work_pb2.Lease, cut: asyncio.Event) -> list[Trajectory]:
-        # The environment may be slow, and is somebody else's code: it must not hold up the loop.
-        prompt, prompt_token_ids = await asyncio.to_thread(self._prompt, lease)
-        request = GenerationRequest(
-            prompt_token_ids=prompt_token_ids,
-            temperature=lease.sampling.temperature,
-            max_new_tokens=lease.sampling.max_new_tokens,
-        )
-        if isinstance(self._parts.environment, MultiTurnEnvironment):
-            return await self._converse(lease, self._parts.environment, prompt, request, cut)
-        started_s = time.monotonic()
-        generations = await self._generate(request, lease, cut)
-        self._parts.gauges.generated(time.monotonic() - started_s)
-        rewards = await asyncio.to_thread(self._rewards, prompt, generations)
-        return [
-            _trajectory(f"{lease.lease_id}/{number}", request, generation, reward)
-            for number, (generation, reward) in enumerate(zip(generations, rewards, strict=True))
-        ]
-
-    async def _generate(
-        self, request: GenerationRequest, lease: work_pb2.Lease, cut: asyncio.Event
-    ) -> list[Generation]:
-        begun = [
-            partial_from_message(message, path=f"begun[{index}]")
-            for index, message in enumerate(lease.begun)
-        ]
-        with self._engine_failures_counted():
-            return await sample_group(
-                self._parts.engine,
-                request,
-                lease.num_trajectories,
-                num_redundant=lease.num_redundant,
-                begun=begun,
-                cut=cut,
-            )
-
-    async def _converse(
-        self,
-        lease: work_pb2.Lease,
-        environment: MultiTurnEnvironment,
-        prompt: Prompt,
-        request: GenerationRequest,
-        cut: asyncio.Event,
-    ) -> list[Trajectory]:
-        with foreign_code("converse"):
-            conversations = [environment.converse(prompt) for _ in range(lease.num_trajectories)]
-        engine, codec = self._parts.engine, self._parts.codec
-        started_s = time.monotonic()
-        with self._engine_failures_counted():
-            trajectories = await _together(
-                converse(
-                    f"{lease.lease_id}/{number}", each, request, engine=engine, codec=codec, cut=cut
-                )
-                for number, each in enumerate(conversations)
-            )
-        self._parts.gauges.generated(time.monotonic() - started_s)
-        return trajectories
-
-    @contextlib.contextmanager
-    def _engine_failures_counted(self) -> Iterator[None]:
-        try:
-            yield
-        except EngineError as error:
-            self._engine_failures.append(error)
-            raise
-        self._engine_failures.clear()
-
-    def _prompt(self, lease: work_pb2.Lease) -> tuple[Prompt, tuple[int, ...]]:
-        with foreign_code("prompt"):
-            prompt = self._parts.environment.prompt(_SPLITS[lease.split], lease.prompt_index)
-            return prompt, self._parts.codec.encode(prompt.text)
-
-    def _rewards(self, prompt: Prompt, generations: list[Generation]) -> list[float]:
-        end_token_ids = self._parts.engine.end_token_ids
-        with foreign_code("reward"):
-            rewards = [
-                float(
-                    self._parts.environment.reward(
-                        prompt, self._parts.codec.decode(generation.token_ids, end_token_ids)
-                    )
-                )
-                for generation in generations
-            ]
-        if not all(map(math.isfinite, rewards)):
-            raise EnvironmentFailedError(f"reward: must be finite numbers, got {rewards}")
-        return rewards
-
-
-async def _together(conversations: Iterable[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
-    """Hold a group's conversations; when one fails the others stop too, and free their places.
-
-    Raises: GroupCutError without anything begun when they are cut: half of what a conversation has
-    come to is the environment's, and stays behind.
-    """
-    holding = [asyncio.create_task(conversation) for conversation in conversations]
-    try:
-        return await asyncio.gather(*holding)
-    except GenerationCutError as error:
-        raise GroupCutError(()) from error
-    finally:
-        for task in holding:
-            task.cancel()
-
-
-def _trajectory(
-    trajectory_id: str, request: GenerationRequest, generation: Generation, reward: float
-) -> Trajectory:
-    return Trajectory(
-        trajectory_id=trajectory_id,
-        prompt_token_ids=request.prompt_token_ids,
-        response_token_ids=generation.token_ids,
-        rollout_logprobs=generation.logprobs,
-        version_spans=generation.version_spans,
-        reward=reward,
-        finish_reason=generation.finish_reason,
-    )

@@ -300,7 +300,7 @@ class OneLease:
     async def newest_policy(self, held, *, wait_s):
         await asyncio.Event().wait()
 
-    async def lease(self, *, held, max_trajectories, wait_s):
+    async def lease(self, *, held, max_trajectories, wait_s, weight_updates_in_flight):
         lease = work_pb2.Lease(
             lease_id="l", split=work_pb2.SPLIT_TRAIN, num_trajectories=2, timeout_seconds=0.01
         )
@@ -328,5 +328,5 @@ async def test_an_answer_that_outlives_its_lease_is_given_up(place):
     worker._parts.receiver.held = HeldPolicy(incarnation="now", policy_version=0)
     async with working(worker):
         await eventually(lambda: place.samples("lease_ended") == 2)
-        assert place.engine.sampling == 0
+        await eventually(lambda: place.engine.sampling == 0)
     assert learner.reports == ["released"]

@@ -1,0 +1,187 @@
+"""How a lease is answered: prompt, sequences, rewards; in one turn or in several."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Coroutine, Iterable, Iterator
+from typing import Any
+
+from vcpo.wire.trajectory import Trajectory, partial_from_message
+from vcpo.wire.v1 import work_pb2
+from vcpo_rollout.conversation import EnvironmentFailedError, converse, foreign_code
+from vcpo_rollout.engines.engine import (
+    Engine,
+    EngineError,
+    Generation,
+    GenerationCutError,
+    GenerationRequest,
+)
+from vcpo_rollout.environments.environment import (
+    Environment,
+    MultiTurnEnvironment,
+    Prompt,
+    Split,
+)
+from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.group import GroupCutError, sample_group
+from vcpo_rollout.prompting import PromptCodec
+
+_ENGINE_FAILURES_TOLERATED = 8
+"""So many leases in a row that fail in the engine are the engine's fault, not the prompts'."""
+_SPLITS = {work_pb2.SPLIT_TRAIN: Split.TRAIN, work_pb2.SPLIT_EVALUATION: Split.EVALUATION}
+
+
+class Answering:
+    """Answers leases with one engine and one environment; many at a time."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        environment: Environment,
+        codec: PromptCodec,
+        gauges: RolloutGauges,
+    ) -> None:
+        self._engine = engine
+        self._environment = environment
+        self._codec = codec
+        self._gauges = gauges
+        self._engine_failures: list[EngineError] = []
+        """Of the last leases, in a row."""
+
+    def require_engine(self) -> None:
+        """Refuse to go on with an engine that answers nothing any more.
+
+        Raises: EngineError, the last of too many in a row.
+        """
+        if len(self._engine_failures) >= _ENGINE_FAILURES_TOLERATED:
+            raise self._engine_failures[-1]
+
+    async def answers(self, lease: work_pb2.Lease, cut: asyncio.Event) -> list[Trajectory]:
+        """Sample and judge what a lease asks for.
+
+        cut: when it is set, the sequences under way end with their next step.
+
+        Raises:
+            GroupCutError: with what was sampled, when it was cut.
+            EngineError: when an answer could not be sampled.
+            EnvironmentFailedError: when the environment's code fails, or its reward is no number.
+        """
+        # The environment may be slow, and is somebody else's code: it must not hold up the loop.
+        prompt, prompt_token_ids = await asyncio.to_thread(self._prompt, lease)
+        request = GenerationRequest(
+            prompt_token_ids=prompt_token_ids,
+            temperature=lease.sampling.temperature,
+            max_new_tokens=lease.sampling.max_new_tokens,
+        )
+        if isinstance(self._environment, MultiTurnEnvironment):
+            return await self._converse(lease, self._environment, prompt, request, cut)
+        started_s = time.monotonic()
+        generations = await self._generate(request, lease, cut)
+        self._gauges.generated(time.monotonic() - started_s)
+        rewards = await asyncio.to_thread(self._rewards, prompt, generations)
+        return [
+            _trajectory(f"{lease.lease_id}/{number}", request, generation, reward)
+            for number, (generation, reward) in enumerate(zip(generations, rewards, strict=True))
+        ]
+
+    async def _generate(
+        self, request: GenerationRequest, lease: work_pb2.Lease, cut: asyncio.Event
+    ) -> list[Generation]:
+        begun = [
+            partial_from_message(message, path=f"begun[{index}]")
+            for index, message in enumerate(lease.begun)
+        ]
+        with self._engine_failures_counted():
+            return await sample_group(
+                self._engine,
+                request,
+                lease.num_trajectories,
+                num_redundant=lease.num_redundant,
+                begun=begun,
+                cut=cut,
+            )
+
+    async def _converse(
+        self,
+        lease: work_pb2.Lease,
+        environment: MultiTurnEnvironment,
+        prompt: Prompt,
+        request: GenerationRequest,
+        cut: asyncio.Event,
+    ) -> list[Trajectory]:
+        with foreign_code("converse"):
+            conversations = [environment.converse(prompt) for _ in range(lease.num_trajectories)]
+        engine, codec = self._engine, self._codec
+        started_s = time.monotonic()
+        with self._engine_failures_counted():
+            trajectories = await _together(
+                converse(
+                    f"{lease.lease_id}/{number}", each, request, engine=engine, codec=codec, cut=cut
+                )
+                for number, each in enumerate(conversations)
+            )
+        self._gauges.generated(time.monotonic() - started_s)
+        return trajectories
+
+    @contextlib.contextmanager
+    def _engine_failures_counted(self) -> Iterator[None]:
+        try:
+            yield
+        except EngineError as error:
+            self._engine_failures.append(error)
+            raise
+        self._engine_failures.clear()
+
+    def _prompt(self, lease: work_pb2.Lease) -> tuple[Prompt, tuple[int, ...]]:
+        with foreign_code("prompt"):
+            prompt = self._environment.prompt(_SPLITS[lease.split], lease.prompt_index)
+            return prompt, self._codec.encode(prompt.text)
+
+    def _rewards(self, prompt: Prompt, generations: list[Generation]) -> list[float]:
+        end_token_ids = self._engine.end_token_ids
+        with foreign_code("reward"):
+            rewards = [
+                float(
+                    self._environment.reward(
+                        prompt, self._codec.decode(generation.token_ids, end_token_ids)
+                    )
+                )
+                for generation in generations
+            ]
+        if not all(map(math.isfinite, rewards)):
+            raise EnvironmentFailedError(f"reward: must be finite numbers, got {rewards}")
+        return rewards
+
+
+async def _together(conversations: Iterable[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
+    """Hold a group's conversations; when one fails the others stop too, and free their places.
+
+    Raises: GroupCutError without anything begun when they are cut: half of what a conversation has
+    come to is the environment's, and stays behind.
+    """
+    holding = [asyncio.create_task(conversation) for conversation in conversations]
+    try:
+        return await asyncio.gather(*holding)
+    except GenerationCutError as error:
+        raise GroupCutError(()) from error
+    finally:
+        for task in holding:
+            task.cancel()
+
+
+def _trajectory(
+    trajectory_id: str, request: GenerationRequest, generation: Generation, reward: float
+) -> Trajectory:
+    return Trajectory(
+        trajectory_id=trajectory_id,
+        prompt_token_ids=request.prompt_token_ids,
+        response_token_ids=generation.token_ids,
+        rollout_logprobs=generation.logprobs,
+        version_spans=generation.version_spans,
+        reward=reward,
+        finish_reason=generation.finish_reason,
+    )
