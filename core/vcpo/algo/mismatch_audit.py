@@ -16,8 +16,6 @@ Source: the audit of Jet-RL, arXiv 2601.14243 (gap of log-probabilities at lag 0
 this project's, of models below 30 M parameters (`tests/integration/test_rollout_numerics.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import StrEnum
 

@@ -12,8 +12,6 @@ Source: QeRL, arXiv 2510.11696, adaptive quantization noise; the exponent as in 
 trl_trainer/noise_scheduler.py), which differs from the paper's summaries.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
