@@ -26,7 +26,7 @@ from vcpo.lifecycle import (
     write_ready,
 )
 from vcpo.metrics import LearnerMetrics, serve_metrics
-from vcpo.spec import VCPORun, load_run
+from vcpo.spec import VCPORun, VCPORunSpec, load_run
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import (
@@ -101,6 +101,20 @@ async def run_learner(options: Options) -> RunPhase:
     return await learner.serve(options)
 
 
+def _ledger(spec: VCPORunSpec, incarnation: str) -> MemoryLedger:
+    return MemoryLedger(
+        prompts_per_step=spec.batch.prompts_per_step,
+        trajectories_per_prompt=spec.batch.trajectories_per_prompt,
+        lease_timeout_s=spec.lease.timeout_seconds,
+        max_attempts=spec.lease.max_attempts,
+        group_filter=spec.algorithm.recipe.group_filter,
+        prompt_source=prompt_source(spec),
+        redundant_trajectories=spec.batch.redundant_trajectories,
+        incarnation=incarnation,
+        clock=time.monotonic,
+    )
+
+
 class _Parts:
     """The learner's parts, wired together."""
 
@@ -117,17 +131,7 @@ class _Parts:
         self._asked_to_stop = asyncio.Event()
         self.dispatcher = Dispatcher(
             spec=spec,
-            ledger=MemoryLedger(
-                prompts_per_step=spec.batch.prompts_per_step,
-                trajectories_per_prompt=spec.batch.trajectories_per_prompt,
-                lease_timeout_s=spec.lease.timeout_seconds,
-                max_attempts=spec.lease.max_attempts,
-                group_filter=spec.algorithm.recipe.group_filter,
-                prompt_source=prompt_source(spec),
-                redundant_trajectories=spec.batch.redundant_trajectories,
-                incarnation=incarnation,
-                clock=time.monotonic,
-            ),
+            ledger=_ledger(spec, incarnation),
             incarnation=incarnation,
             clock=time.monotonic,
         )

@@ -27,7 +27,7 @@ from itertools import chain
 from statistics import fmean
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from vcpo.algo import (
     EarlyWarning,
@@ -95,13 +95,7 @@ class PolicyUpdate:
             ratios = token_log_ratios(trajectories, scored.scores.logprobs)
             sums = token_sums(ratios, self._algorithm.recipe.largest_weight)
             judged = _scored_groups(scored, policy_version)
-            decision = decide(
-                judged,
-                self._algorithm,
-                self._calibration,
-                partial(moments_of_batch, judged, ratios, self._algorithm.recipe.largest_weight),
-                kl_per_token=sums.kl_per_token,
-            )
+            decision = self._decided(judged, ratios, sums)
             masked_share = self._gathering.gather(scored, decision.advantages)
         except NonFiniteWeightError as error:
             return self._refused(trajectories, error)
@@ -158,6 +152,24 @@ class PolicyUpdate:
         self._gathering.load_state_dict(state["method"])
         if self._replay is not None and state["replay"] is not None:
             self._replay.load_state_dict(state["replay"])
+
+    def _decided(
+        self,
+        judged: Sequence[Sequence[ScoredTrajectory]],
+        ratios: Sequence[Tensor],
+        sums: TokenSums,
+    ) -> Decision:
+        """What the step will be, by all of the batch."""
+        moments_of = partial(
+            moments_of_batch, judged, ratios, self._algorithm.recipe.largest_weight
+        )
+        return decide(
+            judged,
+            self._algorithm,
+            self._calibration,
+            moments_of,
+            kl_per_token=sums.kl_per_token,
+        )
 
     def _take_step(self, scale: float) -> float:
         """Step at the scaled rate, and return it."""

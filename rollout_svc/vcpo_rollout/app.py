@@ -86,22 +86,18 @@ async def run_worker(options: Options) -> RunPhase:
     with endpoint:
         with starting():
             port = await server.start(options.listen, _SERVICES, serving=False)
-            engine, codec = await asyncio.to_thread(_load_engine, run, group, options.worker_id)
             seed = sampling_seed(run.spec.seed, options.worker_id)
+            # Before the engine, whose processes would have to be stopped again if this failed.
             prepare = await asyncio.to_thread(preparation_of, run.spec, group, seed=seed)
+            engine, codec = await asyncio.to_thread(_load_engine, run, group, seed)
         learner = Learner(
             channel, worker_id=options.worker_id, rollout_group=group.name, serving_port=port
         )
         gauges = RolloutGauges(metrics)
         peers = Peers(partial(open_channel, token=token), worker_id=options.worker_id)
-        url = run.spec.weights.archive_url
-        archive = ArchiveReader(url, run.metadata.name) if url else None
+        supply = WeightSupply(learner, gauges, shelf=shelf, peers=peers, archive=_archive(run))
         receiver = WeightReceiver(
-            learner=learner,
-            engine=engine,
-            gauges=gauges,
-            supply=WeightSupply(learner, gauges, shelf=shelf, peers=peers, archive=archive),
-            prepare=prepare,
+            learner=learner, engine=engine, gauges=gauges, supply=supply, prepare=prepare
         )
         worker = Worker(
             WorkerParts(
@@ -117,19 +113,29 @@ async def run_worker(options: Options) -> RunPhase:
                 drain_s=options.drain_s,
             )
         )
-        on_stop_request(lambda _: worker.leave())
-        if options.exit_with_parent:
-            on_parent_exit(lambda _: worker.leave())
-        if options.ready_file is not None:
-            ready = Ready(pid=os.getpid(), grpc_port=port, metrics_port=endpoint.port)
-            write_ready(options.ready_file, ready)
-        _LOGGER.info("working as %s for %s", options.worker_id, options.learner)
+        _announce_start(options, worker, grpc_port=port, metrics_port=endpoint.port)
         try:
             return await _work(worker, receiver, server)
         finally:
             await engine.close()
             await server.stop(_STOP_GRACE_S)
             await channel.close()
+
+
+def _archive(run: VCPORun) -> ArchiveReader | None:
+    url = run.spec.weights.archive_url
+    return ArchiveReader(url, run.metadata.name) if url else None
+
+
+def _announce_start(options: Options, worker: Worker, *, grpc_port: int, metrics_port: int) -> None:
+    """Listen to whoever may ask the worker to leave, and say where it serves."""
+    on_stop_request(lambda _: worker.leave())
+    if options.exit_with_parent:
+        on_parent_exit(lambda _: worker.leave())
+    if options.ready_file is not None:
+        ready = Ready(pid=os.getpid(), grpc_port=grpc_port, metrics_port=metrics_port)
+        write_ready(options.ready_file, ready)
+    _LOGGER.info("working as %s for %s", options.worker_id, options.learner)
 
 
 async def _work(worker: Worker, receiver: WeightReceiver, server: WireServer) -> RunPhase:
@@ -159,12 +165,11 @@ def rollout_group(run: VCPORun, name: str) -> RolloutGroup:
     return groups[name]
 
 
-def _load_engine(run: VCPORun, group: RolloutGroup, worker_id: str) -> tuple[Engine, PromptCodec]:
+def _load_engine(run: VCPORun, group: RolloutGroup, seed: int) -> tuple[Engine, PromptCodec]:
     name, revision = run.spec.model.name, run.spec.model.revision
     tokenizer = load_tokenizer(name, revision=revision)
     codec = PromptCodec(tokenizer, run.spec.environment.prompt_format)
     end_token_ids = load_end_token_ids(name, tokenizer, revision=revision)
-    seed = sampling_seed(run.spec.seed, worker_id)
     if group.engine is EngineName.VLLM:
         return _start_vllm(run, group, end_token_ids, seed), codec
     if group.threads is not None:
