@@ -36,7 +36,7 @@ def foreign_code(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # it is the user's code
         raise EnvironmentFailedError(f"{what}: {type(error).__name__}: {error}") from error
 
 

@@ -15,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
 _CHILD: Final = Path(__file__).parent / "sandbox_child.py"
 _NOBODY: Final = 65_534
@@ -44,33 +45,45 @@ def run_python(source: str, limits: SandboxLimits) -> str:
     The program has the standard library, no input, no network where the system can take it away,
     no processes or threads besides its own, and one folder to write to, its working directory.
     """
-    with tempfile.TemporaryDirectory(prefix="vcpo-sandbox-") as folder:
-        if os.geteuid() == 0:
-            os.chown(folder, _NOBODY, _NOBODY)
-        with tempfile.TemporaryFile() as printed:
-            status = _status(source, limits, folder, printed)
-            printed.seek(0)
-            text = printed.read(limits.file_bytes).decode(errors="replace")
+    status, text = _run(source, limits, reports=False)
     ending = _ending(status, limits)
     parts = [_shortened(text.rstrip("\n"), limits.output_characters), ending]
     return "\n".join(part for part in parts if part)
 
 
-def _status(source: str, limits: SandboxLimits, folder: str, printed: IO[bytes]) -> int | None:
+@cache
+def unprotected() -> tuple[str, ...]:
+    """What this system does not let a program be kept from: `network`, `files`, both or none."""
+    _, text = _run("", SandboxLimits(wall_s=60.0), reports=True)
+    return tuple(json.loads(text))
+
+
+def _run(source: str, limits: SandboxLimits, *, reports: bool) -> tuple[int | None, str]:
+    """Status as `_status`, and what was printed."""
+    with tempfile.TemporaryDirectory(prefix="vcpo-sandbox-") as folder:
+        if os.geteuid() == 0:
+            os.chown(folder, _NOBODY, _NOBODY)
+        settings = {**asdict(limits), "folder": folder, "nobody": _NOBODY, "reports": reports}
+        with tempfile.TemporaryFile() as printed:
+            status = _status(source, settings, printed)
+            printed.seek(0)
+            return status, printed.read(limits.file_bytes).decode(errors="replace")
+
+
+def _status(source: str, settings: dict[str, Any], printed: IO[bytes]) -> int | None:
     """Exit status, negative for a signal; None when the program was still running at its limit."""
-    settings = json.dumps({**asdict(limits), "folder": folder, "nobody": _NOBODY})
     process = subprocess.Popen(  # noqa: S603 - that is what it is for
         # Isolated from this process's environment, packages and modules.
-        [sys.executable, "-I", "-S", "-B", str(_CHILD), settings],
+        [sys.executable, "-I", "-S", "-B", str(_CHILD), json.dumps(settings)],
         stdin=subprocess.PIPE,
         stdout=printed,
         stderr=subprocess.STDOUT,
-        cwd=folder,
-        env={"TMPDIR": folder, "HOME": folder, "LANG": "C.UTF-8"},
+        cwd=settings["folder"],
+        env={"TMPDIR": settings["folder"], "HOME": settings["folder"], "LANG": "C.UTF-8"},
         start_new_session=True,
     )
     try:
-        process.communicate(source.encode(errors="replace"), timeout=limits.wall_s)
+        process.communicate(source.encode(errors="replace"), timeout=settings["wall_s"])
     except subprocess.TimeoutExpired:
         return None
     finally:

@@ -8,8 +8,9 @@ processes   Landlock: no TCP, no signal to others (Linux 6.7, 6.12); and no new 
 root        where the parent is root, the rights of nobody
 limits      CPU time, memory, size of files, open files; none can be raised again
 
-What the system refuses is left out: this guards against a program's mistakes and mischief, and
-where programs may be hostile, it stands inside a sandbox for pods (gVisor, Kata).
+What the system refuses is left out, and told to the parent when it asks. This guards against a
+program's mistakes and mischief; where programs may be hostile, it stands inside a sandbox for pods
+(gVisor, Kata).
 """
 
 import contextlib
@@ -66,10 +67,10 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
 
 
-def _leave_network() -> None:
-    """A namespace of one's own takes a right of root, or a user namespace with it."""
+def _leave_network() -> bool:
+    """Whether the system does it: it takes a right of root, or a user namespace."""
     flags = _CLONE_NEWNET if os.geteuid() == 0 else _CLONE_NEWNET | _CLONE_NEWUSER
-    _libc.unshare(flags)
+    return bool(_libc.unshare(flags) == 0)
 
 
 def _restrict_files(folder: str) -> bool:
@@ -145,13 +146,17 @@ def _run(source: str) -> int:
 
 
 def main() -> int:
-    """Give up rights, then run."""
+    """Give up rights, then run; or print which could not be given up."""
     settings = json.loads(sys.argv.pop())
     source = sys.stdin.buffer.read().decode()
-    is_restricted = False
+    is_offline = is_restricted = False
     if sys.platform == "linux":
-        _leave_network()
+        is_offline = _leave_network()
         is_restricted = _restrict_files(settings["folder"])
+    if settings["reports"]:
+        kept = {"network": is_offline, "files": is_restricted}
+        sys.stdout.write(json.dumps([name for name, holds in kept.items() if not holds]))
+        return 0
     _drop_root(settings["nobody"], keep_reading=is_restricted)
     _limit(settings["cpu_s"], settings["memory_bytes"], settings["file_bytes"])
     return _run(source)

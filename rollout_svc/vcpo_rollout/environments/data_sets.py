@@ -174,7 +174,7 @@ def _from_library(source: str, **arguments: str) -> Mapping[str, Iterable[Row]]:
         ) from error
     try:
         found: Mapping[str, Iterable[Row]] = load_dataset(source, **arguments)
-    except Exception as error:
+    except Exception as error:  # of the hub's client, of pyarrow, of a script in the data set
         raise ValueError(
             f"environment.parameters.path: {source!r} cannot be loaded "
             f"({type(error).__name__}: {error}); give the path of a local copy, "

@@ -4,6 +4,7 @@ The model may write a program in a fenced block and end its turn; it is run in a
 (`vcpo_rollout.sandbox`) and its output comes back as the next message.
 """
 
+import logging
 import re
 from dataclasses import dataclass, field
 from random import Random
@@ -14,8 +15,9 @@ from vcpo_rollout.environments.arithmetic import calculate
 from vcpo_rollout.environments.draws import draw_item
 from vcpo_rollout.environments.environment import Conversation, Prompt, Split
 from vcpo_rollout.environments.parameters import parse_integer, parse_seconds, parse_span
-from vcpo_rollout.sandbox import SandboxLimits, run_python
+from vcpo_rollout.sandbox import SandboxLimits, run_python, unprotected
 
+_LOGGER = logging.getLogger(__name__)
 _PROGRAM: Final = re.compile(r"```python\n(.*?)```", re.DOTALL)
 _OPERATORS: Final = "+-*"
 _TEXT: Final = (
@@ -64,6 +66,12 @@ class PythonTool:
         parse_seconds("wall_seconds", self.wall_seconds, highest=600.0)
         parse_integer("memory_mebibytes", self.memory_mebibytes, lowest=64, highest=65_536)
         parse_integer("output_characters", self.output_characters, lowest=100, highest=100_000)
+        if open_doors := unprotected():
+            _LOGGER.warning(
+                "python_tool: this system does not let programs be kept from %s; run "
+                "the workers under a sandbox for pods, see docs/environments.md",
+                " and ".join(open_doors),
+            )
 
     def prompt(self, split: Split, index: int) -> Prompt:
         """Return a question; its answer is the number."""

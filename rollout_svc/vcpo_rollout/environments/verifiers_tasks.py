@@ -64,7 +64,7 @@ def _load(taskset: str, config: Any, max_tasks: int) -> list[Any]:
     try:
         made = load_taskset(taskset_config_type(taskset)(id=taskset, **config))
         return list(made.take(max_tasks))
-    except Exception as error:
+    except Exception as error:  # the task set is somebody's package
         raise ValueError(
             f"environment.name: the task set {taskset!r} cannot be loaded "
             f"({type(error).__name__}: {error}); install its package in the rollout image"

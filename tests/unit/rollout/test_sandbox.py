@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from vcpo_rollout.sandbox import SandboxLimits, run_python
+from vcpo_rollout.environments import python_tool
+from vcpo_rollout.sandbox import SandboxLimits, run_python, unprotected
 
 
 def run(source, **limits):
@@ -114,6 +115,18 @@ def test_there_is_no_network():
         "PermissionError: [Errno 13] Permission denied",
         "OSError: [Errno 101] Network is unreachable",
     }
+
+
+def test_what_the_system_refuses_is_known_before_a_program_runs():
+    # A file outside is out of sight exactly where files are not among what is refused.
+    reads_outside = run("print(open('/etc/hostname').read())")
+    assert ("PermissionError" in reads_outside) == ("files" not in unprotected())
+
+
+def test_a_worker_is_told_what_its_programs_can_reach(monkeypatch, caplog):
+    monkeypatch.setattr(python_tool, "unprotected", lambda: ("network",))
+    python_tool.PythonTool(seed=0)
+    assert "programs be kept from network" in caplog.text
 
 
 def test_the_standard_library_is_there():
