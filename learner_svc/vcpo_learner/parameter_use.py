@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from vcpo_learner.module_calls import ModuleCall, as_stored, is_plain
 from vcpo_learner.normalization import scaled_features
 
+_PROBED_FEATURES = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Factors:
@@ -38,10 +40,13 @@ class Factors:
 
     def inner_products(self, other: "Factors", products: "TokenProducts") -> Tensor:
         """Inner products [batch] float64 with another factored gradient of the same matrix."""
-        columns = products.of(self.columns, other.columns)
-        rows = _row_products(self.rows, other.rows).to(columns.dtype)
-        by_token: Tensor = torch.linalg.vecdot(rows, columns)
-        return by_token.sum(dim=1, dtype=torch.float64)
+        if not (self.rows.is_floating_point() and other.rows.is_floating_point()):
+            columns = products.of(self.columns, other.columns)
+            rows = _row_products(self.rows, other.rows).to(columns.dtype)
+            return _sums_of_products(rows, columns)
+        if self.rows.shape[-1] < self.columns.shape[-1]:
+            return _bilinear(self.rows @ other.rows.mT, self.columns, other.columns)
+        return _bilinear(products.of(self.columns, other.columns), self.rows, other.rows)
 
     def full(self, num_rows: int) -> Tensor:
         """Gradients in full, [batch, num_rows, num_columns]."""
@@ -158,26 +163,55 @@ def _embedding_factors(call: ModuleCall, token_ids: Tensor, gradients: Tensor) -
 
 
 def _first_busy_token(gradients: Tensor) -> int:
-    """Before it no token of [batch, tokens, features] has a gradient.
+    """Before it no token of [batch, tokens, features] has a gradient; the last if none has one.
 
     Such are the prompts' tokens in the head and in most of the last layer.
     """
-    if gradients.shape[1] < 2 or bool(gradients[:, 0].any()):
-        return 0
-    return int((gradients != 0.0).any(dim=2).any(dim=0).int().argmax())
+    # A few features of all tokens, then all features of the few tokens that are left in question.
+    bound = _first_nonzero(gradients[..., :_PROBED_FEATURES])
+    return _first_nonzero(gradients[:, : bound + 1])
+
+
+def _first_nonzero(values: Tensor) -> int:
+    """First token of [batch, tokens, features] that is not 0 everywhere; the last if all are."""
+    is_busy = values.abs().amax(dim=2).any(dim=0)
+    is_busy[-1] = True
+    return int(is_busy.int().argmax())
 
 
 def _row_products(first: Tensor, second: Tensor) -> Tensor:
-    """Products [batch, tokens of first, tokens of second] of rows, one-hot or not."""
+    """Products [batch, tokens of first, tokens of second] of rows, of which one is one-hot."""
     match first.is_floating_point(), second.is_floating_point():
-        case True, True:
-            return first @ second.mT
         case True, False:
             return first.gather(2, second[:, None, :].expand(-1, first.shape[1], -1))
         case False, True:
             return _row_products(second, first).mT
         case _:
             return first[:, :, None] == second[:, None, :]
+
+
+def _bilinear(kernel: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """sum_ts k_ts a_t . b_s of each trajectory, [batch] float64.
+
+    kernel: [batch, T, S]; first, second: [batch, T or S, features].
+
+    A CPU multiplies the kernel with b, one trajectory at a time into memory that stays in its
+    caches, at about twice the speed that it has for products of a with b, whose rows it would have
+    to turn into columns first. A GPU has no such trouble, and wants the batch in one go.
+    """
+    if kernel.device.type != "cpu":
+        return _sums_of_products(kernel, first @ second.mT)
+    moved = torch.empty_like(first[0], memory_format=torch.contiguous_format)
+    sums = [
+        torch.dot(torch.mm(k, b, out=moved).view(-1), a.reshape(-1))
+        for k, a, b in zip(kernel, first, second, strict=True)
+    ]
+    return torch.stack(sums).double()
+
+
+def _sums_of_products(first: Tensor, second: Tensor) -> Tensor:
+    by_token: Tensor = torch.linalg.vecdot(first, second)
+    return by_token.sum(dim=1, dtype=torch.float64)
 
 
 def _per_token(values: Tensor, dtype: torch.dtype) -> Tensor:
