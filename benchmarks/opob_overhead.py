@@ -59,6 +59,8 @@ class Size:
     group_size: int
     micro_batch: int
     """Trajectories that go through the model together, except on the published way."""
+    packs: bool = False
+    """Whether short ones share a row."""
 
 
 Groups = Sequence[Sequence[Trajectory]]
@@ -156,6 +158,7 @@ def _spec(size: Size) -> VCPORunSpec:
                 "promptsPerStep": size.num_groups,
                 "trajectoriesPerPrompt": size.group_size,
                 "microBatchTrajectories": size.micro_batch,
+                "packSequences": size.packs,
             },
         }
     )

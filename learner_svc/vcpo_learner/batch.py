@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.packed_rows import PackedRows, packed_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -21,21 +22,29 @@ class TokenBatch:
     """[batch, width] bool; True on the tokens that were sampled and are trained on."""
     rollout_logprobs: Tensor
     """[batch, width] float64 nats, of the distribution that was sampled from; 0 elsewhere."""
+    rows: PackedRows | None = None
+    """How a model is given it; None for as it is, one trajectory to a row."""
 
 
 def token_batch(
-    trajectories: Sequence[Trajectory], pad_token_id: int, device: torch.device
+    trajectories: Sequence[Trajectory],
+    pad_token_id: int,
+    device: torch.device,
+    *,
+    packs: bool = False,
 ) -> TokenBatch:
     """Trajectories as tensors on a device, in their order.
 
     pad_token_id: any id of the vocabulary; what stands in the padding influences nothing.
+    packs: give the model several trajectories to a row, where that saves rows.
     Raises: ValueError when there is no trajectory, or one lacks a prompt or a response token.
     """
     if not trajectories:
         raise ValueError("trajectories is empty: at least one is needed")
     for trajectory in trajectories:
         _require_tokens(trajectory)
-    width = max(num_tokens(trajectory) for trajectory in trajectories)
+    lengths = [num_tokens(trajectory) for trajectory in trajectories]
+    width = max(lengths)
     input_ids = torch.full((len(trajectories), width), pad_token_id, dtype=torch.int64)
     attention_mask = torch.zeros_like(input_ids)
     response_mask = torch.zeros_like(input_ids, dtype=torch.bool)
@@ -55,6 +64,7 @@ def token_batch(
         attention_mask=attention_mask.to(device),
         response_mask=response_mask.to(device),
         rollout_logprobs=rollout_logprobs.to(device),
+        rows=packed_rows(lengths, device) if packs else None,
     )
 
 

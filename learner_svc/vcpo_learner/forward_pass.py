@@ -20,6 +20,7 @@ from vcpo_learner.batch import TokenBatch
 from vcpo_learner.combination import Combination
 from vcpo_learner.module_calls import Recording, recorded_calls
 from vcpo_learner.norm_proxies import length_norms, logit_energy_norms, recorded_head
+from vcpo_learner.packed_rows import PackedRows
 from vcpo_learner.scoring import token_logprobs, token_logprobs_and_energies, weighted_logprobs
 from vcpo_learner.trajectory_gradients import MeasuredGradients, measure_gradients
 
@@ -71,13 +72,15 @@ def forward_pass(
         case GradientNormEstimator.EXACT:
             with recorded_calls(model) as recording:
                 logprobs = token_logprobs(model, batch, temperature=temperature)
-            return _RecordedPass(model=model, recording=recording, logprobs=logprobs)
+            return _RecordedPass(
+                model=model, recording=recording, logprobs=logprobs, rows=batch.rows
+            )
         case GradientNormEstimator.LM_HEAD:
             with recorded_head(model) as head:
                 logprobs = token_logprobs(model, batch, temperature=temperature)
             return _PlainPass(
                 logprobs=logprobs,
-                norms_of=lambda objectives, _: head.squared_norms(objectives.sum()),
+                norms_of=lambda objectives, _: head.squared_norms(objectives.sum(), batch.rows),
             )
         case GradientNormEstimator.LOGIT_ENERGY:
             logprobs, energies = token_logprobs_and_energies(model, batch, temperature=temperature)
@@ -97,13 +100,19 @@ class _RecordedPass:
     model: nn.Module
     recording: Recording
     logprobs: Tensor
+    rows: PackedRows | None
 
     def measured(
         self, weights: Tensor, combination: Combination | None = None, *, retain_graph: bool = False
     ) -> MeasuredGradients:
         objectives = weighted_logprobs(self.logprobs, weights)
         return measure_gradients(
-            self.model, objectives, self.recording, combination, retain_graph=retain_graph
+            self.model,
+            objectives,
+            self.recording,
+            combination,
+            segments=None if self.rows is None else self.rows.segments,
+            retain_graph=retain_graph,
         )
 
 

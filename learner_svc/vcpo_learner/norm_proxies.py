@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from vcpo_learner.packed_rows import PackedRows
 from vcpo_learner.parameter_use import Factors, TokenProducts
 
 
@@ -71,9 +72,10 @@ class HeadCall:
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[GradientEdge] = field(default_factory=list)
 
-    def squared_norms(self, objective: Tensor) -> Tensor:
+    def squared_norms(self, objective: Tensor, rows: PackedRows | None = None) -> Tensor:
         """`lm_head_norms` of a sum over trajectories, by a backward pass no further than the head.
 
+        rows: how the model was given them; None for one to a row.
         The graph is kept for another backward pass.
         Raises: ValueError when the forward pass did not go through the head once.
         """
@@ -83,7 +85,10 @@ class HeadCall:
                 "norms of kind 'lmHead' need one call in each forward pass; use 'exact'"
             )
         (gradient,) = torch.autograd.grad(objective, self.outputs, retain_graph=True)
-        return lm_head_norms(self.inputs[0], gradient)
+        inputs = self.inputs[0]
+        if rows is not None:
+            inputs, gradient = rows.unpacked(inputs), rows.unpacked(gradient)
+        return lm_head_norms(inputs, gradient)
 
 
 @contextmanager

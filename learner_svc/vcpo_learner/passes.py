@@ -33,6 +33,7 @@ from vcpo_learner.batch import (
 from vcpo_learner.combination import Combination
 from vcpo_learner.estimator.record import TokenLogprobs
 from vcpo_learner.forward_pass import ForwardPass, forward_pass
+from vcpo_learner.packed_rows import require_kept_apart
 from vcpo_learner.scores import Graph, LocalWeights, OnePass, Scores
 from vcpo_learner.scoring import response_values, token_logprobs, weighted_logprobs
 
@@ -50,6 +51,9 @@ class Passes:
         self.temperature = spec.sampling.temperature
         self._micro_batch_size = spec.batch.micro_batch_trajectories
         self._estimator = spec.algorithm.gradient_norms
+        self._packs = spec.batch.pack_sequences
+        if self._packs:
+            require_kept_apart(model)
         self._use_bfloat16 = spec.learner.precision is Precision.BFLOAT16
 
     def micro_batches(
@@ -194,7 +198,7 @@ class Passes:
 
     def _batch(self, trajectories: Sequence[Trajectory], positions: Sequence[int]) -> TokenBatch:
         rows = [trajectories[position] for position in positions]
-        return token_batch(rows, self._pad_token_id, self._device)
+        return token_batch(rows, self._pad_token_id, self._device, packs=self._packs)
 
     def _token_logprobs(self, batch: TokenBatch) -> Tensor:
         with self.autocast():

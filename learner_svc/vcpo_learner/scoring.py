@@ -1,5 +1,7 @@
 """How likely the learner's policy finds the tokens that were sampled."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -17,7 +19,7 @@ def token_logprobs(model: nn.Module, batch: TokenBatch, *, temperature: float) -
     Returns: [batch, width] nats, 0 elsewhere. Float32 or better whatever the logits'
     type: bfloat16 keeps 3 digits, and an importance weight is a sum over thousands of tokens.
     """
-    return _sampled(_log_distributions(model, batch, temperature), batch)
+    return _placed(_of_sampled(_log_distributions(model, batch, temperature), batch), batch)
 
 
 def token_logprobs_and_energies(
@@ -28,11 +30,9 @@ def token_logprobs_and_energies(
     Returns: both [batch, width], 0 outside the response; the energies without a graph.
     """
     distributions = _log_distributions(model, batch, temperature)
-    logprobs = _sampled(distributions, batch)
-    first = _first_response(batch)
-    energies = logit_energies(distributions.detach(), logprobs.detach()[:, first:])
-    padded = functional.pad(energies, (first, 0))
-    return logprobs, padded.masked_fill(~batch.response_mask, 0.0)
+    logprobs = _of_sampled(distributions, batch)
+    energies = logit_energies(distributions.detach(), logprobs.detach())
+    return _placed(logprobs, batch), _placed(energies, batch)
 
 
 def token_entropies(model: nn.Module, batch: TokenBatch, *, temperature: float) -> Tensor:
@@ -41,9 +41,7 @@ def token_entropies(model: nn.Module, batch: TokenBatch, *, temperature: float) 
     The learner's distribution, not the sampler's; 0 elsewhere.
     """
     logprobs = _log_distributions(model, batch, temperature)
-    entropies = torch.special.entr(logprobs.exp()).sum(dim=-1)
-    padded = functional.pad(entropies, (_first_response(batch), 0))
-    return padded.masked_fill(~batch.response_mask, 0.0)
+    return _placed(torch.special.entr(logprobs.exp()).sum(dim=-1), batch)
 
 
 def prefix_states(model: nn.Module, batch: TokenBatch) -> Tensor:
@@ -51,13 +49,9 @@ def prefix_states(model: nn.Module, batch: TokenBatch) -> Tensor:
 
     Column t is the state after token t - 1; column 0 is 0.
     """
-    states: Tensor = model(
-        input_ids=batch.input_ids,
-        attention_mask=batch.attention_mask,
-        position_ids=_positions(batch),
-        use_cache=False,
-        output_hidden_states=True,
-    ).hidden_states[-1]
+    states: Tensor = model(**_inputs(batch), output_hidden_states=True).hidden_states[-1]
+    if batch.rows is not None:
+        states = batch.rows.unpacked(states)
     return functional.pad(states[:, :-1], (0, 0, 1, 0))
 
 
@@ -79,28 +73,48 @@ def response_values(values: Tensor, batch: TokenBatch) -> list[list[float]]:
 
 
 def _log_distributions(model: nn.Module, batch: TokenBatch, temperature: float) -> Tensor:
-    """Log-probabilities [batch, tokens, vocabulary] of the tokens from the first response on."""
-    logits = model(
-        input_ids=batch.input_ids,
-        attention_mask=batch.attention_mask,
-        position_ids=_positions(batch),
-        use_cache=False,
-    ).logits
-    predictions = logits[:, _first_response(batch) - 1 : -1]
+    """Log-probabilities [sampled tokens, vocabulary], one trajectory after another."""
+    logits: Tensor = model(**_inputs(batch)).logits
+    # The logits that speak of a token stand at the token before it.
+    predictions = logits.flatten(0, 1).index_select(0, _places(batch)[batch.response_mask] - 1)
     precise = predictions.to(torch.promote_types(predictions.dtype, torch.float32))
     return functional.log_softmax(precise / temperature, dim=-1)
 
 
-def _sampled(distributions: Tensor, batch: TokenBatch) -> Tensor:
-    """What [batch, tokens, vocabulary] says of the sampled tokens, [batch, width]."""
-    first = _first_response(batch)
-    sampled = distributions.gather(2, batch.input_ids[:, first:, None]).squeeze(2)
-    return functional.pad(sampled, (first, 0)).masked_fill(~batch.response_mask, 0.0)
+def _of_sampled(distributions: Tensor, batch: TokenBatch) -> Tensor:
+    """What [sampled tokens, vocabulary] says of the tokens themselves, [sampled tokens]."""
+    return distributions.gather(1, batch.input_ids[batch.response_mask][:, None]).squeeze(1)
 
 
-def _first_response(batch: TokenBatch) -> int:
-    """First column that holds a response token of any row."""
-    return int(batch.response_mask.any(dim=0).nonzero()[0])
+def _placed(values: Tensor, batch: TokenBatch) -> Tensor:
+    """Values [sampled tokens] where those stand, [batch, width], and 0 elsewhere."""
+    nothing = values.new_zeros(batch.response_mask.shape)
+    return nothing.masked_scatter(batch.response_mask, values)
+
+
+def _inputs(batch: TokenBatch) -> dict[str, Any]:
+    """What a model is called with."""
+    if batch.rows is None:
+        return {
+            "input_ids": batch.input_ids,
+            "attention_mask": batch.attention_mask,
+            "position_ids": _positions(batch),
+            "use_cache": False,
+        }
+    return {
+        "input_ids": batch.rows.packed(batch.input_ids, fill=int(batch.input_ids[0, 0])),
+        "position_ids": batch.rows.position_ids,
+        "use_cache": False,
+    }
+
+
+def _places(batch: TokenBatch) -> Tensor:
+    """Place [batch, width] of each token among all that a model was given, row after row."""
+    if batch.rows is not None:
+        return batch.rows.places
+    return torch.arange(batch.input_ids.numel(), device=batch.input_ids.device).view_as(
+        batch.input_ids
+    )
 
 
 def _positions(batch: TokenBatch) -> Tensor:

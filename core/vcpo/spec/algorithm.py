@@ -223,6 +223,10 @@ class Batch(Section):
     micro_batch_trajectories: Annotated[int, Field(ge=1, le=65_536)] = 64
     """Trajectories in one forward pass; lower it when the learner runs out of memory. The update
     does not depend on it."""
+    pack_sequences: bool = False
+    """Put several short trajectories into one row of a forward pass, instead of padding each to the
+    longest. The update does not depend on it; worth it where lengths differ, refused by models that
+    cannot keep the trajectories of a row apart."""
     over_provision_ratio: Annotated[float, Field(ge=1.0, le=8.0)] = 1.0
     """Trajectories under way, as a multiple of those that can still be used in time; when a step's
     batch is complete the surplus is cut, kept, and gone on with later."""

@@ -1,0 +1,111 @@
+"""What packed rows save an update, by how much the lengths of its answers differ.
+
+The learner's own pass, exact norms and optimal baseline, over the same trajectories with
+`batch.packSequences` off and on. Responses have log-normal lengths, cut at the sequence; `spread`
+is the standard deviation of their logarithm (answers of a model that reasons: about 0.5 to 1).
+Groups stay together in a micro-batch, so that its longest answer decides what is padding.
+
+CPU seconds are the least of several repeats, the sides taking turns.
+
+    python -m benchmarks.packing
+
+The last line printed is JSON; `packed_over_padded` below 1 means that packing pays.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from statistics import fmean
+from typing import Any
+
+import torch
+from transformers import LlamaForCausalLM
+
+from benchmarks.opob_overhead import Groups, Size, vcpo_step
+from benchmarks.random_llama import random_groups, random_llama
+from vcpo.wire.trajectory import Trajectory, VersionSpan
+
+SIZE = Size(hidden=256, sequence=512, num_groups=4, group_size=8, micro_batch=16)
+SIDES = {"padded": SIZE, "packed": replace(SIZE, packs=True)}
+
+
+def groups_of_spread(model: LlamaForCausalLM, spread: float, seed: int) -> Groups:
+    """Groups whose responses end early; half of the sequence is the median of their lengths."""
+    random = Random(seed)  # noqa: S311 - lengths, not secrets
+    prompt_tokens = SIZE.sequence // 8
+    longest = SIZE.sequence - prompt_tokens
+    groups = random_groups(
+        model,
+        num_groups=SIZE.num_groups,
+        group_size=SIZE.group_size,
+        prompt_tokens=prompt_tokens,
+        response_tokens=longest,
+    )
+
+    def ended(one: Trajectory) -> Trajectory:
+        drawn = round(longest / 2 * math.exp(random.gauss(0.0, spread)))
+        length = min(max(drawn, 1), longest)
+        return replace(
+            one,
+            response_token_ids=one.response_token_ids[:length],
+            rollout_logprobs=one.rollout_logprobs[:length],
+            version_spans=(VersionSpan(policy_version=0, num_tokens=length),),
+        )
+
+    return [[ended(one) for one in group] for group in groups]
+
+
+def padding_share(groups: Groups) -> float:
+    """Share of a padded batch that is padding, each group to its longest."""
+    lengths = [
+        [len(one.prompt_token_ids) + len(one.response_token_ids) for one in group]
+        for group in groups
+    ]
+    return 1.0 - sum(map(sum, lengths)) / sum(max(each) * len(each) for each in lengths)
+
+
+def measured(model: LlamaForCausalLM, spread: float, repeats: int) -> dict[str, Any]:
+    """Both sides on one batch."""
+    groups = groups_of_spread(model, spread, seed=1)
+    least_s = dict.fromkeys(SIDES, math.inf)
+    norms: dict[str, Sequence[float]] = {}
+    for _ in range(repeats):
+        for side, size in SIDES.items():
+            model.zero_grad()
+            started = time.process_time()
+            norms[side] = vcpo_step(model, groups, size)
+            least_s[side] = min(least_s[side], time.process_time() - started)
+    pairs = zip(norms["packed"], norms["padded"], strict=True)
+    return {
+        "packed_over_padded": round(least_s["packed"] / least_s["padded"], 3),
+        "padding_share": round(padding_share(groups), 3),
+        "norm_rel_error": fmean(abs(packed - padded) / padded for packed, padded in pairs),
+        "seconds": {side: round(value, 3) for side, value in least_s.items()},
+    }
+
+
+def main() -> None:
+    """Measure every spread."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--spreads", nargs="+", type=float, default=[0.0, 0.25, 0.5, 1.0])
+    parser.add_argument("--repeats", type=int, default=3, help="timed steps of each side")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    model = random_llama(SIZE.hidden, max_tokens=SIZE.sequence)
+    print(
+        json.dumps(
+            {
+                f"spread {spread}": measured(model, spread, arguments.repeats)
+                for spread in arguments.spreads
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
