@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
-from collections.abc import Coroutine, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
 
-from vcpo.wire.trajectory import Trajectory, partial_from_message
+from vcpo.wire.trajectory import PartialResponse, Trajectory, partial_from_message
 from vcpo.wire.v1 import work_pb2
-from vcpo_rollout.conversation import EnvironmentFailedError, converse, foreign_code
+from vcpo_rollout.conversation import EnvironmentFailedError, converse, foreign_code, resume
 from vcpo_rollout.engines.engine import (
     Engine,
     EngineError,
     Generation,
-    GenerationCutError,
     GenerationRequest,
 )
 from vcpo_rollout.environments.environment import (
+    Conversation,
     Environment,
     MultiTurnEnvironment,
     Prompt,
     Split,
 )
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.group import GroupCutError, sample_group
+from vcpo_rollout.group import first_complete, sample_group
+from vcpo_rollout.history import History
 from vcpo_rollout.prompting import PromptCodec
 
+_LOGGER = logging.getLogger(__name__)
 _ENGINE_FAILURES_TOLERATED = 8
 """So many leases in a row that fail in the engine are the engine's fault, not the prompts'."""
 _SPLITS = {work_pb2.SPLIT_TRAIN: Split.TRAIN, work_pb2.SPLIT_EVALUATION: Split.EVALUATION}
@@ -91,17 +94,13 @@ class Answering:
     async def _generate(
         self, request: GenerationRequest, lease: work_pb2.Lease, cut: asyncio.Event
     ) -> list[Generation]:
-        begun = [
-            partial_from_message(message, path=f"begun[{index}]")
-            for index, message in enumerate(lease.begun)
-        ]
         with self._engine_failures_counted():
             return await sample_group(
                 self._engine,
                 request,
                 lease.num_trajectories,
                 num_redundant=lease.num_redundant,
-                begun=begun,
+                begun=_begun(lease),
                 cut=cut,
             )
 
@@ -113,19 +112,57 @@ class Answering:
         request: GenerationRequest,
         cut: asyncio.Event,
     ) -> list[Trajectory]:
-        with foreign_code("converse"):
-            conversations = [environment.converse(prompt) for _ in range(lease.num_trajectories)]
-        engine, codec = self._engine, self._codec
+        begun = _begun(lease)
+        starts = [*begun, *[None] * (lease.num_trajectories + lease.num_redundant - len(begun))]
         started_s = time.monotonic()
         with self._engine_failures_counted():
-            trajectories = await _together(
-                converse(
-                    f"{lease.lease_id}/{number}", each, request, engine=engine, codec=codec, cut=cut
-                )
-                for number, each in enumerate(conversations)
+            trajectories = await first_complete(
+                (self._hold(lease, environment, prompt, request, start, cut) for start in starts),
+                lease.num_trajectories,
+                as_partial=_as_partial,
             )
         self._gauges.generated(time.monotonic() - started_s)
-        return trajectories
+        return [
+            replace(one, trajectory_id=f"{lease.lease_id}/{number}")
+            for number, one in enumerate(trajectories)
+        ]
+
+    async def _hold(
+        self,
+        lease: work_pb2.Lease,
+        environment: MultiTurnEnvironment,
+        prompt: Prompt,
+        request: GenerationRequest,
+        begun: PartialResponse | None,
+        cut: asyncio.Event,
+    ) -> Trajectory:
+        """Hold one conversation, from where it was cut if the environment says the same again."""
+        engine, codec = self._engine, self._codec
+
+        def begin() -> Conversation:
+            with foreign_code("converse"):
+                return environment.converse(prompt)
+
+        resumed = None
+        if begun is not None:
+            resumed = await resume(
+                begin, request, begun, codec=codec, end_token_ids=engine.end_token_ids
+            )
+            if resumed is None:
+                _LOGGER.warning(
+                    "prompt %d: an answer is begun anew, its environment does not say the same "
+                    "again to the same turns; %d tokens are lost",
+                    lease.prompt_index,
+                    len(begun.token_ids),
+                )
+                self._gauges.begun_anew()
+        conversation, history = resumed or (
+            await asyncio.to_thread(begin),
+            History(request=request),
+        )
+        return await converse(
+            lease.lease_id, conversation, history, engine=engine, codec=codec, cut=cut
+        )
 
     @contextlib.contextmanager
     def _engine_failures_counted(self) -> Iterator[None]:
@@ -157,20 +194,22 @@ class Answering:
         return rewards
 
 
-async def _together(conversations: Iterable[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
-    """Hold a group's conversations; when one fails the others stop too, and free their places.
+def _begun(lease: work_pb2.Lease) -> list[PartialResponse]:
+    return [
+        partial_from_message(message, path=f"begun[{index}]")
+        for index, message in enumerate(lease.begun)
+    ]
 
-    Raises: GroupCutError without anything begun when they are cut: half of what a conversation has
-    come to is the environment's, and stays behind.
-    """
-    holding = [asyncio.create_task(conversation) for conversation in conversations]
-    try:
-        return await asyncio.gather(*holding)
-    except GenerationCutError as error:
-        raise GroupCutError(()) from error
-    finally:
-        for task in holding:
-            task.cancel()
+
+def _as_partial(trajectory: Trajectory) -> PartialResponse:
+    """A complete conversation without its reward: whoever submits the group has it judged."""
+    return PartialResponse(
+        token_ids=trajectory.response_token_ids,
+        logprobs=trajectory.rollout_logprobs,
+        version_spans=trajectory.version_spans,
+        finish_reason=trajectory.finish_reason,
+        inserted_spans=trajectory.inserted_spans,
+    )
 
 
 def _trajectory(

@@ -15,12 +15,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
 
-from vcpo.wire.trajectory import FinishReason, TokenSpan, Trajectory, VersionSpan
-from vcpo_rollout.engines.engine import Engine, Generation, GenerationRequest
+from vcpo.wire.trajectory import FinishReason, PartialResponse, Trajectory
+from vcpo_rollout.engines.engine import (
+    Engine,
+    Generation,
+    GenerationCutError,
+    GenerationRequest,
+)
 from vcpo_rollout.environments.environment import Conversation
+from vcpo_rollout.group import go_on
+from vcpo_rollout.history import History, Turn, replied_turns
 from vcpo_rollout.prompting import PromptCodec
 
 
@@ -40,47 +47,35 @@ def foreign_code(what: str) -> Iterator[None]:
         raise EnvironmentFailedError(f"{what}: {type(error).__name__}: {error}") from error
 
 
-@dataclass(slots=True, kw_only=True)
-class _History:
-    """One response as it comes about."""
+async def resume(
+    begin: Callable[[], Conversation],
+    request: GenerationRequest,
+    begun: PartialResponse,
+    *,
+    codec: PromptCodec,
+    end_token_ids: frozenset[int],
+) -> tuple[Conversation, History] | None:
+    """Bring a new conversation to where somebody else's was cut.
 
-    request: GenerationRequest
-    """The prompt, and room for the whole response: inserted tokens count, since they take up the
-    model's context and the learner's memory as sampled ones do."""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    version_spans: list[VersionSpan] = field(default_factory=list)
-    inserted_spans: list[TokenSpan] = field(default_factory=list)
+    begin: opens a conversation about the prompt of `request`.
 
-    def next_request(self) -> GenerationRequest:
-        """Ask for the next turn, after everything before it."""
-        return replace(
-            self.request,
-            prompt_token_ids=(*self.request.prompt_token_ids, *self.token_ids),
-            max_new_tokens=self.request.max_new_tokens - len(self.token_ids),
-        )
+    Returns: None when the environment does not say again what it said then: what the model has said
+        since would follow other words.
 
-    def sampled(self, generation: Generation) -> None:
-        """Append a turn of the model's."""
-        self.token_ids.extend(generation.token_ids)
-        self.logprobs.extend(generation.logprobs)
-        self.version_spans.extend(generation.version_spans)
-
-    def insert(self, token_ids: Sequence[int]) -> bool:
-        """Append what the environment says, if that leaves room for another turn."""
-        if len(self.token_ids) + len(token_ids) >= self.request.max_new_tokens:
-            return False
-        if token_ids:
-            span = TokenSpan(start=len(self.token_ids), num_tokens=len(token_ids))
-            self.inserted_spans.append(span)
-            self.token_ids.extend(token_ids)
-        return True
+    Raises:
+        EnvironmentFailedError: when the environment's code fails.
+    """
+    replied = replied_turns(begun, end_token_ids)
+    conversation = await asyncio.to_thread(_replayed, begin, replied, codec, end_token_ids)
+    if conversation is None:
+        return None
+    return conversation, History.resume(request, begun, replied, end_token_ids)
 
 
 async def converse(
     trajectory_id: str,
     conversation: Conversation,
-    request: GenerationRequest,
+    history: History,
     *,
     engine: Engine,
     codec: PromptCodec,
@@ -88,32 +83,32 @@ async def converse(
 ) -> Trajectory:
     """Hold one conversation to its end and have it judged.
 
-    request: the prompt; its `max_new_tokens` bounds the whole response, replies included.
-    cut: when it is set, the conversation ends with the turn under way.
+    history: what was said before, which `conversation` has heard; its request bounds the whole
+        response, replies included.
+    cut: when it is set, the conversation ends with the decoding step under way, or while it waits
+        for a reply.
 
     Raises:
-        GenerationCutError: when it was cut.
+        GenerationCutError: with what was said, when it was cut.
         EngineError: when a turn could not be sampled.
         EnvironmentFailedError: when the environment's code fails, or its reward is no number.
     """
-    history = _History(request=request)
     while True:
-        generation = await engine.generate(history.next_request(), cut=cut)
-        history.sampled(generation)
+        generation = await _next_turn(history, engine, cut)
+        finish_reason = generation.finish_reason
         text = codec.decode(generation.token_ids, engine.end_token_ids)
         # The environment may be slow, and is somebody else's code: it must not hold up the loop.
-        reply = await asyncio.to_thread(_reply, conversation, text)
-        finish_reason = generation.finish_reason
+        hearing = asyncio.to_thread(_reply, conversation, text)
+        is_last = history.is_full or finish_reason is FinishReason.LENGTH
+        reply = await (hearing if is_last else _unless_cut(hearing, history, cut))
         if reply is None or finish_reason is FinishReason.LENGTH:
             break
-        with foreign_code("reply"):
-            said = codec.encode_reply(reply, generation.token_ids[-1], engine.end_token_ids)
-        if not history.insert(said):
+        if not history.insert(_encoded(codec, reply, generation.token_ids, engine.end_token_ids)):
             finish_reason = FinishReason.LENGTH
             break
     return Trajectory(
         trajectory_id=trajectory_id,
-        prompt_token_ids=request.prompt_token_ids,
+        prompt_token_ids=history.request.prompt_token_ids,
         response_token_ids=tuple(history.token_ids),
         rollout_logprobs=tuple(history.logprobs),
         version_spans=tuple(history.version_spans),
@@ -121,6 +116,55 @@ async def converse(
         finish_reason=finish_reason,
         inserted_spans=tuple(history.inserted_spans),
     )
+
+
+async def _next_turn(history: History, engine: Engine, cut: asyncio.Event) -> Generation:
+    """Sample a turn, or the rest of it, into the history."""
+    try:
+        generation = await go_on(engine, history.next_request(), cut)
+    except GenerationCutError as error:
+        if error.begun is not None:
+            history.sampled(error.begun)
+        raise GenerationCutError(history.partial()) from error
+    history.sampled(generation)
+    return generation
+
+
+async def _unless_cut(
+    hearing: Coroutine[Any, Any, str | None], history: History, cut: asyncio.Event
+) -> str | None:
+    """Wait for a reply, or for the cut: a program that a tool runs may take longer than a drain."""
+    replying, cutting = asyncio.create_task(hearing), asyncio.create_task(cut.wait())
+    try:
+        await asyncio.wait({replying, cutting}, return_when=asyncio.FIRST_COMPLETED)
+        if not replying.done():
+            raise GenerationCutError(history.partial())
+        return replying.result()
+    finally:
+        replying.cancel()
+        cutting.cancel()
+
+
+def _replayed(
+    begin: Callable[[], Conversation],
+    replied: Sequence[Turn],
+    codec: PromptCodec,
+    end_token_ids: frozenset[int],
+) -> Conversation | None:
+    """A conversation that has heard these turns, if it replied to each as is recorded."""
+    conversation = begin()
+    for turn in replied:
+        reply = _reply(conversation, codec.decode(turn.sampled, end_token_ids))
+        if reply is None or _encoded(codec, reply, turn.sampled, end_token_ids) != turn.inserted:
+            return None
+    return conversation
+
+
+def _encoded(
+    codec: PromptCodec, reply: str, turn: Sequence[int], end_token_ids: frozenset[int]
+) -> tuple[int, ...]:
+    with foreign_code("reply"):
+        return codec.encode_reply(reply, turn[-1], end_token_ids)
 
 
 def _reply(conversation: Conversation, text: str) -> str | None:

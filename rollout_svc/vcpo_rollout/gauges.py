@@ -53,6 +53,10 @@ class RolloutGauges:
         """Note a prompt that was cut and handed back."""
         self._metrics.samples.labels("handed_back").inc(num_trajectories)
 
+    def begun_anew(self) -> None:
+        """Note an answer begun elsewhere that could not be gone on with."""
+        self._metrics.begun_anew.inc()
+
     def failed(self, num_trajectories: int, what: str) -> None:
         """Note a prompt that could not be answered; `what` failed: `engine` or `environment`."""
         self._metrics.samples.labels(f"{what}_failed").inc(num_trajectories)

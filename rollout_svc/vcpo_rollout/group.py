@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from vcpo.wire.trajectory import PartialResponse
 from vcpo_rollout.engines.engine import (
@@ -14,8 +15,14 @@ from vcpo_rollout.engines.engine import (
     GenerationRequest,
 )
 
-_End = Generation | PartialResponse | None
-"""An answer that is complete, that was cut, or that was cut before its first token."""
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How an answer ended that was cut; without anything begun, before its first token."""
+
+    begun: PartialResponse | None
 
 
 class GroupCutError(RuntimeError):
@@ -49,53 +56,76 @@ async def sample_group(
         EngineError: when an answer could not be generated.
     """
     starts = [*begun, *[None] * (count + num_redundant - len(begun))]
-    sampling = [asyncio.create_task(_answer(engine, request, start, cut)) for start in starts]
+    answering = (go_on(engine, replace(request, begun=start), cut) for start in starts)
+    return await first_complete(answering, count, as_partial=_as_partial)
+
+
+async def first_complete(
+    answering: Iterable[Coroutine[Any, Any, _Answer]],
+    count: int,
+    *,
+    as_partial: Callable[[_Answer], PartialResponse],
+) -> list[_Answer]:
+    """Answer side by side until `count` are complete; the others stop, and free their places.
+
+    answering: each may raise GenerationCutError; what else one raises ends all.
+    as_partial: how one that is complete is handed back when the group is not.
+
+    Raises:
+        GroupCutError: when too many were cut.
+    """
+    tasks = [asyncio.create_task(_end_of(each)) for each in answering]
     try:
-        ends = await _first_complete(sampling, count)
+        ends = await _ends(tasks, count)
     finally:
-        for task in sampling:
+        for task in tasks:
             task.cancel()
-    complete = [end for end in ends if isinstance(end, Generation)]
+    complete = [end for end in ends if not isinstance(end, _Cut)]
     if len(complete) < count:
-        raise GroupCutError([_as_partial(end) for end in ends if end is not None])
+        begun = (end.begun if isinstance(end, _Cut) else as_partial(end) for end in ends)
+        raise GroupCutError([one for one in begun if one is not None])
     return complete[:count]
 
 
-async def _first_complete(sampling: Sequence[asyncio.Task[_End]], count: int) -> list[_End]:
+async def go_on(engine: Engine, request: GenerationRequest, cut: asyncio.Event) -> Generation:
+    """Sample one sequence, or take it as it is when what was begun of it is complete.
+
+    Raises:
+        GenerationCutError: with what was sampled, when it was cut.
+        EngineError: when generation failed.
+    """
+    begun = request.begun
+    if begun is None or begun.finish_reason is None:
+        return await engine.generate(request, cut=cut)
+    return Generation(
+        token_ids=begun.token_ids,
+        logprobs=begun.logprobs,
+        version_spans=begun.version_spans,
+        finish_reason=begun.finish_reason,
+    )
+
+
+async def _end_of(answering: Coroutine[Any, Any, _Answer]) -> _Answer | _Cut:
+    try:
+        return await answering
+    except GenerationCutError as error:
+        return _Cut(error.begun)
+
+
+async def _ends(tasks: Sequence[asyncio.Task[_Answer | _Cut]], count: int) -> list[_Answer | _Cut]:
     """How the answers ended, in their order, as soon as `count` are complete or all have ended."""
-    pending = set(sampling)
+    pending = set(tasks)
     while True:
-        ends = [task.result() for task in sampling if task not in pending]
-        if not pending or sum(isinstance(end, Generation) for end in ends) >= count:
+        ends = [task.result() for task in tasks if task not in pending]
+        if not pending or sum(not isinstance(end, _Cut) for end in ends) >= count:
             return ends
         _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
 
 
-async def _answer(
-    engine: Engine,
-    request: GenerationRequest,
-    start: PartialResponse | None,
-    cut: asyncio.Event,
-) -> _End:
-    if start is not None and start.finish_reason is not None:
-        return Generation(
-            token_ids=start.token_ids,
-            logprobs=start.logprobs,
-            version_spans=start.version_spans,
-            finish_reason=start.finish_reason,
-        )
-    try:
-        return await engine.generate(replace(request, begun=start), cut=cut)
-    except GenerationCutError as error:
-        return error.begun
-
-
-def _as_partial(end: Generation | PartialResponse) -> PartialResponse:
-    if isinstance(end, PartialResponse):
-        return end
+def _as_partial(generation: Generation) -> PartialResponse:
     return PartialResponse(
-        token_ids=end.token_ids,
-        logprobs=end.logprobs,
-        version_spans=end.version_spans,
-        finish_reason=end.finish_reason,
+        token_ids=generation.token_ids,
+        logprobs=generation.logprobs,
+        version_spans=generation.version_spans,
+        finish_reason=generation.finish_reason,
     )

@@ -193,6 +193,10 @@ ROLLOUT_SAMPLES = _counter(
     "vcpo_rollout_samples_total", "Trajectories finished by this worker, by outcome.", "outcome"
 )
 ROLLOUT_TOKENS = _counter("vcpo_rollout_tokens_total", "Response tokens sampled by this worker.")
+ROLLOUT_BEGUN_ANEW = _counter(
+    "vcpo_rollout_begun_anew_total",
+    "Conversations cut elsewhere and begun anew: the environment did not say the same again.",
+)
 ROLLOUT_GENERATION = _histogram(
     "vcpo_rollout_generation_seconds",
     "Time from a lease's grant to its last trajectory.",
@@ -327,6 +331,7 @@ LEARNER = (
 ROLLOUT = (
     ROLLOUT_SAMPLES,
     ROLLOUT_TOKENS,
+    ROLLOUT_BEGUN_ANEW,
     ROLLOUT_GENERATION,
     ROLLOUT_INFLIGHT,
     ROLLOUT_WEIGHTS_VERSION,

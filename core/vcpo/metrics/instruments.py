@@ -67,6 +67,7 @@ class RolloutMetrics:
         self.registry: CollectorRegistry = part.exported
         self.samples = part.counter(catalogue.ROLLOUT_SAMPLES)
         self.tokens = part.counter(catalogue.ROLLOUT_TOKENS)
+        self.begun_anew = part.counter(catalogue.ROLLOUT_BEGUN_ANEW)
         self.generation_s = part.histogram(catalogue.ROLLOUT_GENERATION)
         self.in_flight = part.gauge(catalogue.ROLLOUT_INFLIGHT)
         self.weights_version = part.gauge(catalogue.ROLLOUT_WEIGHTS_VERSION)

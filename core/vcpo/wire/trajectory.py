@@ -43,25 +43,6 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartialResponse:
-    """What was sampled of an answer that was cut; whoever goes on keeps it as it is."""
-
-    token_ids: tuple[int, ...]
-    """At least one token."""
-    logprobs: tuple[float, ...]
-    """Natural log-probability of each token under the policy that sampled it."""
-    version_spans: tuple[VersionSpan, ...]
-    """Which version sampled which tokens, in order; lengths add up to the tokens'."""
-    finish_reason: FinishReason | None = None
-    """Set when the answer is complete and only waits for others of its group."""
-
-    @property
-    def oldest_policy_version(self) -> int:
-        """The oldest version that sampled a token."""
-        return min(span.policy_version for span in self.version_spans)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSpan:
     """A run of consecutive response tokens."""
 
@@ -74,6 +55,32 @@ class TokenSpan:
     def end(self) -> int:
         """Index behind the last."""
         return self.start + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialResponse:
+    """What there is of an answer that was cut; whoever goes on keeps it as it is."""
+
+    token_ids: tuple[int, ...]
+    """At least one token; the first was sampled."""
+    logprobs: tuple[float, ...]
+    """Natural log-probability of each sampled token under the policy that sampled it."""
+    version_spans: tuple[VersionSpan, ...]
+    """Which version sampled which tokens, in order; lengths add up to the sampled tokens."""
+    finish_reason: FinishReason | None = None
+    """Set when the answer is complete and only waits for others of its group."""
+    inserted_spans: tuple[TokenSpan, ...] = ()
+    """Tokens that the environment wrote, in order and disjoint; all others were sampled."""
+
+    @property
+    def sampled_mask(self) -> list[bool]:
+        """For each token, whether the policy sampled it."""
+        return _sampled_mask(len(self.token_ids), self.inserted_spans)
+
+    @property
+    def oldest_policy_version(self) -> int:
+        """The oldest version that sampled a token."""
+        return min(span.policy_version for span in self.version_spans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +110,7 @@ class Trajectory:
     @property
     def sampled_mask(self) -> list[bool]:
         """For each response token, whether the policy sampled it."""
-        mask = [True] * len(self.response_token_ids)
-        for span in self.inserted_spans:
-            mask[span.start : span.end] = [False] * span.num_tokens
-        return mask
+        return _sampled_mask(len(self.response_token_ids), self.inserted_spans)
 
     @property
     def oldest_policy_version(self) -> int:
@@ -129,10 +133,7 @@ def trajectory_to_message(trajectory: Trajectory) -> work_pb2.Trajectory:
         version_spans=_span_messages(trajectory.version_spans),
         reward=trajectory.reward,
         finish_reason=_TO_WIRE[trajectory.finish_reason],
-        inserted_spans=[
-            work_pb2.TokenSpan(start=span.start, num_tokens=span.num_tokens)
-            for span in trajectory.inserted_spans
-        ],
+        inserted_spans=_inserted_messages(trajectory.inserted_spans),
     )
 
 
@@ -174,6 +175,7 @@ def partial_to_message(partial: PartialResponse) -> work_pb2.PartialResponse:
         logprobs=pack_logprobs(partial.logprobs),
         version_spans=_span_messages(partial.version_spans),
         finish_reason=work_pb2.FINISH_REASON_UNSPECIFIED if reason is None else _TO_WIRE[reason],
+        inserted_spans=_inserted_messages(partial.inserted_spans),
     )
 
 
@@ -184,8 +186,11 @@ def partial_from_message(message: work_pb2.PartialResponse, *, path: str) -> Par
         InvalidMessageError: naming the first field that is not as it must be.
     """
     token_ids = _token_ids(f"{path}.token_ids", message.token_ids)
-    logprobs = unpack_logprobs(f"{path}.logprobs", message.logprobs, count=len(token_ids))
-    spans = _spans(f"{path}.version_spans", message.version_spans, len(token_ids))
+    inserted_path = f"{path}.inserted_spans"
+    inserted = _inserted(inserted_path, message.inserted_spans, len(token_ids), first=1)
+    size = len(token_ids) - sum(span.num_tokens for span in inserted)
+    logprobs = unpack_logprobs(f"{path}.logprobs", message.logprobs, count=size)
+    spans = _spans(f"{path}.version_spans", message.version_spans, size)
     unfinished = message.finish_reason == work_pb2.FINISH_REASON_UNSPECIFIED
     if not unfinished and message.finish_reason not in _FROM_WIRE:
         requirement = "UNSPECIFIED, STOP or LENGTH"
@@ -195,7 +200,15 @@ def partial_from_message(message: work_pb2.PartialResponse, *, path: str) -> Par
         logprobs=logprobs,
         version_spans=spans,
         finish_reason=None if unfinished else _FROM_WIRE[message.finish_reason],
+        inserted_spans=inserted,
     )
+
+
+def _sampled_mask(num_tokens: int, inserted: Iterable[TokenSpan]) -> list[bool]:
+    mask = [True] * num_tokens
+    for span in inserted:
+        mask[span.start : span.end] = [False] * span.num_tokens
+    return mask
 
 
 def _token_ids(field: str, data: bytes) -> tuple[int, ...]:
@@ -225,11 +238,16 @@ def _spans(
     return spans
 
 
+def _inserted_messages(spans: Iterable[TokenSpan]) -> list[work_pb2.TokenSpan]:
+    return [work_pb2.TokenSpan(start=span.start, num_tokens=span.num_tokens) for span in spans]
+
+
 def _inserted(
-    field: str, messages: Sequence[work_pb2.TokenSpan], num_tokens: int
+    field: str, messages: Sequence[work_pb2.TokenSpan], num_tokens: int, *, first: int = 0
 ) -> tuple[TokenSpan, ...]:
+    """Read spans of a response of `num_tokens`, none before the token `first`."""
     spans = tuple(TokenSpan(start=span.start, num_tokens=span.num_tokens) for span in messages)
-    end = 0
+    end = first
     for index, span in enumerate(spans):
         if span.num_tokens < 1 or not end <= span.start < span.end <= num_tokens:
             received = f"{span.num_tokens} tokens from {span.start}"

@@ -11,6 +11,7 @@ from vcpo_rollout.conversation import EnvironmentFailedError, converse
 from vcpo_rollout.engines.engine import Generation, GenerationRequest
 from vcpo_rollout.engines.hf import HfEngine
 from vcpo_rollout.environments import Prompt
+from vcpo_rollout.history import History
 
 PROMPT = (3, 4)
 END = 1
@@ -70,7 +71,7 @@ def hold(engine, conversation, *, room=100, codec=None):
         converse(
             "lease/0",
             conversation,
-            request,
+            History(request=request),
             engine=engine,
             codec=codec or Letters(),
             cut=asyncio.Event(),
@@ -162,7 +163,7 @@ async def test_the_engines_probabilities_are_those_of_the_whole_history():
                 converse(
                     "lease/0",
                     Listener("xy", "z"),
-                    request,
+                    History(request=request),
                     engine=engine,
                     codec=Letters(),
                     cut=asyncio.Event(),

@@ -263,11 +263,16 @@ def test_a_response_beyond_the_limit_is_refused():
 
 @given(trajectories(), st.sampled_from([None, *FinishReason]))
 def test_an_answer_under_way_survives_the_wire(trajectory, finish_reason):
+    # The first token of an answer is always the model's.
+    token_ids = (7, *trajectory.response_token_ids)
     begun = PartialResponse(
-        token_ids=trajectory.response_token_ids[: trajectory.num_sampled_tokens],
-        logprobs=trajectory.rollout_logprobs,
-        version_spans=trajectory.version_spans,
+        token_ids=token_ids,
+        logprobs=(-0.5, *trajectory.rollout_logprobs),
+        version_spans=(VersionSpan(policy_version=0, num_tokens=1), *trajectory.version_spans),
         finish_reason=finish_reason,
+        inserted_spans=tuple(
+            replace(span, start=span.start + 1) for span in trajectory.inserted_spans
+        ),
     )
     sent = partial_to_message(begun).SerializeToString()
     received = work_pb2.PartialResponse.FromString(sent)
@@ -282,6 +287,14 @@ def test_an_answer_under_way_survives_the_wire(trajectory, finish_reason):
         ({"logprobs": float32s(-0.5, float("nan"))}, "begun[2].logprobs[1]: must be finite"),
         ({"version_spans": []}, "begun[2].version_spans: must be spans over"),
         ({"finish_reason": 9}, "begun[2].finish_reason: must be UNSPECIFIED, STOP or LENGTH"),
+        (
+            {"inserted_spans": [work_pb2.TokenSpan(start=0, num_tokens=1)]},
+            "begun[2].inserted_spans[0]: must be at least 1 token from 1 on, within the resp",
+        ),
+        (
+            {"inserted_spans": [work_pb2.TokenSpan(start=1, num_tokens=1)]},
+            "begun[2].logprobs: must be as many as tokens (1), got '2 values'",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )

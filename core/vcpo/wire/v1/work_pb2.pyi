@@ -257,13 +257,21 @@ class PartialResponse(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     VERSION_SPANS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
+    INSERTED_SPANS_FIELD_NUMBER: _builtins.int
     token_ids: _builtins.bytes
     """Packed as in Trajectory; never sampled or scored again."""
     logprobs: _builtins.bytes
+    """Of the sampled tokens only, as in Trajectory; so are version_spans."""
     finish_reason: Global___FinishReason.ValueType
     """Unspecified: the answer is not complete."""
     @_builtins.property
     def version_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]: ...
+    @_builtins.property
+    def inserted_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSpan]:
+        """Tokens that the environment wrote, as in Trajectory; the first token was sampled. Whoever goes
+        on has its own environment say them again.
+        """
+
     def __init__(
         self,
         *,
@@ -271,10 +279,11 @@ class PartialResponse(_message.Message):
         logprobs: _builtins.bytes = ...,
         version_spans: _abc.Iterable[Global___VersionSpan] | None = ...,
         finish_reason: Global___FinishReason.ValueType = ...,
+        inserted_spans: _abc.Iterable[Global___TokenSpan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "token_ids", b"token_ids", "version_spans", b"version_spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "inserted_spans", b"inserted_spans", "logprobs", b"logprobs", "token_ids", b"token_ids", "version_spans", b"version_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
