@@ -9,10 +9,11 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from vcpo.wire.trajectory import PartialResponse, Trajectory, partial_from_message
 from vcpo.wire.v1 import work_pb2
-from vcpo_rollout.conversation import EnvironmentFailedError, converse, foreign_code, resume
+from vcpo_rollout.conversation import converse, resume
 from vcpo_rollout.engines.engine import (
     Engine,
     EngineError,
@@ -26,6 +27,7 @@ from vcpo_rollout.environments.environment import (
     Prompt,
     Split,
 )
+from vcpo_rollout.foreign import EnvironmentFailedError, ForeignThreads, foreign_code
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.group import first_complete, sample_group
 from vcpo_rollout.history import History
@@ -47,7 +49,9 @@ class Answering:
         environment: Environment,
         codec: PromptCodec,
         gauges: RolloutGauges,
+        threads: ForeignThreads,
     ) -> None:
+        self._threads = threads
         self._engine = engine
         self._environment = environment
         self._codec = codec
@@ -73,8 +77,7 @@ class Answering:
             EngineError: when an answer could not be sampled.
             EnvironmentFailedError: when the environment's code fails, or its reward is no number.
         """
-        # The environment may be slow, and is somebody else's code: it must not hold up the loop.
-        prompt, prompt_token_ids = await asyncio.to_thread(self._prompt, lease)
+        prompt, prompt_token_ids = await self._threads.call(partial(self._prompt, lease))
         request = GenerationRequest(
             prompt_token_ids=prompt_token_ids,
             temperature=lease.sampling.temperature,
@@ -85,7 +88,7 @@ class Answering:
         started_s = time.monotonic()
         generations = await self._generate(request, lease, cut)
         self._gauges.generated(time.monotonic() - started_s)
-        rewards = await asyncio.to_thread(self._rewards, prompt, generations)
+        rewards = await self._threads.call(partial(self._rewards, prompt, generations))
         return [
             _trajectory(f"{lease.lease_id}/{number}", request, generation, reward)
             for number, (generation, reward) in enumerate(zip(generations, rewards, strict=True))
@@ -137,7 +140,7 @@ class Answering:
         cut: asyncio.Event,
     ) -> Trajectory:
         """Hold one conversation, from where it was cut if the environment says the same again."""
-        engine, codec = self._engine, self._codec
+        engine, codec, threads = self._engine, self._codec, self._threads
 
         def begin() -> Conversation:
             with foreign_code("converse"):
@@ -146,7 +149,12 @@ class Answering:
         resumed = None
         if begun is not None:
             resumed = await resume(
-                begin, request, begun, codec=codec, end_token_ids=engine.end_token_ids
+                begin,
+                request,
+                begun,
+                codec=codec,
+                end_token_ids=engine.end_token_ids,
+                threads=threads,
             )
             if resumed is None:
                 _LOGGER.warning(
@@ -157,11 +165,17 @@ class Answering:
                 )
                 self._gauges.begun_anew()
         conversation, history = resumed or (
-            await asyncio.to_thread(begin),
+            await self._threads.call(begin),
             History(request=request),
         )
         return await converse(
-            lease.lease_id, conversation, history, engine=engine, codec=codec, cut=cut
+            lease.lease_id,
+            conversation,
+            history,
+            engine=engine,
+            codec=codec,
+            threads=threads,
+            cut=cut,
         )
 
     @contextlib.contextmanager

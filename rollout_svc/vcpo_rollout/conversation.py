@@ -13,9 +13,9 @@ is cut into tokens once, when it is said, and marked in the trajectory as not sa
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from vcpo.wire.trajectory import FinishReason, PartialResponse, Trajectory
@@ -26,25 +26,10 @@ from vcpo_rollout.engines.engine import (
     GenerationRequest,
 )
 from vcpo_rollout.environments.environment import Conversation
+from vcpo_rollout.foreign import EnvironmentFailedError, ForeignThreads, foreign_code
 from vcpo_rollout.group import go_on
 from vcpo_rollout.history import History, Turn, replied_turns
 from vcpo_rollout.prompting import PromptCodec
-
-
-class EnvironmentFailedError(RuntimeError):
-    """The environment's own code failed; the prompt is reported as failed, with the cause."""
-
-
-@contextlib.contextmanager
-def foreign_code(what: str) -> Iterator[None]:
-    """Around calls of an environment, which may raise anything.
-
-    Raises: EnvironmentFailedError naming `what` failed and how.
-    """
-    try:
-        yield
-    except Exception as error:  # it is the user's code
-        raise EnvironmentFailedError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 async def resume(
@@ -54,6 +39,7 @@ async def resume(
     *,
     codec: PromptCodec,
     end_token_ids: frozenset[int],
+    threads: ForeignThreads,
 ) -> tuple[Conversation, History] | None:
     """Bring a new conversation to where somebody else's was cut.
 
@@ -66,7 +52,7 @@ async def resume(
         EnvironmentFailedError: when the environment's code fails.
     """
     replied = replied_turns(begun, end_token_ids)
-    conversation = await asyncio.to_thread(_replayed, begin, replied, codec, end_token_ids)
+    conversation = await threads.call(partial(_replayed, begin, replied, codec, end_token_ids))
     if conversation is None:
         return None
     return conversation, History.resume(request, begun, replied, end_token_ids)
@@ -79,6 +65,7 @@ async def converse(
     *,
     engine: Engine,
     codec: PromptCodec,
+    threads: ForeignThreads,
     cut: asyncio.Event,
 ) -> Trajectory:
     """Hold one conversation to its end and have it judged.
@@ -97,8 +84,7 @@ async def converse(
         generation = await _next_turn(history, engine, cut)
         finish_reason = generation.finish_reason
         text = codec.decode(generation.token_ids, engine.end_token_ids)
-        # The environment may be slow, and is somebody else's code: it must not hold up the loop.
-        hearing = asyncio.to_thread(_reply, conversation, text)
+        hearing = threads.call(partial(_reply, conversation, text))
         is_last = history.is_full or finish_reason is FinishReason.LENGTH
         reply = await (hearing if is_last else _unless_cut(hearing, history, cut))
         if reply is None or finish_reason is FinishReason.LENGTH:
@@ -112,7 +98,7 @@ async def converse(
         response_token_ids=tuple(history.token_ids),
         rollout_logprobs=tuple(history.logprobs),
         version_spans=tuple(history.version_spans),
-        reward=await asyncio.to_thread(_reward, conversation),
+        reward=await threads.call(partial(_reward, conversation)),
         finish_reason=finish_reason,
         inserted_spans=tuple(history.inserted_spans),
     )

@@ -24,9 +24,9 @@ from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.answering import Answering
-from vcpo_rollout.conversation import EnvironmentFailedError
 from vcpo_rollout.engines.engine import Engine, EngineError
 from vcpo_rollout.environments.environment import Environment
+from vcpo_rollout.foreign import EnvironmentFailedError, ForeignThreads
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.group import GroupCutError
 from vcpo_rollout.learner import Learner, SubmissionRefusedError
@@ -73,11 +73,13 @@ class Worker:
         self._recalled: frozenset[str] = frozenset()
         """Leases that the learner has recalled; it may say so before the lease itself arrives."""
         self._leaving = asyncio.Event()
+        self._threads = ForeignThreads(parts.max_concurrent_sequences)
         self._answering = Answering(
             engine=parts.engine,
             environment=parts.environment,
             codec=parts.codec,
             gauges=parts.gauges,
+            threads=self._threads,
         )
 
     def leave(self) -> None:
@@ -107,6 +109,7 @@ class Worker:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+            self._threads.close()
             await self._parts.learner.release_everything()
         return phase
 

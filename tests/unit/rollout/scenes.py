@@ -32,12 +32,15 @@ from vcpo_rollout.engines.engine import (
     PolicyWeights,
 )
 from vcpo_rollout.environments.environment import Prompt, Split
+from vcpo_rollout.foreign import ForeignThreads
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.learner import Learner
 from vcpo_rollout.receiver import WeightReceiver
 from vcpo_rollout.worker import Worker, WorkerParts
 
 PATIENCE_S = 4.0
+THREADS = ForeignThreads(4)
+"""For the environments of tests without a worker."""
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

@@ -4,13 +4,14 @@ import pytest
 import pytest_asyncio
 
 from tests.unit.engines.conftest import build_model, forward_logprobs, published
-from tests.unit.rollout.scenes import a_learner, eventually
+from tests.unit.rollout.scenes import THREADS, a_learner, eventually
 from tests.unit.rollout.test_worker import counts, working
 from vcpo.wire.trajectory import FinishReason, TokenSpan, VersionSpan
-from vcpo_rollout.conversation import EnvironmentFailedError, converse
+from vcpo_rollout.conversation import converse
 from vcpo_rollout.engines.engine import Generation, GenerationRequest
 from vcpo_rollout.engines.hf import HfEngine
 from vcpo_rollout.environments import Prompt
+from vcpo_rollout.foreign import EnvironmentFailedError
 from vcpo_rollout.history import History
 
 PROMPT = (3, 4)
@@ -74,6 +75,7 @@ def hold(engine, conversation, *, room=100, codec=None):
             History(request=request),
             engine=engine,
             codec=codec or Letters(),
+            threads=THREADS,
             cut=asyncio.Event(),
         )
     )
@@ -166,6 +168,7 @@ async def test_the_engines_probabilities_are_those_of_the_whole_history():
                     History(request=request),
                     engine=engine,
                     codec=Letters(),
+                    threads=THREADS,
                     cut=asyncio.Event(),
                 )
                 for _ in range(4)

@@ -10,7 +10,7 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.rollout.scenes import a_learner, eventually
+from tests.unit.rollout.scenes import THREADS, a_learner, eventually
 from tests.unit.rollout.test_worker import counts, working
 from vcpo.wire.trajectory import (
     FinishReason,
@@ -122,6 +122,7 @@ async def held(conversation, history, engine, cut=None):
         history,
         engine=engine,
         codec=Letters(),
+        threads=THREADS,
         cut=cut or asyncio.Event(),
     )
 
@@ -139,7 +140,9 @@ async def cut_after(num_tokens, turns, conversation, history):
 
 async def gone_on_with(begun, turns, room=1000):
     begin = lambda: Lengths(len(turns))  # noqa: E731 - as short as it is
-    return await resume(begin, request_of(room), begun, codec=Letters(), end_token_ids=ENDS)
+    return await resume(
+        begin, request_of(room), begun, codec=Letters(), end_token_ids=ENDS, threads=THREADS
+    )
 
 
 TURNS = [(10, 11), (12,), (13, 14, 15, 16)]
@@ -255,7 +258,12 @@ async def test_an_environment_that_says_something_else_is_not_gone_on_with():
     # It would say `33` to the first turn, or nothing because it ends there.
     longer = lambda: type("Longer", (Lengths,), {"next_turn": lambda *_: "33"})(3)  # noqa: E731
     for begin in (longer, lambda: Lengths(1)):
-        assert await resume(begin, request_of(), begun, codec=Letters(), end_token_ids=ENDS) is None
+        assert (
+            await resume(
+                begin, request_of(), begun, codec=Letters(), end_token_ids=ENDS, threads=THREADS
+            )
+            is None
+        )
 
 
 async def test_a_reply_that_takes_long_does_not_hold_up_the_cut():
