@@ -7,7 +7,7 @@ torch=$(sed -n 's/^torch==//p' deploy/constraints.txt)
 
 "${1:-python3}" -m venv .venv
 $pip install --quiet --upgrade pip
-extras=local,operator,dev
+extras=local,operator,dev,verifiers
 # vLLM for CPUs wants PyTorch's build for CPUs, which PyPI does not have for Linux: pip finds it where
 # it is told to look (PIP_FIND_LINKS, or PIP_EXTRA_INDEX_URL with the index that pytorch.org names).
 if [ "$(uname)" = Linux ] && $pip install --quiet "torch==$torch+cpu" 2>/dev/null; then

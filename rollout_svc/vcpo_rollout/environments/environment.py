@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Final, Protocol, cast, runtime_checkable
 
 BUILT_IN: Final[Mapping[str, str]] = {
@@ -27,8 +28,9 @@ BUILT_IN: Final[Mapping[str, str]] = {
 }
 """Short names of the tasks in this package, each with the class that it stands for."""
 
-_VERIFIERS: Final = "vcpo_rollout.environments.verifiers_tasks:VerifiersTasks"
-"""Stands behind `verifiers:TASKSET`."""
+_VERIFIERS: Final = "vcpo_rollout.environments.verifiers_environments:VerifiersEnvironment"
+_VERIFIERS_V1: Final = "vcpo_rollout.environments.verifiers_tasks:VerifiersTasks"
+"""Stand behind `verifiers:PACKAGE`, by the interface that the installed library has."""
 
 
 class Split(StrEnum):
@@ -93,17 +95,28 @@ class MultiTurnEnvironment(Environment, Protocol):
 def make_environment(name: str, parameters: Mapping[str, object], seed: int) -> Environment:
     """Make the environment that a run names.
 
-    name: a key of `BUILT_IN`, `package.module:Class`, or `verifiers:TASKSET`. parameters: the
+    name: a key of `BUILT_IN`, `package.module:Class`, or `verifiers:PACKAGE`. parameters: the
     task's own settings, as read from the run's YAML. Raises ValueError, naming the field, for a
     name that leads to no environment and for a parameter that the task does not know, lacks or
     refuses.
     """
-    library, _, taskset = name.partition(":")
-    if library == "verifiers" and taskset:
-        name, parameters = _VERIFIERS, {**parameters, "taskset": taskset}
+    library, _, package = name.partition(":")
+    if library == "verifiers" and package:
+        name, parameters = _verifiers_class(), {**parameters, "package": package}
     environment_class = _environment_class(name)
     _check_parameters(name, inspect.signature(environment_class), parameters)
     return cast("Environment", environment_class(**parameters, seed=seed))
+
+
+def _verifiers_class() -> str:
+    try:
+        return _VERIFIERS_V1 if find_spec("verifiers.v1") else _VERIFIERS
+    except ImportError as error:
+        raise ValueError(
+            f"environment.name: 'verifiers:...' needs the package verifiers ({error}); install it "
+            "in the rollout image: pip install 'vcpo[verifiers]' for packages with "
+            "load_environment, 'vcpo[verifiers-v1]' for task sets"
+        ) from error
 
 
 def _environment_class(name: str) -> type:

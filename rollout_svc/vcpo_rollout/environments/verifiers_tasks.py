@@ -1,29 +1,24 @@
 """Tasks of the `verifiers` library that ask once and judge the answer.
 
-A run names them `verifiers:TASKSET`: an installed package that exports a `Taskset` (verifiers 0.4,
+A run names them `verifiers:PACKAGE`: an installed package that exports a `Taskset` (verifiers 0.4,
 interface v1). Its prompts and its reward functions are used; its harnesses, which drive a model
 over HTTP by themselves, are not, since what they sample has no exact tokens and versions. Tasks
 that need tools, a container or a simulated user are therefore refused.
 """
 
 import asyncio
-from typing import Any, Final
+from typing import Any
 
 from vcpo_rollout.environments.data_sets import Questions
 from vcpo_rollout.environments.draws import split_of
 from vcpo_rollout.environments.environment import Prompt, Split
 from vcpo_rollout.environments.parameters import parse_integer
 
-_NEEDED: Final = (
-    "environment.name: 'verifiers:...' needs the package verifiers with its interface v1 ({}); "
-    "install it in the rollout image: pip install 'vcpo[verifiers]'"
-)
-
 
 class VerifiersTasks:
     """The tasks of one task set; the reward is the weighted sum of its own rewards.
 
-    taskset: Name of the installed package, as `verifiers` finds it.
+    package: Name of the installed package, as `verifiers` finds it.
     max_tasks: So many of its tasks are read, 1 to 10,000,000.
     config: Settings of the task set.
 
@@ -32,13 +27,13 @@ class VerifiersTasks:
     """
 
     def __init__(
-        self, *, seed: int, taskset: str, max_tasks: int = 100_000, config: Any = None
+        self, *, seed: int, package: str, max_tasks: int = 100_000, config: Any = None
     ) -> None:
         parse_integer("max_tasks", max_tasks, lowest=1, highest=10_000_000)
-        self._tasks = _load(taskset, config or {}, max_tasks)
+        self._tasks = _load(package, config or {}, max_tasks)
         items: dict[Split, list[Prompt]] = {split: [] for split in Split}
         for position, task in enumerate(self._tasks):
-            _require_single_turn(taskset, position, task)
+            _require_single_turn(package, position, task)
             parts = (task.data.system_prompt, task.data.prompt_text)
             text = "\n\n".join(part for part in parts if part)
             items[split_of(task.key)].append(Prompt(text=text, answer=str(position)))
@@ -57,10 +52,8 @@ class VerifiersTasks:
 
 
 def _load(taskset: str, config: Any, max_tasks: int) -> list[Any]:
-    try:
-        from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
-    except ImportError as error:
-        raise ValueError(_NEEDED.format(error)) from error
+    from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
+
     try:
         made = load_taskset(taskset_config_type(taskset)(id=taskset, **config))
         return list(made.take(max_tasks))

@@ -86,5 +86,6 @@ def test_what_leads_to_no_environment_is_refused_by_name(name, parameters, messa
 
 def test_without_verifiers_its_task_sets_are_refused_with_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "verifiers", None)
+    monkeypatch.delitem(sys.modules, "verifiers.v1", raising=False)
     with pytest.raises(ValueError, match=r"needs the package verifiers.*'vcpo\[verifiers\]'"):
         make_environment("verifiers:words", {}, 0)
