@@ -5,7 +5,8 @@
     noise   N(0, sigma^2) added to the weights of normalizations, new for every version
 
 Every engine takes the altered weights as ordinary numbers: this is what quantization does to the
-policy, on any machine, without what it does for speed. Embeddings and output head stay as they are.
+policy, on any machine, without what it does for speed (`engines.quantization` says where that can
+be had). Embeddings and output head stay as they are.
 The sampler reports log-probabilities of the policy that it really is, so the estimator stays
 unbiased, and the learner's calibration at lag 0 takes the difference for what it is.
 

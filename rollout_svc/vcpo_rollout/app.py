@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from vcpo.lifecycle import (
     TOKEN_VARIABLE,
     Ready,
@@ -23,22 +21,19 @@ from vcpo.lifecycle import (
 )
 from vcpo.metrics import RolloutMetrics, serve_metrics
 from vcpo.spec import VCPORun, load_run
-from vcpo.spec.workloads import EngineName, RolloutGroup
+from vcpo.spec.workloads import RolloutGroup
 from vcpo.wire.client import open_channel
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_rollout.archive import ArchiveReader
-from vcpo_rollout.engines.engine import Engine
-from vcpo_rollout.engines.hf import HfEngine
-from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton, load_tokenizer
+from vcpo_rollout.engine_loading import load_engine, quantization_of
 from vcpo_rollout.environments.environment import make_environment
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.learner import Learner
 from vcpo_rollout.peers import Peers
 from vcpo_rollout.pieces import PieceShelf
 from vcpo_rollout.preparation import preparation_of
-from vcpo_rollout.prompting import PromptCodec
 from vcpo_rollout.receiver import WeightReceiver
 from vcpo_rollout.sharing import SharingService
 from vcpo_rollout.supply import WeightSupply
@@ -88,8 +83,11 @@ async def run_worker(options: Options) -> RunPhase:
             port = await server.start(options.listen, _SERVICES, serving=False)
             seed = sampling_seed(run.spec.seed, options.worker_id)
             # Before the engine, whose processes would have to be stopped again if this failed.
-            prepare = await asyncio.to_thread(preparation_of, run.spec, group, seed=seed)
-            engine, codec = await asyncio.to_thread(_load_engine, run, group, seed)
+            plan = await asyncio.to_thread(quantization_of, group)
+            prepare = await asyncio.to_thread(
+                preparation_of, run.spec, group, seed=seed, rounding=plan.rounding
+            )
+            engine, codec = await asyncio.to_thread(load_engine, run.spec, group, plan, seed=seed)
         learner = Learner(
             channel, worker_id=options.worker_id, rollout_group=group.name, serving_port=port
         )
@@ -163,56 +161,6 @@ def rollout_group(run: VCPORun, name: str) -> RolloutGroup:
         known = ", ".join(groups)
         raise ValueError(f"--group: must be a rollout group of the run ({known}), got {name!r}")
     return groups[name]
-
-
-def _load_engine(run: VCPORun, group: RolloutGroup, seed: int) -> tuple[Engine, PromptCodec]:
-    name, revision = run.spec.model.name, run.spec.model.revision
-    tokenizer = load_tokenizer(name, revision=revision)
-    codec = PromptCodec(tokenizer, run.spec.environment.prompt_format)
-    end_token_ids = load_end_token_ids(name, tokenizer, revision=revision)
-    if group.engine is EngineName.VLLM:
-        return _start_vllm(run, group, end_token_ids, seed), codec
-    if group.threads is not None:
-        torch.set_num_threads(group.threads)
-    pad_token_id = tokenizer.pad_token_id
-    engine = HfEngine(
-        load_model_skeleton(name, revision=revision, precision=group.precision),
-        end_token_ids=end_token_ids,
-        pad_token_id=pad_token_id if isinstance(pad_token_id, int) else min(end_token_ids),
-        max_concurrent_sequences=group.max_concurrent_sequences,
-        seed=seed,
-        device="cuda" if torch.cuda.is_available() else "cpu",
-        precision=group.precision,
-    )
-    return engine, codec
-
-
-def _start_vllm(
-    run: VCPORun, group: RolloutGroup, end_token_ids: frozenset[int], seed: int
-) -> Engine:
-    """Start the engine that not every environment has.
-
-    Raises:
-        ValueError: when vLLM is not installed, or cannot run the model here.
-    """
-    try:
-        from vcpo_rollout.engines.vllm import VllmEngine
-        from vcpo_rollout.engines.vllm_start import VllmSettings
-    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit
-        raise ValueError(
-            f"spec.rollouts[].engine: vllm cannot be loaded here ({error}). Cure: pip install "
-            "'vcpo[rollout]' with a GPU; without one see docs/design/032-vllm-engine.md; or "
-            "engine: hf"
-        ) from error
-    settings = VllmSettings(
-        model_name=run.spec.model.name,
-        revision=run.spec.model.revision,
-        precision=group.precision,
-        max_concurrent_sequences=group.max_concurrent_sequences,
-        seed=seed,
-        kv_cache_gibibytes=group.kv_cache_gibibytes,
-    )
-    return VllmEngine.start(settings, end_token_ids=end_token_ids)
 
 
 def sampling_seed(run_seed: int, worker_id: str) -> int:

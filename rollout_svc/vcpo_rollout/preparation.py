@@ -39,10 +39,13 @@ class Preparation:
         return safetensors.torch.save(tensors)
 
 
-def preparation_of(spec: VCPORunSpec, group: RolloutGroup, *, seed: int) -> Preparation | None:
+def preparation_of(
+    spec: VCPORunSpec, group: RolloutGroup, *, seed: int, rounding: Quantization
+) -> Preparation | None:
     """What a rollout group does to versions; None when it takes them as they are.
 
     seed: of the noise, one for each worker.
+    rounding: what of the group's quantization is not left to the engine.
 
     Raises: ValueError, naming the field, when the model beside the adapters cannot be loaded.
     """
@@ -50,9 +53,9 @@ def preparation_of(spec: VCPORunSpec, group: RolloutGroup, *, seed: int) -> Prep
     if spec.model.lora is not None:
         base = load_parameters(spec.model.name, revision=spec.model.revision)
         stages.append(AdapterMerge(base=base, scale=spec.model.lora.scale))
-    if group.quantization is not Quantization.NONE or group.noise is not None:
+    if rounding is not Quantization.NONE or group.noise is not None:
         noise = _schedule(spec, group)
-        stages.append(Alteration(quantization=group.quantization, noise=noise, seed=seed))
+        stages.append(Alteration(quantization=rounding, noise=noise, seed=seed))
     return Preparation(stages=stages) if stages else None
 
 

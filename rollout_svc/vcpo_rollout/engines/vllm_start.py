@@ -17,6 +17,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.loading import load_model_skeleton
+from vcpo_rollout.engines.quantization import Device
 
 _GIBIBYTE: Final = 1 << 30
 _CPU_KV_CACHE_GIBIBYTES: Final = 1.0
@@ -53,6 +54,17 @@ class VllmSettings:
     seed: int
     kv_cache_gibibytes: float | None
     """Room for keys and values; None is nine tenths of a GPU, or 1 GiB of a CPU's memory."""
+    online_quantization: str | None = None
+    """What vLLM quantizes weights to as it loads them, by its name; None is nothing."""
+
+
+def vllm_device() -> Device:
+    """What vLLM would compute on."""
+    capability = current_platform.get_device_capability()
+    return Device(
+        platform=current_platform.device_name,
+        capability=None if capability is None else capability.to_int(),
+    )
 
 
 def load_skeleton(settings: VllmSettings) -> PreTrainedModel:
@@ -91,6 +103,7 @@ def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
         "model": settings.model_name,
         "revision": settings.revision,
         "dtype": settings.precision.value,
+        "quantization": settings.online_quantization,
         "seed": settings.seed,
         "max_num_seqs": settings.max_concurrent_sequences,
         "max_model_len": -1,  # the longest that the room for keys and values allows

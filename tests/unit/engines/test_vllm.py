@@ -12,19 +12,12 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.unit.engines.vllm_scene import NUM_PLACES, build, start
 from vcpo.spec.workloads import Precision
 from vcpo.wire.trajectory import FinishReason
 from vcpo_rollout.engines.engine import EngineError, GenerationCutError
-
-try:
-    from vcpo_rollout.engines.vllm import VllmEngine
-    from vcpo_rollout.engines.vllm_start import VllmSettings, engine_arguments
-except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit
-    if os.environ.get("CI"):
-        raise
-    pytest.skip(f"vLLM cannot be loaded here: {error}", allow_module_level=True)
+from vcpo_rollout.engines.vllm_start import VllmSettings, engine_arguments
 
 PROMPT = (5, 6, 7)
 LONG_PROMPT = tuple(range(40)) * 5
@@ -32,7 +25,6 @@ LONG_PROMPT = tuple(range(40)) * 5
 ENDLESS = 30_000
 """More tokens than a test lives to see."""
 PATIENCE_S = 120.0
-NUM_PLACES = 8
 TOLERANCE = 1e-4
 
 STARTER = """
@@ -52,40 +44,6 @@ if __name__ == "__main__":
     sys.stdin.read()
 """
 """A worker in miniature: starts an engine, says its process, and waits."""
-
-
-def build(*, seed, tied=False):
-    """A model of a shape that vLLM's kernels for the CPU take: heads of 32."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=40,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=1 << 15,
-        initializer_range=0.3,
-        tie_word_embeddings=tied,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
-async def start(path, *, tied=False):
-    """An engine for models of `build`; only the configuration is in `path`."""
-    build(seed=0, tied=tied).config.save_pretrained(path)
-    settings = VllmSettings(
-        model_name=str(path),
-        revision=None,
-        precision=Precision.FLOAT32,
-        max_concurrent_sequences=NUM_PLACES,
-        seed=0,
-        kv_cache_gibibytes=1 / 16,
-    )
-    return await asyncio.to_thread(VllmEngine.start, settings, end_token_ids=frozenset({3}))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

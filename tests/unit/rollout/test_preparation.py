@@ -14,7 +14,8 @@ TINY = "examples/models/tiny"
 
 def prepared_by(**sections):
     spec = make_run(**sections).spec
-    return preparation_of(spec, spec.rollouts[0], seed=0)
+    group = spec.rollouts[0]
+    return preparation_of(spec, group, seed=0, rounding=group.quantization)
 
 
 def test_a_group_that_asks_for_nothing_takes_versions_as_they_are():
@@ -40,6 +41,12 @@ def test_adapters_are_merged_before_anything_is_rounded():
     assert merge.base.keys() == load_parameters(TINY).keys()
     assert isinstance(alteration, Alteration)
     assert alteration.quantization is Quantization.INT8
+
+
+def test_what_the_engine_quantizes_itself_comes_to_it_as_it_was_published():
+    spec = make_run(rollouts=[{"name": "a", "quantization": "fp8"}]).spec
+    found = preparation_of(spec, spec.rollouts[0], seed=0, rounding=Quantization.NONE)
+    assert found is None
 
 
 def test_stages_follow_one_another_from_file_to_file():

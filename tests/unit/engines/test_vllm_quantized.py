@@ -1,0 +1,120 @@
+"""Quantization that vLLM does itself, on a real one."""
+
+import copy
+from statistics import mean
+
+import pytest
+import pytest_asyncio
+import torch
+from vllm import AsyncEngineArgs
+from vllm.config.quantization import QUANT_KEY_NAMES
+
+from tests.unit.engines.vllm_scene import (
+    assert_equal_where_both_sampled,
+    build,
+    first_logprobs,
+    settings_for,
+    start,
+)
+from vcpo.algo import MISMATCH_LIMITS_NATS, MismatchClass
+from vcpo.spec.workloads import Precision, Quantization
+from vcpo_rollout.engines.quantization import FP8_PER_BLOCK, FP8_PER_CHANNEL, plan_quantization
+from vcpo_rollout.engines.vllm_start import engine_arguments, vllm_device
+
+PROMPT = tuple(range(4, 40))
+NUM_ANSWERS = 8
+
+
+async def start_quantized(path):
+    """An engine with what vLLM has for this machine; the tests below are of its CPU package."""
+    asked = Quantization.FP8
+    plan = plan_quantization(asked, precision=Precision.BFLOAT16, device=vllm_device())
+    assert plan.online_method == FP8_PER_CHANNEL
+    return await start(path, precision=Precision.BFLOAT16, online_quantization=plan.online_method)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(tmp_path_factory):
+    engine = await start_quantized(tmp_path_factory.mktemp("quantized"))
+    yield engine
+    await engine.close()
+
+
+def rounded_rows(rows):
+    """E4M3 with one scale per row of the last dimension, amax / 448."""
+    scale = rows.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-6) / 448
+    return ((rows.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(rows.dtype)
+
+
+@torch.no_grad()
+def quantized_like_vllm(model):
+    """A bfloat16 model whose layers multiply E4M3 weights, by row, with E4M3 inputs, by token."""
+    quantized = copy.deepcopy(model).bfloat16()
+    for name, layer in quantized.named_modules():
+        if isinstance(layer, torch.nn.Linear) and name != "lm_head":
+            layer.weight.copy_(rounded_rows(layer.weight))
+            layer.register_forward_pre_hook(lambda _, inputs: (rounded_rows(inputs[0]),))
+    return quantized
+
+
+@torch.no_grad()
+def moderate(*, seed):
+    """A model whose logits differ by about one, as those of language models do."""
+    model = build(seed=seed)
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.mul_(0.3)
+    return model
+
+
+@pytest.mark.asyncio(loop_scope="module")
+class TestQuantizedEngine:
+    async def test_its_numbers_are_those_of_fp8_weights_and_activations(
+        self, engine, make_request, publish, reference_logprobs
+    ):
+        model = moderate(seed=1)
+        await engine.swap_weights(publish(model, 1))
+        request = make_request(PROMPT, max_new_tokens=64)
+        answers = [await engine.generate(request) for _ in range(NUM_ANSWERS)]
+
+        def gap(reference):
+            """As the check at a run's start measures it, nats per token."""
+            return mean(
+                abs(ours - expected)
+                for answer in answers
+                for ours, expected in zip(
+                    answer.logprobs,
+                    reference_logprobs(reference, PROMPT, answer.token_ids),
+                    strict=True,
+                )
+            )
+
+        assert MISMATCH_LIMITS_NATS[MismatchClass.EXACT] < gap(model)
+        assert gap(model) < MISMATCH_LIMITS_NATS[MismatchClass.ALTERED]
+        # Not closer: sums in another order fall on the other side of a rounding here and there.
+        assert gap(quantized_like_vllm(model)) < 0.75 * gap(model)
+
+    async def test_a_swap_leaves_what_a_fresh_engine_would_have(
+        self, engine, tmp_path, make_request, publish
+    ):
+        request = make_request(PROMPT, max_new_tokens=1)
+        await engine.swap_weights(publish(build(seed=2), 2))
+        before = await first_logprobs(engine, request)
+        await engine.swap_weights(publish(build(seed=3), 3))
+        swapped = await first_logprobs(engine, request)
+        fresh_engine = await start_quantized(tmp_path)
+        await fresh_engine.swap_weights(publish(build(seed=3), 3))
+        assert_equal_where_both_sampled(swapped, await first_logprobs(fresh_engine, request))
+        assert before != swapped
+        await fresh_engine.close()
+
+
+def test_vllm_takes_the_method_for_gpus_in_its_configuration(tmp_path):
+    build(seed=0).config.save_pretrained(tmp_path)
+    settings = settings_for(
+        tmp_path, precision=Precision.BFLOAT16, online_quantization=FP8_PER_BLOCK
+    )
+    arguments = AsyncEngineArgs(**engine_arguments(settings, on_cpu=True))
+    config = arguments.create_engine_config().quant_config
+    assert config.args.linear.weight == QUANT_KEY_NAMES["fp8_per_block_static"]
+    assert config.get_min_capability() <= 89

@@ -1,0 +1,76 @@
+"""A real vLLM with tiny models; tests that import this are skipped where it cannot be loaded."""
+
+import asyncio
+import os
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from vcpo.spec.workloads import Precision
+
+try:
+    from vcpo_rollout.engines.vllm import VllmEngine
+    from vcpo_rollout.engines.vllm_start import VllmSettings
+except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit
+    if os.environ.get("CI"):
+        raise
+    pytest.skip(f"vLLM cannot be loaded here: {error}", allow_module_level=True)
+
+NUM_PLACES = 8
+NUM_SAMPLES = 40
+
+
+def build(*, seed, tied=False):
+    """A model of a shape that vLLM's kernels for the CPU take: heads of 32."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=40,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=1 << 15,
+        initializer_range=0.3,
+        tie_word_embeddings=tied,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def settings_for(path, **given):
+    return VllmSettings(
+        model_name=str(path),
+        revision=None,
+        precision=given.pop("precision", Precision.FLOAT32),
+        max_concurrent_sequences=NUM_PLACES,
+        seed=0,
+        kv_cache_gibibytes=1 / 16,
+        **given,
+    )
+
+
+async def start(path, *, tied=False, **settings):
+    """An engine for models of `build`; only the configuration is in `path`."""
+    build(seed=0, tied=tied).config.save_pretrained(path)
+    return await asyncio.to_thread(
+        VllmEngine.start, settings_for(path, **settings), end_token_ids=frozenset({3})
+    )
+
+
+async def first_logprobs(engine, request):
+    """Log-probabilities of an answer's first token, as many as sampling finds.
+
+    One request at a time: the same weights then give the same numbers, bit for bit.
+    """
+    answers = [await engine.generate(request) for _ in range(NUM_SAMPLES)]
+    return {answer.token_ids[0]: answer.logprobs[0] for answer in answers}
+
+
+def assert_equal_where_both_sampled(found, expected):
+    common = found.keys() & expected.keys()
+    assert len(common) > 1
+    assert {token: found[token] for token in common} == {token: expected[token] for token in common}
