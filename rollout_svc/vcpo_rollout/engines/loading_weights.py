@@ -55,6 +55,25 @@ def stage_weights(model: Module, weights: PolicyWeights, *, in_use: int | None) 
     return staged
 
 
+def changed_parameters(
+    model: Module, weights: PolicyWeights, *, in_use: int | None
+) -> frozenset[str] | None:
+    """Parameters that differ from the version in use; None when nobody knows, and all may.
+
+    They stand under the names of `model.named_parameters()`, whatever they were published under.
+
+    in_use: as of `stage_weights`.
+    """
+    changes = weights.changes
+    if changes is None or changes.base_policy_version != in_use:
+        return None
+    return frozenset(
+        names[0]
+        for names in _names_by_parameter(model)
+        if not changes.positions.keys().isdisjoint(names)
+    )
+
+
 def read_weights(model: Module, payload: bytes) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, one for each of the model's parameters.
 

@@ -39,8 +39,13 @@ from vcpo_rollout.engines.engine import (
     GenerationRequest,
     PolicyWeights,
 )
-from vcpo_rollout.engines.loading_weights import read_weights
-from vcpo_rollout.engines.vllm_exchange import generation_of, memory_file, sampling_of
+from vcpo_rollout.engines.loading_weights import changed_parameters, read_weights
+from vcpo_rollout.engines.vllm_exchange import (
+    generation_of,
+    memory_file,
+    sampling_of,
+    tensors_to_send,
+)
 from vcpo_rollout.engines.vllm_start import VllmSettings, load_skeleton, start_llm
 
 logger = logging.getLogger(__name__)
@@ -225,33 +230,39 @@ class VllmEngine:
 
     async def _swap(self, weights: PolicyWeights) -> int:
         async with self._swap_order:
+            # No other swap is under way: what is in use now is so when this one takes its turn.
+            changed = changed_parameters(self._skeleton, weights, in_use=self._policy_version)
             tensors = await asyncio.to_thread(read_weights, self._skeleton, weights.payload)
-            with await asyncio.to_thread(memory_file, tensors) as file:
+            sent = tensors_to_send(tensors, changed)
+            with await asyncio.to_thread(memory_file, sent) as file:
                 path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
-                num_under_way = await self._swap_or_end(path, weights.policy_version)
+                update = {"path": path, "is_whole": changed is None}
+                num_under_way = await self._swap_or_end(update, weights.policy_version)
         self._policy_version = weights.policy_version
         self._ready.set()
         return num_under_way
 
-    async def _swap_or_end(self, path: str, policy_version: int) -> int:
+    async def _swap_or_end(self, update: dict[str, Any], policy_version: int) -> int:
         try:
             async with asyncio.timeout(_SWAP_TIMEOUT_S):
-                return await self._swap_between_steps(path, policy_version)
+                return await self._swap_between_steps(update, policy_version)
         except Exception as error:  # vLLM passes on whatever its processes raise
             what = f"{type(error).__name__}: {error}"
             self._end(f"vLLM failed to take policy version {policy_version}: {what}")
             raise EngineError(self._ended) from error
 
-    async def _swap_between_steps(self, path: str, policy_version: int) -> int:
-        """Replace the weights by those of a file while nothing is decoded."""
+    async def _swap_between_steps(self, update: dict[str, Any], policy_version: int) -> int:
+        """Load weights while nothing is decoded.
+
+        update: the fields of `vllm_worker.WeightFile`.
+        """
         if not self._can_receive:
             await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
             self._can_receive = True
         await self._llm.pause_generation(mode="keep", clear_cache=True)
         num_under_way: int = self._llm.get_num_unfinished_requests()
         await self._llm.start_weight_update()
-        update = WeightTransferUpdateRequest(update_info={"path": path})
-        await self._llm.update_weights(update)
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
         await self._llm.finish_weight_update(weight_version=str(policy_version))
         # Not in a `finally`: with half a set of weights in place nothing may be sampled.
         await self._llm.resume_generation()

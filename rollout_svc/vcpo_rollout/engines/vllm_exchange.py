@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from typing import IO
 
 import safetensors.torch
 from torch import Tensor
 from vllm import SamplingParams
+from vllm.distributed.weight_transfer.base import layerwise_groups
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 
@@ -87,6 +89,25 @@ def _joined(begun: PartialResponse, rest: PartialResponse) -> PartialResponse:
         logprobs=begun.logprobs + rest.logprobs,
         version_spans=begun.version_spans + rest.version_spans,
     )
+
+
+def tensors_to_send(
+    tensors: Mapping[str, Tensor], changed: frozenset[str] | None
+) -> dict[str, Tensor]:
+    """The tensors that vLLM has to load: of each decoder layer all, if one of them changed.
+
+    vLLM stores some tensors of a decoder layer as one (q, k and v; gate and up; all experts). A
+    reload leaves alone what it gets no part of, and makes anew what it gets a part of, the missing
+    rest without values. Which go together depends on the architecture; none crosses the border of a
+    decoder layer, nor that of what stands before the first and behind the last.
+
+    changed: None sends all.
+    """
+    if changed is None:
+        return dict(tensors)
+    groups = layerwise_groups(list(tensors))
+    touched = [group for group in groups if not changed.isdisjoint(group)]
+    return {name: tensors[name] for group in touched for name in group}
 
 
 def memory_file(tensors: dict[str, Tensor]) -> IO[bytes]:

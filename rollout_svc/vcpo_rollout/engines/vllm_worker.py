@@ -8,6 +8,7 @@ Source: https://docs.vllm.ai/en/v0.32.0/training/weight_transfer/
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -26,6 +27,7 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
+_RELOAD_LOGGER = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
 BACKEND = "vcpo"
 """Name of the transfer in vLLM's registry."""
 
@@ -44,11 +46,13 @@ class WeightFile(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is not
     """Where the new weights are."""
 
     path: str
-    """A safetensors file with every parameter under its `transformers` name."""
+    """A safetensors file with parameters under their `transformers` names."""
+    is_whole: bool
+    """Whether every parameter is in it; if not, then all of each layer that it has a part of."""
 
 
 class FileTransfer(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not type-checked
-    """Loads every parameter from a file; the engine is paused meanwhile."""
+    """Loads parameters from a file; the engine is paused meanwhile."""
 
     init_info_cls = NothingToAgreeOn
     update_info_cls = WeightFile
@@ -62,6 +66,8 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not t
 
     def receive_weights(self, update_info: WeightFile) -> None:
         """Load the file's tensors, by whatever names vLLM has for them."""
+        # Layers that are not in the file keep what they have, as they should; vLLM warns of each.
+        _RELOAD_LOGGER.disabled = not update_info.is_whole
         self.model.load_weights(load_file(update_info.path).items())
 
     def finish_weight_update(self) -> None:

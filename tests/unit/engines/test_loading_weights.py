@@ -1,12 +1,19 @@
 """A payload is used whole or not at all."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
 from vcpo_rollout.engines.engine import EngineError, PolicyWeights, WeightChanges
-from vcpo_rollout.engines.loading_weights import copy_weights, read_weights, stage_weights
+from vcpo_rollout.engines.loading_weights import (
+    changed_parameters,
+    copy_weights,
+    read_weights,
+    stage_weights,
+)
 
 NORM, HEAD, EMBEDDING = "model.norm.weight", "lm_head.weight", "model.embed_tokens.weight"
 
@@ -103,6 +110,17 @@ class TestChanges:
         copy_weights(model, stage_weights(model, weights, in_use=in_use))
         expected = safetensors.torch.load(weights.payload)
         assert all(torch.equal(value, expected[name]) for name, value in parameters(model).items())
+
+    @pytest.mark.parametrize(("in_use", "names"), [(1, {EMBEDDING}), (0, None), (None, None)])
+    def test_their_parameters_are_known_over_the_version_they_change(
+        self, make_model, weights, in_use, names
+    ):
+        assert changed_parameters(make_model(tied=True), weights, in_use=in_use) == names
+
+    def test_their_parameters_have_the_models_first_names(self, make_model, weights):
+        changes = WeightChanges(base_policy_version=1, positions={HEAD: np.array([0])})
+        weights = replace(weights, changes=changes)
+        assert changed_parameters(make_model(tied=True), weights, in_use=1) == {EMBEDDING}
 
     def test_they_are_rounded_as_the_whole_would_be(self, make_model, weights):
         whole, changed = make_model(tied=True).bfloat16(), make_model(tied=True).bfloat16()

@@ -13,7 +13,16 @@ import pytest
 import pytest_asyncio
 import torch
 
-from tests.unit.engines.vllm_scene import NUM_PLACES, build, start
+from tests.unit.engines.vllm_scene import (
+    NUM_PLACES,
+    assert_equal_where_both_sampled,
+    build,
+    check_swap_by_changes,
+    doubled,
+    first_logprobs,
+    start,
+    with_changes,
+)
 from vcpo.spec.workloads import Precision
 from vcpo.wire.trajectory import FinishReason
 from vcpo_rollout.engines.engine import EngineError, GenerationCutError
@@ -126,6 +135,56 @@ class TestEngine:
             generation = await engine.generate(request)
             assert [span.policy_version for span in generation.version_spans] == [version[0]]
             assert_scored_by_its_versions(generation, request, models, reference_logprobs)
+
+    @pytest.mark.parametrize(
+        "names",
+        [
+            ["model.layers.1.self_attn.k_proj.weight"],
+            ["model.layers.0.mlp.gate_proj.weight", "model.norm.weight"],
+            ["model.embed_tokens.weight"],
+        ],
+        ids=["fused with q and v", "fused with up", "embedding"],
+    )
+    @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+    async def test_a_swap_by_changes_is_a_full_swap(
+        self, engine, tied_engine, make_request, publish, names, tied
+    ):
+        request = make_request(PROMPT, max_new_tokens=1)
+        base = build(seed=81, tied=tied)
+        await check_swap_by_changes(tied_engine if tied else engine, base, names, request, publish)
+
+    async def test_a_layer_that_did_not_change_is_not_sent(self, engine, make_request, publish):
+        request = make_request(PROMPT, max_new_tokens=1)
+        changed, silent = (f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1))
+        base = build(seed=82)
+        await engine.swap_weights(publish(base, 1))
+        both = publish(doubled(base, [changed, silent]), 2)
+        await engine.swap_weights(with_changes(both, base=1, names=[changed]))
+        found = await first_logprobs(engine, request)
+        await engine.swap_weights(publish(doubled(base, [changed]), 3))
+        assert_equal_where_both_sampled(found, await first_logprobs(engine, request))
+
+    async def test_changes_since_a_version_that_is_not_in_use_are_no_matter(
+        self, engine, make_request, publish
+    ):
+        request = make_request(PROMPT, max_new_tokens=1)
+        await engine.swap_weights(publish(build(seed=83), 1))
+        other = publish(build(seed=84), 3)
+        await engine.swap_weights(with_changes(other, base=2, names=["model.norm.weight"]))
+        found = await first_logprobs(engine, request)
+        await engine.swap_weights(publish(build(seed=84), 4))
+        assert_equal_where_both_sampled(found, await first_logprobs(engine, request))
+
+    async def test_a_version_that_changes_nothing_changes_its_label(
+        self, engine, make_request, publish
+    ):
+        request = make_request(PROMPT, max_new_tokens=1)
+        await engine.swap_weights(publish(build(seed=85), 1))
+        before = await first_logprobs(engine, request)
+        same = publish(build(seed=85), 2)
+        await engine.swap_weights(with_changes(same, base=1, names=[]))
+        assert_equal_where_both_sampled(await first_logprobs(engine, request), before)
+        assert engine.policy_version == 2
 
     async def test_an_end_token_ends_the_answer_and_is_part_of_it(
         self, engine, make_request, publish

@@ -12,6 +12,7 @@ from vllm.config.quantization import QUANT_KEY_NAMES
 from tests.unit.engines.vllm_scene import (
     assert_equal_where_both_sampled,
     build,
+    check_swap_by_changes,
     first_logprobs,
     settings_for,
     start,
@@ -107,6 +108,13 @@ class TestQuantizedEngine:
         assert_equal_where_both_sampled(swapped, await first_logprobs(fresh_engine, request))
         assert before != swapped
         await fresh_engine.close()
+
+    async def test_a_swap_by_changes_quantizes_the_layers_that_changed(
+        self, engine, make_request, publish
+    ):
+        request = make_request(PROMPT, max_new_tokens=1)
+        names = ["model.layers.1.self_attn.k_proj.weight"]
+        await check_swap_by_changes(engine, build(seed=4), names, request, publish)
 
 
 def test_vllm_takes_the_method_for_gpus_in_its_configuration(tmp_path):

@@ -1,13 +1,18 @@
 """A real vLLM with tiny models; tests that import this are skipped where it cannot be loaded."""
 
 import asyncio
+import copy
 import os
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from vcpo.spec.workloads import Precision
+from vcpo_rollout.engines.engine import WeightChanges
 
 try:
     from vcpo_rollout.engines.vllm import VllmEngine
@@ -74,3 +79,32 @@ def assert_equal_where_both_sampled(found, expected):
     common = found.keys() & expected.keys()
     assert len(common) > 1
     assert {token: found[token] for token in common} == {token: expected[token] for token in common}
+
+
+def with_changes(weights, *, base, names):
+    """The same version as one of which these tensors differ from the base, in every element."""
+    sections = safetensors.torch.load(weights.payload)
+    positions = {name: np.arange(sections[name].numel()) for name in names}
+    changes = WeightChanges(base_policy_version=base, positions=positions)
+    return replace(weights, changes=changes)
+
+
+@torch.no_grad()
+def doubled(model, names):
+    """A copy of a model, some of its parameters doubled."""
+    other = copy.deepcopy(model)
+    for name in names:
+        other.get_parameter(name).mul_(2.0)
+    return other
+
+
+async def check_swap_by_changes(engine, base, names, request, publish):
+    """What a swap by changes leaves is what a full swap does, bit for bit."""
+    successor = doubled(base, names)
+    await engine.swap_weights(publish(base, 1))
+    before = await first_logprobs(engine, request)
+    await engine.swap_weights(with_changes(publish(successor, 2), base=1, names=names))
+    by_changes = await first_logprobs(engine, request)
+    await engine.swap_weights(publish(successor, 3))
+    assert_equal_where_both_sampled(by_changes, await first_logprobs(engine, request))
+    assert by_changes != before

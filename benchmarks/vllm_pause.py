@@ -1,0 +1,143 @@
+"""Measure how long vLLM stops for a new version of the weights.
+
+A model of more than 100 M parameters, random and built here, in bfloat16, without sequences under
+way. Swaps take turns: of everything, of the layers that one optimizer step at the learning rate of
+RL changed, of one layer of the model, of none.
+
+- pause_s: wall-clock seconds from before the pause to behind the resumption, the median;
+- sent_fraction: bytes that vLLM loads over those of the full set.
+
+vLLM runs in a process of its own, so other work on the machine is in the seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Collection
+from statistics import median
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from benchmarks.successive_versions import make_model, updates
+from vcpo.spec.workloads import Precision
+from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
+from vcpo_rollout.engines.vllm import VllmEngine
+from vcpo_rollout.engines.vllm_exchange import tensors_to_send
+from vcpo_rollout.engines.vllm_start import VllmSettings, load_skeleton, start_llm
+
+_LAYER = "model.layers.0.mlp.down_proj.weight"
+
+
+class TimedPauses:
+    """vLLM, and how long each of its pauses was, seconds."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._llm = llm
+        self._paused_s = 0.0
+        self.pauses_s: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llm, name)
+
+    async def pause_generation(self, **options: Any) -> None:
+        """As vLLM's."""
+        self._paused_s = time.perf_counter()
+        await self._llm.pause_generation(**options)
+
+    async def resume_generation(self) -> None:
+        """As vLLM's."""
+        await self._llm.resume_generation()
+        self.pauses_s.append(time.perf_counter() - self._paused_s)
+
+
+def changed_names(before: bytes, after: bytes) -> list[str]:
+    """Tensors that differ."""
+    was, now = safetensors.torch.load(before), safetensors.torch.load(after)
+    return [name for name in now if not torch.equal(was[name], now[name])]
+
+
+def sent_fraction(payload: bytes, changed: Collection[str] | None) -> float:
+    """Share of the bytes that a swap sends."""
+    tensors = safetensors.torch.load(payload)
+    sent = tensors_to_send(tensors, None if changed is None else frozenset(changed))
+    return sum(each.nbytes for each in sent.values()) / sum(
+        each.nbytes for each in tensors.values()
+    )
+
+
+async def measure(
+    settings: VllmSettings, payload: bytes, cases: dict[str, Any], rounds: int
+) -> Any:
+    """Swap through all cases `rounds` times; what each of them took."""
+    llm = TimedPauses(await asyncio.to_thread(start_llm, settings))
+    engine = VllmEngine(llm, skeleton=load_skeleton(settings), end_token_ids=frozenset())
+    pauses: dict[str, list[float]] = {name: [] for name in cases}
+    version = 0
+    try:
+        await engine.swap_weights(PolicyWeights(policy_version=version, payload=payload))
+        for _ in range(rounds):
+            for case, names in cases.items():
+                await engine.swap_weights(_weights(payload, names, base=version))
+                version += 1
+                pauses[case].append(llm.pauses_s[-1])
+    finally:
+        await engine.close()
+    return {
+        case: {
+            "pause_s": round(median(pauses[case]), 4),
+            "sent_fraction": round(sent_fraction(payload, names), 4),
+        }
+        for case, names in cases.items()
+    }
+
+
+def _weights(payload: bytes, names: Collection[str] | None, *, base: int) -> PolicyWeights:
+    first = np.zeros(1, dtype=np.int64)
+    changes = None
+    if names is not None:
+        positions = dict.fromkeys(names, first)
+        changes = WeightChanges(base_policy_version=base, positions=positions)
+    return PolicyWeights(policy_version=base + 1, payload=payload, changes=changes)
+
+
+def main() -> None:
+    """Measure and print everything as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--hidden", type=int, default=768, help="width of the model")
+    parser.add_argument("--layers", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=3, help="optimizer steps; the last one counts")
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    model = make_model(arguments.hidden, arguments.layers)
+    *_, update = updates(model, steps={arguments.steps}, learning_rate=1e-6)
+    cases = {
+        "full": None,
+        "step": changed_names(update.before, update.after),
+        "layer": [_LAYER],
+        "none": [],
+    }
+    with tempfile.TemporaryDirectory() as directory:
+        model.config.save_pretrained(directory)
+        settings = VllmSettings(
+            model_name=directory,
+            revision=None,
+            precision=Precision.BFLOAT16,
+            max_concurrent_sequences=8,
+            seed=0,
+            kv_cache_gibibytes=1 / 16,
+        )
+        report = asyncio.run(measure(settings, update.after, cases, arguments.rounds))
+    print(json.dumps({"parameters": model.num_parameters(), **report}))
+
+
+if __name__ == "__main__":
+    main()
