@@ -50,8 +50,7 @@ from vcpo_rollout.engines.vllm_start import VllmSettings, load_skeleton, start_l
 
 logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-_SWAP_TIMEOUT_S = 300.0
-"""For a whole swap; one that takes longer is stuck."""
+SWAP_TIMEOUT_S = 300.0
 _WATCH_S = 0.5
 _DIED = "vLLM's engine process has died; its log says why"
 _ABORT_TIMEOUT_S = 5.0
@@ -68,11 +67,18 @@ class VllmEngine:
 
     llm: without sequences under way; the engine owns it from then on.
     skeleton: the model as `transformers` has it, against which weights are checked.
+    swap_timeout_s: for a whole swap; one that takes longer is stuck, and the engine ends.
     """
 
     def __init__(
-        self, llm: AsyncLLM, *, skeleton: PreTrainedModel, end_token_ids: frozenset[int]
+        self,
+        llm: AsyncLLM,
+        *,
+        skeleton: PreTrainedModel,
+        end_token_ids: frozenset[int],
+        swap_timeout_s: float = SWAP_TIMEOUT_S,
     ) -> None:
+        self._swap_timeout_s = swap_timeout_s
         self._llm = llm
         self._skeleton = skeleton
         self._end_token_ids = end_token_ids
@@ -244,7 +250,7 @@ class VllmEngine:
 
     async def _swap_or_end(self, update: dict[str, Any], policy_version: int) -> int:
         try:
-            async with asyncio.timeout(_SWAP_TIMEOUT_S):
+            async with asyncio.timeout(self._swap_timeout_s):
                 return await self._swap_between_steps(update, policy_version)
         except Exception as error:  # vLLM passes on whatever its processes raise
             what = f"{type(error).__name__}: {error}"

@@ -20,13 +20,20 @@ from tests.unit.engines.vllm_scene import (
     check_swap_by_changes,
     doubled,
     first_logprobs,
+    save_settings,
     start,
     with_changes,
 )
 from vcpo.spec.workloads import Precision
 from vcpo.wire.trajectory import FinishReason
 from vcpo_rollout.engines.engine import EngineError, GenerationCutError
-from vcpo_rollout.engines.vllm_start import VllmSettings, engine_arguments
+from vcpo_rollout.engines.vllm import VllmEngine
+from vcpo_rollout.engines.vllm_start import (
+    VllmSettings,
+    engine_arguments,
+    load_skeleton,
+    start_llm,
+)
 
 PROMPT = (5, 6, 7)
 LONG_PROMPT = tuple(range(40)) * 5
@@ -67,6 +74,26 @@ async def tied_engine(tmp_path_factory):
     engine = await start(tmp_path_factory.mktemp("tied"), tied=True)
     yield engine
     await engine.close()
+
+
+class DyingLlm:
+    """vLLM whose process is killed while a call to update the weights is under way."""
+
+    def __init__(self, llm):
+        self._llm = llm
+        self.dies_in_update = None
+
+    def __getattr__(self, name):
+        return getattr(self._llm, name)
+
+    async def update_weights(self, request):
+        if self.dies_in_update is not None:
+            os.kill(self.dies_in_update, signal.SIGSTOP)  # it gets the call and does nothing
+        updating = asyncio.create_task(self._llm.update_weights(request))
+        await asyncio.sleep(0)  # the call has begun
+        if self.dies_in_update is not None:
+            os.kill(self.dies_in_update, signal.SIGKILL)
+        await updating
 
 
 def assert_scored_by_its_versions(generation, request, models, reference_logprobs):
@@ -301,6 +328,51 @@ class TestEngine:
                     await attempt
         assert [type(result) for result in results] == [EngineError, EngineError]
         await engine.close()
+
+    async def test_a_death_in_the_middle_of_a_swap_is_told_to_all(
+        self, tmp_path, make_request, publish
+    ):
+        others = set(multiprocessing.active_children())
+        settings = save_settings(tmp_path)
+        llm = DyingLlm(await asyncio.to_thread(start_llm, settings))
+        (process,) = set(multiprocessing.active_children()) - others
+        engine = VllmEngine(llm, skeleton=load_skeleton(settings), end_token_ids=frozenset())
+        await engine.swap_weights(publish(build(seed=0), 1))
+        endless = make_request((9,), max_new_tokens=ENDLESS)
+        generating = [asyncio.create_task(engine.generate(endless)) for _ in range(2)]
+        llm.dies_in_update = process.pid
+        swapping = engine.swap_weights(publish(build(seed=0), 2))
+        async with asyncio.timeout(PATIENCE_S):
+            results = await asyncio.gather(swapping, *generating, return_exceptions=True)
+            with pytest.raises(EngineError):
+                await engine.generate(endless)
+        assert [type(result) for result in results] == [EngineError] * 3
+        assert engine.policy_version == 1
+        await engine.close()
+        await asyncio.to_thread(process.join, PATIENCE_S)
+        assert process.exitcode == -signal.SIGKILL
+
+    async def test_a_swap_that_is_stuck_ends_the_engine_and_its_process(
+        self, tmp_path, make_request, publish
+    ):
+        others = set(multiprocessing.active_children())
+        settings = save_settings(tmp_path)
+        engine = VllmEngine(
+            await asyncio.to_thread(start_llm, settings),
+            skeleton=load_skeleton(settings),
+            end_token_ids=frozenset(),
+            swap_timeout_s=0.1,
+        )
+        (process,) = set(multiprocessing.active_children()) - others
+        os.kill(process.pid, signal.SIGSTOP)
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(EngineError, match="policy version 1: TimeoutError"):
+                await engine.swap_weights(publish(build(seed=0), 1))
+            with pytest.raises(EngineError, match="policy version 1: TimeoutError"):
+                await engine.generate(make_request(PROMPT))
+        await engine.close()
+        await asyncio.to_thread(process.join, PATIENCE_S)
+        assert process.exitcode == -signal.SIGKILL
 
 
 def test_no_process_of_vllm_outlives_a_killed_worker(tmp_path):

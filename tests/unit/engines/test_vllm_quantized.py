@@ -14,7 +14,7 @@ from tests.unit.engines.vllm_scene import (
     build,
     check_swap_by_changes,
     first_logprobs,
-    settings_for,
+    save_settings,
     start,
 )
 from vcpo.algo import MISMATCH_LIMITS_NATS, MismatchClass
@@ -118,8 +118,7 @@ class TestQuantizedEngine:
 
 
 def test_vllm_takes_the_method_for_gpus_in_its_configuration(tmp_path):
-    build(seed=0).config.save_pretrained(tmp_path)
-    settings = settings_for(
+    settings = save_settings(
         tmp_path, precision=Precision.BFLOAT16, online_quantization=FP8_PER_BLOCK
     )
     arguments = AsyncEngineArgs(**engine_arguments(settings, on_cpu=True))

@@ -46,7 +46,9 @@ def build(*, seed, tied=False):
     return LlamaForCausalLM(config).eval()
 
 
-def settings_for(path, **given):
+def save_settings(path, *, tied=False, **given):
+    """Settings for models of `build`; only the configuration is in `path`."""
+    build(seed=0, tied=tied).config.save_pretrained(path)
     return VllmSettings(
         model_name=str(path),
         revision=None,
@@ -59,10 +61,11 @@ def settings_for(path, **given):
 
 
 async def start(path, *, tied=False, **settings):
-    """An engine for models of `build`; only the configuration is in `path`."""
-    build(seed=0, tied=tied).config.save_pretrained(path)
+    """An engine for models of `build`, with an end token."""
     return await asyncio.to_thread(
-        VllmEngine.start, settings_for(path, **settings), end_token_ids=frozenset({3})
+        VllmEngine.start,
+        save_settings(path, tied=tied, **settings),
+        end_token_ids=frozenset({3}),
     )
 
 
