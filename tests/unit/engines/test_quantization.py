@@ -16,7 +16,7 @@ ROCM = Device(platform="rocm", capability=94)
     [
         ("fp8", "bfloat16", HOPPER, "fp8_per_block", "9.0 has fp8"),
         ("fp8", "bfloat16", ADA, "fp8_per_block", "8.9 has fp8"),
-        ("fp8", "bfloat16", CPU, "fp8_per_channel", "any CPU"),
+        ("fp8", "bfloat16", CPU, None, "slower than its bfloat16"),
         ("fp8", "bfloat16", AMPERE, None, "takes a compute capability of 8.9, and this one is 8.0"),
         ("fp8", "bfloat16", UNKNOWN, None, "this one is unknown"),
         ("fp8", "bfloat16", ROCM, None, "for rocm have not been tried"),
