@@ -29,9 +29,13 @@ class LearnerGauges:
         self._signals = signals
         self._groups_seen: set[str] = set()
         self._counted = TrajectoryCounts(leased=0, in_flight=0, buffered=0, consumed=0)
+        self._wasted_tokens: dict[str, int] = {}
 
     def resumed(self) -> None:
-        """Count from a restored ledger on: what it counted before a restart is no new event."""
+        """Count from a restored ledger on: what it counted before a restart is no new event.
+
+        Tokens it counts since its start only.
+        """
         self._counted = self._dispatcher.ledger.counts()
 
     def step(self, record: StepRecord, groups: Sequence[Group]) -> None:
@@ -96,6 +100,7 @@ class LearnerGauges:
         _catch_up(metrics.leased, self._counted.leased, counts.leased)
         _catch_up(metrics.consumed, self._counted.consumed, counts.consumed)
         self._drops(counts.dropped)
+        self._waste(dispatcher.ledger.wasted_tokens())
         self._counted = counts
         metrics.policy_version.set(dispatcher.policy_version)
         metrics.admission_lag_steps.set(dispatcher.admission_lag_steps)
@@ -121,6 +126,12 @@ class LearnerGauges:
         for reason, count in dropped.items():
             before = self._counted.dropped.get(reason, 0)
             _catch_up(self._metrics.dropped.labels(reason), before, count)
+
+    def _waste(self, wasted_tokens: Mapping[str, int]) -> None:
+        for reason, count in wasted_tokens.items():
+            before = self._wasted_tokens.get(reason, 0)
+            _catch_up(self._metrics.wasted_tokens.labels(reason), before, count)
+        self._wasted_tokens = dict(wasted_tokens)
 
 
 def _measured(signals: control_pb2.Signals, field: str) -> float:

@@ -20,6 +20,11 @@ class Group:
     trajectories: tuple[Trajectory, ...] = field(compare=False)
 
     @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens of its answers that the policy sampled."""
+        return sum(trajectory.num_sampled_tokens for trajectory in self.trajectories)
+
+    @property
     def oldest_policy_version(self) -> int:
         """The oldest version that sampled a token of the group."""
         return min(trajectory.oldest_policy_version for trajectory in self.trajectories)

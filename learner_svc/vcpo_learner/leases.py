@@ -50,6 +50,11 @@ class OpenLease:
         return self.num_trajectories - len(self.arrived)
 
     @property
+    def num_arrived_tokens(self) -> int:
+        """Tokens of the trajectories so far that the policy sampled."""
+        return sum(trajectory.num_sampled_tokens for trajectory in self.arrived.values())
+
+    @property
     def oldest_policy_version(self) -> int:
         """The oldest version that sampled a token, or may have."""
         begun = (one.oldest_policy_version for one in self.begun)

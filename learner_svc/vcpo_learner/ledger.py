@@ -44,7 +44,7 @@ from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.accounting import DropReason, TrajectoryCounts
 from vcpo_learner.groups import Group, group_from_message, group_of, group_to_message
 from vcpo_learner.leases import Clock, LeaseBook, OpenLease, SubmitOutcome
-from vcpo_learner.owed import OwedPrompt, restore_owed, save_owed
+from vcpo_learner.owed import OwedPrompt, num_sampled_tokens, restore_owed, save_owed
 from vcpo_learner.prompt_source import PromptSource, SequentialPrompts
 
 
@@ -53,6 +53,9 @@ class Ledger(Protocol):
 
     def counts(self) -> TrajectoryCounts:
         """Where every trajectory is now."""
+
+    def wasted_tokens(self) -> Mapping[str, int]:
+        """Sampled tokens it was given and has dropped since its start, by `DropReason`."""
 
     def in_flight_by_worker(self) -> Mapping[str, int]:
         """Trajectories promised and not yet arrived, by worker."""
@@ -151,6 +154,7 @@ class MemoryLedger:
         self._leased = 0
         self._consumed = 0
         self._dropped: Counter[str] = Counter()
+        self._wasted_tokens: Counter[str] = Counter()
 
     def counts(self) -> TrajectoryCounts:
         """Where every trajectory is now; arrived members of an open lease count as buffered."""
@@ -163,6 +167,14 @@ class MemoryLedger:
             consumed=self._consumed,
             dropped=dict(self._dropped),
         )
+
+    def wasted_tokens(self) -> Mapping[str, int]:
+        """Sampled tokens it was given and has dropped since its start, by `DropReason`.
+
+        Answers begun are wasted when they are forgotten; what is owed may still be trained on. What
+        arrives after its lease ended counts under `LEASE_EXPIRED`, each time it arrives.
+        """
+        return dict(self._wasted_tokens)
 
     def in_flight_by_worker(self) -> Mapping[str, int]:
         """Trajectories promised and not yet arrived, by worker."""
@@ -189,6 +201,8 @@ class MemoryLedger:
         num_begun_tokens = 0
         while len(leases) < num_groups and (owed := self._next_prompt()) is not None:
             prompt = owed.not_older_than(oldest_begun_version)
+            forgotten = num_sampled_tokens(owed.begun) - num_sampled_tokens(prompt.begun)
+            self._waste(forgotten, DropReason.LAG_EXCEEDED)
             num_begun_tokens += prompt.num_begun_tokens
             if num_begun_tokens > MAX_BEGUN_TOKENS and leases:
                 self._owed.appendleft(prompt)
@@ -215,6 +229,9 @@ class MemoryLedger:
         outcomes, fulfilled = self._book.submit(lease_id, trajectories)
         if fulfilled is not None:
             self._receive(group_of(fulfilled))
+        for trajectory, outcome in zip(trajectories, outcomes, strict=True):
+            if outcome is SubmitOutcome.LEASE_ENDED:
+                self._waste(trajectory.num_sampled_tokens, DropReason.LEASE_EXPIRED)
         return outcomes
 
     def fail(self, lease_id: str) -> None:
@@ -326,6 +343,7 @@ class MemoryLedger:
         rewards = {trajectory.reward for trajectory in group.trajectories}
         if self._group_filter is GroupFilter.INFORMATIVE and len(rewards) == 1:
             self._dropped[DropReason.NO_SIGNAL] += len(group.trajectories)
+            self._waste(group.num_sampled_tokens, DropReason.NO_SIGNAL)
         else:
             self._buffer.append(group)
 
@@ -339,6 +357,8 @@ class MemoryLedger:
             owed = OwedPrompt(prompt_index=lease.prompt_index, attempts=lease.attempt)
         else:
             owed = _owed(lease, begun)
+        lost_tokens = max(0, num_sampled_tokens(lease.begun) - num_sampled_tokens(owed.begun))
+        self._waste(lease.num_arrived_tokens + lost_tokens, reason)
         self._drop(lease.num_trajectories, owed, reason)
 
     def _drop_stale(self, oldest_allowed_version: int) -> None:
@@ -349,6 +369,7 @@ class MemoryLedger:
             else:
                 owed = OwedPrompt(prompt_index=group.prompt_index, attempts=group.attempt - 1)
                 self._drop(len(group.trajectories), owed, DropReason.LAG_EXCEEDED)
+                self._waste(group.num_sampled_tokens, DropReason.LAG_EXCEEDED)
         self._buffer = fresh
 
     def _next_prompt(self) -> OwedPrompt | None:
@@ -362,6 +383,10 @@ class MemoryLedger:
         self._dropped[reason] += size
         if owed.attempts < self._max_attempts:
             self._owed.append(owed)
+
+    def _waste(self, num_tokens: int, reason: DropReason) -> None:
+        if num_tokens:
+            self._wasted_tokens[reason] += num_tokens
 
 
 def _owed(lease: OpenLease, begun: Sequence[PartialResponse] = ()) -> OwedPrompt:

@@ -35,6 +35,11 @@ class OwedPrompt:
         return replace(self, begun=kept)
 
 
+def num_sampled_tokens(begun: Iterable[PartialResponse]) -> int:
+    """Tokens of answers that were begun that a policy sampled."""
+    return sum(one.num_sampled_tokens for one in begun)
+
+
 def save_owed(owed: Iterable[OwedPrompt], snapshot: ledger_pb2.LedgerSnapshot) -> None:
     """Write owed prompts into a snapshot; failed attempts are not kept."""
     for place, prompt in enumerate(owed):

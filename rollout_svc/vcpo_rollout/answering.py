@@ -97,13 +97,15 @@ class Answering:
     async def _generate(
         self, request: GenerationRequest, lease: work_pb2.Lease, cut: asyncio.Event
     ) -> list[Generation]:
+        begun = _begun(lease)
+        self._gauges.resumed(begun)
         with self._engine_failures_counted():
             return await sample_group(
                 self._engine,
                 request,
                 lease.num_trajectories,
                 num_redundant=lease.num_redundant,
-                begun=_begun(lease),
+                begun=begun,
                 cut=cut,
             )
 
@@ -164,6 +166,8 @@ class Answering:
                     len(begun.token_ids),
                 )
                 self._gauges.begun_anew()
+            else:
+                self._gauges.resumed([begun])
         conversation, history = resumed or (
             await self._threads.call(begin),
             History(request=request),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vcpo.metrics import RolloutMetrics
-from vcpo.wire.trajectory import Trajectory
+from vcpo.wire.trajectory import PartialResponse, Trajectory
 
 
 class RolloutGauges:
@@ -49,9 +49,14 @@ class RolloutGauges:
         """Note a lease that ended before its prompt was answered."""
         self._metrics.samples.labels("lease_ended").inc(num_trajectories)
 
-    def handed_back(self, num_trajectories: int) -> None:
-        """Note a prompt that was cut and handed back."""
+    def handed_back(self, num_trajectories: int, begun: Sequence[PartialResponse]) -> None:
+        """Note a prompt that was cut and handed back with what was begun."""
         self._metrics.samples.labels("handed_back").inc(num_trajectories)
+        self._metrics.tokens_handed_back.inc(_num_tokens(begun))
+
+    def resumed(self, begun: Sequence[PartialResponse]) -> None:
+        """Note answers that came with a lease and are gone on with."""
+        self._metrics.tokens_resumed.inc(_num_tokens(begun))
 
     def begun_anew(self) -> None:
         """Note an answer begun elsewhere that could not be gone on with."""
@@ -60,3 +65,7 @@ class RolloutGauges:
     def failed(self, num_trajectories: int, what: str) -> None:
         """Note a prompt that could not be answered; `what` failed: `engine` or `environment`."""
         self._metrics.samples.labels(f"{what}_failed").inc(num_trajectories)
+
+
+def _num_tokens(begun: Sequence[PartialResponse]) -> int:
+    return sum(one.num_sampled_tokens for one in begun)

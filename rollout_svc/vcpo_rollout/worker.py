@@ -207,4 +207,4 @@ class Worker:
         # The answers of an evaluation are of one version each, so they are begun anew.
         kept = begun if lease.split == work_pb2.SPLIT_TRAIN else ()
         await self._parts.learner.release(lease.lease_id, kept)
-        self._parts.gauges.handed_back(lease.num_trajectories)
+        self._parts.gauges.handed_back(lease.num_trajectories, kept)

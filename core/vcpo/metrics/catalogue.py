@@ -173,6 +173,11 @@ TRAJECTORIES_CONSUMED = _counter("vcpo_trajectories_consumed_total", "Trajectori
 TRAJECTORIES_DROPPED = _counter(
     "vcpo_trajectories_dropped_total", "Trajectories leased and never trained on.", "reason"
 )
+TOKENS_WASTED = _counter(
+    "vcpo_tokens_wasted_total",
+    "Sampled tokens that reached the learner and are never trained on, by reason of the drop.",
+    "reason",
+)
 TRAJECTORIES_IN_FLIGHT = _gauge(
     "vcpo_trajectories_in_flight", "Trajectories granted and not answered yet."
 )
@@ -196,6 +201,14 @@ ROLLOUT_TOKENS = _counter("vcpo_rollout_tokens_total", "Response tokens sampled 
 ROLLOUT_BEGUN_ANEW = _counter(
     "vcpo_rollout_begun_anew_total",
     "Conversations cut elsewhere and begun anew: the environment did not say the same again.",
+)
+ROLLOUT_TOKENS_HANDED_BACK = _counter(
+    "vcpo_rollout_tokens_handed_back_total",
+    "Tokens of answers that were cut here and handed back for another lease to go on with.",
+)
+ROLLOUT_TOKENS_RESUMED = _counter(
+    "vcpo_rollout_tokens_resumed_total",
+    "Tokens that came with a lease, sampled before it, and were gone on with here.",
 )
 ROLLOUT_GENERATION = _histogram(
     "vcpo_rollout_generation_seconds",
@@ -319,6 +332,7 @@ LEARNER = (
     TRAJECTORIES_LEASED,
     TRAJECTORIES_CONSUMED,
     TRAJECTORIES_DROPPED,
+    TOKENS_WASTED,
     TRAJECTORIES_IN_FLIGHT,
     TRAJECTORIES_BUFFERED,
     ACCOUNTING_ERRORS,
@@ -332,6 +346,8 @@ ROLLOUT = (
     ROLLOUT_SAMPLES,
     ROLLOUT_TOKENS,
     ROLLOUT_BEGUN_ANEW,
+    ROLLOUT_TOKENS_HANDED_BACK,
+    ROLLOUT_TOKENS_RESUMED,
     ROLLOUT_GENERATION,
     ROLLOUT_INFLIGHT,
     ROLLOUT_WEIGHTS_VERSION,

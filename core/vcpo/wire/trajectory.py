@@ -73,6 +73,11 @@ class PartialResponse:
     """Tokens that the environment wrote, in order and disjoint; all others were sampled."""
 
     @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens that the policy sampled, at least one."""
+        return len(self.logprobs)
+
+    @property
     def sampled_mask(self) -> list[bool]:
         """For each token, whether the policy sampled it."""
         return _sampled_mask(len(self.token_ids), self.inserted_spans)

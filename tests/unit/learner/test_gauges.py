@@ -41,6 +41,18 @@ async def test_counters_follow_the_ledger(gauges, desk):
     assert value(gauges, "vcpo_trajectories_dropped_total", reason="handed_back") == 6
 
 
+async def test_tokens_that_were_sampled_for_nothing_are_counted_by_reason_and_once(gauges, desk):
+    late, stale, *_ = await desk.dispatcher.lease(asking(), wait_s=0)
+    desk.submit(stale, versions=(0, 0, 0))
+    desk.dispatcher.release("w", [late.lease.lease_id])
+    desk.submit(late, versions=(0,))
+    desk.ledger.take_batch(policy_version=2, max_lag_steps=1)
+    for _ in range(2):
+        gauges.refresh()
+    assert value(gauges, "vcpo_tokens_wasted_total", reason="lag_exceeded") == 6
+    assert value(gauges, "vcpo_tokens_wasted_total", reason="lease_expired") == 2
+
+
 async def test_what_a_ledger_counted_before_a_restart_is_not_counted_again(gauges, desk):
     await desk.dispatcher.lease(asking(), wait_s=0)
     gauges.resumed()

@@ -11,6 +11,7 @@ from tests.unit.learner.scenes import (
     make_desk,
     make_ledger,
 )
+from vcpo.algo import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import FinishReason
 from vcpo.wire.v1 import ledger_pb2
@@ -144,3 +145,32 @@ async def test_a_version_that_does_not_exist_yet_is_refused():
     (assignment,) = await desk.dispatcher.lease(asking(room=2), wait_s=0)
     with pytest.raises(InvalidMessageError, match=r"begun\[0\]\.version_spans"):
         desk.dispatcher.release("w", [assignment.lease.lease_id], [begun_answer(1)])
+
+
+def test_what_is_kept_is_not_wasted(ledger):
+    handed_back(ledger, UNDER_WAY)
+    ledger.release("w", [])
+    assert ledger.wasted_tokens() == {}
+
+
+def test_forgotten_answers_are_wasted_tokens_of_their_reason(ledger):
+    handed_back(ledger, UNDER_WAY, COMPLETE)  # two tokens and one
+    lease = grant_one(ledger, oldest_begun_version=1)
+    assert ledger.wasted_tokens() == {"lag_exceeded": 2}
+    ledger.fail(lease.lease_id)
+    assert ledger.wasted_tokens() == {"lag_exceeded": 2, "generation_failed": 1}
+
+
+def test_what_had_arrived_of_an_unfinished_group_is_wasted_when_its_lease_ends(ledger, clock):
+    lease = grant_one(ledger)
+    ledger.submit(lease.lease_id, answers(lease, versions=(0, 1))[:1])
+    clock.advance(TIMEOUT_S)
+    ledger.expire()
+    assert ledger.wasted_tokens() == {"lease_expired": 2}
+
+
+def test_equal_rewards_waste_their_tokens_where_groups_must_tell_something(clock):
+    ledger = make_ledger(clock, group_filter=GroupFilter.INFORMATIVE)
+    lease = grant_one(ledger)
+    ledger.submit(lease.lease_id, answers(lease, versions=(0, 1, 1)))
+    assert ledger.wasted_tokens() == {"no_signal": 6}

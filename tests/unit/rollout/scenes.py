@@ -195,9 +195,11 @@ class Place:
         )
 
     def samples(self, outcome: str) -> float:
-        labels = {"run": "run", "group": "main", "outcome": outcome}
-        value = self.metrics.registry.get_sample_value("vcpo_rollout_samples_total", labels)
-        return value or 0.0
+        return self.count("vcpo_rollout_samples_total", outcome=outcome)
+
+    def count(self, name: str, **labels: str) -> float:
+        labels = {"run": "run", "group": "main", **labels}
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
 @asynccontextmanager

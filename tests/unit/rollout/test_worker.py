@@ -185,12 +185,16 @@ async def test_what_a_worker_began_before_it_left_another_goes_on_with(place):
         worker.leave()
         await task
     assert counts(place).dropped == {"handed_back": 2}
+    # Two answers, one complete ("5, end") and one cut at its first token.
+    assert place.count("vcpo_rollout_tokens_handed_back_total") == 3
+    assert place.count("vcpo_rollout_tokens_resumed_total") == 0
 
     place.engine.requests.clear()
     place.engine.gate.set()
     place.publish(1)
     async with working(place.worker(places=2, learner=place.learner_for("another"))):
         await eventually(lambda: counts(place).buffered >= 4)
+    assert place.count("vcpo_rollout_tokens_resumed_total") == 3
     # One of the two was complete: it was judged, and nothing sampled for it.
     (resumed, *_) = place.engine.requests
     assert resumed.begun == PartialResponse(
@@ -220,6 +224,7 @@ async def test_the_answers_of_an_evaluation_are_begun_anew(place):
     place.engine.gate.set()
     async with working(place.worker(places=2, learner=place.learner_for("another"))):
         assert (await evaluating).num_trajectories == 1
+    assert place.count("vcpo_rollout_tokens_handed_back_total") == 0
     assert [request.begun for request in place.engine.requests[:2]] == [None, None]
 
 
