@@ -7,8 +7,8 @@ lease ---> prompt ---> engine (many sequences at a time) ---> reward ---> submit
 ```
 
 Nobody waits for a worker: it may join late, fall silent or be killed; its leases expire, or are
-handed back by itself or by whoever saw it die. What it cannot finish before it leaves it cuts and
-hands back with what was sampled, for another worker to go on with.
+handed back by itself or by whoever saw it die. What it cannot finish before it leaves, or before
+the lease expires, it cuts and hands back with what was sampled, for another to go on with.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.answering import Answering
+from vcpo_rollout.deadlines import HAND_BACK_S, cut_after_s
 from vcpo_rollout.engines.engine import Engine, EngineError
 from vcpo_rollout.environments.environment import Environment
 from vcpo_rollout.foreign import EnvironmentFailedError, ForeignThreads
@@ -36,8 +37,6 @@ from vcpo_rollout.receiver import WeightReceiver
 _LOGGER = logging.getLogger(__name__)
 _LEASE_WAIT_S = 5.0
 _RECALL_WAIT_S = 20.0
-_HAND_BACK_S = 10.0
-"""Time to cut what is under way and hand it back; a pod has 30 s after its drain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +58,8 @@ class WorkerParts:
     cut and handed back."""
     follows_recalls: bool = False
     """Whether the learner may recall leases: in runs that sample more than they need."""
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    """Waits so many seconds of the clock by which leases are cut."""
 
 
 class Worker:
@@ -69,7 +70,7 @@ class Worker:
         self._answers: dict[asyncio.Task[None], int] = {}
         """Places taken, by what takes them."""
         self._cuts: dict[str, asyncio.Event] = {}
-        """By lease under way: set when it is to be handed back."""
+        """By lease under way: set when it is to be handed back, whoever wants it."""
         self._recalled: frozenset[str] = frozenset()
         """Leases that the learner has recalled; it may say so before the lease itself arrives."""
         self._leaving = asyncio.Event()
@@ -156,7 +157,7 @@ class Worker:
         cut = self._cuts[lease.lease_id] = asyncio.Event()
         if lease.lease_id in self._recalled:
             cut.set()
-        task = asyncio.create_task(self._answer(lease, cut))
+        task = asyncio.create_task(self._answer_in_time(lease, cut))
         self._answers[task] = lease.num_trajectories + lease.num_redundant
         task.add_done_callback(lambda _: self._cuts.pop(lease.lease_id))
         task.add_done_callback(self._answered)
@@ -175,11 +176,25 @@ class Worker:
         for cut in self._cuts.values():
             cut.set()
         if self._answers:
-            await asyncio.wait(self._answers, timeout=_HAND_BACK_S)
+            await asyncio.wait(self._answers, timeout=HAND_BACK_S)
+
+    async def _answer_in_time(self, lease: work_pb2.Lease, cut: asyncio.Event) -> None:
+        cutting = asyncio.create_task(self._cut_in_time(lease, cut))
+        try:
+            await self._answer(lease, cut)
+        finally:
+            cutting.cancel()
+
+    async def _cut_in_time(self, lease: work_pb2.Lease, cut: asyncio.Event) -> None:
+        # What nobody can go on with has all of its time to become complete.
+        if lease.timeout_seconds and _can_be_resumed(lease):
+            await self._parts.sleep(cut_after_s(lease.timeout_seconds))
+            cut.set()
 
     async def _answer(self, lease: work_pb2.Lease, cut: asyncio.Event) -> None:
         try:
-            # An answer that outlives its lease is wanted by nobody.
+            # An answer that outlives its lease is wanted by nobody; an engine that does not heed
+            # the cut must not hold its places for ever.
             async with asyncio.timeout(lease.timeout_seconds or None):
                 trajectories = await self._answering.answers(lease, cut)
                 taken = await self._parts.learner.submit(lease.lease_id, trajectories)
@@ -204,7 +219,11 @@ class Worker:
         await self._parts.learner.report_failure(lease.lease_id, kind, str(error))
 
     async def _hand_back(self, lease: work_pb2.Lease, begun: Sequence[PartialResponse]) -> None:
-        # The answers of an evaluation are of one version each, so they are begun anew.
-        kept = begun if lease.split == work_pb2.SPLIT_TRAIN else ()
+        kept = begun if _can_be_resumed(lease) else ()
         await self._parts.learner.release(lease.lease_id, kept)
         self._parts.gauges.handed_back(lease.num_trajectories, kept)
+
+
+def _can_be_resumed(lease: work_pb2.Lease) -> bool:
+    """Whether answers that are cut can be gone on with; an evaluation's are of one version each."""
+    return lease.split == work_pb2.SPLIT_TRAIN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +12,11 @@ import grpc
 import safetensors.torch
 import torch
 
-from tests.unit.learner.scenes import INCARNATION, Desk, make_desk, make_run
+from tests.unit.learner.scenes import INCARNATION, Desk, ManualClock, make_desk, make_run
 from vcpo.metrics import RolloutMetrics
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.client import open_channel
+from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo.wire.v1 import policy_pb2_grpc, work_pb2_grpc
@@ -58,6 +59,25 @@ def weights_manifest(payload: bytes, *, version: int = 0, incarnation: str = INC
     return manifest_of(payload, policy_version=version, incarnation=incarnation)
 
 
+class ManualTime:
+    """Waits on a clock that a test turns: who waits goes on when it is turned far enough."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self._sleepers: list[tuple[float, asyncio.Event]] = []
+
+    async def sleep(self, seconds: float) -> None:
+        woken = asyncio.Event()
+        self._sleepers.append((self._clock() + seconds, woken))
+        await woken.wait()
+
+    def advance(self, seconds: float) -> None:
+        self._clock.advance(seconds)
+        for due_s, woken in self._sleepers:
+            if due_s <= self._clock():
+                woken.set()
+
+
 class FakeEngine:
     """Answers every request with the token 5 and the end; or fails; or waits for its gate.
 
@@ -70,6 +90,7 @@ class FakeEngine:
         self.swapped: list[int] = []
         self.failures: list[EngineError] = []
         """Raised by the next calls, one each."""
+        self.heeds_cuts = True
         self.gate = asyncio.Event()
         self.gate.set()
         self.label_offset = 0
@@ -91,7 +112,8 @@ class FakeEngine:
             token_ids=(5,), logprobs=(-0.5,), version_spans=(span,)
         )
         try:
-            if not await self._passes_gate(cut or asyncio.Event()):
+            unheeded = cut is None or not self.heeds_cuts
+            if not await self._passes_gate(asyncio.Event() if unheeded else cut):
                 raise GenerationCutError(begun)
         finally:
             self.sampling -= 1
@@ -175,7 +197,12 @@ class Place:
         return Learner(self.channel, worker_id=worker_id, rollout_group="main", first_pause_s=0.001)
 
     def worker(
-        self, *, places: int = 4, drain_s: float = PATIENCE_S, learner: Any = None
+        self,
+        *,
+        places: int = 4,
+        drain_s: float = PATIENCE_S,
+        learner: Any = None,
+        time: ManualTime | None = None,
     ) -> Worker:
         gauges = RolloutGauges(self.metrics)
         learner = learner or self.learner()
@@ -191,6 +218,7 @@ class Place:
                 sequences_per_prompt=self.spec.batch.sequences_per_prompt,
                 follows_recalls=self.spec.batch.over_provision_ratio > 1.0,
                 drain_s=drain_s,
+                sleep=asyncio.sleep if time is None else time.sleep,
             )
         )
 
@@ -231,3 +259,15 @@ async def a_learner(**sections: Any) -> AsyncIterator[Place]:
         ),
     ) as channel:
         yield Place(spec=spec, desk=desk, store=store, channel=channel)
+
+
+@asynccontextmanager
+async def working(worker: Worker) -> AsyncIterator[asyncio.Task[RunPhase]]:
+    """The worker's task; whoever is still at work at the end is sent home."""
+    task = asyncio.create_task(worker.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError, EngineError):
+            await task

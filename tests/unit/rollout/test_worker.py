@@ -1,10 +1,9 @@
 import asyncio
-import contextlib
 
 import pytest
 import pytest_asyncio
 
-from tests.unit.rollout.scenes import a_learner, eventually
+from tests.unit.rollout.scenes import a_learner, eventually, working
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse, VersionSpan
 from vcpo.wire.v1 import work_pb2
@@ -16,18 +15,6 @@ from vcpo_rollout.learner import HeldPolicy, LeaseAnswer
 async def place():
     async with a_learner() as place:
         yield place
-
-
-@contextlib.asynccontextmanager
-async def working(worker):
-    """The worker's task; whoever is still at work at the end is sent home."""
-    task = asyncio.create_task(worker.run())
-    try:
-        yield task
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, EngineError):
-            await task
 
 
 def counts(place):
@@ -326,8 +313,9 @@ class OneLease:
         self.reports.append("released")
 
 
-async def test_an_answer_that_outlives_its_lease_is_given_up(place):
+async def test_an_answer_that_cannot_be_cut_is_given_up_with_its_lease(place):
     place.engine.gate.clear()
+    place.engine.heeds_cuts = False
     learner = OneLease()
     worker = place.worker(learner=learner)
     worker._parts.receiver.held = HeldPolicy(incarnation="now", policy_version=0)
