@@ -17,7 +17,7 @@ class DropReason(StrEnum):
     GENERATION_FAILED = "generation_failed"
     """The worker reported a typed failure."""
     LAG_EXCEEDED = "lag_exceeded"
-    """A token was older than the lag bound when its turn came."""
+    """A token was older than the lag bound when its turn came, or was sure to be."""
     NO_SIGNAL = "no_signal"
     """All rewards of the group were equal, and the method trains on others only."""
     SURPLUS = "surplus"

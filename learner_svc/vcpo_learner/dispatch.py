@@ -297,8 +297,11 @@ class Dispatcher:
 
     def _oldest_begun_version(self) -> int:
         """The oldest version of a token that could still be trained on, in the very next batch."""
-        next_version = self._ledger.counts().consumed // self._spec.batch.trajectories
-        return max(0, next_version - self._spec.algorithm.max_policy_lag_steps)
+        return max(0, self._next_version() - self._spec.algorithm.max_policy_lag_steps)
+
+    def _next_version(self) -> int:
+        """The version that the next batch is applied to; during a step it is the one to come."""
+        return self._ledger.counts().consumed // self._spec.batch.trajectories
 
     def _new_round(self, step: int) -> EvaluationRound:
         return EvaluationRound(
@@ -312,6 +315,10 @@ class Dispatcher:
         )
 
     def _expire(self) -> None:
+        self._ledger.drop_late(
+            policy_version=self._next_version(),
+            max_lag_steps=self._spec.algorithm.max_policy_lag_steps,
+        )
         num_expired = self._ledger.expire()
         if self._round is not None:
             num_expired += self._round.expire()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from vcpo.wire.trajectory import Trajectory, trajectory_from_message, trajectory_to_message
@@ -28,6 +29,23 @@ class Group:
     def oldest_policy_version(self) -> int:
         """The oldest version that sampled a token of the group."""
         return min(trajectory.oldest_policy_version for trajectory in self.trajectories)
+
+
+def groups_in_time(
+    groups: Iterable[Group], *, policy_version: int, prompts_per_step: int, max_lag_steps: int
+) -> list[Group]:
+    """Those that can be consumed within the lag bound, in the order in which they are.
+
+    That with the oldest token is first, among equals that granted first, `prompts_per_step` at
+    each version from `policy_version` on. What arrives later pushes others back and brings none
+    forward, so for one that comes too late in this order there is no other.
+    """
+    in_time: list[Group] = []
+    for group in sorted(groups, key=lambda one: (one.oldest_policy_version, one.grant_number)):
+        consumed_at_version = policy_version + len(in_time) // prompts_per_step
+        if group.oldest_policy_version >= consumed_at_version - max_lag_steps:
+            in_time.append(group)
+    return in_time
 
 
 def group_of(lease: OpenLease) -> Group:

@@ -4,7 +4,7 @@
             grant                 all of a group arrived            a step takes it
    prompt --------->  in flight  ------------------------> buffered ----------------> consumed
      ^                    |                                    |
-     |                    | expired, failed, handed back       | a token older than the lag bound
+     |                    | expired, failed, handed back       | its turn is beyond the lag bound
      +--------------------+------------- dropped <-------------+
         granted again, until `max_attempts`
 ```
@@ -42,7 +42,13 @@ from vcpo.wire.limits import MAX_BEGUN_TOKENS
 from vcpo.wire.trajectory import PartialResponse, Trajectory
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.accounting import DropReason, TrajectoryCounts
-from vcpo_learner.groups import Group, group_from_message, group_of, group_to_message
+from vcpo_learner.groups import (
+    Group,
+    group_from_message,
+    group_of,
+    group_to_message,
+    groups_in_time,
+)
 from vcpo_learner.leases import Clock, LeaseBook, OpenLease, SubmitOutcome
 from vcpo_learner.owed import OwedPrompt, num_sampled_tokens, restore_owed, save_owed
 from vcpo_learner.prompt_source import PromptSource, SequentialPrompts
@@ -104,6 +110,9 @@ class Ledger(Protocol):
 
     def take_batch(self, *, policy_version: int, max_lag_steps: int) -> list[Group] | None:
         """Consume one step's groups, oldest tokens first, or None while there are too few."""
+
+    def drop_late(self, *, policy_version: int, max_lag_steps: int) -> None:
+        """Drop the groups whose turn comes too late, when the next is at `policy_version`."""
 
     def recall(self, num_trajectories: int) -> None:
         """Recall open leases with the newest tokens, until so many trajectories are recalled."""
@@ -270,17 +279,36 @@ class MemoryLedger:
     def take_batch(self, *, policy_version: int, max_lag_steps: int) -> list[Group] | None:
         """Consume one step's groups, oldest tokens first, or None while there are too few.
 
-        Groups that have become older than `max_lag_steps` at `policy_version` are dropped here,
-        whatever admission allowed, and their prompts are granted again.
+        Groups older than `max_lag_steps` at `policy_version` are dropped first, whatever admission
+        allowed, see `drop_late`.
         """
-        self._drop_stale(policy_version - max_lag_steps)
+        self.drop_late(policy_version=policy_version, max_lag_steps=max_lag_steps)
         if len(self._buffer) < self._prompts_per_step:
             return None
-        self._buffer.sort(key=lambda group: (group.oldest_policy_version, group.grant_number))
         batch = self._buffer[: self._prompts_per_step]
         self._buffer = self._buffer[self._prompts_per_step :]
         self._consumed += sum(len(group.trajectories) for group in batch)
         return batch
+
+    def drop_late(self, *, policy_version: int, max_lag_steps: int) -> None:
+        """Drop the groups whose turn comes too late, when the next is at `policy_version`.
+
+        Their prompts are granted again. Kept until their turn, they would take up places that
+        admission has for what can be used, and a generator that waits for them starves the learner.
+        """
+        in_time = groups_in_time(
+            self._buffer,
+            policy_version=policy_version,
+            prompts_per_step=self._prompts_per_step,
+            max_lag_steps=max_lag_steps,
+        )
+        kept = {group.grant_number for group in in_time}
+        for group in sorted(self._buffer):
+            if group.grant_number not in kept:
+                owed = OwedPrompt(prompt_index=group.prompt_index, attempts=group.attempt - 1)
+                self._drop(len(group.trajectories), owed, DropReason.LAG_EXCEEDED)
+                self._waste(group.num_sampled_tokens, DropReason.LAG_EXCEEDED)
+        self._buffer = in_time
 
     def recall(self, num_trajectories: int) -> None:
         """Recall open leases with the newest tokens, until so many trajectories are recalled.
@@ -360,17 +388,6 @@ class MemoryLedger:
         lost_tokens = max(0, num_sampled_tokens(lease.begun) - num_sampled_tokens(owed.begun))
         self._waste(lease.num_arrived_tokens + lost_tokens, reason)
         self._drop(lease.num_trajectories, owed, reason)
-
-    def _drop_stale(self, oldest_allowed_version: int) -> None:
-        fresh = []
-        for group in sorted(self._buffer):
-            if group.oldest_policy_version >= oldest_allowed_version:
-                fresh.append(group)
-            else:
-                owed = OwedPrompt(prompt_index=group.prompt_index, attempts=group.attempt - 1)
-                self._drop(len(group.trajectories), owed, DropReason.LAG_EXCEEDED)
-                self._waste(group.num_sampled_tokens, DropReason.LAG_EXCEEDED)
-        self._buffer = fresh
 
     def _next_prompt(self) -> OwedPrompt | None:
         if self._owed:

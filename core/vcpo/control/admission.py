@@ -31,11 +31,18 @@ place back, past the number that was tested. Then only a look at its tokens' ver
 For the same reason what is ready is taken by the age of its oldest token: whatever order of the
 ready ones keeps the bound, that one does too (earliest deadline first).
 
-Over-provisioning (APRIL, arXiv 2509.18521). (k + 1 + v) B - accepted is what can still be used in
-time. With a ratio r above 1 so many times that much may be in flight: the first to finish are used,
-and when a step's batch is complete what is in flight beyond the same limit is surplus. It is cut
-and gone on with after the step, its tokens by then a version older. The proof holds for r = 1;
-above it the check at consumption holds the bound.
+Over-provisioning (APRIL, arXiv 2509.18521). u = (k + 1 + v) B - accepted is what can still be used
+in time. With a ratio r above 1, r of the next batch may be in flight in the place of one,
+
+    u + (r - 1) min(u, B):
+
+the first to finish are used, and when a step's batch is complete what is in flight beyond the same
+limit is surplus. It is cut and gone on with after the step, its tokens by then a version older. The
+proof holds for r = 1; above it the check at consumption holds the bound.
+
+What r costs. Of what is begun at version v no more than (k + 1) B is ever used, in whatever order,
+so of (k + r) B a share of up to (r - 1) / (k + r) is lost. That is why the ratio is of a batch, as
+it is APRIL's, and not of u: then the share would be (r - 1) / r for any k.
 """
 
 import math
@@ -52,7 +59,8 @@ def admissible_trajectories(
 ) -> int:
     """Trajectories that a worker may be granted now.
 
-    max(0, floor(r * ((k + 1 + v) * B - accepted)) - in_flight), see the module.
+    max(0, floor(u + (r - 1) min(u, B)) - in_flight) with u = (k + 1 + v) B - accepted >= 0, see the
+    module.
 
     admission_lag_steps: k, in policy versions, >= 0; 0 is synchronous training.
     held_policy_version: v, the version the worker samples from; never above the learner's, which
@@ -69,8 +77,8 @@ def admissible_trajectories(
     _require_at_least("accepted", accepted, 0)
     _require_at_least("in_flight", in_flight, 0)
     _require_at_least("over_provision_ratio", over_provision_ratio, 1)
-    bound = (admission_lag_steps + 1 + held_policy_version) * batch_trajectories
-    return max(0, math.floor(over_provision_ratio * (bound - accepted)) - in_flight)
+    usable = (admission_lag_steps + 1 + held_policy_version) * batch_trajectories - accepted
+    return max(0, _in_flight_limit(usable, batch_trajectories, over_provision_ratio) - in_flight)
 
 
 def surplus_trajectories(
@@ -88,8 +96,14 @@ def surplus_trajectories(
     policy_version: v of the learner: what its worker holds says nothing about what is needed.
     The rest as for `admissible_trajectories`.
     """
-    still_needed = max(0, (max_lag_steps + 1 + policy_version) * batch_trajectories - accepted)
-    return max(0, in_flight - math.floor(over_provision_ratio * still_needed))
+    usable = (max_lag_steps + 1 + policy_version) * batch_trajectories - accepted
+    return max(0, in_flight - _in_flight_limit(usable, batch_trajectories, over_provision_ratio))
+
+
+def _in_flight_limit(usable: int, batch_trajectories: int, over_provision_ratio: float) -> int:
+    """Trajectories that may be in flight, of which `usable` can be used in time; >= 0."""
+    usable = max(0, usable)
+    return usable + math.floor((over_provision_ratio - 1.0) * min(usable, batch_trajectories))
 
 
 def _require_at_least(name: str, value: float, least: int) -> None:

@@ -228,8 +228,9 @@ class Batch(Section):
     longest. The update does not depend on it; worth it where lengths differ, refused by models that
     cannot keep the trajectories of a row apart."""
     over_provision_ratio: Annotated[float, Field(ge=1.0, le=8.0)] = 1.0
-    """Trajectories under way, as a multiple of those that can still be used in time; when a step's
-    batch is complete the surplus is cut, kept, and gone on with later."""
+    """Trajectories under way for the next batch, as a multiple of it, beside those for the batches
+    that `maxPolicyLagSteps` lets run ahead; when a step's batch is complete the surplus is cut,
+    kept, and gone on with later."""
     redundant_trajectories: Annotated[int, Field(ge=0, le=1024)] = 0
     """Trajectories sampled for each prompt beyond those wanted; the first to finish are the group,
     which favours short answers."""

@@ -35,8 +35,8 @@ def admit(**changes: int) -> int:
         pytest.param({"accepted": 0, "in_flight": 0, "held_policy_version": 0}, 30, id="start"),
         pytest.param({"accepted": 73}, 0, id="exactly at the bound"),
         pytest.param({"accepted": 72}, 1, id="one below the bound"),
-        pytest.param({"over_provision_ratio": 1.5}, 23, id="1.5 * (80 - 60) - 7"),
-        pytest.param({"over_provision_ratio": 1.25, "accepted": 73}, 1, id="floor(8.75) - 7"),
+        pytest.param({"over_provision_ratio": 1.5}, 18, id="20 + 0.5 * 10 - 7"),
+        pytest.param({"over_provision_ratio": 1.25, "accepted": 73}, 1, id="7 + floor(1.75) - 7"),
         pytest.param({"over_provision_ratio": 8.0, "accepted": 80}, 0, id="nothing left to use"),
         pytest.param({"over_provision_ratio": 8.0, "accepted": 90}, 0, id="beyond the bound"),
     ],
@@ -64,10 +64,10 @@ def test_a_senseless_count_is_refused_by_name(name, value):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        pytest.param({}, 2, id="8 in flight - 1.5 * (8 - 4)"),
+        pytest.param({}, 2, id="8 in flight - (4 + 0.5 * 4)"),
         pytest.param({"max_lag_steps": 0}, 8, id="at lag 0 a batch is all that can be used"),
         pytest.param({"policy_version": 1}, 0, id="after the step there is room again"),
-        pytest.param({"accepted": 5, "in_flight": 7}, 3, id="7 in flight - floor(4.5)"),
+        pytest.param({"accepted": 5, "in_flight": 7}, 3, id="7 in flight - (3 + floor(1.5))"),
         pytest.param({"over_provision_ratio": 2.0}, 0, id="exactly at the limit"),
     ],
 )

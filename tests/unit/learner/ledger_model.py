@@ -113,11 +113,7 @@ class LedgerModel:
 
     def take(self, failures_of: Mapping[int, int], max_lag_steps: int) -> list[int] | None:
         """Take a step's groups: their grants, or None."""
-        for number, (prompt_index, oldest) in sorted(self.buffered.items()):
-            if oldest < self.version - max_lag_steps:
-                del self.buffered[number]
-                self._drop(number, "lag_exceeded")
-                self.owed.append((prompt_index, failures_of[number], None))
+        self.drop_late(failures_of, max_lag_steps)
         if len(self.buffered) < PROMPTS:
             return None
         taken = sorted(self.buffered, key=lambda one: (self.buffered[one][1], one))[:PROMPTS]
@@ -127,6 +123,19 @@ class LedgerModel:
         self.consumed += taken
         self.version += 1
         return taken
+
+    def drop_late(self, failures_of: Mapping[int, int], max_lag_steps: int) -> None:
+        """Drop what will be too old: play the steps to come with what there is now."""
+        left = sorted((oldest, number) for number, (_, oldest) in self.buffered.items())
+        version, late = self.version, []
+        while left:
+            late += [number for oldest, number in left if oldest < version - max_lag_steps]
+            left = [one for one in left if one[0] >= version - max_lag_steps][PROMPTS:]
+            version += 1
+        for number in sorted(late):
+            prompt_index, _ = self.buffered.pop(number)
+            self._drop(number, "lag_exceeded")
+            self.owed.append((prompt_index, failures_of[number], None))
 
     def restart(self) -> None:
         """Come back from a copy: what was open is owed again, and failures are forgotten."""

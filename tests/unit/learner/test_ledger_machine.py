@@ -155,6 +155,11 @@ class LedgerMachine(RuleBasedStateMachine):
             self.model.end(lease_id, "lease_expired")
 
     @rule()
+    def drop_late(self):
+        self.ledger.drop_late(policy_version=self.model.version, max_lag_steps=MAX_LAG_STEPS)
+        self.model.drop_late(self.failures_of, MAX_LAG_STEPS)
+
+    @rule()
     def take_batch(self):
         version = self.model.version
         batch = self.ledger.take_batch(policy_version=version, max_lag_steps=MAX_LAG_STEPS)

@@ -7,7 +7,7 @@ from tests.unit.learner.scenes import answers, asking, begun_answer, make_desk, 
 # 2 prompts of 2 trajectories a step, lag bound 1: 8 trajectories can be used before the first step.
 SECTIONS = {
     "steps": 100,
-    "batch": {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "overProvisionRatio": 1.5},
+    "batch": {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "overProvisionRatio": 2.0},
 }
 
 
@@ -26,14 +26,15 @@ async def test_more_is_granted_than_can_be_used_in_time():
     assert len(await leased(make_desk(**SECTIONS))) == 6
 
 
-async def test_the_surplus_is_recalled_when_a_batch_is_complete_and_not_before():
+async def test_what_cannot_be_used_in_time_is_recalled_and_nothing_before():
     desk = make_desk(**SECTIONS)
     leases = await leased(desk)
-    submit(desk, leases[:1])
+    submit(desk, leases[:2])
+    # 4 accepted of the 8 that can be used: 4 and 4 more may be in flight, and 8 are.
     assert desk.ledger.recalled("w") == []
-    submit(desk, leases[1:2])
+    submit(desk, leases[2:3])
     assert await desk.dispatcher.next_batch()
-    # 4 accepted of the 8 that can be used: 1.5 * 4 may be in flight, and 8 are.
+    # 6 accepted: 2 and 2 more may be in flight, and 6 are.
     assert desk.ledger.recalled("w") == [leases[5].lease_id]
     assert await leased(desk) == []
 
@@ -49,7 +50,7 @@ async def test_a_run_that_does_not_over_provision_recalls_nothing():
 async def test_what_was_cut_is_gone_on_with_after_the_step():
     desk = make_desk(**SECTIONS)
     leases = await leased(desk)
-    submit(desk, leases[:2])
+    submit(desk, leases[:3])
     await desk.dispatcher.next_batch()
     begun = begun_answer(0, 0)
     desk.dispatcher.release("w", [leases[5].lease_id], [begun])
@@ -58,7 +59,7 @@ async def test_what_was_cut_is_gone_on_with_after_the_step():
     resumed, *fresh = await leased(desk, held=1)
     assert (resumed.prompt_index, resumed.begun) == (5, (begun,))
     assert all(lease.begun == () for lease in fresh)
-    # 4 accepted of 12: 12 may be in flight, and 6 are.
+    # 6 accepted of 12: 6 and 4 more may be in flight, and 4 were.
     assert len(fresh) == 2
 
 
@@ -68,7 +69,7 @@ async def test_a_worker_hears_of_a_recall_while_it_waits_and_of_each_once():
     asked = asyncio.create_task(desk.dispatcher.recalled("w", frozenset(), wait_s=30))
     await settle()
     assert not asked.done()
-    submit(desk, leases[:2])
+    submit(desk, leases[:3])
     await desk.dispatcher.next_batch()
     heard = await asked
     assert heard == [leases[5].lease_id]
@@ -84,3 +85,15 @@ async def test_redundant_answers_take_places_and_no_share_of_admission():
     batch = {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "redundantTrajectories": 1}
     assert len(await leased(make_desk(batch=batch), room=8)) == 2
     assert len(await leased(make_desk(batch=batch), room=100)) == 4
+
+
+async def test_a_complete_group_whose_turn_comes_too_late_takes_no_place_of_others():
+    desk = make_desk(**SECTIONS)
+    # Six groups of version 0 at lag bound 1: the steps at versions 0 and 1 take four of them.
+    submit(desk, await leased(desk))
+    assert await leased(desk) == []
+    assert desk.ledger.counts().dropped == {"lag_exceeded": 4}
+    assert await desk.dispatcher.next_batch()
+    desk.dispatcher.policy_version = 1
+    # 8 accepted of 12: 4 and 4 more may be in flight, at once.
+    assert len(await leased(desk, held=1)) == 4

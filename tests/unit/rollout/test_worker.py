@@ -255,13 +255,13 @@ async def test_a_worker_at_the_lag_bound_goes_on_as_soon_as_it_has_the_next_vers
 
 
 async def test_what_is_recalled_is_cut_and_gone_on_with_after_the_step():
-    batch = {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "overProvisionRatio": 1.5}
+    batch = {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "overProvisionRatio": 2.0}
     async with a_learner(batch=batch) as place:
         place.engine.gate.clear()
-        place.engine.quick = 4
+        place.engine.quick = 6
         place.publish(0)
         async with working(place.worker(places=12)):
-            await eventually(lambda: len(place.engine.requests) == 12)
+            await eventually(lambda: counts(place).buffered == 6)
             assert await place.desk.dispatcher.next_batch()
             await eventually(lambda: counts(place).dropped == {"surplus": 2})
             place.publish(1)
