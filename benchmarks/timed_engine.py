@@ -1,0 +1,139 @@
+"""An engine whose decoding steps take a stated time and whose answers have stated lengths.
+
+A stand-in for measuring what is around an engine: which token is sampled does not matter, how long
+a step takes and how many tokens an answer has does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Any
+
+from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
+from vcpo_rollout.engines.engine import (
+    Generation,
+    GenerationCutError,
+    GenerationRequest,
+    PolicyWeights,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Log-normal lengths of answers, in tokens."""
+
+    median: float
+    sigma: float
+    """Standard deviation of the logarithm, above 0."""
+    most: int
+
+    def draw(self, rng: random.Random, above: int) -> int:
+        """A length of those above `above`, at most `most`."""
+        normal = NormalDist(math.log(self.median), self.sigma)
+        least = normal.cdf(math.log(above)) if above else 0.0
+        share = least + (1.0 - least) * rng.random()
+        drawn = math.exp(normal.inv_cdf(share)) if 0.0 < share < 1.0 else float(self.most)
+        return max(above + 1, min(math.ceil(drawn), self.most))
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Answer:
+    length: int
+    spans: list[tuple[int, int]]
+    """Pairs of version and tokens."""
+    cut: asyncio.Event
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(size for _, size in self.spans)
+
+    def sample(self, policy_version: int) -> None:
+        if self.spans and self.spans[-1][0] == policy_version:
+            self.spans[-1] = (policy_version, self.spans[-1][1] + 1)
+        else:
+            self.spans.append((policy_version, 1))
+        if self.num_tokens >= self.length:
+            self.ended.set()
+
+    def parts(self) -> dict[str, Any]:
+        size = self.num_tokens
+        spans = (VersionSpan(policy_version=one, num_tokens=each) for one, each in self.spans)
+        return {
+            "token_ids": (1,) * size,
+            "logprobs": (-1.0,) * size,
+            "version_spans": tuple(spans),
+        }
+
+
+class TimedEngine:
+    """An engine whose steps take the time they are said to; an `Engine`."""
+
+    end_token_ids: frozenset[int] = frozenset()
+
+    def __init__(self, lengths: Lengths, *, step_s: float, sequence_s: float, seed: int) -> None:
+        self.policy_version: int | None = None
+        self.num_sampled = 0
+        self._lengths = lengths
+        self._step_s = step_s
+        self._sequence_s = sequence_s
+        self._rng = random.Random(seed)  # noqa: S311 - no secret
+        self._answers: list[_Answer] = []
+        self._some = asyncio.Event()
+
+    async def run(self) -> None:
+        """Decode for ever; a step that comes late takes so much less."""
+        due_s = time.perf_counter()
+        while True:
+            if not self._answers:
+                self._some.clear()
+                await self._some.wait()
+                due_s = time.perf_counter()
+            due_s += self._step_s + self._sequence_s * len(self._answers)
+            await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+            self.step()
+
+    def step(self) -> None:
+        """Sample a token for each sequence, and end those that are complete or cut."""
+        assert self.policy_version is not None
+        for answer in self._answers:
+            if not answer.cut.is_set():
+                answer.sample(self.policy_version)
+                self.num_sampled += 1
+        for answer in self._answers:
+            if answer.cut.is_set():
+                answer.ended.set()
+        self._answers = [answer for answer in self._answers if not answer.ended.is_set()]
+
+    async def generate(
+        self, request: GenerationRequest, *, cut: asyncio.Event | None = None
+    ) -> Generation:
+        """Sample one sequence, as `Engine.generate`."""
+        begun = request.begun.version_spans if request.begun else ()
+        spans = [(span.policy_version, span.num_tokens) for span in begun]
+        above = sum(size for _, size in spans)
+        length = self._lengths.draw(self._rng, above)
+        answer = _Answer(length=length, spans=spans, cut=cut or asyncio.Event())
+        self._answers.append(answer)
+        self._some.set()
+        try:
+            await answer.ended.wait()
+        finally:
+            if answer in self._answers:
+                self._answers.remove(answer)
+        if answer.num_tokens >= length:
+            return Generation(**answer.parts(), finish_reason=FinishReason.STOP)
+        raise GenerationCutError(PartialResponse(**answer.parts()) if answer.spans else None)
+
+    async def swap_weights(self, weights: PolicyWeights) -> int:
+        """Sample with a version from the next step on."""
+        self.policy_version = weights.policy_version
+        return len(self._answers)
+
+    async def close(self) -> None:
+        """Nothing is held."""

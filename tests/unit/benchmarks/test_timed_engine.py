@@ -1,0 +1,47 @@
+"""Lengths do not know of cuts, and the engine keeps what each version sampled."""
+
+import asyncio
+import random
+from statistics import mean
+
+import pytest
+
+from benchmarks.timed_engine import Lengths, TimedEngine
+from vcpo.wire.trajectory import VersionSpan
+from vcpo_rollout.engines.engine import GenerationCutError, GenerationRequest, PolicyWeights
+
+LENGTHS = Lengths(median=48.0, sigma=1.0, most=1024)
+
+
+def test_half_of_the_answers_are_longer_than_the_median():
+    rng = random.Random(0)
+    drawn = [LENGTHS.draw(rng, 0) for _ in range(20_000)]
+    assert mean(length > 48 for length in drawn) == pytest.approx(0.5, abs=0.02)
+    assert min(drawn) >= 1
+    assert max(drawn) == 1024
+
+
+def test_going_on_with_an_answer_draws_from_what_is_left_of_the_lengths():
+    # One standard deviation: of those above 48 the share 0.1587 / 0.5 is above 48 e = 130.5.
+    rng = random.Random(0)
+    drawn = [LENGTHS.draw(rng, 48) for _ in range(20_000)]
+    assert min(drawn) == 49
+    assert mean(length > 130 for length in drawn) == pytest.approx(0.3174, abs=0.015)
+
+
+async def test_what_is_cut_keeps_its_spans_and_is_gone_on_with():
+    lengths = Lengths(median=1000.0, sigma=0.01, most=10)
+    engine = TimedEngine(lengths, step_s=0.0, sequence_s=0.0, seed=0)
+    request = GenerationRequest(prompt_token_ids=(1,), temperature=1.0, max_new_tokens=10)
+    await engine.swap_weights(PolicyWeights(policy_version=3, payload=b""))
+    cut = asyncio.Event()
+    sampling = asyncio.create_task(engine.generate(request, cut=cut))
+    await asyncio.sleep(0)
+    for _ in range(4):
+        engine.step()
+    cut.set()
+    engine.step()
+    with pytest.raises(GenerationCutError) as caught:
+        await sampling
+    assert caught.value.begun.version_spans == (VersionSpan(policy_version=3, num_tokens=4),)
+    assert engine.num_sampled == 4
