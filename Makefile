@@ -28,7 +28,9 @@ e2e: .venv/installed ## the operator and a whole run in a cluster of processes; 
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.e2e.cluster
 
 test: setup lint ## lint, types, layers, stub drift, then every test
-	$(BIN)/python -m pytest
+	@# The units one file to a process: most of them wait. The others are processes by the dozen.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit --numprocesses logical --dist loadfile
+	$(BIN)/python -m pytest tests/e2e tests/integration tests/kube
 
 lint: .venv/installed ## ruff, mypy --strict, import-linter, generated files up to date
 	$(BIN)/ruff format --check .

@@ -158,7 +158,7 @@ def _spec(size: Size) -> VCPORunSpec:
                 "promptsPerStep": size.num_groups,
                 "trajectoriesPerPrompt": size.group_size,
                 "microBatchTrajectories": size.micro_batch,
-                "packSequences": size.packs,
+                "rowLayout": "packed" if size.packs else "padded",
             },
         }
     )

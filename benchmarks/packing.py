@@ -1,7 +1,7 @@
 """What packed rows save an update, by how much the lengths of its answers differ.
 
 The learner's own pass, exact norms and optimal baseline, over the same trajectories with
-`batch.packSequences` off and on. Responses have log-normal lengths, cut at the sequence; `spread`
+`batch.rowLayout` padded and packed. Responses have log-normal lengths, cut at the sequence; `spread`
 is the standard deviation of their logarithm (answers of a model that reasons: about 0.5 to 1).
 Groups stay together in a micro-batch, so that its longest answer decides what is padding.
 

@@ -111,8 +111,8 @@ def require_kept_apart(model: nn.Module) -> None:
     is_off = float((first - alone).abs().max()) > _TOLERANCE * float(alone.abs().max())
     if is_off or not torch.equal(first, second):
         raise StartError(
-            f"spec.batch.packSequences: true, but {type(model).__name__} lets trajectories in one"
-            " row see each other; set it to false"
+            f"spec.batch.rowLayout: packed, but {type(model).__name__} lets trajectories in one"
+            " row see each other; use padded"
         )
 
 

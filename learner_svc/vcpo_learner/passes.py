@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from vcpo.algo import GradientNormEstimator
 from vcpo.spec import VCPORunSpec
+from vcpo.spec.algorithm import RowLayout
 from vcpo.spec.workloads import Precision
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.batch import (
@@ -51,7 +52,7 @@ class Passes:
         self.temperature = spec.sampling.temperature
         self._micro_batch_size = spec.batch.micro_batch_trajectories
         self._estimator = spec.algorithm.gradient_norms
-        self._packs = spec.batch.pack_sequences
+        self._packs = spec.batch.row_layout is RowLayout.PACKED
         if self._packs:
             require_kept_apart(model)
         self._use_bfloat16 = spec.learner.precision is Precision.BFLOAT16

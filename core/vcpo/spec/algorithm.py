@@ -213,6 +213,16 @@ class PromptSelection(StrEnum):
     """The most undecided of a few, by a small network that reads the prompt."""
 
 
+class RowLayout(StrEnum):
+    """How trajectories are put into the rows of a forward pass."""
+
+    PADDED = "padded"
+    """One to a row, filled up to the longest."""
+    PACKED = "packed"
+    """Short ones together in rows as long as the longest, where that saves rows; for models that
+    keep the trajectories of a row apart, which is tried out at the start."""
+
+
 class Batch(Section):
     """One optimizer step's data: prompts times trajectories per prompt."""
 
@@ -223,10 +233,8 @@ class Batch(Section):
     micro_batch_trajectories: Annotated[int, Field(ge=1, le=65_536)] = 64
     """Trajectories in one forward pass; lower it when the learner runs out of memory. The update
     does not depend on it."""
-    pack_sequences: bool = False
-    """Put several short trajectories into one row of a forward pass, instead of padding each to the
-    longest. The update does not depend on it; worth it where lengths differ, refused by models that
-    cannot keep the trajectories of a row apart."""
+    row_layout: RowLayout = RowLayout.PADDED
+    """How trajectories are put into the rows of a forward pass; the update does not depend on it."""
     over_provision_ratio: Annotated[float, Field(ge=1.0, le=8.0)] = 1.0
     """Trajectories under way for the next batch, as a multiple of it, beside those for the batches
     that `maxPolicyLagSteps` lets run ahead; when a step's batch is complete the surplus is cut,

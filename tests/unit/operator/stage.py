@@ -33,10 +33,6 @@ _RUNS = f"/apis/vcpo.dev/v1alpha1/namespaces/{KEY.namespace}/vcporuns"
 _QUIET_TURNS = 12
 
 
-class KilledError(Exception):
-    """The operator dies here."""
-
-
 class ScriptedLearner(LearnerLines):
     """Stands in for the connections to learners: says what it is told to say."""
 
@@ -102,18 +98,12 @@ def _collected(entries: Iterator[dict[RunKey, Any]]) -> dict[RunKey, list[Any]]:
 
 
 class Stage:
-    """One server, one run, and as many operators as a test kills."""
+    """One server, one run, and the operator's reconciler."""
 
     def __init__(self, server: FakeApiServer) -> None:
         self.server = server
         self.learner = ScriptedLearner()
         self.now_s = 1_700_000_000.0
-        self.calls = 0
-        self.die_after: int | None = None
-        self._reconciler = self._born()
-
-    def restart_operator(self) -> None:
-        """Forget everything that an operator keeps in memory."""
         self._reconciler = self._born()
 
     async def look(self) -> Outcome:
@@ -199,7 +189,7 @@ class Stage:
 
     def _born(self) -> Reconciler:
         settings = client.Configuration(host=self.server.url)
-        cluster = Cluster(client.ApiClient(settings), on_answer=self._count)
+        cluster = Cluster(client.ApiClient(settings))
         return Reconciler(
             view=StoreView(self.server),
             executor=Executor(cluster, self.learner),
@@ -208,11 +198,6 @@ class Stage:
             exports=RunExports(OperatorMetrics()),
             clock=lambda: self.now_s,
         )
-
-    def _count(self, verb: str, resource: str, code: int) -> None:
-        self.calls += 1
-        if self.calls == self.die_after:
-            raise KilledError
 
 
 _TYPE = {"apiVersion": "vcpo.dev/v1alpha1", "kind": "VCPORun"}

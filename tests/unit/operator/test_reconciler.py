@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
 from tests.unit.operator.scenes import report
-from tests.unit.operator.stage import KilledError, Stage, stage
+from tests.unit.operator.stage import Stage, stage
 from vcpo.wire.phase import RunPhase
 
 ROLLOUTS = [{"name": "main", "minReplicas": 2, "maxReplicas": 6}]
@@ -184,48 +183,3 @@ async def test_a_change_of_the_status_is_told_as_an_event(made: Stage):
     await made.settle()
     events = made.server.api.store.objects(("", "events"), "ml")
     assert "Succeeded" in {event["reason"] for event in events}
-
-
-async def story(made: Stage) -> None:
-    """A run from its creation over a change to its end, by an operator that may die."""
-    await through_deaths(made)
-    made.change_run(rollouts=[{**ROLLOUTS[0], "image": "mine:2"}, *EXTRA])
-    await through_deaths(made)
-    made.change_run(rollouts=[{**ROLLOUTS[0], "image": "mine:2"}])
-    await through_deaths(made)
-    made.learner.says = report(step=10, phase=RunPhase.FAILED)
-    await through_deaths(made)
-
-
-EXTRA = [{"name": "extra", "minReplicas": 2, "maxReplicas": 3}]
-
-
-async def through_deaths(made: Stage) -> None:
-    while True:
-        try:
-            return await made.settle()
-        except KilledError:
-            await made.server.settled()
-            made.restart_operator()
-
-
-async def told(die_after: int | None) -> tuple[dict[str, Any], list[Any], int]:
-    """The story's end: children, conditions without times, and the number of calls."""
-    async with stage() as made:
-        made.create_run(rollouts=ROLLOUTS)
-        made.die_after = die_after
-        await story(made)
-        conditions = [
-            (each["type"], each["status"], each["reason"])
-            for each in made.run_status()["conditions"]
-        ]
-        return made.children(), conditions, made.calls
-
-
-async def test_an_operator_killed_after_any_call_ends_in_the_same_place():
-    children, conditions, calls = await told(None)
-    assert calls > 30
-    for index in range(1, calls + 1):
-        after_children, after_conditions, _ = await told(index)
-        assert after_children == children, f"killed after call {index}"
-        assert after_conditions == conditions, f"killed after call {index}"

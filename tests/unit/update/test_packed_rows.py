@@ -16,6 +16,7 @@ from tests.unit.update.models import FAMILIES, PAD, llama, own_logprobs, sampled
 from tests.unit.update.test_update_methods import spec_of
 from tests.unit.update.test_update_norm_proxies import PROXIES
 from vcpo.lifecycle import StartError
+from vcpo.spec.algorithm import RowLayout
 from vcpo_learner.batch import token_batch
 from vcpo_learner.packed_rows import packed_rows, require_kept_apart
 from vcpo_learner.scoring import (
@@ -32,7 +33,7 @@ TOKEN_METHODS = ["vtrace", "stapo", "tba", "gspo"]
 
 
 def packing_spec(spec, micro_batch=64):
-    batch = spec.batch.model_copy(update={"pack_sequences": True})
+    batch = spec.batch.model_copy(update={"row_layout": RowLayout.PACKED})
     return with_micro_batches(spec.model_copy(update={"batch": batch}), micro_batch)
 
 
@@ -137,6 +138,6 @@ class Leaking(nn.Module):
 
 @pytest.mark.parametrize("forgets_positions", [True, False])
 def test_a_model_that_does_not_is_refused_with_the_field_and_the_cure(forgets_positions):
-    message = r"spec.batch.packSequences: true, but Leaking lets .* set it to false"
+    message = r"spec.batch.rowLayout: packed, but Leaking lets .* use padded"
     with pytest.raises(StartError, match=message):
         PolicyUpdate(Leaking(forgets_positions=forgets_positions), packing_spec(make_spec()), PAD)
