@@ -1,8 +1,8 @@
 """What packed rows save an update, by how much the lengths of its answers differ.
 
 The learner's own pass, exact norms and optimal baseline, over the same trajectories with
-`batch.rowLayout` padded and packed. Responses have log-normal lengths, cut at the sequence; `spread`
-is the standard deviation of their logarithm (answers of a model that reasons: about 0.5 to 1).
+`batch.rowLayout` padded and packed. Responses have log-normal lengths, cut at the sequence;
+`spread` is the standard deviation of their logarithm (of answers that reason about 0.5 to 1).
 Groups stay together in a micro-batch, so that its longest answer decides what is padding.
 
 CPU seconds are the least of several repeats, the sides taking turns.

@@ -234,7 +234,7 @@ class Batch(Section):
     """Trajectories in one forward pass; lower it when the learner runs out of memory. The update
     does not depend on it."""
     row_layout: RowLayout = RowLayout.PADDED
-    """How trajectories are put into the rows of a forward pass; the update does not depend on it."""
+    """How trajectories are put into rows; the update does not depend on it."""
     over_provision_ratio: Annotated[float, Field(ge=1.0, le=8.0)] = 1.0
     """Trajectories under way for the next batch, as a multiple of it, beside those for the batches
     that `maxPolicyLagSteps` lets run ahead; when a step's batch is complete the surplus is cut,
