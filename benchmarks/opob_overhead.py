@@ -46,6 +46,7 @@ from vcpo_learner.scores import OnePass
 from vcpo_learner.scoring import token_logprobs, weighted_logprobs
 
 WEIGHT_CAP = 8.0
+LONG_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,11 @@ class Size:
     """Trajectories that go through the model together, except on the published way."""
     packs: bool = False
     """Whether short ones share a row."""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether one step takes seconds."""
+        return self.sequence > LONG_TOKENS
 
 
 Groups = Sequence[Sequence[Trajectory]]
@@ -230,9 +236,10 @@ def peak_bytes_elsewhere(side: str, name: str, arguments: argparse.Namespace) ->
     return int(output.splitlines()[-1])
 
 
-def measured(name: str, peaks: dict[str, int], repeats: int) -> dict[str, Any]:
+def measured(name: str, peaks: dict[str, int], repeats: int | None) -> dict[str, Any]:
     """Everything about one size."""
-    least_s, errors = seconds_by_side(parse_size(name), repeats)
+    size = parse_size(name)
+    least_s, errors = seconds_by_side(size, repeats or (3 if size.is_long else 12))
     return {
         "ratio_vs_plain": round(least_s["vcpo"] / least_s["plain"], 3),
         "ratio_vs_published": round(least_s["vcpo"] / least_s["published"], 3),
@@ -246,7 +253,7 @@ def measured(name: str, peaks: dict[str, int], repeats: int) -> dict[str, Any]:
 def parse_size(name: str) -> Size:
     """A size by its name; long sequences come in a batch of one group."""
     hidden, sequence = (int(part) for part in name.split("x"))
-    is_long = sequence > 128
+    is_long = sequence > LONG_TOKENS
     return Size(
         hidden=hidden,
         sequence=sequence,
@@ -260,7 +267,7 @@ def main() -> None:
     """Measure every size, or one side's memory."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--sizes", nargs="+", default=["256x64", "768x512"])
-    parser.add_argument("--repeats", type=int, default=3, help="timed steps of each side")
+    parser.add_argument("--repeats", type=int, help="timed steps of each side (12, or 3 long ones)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--peak-of", choices=SIDES, help="print one side's memory in bytes, only")
     arguments = parser.parse_args()
