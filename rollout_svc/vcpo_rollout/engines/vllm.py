@@ -253,8 +253,7 @@ class VllmEngine:
             async with asyncio.timeout(self._swap_timeout_s):
                 return await self._swap_between_steps(update, policy_version)
         except Exception as error:  # vLLM passes on whatever its processes raise
-            what = f"{type(error).__name__}: {error}"
-            self._end(f"vLLM failed to take policy version {policy_version}: {what}")
+            self._end_in_swap(policy_version, f"{type(error).__name__}: {error}")
             raise EngineError(self._ended) from error
 
     async def _swap_between_steps(self, update: dict[str, Any], policy_version: int) -> int:
@@ -266,10 +265,20 @@ class VllmEngine:
             await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
             self._can_receive = True
         await self._llm.pause_generation(mode="keep", clear_cache=True)
-        num_under_way: int = self._llm.get_num_unfinished_requests()
-        await self._llm.start_weight_update()
-        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
-        await self._llm.finish_weight_update(weight_version=str(policy_version))
-        # Not in a `finally`: with half a set of weights in place nothing may be sampled.
-        await self._llm.resume_generation()
+        try:
+            num_under_way: int = self._llm.get_num_unfinished_requests()
+            await self._llm.start_weight_update()
+            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+            await self._llm.finish_weight_update(weight_version=str(policy_version))
+        except BaseException as error:
+            # Half of a swap leaves layers without values, and a decoding step there kills vLLM's
+            # process: this must come before the pause could end.
+            self._end_in_swap(policy_version, f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            if self._ended is None:
+                await self._llm.resume_generation()
         return num_under_way
+
+    def _end_in_swap(self, policy_version: int, what: str) -> None:
+        self._end(f"vLLM failed to take policy version {policy_version}: {what}")

@@ -77,16 +77,19 @@ async def tied_engine(tmp_path_factory):
 
 
 class DyingLlm:
-    """vLLM whose process is killed while a call to update the weights is under way."""
+    """vLLM that fails, or whose process is killed, in a call to update the weights."""
 
     def __init__(self, llm):
         self._llm = llm
+        self.fails_in_update = False
         self.dies_in_update = None
 
     def __getattr__(self, name):
         return getattr(self._llm, name)
 
     async def update_weights(self, request):
+        if self.fails_in_update:
+            raise RuntimeError("half of the tensors were loaded")
         if self.dies_in_update is not None:
             os.kill(self.dies_in_update, signal.SIGSTOP)  # it gets the call and does nothing
         updating = asyncio.create_task(self._llm.update_weights(request))
@@ -352,16 +355,32 @@ class TestEngine:
         await asyncio.to_thread(process.join, PATIENCE_S)
         assert process.exitcode == -signal.SIGKILL
 
+    async def test_a_swap_that_fails_half_way_ends_the_engine_and_not_the_pause(
+        self, tmp_path, make_request, publish
+    ):
+        settings = save_settings(tmp_path)
+        llm = DyingLlm(await asyncio.to_thread(start_llm, settings))
+        engine = VllmEngine(llm, skeleton=load_skeleton(settings), end_token_ids=frozenset())
+        async with asyncio.timeout(PATIENCE_S):
+            await engine.swap_weights(publish(build(seed=0), 1))
+            endless = make_request((9,), max_new_tokens=ENDLESS)
+            generating = asyncio.create_task(engine.generate(endless))
+            llm.fails_in_update = True
+            swapping = engine.swap_weights(publish(build(seed=0), 2))
+            for each in (swapping, generating, engine.generate(endless)):
+                with pytest.raises(EngineError, match="policy version 2: RuntimeError: half of"):
+                    await each
+            assert await llm.is_paused()
+        await engine.close()
+
     async def test_a_swap_that_is_stuck_ends_the_engine_and_its_process(
         self, tmp_path, make_request, publish
     ):
         others = set(multiprocessing.active_children())
         settings = save_settings(tmp_path)
+        llm = await asyncio.to_thread(start_llm, settings)
         engine = VllmEngine(
-            await asyncio.to_thread(start_llm, settings),
-            skeleton=load_skeleton(settings),
-            end_token_ids=frozenset(),
-            swap_timeout_s=0.1,
+            llm, skeleton=load_skeleton(settings), end_token_ids=frozenset(), swap_timeout_s=0.1
         )
         (process,) = set(multiprocessing.active_children()) - others
         os.kill(process.pid, signal.SIGSTOP)
