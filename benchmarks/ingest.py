@@ -43,7 +43,7 @@ from vcpo.wire.server import WireServer
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan, trajectory_to_message
 from vcpo.wire.v1 import work_pb2_grpc
 from vcpo_learner.dispatch import Dispatcher, WorkRequest
-from vcpo_learner.ledger import MemoryLedger
+from vcpo_learner.memory_ledger import MemoryLedger
 from vcpo_learner.services.work import WorkService
 from vcpo_rollout.learner import Learner
 

@@ -34,7 +34,7 @@ from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo_learner.archive import open_archive
 from vcpo_learner.dispatch import Dispatcher
-from vcpo_learner.ledger import MemoryLedger
+from vcpo_learner.memory_ledger import MemoryLedger
 from vcpo_learner.policies import PolicyStore
 from vcpo_learner.policy_model import policy_payload
 from vcpo_learner.prompt_selection import prompt_source

@@ -231,6 +231,7 @@ def peak_bytes_elsewhere(side: str, name: str, arguments: argparse.Namespace) ->
     """`peak_bytes` in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.opob_overhead", "--sizes", name]
     command += ["--peak-of", side, "--threads", str(arguments.threads)]
+    print(f"{name}: memory of {side}", flush=True)
     # Our own module, by our own interpreter.
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout  # noqa: S603
     return int(output.splitlines()[-1])
@@ -280,7 +281,10 @@ def main() -> None:
         name: {side: peak_bytes_elsewhere(side, name, arguments) for side in SIDES}
         for name in arguments.sizes
     }
-    by_size = {name: measured(name, peaks[name], arguments.repeats) for name in arguments.sizes}
+    by_size = {}
+    for name in arguments.sizes:
+        by_size[name] = measured(name, peaks[name], arguments.repeats)
+        print(f"{name}: seconds {by_size[name]['seconds']}", flush=True)
     print(json.dumps(by_size))
 
 

@@ -42,7 +42,7 @@ from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2_grpc, work_pb2_grpc
 from vcpo_learner.dispatch import Dispatcher
 from vcpo_learner.groups import Group
-from vcpo_learner.ledger import MemoryLedger
+from vcpo_learner.memory_ledger import MemoryLedger
 from vcpo_learner.owed import restore_owed
 from vcpo_learner.policies import PolicyStore
 from vcpo_learner.services.policy import PolicyService

@@ -97,14 +97,11 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     model = random_llama(SIZE.hidden, max_tokens=SIZE.sequence)
-    print(
-        json.dumps(
-            {
-                f"spread {spread}": measured(model, spread, arguments.repeats)
-                for spread in arguments.spreads
-            }
-        )
-    )
+    report = {}
+    for spread in arguments.spreads:
+        found = report[f"spread {spread}"] = measured(model, spread, arguments.repeats)
+        print(f"spread {spread}: {found['seconds']}", flush=True)
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

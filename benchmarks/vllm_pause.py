@@ -88,6 +88,7 @@ async def measure(
                 await engine.swap_weights(_weights(payload, names, base=version))
                 version += 1
                 pauses[case].append(llm.pauses_s[-1])
+                print(f"{case}: paused {llm.pauses_s[-1]:.3f} s", flush=True)
     finally:
         await engine.close()
     return {

@@ -41,7 +41,7 @@ from vcpo_learner.accounting import AccountingError
 from vcpo_learner.archive import open_archive
 from vcpo_learner.dispatch import Dispatcher
 from vcpo_learner.gauges import LearnerGauges
-from vcpo_learner.ledger import MemoryLedger
+from vcpo_learner.memory_ledger import MemoryLedger
 from vcpo_learner.policies import PolicyStore
 from vcpo_learner.policy_model import load_policy, pad_token_id
 from vcpo_learner.prompt_selection import prompt_source

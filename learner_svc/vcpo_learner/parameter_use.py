@@ -196,8 +196,8 @@ def _bilinear(kernel: Tensor, first: Tensor, second: Tensor) -> Tensor:
     kernel: [batch, T, S]; first, second: [batch, T or S, features].
 
     A CPU multiplies the kernel with b, one trajectory at a time into memory that stays in its
-    caches, at about twice the speed that it has for products of a with b, whose rows it would have
-    to turn into columns first. A GPU has no such trouble, and wants the batch in one go.
+    caches: for products of a with b it would have to turn rows into columns first. A GPU has no
+    such trouble, and wants the batch in one go.
     """
     if kernel.device.type != "cpu":
         return _sums_of_products(kernel, first @ second.mT)

@@ -102,7 +102,7 @@ def _inputs(batch: TokenBatch) -> dict[str, Any]:
             "use_cache": False,
         }
     return {
-        "input_ids": batch.rows.packed(batch.input_ids, fill=int(batch.input_ids[0, 0])),
+        "input_ids": batch.rows.packed(batch.input_ids, fill=0),
         "position_ids": batch.rows.position_ids,
         "use_cache": False,
     }

@@ -100,10 +100,7 @@ class PolicyUpdate:
         except NonFiniteWeightError as error:
             return self._refused(trajectories, error)
         self._calibration = decision.calibration
-        gradient_norm = clip_gradient(self._model.parameters(), self._settings.max_gradient_norm)
-        skipped = _skip_reason(decision.verdict, gradient_norm)
-        learning_rate = 0.0 if skipped else self._take_step(decision.verdict.scale)
-        self._optimizer.zero_grad()
+        gradient_norm, skipped, learning_rate = self._descend(decision.verdict)
         finite_norm = gradient_norm if math.isfinite(gradient_norm) else 0.0
         self._warning = self._warning.observe(_health(decision, sums, finite_norm))
         return UpdateResult(
@@ -170,6 +167,14 @@ class PolicyUpdate:
             moments_of,
             kl_per_token=sums.kl_per_token,
         )
+
+    def _descend(self, verdict: StepVerdict) -> tuple[float, SkipReason | None, float]:
+        """Take the step, or skip it: the gradient's norm, why it is skipped, the rate it took."""
+        gradient_norm = clip_gradient(self._model.parameters(), self._settings.max_gradient_norm)
+        skipped = _skip_reason(verdict, gradient_norm)
+        learning_rate = 0.0 if skipped else self._take_step(verdict.scale)
+        self._optimizer.zero_grad()
+        return gradient_norm, skipped, learning_rate
 
     def _take_step(self, scale: float) -> float:
         """Step at the scaled rate, and return it."""

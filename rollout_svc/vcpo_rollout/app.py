@@ -20,7 +20,7 @@ from vcpo.lifecycle import (
     write_ready,
 )
 from vcpo.metrics import RolloutMetrics, serve_metrics
-from vcpo.spec import VCPORun, load_run
+from vcpo.spec import VCPORun, VCPORunSpec, load_run
 from vcpo.spec.workloads import RolloutGroup
 from vcpo.wire.client import open_channel
 from vcpo.wire.phase import RunPhase
@@ -28,12 +28,14 @@ from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_rollout.archive import ArchiveReader
 from vcpo_rollout.engine_loading import load_engine, quantization_of
+from vcpo_rollout.engines.engine import Engine
 from vcpo_rollout.environments.environment import make_environment
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.learner import Learner
 from vcpo_rollout.peers import Peers
 from vcpo_rollout.pieces import PieceShelf
-from vcpo_rollout.preparation import preparation_of
+from vcpo_rollout.preparation import Preparation, preparation_of
+from vcpo_rollout.prompting import PromptCodec
 from vcpo_rollout.receiver import WeightReceiver
 from vcpo_rollout.sharing import SharingService
 from vcpo_rollout.supply import WeightSupply
@@ -82,12 +84,7 @@ async def run_worker(options: Options) -> RunPhase:
         with starting():
             port = await server.start(options.listen, _SERVICES, serving=False)
             seed = sampling_seed(run.spec.seed, options.worker_id)
-            # Before the engine, whose processes would have to be stopped again if this failed.
-            plan = await asyncio.to_thread(quantization_of, group)
-            prepare = await asyncio.to_thread(
-                preparation_of, run.spec, group, seed=seed, rounding=plan.rounding
-            )
-            engine, codec = await asyncio.to_thread(load_engine, run.spec, group, plan, seed=seed)
+            prepare, engine, codec = await asyncio.to_thread(_load, run.spec, group, seed=seed)
         learner = Learner(
             channel, worker_id=options.worker_id, rollout_group=group.name, serving_port=port
         )
@@ -118,6 +115,16 @@ async def run_worker(options: Options) -> RunPhase:
             await engine.close()
             await server.stop(_STOP_GRACE_S)
             await channel.close()
+
+
+def _load(
+    spec: VCPORunSpec, group: RolloutGroup, *, seed: int
+) -> tuple[Preparation | None, Engine, PromptCodec]:
+    """What versions go through, and the engine that gets them; in a thread, it takes seconds."""
+    plan = quantization_of(group)
+    # Before the engine, whose processes would have to be stopped again if this failed.
+    prepare = preparation_of(spec, group, seed=seed, rounding=plan.rounding)
+    return prepare, *load_engine(spec, group, plan, seed=seed)
 
 
 def _archive(run: VCPORun) -> ArchiveReader | None:

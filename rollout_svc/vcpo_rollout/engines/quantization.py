@@ -10,7 +10,7 @@ What vLLM 0.32.0 has for the matrices of linear layers:
     fp8_per_block     one scale per 128 x 128 of the weights, per 128 of an activation. Multiplied
                       in hardware from compute capability 8.9 on; a CPU needs AMX
     fp8_per_channel   one scale per row of the weights, per token of the activations. Runs on any
-                      CPU, where it multiplies nine times slower than bfloat16
+                      CPU, far slower than bfloat16 (python -m benchmarks.fp8_product)
     fp8_per_tensor    one scale per matrix: coarser, and the CPU package has no code for it
     int8_...          for experts only; linear layers stay as they are
 

@@ -144,7 +144,7 @@ class _Exchange:
     def _run(self, step: Coroutine[Any, Any, _Result]) -> _Result:
         try:
             return asyncio.run_coroutine_threadsafe(step, self._loop).result()
-        except Exception as error:
+        except Exception as error:  # the environment's own, which may wrap that it asked a model
             cause: BaseException | None = error
             while cause is not None:
                 if isinstance(cause, ModelCalledError):
@@ -215,7 +215,9 @@ def _require_drivable(package: str, environment: Any) -> None:
         problem = f"is a {type(environment).__name__}, which has no turns of its own"
     elif outside := kinds & _OUTSIDE:
         problem = f"works outside of the worker ({', '.join(sorted(outside))})"
-    elif own := [n for n in _OWN_STEPS if getattr(type(environment), n) is not _step_of(n)]:
+    elif own := [
+        n for n in _OWN_STEPS if getattr(type(environment), n) is not getattr(MultiTurnEnv, n)
+    ]:
         problem = f"asks the model by itself ({', '.join(own)})"
     elif group := _group_functions(environment.rubric):
         problem = f"judges answers of a group together ({', '.join(group)})"
@@ -224,12 +226,6 @@ def _require_drivable(package: str, environment: Any) -> None:
             f"environment.name: 'verifiers:{package}' {problem}; use one that answers the model's "
             "turns in its own process (SingleTurnEnv, MultiTurnEnv, ToolEnv) and judges each alone"
         )
-
-
-def _step_of(name: str) -> Any:
-    from verifiers import MultiTurnEnv
-
-    return getattr(MultiTurnEnv, name)
 
 
 def _group_functions(rubric: Any) -> list[str]:

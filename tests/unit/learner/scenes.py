@@ -9,7 +9,7 @@ from vcpo.spec import VCPORun
 from vcpo.wire.trajectory import FinishReason, PartialResponse, Trajectory, VersionSpan
 from vcpo_learner.dispatch import Assignment, Dispatcher, WorkRequest
 from vcpo_learner.leases import OpenLease
-from vcpo_learner.ledger import MemoryLedger
+from vcpo_learner.memory_ledger import MemoryLedger
 
 INCARNATION = "now"
 TIMEOUT_S = 10.0
