@@ -106,9 +106,12 @@ def _spurious(record: BatchRecord, advantages: Tensor, recipe: Recipe) -> Tensor
         return _clip(record, advantages, recipe)
     level = record.entropies[suspects].quantile(SPURIOUS_ENTROPY_QUANTILE)
     spurious = suspects & (record.entropies < level)
-    share = (mask & ~spurious).sum() / mask.sum()
+    num_kept = (mask & ~spurious).sum()
+    if num_kept == 0:
+        return torch.zeros_like(advantages)
     kept = _clip(record, advantages, recipe).masked_fill(spurious, 0.0)
-    return kept / share if share > 0 else torch.zeros_like(advantages)
+    # In the precision of the advantages: two counts by themselves divide into a float32.
+    return kept.to(advantages.dtype) * mask.sum() / num_kept
 
 
 def _tapered(record: BatchRecord, advantages: Tensor, recipe: Recipe) -> Tensor:

@@ -64,6 +64,14 @@ def test_stapos_mean_is_over_the_tokens_that_survive():
     assert of_method("stapo", record, [1.0] * 4).sum().item() == pytest.approx(-1.0)
 
 
+def test_stapos_share_of_surviving_tokens_is_exact_in_float64():
+    # Of two suspects, entropies .1 and .9, the first is below their 75 % quantile of .7: three of
+    # four tokens survive, so each counts 4/3.
+    record = record_of([[0.0]] * 4, mu=math.log(1e-3), entropies=[[0.1], [0.9], [0.5], [0.5]])
+    found = gates("stapo", record, [1.0, 1.0, -1.0, -1.0])
+    assert found.flatten().tolist() == [0.0, 4 / 3, 4 / 3, 4 / 3]
+
+
 def test_stapo_leaves_improbable_tokens_of_bad_answers_alone():
     record = record_of([[0.0]] * 2, mu=math.log(1e-3), entropies=[[0.1], [2.0]])
     assert gates("stapo", record, [-1.0, -1.0]).flatten().tolist() == [1.0, 1.0]
