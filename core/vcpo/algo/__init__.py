@@ -4,8 +4,11 @@ Everything that VCPO decides about one optimizer step is a function of a few num
 its log importance weight, its length, its reward and the norm of its gradient. These modules hold
 those functions. They know no tensors, clocks, files, sockets or logs.
 
+Numbers may come as Python's, as numpy arrays or as torch tensors, of any format and on any device.
+
 | module            | question it answers                                                     |
 |-------------------|-------------------------------------------------------------------------|
+| `arrays`          | What numbers does an array hold?                                        |
 | `weights`         | How far is the learner from the sampler, and what is left of the batch? |
 | `calibration`     | What would be left of it on policy, given these lengths?                |
 | `learning_rate`   | How large a step does the batch support?                                |

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from itertools import chain, repeat
 
+from vcpo.algo.arrays import Matrix, Vector, matrix, vector
 from vcpo.algo.baseline import (
     Baseline,
     mean_baseline,
@@ -39,10 +40,10 @@ _BATCH_BASELINES = (Baseline.OPOB, Baseline.PUBLISHED, Baseline.GROUP_MEAN)
 
 
 def advantages(
-    rewards: Sequence[float],
+    rewards: Vector,
     baseline: Baseline,
-    squared_norms: Sequence[float] | None = None,
-    log_weights: Sequence[float] | None = None,
+    squared_norms: Vector | None = None,
+    log_weights: Vector | None = None,
 ) -> list[float]:
     """Advantages of trajectories that share one baseline, in their order.
 
@@ -61,6 +62,7 @@ def advantages(
     Raises: ValueError when what a method needs is missing, and as `published_baseline`.
     Sources: VCPO, arXiv 2602.17616, Eq. 7; GRPO, arXiv 2402.03300; RLOO, arXiv 2402.14740.
     """
+    rewards = vector(rewards, "rewards")
     require_rewards(rewards)
     match baseline:
         case Baseline.OPOB:
@@ -77,15 +79,15 @@ def advantages(
         case Baseline.GRPO:
             return _standardized(rewards)
         case Baseline.NONE:
-            return list(rewards)
+            return rewards
 
 
 def batch_advantages(
-    groups: Sequence[Sequence[float]],
+    groups: Matrix,
     baseline: Baseline,
     scope: BaselineScope = BaselineScope.GROUP,
-    squared_norms: Sequence[Sequence[float]] | None = None,
-    log_weights: Sequence[Sequence[float]] | None = None,
+    squared_norms: Matrix | None = None,
+    log_weights: Matrix | None = None,
 ) -> list[list[float]]:
     """Advantages of a batch of groups, in the shape of the rewards.
 
@@ -97,6 +99,9 @@ def batch_advantages(
     Raises: ValueError for no group, a shape that differs or a method without a batch form, and as
     `advantages`.
     """
+    groups = matrix(groups, "groups")
+    squared_norms = None if squared_norms is None else matrix(squared_norms, "squared_norms")
+    log_weights = None if log_weights is None else matrix(log_weights, "log_weights")
     if not groups:
         raise ValueError("groups is empty: at least one group of rewards is needed")
     _require_shape("squared_norms", squared_norms, groups)
@@ -134,7 +139,7 @@ def _above(rewards: Sequence[float], baseline: float) -> list[float]:
     return [reward - baseline for reward in rewards]
 
 
-def _required(name: str, values: Sequence[float] | None, baseline: Baseline) -> Sequence[float]:
+def _required(name: str, values: Vector | None, baseline: Baseline) -> Vector:
     if values is None:
         raise ValueError(f"{name} is None: baseline {baseline.value} needs one per trajectory")
     return values

@@ -36,6 +36,7 @@ import math
 from collections.abc import Sequence
 from enum import StrEnum
 
+from vcpo.algo.arrays import Vector, vector
 from vcpo.algo.weights import NonFiniteWeightError, require_log_weights
 
 
@@ -66,7 +67,7 @@ class GradientNormEstimator(StrEnum):
     """sum_t a_t^2: as if all tokens' gradients were equally long and uncorrelated."""
 
 
-def optimal_baseline(rewards: Sequence[float], squared_norms: Sequence[float]) -> float:
+def optimal_baseline(rewards: Vector, squared_norms: Vector) -> float:
     """Off-policy optimal baseline, b* = sum_i n_i R_i / sum_i n_i.
 
     rewards: [n] raw rewards, finite.
@@ -78,6 +79,7 @@ def optimal_baseline(rewards: Sequence[float], squared_norms: Sequence[float]) -
     norm below 0; NonFiniteWeightError at a norm that is NaN or infinite.
     Source: VCPO, arXiv 2602.17616, Eq. 7.
     """
+    rewards, squared_norms = vector(rewards, "rewards"), vector(squared_norms, "squared_norms")
     require_rewards(rewards)
     _require_squared_norms(squared_norms, rewards)
     largest = max(squared_norms)
@@ -86,9 +88,7 @@ def optimal_baseline(rewards: Sequence[float], squared_norms: Sequence[float]) -
     return _weighted_mean(rewards, [squared_norm / largest for squared_norm in squared_norms])
 
 
-def published_baseline(
-    rewards: Sequence[float], squared_norms: Sequence[float], log_weights: Sequence[float]
-) -> float:
+def published_baseline(rewards: Vector, squared_norms: Vector, log_weights: Vector) -> float:
     """Baseline of the released reference, which counts the weight twice; for comparison only.
 
     b = sum_i w_i^2 n_i R_i / sum_i w_i^2 n_i, where n_i holds the truncated weight already.
@@ -99,6 +99,8 @@ def published_baseline(
     they may all be -inf.
     Source: mit-han-lab/vcpo, compute_opob_baseline with use_is_weights (the default).
     """
+    rewards, squared_norms = vector(rewards, "rewards"), vector(squared_norms, "squared_norms")
+    log_weights = vector(log_weights, "log_weights")
     require_rewards(rewards)
     _require_squared_norms(squared_norms, rewards)
     _require_length("log_weights", log_weights, rewards)
@@ -113,11 +115,12 @@ def published_baseline(
     return _weighted_mean(rewards, [math.exp(log_term - largest) for log_term in log_terms])
 
 
-def mean_baseline(rewards: Sequence[float]) -> float:
+def mean_baseline(rewards: Vector) -> float:
     """Mean reward of the group, exactly R when all rewards are R.
 
     Raises: ValueError when empty or at a reward that is not finite.
     """
+    rewards = vector(rewards, "rewards")
     require_rewards(rewards)
     return _weighted_mean(rewards, [1.0] * len(rewards))
 

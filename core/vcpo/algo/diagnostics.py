@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from statistics import fmean, median, pstdev
 from typing import Self
 
+from vcpo.algo.arrays import Matrix, Vector, matrix, vector
 from vcpo.algo.moments import WeightMoments
 from vcpo.algo.weights import require_log_weights
 
@@ -44,13 +45,14 @@ class TokenSums:
     """Sum over tokens of r - 1 - log r, nats."""
 
     @classmethod
-    def of(cls, log_ratios: Sequence[float], cap: float) -> Self:
+    def of(cls, log_ratios: Vector, cap: float) -> Self:
         """Sums over tokens.
 
         log_ratios: [n] log pi - log mu, nats; cap: largest ratio kept, finite and above 0.
         Raises: ValueError when empty or the cap is out of range; NonFiniteWeightError at a NaN or
         +inf.
         """
+        log_ratios = vector(log_ratios, "log_ratios")
         return cls(
             weights=WeightMoments.of(log_ratios),
             truncated=WeightMoments.of(truncated_logs(log_ratios, cap)),
@@ -117,13 +119,13 @@ class BatchDiagnostics:
 
 
 def diagnose(
-    log_weights: Sequence[float],
+    log_weights: Vector,
     tokens: TokenSums,
-    advantages: Sequence[Sequence[float]],
+    advantages: Matrix,
     *,
     cap: float,
-    gradient_norms: Sequence[float] | None = None,
-    coefficients: Sequence[float] | None = None,
+    gradient_norms: Vector | None = None,
+    coefficients: Vector | None = None,
 ) -> BatchDiagnostics:
     """Numbers of one batch.
 
@@ -135,8 +137,11 @@ def diagnose(
     Raises: ValueError when empty, of unequal lengths or out of range; NonFiniteWeightError at a NaN
     or +inf, or when every weight is 0.
     """
+    log_weights = vector(log_weights, "log_weights")
+    norms = None if gradient_norms is None else vector(gradient_norms, "gradient_norms")
+    factors = None if coefficients is None else vector(coefficients, "coefficients")
     whole = WeightMoments.of(log_weights)
-    shifts = [-fmean(group) for group in advantages]
+    shifts = [-fmean(group) for group in matrix(advantages, "advantages")]
     return BatchDiagnostics(
         ess_ratio=whole.ess_ratio,
         truncated_ess_ratio=WeightMoments.of(truncated_logs(log_weights, cap)).ess_ratio,
@@ -146,10 +151,10 @@ def diagnose(
         token_chi2=1.0 / tokens.weights.ess_ratio - 1.0,
         kl_per_token=tokens.kl_per_token,
         log_weight_max=max(log_weights),
-        top_gradient_share=top_gradient_share(gradient_norms, coefficients),
+        top_gradient_share=top_gradient_share(norms, factors),
         baseline_shift_mean=fmean(shifts),
         baseline_shift_max=max(map(abs, shifts)),
-        norms=None if gradient_norms is None else norm_statistics(gradient_norms),
+        norms=None if norms is None else norm_statistics(norms),
     )
 
 

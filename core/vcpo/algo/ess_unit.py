@@ -45,6 +45,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
 
+from vcpo.algo.arrays import Vector, counts, vector
 from vcpo.algo.moments import WeightMoments
 from vcpo.algo.pieces import near_equal_pieces
 from vcpo.algo.weights import log_sum_exp
@@ -123,10 +124,10 @@ class EssReading:
 
 def ess_unit(
     kind: EssKind,
-    num_tokens: Sequence[int],
+    num_tokens: Vector,
     variance_per_token: float | None,
     *,
-    gradient_norms: Sequence[float] | None = None,
+    gradient_norms: Vector | None = None,
 ) -> EssUnit:
     """Where to cut a batch of these lengths.
 
@@ -136,6 +137,7 @@ def ess_unit(
     gradient_norms: [B] finite, at least 0 and not all 0; for ENERGY alone.
     Raises: ValueError when empty, at a number out of range, or when ENERGY has no norms.
     """
+    num_tokens = counts(num_tokens, "num_tokens")
     _require(num_tokens, variance_per_token)
     variance = variance_per_token or 0.0
     nats = _on_policy_nats(num_tokens, variance)
@@ -201,12 +203,13 @@ def _on_policy_nats(sizes: Sequence[int], variance: float) -> float:
 
 
 def _energy_on_policy(
-    num_tokens: Sequence[int], variance: float, gradient_norms: Sequence[float] | None
+    num_tokens: Sequence[int], variance: float, gradient_norms: Vector | None
 ) -> float:
     """(sum h)^2 / (B sum h^2 exp(s2 L)), not below 1/B."""
-    if gradient_norms is None or len(gradient_norms) != len(num_tokens):
+    norms = None if gradient_norms is None else vector(gradient_norms, "gradient_norms")
+    if norms is None or len(norms) != len(num_tokens):
         raise ValueError("gradient_norms is missing or too short: 'energy' needs one a trajectory")
-    logs = log_norms(gradient_norms)
+    logs = log_norms(norms)
     spread = [
         2.0 * log_norm + variance * length
         for log_norm, length in zip(logs, num_tokens, strict=True)
@@ -216,11 +219,12 @@ def _energy_on_policy(
     return min(max(math.exp(-nats), 1.0 / size), 1.0)
 
 
-def log_norms(gradient_norms: Sequence[float]) -> list[float]:
+def log_norms(gradient_norms: Vector) -> list[float]:
     """Logarithms to add to log weights for ENERGY; -inf for a gradient of 0.
 
     Raises: ValueError when a norm is negative or not finite, or all are 0.
     """
+    gradient_norms = vector(gradient_norms, "gradient_norms")
     for index, norm in enumerate(gradient_norms):
         if not 0.0 <= norm < math.inf:
             raise ValueError(f"gradient_norms[{index}] is {norm}: give a finite number, 0 or above")

@@ -22,6 +22,8 @@ Departure from the released reference: a ratio that is NaN raises; there min(1, 
 import math
 from enum import StrEnum
 
+from vcpo.algo.arrays import Scalar
+
 
 class LearningRateRule(StrEnum):
     """How the learning rate follows the ESS ratio."""
@@ -32,8 +34,8 @@ class LearningRateRule(StrEnum):
 
 
 def learning_rate_scale(
-    ess_ratio: float,
-    on_policy_ess_ratio: float = 1.0,
+    ess_ratio: Scalar,
+    on_policy_ess_ratio: Scalar = 1.0,
     rule: LearningRateRule = LearningRateRule.SQRT,
 ) -> float:
     """Factor on the base learning rate for one optimizer step.
@@ -44,6 +46,7 @@ def learning_rate_scale(
     Raises: ValueError when a ratio is NaN or outside (0, 1].
     Source: VCPO, arXiv 2602.17616, Eq. 5.
     """
+    ess_ratio, on_policy_ess_ratio = float(ess_ratio), float(on_policy_ess_ratio)
     _require_ratio("ess_ratio", ess_ratio)
     _require_ratio("on_policy_ess_ratio", on_policy_ess_ratio)
     remaining = min(1.0, ess_ratio / on_policy_ess_ratio)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from vcpo.algo.arrays import Vector, vector
 from vcpo.algo.weights import NonFiniteWeightError, log_sum_exp, require_log_weights
 
 
@@ -38,12 +39,13 @@ class WeightMoments:
                 raise NonFiniteWeightError(name, None, value)
 
     @classmethod
-    def of(cls, log_weights: Sequence[float]) -> Self:
+    def of(cls, log_weights: Vector) -> Self:
         """Moments of the weights with these logarithms.
 
         log_weights: [n] nats; -inf is a weight of 0.
         Raises: ValueError when empty; NonFiniteWeightError at a NaN or +inf.
         """
+        log_weights = vector(log_weights, "log_weights")
         require_log_weights(log_weights)
         return cls(
             count=len(log_weights),

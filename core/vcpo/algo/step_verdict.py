@@ -21,6 +21,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from vcpo.algo.arrays import Scalar
 from vcpo.algo.learning_rate import LearningRateRule, learning_rate_scale
 
 
@@ -78,12 +79,12 @@ class StepVerdict:
 
 
 def judge_step(
-    ess_ratio: float,
-    on_policy_ess_ratio: float,
+    ess_ratio: Scalar,
+    on_policy_ess_ratio: Scalar,
     limits: StepLimits,
     *,
-    kl_per_token: float | None = None,
-    gradient_norm: float | None = None,
+    kl_per_token: Scalar | None = None,
+    gradient_norm: Scalar | None = None,
 ) -> StepVerdict:
     """Take a step at a part of the learning rate, or refuse it.
 
@@ -92,6 +93,8 @@ def judge_step(
     kl_per_token: nats; gradient_norm: before clipping; None for what is not known.
     Raises: ValueError when a ratio that is a number lies outside (0, 1].
     """
+    ess_ratio, on_policy_ess_ratio = float(ess_ratio), float(on_policy_ess_ratio)
+    kl_per_token = None if kl_per_token is None else float(kl_per_token)
     numbers = (ess_ratio, kl_per_token, gradient_norm)
     if not all(number is None or math.isfinite(number) for number in numbers):
         return StepVerdict(scale=0.0, refusal=RefusalReason.NON_FINITE)

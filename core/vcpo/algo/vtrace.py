@@ -18,6 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vcpo.algo.arrays import Vector, vector
 from vcpo.algo.weights import NonFiniteWeightError, require_log_weights
 
 
@@ -32,9 +33,9 @@ class VTrace:
 
 
 def vtrace(
-    log_ratios: Sequence[float],
-    rewards: Sequence[float],
-    values: Sequence[float],
+    log_ratios: Vector,
+    rewards: Vector,
+    values: Vector,
     *,
     rho_cap: float = 1.0,
     c_cap: float = 1.0,
@@ -50,6 +51,8 @@ def vtrace(
     Raises: ValueError when the lengths differ, there is no token or a setting is out of range;
     NonFiniteWeightError at a log ratio that is NaN or +inf, or a reward or value that is no number.
     """
+    log_ratios, rewards = vector(log_ratios, "log_ratios"), vector(rewards, "rewards")
+    values = vector(values, "values")
     if not len(log_ratios) == len(rewards) == len(values):
         raise ValueError(
             f"log_ratios, rewards and values have {len(log_ratios)}, {len(rewards)} and "

@@ -34,6 +34,8 @@ input that is itself not a number raises. There an epsilon of 1e-8 beside sum_i 
 import math
 from collections.abc import Sequence
 
+from vcpo.algo.arrays import Scalar, Vector, vector
+
 
 class NonFiniteWeightError(ValueError):
     """A number that a step depends on is NaN or infinite, so the step must not be taken.
@@ -66,7 +68,7 @@ def require_log_weights(log_weights: Sequence[float], name: str = "log_weights")
             raise NonFiniteWeightError(name, index, value)
 
 
-def log_sum_exp(values: Sequence[float]) -> float:
+def log_sum_exp(values: Vector) -> float:
     """Logarithm of the sum of the exponentials, for values of any size.
 
     values: [n] log-domain numbers below +inf; -inf stands for zero.
@@ -74,6 +76,7 @@ def log_sum_exp(values: Sequence[float]) -> float:
     Raises: ValueError when empty; NonFiniteWeightError at a NaN or +inf.
     Identity: log sum exp(v) = m + log sum exp(v - m) with m = max v, where no term exceeds 1.
     """
+    values = vector(values, "values")
     require_log_weights(values, "values")
     largest = max(values)
     if largest == -math.inf:
@@ -81,9 +84,7 @@ def log_sum_exp(values: Sequence[float]) -> float:
     return largest + math.log(math.fsum(math.exp(value - largest) for value in values))
 
 
-def log_importance_weight(
-    learner_logprobs: Sequence[float], rollout_logprobs: Sequence[float]
-) -> float:
+def log_importance_weight(learner_logprobs: Vector, rollout_logprobs: Vector) -> float:
     """Log importance weight of one trajectory: how much likelier the learner finds it.
 
     learner_logprobs: [num_trained_tokens] log pi(y_t), nats, under the parameters being updated.
@@ -94,6 +95,8 @@ def log_importance_weight(
     Raises: ValueError when the lengths differ; NonFiniteWeightError, with the token's index, when
     a difference is NaN or +inf (mu cannot have sampled a token of probability zero).
     """
+    learner_logprobs = vector(learner_logprobs, "learner_logprobs")
+    rollout_logprobs = vector(rollout_logprobs, "rollout_logprobs")
     if len(learner_logprobs) != len(rollout_logprobs):
         raise ValueError(
             f"learner_logprobs has {len(learner_logprobs)} tokens but rollout_logprobs has "
@@ -105,7 +108,7 @@ def log_importance_weight(
     return math.fsum(log_ratios)
 
 
-def effective_sample_size(log_weights: Sequence[float]) -> float:
+def effective_sample_size(log_weights: Vector) -> float:
     """Number of equally weighted trajectories that this batch is worth.
 
     log_weights: [B] nats, one per trajectory of the optimizer step over all ranks, untruncated.
@@ -114,6 +117,7 @@ def effective_sample_size(log_weights: Sequence[float]) -> float:
     weight is zero.
     Source: Kish (1965); VCPO, arXiv 2602.17616, step scaling by effective sample size.
     """
+    log_weights = vector(log_weights, "log_weights")
     require_log_weights(log_weights)
     largest = max(log_weights)
     if largest == -math.inf:
@@ -123,7 +127,7 @@ def effective_sample_size(log_weights: Sequence[float]) -> float:
     return min(max(size, 1.0), float(len(shares)))
 
 
-def ess_ratio(log_weights: Sequence[float]) -> float:
+def ess_ratio(log_weights: Vector) -> float:
     """Effective part of the batch, rho = ESS / B.
 
     log_weights: [B] nats, one per trajectory of the optimizer step over all ranks, untruncated.
@@ -131,10 +135,11 @@ def ess_ratio(log_weights: Sequence[float]) -> float:
     Raises: as `effective_sample_size`.
     Source: VCPO, arXiv 2602.17616, step scaling by effective sample size.
     """
+    log_weights = vector(log_weights, "log_weights")
     return effective_sample_size(log_weights) / len(log_weights)
 
 
-def truncated_weight(log_weight: float, cap: float) -> float:
+def truncated_weight(log_weight: Scalar, cap: Scalar) -> float:
     """Weight that the gradient uses, min(w, cap): cut above, never raised below.
 
     log_weight: nats, below +inf; -inf gives 0.0.
@@ -144,6 +149,7 @@ def truncated_weight(log_weight: float, cap: float) -> float:
     +inf. The latter would fit under the cap, but no policy gives it.
     Source: VCPO, arXiv 2602.17616, truncated importance sampling at sequence level.
     """
+    log_weight, cap = float(log_weight), float(cap)
     if not 0.0 < cap < math.inf:
         raise ValueError(f"cap is {cap}: give a finite weight above 0, such as 8.0")
     if math.isnan(log_weight) or log_weight == math.inf:

@@ -1,0 +1,131 @@
+"""Whoever holds numbers in a list, a numpy array or a tensor gets the same answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vcpo import algo
+from vcpo.algo import Baseline, BaselineScope, EssKind, LearningRateRule, StepLimits
+
+# All of these are exact in bfloat16.
+REWARDS = [1.0, 0.0, 0.5, -2.0]
+NORMS = [1.0, 0.25, 16.0, 4.0]
+LOG_WEIGHTS = [0.0, -0.5, 0.75, 1.5]
+LENGTHS = [3, 1, 2, 4]
+
+HOLDERS: dict[str, Callable[[Any], Any]] = {
+    "tuple": tuple,
+    "numpy": np.array,
+    "numpy float32": lambda values: np.array(values, dtype=np.float32),
+    "list of numpy scalars": lambda values: [np.float32(value) for value in values],
+    "tensor": torch.tensor,
+    "bfloat16 tensor": lambda values: torch.tensor(values, dtype=torch.bfloat16),
+    "tensor with a gradient": lambda values: torch.tensor(
+        [float(value) for value in values], requires_grad=True
+    ),
+    "list of tensors": lambda values: [torch.tensor(value) for value in values],
+}
+held_in = pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS.keys())
+
+OF_VECTORS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
+    "advantages": lambda hold: algo.advantages(
+        hold(REWARDS), Baseline.PUBLISHED, hold(NORMS), hold(LOG_WEIGHTS)
+    ),
+    "diagnose": lambda hold: algo.diagnose(
+        hold(LOG_WEIGHTS),
+        algo.TokenSums.of(hold(LOG_WEIGHTS), 8.0),
+        [hold(REWARDS)],
+        cap=8.0,
+        gradient_norms=hold(NORMS),
+        coefficients=hold(REWARDS),
+    ),
+    "effective_sample_size": lambda hold: algo.effective_sample_size(hold(LOG_WEIGHTS)),
+    "ess_ratio": lambda hold: algo.ess_ratio(hold(LOG_WEIGHTS)),
+    "ess_unit": lambda hold: algo.ess_unit(
+        EssKind.ENERGY, hold(LENGTHS), 0.125, gradient_norms=hold(NORMS)
+    ),
+    "log_importance_weight": lambda hold: algo.log_importance_weight(hold(REWARDS), hold(NORMS)),
+    "log_norms": lambda hold: algo.log_norms(hold(NORMS)),
+    "log_sum_exp": lambda hold: algo.log_sum_exp(hold(LOG_WEIGHTS)),
+    "mean_baseline": lambda hold: algo.mean_baseline(hold(REWARDS)),
+    "optimal_baseline": lambda hold: algo.optimal_baseline(hold(REWARDS), hold(NORMS)),
+    "piece_log_weights": lambda hold: algo.piece_log_weights(hold(LOG_WEIGHTS), hold([3, 1])),
+    "vtrace": lambda hold: algo.vtrace(hold(LOG_WEIGHTS), hold(REWARDS), hold(NORMS)),
+    "WeightMoments.of": lambda hold: algo.WeightMoments.of(hold(LOG_WEIGHTS)),
+}
+
+
+@held_in
+@pytest.mark.parametrize("function", OF_VECTORS.values(), ids=OF_VECTORS.keys())
+def test_the_kind_of_array_does_not_change_the_answer(function, hold):
+    assert function(hold) == function(list)
+
+
+@pytest.mark.parametrize("one", [np.float32, np.array, torch.tensor], ids=lambda one: one.__name__)
+def test_a_number_may_be_an_array_of_no_dimension(one):
+    scale = algo.learning_rate_scale(one(0.25), one(0.5), LearningRateRule.LINEAR)
+    assert (type(scale), scale) == (float, 0.5)
+    assert algo.truncated_weight(one(3.0), one(8.0)) == 8.0
+    assert algo.near_equal_pieces(one(7), one(3)) == (4, 3)
+    verdict = algo.judge_step(one(0.25), one(1.0), StepLimits(), kl_per_token=one(0.5))
+    assert verdict == algo.StepVerdict(scale=0.5)
+
+
+@pytest.mark.parametrize("hold", [np.array, torch.tensor], ids=["numpy", "torch"])
+@pytest.mark.parametrize("scope", BaselineScope)
+def test_a_batch_may_be_an_array_of_two_dimensions(hold, scope):
+    rewards, norms = [REWARDS[:2], REWARDS[2:]], [NORMS[:2], NORMS[2:]]
+    plain = algo.batch_advantages(rewards, Baseline.OPOB, scope, norms)
+    assert algo.batch_advantages(hold(rewards), Baseline.OPOB, scope, hold(norms)) == plain
+
+
+def test_groups_of_different_sizes_may_be_a_list_of_tensors():
+    groups = [torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0, 0.0, 0.0])]
+    assert algo.batch_advantages(groups, Baseline.GROUP_MEAN) == [
+        [0.5, -0.5],
+        [0.5, 0.5, -0.5, -0.5],
+    ]
+
+
+def test_a_float32_reward_keeps_its_exact_value():
+    tenth = np.float32(0.1)
+    assert algo.mean_baseline(torch.tensor([0.1, 0.1])) == float(tenth) != 0.1
+    assert algo.advantages(torch.tensor([0.1] * 3), Baseline.GRPO) == [0.0] * 3
+
+
+def test_a_weight_that_is_no_number_is_named_by_its_place():
+    with pytest.raises(algo.NonFiniteWeightError, match=r"log_weights\[1\] is nan"):
+        algo.ess_ratio(torch.tensor([0.0, math.nan]))
+
+
+@pytest.mark.parametrize("hold", [list, np.array, torch.tensor], ids=["list", "numpy", "torch"])
+def test_rows_where_one_dimension_is_due_are_refused_by_name(hold):
+    with pytest.raises(ValueError, match="rewards is of 2 dimensions: give one dimension"):
+        algo.advantages(hold([[1.0, 0.0]]), Baseline.GROUP_MEAN)
+
+
+@pytest.mark.parametrize("one", [1.0, np.float32(1.0), torch.tensor(1.0)], ids=repr)
+def test_a_single_number_where_a_row_is_due_is_refused_by_name(one):
+    with pytest.raises(ValueError, match="log_weights is a single number: give one dimension"):
+        algo.ess_ratio(one)
+
+
+def test_one_row_where_groups_are_due_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"groups\[0\] is a single number"):
+        algo.batch_advantages(torch.tensor([1.0, 0.0]), Baseline.GROUP_MEAN)
+
+
+def test_a_length_is_a_whole_number():
+    with pytest.raises(ValueError, match=r"num_tokens\[0\] is 2.5: give a whole number"):
+        algo.ess_unit(EssKind.TOKEN, torch.tensor([2.5]), None)
+
+
+def test_an_empty_array_is_refused_as_an_empty_list_is():
+    with pytest.raises(ValueError, match="log_weights is empty"):
+        algo.ess_ratio(np.array([]))
