@@ -26,6 +26,7 @@ from vcpo.lifecycle import (
     write_ready,
 )
 from vcpo.metrics import LearnerMetrics, serve_metrics
+from vcpo.run_lock import LockHolder, run_lock
 from vcpo.spec import VCPORun, VCPORunSpec, load_run
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
@@ -64,6 +65,8 @@ _SERVICES = tuple(
 )
 _REFRESH_S = 1.0
 _STOP_GRACE_S = 2.0
+_LOCK_PATIENCE_S = 60.0
+"""The learner of a host that was killed drains and saves before it lets go of the directory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +88,16 @@ async def run_learner(options: Options) -> RunPhase:
     """Train the run of `options` and return the phase it ended in.
 
     Raises:
-        StartError: what the user must put right.
+        StartError: what the user must put right; also when another learner trains the run.
     """
+    with contextlib.ExitStack() as held:
+        with starting():
+            lock = run_lock(options.run_dir, LockHolder.LEARNER, patience_s=_LOCK_PATIENCE_S)
+            await asyncio.to_thread(held.enter_context, lock)
+        return await _run_alone(options)
+
+
+async def _run_alone(options: Options) -> RunPhase:
     with starting():
         run = load_run(options.run_file)
         if run.spec.learner.threads is not None:

@@ -18,6 +18,7 @@ from vcpo.local.study import STUDY_MODULES, StudyOptions, become_study
 from vcpo.local.summary import summarize
 from vcpo.local.view import make_view
 from vcpo.report import write_report
+from vcpo.run_lock import LockHolder, RunLockedError, run_lock
 from vcpo.spec import (
     SpecError,
     VCPORun,
@@ -84,11 +85,12 @@ def run(
         check_installed()
     except FleetError as error:
         _fail(str(error))
-    directory.create(loaded)
-    _OUT.print(f"run directory: {directory.path}", soft_wrap=True, markup=False)
     options = HostOptions(resume=resume, metrics_port=metrics_port)
-    with make_view(_OUT) as view:
-        ending = asyncio.run(Host(loaded, directory, view, options).run())
+    try:
+        with run_lock(directory.path, LockHolder.HOST):
+            ending = _train(loaded, directory, options)
+    except RunLockedError as error:
+        _fail(f"--run-dir: {error}")
     report_path = write_report(directory.path)
     summary = summarize(directory.path)
     _OUT.print(_summary_table(summary, ending))
@@ -176,6 +178,13 @@ def study(
 def schema() -> None:
     """Print the JSON schema of a run file."""
     typer.echo(json.dumps(json_schema(), indent=2))
+
+
+def _train(loaded: VCPORun, directory: RunDir, options: HostOptions) -> Ending:
+    directory.create(loaded)
+    _OUT.print(f"run directory: {directory.path}", soft_wrap=True, markup=False)
+    with make_view(_OUT) as view:
+        return asyncio.run(Host(loaded, directory, view, options).run())
 
 
 def _load(file: Path) -> VCPORun:

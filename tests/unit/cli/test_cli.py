@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -11,6 +12,7 @@ from tests.unit.test_journal import EVALUATION, STEP
 from vcpo.cli.main import app
 from vcpo.journal import METRICS_FILE, Journal
 from vcpo.local.run_dir import RunDir
+from vcpo.run_lock import LockHolder, run_lock
 from vcpo.spec import json_schema, parse_run
 
 USER_ERROR = 2
@@ -141,6 +143,16 @@ class TestRun:
         assert asked.exit_code == 2
         assert "another model, environment, batch or" in asked.stderr
         assert (used / "spec.yaml").read_bytes() == before
+
+    def test_a_directory_that_another_host_works_in_is_left_alone(self, run_file, tmp_path):
+        used = tmp_path / "used"
+        RunDir(used).create(parse_run(RUN))
+        before = (used / "spec.yaml").stat().st_mtime_ns
+        with run_lock(used, LockHolder.HOST):
+            asked = vcpo("run", run_file, f"--run-dir={used}", "--resume")
+        assert (asked.exit_code, asked.stdout) == (USER_ERROR, "")
+        assert asked.stderr.startswith(f"--run-dir: {used}: another host (process {os.getpid()} on")
+        assert (used / "spec.yaml").stat().st_mtime_ns == before
 
     def test_resume_wants_a_directory(self, run_file):
         asked = vcpo("run", run_file, "--resume")
