@@ -48,7 +48,8 @@ async def _operate(arguments: argparse.Namespace) -> None:
     cluster = Cluster.from_environment(
         lambda verb, resource, code: metrics.api_requests.labels(verb, resource, str(code)).inc()
     )
-    lease = _lease(arguments, cluster)
+    identity = os.environ.get("POD_NAME") or socket.gethostname()
+    lease = _lease(arguments, cluster, identity)
     options = Options(
         defaults=OperatorDefaults(
             learner_image=arguments.learner_image, rollout_image=arguments.rollout_image
@@ -58,6 +59,7 @@ async def _operate(arguments: argparse.Namespace) -> None:
         token=os.environ.get(TOKEN_VARIABLE) or None,
         prometheus_url=arguments.prometheus_url or None,
         workers=arguments.workers,
+        identity=identity,
     )
     host, port = split_address(arguments.metrics_listen)
     stop = asyncio.Event()
@@ -71,14 +73,14 @@ async def _operate(arguments: argparse.Namespace) -> None:
         cluster.close()
 
 
-def _lease(arguments: argparse.Namespace, cluster: Cluster) -> Lease | None:
+def _lease(arguments: argparse.Namespace, cluster: Cluster, identity: str) -> Lease | None:
     if not arguments.lease_namespace:
         return None
     return Lease(
         cluster=cluster,
         namespace=arguments.lease_namespace,
         name=arguments.lease_name,
-        identity=os.environ.get("POD_NAME") or socket.gethostname(),
+        identity=identity,
         clock=time.monotonic,
     )
 

@@ -19,7 +19,7 @@ from vcpo_operator.exports import RunExports
 from vcpo_operator.handlers import Health, Login, Wiring, login, register
 from vcpo_operator.lease import Lease
 from vcpo_operator.loop import ReconcileLoop
-from vcpo_operator.names import learner_address
+from vcpo_operator.names import FIELD_MANAGER, learner_address
 from vcpo_operator.prometheus import Prometheus, ScrapedSignals
 from vcpo_operator.queue import RunQueue
 from vcpo_operator.reconciler import Reconciler
@@ -43,6 +43,8 @@ class Options:
     """Where the learners' signals are read instead of asking the learners; None asks them."""
     workers: int = 8
     """Runs looked at in parallel."""
+    identity: str = FIELD_MANAGER
+    """Name of this operator among others: the pod's, for one."""
 
 
 class Operator:
@@ -110,6 +112,8 @@ class Operator:
         namespaces = self._options.namespaces
         await kopf.operator(
             registry=self._registry,
+            # Without one kopf asks for the user's name, and an image's user has none.
+            identity=self._options.identity,  # type: ignore[arg-type]  # a str by another name
             standalone=True,
             clusterwide=not namespaces,
             namespaces=namespaces,
