@@ -96,7 +96,6 @@ class LearnerLines:
         except (grpc.aio.AioRpcError, ValueError) as error:
             _LOGGER.debug("%s: no signals: %s", key, error)
             line.silent = True
-            await self._reopen(key, line)
             return line.aged(self._clock())
         line.heard_s, line.silent = now_s, False
         return line.heard
@@ -135,15 +134,6 @@ class LearnerLines:
         """Close all connections."""
         for key in list(self._lines):
             await self.hang_up(key)
-
-    async def _reopen(self, key: RunKey, line: _Line) -> None:
-        """Start over with a new channel.
-
-        An old one waits longer after each failed attempt, minutes in the end, and a learner takes
-        about that long to start.
-        """
-        await line.channel.close()
-        line.channel = open_channel(self._address_of(key), token=self._token)
 
     def _line(self, key: RunKey) -> _Line:
         if key not in self._lines:

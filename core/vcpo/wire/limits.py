@@ -21,7 +21,11 @@ FETCH_TIMEOUT_S = 600.0
 SUBMIT_BYTES = 8 << 20
 """A submission grows to about this size before it is split."""
 
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+RECONNECT_AFTER_S = 5.0
+"""Longest pause between two attempts to connect. gRPC's own grows to two minutes: workers would stay
+away long after a learner that was away for some."""
+
+_BOTH_ENDS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # A dead peer is noticed within half a minute even when nothing is being sent.
@@ -31,4 +35,21 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
-"""Options of every channel and server."""
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_BOTH_ENDS,
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", round(1000 * RECONNECT_AFTER_S)),
+    # Time for one attempt: the address of a pod that is gone does not answer at all.
+    ("grpc.min_reconnect_backoff_ms", round(1000 * RECONNECT_AFTER_S)),
+    # A learner's new pod has another address; by default its name is looked up twice a minute.
+    ("grpc.dns_min_time_between_resolutions_ms", round(1000 * RECONNECT_AFTER_S)),
+)
+"""Options of every channel."""
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_BOTH_ENDS,
+    # gRPC shares a port by default: two learners on one address would each get some of the calls.
+    ("grpc.so_reuseport", 0),
+)
+"""Options of every server."""

@@ -16,12 +16,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from vcpo.wire.errors import WireError
-from vcpo.wire.limits import CHANNEL_OPTIONS
+from vcpo.wire.limits import SERVER_OPTIONS
 
 TOKEN_KEY = "authorization"  # noqa: S105 - the metadata key, not a secret
-
-# gRPC shares a port by default: two learners on one address would each get some of the calls.
-_SERVER_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0))
 
 _Unary = Callable[[Any, Any], Awaitable[Any]]
 _Stream = Callable[[Any, Any], AsyncIterator[Any]]
@@ -34,7 +31,7 @@ class WireServer:
     """
 
     def __init__(self, *, token: str | None) -> None:
-        self.grpc_server = grpc.aio.server(interceptors=[_Guard(token)], options=_SERVER_OPTIONS)
+        self.grpc_server = grpc.aio.server(interceptors=[_Guard(token)], options=SERVER_OPTIONS)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
         self._services: tuple[str, ...] = ()
