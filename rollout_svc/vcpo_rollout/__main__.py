@@ -10,9 +10,12 @@ import socket
 import sys
 from pathlib import Path
 
+import grpc
+
 from vcpo.lifecycle import StartError, complain
 from vcpo_rollout.app import Options, run_worker
 from vcpo_rollout.engines.engine import EngineError
+from vcpo_rollout.retries import LearnerFailedError
 
 
 def main() -> int:
@@ -24,6 +27,12 @@ def main() -> int:
         return complain(error)
     except EngineError as error:
         sys.stderr.write(f"engine: {error}\n")
+        return 1
+    except LearnerFailedError as error:
+        sys.stderr.write(f"learner: {error}\n")
+        return 1
+    except grpc.aio.AioRpcError as error:
+        sys.stderr.write(f"learner: it refuses with {error.code().name}: {error.details()}\n")
         return 1
     return 0
 

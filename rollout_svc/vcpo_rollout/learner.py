@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import grpc
 
-from vcpo.wire.client import is_transient
 from vcpo.wire.limits import CALL_TIMEOUT_S, MAX_BEGUN_TOKENS, SUBMIT_BYTES
 from vcpo.wire.phase import RunPhase, phase_from_message
 from vcpo.wire.trajectory import (
@@ -23,12 +19,9 @@ from vcpo.wire.trajectory import (
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo_rollout.fetching import receive_rest
 from vcpo_rollout.pieces import Piece
+from vcpo_rollout.retries import LearnerFailedError, Retries
 
 _LOGGER = logging.getLogger(__name__)
-FIRST_PAUSE_S = 0.2
-"""Pause after the first failure of a call."""
-_LONGEST_PAUSE_FACTOR = 25
-_Response = TypeVar("_Response")
 
 
 class SubmissionRefusedError(RuntimeError):
@@ -56,12 +49,11 @@ class LeaseAnswer:
 class Learner:
     """Calls to the learner.
 
-    A call that fails for the moment is repeated with growing pauses, without end: a worker
-    outlives a learner that restarts.
+    Failed calls are repeated as `vcpo_rollout.retries` says. Every call raises:
+        LearnerFailedError: when the learner or the way to it is at fault, time after time.
+        grpc.aio.AioRpcError: when the learner refuses the request for good.
 
     serving_port: Where this worker passes weights on to others; 0 when it does not.
-    first_pause_s: Pause after the first failure; it doubles from failure to failure, up to
-        `_LONGEST_PAUSE_FACTOR` times as long.
     submit_bytes: Size at which a group is split into several submissions.
     """
 
@@ -72,11 +64,11 @@ class Learner:
         worker_id: str,
         rollout_group: str,
         serving_port: int = 0,
-        first_pause_s: float = FIRST_PAUSE_S,
+        retries: Retries | None = None,
         submit_bytes: int = SUBMIT_BYTES,
     ) -> None:
         self._submit_bytes = submit_bytes
-        self._first_pause_s = first_pause_s
+        self._retries = retries or Retries()
         self._worker_id = worker_id
         self._rollout_group = rollout_group
         self._serving_port = serving_port
@@ -101,7 +93,7 @@ class Learner:
             wait_seconds=wait_s,
             weight_updates_in_flight=weight_updates_in_flight,
         )
-        response = await self._persistently(
+        response = await self._retries.run(
             "Lease", lambda: self._work.Lease(request, timeout=CALL_TIMEOUT_S + wait_s)
         )
         return LeaseAnswer(
@@ -149,7 +141,7 @@ class Learner:
             begun=[partial_to_message(one) for one in _longest(begun, MAX_BEGUN_TOKENS)],
         )
         try:
-            await self._persistently(
+            await self._retries.run(
                 "Release", lambda: self._work.Release(request, timeout=CALL_TIMEOUT_S)
             )
         except grpc.aio.AioRpcError as error:
@@ -160,7 +152,7 @@ class Learner:
         request = work_pb2.RecallRequest(
             worker_id=self._worker_id, heard_lease_ids=heard, wait_seconds=wait_s
         )
-        response = await self._persistently(
+        response = await self._retries.run(
             "Recall", lambda: self._work.Recall(request, timeout=CALL_TIMEOUT_S + wait_s)
         )
         return frozenset(response.lease_ids)
@@ -184,7 +176,7 @@ class Learner:
             wait_seconds=wait_s,
             serving_port=self._serving_port,
         )
-        return await self._persistently(
+        return await self._retries.run(
             "GetManifest",
             lambda: self._policy.GetManifest(request, timeout=CALL_TIMEOUT_S + wait_s),
             also={grpc.StatusCode.NOT_FOUND},
@@ -196,45 +188,31 @@ class Learner:
         Raises:
             CorruptWeightsError: when the chunks do not fit together.
         """
-        try:
-            await self._persistently(
-                "Fetch", lambda: receive_rest(self._policy, self._worker_id, piece)
-            )
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.NOT_FOUND:
-                return False
-            raise
-        return True
+        while True:
+            num_before = piece.num_arrived
+            try:
+                await self._retries.run(
+                    "Fetch", lambda: receive_rest(self._policy, self._worker_id, piece)
+                )
+            except LearnerFailedError:
+                if piece.num_arrived == num_before:
+                    raise
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.NOT_FOUND:
+                    return False
+                raise
+            else:
+                return True
 
     async def _submit(self, request: work_pb2.SubmitRequest) -> work_pb2.SubmitResponse:
         try:
-            return await self._persistently(
+            return await self._retries.run(
                 "Submit", lambda: self._work.Submit(request, timeout=CALL_TIMEOUT_S)
             )
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 raise SubmissionRefusedError(error.details()) from error
             raise
-
-    async def _persistently(
-        self,
-        name: str,
-        call: Callable[[], Awaitable[_Response]],
-        *,
-        also: Collection[grpc.StatusCode] = (),
-    ) -> _Response:
-        """Repeat a call while its failure is transient, or has one of the codes `also`."""
-        pause_s = self._first_pause_s
-        while True:
-            try:
-                return await call()
-            except grpc.aio.AioRpcError as error:
-                if not is_transient(error) and error.code() not in also:
-                    raise
-                _LOGGER.warning("%s: %s; asking again in %.1f s", name, error.details(), pause_s)
-            # Jitter keeps the workers of a restarted learner from asking all at once.
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_FACTOR * self._first_pause_s)
 
 
 def _longest(begun: Sequence[PartialResponse], limit_tokens: int) -> list[PartialResponse]:

@@ -92,15 +92,18 @@ class Worker:
 
         Raises:
             EngineError: when the engine refuses a version, or answers nothing any more.
+            LearnerFailedError, grpc.aio.AioRpcError: as the calls to the learner.
         """
         receiving = asyncio.create_task(self._parts.receiver.run())
         leasing = asyncio.create_task(self._lease_until_done())
         leaving = asyncio.create_task(self._leaving.wait())
         recalling = asyncio.create_task(self._follow_recalls())
+        needed = {receiving, recalling} if self._parts.follows_recalls else {receiving}
         try:
-            await asyncio.wait({receiving, leasing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if receiving.done():
-                receiving.result()
+            await asyncio.wait({leasing, leaving, *needed}, return_when=asyncio.FIRST_COMPLETED)
+            for ended in needed:
+                if ended.done():
+                    ended.result()
             phase = leasing.result() if leasing.done() else RunPhase.RUNNING
             if phase is not RunPhase.COMPLETE:
                 leasing.cancel()

@@ -21,15 +21,35 @@ def open_channel(address: str, *, token: str | None) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS, interceptors=interceptors)
 
 
-def is_transient(error: grpc.RpcError) -> bool:
-    """Whether repeating the call later may succeed."""
-    code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
-    return code in {
+_TRANSIENT = frozenset(
+    {
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         grpc.StatusCode.ABORTED,
     }
+)
+_DOUBTFUL = frozenset(
+    {
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DATA_LOSS,
+    }
+)
+
+
+def is_transient(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the server is away, busy or late: a later call succeeds as soon as it is not."""
+    return error.code() in _TRANSIENT
+
+
+def is_doubtful(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a later call may succeed or not: a connection, a proxy or the server is at fault.
+
+    Repeat such a call a few times only. Every other failure is final: the request must change.
+    """
+    return error.code() in _DOUBTFUL
 
 
 class _Token:

@@ -22,8 +22,8 @@ SUBMIT_BYTES = 8 << 20
 """A submission grows to about this size before it is split."""
 
 RECONNECT_AFTER_S = 5.0
-"""Longest pause between two attempts to connect. gRPC's own grows to two minutes: workers would stay
-away long after a learner that was away for some."""
+"""Longest pause between two attempts to connect. gRPC's own grows to two minutes: workers would be
+missing for long after a learner that was away for some."""
 
 _BOTH_ENDS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

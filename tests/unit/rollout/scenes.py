@@ -37,6 +37,7 @@ from vcpo_rollout.foreign import ForeignThreads
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.learner import Learner
 from vcpo_rollout.receiver import WeightReceiver
+from vcpo_rollout.retries import Retries
 from vcpo_rollout.worker import Worker, WorkerParts
 
 PATIENCE_S = 4.0
@@ -57,6 +58,11 @@ def weights_payload(value: float) -> bytes:
 
 def weights_manifest(payload: bytes, *, version: int = 0, incarnation: str = INCARNATION) -> Any:
     return manifest_of(payload, policy_version=version, incarnation=incarnation)
+
+
+def quick_retries() -> Retries:
+    """Retries that pause for a moment only, whatever they should."""
+    return Retries(pause=lambda _: asyncio.sleep(0.001))
 
 
 class ManualTime:
@@ -194,7 +200,9 @@ class Place:
         return self.learner_for("w")
 
     def learner_for(self, worker_id: str) -> Learner:
-        return Learner(self.channel, worker_id=worker_id, rollout_group="main", first_pause_s=0.001)
+        return Learner(
+            self.channel, worker_id=worker_id, rollout_group="main", retries=quick_retries()
+        )
 
     def worker(
         self,

@@ -2,7 +2,7 @@ import grpc
 import pytest
 
 from tests.unit.learner.scenes import answer, begun_answer
-from tests.unit.rollout.scenes import a_learner, served
+from tests.unit.rollout.scenes import a_learner, quick_retries, served
 from vcpo.wire.client import open_channel
 from vcpo.wire.errors import InvalidMessageError, NotFoundError, UnavailableError
 from vcpo.wire.phase import RunPhase
@@ -55,7 +55,8 @@ def calling(troubled):
 
 
 def learner_at(channel, **settings):
-    return Learner(channel, worker_id="w", rollout_group="main", first_pause_s=0.001, **settings)
+    settings = {"retries": quick_retries(), **settings}
+    return Learner(channel, worker_id="w", rollout_group="main", **settings)
 
 
 async def test_an_unavailable_learner_is_asked_again_until_it_answers():

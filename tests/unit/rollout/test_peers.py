@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from tests.unit.learner.scenes import INCARNATION
-from tests.unit.rollout.scenes import served
+from tests.unit.rollout.scenes import quick_retries, served
 from tests.unit.rollout.versions import TroubledService, payload_of, publish, store_of
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.client import open_channel
@@ -43,7 +43,7 @@ class Sharer:
             worker_id=self.name,
             rollout_group="main",
             serving_port=self.port,
-            first_pause_s=0.001,
+            retries=quick_retries(),
         )
         peers = Peers(
             lambda address: open_channel(address, token=None),

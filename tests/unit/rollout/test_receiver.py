@@ -9,6 +9,7 @@ from tests.unit.rollout.scenes import (
     FakeEngine,
     a_learner,
     eventually,
+    quick_retries,
     served,
     weights_manifest,
     weights_payload,
@@ -68,7 +69,7 @@ async def following(server, engine, prepare=None):
     add = policy_pb2_grpc.add_PolicyServiceServicer_to_server
     async with served(lambda grpc_server: add(server, grpc_server)) as channel:
         receiver = WeightReceiver(
-            learner=Learner(channel, worker_id="w", rollout_group="main", first_pause_s=0.001),
+            learner=Learner(channel, worker_id="w", rollout_group="main", retries=quick_retries()),
             engine=engine,
             prepare=prepare,
             gauges=RolloutGauges(RolloutMetrics(run="run", group="main")),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.learner.scenes import INCARNATION
-from tests.unit.rollout.scenes import served
+from tests.unit.rollout.scenes import quick_retries, served
 from tests.unit.rollout.versions import TroubledService, flipped, payload_of, publish, store_of
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.v1 import policy_pb2_grpc
@@ -22,7 +22,9 @@ class Scene:
 
     def __init__(self, store, service, channel):
         self.store, self.service = store, service
-        self.learner = Learner(channel, worker_id="w", rollout_group="main", first_pause_s=0.0001)
+        self.learner = Learner(
+            channel, worker_id="w", rollout_group="main", retries=quick_retries()
+        )
         metrics = RolloutMetrics(run="run", group="main")
         self.supply = WeightSupply(self.learner, RolloutGauges(metrics))
 

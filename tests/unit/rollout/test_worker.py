@@ -9,6 +9,7 @@ from vcpo.wire.trajectory import PartialResponse, VersionSpan
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.learner import HeldPolicy, LeaseAnswer
+from vcpo_rollout.retries import LearnerFailedError
 
 
 @pytest_asyncio.fixture
@@ -323,3 +324,17 @@ async def test_an_answer_that_cannot_be_cut_is_given_up_with_its_lease(place):
         await eventually(lambda: place.samples("lease_ended") == 2)
         await eventually(lambda: place.engine.sampling == 0)
     assert learner.reports == ["released"]
+
+
+async def test_a_worker_that_can_no_longer_hear_of_recalls_ends():
+    batch = {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "overProvisionRatio": 2.0}
+    async with a_learner(batch=batch) as place:
+        place.publish(0)
+        learner = place.learner()
+
+        async def failing(heard, *, wait_s):
+            raise LearnerFailedError("Recall failed 10 times in a row")
+
+        learner.recalled = failing
+        with pytest.raises(LearnerFailedError, match="Recall failed"):
+            await place.worker(learner=learner).run()

@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from vcpo.wire.client import is_transient, open_channel
+from vcpo.wire.client import open_channel
 from vcpo.wire.errors import InvalidMessageError, NotFoundError, UnavailableError
 from vcpo.wire.limits import MAX_MESSAGE_BYTES
 from vcpo.wire.server import WireServer
@@ -196,20 +196,3 @@ class TestSizes:
 async def test_a_taken_port_is_an_error_of_the_system(address):
     with pytest.raises(OSError, match=f"cannot listen on {address}"):
         await WireServer(token=None).start(address, [])
-
-
-@pytest.mark.parametrize(
-    ("code", "transient"),
-    [
-        (grpc.StatusCode.UNAVAILABLE, True),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, True),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, True),
-        (grpc.StatusCode.ABORTED, True),
-        (grpc.StatusCode.INVALID_ARGUMENT, False),
-        (grpc.StatusCode.UNAUTHENTICATED, False),
-        (grpc.StatusCode.NOT_FOUND, False),
-    ],
-)
-def test_only_what_time_may_cure_is_transient(code, transient):
-    nothing = grpc.aio.Metadata()
-    assert is_transient(grpc.aio.AioRpcError(code, nothing, nothing)) is transient
