@@ -106,6 +106,8 @@ async def _run_alone(options: Options) -> RunPhase:
         if options.resume:
             step = learner.training.resume()
             _LOGGER.info("resuming at step %d", step)
+        else:
+            learner.training.require_unused()
     on_stop_request(learner.drain)
     if options.exit_with_parent:
         on_parent_exit(learner.drain)

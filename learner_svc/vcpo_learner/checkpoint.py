@@ -1,40 +1,44 @@
-"""Checkpoints: everything a learner needs to go on, written so that half of one is never read.
+"""Checkpoints: everything a learner needs to go on, whole and checked, or not used at all.
 
 ```
 checkpoints/step-00000050/   model.safetensors   parameters
                              update.pt           optimizer moments, calibration
                              ledger.pb           buffered trajectories, prompts owed, counts
-                             meta.json           step, digests of the run's spec and the ledger
+                             meta.json           step, digest of the run's spec, a sum per file
+            damaged-step-00000100/   what was found damaged, until that step is saved again
 ```
 
-A checkpoint is written into a temporary folder, synced and renamed; what is found under its name is
-complete. Consumption becomes final with the checkpoint that contains it: a restart goes back to the
-newest one, and what was trained on since is trained on again.
+A checkpoint is written into a temporary folder, synced and renamed, and read only when every file
+has its sum; one that is damaged gives way to the one before. Consumption becomes final with the
+checkpoint that contains it: a restart goes back to the newest one that is whole, and what was
+trained on since is trained on again.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
+import contextlib
 import pickle
+import re
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from google.protobuf.message import DecodeError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from vcpo.lifecycle import StartError
 from vcpo.spec import VCPORun, continuation_digest
 from vcpo.wire.v1 import ledger_pb2
+from vcpo_learner.disk import nested_bytes, whole_folder, write_state, write_tensors
+from vcpo_learner.manifest import DamageError, FormatError, Manifest, read_manifest, sum_up
 
-_PREFIX = "step-"
-_FORMAT = 1
+_NAME = re.compile(r"step-(\d{8,})")
+_DAMAGED = "damaged-"
+_PARAMETERS, _UPDATE, _LEDGER = "model.safetensors", "update.pt", "ledger.pb"
 _UNREADABLE = (
     DecodeError,
     EOFError,
@@ -46,12 +50,19 @@ _UNREADABLE = (
     ValueError,
     pickle.UnpicklingError,
 )
-"""What the readers of the four files raise for a file that is damaged or absent."""
-_Content = TypeVar("_Content")
+"""What the readers of the files raise for one that they cannot make sense of."""
 
 
 class CheckpointError(StartError):
     """A checkpoint that cannot be used; says what to do."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint that is not what was written; an older one may be."""
+
+    def __init__(self, path: Path, cause: object) -> None:
+        self.path = path
+        super().__init__(str(cause))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,111 +85,120 @@ class CheckpointFolder:
         self._digest = continuation_digest(run)
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint, then remove the oldest ones beyond `keep`."""
-        target = self._folder / f"{_PREFIX}{checkpoint.step:08d}"
-        partial = self._folder / f".{target.name}.partial"
-        for abandoned in self._folder.glob(f".{_PREFIX}*.partial"):
-            shutil.rmtree(abandoned)
-        partial.mkdir(parents=True)
-        save_file(checkpoint.parameters, partial / "model.safetensors")
-        torch.save(checkpoint.update_state, partial / "update.pt")
-        ledger = checkpoint.ledger.SerializeToString()
-        (partial / "ledger.pb").write_bytes(ledger)
-        meta = _Meta(
-            format=_FORMAT,
-            step=checkpoint.step,
-            spec_sha256=self._digest,
-            ledger_sha256=hashlib.sha256(ledger).hexdigest(),
-        )
-        (partial / "meta.json").write_text(json.dumps(asdict(meta)) + "\n")
-        for path in [*partial.iterdir(), partial]:
-            _sync(path)
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
-        # The new name must be on the disk before the old checkpoints go.
-        _sync(self._folder)
-        for old in self.all()[: -self._keep]:
-            shutil.rmtree(old, ignore_errors=True)
-        return target
-
-    def all(self) -> list[Path]:
-        """Complete checkpoints, oldest first."""
-        return sorted(self._folder.glob(f"{_PREFIX}*"))
-
-    def load_newest(self) -> Checkpoint | None:
-        """Read the newest checkpoint; None when there is none.
+        """Write a checkpoint, then remove the oldest ones beyond `keep`.
 
         Raises:
-            CheckpointError: when it belongs to another spec or cannot be read.
+            DiskFullError: when there is no room for it; those that there are stay.
         """
-        checkpoints = self.all()
-        return self._load(checkpoints[-1]) if checkpoints else None
+        target = self._folder / f"step-{checkpoint.step:08d}"
+        ledger = checkpoint.ledger.SerializeToString()
+        for abandoned in self._folder.glob(".step-*.partial"):
+            shutil.rmtree(abandoned)
+        with whole_folder(
+            target,
+            what=f"the checkpoint of step {checkpoint.step}",
+            needed_bytes=nested_bytes([checkpoint.parameters, checkpoint.update_state])
+            + len(ledger),
+        ) as partial:
+            write_tensors(checkpoint.parameters, partial / _PARAMETERS)
+            write_state(checkpoint.update_state, partial / _UPDATE)
+            (partial / _LEDGER).write_bytes(ledger)
+            Manifest(
+                step=checkpoint.step,
+                spec_sha256=self._digest,
+                files=sum_up(partial, (_PARAMETERS, _UPDATE, _LEDGER)),
+            ).write(partial)
+        self._remove_old(checkpoint.step)
+        return target
 
-    def _load(self, path: Path) -> Checkpoint:
-        meta = _read(path / "meta.json", _read_meta)
-        if meta.format != _FORMAT:
+    def steps(self) -> list[int]:
+        """Steps of which there is a checkpoint by its name, whole or not, in their order."""
+        return sorted(self._paths())
+
+    def load_newest(self) -> tuple[Checkpoint | None, tuple[DamagedCheckpointError, ...]]:
+        """Read the newest checkpoint that is whole; also says what is wrong with newer ones.
+
+        Returns None when there is no checkpoint.
+
+        Raises:
+            CheckpointError: when it belongs to another spec or version, or none is whole.
+        """
+        damaged: list[DamagedCheckpointError] = []
+        for step in reversed(self.steps()):
+            try:
+                return self.load(step), tuple(damaged)
+            except DamagedCheckpointError as error:
+                damaged.append(error)
+        if damaged:
+            causes = "; ".join(map(str, damaged))
             raise CheckpointError(
-                f"{path}: has format {meta.format}, this version reads {_FORMAT}; resume with the"
-                " version that wrote it"
+                f"{self._folder}: no checkpoint is whole: {causes}; put one back from a copy, or"
+                " remove the folder to begin anew"
             )
-        if meta.spec_sha256 != self._digest:
+        return None, ()
+
+    def load(self, step: int) -> Checkpoint:
+        """Read the checkpoint of a step.
+
+        Raises:
+            DamagedCheckpointError: when it is not what was written.
+            CheckpointError: when there is none, or it belongs to another spec or version.
+        """
+        path = self._paths().get(step)
+        if path is None:
+            there_are = ", ".join(map(str, self.steps())) or "none"
+            raise CheckpointError(
+                f"{self._folder}: holds no checkpoint of step {step}; it has {there_are}"
+            )
+        try:
+            return self._read(path, step)
+        except DamageError as error:
+            raise DamagedCheckpointError(path, error) from error
+        except FormatError as error:
+            raise CheckpointError(f"{error}; resume with the version that wrote it") from error
+
+    def set_aside(self, damaged: Iterable[DamagedCheckpointError]) -> None:
+        """Rename damaged checkpoints, so that they are neither tried again nor counted."""
+        for one in damaged:
+            aside = one.path.with_name(_DAMAGED + one.path.name)
+            shutil.rmtree(aside, ignore_errors=True)
+            one.path.rename(aside)
+
+    def _read(self, path: Path, step: int) -> Checkpoint:
+        manifest = read_manifest(path)
+        if manifest.step != step:
+            raise DamageError(f"{path}: holds step {manifest.step}, not the one in its name")
+        if manifest.spec_sha256 != self._digest:
             raise CheckpointError(
                 f"{path}: belongs to a run with another model, environment, batch or optimizer;"
                 " resume with the spec in its run directory, or start a new run"
             )
-        return Checkpoint(
-            step=meta.step,
-            parameters=_read(path / "model.safetensors", load_file),
-            update_state=_read(path / "update.pt", _read_update_state),
-            ledger=_read(path / "ledger.pb", lambda file: _read_ledger(file, meta.ledger_sha256)),
-        )
+        manifest.check_files(path)
+        try:
+            return Checkpoint(
+                step=step,
+                parameters=load_file(path / _PARAMETERS),
+                update_state=torch.load(path / _UPDATE, weights_only=True),
+                ledger=ledger_pb2.LedgerSnapshot.FromString((path / _LEDGER).read_bytes()),
+            )
+        except _UNREADABLE as error:
+            cause = f"{type(error).__name__}: {error}"
+            raise DamageError(f"{path}: cannot be read ({cause:.200})") from error
 
+    def _paths(self, prefix: str = "") -> dict[int, Path]:
+        """Folders with exactly the name of a checkpoint behind `prefix`, by step."""
+        found = {}
+        with contextlib.suppress(FileNotFoundError):
+            for path in self._folder.iterdir():
+                name = _NAME.fullmatch(path.name.removeprefix(prefix))
+                if name and path.name.startswith(prefix) and path.is_dir():
+                    found[int(name[1])] = path
+        return found
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Meta:
-    format: int
-    step: int
-    spec_sha256: str
-    ledger_sha256: str
-
-
-def _read(file: Path, reader: Callable[[Path], _Content]) -> _Content:
-    try:
-        return reader(file)
-    except _UNREADABLE as error:
-        cause = f"{type(error).__name__}: {error}"
-        raise CheckpointError(
-            f"{file}: cannot be read ({cause:.200}); remove {file.parent} to resume from the"
-            " checkpoint before"
-        ) from error
-
-
-def _read_meta(file: Path) -> _Meta:
-    document = json.loads(file.read_text(encoding="utf-8"))
-    return _Meta(
-        format=int(document["format"]),
-        step=int(document["step"]),
-        spec_sha256=str(document["spec_sha256"]),
-        ledger_sha256=str(document["ledger_sha256"]),
-    )
-
-
-def _read_update_state(file: Path) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(file, weights_only=True)
-    return state
-
-
-def _read_ledger(file: Path, sha256: str) -> ledger_pb2.LedgerSnapshot:
-    data = file.read_bytes()
-    # Half of a message may well be a message: unlike the tensors' formats this one needs a sum.
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise ValueError("its checksum differs from the one in meta.json")
-    return ledger_pb2.LedgerSnapshot.FromString(data)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    def _remove_old(self, saved_step: int) -> None:
+        """Remove all but the newest `keep` up to the one saved, and what was damaged before it."""
+        kept = [step for step in self.steps() if step <= saved_step][-self._keep :]
+        removed = [path for step, path in self._paths().items() if step < kept[0]]
+        removed += [path for step, path in self._paths(_DAMAGED).items() if step <= saved_step]
+        for path in removed:
+            shutil.rmtree(path, ignore_errors=True)

@@ -81,15 +81,30 @@ class Training:
         self._warning_level: str = WarningLevel.OK
         self._is_audited = False
 
-    def resume(self) -> int:
-        """Go on from the newest checkpoint; returns its step, 0 when there is none.
+    def require_unused(self) -> None:
+        """Refuse to begin where another run has left checkpoints, which this one would mix up.
 
         Raises:
-            CheckpointError: when the newest checkpoint cannot be used.
+            CheckpointError: naming the directory and the cure.
         """
-        checkpoint = self._checkpoints.load_newest()
+        if steps := self._checkpoints.steps():
+            raise CheckpointError(
+                f"--run-dir: {self._parts.run_dir} holds a checkpoint of step {steps[-1]}; add"
+                " --resume, or give another directory"
+            )
+
+    def resume(self) -> int:
+        """Go on from the newest checkpoint that is whole; returns its step, 0 when there is none.
+
+        Raises:
+            CheckpointError: when there are checkpoints and none can be used.
+        """
+        checkpoint, damaged = self._checkpoints.load_newest()
         if checkpoint is None:
             return 0
+        for one in damaged:
+            self.event("CheckpointDamaged", f"{one}; going on from step {checkpoint.step}")
+        self._checkpoints.set_aside(damaged)
         restore_policy(self._parts.model, checkpoint.parameters)
         self._parts.update.load_state_dict(checkpoint.update_state)
         self._dispatcher.ledger.restore(checkpoint.ledger)

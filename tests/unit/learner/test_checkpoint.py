@@ -3,12 +3,18 @@ import shutil
 
 import pytest
 import torch
+import xxhash
 
 from tests.unit.learner.scenes import make_run
 from tests.unit.update.models import llama
 from vcpo.spec import continuation_digest
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
+from vcpo_learner.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    CheckpointFolder,
+    DamagedCheckpointError,
+)
 from vcpo_learner.policy_model import policy_tensors, restore_policy
 
 FILES = ["meta.json", "model.safetensors", "update.pt", "ledger.pb"]
@@ -23,7 +29,10 @@ def checkpoint(step, *, parameters=None):
     return Checkpoint(
         step=step,
         parameters=parameters or {"weight": torch.full((2,), float(step))},
-        update_state={"optimizer": {"state": {0: {"step": torch.tensor(3.0)}}}, "steps_taken": 3},
+        update_state={
+            "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}},
+            "steps_taken": step,
+        },
         ledger=ledger_pb2.LedgerSnapshot(consumed=4 * step, next_prompt_index=9),
     )
 
@@ -33,17 +42,24 @@ def names(tmp_path):
 
 
 def test_there_is_nothing_to_resume_from_at_first(folder):
-    assert folder.load_newest() is None
+    assert folder.load_newest() == (None, ())
+
+
+def newest(folder):
+    """The newest checkpoint of a folder in which nothing is damaged."""
+    found, damaged = folder.load_newest()
+    assert damaged == ()
+    return found
 
 
 def test_what_is_read_is_what_was_written(folder):
     folder.save(checkpoint(5))
-    read = folder.load_newest()
+    read = newest(folder)
     assert read.step == 5
     assert read.parameters["weight"].tolist() == [5.0, 5.0]
     assert read.update_state == {
         "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}},
-        "steps_taken": 3,
+        "steps_taken": 5,
     }
     assert read.ledger == ledger_pb2.LedgerSnapshot(consumed=20, next_prompt_index=9)
 
@@ -51,7 +67,7 @@ def test_what_is_read_is_what_was_written(folder):
 def test_the_newest_is_the_one_with_the_most_steps(folder):
     for step in (9, 100):
         folder.save(checkpoint(step))
-    assert folder.load_newest().step == 100
+    assert newest(folder).step == 100
 
 
 def test_only_the_newest_are_kept(folder, tmp_path):
@@ -63,7 +79,7 @@ def test_only_the_newest_are_kept(folder, tmp_path):
 def test_saving_a_step_again_replaces_it(folder):
     folder.save(checkpoint(1))
     folder.save(checkpoint(1, parameters={"weight": torch.zeros(2)}))
-    assert folder.load_newest().parameters["weight"].tolist() == [0.0, 0.0]
+    assert newest(folder).parameters["weight"].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("written", range(len(FILES) + 1))
@@ -75,7 +91,7 @@ def test_a_save_that_was_killed_is_never_read(folder, tmp_path, written):
     for name in FILES[:written]:
         shutil.move(whole / name, killed / name)
     shutil.rmtree(whole)
-    assert folder.load_newest().step == 1
+    assert newest(folder).step == 1
 
 
 def test_what_a_killed_save_left_is_removed_by_the_next(folder, tmp_path):
@@ -84,30 +100,165 @@ def test_what_a_killed_save_left_is_removed_by_the_next(folder, tmp_path):
     assert names(tmp_path) == ["step-00000008"]
 
 
+def flipped(content):
+    """The same with one bit of the middle byte flipped."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+DAMAGES = {
+    "flipped bit": flipped,
+    "second half zeroed": lambda content: (
+        content[: len(content) // 2] + bytes(len(content) - len(content) // 2)
+    ),
+    "cut": lambda content: content[: len(content) // 2],
+    "longer": lambda content: content + b"\0",
+    "empty": lambda content: b"",
+    "noise": lambda content: b"\xff" * len(content),
+}
+
+
+def damage(path, kind):
+    if kind == "gone":
+        path.unlink()
+    elif kind == "of another step":
+        shutil.copy(path.parent.with_name("step-00000001") / path.name, path)
+    else:
+        path.write_bytes(DAMAGES[kind](path.read_bytes()))
+
+
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", ["empty", "cut", "noise", "gone"])
-def test_a_damaged_file_is_named_with_what_to_do(folder, tmp_path, name, damage):
-    path = folder.save(checkpoint(3)) / name
-    content = path.read_bytes()
-    changed = {"empty": b"", "cut": content[: len(content) // 2], "noise": b"\xff" * 64}
-    path.unlink()
-    if damage != "gone":
-        path.write_bytes(changed[damage])
-    with pytest.raises(CheckpointError, match=rf"step-00000003/{name}: .*remove .*step-00000003"):
+@pytest.mark.parametrize("kind", [*DAMAGES, "gone", "of another step"])
+def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(folder, name, kind):
+    for step in (1, 2):
+        path = folder.save(checkpoint(step))
+    damage(path / name, kind)
+    found, damaged = folder.load_newest()
+    assert found.step == 1
+    assert found.parameters["weight"].tolist() == [1.0, 1.0]
+    assert [one.path for one in damaged] == [path]
+    assert name in str(damaged[0]) or (name, kind) == ("meta.json", "of another step")
+
+
+def test_a_file_that_is_no_part_of_the_checkpoint_is_not_read(folder):
+    path = folder.save(checkpoint(3))
+    (path / "notes.txt").write_text("mine")
+    assert newest(folder).step == 3
+
+
+@pytest.mark.parametrize("kind", ["flipped bit", "gone"])
+def test_without_a_checkpoint_that_is_whole_each_is_named_with_what_to_do(folder, kind):
+    for step in (1, 2):
+        damage(folder.save(checkpoint(step)) / "update.pt", kind)
+    with pytest.raises(CheckpointError) as caught:
         folder.load_newest()
+    message = str(caught.value)
+    assert "step-00000001/update.pt" in message
+    assert "step-00000002/update.pt" in message
+    assert "to begin anew" in message
 
 
-@pytest.mark.parametrize("document", ["[]", "{}", '{"format": 1, "step": 3}'])
-def test_a_description_that_lacks_something_is_damaged(folder, document):
-    (folder.save(checkpoint(3)) / "meta.json").write_text(document)
-    with pytest.raises(CheckpointError, match=r"meta\.json: cannot be read"):
+@pytest.mark.parametrize(
+    "stray",
+    ["step-backup", "step-99", "step-00000099.bak", "step-0000000x", "my-step-00000099", "step-"],
+)
+def test_a_stray_folder_is_never_taken_for_a_checkpoint(folder, tmp_path, stray):
+    folder.save(checkpoint(3))
+    shutil.copytree(tmp_path / "step-00000003", tmp_path / stray)
+    assert newest(folder).step == 3
+    for step in (4, 5):
+        folder.save(checkpoint(step))
+    assert stray in names(tmp_path)
+
+
+def test_a_file_by_the_name_of_a_checkpoint_is_none(folder, tmp_path):
+    folder.save(checkpoint(3))
+    (tmp_path / "step-00000004").write_text("")
+    assert newest(folder).step == 3
+
+
+def test_a_copy_under_a_later_steps_name_is_not_what_it_says(folder, tmp_path):
+    folder.save(checkpoint(3))
+    shutil.copytree(tmp_path / "step-00000003", tmp_path / "step-00000099")
+    found, (damaged,) = folder.load_newest()
+    assert found.step == 3
+    assert "step-00000099" in str(damaged)
+    assert "holds step 3" in str(damaged)
+
+
+def test_an_empty_folder_by_the_name_of_a_checkpoint_is_damaged(folder, tmp_path):
+    folder.save(checkpoint(3))
+    (tmp_path / "step-00000099").mkdir()
+    found, (damaged,) = folder.load_newest()
+    assert found.step == 3
+    assert "step-00000099/meta.json" in str(damaged)
+
+
+def test_what_is_set_aside_makes_no_other_checkpoint_go_and_goes_when_its_step_is_saved(
+    folder, tmp_path
+):
+    for step in (1, 9):
+        damage_of = folder.save(checkpoint(step))
+    damage(damage_of / "ledger.pb", "flipped bit")
+    _, damaged = folder.load_newest()
+    folder.set_aside(damaged)
+    assert names(tmp_path) == ["damaged-step-00000009", "step-00000001"]
+    for step in (5, 7):
+        folder.save(checkpoint(step))
+    assert names(tmp_path) == ["damaged-step-00000009", "step-00000005", "step-00000007"]
+    assert newest(folder).step == 7
+    folder.save(checkpoint(9))
+    assert names(tmp_path) == ["step-00000007", "step-00000009"]
+
+
+def test_a_step_is_read_by_its_number(folder):
+    for step in (1, 2):
+        folder.save(checkpoint(step))
+    assert folder.load(1).parameters["weight"].tolist() == [1.0, 1.0]
+
+
+def test_a_step_that_was_not_kept_is_refused_with_those_there_are(folder):
+    for step in (1, 2, 3):
+        folder.save(checkpoint(step))
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 1.*has 2, 3"):
+        folder.load(1)
+
+
+def test_a_step_asked_for_by_number_has_no_stand_in(folder):
+    for step in (1, 2):
+        path = folder.save(checkpoint(step))
+    damage(path / "update.pt", "flipped bit")
+    with pytest.raises(DamagedCheckpointError, match=r"step-00000002/update\.pt"):
+        folder.load(2)
+
+
+def summed(document):
+    """A manifest whose own sum is right, whatever it says."""
+    rest = {key: value for key, value in document.items() if key != "xxh3"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return json.dumps({**rest, "xxh3": xxhash.xxh3_64_hexdigest(text.encode())})
+
+
+@pytest.mark.parametrize("document", [[], {}, {"format": 2, "step": 3}])
+def test_a_manifest_that_lacks_something_is_damaged(folder, document):
+    path = folder.save(checkpoint(3)) / "meta.json"
+    path.write_text(summed(document) if isinstance(document, dict) else json.dumps(document))
+    with pytest.raises(CheckpointError, match=r"step-00000003/meta\.json"):
         folder.load_newest()
 
 
 def test_a_format_of_another_version_is_refused(folder):
+    for step in (2, 3):
+        path = folder.save(checkpoint(step)) / "meta.json"
+    path.write_text(summed({**json.loads(path.read_text()), "format": 3}))
+    with pytest.raises(CheckpointError, match=r"has format 3.*resume with the version"):
+        folder.load_newest()
+
+
+def test_a_manifest_without_a_sum_is_of_a_version_that_wrote_none(folder):
     path = folder.save(checkpoint(3)) / "meta.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
-    with pytest.raises(CheckpointError, match=r"has format 2.*resume with the version"):
+    path.write_text('{"format": 1, "step": 3, "spec_sha256": "", "ledger_sha256": ""}')
+    with pytest.raises(CheckpointError, match=r"has format 1.*resume with the version"):
         folder.load_newest()
 
 
@@ -158,6 +309,6 @@ def test_a_models_weights_come_back_bit_for_bit(folder, tied):
     torch.manual_seed(0)
     model, other = llama(tied=tied), llama(tied=tied)
     folder.save(checkpoint(1, parameters=policy_tensors(model)))
-    restore_policy(other, folder.load_newest().parameters)
+    restore_policy(other, newest(folder).parameters)
     for name, mine in model.state_dict().items():
         assert torch.equal(mine, other.state_dict()[name]), name

@@ -199,6 +199,13 @@ async def test_a_fresh_run_directory_has_nothing_to_resume(make_learner):
     assert make_learner().training.resume() == 0
 
 
+async def test_a_run_does_not_begin_anew_beside_the_checkpoints_of_another(make_learner):
+    make_learner().training.require_unused()
+    await make_learner().run(until_step=1)
+    with pytest.raises(CheckpointError, match=r"holds a checkpoint of step 1; add --resume"):
+        make_learner().training.require_unused()
+
+
 async def test_a_resumed_learner_does_not_report_its_past_as_production(make_learner):
     await make_learner().run(until_step=1)
     later = make_learner()
@@ -212,9 +219,29 @@ async def test_a_checkpoint_that_consumed_something_else_than_its_steps_is_refus
 ):
     await make_learner().run(until_step=1)
     folder = CheckpointFolder(tmp_path / "checkpoints", make_run())
-    folder.save(replace(folder.load_newest(), ledger=ledger_pb2.LedgerSnapshot()))
+    checkpoint, _ = folder.load_newest()
+    folder.save(replace(checkpoint, ledger=ledger_pb2.LedgerSnapshot()))
     with pytest.raises(CheckpointError, match="step 1: 0 trajectories consumed, must be 4"):
         make_learner().training.resume()
+
+
+async def test_a_damaged_checkpoint_is_told_and_set_aside_and_the_one_before_is_gone_on_from(
+    make_learner, tmp_path
+):
+    await make_learner(checkpoint={"everySteps": 1}).run(until_step=2)
+    parameters = tmp_path / "checkpoints" / "step-00000002" / "model.safetensors"
+    content = bytearray(parameters.read_bytes())
+    content[len(content) // 2] ^= 4
+    parameters.write_bytes(content)
+    later = make_learner()
+    assert later.training.resume() == 1
+    (told,) = [event for event in read_events(tmp_path) if event.kind == "CheckpointDamaged"]
+    assert "step-00000002/model.safetensors" in told.message
+    assert "going on from step 1" in told.message
+    assert later.dispatcher.ledger.counts().consumed == 4
+    assert await later.run() is RunPhase.COMPLETE
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-00000001", "step-00000003"]
 
 
 async def test_a_round_beside_training_that_is_unanswered_when_the_run_drains_is_given_up(
