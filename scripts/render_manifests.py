@@ -1,8 +1,10 @@
-"""Render the chart's defaults into ``deploy/vcpo.yaml``; with ``--check`` only compare.
+"""Write the chart's definitions and the files of ``deploy/``; with ``--check`` only compare.
 
-The file is the way to install without Helm: ``kubectl apply --server-side -f deploy/vcpo.yaml``.
-It is the chart in the namespace ``vcpo-system``, which it also creates, without what only Helm
-understands: its labels, its test pod, and the annotation that keeps the definition on uninstall.
+The files of ``deploy/`` are the way to install without Helm: ``crds.yaml`` holds the definitions,
+``vcpo.yaml`` the operator in the namespace ``vcpo-system``, which it also creates. The definitions
+have a file of their own because deleting a definition deletes every object of its kind: ``kubectl
+delete -f deploy/vcpo.yaml`` must remove the operator and no run. Left out is what only Helm
+understands: its labels, its test pod, and the annotation that keeps definitions on uninstall.
 """
 
 from __future__ import annotations
@@ -16,13 +18,23 @@ from typing import Final
 import helm_python
 from ruamel.yaml import YAML
 
+from vcpo_operator.crd import DEFINITIONS as BUILDERS
+from vcpo_operator.crd import to_yaml
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 CHART: Final = ROOT / "charts" / "vcpo"
+DEFINITIONS: Final = ROOT / "deploy" / "crds.yaml"
 MANIFESTS: Final = ROOT / "deploy" / "vcpo.yaml"
 
+_DEFINITIONS_HEADER = """\
+# The definitions of VCPO's kinds. Generated: python scripts/render_manifests.py
+#   kubectl apply --server-side --force-conflicts -f deploy/crds.yaml
+# Deleting them deletes every run of the cluster.
+"""
 _HEADER = """\
 # The VCPO operator with the chart's defaults. Generated: python scripts/render_manifests.py
-#   kubectl apply --server-side --force-conflicts -f deploy/vcpo.yaml
+#   kubectl apply --server-side --force-conflicts -f deploy/crds.yaml -f deploy/vcpo.yaml
+# Deleting these objects removes the operator and its namespace; runs in other namespaces go on.
 """
 _NAMESPACE = """\
 apiVersion: v1
@@ -54,26 +66,53 @@ def rendered_documents() -> list[str]:
     return [document for document in documents if document and "helm.sh/hook:" not in document]
 
 
-def manifests() -> str:
-    """The whole file: namespace first, then what others stand on before what stands on it."""
-    documents = [_NAMESPACE, *(_HELM_LABEL.sub("", text) for text in rendered_documents())]
-    documents.sort(key=lambda text: _KIND_ORDER.index(YAML(typ="safe").load(text)["kind"]))
-    return _HEADER + "".join(f"---\n{document}\n" for document in documents)
+def chart_definitions() -> dict[Path, str]:
+    """Text of each definition as the chart's files hold it."""
+    return {
+        CHART / "files" / f"{name}.crd.yaml": to_yaml(build(), name)
+        for name, build in BUILDERS.items()
+    }
+
+
+def rendered_files() -> dict[Path, str]:
+    """Text of the files of ``deploy/``, objects in the order to make them in."""
+    by_kind: dict[str, list[str]] = {kind: [] for kind in _KIND_ORDER}
+    for text in (_NAMESPACE, *rendered_documents()):
+        by_kind[YAML(typ="safe").load(text)["kind"]].append(_HELM_LABEL.sub("", text))
+    definitions = by_kind.pop("CustomResourceDefinition")
+    others = [text for texts in by_kind.values() for text in texts]
+    return {
+        DEFINITIONS: _DEFINITIONS_HEADER + _joined(definitions),
+        MANIFESTS: _HEADER + _joined(others),
+    }
+
+
+def _joined(documents: list[str]) -> str:
+    return "".join(f"---\n{document}\n" for document in documents)
 
 
 def main() -> int:
-    """Write the file, or check it; the exit status is 1 when the committed one has drifted."""
+    """Write the files, or check them; the exit status is 1 when a committed one has drifted."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail on drift")
     arguments = parser.parse_args()
-    text = manifests()
-    if not arguments.check:
-        MANIFESTS.write_text(text)
-        return 0
-    if not MANIFESTS.is_file() or MANIFESTS.read_text() != text:
-        sys.stderr.write("deploy/vcpo.yaml is stale. Cure: python scripts/render_manifests.py\n")
-        return 1
-    return 0
+    stale: list[Path] = []
+    for files in (chart_definitions, rendered_files):  # the second renders what the first wrote
+        drifted = {path: text for path, text in files().items() if not _holds(path, text)}
+        stale += drifted
+        if not arguments.check:
+            for path, text in drifted.items():
+                path.write_text(text)
+    for path in stale:
+        found = (
+            "is stale. Cure: python scripts/render_manifests.py" if arguments.check else "written"
+        )
+        sys.stderr.write(f"{path.relative_to(ROOT)} {found}\n")
+    return 1 if stale and arguments.check else 0
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text() == text
 
 
 if __name__ == "__main__":

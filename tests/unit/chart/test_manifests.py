@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import pytest
 from ruamel.yaml import YAML
 
-from scripts.render_manifests import MANIFESTS, manifests
+from scripts.render_manifests import DEFINITIONS, MANIFESTS, rendered_files
 from tests.unit.chart.rendering import Manifest, render
 
-DOCUMENTS: list[Manifest] = list(YAML(typ="safe").load_all(MANIFESTS.read_text()))
+FILES: dict[str, list[Manifest]] = {
+    path.name: list(YAML(typ="safe").load_all(path.read_text()))
+    for path in (DEFINITIONS, MANIFESTS)
+}
+DOCUMENTS = FILES["vcpo.yaml"]
 
 
 def identity(manifest: Manifest) -> tuple[str, str]:
     return manifest["kind"], manifest["metadata"]["name"]
 
 
-def test_the_committed_manifests_are_what_the_chart_renders():
-    cure = "python scripts/render_manifests.py"
-    assert MANIFESTS.read_text() == manifests(), f"deploy/vcpo.yaml is stale; cure: {cure}"
+@pytest.mark.parametrize(("path", "text"), rendered_files().items())
+def test_a_committed_file_is_what_the_chart_renders(path, text):
+    assert path.read_text() == text, f"{path.name} is stale; cure: scripts/render_manifests.py"
+
+
+def test_the_definitions_alone_are_in_a_file_of_their_own():
+    kind = "CustomResourceDefinition"
+    assert {each["kind"] for each in FILES["crds.yaml"]} == {kind}
+    assert len(FILES["crds.yaml"]) == 2
+    assert kind not in {each["kind"] for each in DOCUMENTS}
 
 
 def test_they_hold_every_object_of_the_chart_but_the_test_pod():
     expected = {identity(manifest) for manifest in render() if manifest["kind"] != "Pod"}
-    assert {identity(manifest) for manifest in DOCUMENTS} - {
-        ("Namespace", "vcpo-system")
-    } == expected
+    found = {identity(manifest) for manifests in FILES.values() for manifest in manifests}
+    assert found - {("Namespace", "vcpo-system")} == expected
 
 
 def test_the_namespace_comes_first_and_enforces_the_restricted_profile():
@@ -37,6 +48,6 @@ def test_the_operator_comes_last():
 
 
 def test_nothing_in_them_claims_to_be_helms():
-    text = MANIFESTS.read_text()
+    text = MANIFESTS.read_text() + DEFINITIONS.read_text()
     assert "helm.sh" not in text
     assert "managed-by: Helm" not in text
