@@ -8,12 +8,13 @@ learner ---> a ---> c, d
 The first workers to ask for a version get it from the learner, the others from one that asked
 before them: whoever asked earlier never waits for whoever asked later, so nobody waits in a circle.
 A worker passes on what it fetches, so a delta comes from one that fetches the same delta; the full
-set comes from anybody. Nothing depends on this: a worker whose source fails goes to the learner,
-and one that has to ask twice for a version is sent to the learner at once.
+set comes from anybody. Nothing depends on this: a worker whose source fails goes to a few others
+and then to the learner, and one that asks twice for a version is sent to the learner at once.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 from vcpo_learner.leases import Clock
@@ -21,6 +22,8 @@ from vcpo_learner.roster import WORKER_LOST_AFTER_S
 
 _FROM_LEARNER = 2
 """Workers that the learner itself sends a version to."""
+_NUM_OTHERS = 3
+"""Workers to turn to when the one assigned fails."""
 _FROM_WORKER = 2
 """Workers that one worker sends a version to, while there are others to choose."""
 
@@ -87,6 +90,14 @@ class SourceBook:
         self._asked.add(worker_id)
         way.children.setdefault(worker_id, 0)
         return self._workers[parent].address if parent is not None else ""
+
+    def others(self, worker_id: str, *, base_version: int | None) -> list[str]:
+        """Where to go when the source fails, best first: a few that hold it, or asked earlier."""
+        way = self._way(base_version)
+        earlier = set(itertools.takewhile(worker_id.__ne__, way.children))
+        able = [name for name in earlier | way.complete - {worker_id} if self._serves(name)]
+        able.sort(key=lambda name: (name not in way.complete, way.children[name], name))
+        return [self._workers[name].address for name in able[:_NUM_OTHERS]]
 
     def _parent(self, way: _Way, worker_id: str) -> str | None:
         """The worker to send to; None for the learner."""

@@ -89,7 +89,9 @@ async def run_worker(options: Options) -> RunPhase:
             channel, worker_id=options.worker_id, rollout_group=group.name, serving_port=port
         )
         gauges = RolloutGauges(metrics)
-        peers = Peers(partial(open_channel, token=token), worker_id=options.worker_id)
+        peers = Peers(
+            partial(open_channel, token=token), worker_id=options.worker_id, gauges=gauges
+        )
         supply = WeightSupply(learner, gauges, shelf=shelf, peers=peers, archive=_archive(run))
         receiver = WeightReceiver(
             learner=learner, engine=engine, gauges=gauges, supply=supply, prepare=prepare

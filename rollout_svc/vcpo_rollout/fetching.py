@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from vcpo.wire.limits import FETCH_TIMEOUT_S
+from vcpo.wire.limits import CHUNK_BYTES, FETCH_TIMEOUT_S
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo.wire.weights import CorruptWeightsError
 from vcpo_rollout.pieces import Piece
+
+LEAST_BYTES = CHUNK_BYTES
+"""What a sender must send within each window; a chunk, so that a healthy one cannot be too slow
+between two chunks of a slow one that it passes on."""
 
 
 async def receive_rest(
@@ -15,15 +19,16 @@ async def receive_rest(
     worker_id: str,
     piece: Piece,
     *,
-    stall_s: float | None = None,
+    window_s: float | None = None,
 ) -> None:
     """Receive what a piece still lacks; what arrived stays in it when the transfer breaks.
 
-    stall_s: how long to wait for the next chunk; None for as long as the call may last.
+    window_s: time for each `LEAST_BYTES`, or for the rest when that is less; None for as long as
+        the call may last.
 
     Raises:
         grpc.aio.AioRpcError: when the transfer breaks or is refused.
-        TimeoutError: when no chunk comes for `stall_s` seconds.
+        TimeoutError: when less comes within `window_s` seconds.
         CorruptWeightsError: when the chunks do not fit together, or end before the piece does.
     """
     if piece.is_complete:
@@ -37,12 +42,14 @@ async def receive_rest(
     )
     call = policy.Fetch(request, timeout=FETCH_TIMEOUT_S)
     loop = asyncio.get_running_loop()
+    wanted_bytes = piece.num_arrived + LEAST_BYTES
     try:
-        async with asyncio.timeout(stall_s) as patience:
+        async with asyncio.timeout(window_s) as patience:
             async for chunk in call:
                 piece.extend(chunk.offset, chunk.data)
-                if stall_s is not None:
-                    patience.reschedule(loop.time() + stall_s)
+                if window_s is not None and piece.num_arrived >= wanted_bytes:
+                    patience.reschedule(loop.time() + window_s)
+                    wanted_bytes = piece.num_arrived + LEAST_BYTES
     finally:
         call.cancel()
     if not piece.is_complete:

@@ -18,6 +18,10 @@ class RolloutGauges:
         """Note bytes of full sets or deltas from a `source`: `learner`, `peer` or `archive`."""
         self._metrics.weight_sync_bytes.labels(source).inc(num_bytes)
 
+    def peer_avoided(self, reason: str) -> None:
+        """Note a peer that is not asked for a time; it was `slow`, `failed` or `corrupt`."""
+        self._metrics.peers_avoided.labels(reason).inc()
+
     def weights_in_use(self, policy_version: int, duration_s: float) -> None:
         """Note a version fetched, checked and swapped in."""
         self._metrics.weights_version.set(policy_version)

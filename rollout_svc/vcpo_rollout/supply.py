@@ -71,8 +71,13 @@ class WeightSupply:
         weights = None
         try:
             await self._read_archive(manifest, whole)
-            if await self._fetch(deltas or [whole], manifest.peer):
-                weights = await asyncio.to_thread(_made, manifest, base, whole, deltas)
+            senders = await self._fetch(deltas or [whole], manifest)
+            if senders is not None:
+                try:
+                    weights = await asyncio.to_thread(_made, manifest, base, whole, deltas)
+                except CorruptWeightsError:
+                    self._avoid(senders)
+                    raise
                 self._held = _HeldSet(policy=names_of(manifest), payload=weights.payload)
         finally:
             if weights is None:
@@ -101,16 +106,33 @@ class WeightSupply:
             whole.fill(payload)
             self._gauges.weights_fetched("archive", num_bytes)
 
-    async def _fetch(self, pieces: Iterable[Piece], peer: str) -> bool:
-        """Receive pieces whole; False when one was retired."""
+    async def _fetch(
+        self, pieces: Iterable[Piece], manifest: policy_pb2.PolicyManifest
+    ) -> set[str] | None:
+        """Receive pieces whole, from peers and what they lack from the learner.
+
+        Returns the peers that sent something; None when a piece was retired.
+        """
+        senders = set()
+        addresses = [manifest.peer, *manifest.other_peers] if manifest.peer else []
         for piece in pieces:
-            if peer and self._peers is not None and not piece.is_complete:
-                self._gauges.weights_fetched("peer", await self._peers.fetch(peer, piece))
+            for address in addresses:
+                if self._peers is None or piece.is_complete:
+                    break
+                if num_bytes := await self._peers.fetch(address, piece):
+                    self._gauges.weights_fetched("peer", num_bytes)
+                    senders.add(address)
             num_before = piece.num_arrived
             if not piece.is_complete and not await self._learner.fetch(piece):
-                return False
+                return None
             self._gauges.weights_fetched("learner", piece.num_arrived - num_before)
-        return True
+        return senders
+
+    def _avoid(self, senders: Iterable[str]) -> None:
+        """Do not ask those again that had a part in a version that is none."""
+        for address in senders:
+            assert self._peers is not None
+            self._peers.avoid(address, "corrupt")
 
 
 def names_of(manifest: policy_pb2.PolicyManifest) -> HeldPolicy:

@@ -229,6 +229,11 @@ ROLLOUT_WEIGHT_SYNC_BYTES = _counter(
     "Bytes received to update the weights, by source: learner, peer or archive.",
     "source",
 )
+ROLLOUT_PEERS_AVOIDED = _counter(
+    "vcpo_rollout_peers_avoided_total",
+    "Times that another worker was a bad source of weights, by reason: slow, failed or corrupt.",
+    "reason",
+)
 ROLLOUT_WEIGHT_UPDATES_IN_FLIGHT = _counter(
     "vcpo_rollout_weight_updates_in_flight_total",
     "Policy versions swapped in while sequences were under way, which went on with them.",
@@ -353,6 +358,7 @@ ROLLOUT = (
     ROLLOUT_WEIGHTS_VERSION,
     ROLLOUT_WEIGHT_SYNC_DURATION,
     ROLLOUT_WEIGHT_SYNC_BYTES,
+    ROLLOUT_PEERS_AVOIDED,
     ROLLOUT_WEIGHT_UPDATES_IN_FLIGHT,
     ROLLOUT_LEASE_WAIT,
 )

@@ -76,6 +76,7 @@ class RolloutMetrics:
         self.weights_version = part.gauge(catalogue.ROLLOUT_WEIGHTS_VERSION)
         self.weight_sync_duration_s = part.histogram(catalogue.ROLLOUT_WEIGHT_SYNC_DURATION)
         self.weight_sync_bytes = part.counter(catalogue.ROLLOUT_WEIGHT_SYNC_BYTES)
+        self.peers_avoided = part.counter(catalogue.ROLLOUT_PEERS_AVOIDED)
         self.weight_updates_in_flight = part.counter(catalogue.ROLLOUT_WEIGHT_UPDATES_IN_FLIGHT)
         self.lease_wait_s = part.counter(catalogue.ROLLOUT_LEASE_WAIT)
 

@@ -74,9 +74,13 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         again = self._sources.has_asked(request.worker_id, newest)
         if archived is not None and archived.policy_version == newest and not (deltas or again):
             answer.archived.CopyFrom(archived)
+        base_version = held if deltas else None
         answer.peer = self._sources.source(
-            request.worker_id, policy_version=newest, base_version=held if deltas else None
+            request.worker_id, policy_version=newest, base_version=base_version
         )
+        if answer.peer:
+            others = self._sources.others(request.worker_id, base_version=base_version)
+            answer.other_peers.extend(one for one in others if one != answer.peer)
         return answer
 
     def _held_version(self, request: policy_pb2.GetManifestRequest) -> int | None:

@@ -72,6 +72,14 @@ def test_whoever_asks_twice_for_a_version_is_sent_to_the_learner(book):
     assert book.ask("c") == ""
 
 
+def test_when_a_source_fails_there_are_three_others_that_hold_the_version_or_asked_before(book):
+    for worker in "abcdef":
+        book.ask(worker)
+    book.hold("f", 1)
+    assert book.book.others("e", base_version=None) == ["f", "c", "d"]
+    assert book.book.others("a", base_version=None) == ["f"]
+
+
 def test_the_next_version_is_another_question(book):
     for worker in "abc":
         book.ask(worker, version=1)

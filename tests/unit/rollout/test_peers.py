@@ -6,7 +6,7 @@ import contextlib
 import grpc
 import pytest
 
-from tests.unit.learner.scenes import INCARNATION
+from tests.unit.learner.scenes import INCARNATION, ManualClock
 from tests.unit.rollout.scenes import quick_retries, served
 from tests.unit.rollout.versions import TroubledService, payload_of, publish, store_of
 from vcpo.metrics import RolloutMetrics
@@ -27,8 +27,9 @@ add_policy_service = policy_pb2_grpc.add_PolicyServiceServicer_to_server
 class Sharer:
     """A worker as far as weights go: its supply, and the server that passes them on."""
 
-    def __init__(self, name, channel, *, stall_s):
-        self.name, self._stall_s = name, stall_s
+    def __init__(self, name, channel, *, window_s):
+        self.name, self._window_s = name, window_s
+        self.clock = ManualClock()
         self.metrics = RolloutMetrics(run="run", group="main")
         self.shelf = PieceShelf()
         self.server = WireServer(token=None)
@@ -45,12 +46,14 @@ class Sharer:
             serving_port=self.port,
             retries=quick_retries(),
         )
+        gauges = RolloutGauges(self.metrics)
         peers = Peers(
             lambda address: open_channel(address, token=None),
             worker_id=self.name,
-            stall_s=self._stall_s,
+            gauges=gauges,
+            window_s=self._window_s,
+            clock=self.clock,
         )
-        gauges = RolloutGauges(self.metrics)
         self.supply = WeightSupply(self.learner, gauges, shelf=self.shelf, peers=peers)
 
     async def manifest(self):
@@ -68,14 +71,19 @@ class Sharer:
         name = "vcpo_rollout_weight_sync_bytes_total"
         return self.metrics.registry.get_sample_value(name, labels) or 0
 
+    def num_avoided(self, reason):
+        labels = {"run": "run", "group": "main", "reason": reason}
+        name = "vcpo_rollout_peers_avoided_total"
+        return self.metrics.registry.get_sample_value(name, labels) or 0
+
 
 class Fleet:
     def __init__(self, store, service, channel):
         self.store, self.service, self._channel = store, service, channel
         self.sharers = []
 
-    async def join(self, name, *, stall_s=60.0):
-        sharer = Sharer(name, self._channel, stall_s=stall_s)
+    async def join(self, name, *, window_s=60.0):
+        sharer = Sharer(name, self._channel, window_s=window_s)
         await sharer.start()
         self.sharers.append(sharer)
         return sharer
@@ -149,7 +157,7 @@ async def test_a_peer_that_says_nothing_is_left():
     add_policy_service(Silent(), server.grpc_server)
     port = await server.start("127.0.0.1:0", ())
     async with a_fleet(4) as fleet:
-        worker = await fleet.join("worker", stall_s=0.05)
+        worker = await fleet.join("worker", window_s=0.05)
         manifest = await worker.manifest()
         manifest.peer = f"127.0.0.1:{port}"
         assert (await worker.take(manifest)).payload == payload_of(4)
@@ -160,24 +168,110 @@ async def test_a_peer_that_says_nothing_is_left():
     await server.stop(0)
 
 
-async def test_what_a_lying_peer_sent_is_refused_and_the_learner_asked():
-    class Liar(policy_pb2_grpc.PolicyServiceServicer):
-        async def Fetch(self, request, context):  # noqa: N802 - named by the contract
-            yield policy_pb2.PolicyChunk(offset=0, data=payload_of(5))
+class Dripping(policy_pb2_grpc.PolicyServiceServicer):
+    """Sends a byte at a time, never silent and never done."""
 
+    num_asked = 0
+
+    async def Fetch(self, request, context):  # noqa: N802 - named by the contract
+        self.num_asked += 1
+        for offset in range(request.offset, len(payload_of(4))):
+            yield policy_pb2.PolicyChunk(offset=offset, data=payload_of(4)[offset : offset + 1])
+            await asyncio.sleep(0.01)
+
+
+class Lying(policy_pb2_grpc.PolicyServiceServicer):
+    """Sends another version than it is asked for."""
+
+    num_asked = 0
+
+    async def Fetch(self, request, context):  # noqa: N802 - named by the contract
+        self.num_asked += 1
+        yield policy_pb2.PolicyChunk(offset=0, data=payload_of(5))
+
+
+@contextlib.asynccontextmanager
+async def a_bad_peer(service):
+    """Its address."""
     server = WireServer(token=None)
-    add_policy_service(Liar(), server.grpc_server)
+    add_policy_service(service, server.grpc_server)
     port = await server.start("127.0.0.1:0", ())
+    yield f"127.0.0.1:{port}"
+    await server.stop(0)
+
+
+async def test_a_peer_that_drips_is_left_within_a_window_and_not_asked_for_five_minutes():
+    dripping = Dripping()
+    async with a_fleet(4) as fleet, a_bad_peer(dripping) as address:
+        joiner = await fleet.join("joiner", window_s=0.2)
+        manifest = await joiner.manifest()
+        manifest.peer = address
+        async with asyncio.timeout(4):  # the whole version would take it 40 s
+            assert (await joiner.take(manifest)).payload == payload_of(4)
+        assert 0 < joiner.num_bytes("peer") < 200
+        for seconds, num_asked in ((299, 1), (1, 2)):
+            joiner.clock.advance(seconds)
+            await joiner.take(manifest)
+            assert dripping.num_asked == num_asked
+        assert joiner.num_avoided("slow") == 2
+
+
+async def test_what_a_bad_peer_does_not_give_comes_from_another_before_the_learner():
+    async with a_fleet(4) as fleet, a_bad_peer(Dripping()) as address:
+        await (await fleet.join("first")).take()
+        joiner = await fleet.join("joiner", window_s=0.2)
+        manifest = await joiner.manifest()
+        manifest.other_peers.append(manifest.peer)
+        manifest.peer = address
+        assert (await joiner.take(manifest)).payload == payload_of(4)
+        assert joiner.num_bytes("learner") == 0
+
+
+async def test_the_learner_names_other_workers_beside_the_one_to_ask_first():
     async with a_fleet(4) as fleet:
+        addresses = set()
+        for name in ("first", "second"):
+            await (sharer := await fleet.join(name)).take()
+            addresses.add(f"127.0.0.1:{sharer.port}")
+        manifest = await (await fleet.join("late")).manifest()
+        assert {manifest.peer, *manifest.other_peers} == addresses
+
+
+async def test_what_a_lying_peer_sent_is_refused_and_the_learner_asked():
+    lying = Lying()
+    async with a_fleet(4) as fleet, a_bad_peer(lying) as address:
         worker = await fleet.join("worker")
         manifest = await worker.manifest()
-        manifest.peer = f"127.0.0.1:{port}"
+        manifest.peer = address
         with pytest.raises(CorruptWeightsError, match=r"tensor 'layer\.weight': differs"):
             await worker.take(manifest)
         again = await worker.manifest()
         assert again.peer == ""
         assert (await worker.take(again)).payload == payload_of(4)
-    await server.stop(0)
+
+
+async def test_a_peer_that_lied_is_not_asked_again():
+    lying = Lying()
+    async with a_fleet(4) as fleet, a_bad_peer(lying) as address:
+        worker = await fleet.join("worker")
+        manifest = await worker.manifest()
+        manifest.peer = address
+        with pytest.raises(CorruptWeightsError):
+            await worker.take(manifest)
+        assert (await worker.take(manifest)).payload == payload_of(4)
+        assert lying.num_asked == 1
+        assert worker.num_avoided("corrupt") == 1
+
+
+async def test_a_peer_that_does_not_hold_a_version_is_asked_for_the_next():
+    async with a_fleet(4) as fleet:
+        first, late = await fleet.join("first"), await fleet.join("late")
+        manifest = await late.manifest()
+        manifest.peer = f"127.0.0.1:{first.port}"
+        await late.take(manifest)
+        await first.take()
+        await late.take(manifest)
+        assert late.num_bytes("peer") == len(payload_of(4))
 
 
 async def test_a_worker_says_that_it_has_no_manifests():

@@ -64,6 +64,7 @@ class PolicyManifest(_message.Message):
     DELTAS_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
     ARCHIVED_FIELD_NUMBER: _builtins.int
+    OTHER_PEERS_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
     total_bytes: _builtins.int
     """Size of the full set, one safetensors file."""
@@ -86,6 +87,12 @@ class PolicyManifest(_message.Message):
         alone.
         """
 
+    @_builtins.property
+    def other_peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Workers to fetch from, in this order, what the peer does not give; then the learner. For the
+        caller alone.
+        """
+
     def __init__(
         self,
         *,
@@ -96,10 +103,11 @@ class PolicyManifest(_message.Message):
         deltas: _abc.Iterable[Global___DeltaEntry] | None = ...,
         peer: _builtins.str = ...,
         archived: Global___ArchivedSet | None = ...,
+        other_peers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["archived", b"archived"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["archived", b"archived", "deltas", b"deltas", "incarnation", b"incarnation", "peer", b"peer", "policy_version", b"policy_version", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archived", b"archived", "deltas", b"deltas", "incarnation", b"incarnation", "other_peers", b"other_peers", "peer", b"peer", "policy_version", b"policy_version", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
