@@ -1,4 +1,4 @@
-"""Causes: the one thing to put right first, out of all that a pod's status says.
+"""Causes: the one thing to put right first, out of all that Kubernetes says of a pod.
 
 Pairs that the kubelet alternates between count as one cause (`ErrImagePull` is the attempt,
 `ImagePullBackOff` the wait before the next), or the run's conditions would flicker with them.
@@ -7,7 +7,7 @@ Pairs that the kubelet alternates between count as one cause (`ErrImagePull` is 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from vcpo_operator.records import Cause
@@ -23,6 +23,16 @@ _WAITING: Final[Mapping[str, str]] = {
     "CrashLoopBackOff": "CrashLoopBackOff",
 }
 _OUT_OF_MEMORY: Final = "OOMKilled"
+_TELLING_WARNINGS: Final = frozenset(
+    {
+        "FailedAttachVolume",
+        "FailedCreate",
+        "FailedCreatePodSandBox",
+        "FailedMapVolume",
+        "FailedMount",
+    }
+)
+"""Reasons of events that tell why a pod is not made, or not started on its node."""
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
 _LONGEST_MESSAGE = 600
 
@@ -43,6 +53,52 @@ def pod_cause(pod: Mapping[str, Any]) -> Cause | None:
         if cause is not None:
             return cause
     return _scheduling_cause(name, status)
+
+
+def is_being_made(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod has a node, where none of its containers has started yet."""
+    status = pod.get("status") or {}
+    states = [each.get("state") or {} for each in status.get("containerStatuses") or ()]
+    on_its_way = status.get("phase", "Pending") == "Pending"
+    begun = any("running" in state or "terminated" in state for state in states)
+    return on_its_way and not begun and bool((pod.get("spec") or {}).get("nodeName"))
+
+
+def replica_failure(deployment: Mapping[str, Any]) -> Cause | None:
+    """Why some pods of a Deployment cannot be made; None when all can.
+
+    deployment: the object as the API server sends it.
+    """
+    for condition in (deployment.get("status") or {}).get("conditions") or ():
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            where = f"Deployment {deployment['metadata']['name']}"
+            return _cause(condition["reason"], where, condition["message"])
+    return None
+
+
+def warned_cause(events: Iterable[Mapping[str, Any]]) -> Cause | None:
+    """What the newest telling Warning says; None when none does.
+
+    events: about one object, as the API server sends them.
+    """
+    telling = [
+        each
+        for each in events
+        if each.get("type") == "Warning" and each.get("reason") in _TELLING_WARNINGS
+    ]
+    if not telling:
+        return None
+    newest = max(telling, key=_last_seen)
+    involved = newest["involvedObject"]
+    kind = "pod" if involved["kind"] == "Pod" else involved["kind"]
+    return _cause(newest["reason"], f"{kind} {involved['name']}", newest.get("message") or "")
+
+
+def _last_seen(event: Mapping[str, Any]) -> str:
+    """Time of an event, RFC 3339 in UTC: written in one of three places, by who wrote it."""
+    series = event.get("series") or {}
+    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return max(str(each) for each in (*times, "") if each is not None)
 
 
 def _container_cause(pod: str, status: Mapping[str, Any]) -> Cause | None:

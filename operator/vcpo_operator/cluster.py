@@ -107,6 +107,12 @@ class Cluster:
                 return None
             raise
 
+    async def select(self, collection: Resource, *, fields: str) -> list[Document]:
+        """Objects of a collection that a field selector matches."""
+        query = {"fieldSelector": fields}
+        found: list[Document] = (await self._call("GET", collection, query=query))["items"]
+        return found
+
     async def apply(
         self, resource: Resource, body: Mapping[str, Any], *, manager: str, force: bool
     ) -> Document:

@@ -12,7 +12,8 @@
 | Failed | the run was given up | reasons of `course.FailureReason`, NotFailed |
 
 Pod-level reasons are the words of Kubernetes: ImagePullBackOff, CrashLoopBackOff, OOMKilled,
-Unschedulable and their like. Every condition is set from the first visit on.
+Unschedulable, FailedCreate, FailedMount and their like. Every condition is set from the first
+visit on.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ def _learner(situation: Situation) -> Finding:
         return resting
     if any(pod.ready for pod in pods):
         return _true("LearnerReady", "PodReady", "The learner answers.")
-    cause = _first_cause(pods)
+    learner = situation.observed.learner
+    cause = _first_cause(pods) or (None if learner is None else learner.cause)
     if cause is not None:
         return _false("LearnerReady", cause.reason, cause.message)
     return _false("LearnerReady", "PodPending", "The learner's pod is not ready yet.")
@@ -129,9 +131,13 @@ def _rollouts(situation: Situation) -> Finding:
         return resting
     ready = sum(pod.ready for pod in pods)
     least = max(1, sum(group.min_replicas for group in situation.spec.rollouts))
+    refused = _refused_pods(situation)
     if ready >= least:
-        return _true("RolloutsReady", "MinimumAvailable", "The least number of workers answers.")
-    cause = _first_cause(pods)
+        message = "The least number of workers answers."
+        if refused is not None:
+            message += f" More cannot be made: {refused.message}"
+        return _true("RolloutsReady", "MinimumAvailable", message)
+    cause = _first_cause(pods) or refused
     if cause is not None:
         return _false("RolloutsReady", cause.reason, cause.message)
     message = f"Fewer workers answer than the {least} that are the least."
@@ -148,6 +154,13 @@ def _resting(kind: str, situation: Situation, pods: list[ObservedPod]) -> Findin
 
 def _first_cause(pods: Iterable[ObservedPod]) -> Cause | None:
     return next((pod.cause for pod in pods if pod.cause is not None and not pod.ready), None)
+
+
+def _refused_pods(situation: Situation) -> Cause | None:
+    """Why pods of some rollout group cannot be made; None when all can."""
+    groups = (situation.observed.groups.get(group.name) for group in situation.spec.rollouts)
+    causes = (group.cause for group in groups if group is not None)
+    return next((cause for cause in causes if cause is not None), None)
 
 
 def _control(decision: Decision | None) -> tuple[Finding, ...]:

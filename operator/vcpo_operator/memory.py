@@ -11,7 +11,7 @@ from vcpo.spec import API_VERSION, KIND, VCPORun
 from vcpo_operator.actions import Action, Apply, DeleteChild
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Kind, Owner, Parent
-from vcpo_operator.records import ObservedChild, RunRecord
+from vcpo_operator.records import Cause, ObservedChild, RunRecord
 from vcpo_operator.run_status import RunStatus
 
 _LOGGER = logging.getLogger(__name__)
@@ -35,6 +35,11 @@ class RunMemory:
     status: RunStatus | None = None
     status_version: int = 0
     written_s: float = 0.0
+    unexplained_s: float | None = None
+    """Since when something does not get on for no known reason; None while nothing does."""
+    warnings_read_s: float | None = None
+    causes: dict[str, Cause] = field(default_factory=dict)
+    """What events gave as reasons, by uid of what they are about."""
 
 
 def note(memory: RunMemory, action: Action, applied: ObservedChild | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vcpo_operator.causes import pod_cause
+from vcpo_operator.causes import is_being_made, pod_cause, replica_failure
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.names import (
     DELETION_COST_ANNOTATION,
@@ -82,6 +82,7 @@ def observed_group(body: Body) -> ObservedGroup:
         current=int(status.get("replicas") or 0),
         ready=int(status.get("readyReplicas") or 0),
         paused=bool(spec.get("paused", False)),
+        cause=replica_failure(body),
     )
 
 
@@ -117,6 +118,7 @@ def observed_pod(body: Body) -> ObservedPod | None:
         deletion_cost=_integer(annotations.get(DELETION_COST_ANNOTATION)),
         restarts=sum(int(each.get("restartCount", 0)) for each in containers),
         cause=pod_cause(body),
+        is_being_made=is_being_made(body),
     )
 
 

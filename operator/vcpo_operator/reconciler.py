@@ -22,6 +22,7 @@ from vcpo.spec.errors import problems_of
 from vcpo_operator import status
 from vcpo_operator.actions import DeleteRun
 from vcpo_operator.apply import Executor
+from vcpo_operator.causes import warned_cause
 from vcpo_operator.children.family import OperatorDefaults
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.cluster import ApiError
@@ -39,6 +40,7 @@ from vcpo_operator.report import LearnerReport
 from vcpo_operator.run_status import RunStatus
 from vcpo_operator.signals import SignalsError, SignalSource
 from vcpo_operator.steer import Steering, steer
+from vcpo_operator.unexplained import PATIENCE_S, REREAD_S, explained, unexplained
 from vcpo_operator.wishes import wish_for
 
 _LOGGER = logging.getLogger(__name__)
@@ -223,7 +225,35 @@ class Reconciler:
                 remember(memory, kind, name, child)
             memory.read_s = now_s
         watched = self._view.observed(key)
-        return replace(watched, children=(*memory.unwatched.values(), *watched.children))
+        observed = replace(watched, children=(*memory.unwatched.values(), *watched.children))
+        await self._read_warnings(key, memory, unexplained(observed), now_s)
+        return explained(observed, memory.causes)
+
+    async def _read_warnings(
+        self, key: RunKey, memory: RunMemory, uids: tuple[str, ...], now_s: float
+    ) -> None:
+        """Ask for the events about what does not get on, once it has not for a while."""
+        memory.causes = {uid: memory.causes[uid] for uid in uids if uid in memory.causes}
+        if not uids:
+            memory.unexplained_s = memory.warnings_read_s = None
+            return
+        if memory.unexplained_s is None:
+            memory.unexplained_s = now_s
+        read_s = memory.warnings_read_s
+        if now_s < memory.unexplained_s + PATIENCE_S or (
+            read_s is not None and now_s < read_s + REREAD_S
+        ):
+            return
+        memory.warnings_read_s = now_s
+        for uid in uids:
+            try:
+                cause = warned_cause(await self._executor.read_warnings(key, uid))
+            except ApiError as error:
+                # Less is known then, and nothing else is wrong.
+                _LOGGER.info("%s: no events: %s", key, error)
+                return
+            if cause is not None:
+                memory.causes[uid] = cause
 
     async def _report(
         self, record: RunRecord, run: VCPORun, before: RunStatus, observed: Observed

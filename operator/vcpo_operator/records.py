@@ -27,7 +27,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why a pod does not work, as the kubelet or the scheduler says it."""
+    """Why a pod does not work or is not there, as Kubernetes says it."""
 
     reason: str
     """A word of Kubernetes: `ImagePullBackOff`, `Unschedulable`, `OOMKilled`, ..."""
@@ -58,6 +58,8 @@ class ObservedLearner:
     replicas: int
     settled: bool
     """Whether its controller has seen the newest spec; pods made before may be of an older one."""
+    cause: Cause | None = None
+    """Why its controller cannot make its pod; None when nothing is known to hinder it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,8 @@ class ObservedGroup:
     """Pods there are, those on their way out not counted."""
     ready: int
     paused: bool
+    cause: Cause | None = None
+    """Why its controller cannot make some of its pods; None when nothing hinders it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,8 @@ class ObservedPod:
     """Times its containers were started again."""
     cause: Cause | None
     """What keeps it from working; None when nothing is known to."""
+    is_being_made: bool = False
+    """Whether it has a node, where no container of it has started yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any
 from tests.kube import deletion, lifecycle, patches, scaling
 from tests.kube.configurations import configuration
 from tests.kube.definitions import established
-from tests.kube.deletion import DEFINITIONS, NAMESPACES, timestamp
+from tests.kube.deletion import DEFINITIONS, NAMESPACES, PODS, timestamp
 from tests.kube.errors import (
     Cause,
     JsonObject,
@@ -34,6 +34,7 @@ from tests.kube.ownership import (
     record_apply,
     record_update,
 )
+from tests.kube.quotas import refuse_beyond_quota
 from tests.kube.resources import Catalogue, Resource
 from tests.kube.selectors import Matcher, field_matcher, label_matcher
 from tests.kube.store import Event, Store
@@ -161,6 +162,8 @@ class Api:
     def _fresh(self, target: Target, body: JsonObject) -> JsonObject:
         """body as a new object: named, placed and numbered."""
         self._refuse_namespace(target)
+        if target.resource.key == PODS:
+            refuse_beyond_quota(self.store, target.namespace, body)
         identity: JsonObject = {
             "uid": str(uuid.UUID(int=self._random.getrandbits(128), version=4)),
             "creationTimestamp": self.now(),

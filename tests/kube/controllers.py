@@ -16,6 +16,7 @@ from tests.kube import deployments, garbage, statefulsets
 from tests.kube.api import Api
 from tests.kube.deletion import DEFINITIONS, NAMESPACES
 from tests.kube.errors import ApiError, JsonObject
+from tests.kube.quotas import QUOTAS
 from tests.kube.store import Event, ObjectKey, ResourceKey, identity, owner_uids
 
 Key = tuple[ResourceKey, ObjectKey]
@@ -83,6 +84,15 @@ class Controllers:
             group, plural = event.resource
             keys.append((NAMESPACES, ("", event.body["metadata"].get("namespace", ""))))
             keys.append((DEFINITIONS, ("", f"{plural}.{group}")))
+        if event.resource == QUOTAS:
+            # The real controllers try again after a back-off; here they try when it may help.
+            namespace = event.body["metadata"]["namespace"]
+            makers = (deployments.REPLICA_SETS, statefulsets.STATEFUL_SETS)
+            keys += [
+                (maker, identity(body))
+                for maker in makers
+                for body in store.objects(maker, namespace)
+            ]
         self._dirty |= dict.fromkeys(keys)
         self._idle.clear()
         self._work.set()

@@ -38,6 +38,7 @@ from vcpo_operator.status import PROGRESS_PERIOD_S
 KEY = RunKey("default", "demo")
 RUNS = "/apis/vcpo.dev/v1alpha1/namespaces/default/vcporuns"
 RUN = f"{RUNS}/{KEY.name}"
+PODS = "/api/v1/namespaces/default/pods"
 DEPLOYMENT = "/apis/apps/v1/namespaces/default/deployments/demo-rollout-main"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 START_S = 1_800_000_000.0
@@ -180,6 +181,12 @@ class OperatorScene:
     async def edit(self, **spec: Any) -> None:
         """Change the run's spec."""
         await self.client.merge_patch(RUN, {"spec": spec})
+
+    async def place(self, pod: str) -> None:
+        """Bind a pod to a node, as the scheduler does."""
+        target = {"apiVersion": "v1", "kind": "Node", "name": "node-0"}
+        body = {"metadata": {"name": pod}, "target": target}
+        await self.client.create(f"{PODS}/{pod}/binding", body)
 
     async def run(self) -> Document:
         """The run as it is now."""

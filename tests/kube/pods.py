@@ -13,11 +13,12 @@ from collections.abc import Iterable, Mapping
 
 from tests.kube.api import Api
 from tests.kube.deletion import PODS
-from tests.kube.errors import JsonObject
+from tests.kube.errors import ApiError, JsonObject
 from tests.kube.garbage import OPTIONS
 from tests.kube.store import ResourceKey
 from tests.kube.targets import Target
 
+EVENTS = ("", "events")
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
@@ -47,15 +48,53 @@ def owned(api: Api, owner: JsonObject, resource: ResourceKey) -> list[JsonObject
 
 def create_pod(
     api: Api, owner: JsonObject, name: JsonObject, labels: Mapping[str, str], spec: JsonObject
-) -> None:
-    """Create a pod of owner's template. name: `name` or `generateName`. spec: more of the spec."""
+) -> str:
+    """Create a pod of owner's template; answers why it was refused, nothing when it was not.
+
+    name: `name` or `generateName`. spec: more of the spec.
+    """
     template = copy.deepcopy(owner["spec"]["template"])
     metadata = template.get("metadata") or {}
     metadata["labels"] = {**(metadata.get("labels") or {}), **labels}
     metadata |= {**name, "ownerReferences": [controller_reference(owner)]}
     body = {**template, "metadata": metadata, "spec": {**template["spec"], **spec}}
     target = Target(resource=api.catalogue.by_key(*PODS), namespace=owner["metadata"]["namespace"])
-    api.create(target, body, OPTIONS)
+    try:
+        api.create(target, body, OPTIONS)
+    except ApiError as refused:
+        return refused.message
+    return ""
+
+
+def warn(api: Api, involved: JsonObject, reason: str, message: str) -> None:
+    """Post a Warning about an object as its controller, or count the same one once more."""
+    metadata = involved["metadata"]
+    key = hashlib.sha256(f"{metadata['uid']}/{reason}/{message}".encode()).hexdigest()[:16]
+    name, namespace = f"{metadata['name']}.{key}", metadata["namespace"]
+    resource = api.catalogue.by_key(*EVENTS)
+    before = api.store.get(EVENTS, namespace, name)
+    if before is not None:
+        target = Target(resource=resource, namespace=namespace, name=name)
+        patch = {"count": before["count"] + 1, "lastTimestamp": api.now()}
+        api.patch(target, "application/merge-patch+json", patch, OPTIONS)
+        return
+    body: JsonObject = {
+        "metadata": {"name": name},
+        "involvedObject": {
+            "apiVersion": involved["apiVersion"],
+            "kind": involved["kind"],
+            "namespace": namespace,
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+        },
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "firstTimestamp": api.now(),
+        "lastTimestamp": api.now(),
+        "count": 1,
+    }
+    api.create(Target(resource=resource, namespace=namespace), body, OPTIONS)
 
 
 def is_active(pod: JsonObject) -> bool:

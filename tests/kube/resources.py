@@ -108,6 +108,7 @@ BUILTINS = (
     _builtin("v1", "secrets", "Secret"),
     _builtin("v1", "serviceaccounts", "ServiceAccount", "sa", subresources=("token",)),
     _builtin("v1", "events", "Event", "ev"),
+    _builtin("v1", "resourcequotas", "ResourceQuota", "quota", subresources=_STATUS),
     _builtin("v1", "endpoints", "Endpoints", "ep"),
     _builtin("v1", "persistentvolumeclaims", "PersistentVolumeClaim", "pvc", subresources=_STATUS),
     _builtin(

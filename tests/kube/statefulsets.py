@@ -17,6 +17,7 @@ from tests.kube.pods import (
     is_ready,
     owned,
     template_hash,
+    warn,
 )
 from tests.kube.targets import Target
 
@@ -88,7 +89,10 @@ def _create(api: Api, stateful_set: JsonObject, number: int, revision: str) -> N
         volumes.append({"name": volume, "persistentVolumeClaim": {"claimName": claimed}})
     more: JsonObject = {"hostname": name, "subdomain": spec.get("serviceName", "")}
     more |= {"volumes": volumes} if volumes else {}
-    create_pod(api, stateful_set, {"name": name}, labels, more)
+    refusal = create_pod(api, stateful_set, {"name": name}, labels, more)
+    if refusal:
+        where = f"create Pod {name} in StatefulSet {stateful_set['metadata']['name']}"
+        warn(api, stateful_set, "FailedCreate", f"{where} failed error: {refusal}")
 
 
 def _claim(api: Api, stateful_set: JsonObject, claim: JsonObject, name: str) -> None:

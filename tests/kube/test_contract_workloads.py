@@ -159,3 +159,42 @@ async def test_a_pod_that_runs_nowhere_goes_at_once(api: Client, namespace: str)
     await api.post(pods, {"metadata": {"name": "p"}, "spec": {"containers": containers}})
     await api.delete(f"{pods}/p")
     assert (await api.get(f"{pods}/p")).code == 404
+
+
+async def test_a_pod_beyond_a_quota_is_refused_and_its_controllers_say_so(
+    api: Client, namespace: str, with_controllers: None
+) -> None:
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    await api.post(f"/api/v1{namespace}/resourcequotas", quota)
+    await api.post(_apps(namespace, "deployments"), deployment("web", replicas=1))
+    await api.post(_apps(namespace, "statefulsets"), stateful_set("db"))
+    failed = await api.until(
+        _apps(namespace, "deployments"), lambda body: bool(_replica_failure(body))
+    )
+    refusal = _replica_failure(failed)
+    assert refusal["reason"] == "FailedCreate"
+    assert 'pods "web-' in refusal["message"]
+    assert " is forbidden: " in refusal["message"]
+    events = f"/api/v1{namespace}/events"
+    told = await api.until(events, lambda body: body["involvedObject"]["kind"] == "StatefulSet")
+    assert (told["type"], told["reason"]) == ("Warning", "FailedCreate")
+    assert 'pods "db-0" is forbidden: ' in told["message"]
+    uid = told["involvedObject"]["uid"]
+    selected = await api.get(events, fieldSelector=f"involvedObject.uid={uid},type=Warning")
+    assert {each["involvedObject"]["uid"] for each in selected.body["items"]} == {uid}
+
+
+def _replica_failure(body: Body) -> Body:
+    conditions = (body.get("status") or {}).get("conditions") or ()
+    return next((each for each in conditions if each["type"] == "ReplicaFailure"), {})
+
+
+async def test_a_pod_that_was_refused_is_made_once_the_quota_is_gone(
+    api: Client, namespace: str, with_controllers: None
+) -> None:
+    quotas = f"/api/v1{namespace}/resourcequotas"
+    await api.post(quotas, {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}})
+    await api.post(_apps(namespace, "statefulsets"), stateful_set("db"))
+    await api.until(f"/api/v1{namespace}/events", lambda body: body["reason"] == "FailedCreate")
+    await api.delete(f"{quotas}/none")
+    await api.until(f"/api/v1{namespace}/pods", lambda body: body["metadata"]["name"] == "db-0")

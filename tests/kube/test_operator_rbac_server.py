@@ -28,9 +28,10 @@ from tests.unit.chart.rendering import NAMESPACE, render
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.lease import Lease
 from vcpo_operator.report import WorkerReport
+from vcpo_operator.unexplained import PATIENCE_S
 
 TOKEN = "token-of-the-operator"
-PATIENCE_S = 30.0
+PATIENT_S = 30.0
 POLL_S = 0.05
 COLLECTIONS = {
     "ServiceAccount": f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts",
@@ -117,6 +118,10 @@ async def live(scene):
     none = {"podMonitor": False, "disruptionBudgets": False, "networkIsolation": "Disabled"}
     await scene.create(pods=every, rollouts=GROUPS, ttlSecondsAfterFinished=60)
     await scene.settle()
+    await scene.place("demo-learner-0")
+    await scene.look()
+    scene.now_s += PATIENCE_S  # its kubelet has not started it: the operator asks why
+    await scene.look()
     await scene.client.merge_patch(f"{DEPLOYMENT}/scale", {"spec": {"replicas": 3}})
     scene.lines.says = report()
     await scene.settle()
@@ -218,7 +223,7 @@ async def test_a_real_server_refuses_the_charts_role_nothing(values, namespaces,
 async def until_granted(scene):
     """Wait until a look meets no refusal: a real server takes a moment to learn of roles."""
     await scene.create()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(PATIENT_S):
         while (await scene.look()).trouble:
             await asyncio.sleep(POLL_S)
     await scene.client.delete(RUN)
@@ -227,6 +232,6 @@ async def until_granted(scene):
 
 async def until_status(scene):
     """Wait until the operator has spoken of the run."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(PATIENT_S):
         while not (await scene.run()).get("status"):
             await asyncio.sleep(POLL_S)

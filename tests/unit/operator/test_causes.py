@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vcpo_operator.causes import pod_cause, presentable
+from vcpo_operator.causes import is_being_made, pod_cause, presentable, warned_cause
 
 
 def pod(*containers: dict[str, Any], **status: Any) -> dict[str, Any]:
@@ -80,3 +80,50 @@ def test_credentials_in_an_address_are_not_shown():
 
 def test_of_a_long_message_the_end_is_kept():
     assert presentable("abcdefgh", 6) == "...fgh"
+
+
+def event(reason: str, message: str, **changes: Any) -> dict[str, Any]:
+    involved = {"kind": "Pod", "name": "p"}
+    told = {"type": "Warning", "reason": reason, "message": message, "involvedObject": involved}
+    return {**told, **changes}
+
+
+def test_the_newest_warning_counts_wherever_it_keeps_its_time():
+    series = {"count": 3, "lastObservedTime": "2026-11-20T10:02:00.000001Z"}
+    events = [
+        event("FailedMount", "old", lastTimestamp="2026-11-20T10:00:00Z", eventTime=None),
+        event("FailedMount", "new", eventTime="2026-11-20T09:00:00.000001Z", series=series),
+        event("FailedAttachVolume", "between", lastTimestamp="2026-11-20T10:01:00Z"),
+    ]
+    cause = warned_cause(events)
+    assert cause is not None
+    assert (cause.reason, cause.message) == ("FailedMount", "pod p: new")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        event("FailedScheduling", "it has a node by now"),
+        event("Unhealthy", "a probe failed"),
+        event("FailedMount", "m", type="Normal"),
+    ],
+    ids=lambda told: told["reason"],
+)
+def test_a_warning_of_something_else_is_no_cause(told: dict[str, Any]):
+    assert warned_cause([told]) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "expected"),
+    [
+        ({}, {"phase": "Pending"}, False),
+        ({"nodeName": "n"}, {"phase": "Pending"}, True),
+        ({"nodeName": "n"}, {"containerStatuses": [waiting("ContainerCreating")]}, True),
+        ({"nodeName": "n"}, {"phase": "Failed"}, False),
+        ({"nodeName": "n"}, {"containerStatuses": [{"state": {"running": {}}}]}, False),
+    ],
+)
+def test_a_pod_is_being_made_from_its_placement_to_its_first_container(
+    spec: dict[str, Any], status: dict[str, Any], expected: bool
+):
+    assert is_being_made({"spec": spec, "status": status}) is expected

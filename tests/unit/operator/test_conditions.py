@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from tests.unit.operator.scenes import make_run, pod
+from vcpo_operator.children import Kind
 from vcpo_operator.conditions import Finding, Situation, findings, merged, refusal
 from vcpo_operator.course import Course, Verdict
 from vcpo_operator.names import Role
-from vcpo_operator.records import Cause, Observed
+from vcpo_operator.records import Cause, Observed, ObservedChild, ObservedGroup
 from vcpo_operator.run_status import RunStatus
 
 LEARNER = pod("demo-learner-0", Role.LEARNER)
@@ -78,6 +79,20 @@ def test_the_pod_s_trouble_is_the_condition_s_reason():
 def test_fewer_workers_than_the_least_are_not_enough():
     spec = {"rollouts": [{"name": "main", "minReplicas": 2, "maxReplicas": 2}]}
     assert brief(found(LEARNER, WORKER, spec=spec)["RolloutsReady"]) == ("False", "BelowMinimum")
+
+
+def test_workers_beyond_the_least_that_cannot_be_made_are_told_and_no_trouble():
+    record = ObservedChild(
+        kind=Kind.DEPLOYMENT, name="d", uid="u", owner_uid=None, digest=None, version=1
+    )
+    cause = Cause(reason="FailedCreate", message="Deployment d: exceeded quota")
+    group = ObservedGroup(
+        child=record, group="main", replicas=3, current=1, ready=1, paused=False, cause=cause
+    )
+    observed = Observed(pods=(LEARNER, WORKER), groups={"main": group})
+    condition = found(observed=observed)["RolloutsReady"]
+    assert brief(condition) == ("True", "MinimumAvailable")
+    assert condition.message.endswith("More cannot be made: Deployment d: exceeded quota")
 
 
 def test_one_bad_worker_among_enough_good_ones_is_no_trouble():

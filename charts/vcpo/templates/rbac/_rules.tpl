@@ -43,7 +43,8 @@ pods or hands out permissions. */}}
   verbs: [list, watch, patch, delete]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  # `list` reads the warnings about a learner or pod that does not start, by its uid.
+  verbs: [list, create]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [list, watch, create, patch, delete]
