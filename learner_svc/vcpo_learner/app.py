@@ -39,6 +39,7 @@ from vcpo.wire.v1 import (
     work_pb2_grpc,
 )
 from vcpo_learner.accounting import AccountingError
+from vcpo_learner.answer_bounds import answer_bounds
 from vcpo_learner.archive import open_archive
 from vcpo_learner.dispatch import Dispatcher
 from vcpo_learner.gauges import LearnerGauges
@@ -176,6 +177,7 @@ class _Parts:
             )
         )
         self._spec = spec
+        self._bounds = answer_bounds(spec, model)
 
     def drain(self, reason: str) -> None:
         """Stop leasing; the training loop then saves and ends. An ended run ends its linger."""
@@ -189,7 +191,7 @@ class _Parts:
         """Serve until the training has ended and everybody could hear of it."""
         server = WireServer(token=os.environ.get(TOKEN_VARIABLE))
         work_pb2_grpc.add_WorkServiceServicer_to_server(
-            WorkService(self.dispatcher, self._spec), server.grpc_server
+            WorkService(self.dispatcher, self._spec, self._bounds), server.grpc_server
         )
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
             PolicyService(self.policies, SourceBook(time.monotonic), self.archivist),

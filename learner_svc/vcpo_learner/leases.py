@@ -64,9 +64,15 @@ class OpenLease:
         """Take in trajectories; all of them or, when one does not belong here, none.
 
         Raises:
-            InvalidMessageError: naming the first whose id is not one of this lease.
+            InvalidMessageError: naming the first whose id is not one of this lease, or that answers
+                another prompt than the rest: a group is compared with itself.
         """
+        prompt = next(iter([*self.arrived.values(), *trajectories])).prompt_token_ids
         for index, trajectory in enumerate(trajectories):
+            if trajectory.prompt_token_ids != prompt:
+                name = f"trajectories[{index}].prompt_token_ids"
+                received = f"{len(trajectory.prompt_token_ids)} tokens that differ"
+                raise InvalidMessageError(name, received, "those of the lease's other answers")
             if not self._numbers(trajectory.trajectory_id):
                 requirement = f"'{self.lease_id}/<0 to {self.num_trajectories - 1}>'"
                 name = f"trajectories[{index}].trajectory_id"

@@ -17,6 +17,7 @@ def continuation_digest(run: VCPORun) -> str:
     next.
     """
     document = run.spec.model_dump(mode="json", by_alias=True, include=_KEPT)
+    document["environment"].pop("maxAbsoluteReward")  # a bound changes nothing within it
     # Neither how the batch is cut for memory nor what is sampled for it changes what was learned.
     for field in (
         "microBatchTrajectories",

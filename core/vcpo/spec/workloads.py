@@ -86,6 +86,9 @@ class Environment(Section):
     """Settings of the environment; its documentation lists them."""
     prompt_format: PromptFormat = PromptFormat.AUTO
     """How a prompt's text becomes tokens."""
+    max_absolute_reward: Annotated[float, Field(gt=0.0, le=1e9)] = 10_000.0
+    """Largest reward without its sign. The learner refuses an answer with a larger one, which would
+    drown the others of its step, and the generation counts as failed."""
 
 
 class Learner(Section):

@@ -16,6 +16,7 @@ from vcpo.wire.trajectory import (
     trajectory_from_message,
 )
 from vcpo.wire.v1 import work_pb2, work_pb2_grpc
+from vcpo_learner.answer_bounds import AnswerBounds, answer_bounds
 from vcpo_learner.dispatch import Assignment, Dispatcher, Purpose, WorkRequest
 from vcpo_learner.leases import SubmitOutcome
 
@@ -35,9 +36,16 @@ _OUTCOMES = {
 class WorkService(work_pb2_grpc.WorkServiceServicer):
     """Checks messages, asks the dispatcher, answers."""
 
-    def __init__(self, dispatcher: Dispatcher, spec: VCPORunSpec) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, spec: VCPORunSpec, bounds: AnswerBounds | None = None
+    ) -> None:
+        """Serve a dispatcher.
+
+        bounds: of the model that the run trains; None knows those of the spec only.
+        """
         self._dispatcher = dispatcher
         self._spec = spec
+        self._bounds = bounds or answer_bounds(spec)
 
     async def Lease(  # noqa: N802 - named by the contract
         self, request: work_pb2.LeaseRequest, context: Any
@@ -82,6 +90,8 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
             trajectory_from_message(message, path=f"trajectories[{index}]")
             for index, message in enumerate(request.trajectories)
         ]
+        for index, trajectory in enumerate(trajectories):
+            self._bounds.check_trajectory(trajectory, path=f"trajectories[{index}]")
         outcomes = self._dispatcher.submit(request.worker_id, request.lease_id, trajectories)
         return work_pb2.SubmitResponse(outcomes=[_OUTCOMES[outcome] for outcome in outcomes])
 
@@ -116,12 +126,8 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         if num_tokens > MAX_BEGUN_TOKENS:
             requirement = f"at most {MAX_BEGUN_TOKENS} tokens in all"
             raise InvalidMessageError("begun", f"{num_tokens} tokens", requirement)
-        most = self._spec.sampling.max_new_tokens
         for index, one in enumerate(begun):
-            if len(one.token_ids) >= most + (one.finish_reason is not None):
-                requirement = f"shorter than {most} tokens unless it is complete, and no longer"
-                name = f"begun[{index}].token_ids"
-                raise InvalidMessageError(name, f"{len(one.token_ids)} tokens", requirement)
+            self._bounds.check_begun(one, path=f"begun[{index}]")
         return begun
 
     def _lease_message(self, assignment: Assignment) -> work_pb2.Lease:

@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
-from tests.unit.learner.scenes import TIMEOUT_S, ManualClock, answers
+from tests.unit.learner.scenes import TIMEOUT_S, ManualClock, answer, answers
+from vcpo.wire.errors import InvalidMessageError
 from vcpo_learner import leases
 from vcpo_learner.leases import LeaseBook
 
@@ -38,3 +41,14 @@ def test_the_memory_of_fulfilled_leases_is_bounded(book, monkeypatch):
         book.submit(lease.lease_id, answers(lease))
     outcomes = [book.submit(lease.lease_id, answers(lease))[0][0] for lease in closed]
     assert outcomes == ["lease_ended", "duplicate", "duplicate"]
+
+
+def test_all_answers_of_a_lease_are_to_one_prompt(book):
+    lease = book.open(
+        worker_id="w", prompt_index=0, num_trajectories=2, attempt=1, policy_version=0
+    )
+    book.submit(lease.lease_id, [answer(lease.lease_id, 0)])
+    other = replace(answer(lease.lease_id, 1), prompt_token_ids=(3, 4, 5))
+    with pytest.raises(InvalidMessageError, match=r"trajectories\[0\]\.prompt_token_ids: must be"):
+        book.submit(lease.lease_id, [other])
+    assert lease.num_missing == 1

@@ -1,16 +1,21 @@
 """The learner's services over a real channel: what they refuse, and what they pass on."""
 
+from dataclasses import replace
+
 import grpc
 import pytest
 import pytest_asyncio
 import safetensors.torch
 import torch
 
-from tests.unit.learner.scenes import INCARNATION
-from tests.unit.rollout.scenes import a_learner
+from tests.unit.learner.scenes import INCARNATION, answer, make_desk, make_run
+from tests.unit.rollout.scenes import a_learner, served
 from vcpo.wire.limits import CHUNK_BYTES
 from vcpo.wire.packing import pack_logprobs, pack_token_ids
+from vcpo.wire.trajectory import VersionSpan, trajectory_to_message
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
+from vcpo_learner.answer_bounds import AnswerBounds
+from vcpo_learner.services.work import WorkService
 
 
 @pytest_asyncio.fixture
@@ -93,6 +98,88 @@ async def test_a_malformed_submission_names_the_field(place, request_, field):
         await stub.Submit(request_, timeout=5)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details().startswith(f"{field}: must be")
+
+
+@pytest_asyncio.fixture
+async def small_model():
+    """A stub of a learner whose model has 9 tokens and a context of 6, and a lease from it."""
+    desk = make_desk()
+    bounds = AnswerBounds(
+        vocabulary_size=9, max_new_tokens=4, context_tokens=6, max_absolute_reward=10.0
+    )
+    work = WorkService(desk.dispatcher, make_run().spec, bounds)
+    async with served(
+        lambda server: work_pb2_grpc.add_WorkServiceServicer_to_server(work, server)
+    ) as channel:
+        stub = work_pb2_grpc.WorkServiceStub(channel)
+        (lease,) = (await stub.Lease(lease_request(), timeout=5)).leases
+        yield stub, lease
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"prompt_token_ids": (3, 9)}, "trajectories[1].prompt_token_ids[1]"),
+        ({"response_token_ids": (4_000_000_000,)}, "trajectories[1].response_token_ids[0]"),
+        ({"prompt_token_ids": (3,) * 6}, "trajectories[1].response_token_ids"),
+        ({"reward": 10.5}, "trajectories[1].reward"),
+        ({"rollout_logprobs": (float("-inf"),)}, "trajectories[1].rollout_logprobs[0]"),
+        ({"rollout_logprobs": (0.5,)}, "trajectories[1].rollout_logprobs[0]"),
+        (
+            {"version_spans": (VersionSpan(policy_version=1, num_tokens=1),)},
+            "trajectories[1].version_spans",
+        ),
+        ({"prompt_token_ids": (4, 3)}, "trajectories[1].prompt_token_ids"),
+    ],
+    ids=[
+        "prompt beyond the vocabulary",
+        "response beyond the vocabulary",
+        "beyond the context",
+        "reward",
+        "impossible token",
+        "probability above 1",
+        "version to come",
+        "another prompt",
+    ],
+)
+async def test_an_answer_that_would_end_or_spoil_an_update_is_refused_and_nothing_of_its_group_kept(
+    small_model, change, field
+):
+    stub, lease = small_model
+    good = answer(lease.lease_id, 0)
+    bad = replace(answer(lease.lease_id, 1), **change)
+    request = work_pb2.SubmitRequest(
+        worker_id="w",
+        lease_id=lease.lease_id,
+        trajectories=[trajectory_to_message(one) for one in (good, bad)],
+    )
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Submit(request, timeout=5)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details().startswith(f"{field}: must be")
+    request.trajectories[1].CopyFrom(trajectory_to_message(answer(lease.lease_id, 1)))
+    accepted = [work_pb2.SUBMIT_OUTCOME_ACCEPTED] * 2
+    assert (await stub.Submit(request, timeout=5)).outcomes == accepted
+
+
+async def test_an_answer_of_20000_tokens_is_refused_where_4_are_allowed(small_model):
+    stub, lease = small_model
+    long = answer(lease.lease_id, 0, versions=(0,) * 20_000)
+    long = replace(long, response_token_ids=(5,) * 20_000)
+    request = work_pb2.SubmitRequest(
+        worker_id="w", lease_id=lease.lease_id, trajectories=[trajectory_to_message(long)]
+    )
+    with pytest.raises(grpc.aio.AioRpcError, match="must be at most 4 tokens"):
+        await stub.Submit(request, timeout=5)
+
+
+async def test_an_answer_handed_back_is_checked_as_one_submitted(small_model):
+    stub, lease = small_model
+    strange = begun_message(1)
+    strange.token_ids = pack_token_ids([9])
+    request = work_pb2.ReleaseRequest(worker_id="w", lease_ids=[lease.lease_id], begun=[strange])
+    with pytest.raises(grpc.aio.AioRpcError, match=r"begun\[0\]\.token_ids\[0\]: must be 0 to 8"):
+        await stub.Release(request, timeout=5)
 
 
 def begun_message(num_tokens, **changes):

@@ -1,0 +1,108 @@
+"""What no answer of a run may be beyond, whoever sends it.
+
+A token that the model has no row for, an answer longer than the model reaches, or a reward that
+drowns all others ends an update, or spoils it, hours after it was accepted. So each is refused at
+the door, by the name of its field, while somebody knows where it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+from transformers import PretrainedConfig, PreTrainedModel
+
+from vcpo.spec import VCPORunSpec
+from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.trajectory import PartialResponse, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerBounds:
+    """Bounds of one run on what its workers submit and hand back."""
+
+    vocabulary_size: int | None
+    """Tokens that the model both reads and scores; None is unknown."""
+    max_new_tokens: int
+    """Of the response, tokens of the environment included."""
+    context_tokens: int | None
+    """Longest prompt and response together; None when the model names no limit."""
+    max_absolute_reward: float
+
+    def check_trajectory(self, trajectory: Trajectory, *, path: str) -> None:
+        """Check a trajectory; `path` is where it stands, for the error.
+
+        Raises:
+            InvalidMessageError: naming the first field that is beyond its bound.
+        """
+        prompt, response = trajectory.prompt_token_ids, trajectory.response_token_ids
+        self._check_tokens(f"{path}.prompt_token_ids", prompt)
+        field = f"{path}.response_token_ids"
+        self._check_tokens(field, response)
+        if len(response) > self.max_new_tokens:
+            bound = f"at most {self.max_new_tokens} tokens (spec.sampling.maxNewTokens)"
+            raise InvalidMessageError(field, f"{len(response)} tokens", bound)
+        length = len(prompt) + len(response)
+        if self.context_tokens is not None and length > self.context_tokens:
+            bound = f"at most {self.context_tokens} tokens with the prompt (the model's context)"
+            raise InvalidMessageError(field, f"{length} tokens", bound)
+        most = self.max_absolute_reward
+        if abs(trajectory.reward) > most:
+            bound = f"{-most:g} to {most:g} (spec.environment.maxAbsoluteReward)"
+            raise InvalidMessageError(f"{path}.reward", trajectory.reward, bound)
+
+    def check_begun(self, begun: PartialResponse, *, path: str) -> None:
+        """Check an answer that was begun; one that is not complete needs room for a further token.
+
+        Raises:
+            InvalidMessageError: naming the first field that is beyond its bound.
+        """
+        field, length = f"{path}.token_ids", len(begun.token_ids)
+        self._check_tokens(field, begun.token_ids)
+        if length >= self.max_new_tokens + (begun.finish_reason is not None):
+            bound = (
+                f"shorter than {self.max_new_tokens} tokens unless it is complete, and no longer"
+            )
+            raise InvalidMessageError(field, f"{length} tokens", bound)
+        # The prompt before it has at least one.
+        if self.context_tokens is not None and length >= self.context_tokens:
+            bound = f"at most {self.context_tokens - 1} tokens (the model's context)"
+            raise InvalidMessageError(field, f"{length} tokens", bound)
+
+    def _check_tokens(self, field: str, token_ids: Sequence[int]) -> None:
+        size = self.vocabulary_size
+        if size is None or max(token_ids) < size:
+            return
+        index = next(at for at, token_id in enumerate(token_ids) if token_id >= size)
+        raise InvalidMessageError(f"{field}[{index}]", token_ids[index], f"0 to {size - 1}")
+
+
+def answer_bounds(spec: VCPORunSpec, model: PreTrainedModel | None = None) -> AnswerBounds:
+    """The bounds of a run that trains `model`; None is a model of which nothing is known."""
+    return AnswerBounds(
+        vocabulary_size=None if model is None else _vocabulary_size(model),
+        max_new_tokens=spec.sampling.max_new_tokens,
+        context_tokens=None if model is None else context_tokens(model.config),
+        max_absolute_reward=spec.environment.max_absolute_reward,
+    )
+
+
+def context_tokens(config: PretrainedConfig) -> int | None:
+    """Tokens that a model's positions reach, stretched ones included; None when it names none."""
+    text = config.get_text_config(decoder=True)
+    reach: int | None = getattr(text, "max_position_embeddings", None)
+    stretch: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
+    original, factor = stretch.get("original_max_position_embeddings"), stretch.get("factor")
+    if reach is None or not original or not factor:
+        return reach
+    return max(reach, int(original * factor))
+
+
+def _vocabulary_size(model: PreTrainedModel) -> int:
+    """Tokens with a row in the embedding and in the head, rows for padding included."""
+    head: Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    weights = [model.get_input_embeddings().weight, *([head.weight] if head is not None else [])]
+    return min(len(weight) for weight in weights if isinstance(weight, Tensor))
