@@ -240,7 +240,7 @@ def make_spec(arguments: argparse.Namespace) -> VCPORunSpec:
     """A run in which nothing has to wait and nothing is too old."""
     spec = {
         "model": {"name": "none"},
-        "environment": {"name": "none"},
+        "environment": {"name": "countdown"},
         "steps": 1_000_000,
         "batch": {"promptsPerStep": arguments.prompts, "trajectoriesPerPrompt": arguments.group},
         "algorithm": {"maxPolicyLagSteps": 1000},

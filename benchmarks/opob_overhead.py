@@ -158,7 +158,7 @@ def _spec(size: Size) -> VCPORunSpec:
     return VCPORunSpec.model_validate(
         {
             "model": {"name": "random"},
-            "environment": {"name": "random"},
+            "environment": {"name": "countdown"},
             "steps": 1,
             "batch": {
                 "promptsPerStep": size.num_groups,

@@ -236,7 +236,7 @@ def make_spec(arguments: argparse.Namespace, batch: dict[str, Any]) -> VCPORunSp
     sizes = {"promptsPerStep": arguments.prompts, "trajectoriesPerPrompt": arguments.group}
     spec = {
         "model": {"name": "none"},
-        "environment": {"name": "none"},
+        "environment": {"name": "countdown"},
         "steps": 1_000_000,
         "batch": {**sizes, **batch},
         "algorithm": {"maxPolicyLagSteps": arguments.lag},

@@ -29,6 +29,13 @@ def algorithm_warnings(algorithm: Algorithm) -> tuple[str, ...]:
 
 def batch_warnings(batch: Batch, algorithm: Algorithm) -> Iterator[str]:
     """Sentences about what is sampled for a batch, as those of `algorithm_warnings`."""
+    default = Batch.model_fields["micro_batch_trajectories"].default
+    if batch.trajectories < batch.micro_batch_trajectories != default:
+        yield (
+            f"microBatchTrajectories {batch.micro_batch_trajectories} is more than the"
+            f" {batch.trajectories} trajectories of a step: all of them are one forward pass,"
+            " and a smaller number saves memory only below that"
+        )
     if batch.redundant_trajectories:
         yield (
             f"redundantTrajectories {batch.redundant_trajectories} trains on the answers that end"

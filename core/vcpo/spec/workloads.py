@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
+from pydantic_core import InitErrorDetails
 
 from vcpo.spec.cluster import DrainSeconds, Image, PodTemplate, Scaling, StorageRetention
+from vcpo.spec.environments import environment_complaints
 from vcpo.spec.fields import DnsLabel, Ratio, Seconds, Section, Steps, conflict, refuse
 
 Threads = Annotated[int, Field(ge=1, le=256)]
@@ -90,6 +93,14 @@ class Environment(Section):
     """Largest reward without its sign. The learner refuses an answer with a larger one, which would
     drown the others of its step, and the generation counts as failed."""
 
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        refuse(
+            conflict(*place, value=value, message=message)
+            for place, value, message in environment_complaints(self.name, self.parameters)
+        )
+        return self
+
 
 class Learner(Section):
     """The process that trains."""
@@ -161,11 +172,19 @@ class RolloutGroup(Section):
     """Merged into the pod template in a cluster; the container's name is `rollout`."""
 
     @model_validator(mode="after")
-    def _minimum_below_maximum(self) -> Self:
+    def _fields_agree(self) -> Self:
+        refuse([*self._minimum_above_maximum(), *self._cache_without_engine()])
+        return self
+
+    def _minimum_above_maximum(self) -> Iterator[InitErrorDetails]:
         if self.min_replicas > self.max_replicas:
             message = f"may not be less than `minReplicas` ({self.min_replicas})"
-            refuse([conflict("maxReplicas", value=self.max_replicas, message=message)])
-        return self
+            yield conflict("maxReplicas", value=self.max_replicas, message=message)
+
+    def _cache_without_engine(self) -> Iterator[InitErrorDetails]:
+        if self.kv_cache_gibibytes is not None and self.engine is not EngineName.VLLM:
+            message = f"engine '{self.engine}' has no such cache; remove it, or use engine 'vllm'"
+            yield conflict("kvCacheGibibytes", value=self.kv_cache_gibibytes, message=message)
 
 
 class Lease(Section):

@@ -41,6 +41,8 @@ def _constrain(spec: Schema) -> None:
     fields["algorithm"]["x-kubernetes-validations"] = [*rules.ALGORITHM]
     fields["batch"]["x-kubernetes-validations"] = [*rules.BATCH]
     fields["control"]["x-kubernetes-validations"] = [*rules.CONTROL]
+    fields["environment"]["x-kubernetes-validations"] = [*rules.ENVIRONMENT]
+    fields["model"]["x-kubernetes-validations"] = [*rules.MODEL]
     fields["rollouts"]["items"]["x-kubernetes-validations"] = [*rules.ROLLOUT_GROUP]
     fields["environment"]["properties"]["parameters"]["maxProperties"] = _MAX_PARAMETERS
 

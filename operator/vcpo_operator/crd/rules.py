@@ -14,6 +14,7 @@ from typing import Final, TypedDict
 
 from vcpo.algo import RECIPES, Baseline
 from vcpo.spec.algorithm import BASELINES_OF_BATCHES
+from vcpo.spec.environments import BUILT_IN
 from vcpo.spec.run import BASELINES_OF_PAIRS
 
 
@@ -123,7 +124,30 @@ BATCH: Final = (
     ),
 )
 
+MODEL: Final = (
+    # A run file on a laptop may name a directory beside it; a pod has only what is mounted.
+    Rule(
+        rule="self.name.startsWith('/') || (!self.name.startsWith('.')"
+        " && self.name.matches('^[-A-Za-z0-9_.]+(/[-A-Za-z0-9_.]+)?$'))",
+        message="`name` may not be a relative path: a pod has no run file to be beside of; give"
+        " the absolute path of a mounted volume, or a model name on the Hugging Face hub",
+    ),
+)
+
+ENVIRONMENT: Final = (
+    Rule(
+        rule=f"self.name.contains(':') || self.name in {_words(sorted(BUILT_IN))}",
+        message="`name` must be one of "
+        + ", ".join(f"'{name}'" for name in sorted(BUILT_IN))
+        + ", or package.module:Class for a class of your own",
+    ),
+)
+
 ROLLOUT_GROUP: Final = (
+    Rule(
+        rule="!has(self.kvCacheGibibytes) || (has(self.engine) && self.engine == 'vllm')",
+        message="`kvCacheGibibytes` may be given only where `engine` is 'vllm'",
+    ),
     Rule(
         rule=_where_given(
             *("minReplicas", "maxReplicas"), rule="self.minReplicas <= self.maxReplicas"

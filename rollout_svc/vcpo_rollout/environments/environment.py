@@ -18,15 +18,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Final, Protocol, cast, runtime_checkable
 
-BUILT_IN: Final[Mapping[str, str]] = {
-    "countdown": "vcpo_rollout.environments.countdown:Countdown",
-    "gsm8k": "vcpo_rollout.environments.gsm8k:Gsm8k",
-    "math": "vcpo_rollout.environments.math_problems:MathProblems",
-    "python_tool": "vcpo_rollout.environments.python_tool:PythonTool",
-    "remote": "vcpo_rollout.environments.remote:RemoteReward",
-    "sort_digits": "vcpo_rollout.environments.sort_digits:SortDigits",
-}
-"""Short names of the tasks in this package, each with the class that it stands for."""
+from vcpo.spec.environments import BUILT_IN
 
 _VERIFIERS: Final = "vcpo_rollout.environments.verifiers_environments:VerifiersEnvironment"
 _VERIFIERS_V1: Final = "vcpo_rollout.environments.verifiers_tasks:VerifiersTasks"
@@ -119,8 +111,12 @@ def _verifiers_class() -> str:
         ) from error
 
 
+def _implementation(name: str) -> str:
+    return BUILT_IN[name].implementation if name in BUILT_IN else name
+
+
 def _environment_class(name: str) -> type:
-    module_name, _, class_name = BUILT_IN.get(name, name).partition(":")
+    module_name, _, class_name = _implementation(name).partition(":")
     if not all(part.isidentifier() for part in [*module_name.split("."), class_name]):
         raise ValueError(
             f"environment.name: {name!r} is unknown; use one of {', '.join(sorted(BUILT_IN))}, "

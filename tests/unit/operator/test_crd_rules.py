@@ -83,11 +83,31 @@ def test_a_run_of_defaults_breaks_no_rule():
         ({"algorithm": {"baseline": "rloo", "baselineScope": "batch"}}, "`baselineScope`"),
         ({"batch": {"trajectoriesPerPrompt": 65}}, "`maxConcurrentSequences`"),
         ({"batch": {"redundantTrajectories": 57}}, "`batch.redundantTrajectories`"),
+        ({"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0}]}, "`kvCacheGibibytes`"),
+        ({"environment": {"name": "chess"}}, "'countdown', 'gsm8k'"),
+        ({"model": {"name": "./models/tiny"}}, "absolute path"),
+        ({"model": {"name": "models/qwen/tiny"}}, "absolute path"),
+        ({"model": {"name": "~/tiny"}}, "absolute path"),
     ],
 )
 def test_a_broken_rule_names_its_field(spec: dict[str, Any], word: str):
     (complaint,) = problems(**spec)
     assert word in complaint
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0, "engine": "vllm"}]},
+        {"environment": {"name": "tasks.chess:Chess"}},
+        {"environment": {"name": "verifiers:wordle"}},
+        {"model": {"name": "/models/tiny"}},
+        {"model": {"name": "Qwen/Qwen2.5-1.5B"}},
+        {"model": {"name": "gpt2"}},
+    ],
+)
+def test_what_a_cluster_can_have_breaks_no_rule(spec: dict[str, Any]):
+    assert problems(**spec) == []
 
 
 @pytest.mark.parametrize("name", ["a" * 41, "7th", "-a", "a.b"])

@@ -168,6 +168,17 @@ async def test_a_run_of_another_manager_is_left_alone(made: Stage):
     assert (made.children(), made.writes()) == ({}, [])
 
 
+async def test_a_parameter_that_the_environment_does_not_take_is_refused_and_named(made: Stage):
+    task = {"name": "sort_digits", "parameters": {"digit": 5}}
+    made.create_run(rollouts=ROLLOUTS, environment=task)
+    await made.look()
+    assert made.condition("Accepted") == ("False", "InvalidSpec")
+    run = made.get("vcpo.dev", "vcporuns", "demo")
+    (accepted,) = (each for each in run["status"]["conditions"] if each["type"] == "Accepted")
+    assert "spec.environment.parameters.digit: 'sort_digits' has no such" in accepted["message"]
+    assert made.children() == {}
+
+
 async def test_a_template_that_cannot_be_merged_is_said_in_the_status(made: Stage):
     broken = {"spec": {"volumes": [{"emptyDir": {}}]}}
     made.create_run(rollouts=[{**ROLLOUTS[0], "template": broken}])

@@ -78,3 +78,21 @@ def test_redundant_trajectories_favour_short_answers():
 def test_without_lag_nothing_that_was_cut_can_be_gone_on_with():
     (warning,) = about_batch(lag=0, overProvisionRatio=1.5)
     assert "`maxPolicyLagSteps` 0" in warning
+
+
+def batch_warning(**fields):
+    (warning,) = batch_warnings(Batch.model_validate(fields), Algorithm())
+    return warning
+
+
+def test_a_micro_batch_above_the_batch_is_said_to_change_nothing():
+    warning = batch_warning(promptsPerStep=4, trajectoriesPerPrompt=4, microBatchTrajectories=17)
+    assert warning.startswith(
+        "microBatchTrajectories 17 is more than the 16 trajectories of a step"
+    )
+
+
+@pytest.mark.parametrize("size", [{}, {"microBatchTrajectories": 16}])
+def test_a_micro_batch_up_to_the_batch_or_not_given_needs_no_warning(size):
+    batch = Batch.model_validate({"promptsPerStep": 4, "trajectoriesPerPrompt": 4, **size})
+    assert list(batch_warnings(batch, Algorithm())) == []

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vcpo.spec import SpecError, VCPORun, load_run, parse_run, run_to_yaml
 
-HEAD = "metadata: {name: r}\nspec:\n  model: {name: m}\n  environment: {name: e}\n"
+HEAD = "metadata: {name: r}\nspec:\n  model: {name: m}\n  environment: {name: countdown}\n"
 
 
 def message_of(text: str) -> str:
@@ -126,7 +126,7 @@ def documents(draw: st.DrawFn) -> dict[str, object]:
     spec = {
         "model": {"name": draw(st.text(min_size=1, max_size=20))},
         "environment": {
-            "name": "countdown",
+            "name": "tasks:Task",
             "parameters": draw(st.dictionaries(st.text(max_size=6), JSON_VALUES, max_size=3)),
         },
         "steps": draw(st.integers(1, 10_000_000)),
@@ -150,13 +150,13 @@ class TestWriting:
         assert parse_run(run_to_yaml(run)) == run
 
     def test_a_line_break_that_only_unicode_knows_survives(self):
-        text = HEAD.replace("name: e", 'name: "a\\Nb"')
+        text = HEAD.replace("name: countdown", 'name: "a\\Nb:C"')
         run = parse_run(f"{text}  steps: 3")
-        assert run.spec.environment.name == "a\x85b"
+        assert run.spec.environment.name == "a\x85b:C"
         assert parse_run(run_to_yaml(run)) == run
 
     def test_an_empty_parameter_survives(self):
-        text = HEAD.replace("{name: e}", "{name: e, parameters: {limit: null}}")
+        text = HEAD.replace("{name: countdown}", "{name: a:B, parameters: {limit: null}}")
         run = parse_run(run_to_yaml(parse_run(f"{text}  steps: 3")))
         assert run.spec.environment.parameters == {"limit": None}
 

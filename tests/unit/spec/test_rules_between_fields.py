@@ -8,7 +8,8 @@ import pytest
 
 from vcpo.spec import SpecError, VCPORun, parse_run
 
-HEAD = "metadata: {name: r}\nspec:\n  model: {name: m}\n  environment: {name: e}\n  steps: 3\n"
+MINIMUM = "metadata: {name: r}\nspec:\n  model: {name: m}\n  steps: 3\n"
+HEAD = MINIMUM + "  environment: {name: countdown}\n"
 
 
 def run_with(spec: str) -> VCPORun:
@@ -134,3 +135,48 @@ def test_redundant_trajectories_need_places_too():
     lines = "batch: {redundantTrajectories: 57}"
     (line,) = problem_lines(lines)
     assert "`batch.trajectoriesPerPrompt` + `batch.redundantTrajectories` (65) (got 64)" in line
+
+
+def environment_lines(environment: str) -> list[str]:
+    with pytest.raises(SpecError) as refused:
+        parse_run(f"{MINIMUM}  environment: {environment}")
+    return [str(problem) for problem in refused.value.problems]
+
+
+def test_an_unknown_environment_is_refused_with_those_there_are():
+    (line,) = environment_lines("{name: chess}")
+    known = "countdown, gsm8k, math, python_tool, remote, sort_digits, or package.module:Class"
+    assert line == (
+        f"spec.environment.name: is unknown; use one of {known} for your own (got 'chess')"
+    )
+
+
+def test_every_unknown_parameter_is_refused_with_those_there_are():
+    lines = environment_lines("{name: sort_digits, parameters: {digit: 5, seed: 1, style: x}}")
+    cures = (
+        "seed: is not read here; remove it and set the run's `seed` (got 1)",
+        "digit: 'sort_digits' has no such parameter; it takes digits, style (got 5)",
+    )
+    assert lines == [f"spec.environment.parameters.{cure}" for cure in cures]
+
+
+def test_a_parameter_without_a_default_must_be_given():
+    (line,) = environment_lines("{name: remote, parameters: {environment: countdown}}")
+    missing = "'remote' needs the parameter `reward` (got {'environment': 'countdown'})"
+    assert line == f"spec.environment.parameters: {missing}"
+
+
+@pytest.mark.parametrize("name", ["tasks:Chess", "verifiers:wordle"])
+def test_of_environments_that_are_not_shipped_a_file_says_nothing(name):
+    run = parse_run(f"{MINIMUM}  environment: {{name: '{name}', parameters: {{whatever: 1}}}}")
+    assert run.spec.environment.parameters == {"whatever": 1}
+
+
+def test_a_cache_of_vllms_is_refused_for_another_engine():
+    assert problem_lines("rollouts: [{name: a, kvCacheGibibytes: 2.0}]") == [
+        (
+            "spec.rollouts[0].kvCacheGibibytes: engine 'hf' has no such cache; remove it, or use"
+            " engine 'vllm' (got 2.0)"
+        )
+    ]
+    assert run_with("rollouts: [{name: a, engine: vllm, kvCacheGibibytes: 2.0}]").spec.rollouts

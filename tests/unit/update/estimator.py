@@ -22,7 +22,7 @@ def make_spec(
     return VCPORunSpec.model_validate(
         {
             "model": {"name": "tiny"},
-            "environment": {"name": "any"},
+            "environment": {"name": "countdown"},
             "steps": 1,
             "algorithm": {
                 "baseline": baseline,
