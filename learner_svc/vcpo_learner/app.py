@@ -42,6 +42,7 @@ from vcpo_learner.accounting import AccountingError
 from vcpo_learner.answer_bounds import answer_bounds
 from vcpo_learner.archive import open_archive
 from vcpo_learner.dispatch import Dispatcher
+from vcpo_learner.failure_watch import TooManyFailuresError
 from vcpo_learner.gauges import LearnerGauges
 from vcpo_learner.memory_ledger import MemoryLedger
 from vcpo_learner.policies import PolicyStore
@@ -227,7 +228,7 @@ class _Parts:
             self.gauges.accounting_error()
             self._fail()
             raise
-        except MismatchError as error:
+        except (MismatchError, TooManyFailuresError) as error:
             self._fail()
             await self._linger(linger_s)
             raise StartError(str(error)) from error
@@ -247,4 +248,5 @@ class _Parts:
     async def _refresh(self) -> None:
         while True:
             self.gauges.refresh()
+            self.training.report_failures()
             await asyncio.sleep(_REFRESH_S)

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from vcpo.control.admission import admissible_trajectories, surplus_trajectories
+from vcpo.failures import Failure
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse, Trajectory
 from vcpo_learner.broadcast import Broadcast
 from vcpo_learner.evaluation import EvaluationResult, EvaluationRound
+from vcpo_learner.failure_watch import FailureWatch
 from vcpo_learner.groups import Group
 from vcpo_learner.leases import Clock, OpenLease, SubmitOutcome
 from vcpo_learner.ledger import Ledger
@@ -66,6 +68,7 @@ class Dispatcher:
         self.admission_lag_steps = spec.algorithm.max_policy_lag_steps
         self.accepted_tokens = 0
         """Response tokens of accepted training trajectories."""
+        self.failures = FailureWatch(spec, clock)
         self._spec = spec
         self._ledger = ledger
         self._incarnation = incarnation
@@ -142,6 +145,8 @@ class Dispatcher:
             )
             if self._ledger.counts().buffered >= self._spec.batch.trajectories:
                 self._recall_surplus()
+        if SubmitOutcome.ACCEPTED in outcomes:
+            self.failures.succeeded()
         self.notify()
         return outcomes
 
@@ -157,8 +162,9 @@ class Dispatcher:
                 return lease_ids
             await self._changed.wait(min(remaining_s, _POLL_S))
 
-    def fail(self, worker_id: str, lease_id: str) -> None:
+    def fail(self, worker_id: str, lease_id: str, failure: Failure) -> None:
         """End a lease whose generation failed; the prompt is granted again, a few times."""
+        self.failures.failed(failure)
         self._roster.confirm(worker_id)
         if self._round is not None:
             self._round.fail(lease_id)
@@ -189,8 +195,13 @@ class Dispatcher:
         return released
 
     async def next_batch(self) -> list[Group] | None:
-        """Wait for one step's groups and consume them; None once the run is no longer running."""
+        """Wait for one step's groups and consume them; None once the run is no longer running.
+
+        Raises:
+            TooManyFailuresError: when nothing is answered any more.
+        """
         while self.phase is RunPhase.RUNNING:
+            self.failures.check()
             self._expire()
             batch = self._ledger.take_batch(
                 policy_version=self.policy_version,
@@ -209,6 +220,10 @@ class Dispatcher:
         While an exclusive round lasts no training prompt is granted, and its own only to holders of
         the newest version, so that every answer comes from one version. Returns None when nothing
         was answered or the run stopped.
+
+        Raises:
+            TooManyFailuresError: when nothing is answered before the first step. Later rounds give
+                their prompts up and end; whether the run can go on shows in training.
         """
         while self._round is not None:
             if self.phase is not RunPhase.RUNNING:
@@ -219,6 +234,8 @@ class Dispatcher:
         self.notify()
         try:
             while not current.done and self.phase is RunPhase.RUNNING:
+                if step == 0:
+                    self.failures.check()
                 self._expire()
                 await self._changed.wait(_POLL_S)
         finally:

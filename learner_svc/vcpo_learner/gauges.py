@@ -104,6 +104,7 @@ class LearnerGauges:
         self._counted = counts
         metrics.policy_version.set(dispatcher.policy_version)
         metrics.admission_lag_steps.set(dispatcher.admission_lag_steps)
+        metrics.failures_in_a_row.set(dispatcher.failures.in_a_row)
         for phase in RunPhase:
             metrics.phase.labels(phase.value).set(float(phase is dispatcher.phase))
         self._windows(self._signals.message())

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vcpo.failures import FailureCount
 from vcpo.journal import EvaluationRecord, StepRecord
 from vcpo.wire.phase import phase_to_message
 from vcpo.wire.v1 import control_pb2
@@ -111,6 +112,8 @@ class SignalWindow:
             evaluations=[_evaluation_message(record) for record in self._evaluations],
             workers=self._worker_messages(),
             seconds_since_step=now.time_s - self._last_step_s,
+            failures=[_failure_message(one, now.time_s) for one in dispatcher.failures.counts],
+            failures_in_a_row=dispatcher.failures.in_a_row,
         )
         if last is not None:
             self._describe_steps(signals, last)
@@ -174,6 +177,15 @@ def _counts_message(counts: TrajectoryCounts) -> control_pb2.TrajectoryCounts:
         buffered=counts.buffered,
         consumed=counts.consumed,
         dropped=dict(counts.dropped),
+    )
+
+
+def _failure_message(failure: FailureCount, now_s: float) -> control_pb2.FailureCount:
+    return control_pb2.FailureCount(
+        cause=failure.latest.cause,
+        message=failure.latest.sentence,
+        count=failure.count,
+        seconds_since_latest=now_s - failure.latest_s,
     )
 
 

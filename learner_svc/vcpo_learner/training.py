@@ -28,6 +28,7 @@ from vcpo.wire.phase import RunPhase
 from vcpo_learner.archive import Archivist
 from vcpo_learner.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
 from vcpo_learner.dispatch import Dispatcher
+from vcpo_learner.failure_watch import TooManyFailuresError
 from vcpo_learner.gauges import LearnerGauges
 from vcpo_learner.groups import Group
 from vcpo_learner.leases import Clock
@@ -109,6 +110,8 @@ class Training:
         self._parts.update.load_state_dict(checkpoint.update_state)
         self._dispatcher.ledger.restore(checkpoint.ledger)
         self._dispatcher.policy_version = checkpoint.step
+        if checkpoint.step:
+            self._dispatcher.failures.succeeded()
         self._check_resumed()
         self._parts.signals.resumed()
         self._parts.gauges.resumed()
@@ -121,25 +124,43 @@ class Training:
 
         When it drains, work in flight has `drain_s` seconds to come in before the checkpoint.
 
-        Raises: MismatchError when sampler and learner turn out not to compute the same policy.
+        Raises:
+            MismatchError: when sampler and learner turn out not to compute the same policy.
+            TooManyFailuresError: when nothing is answered any more; the steps taken are saved.
         """
         for warning in algorithm_warnings(self._spec.algorithm):
             self.event("Warning", f"algorithm: {warning}")
         for warning in batch_warnings(self._spec.batch, self._spec.algorithm):
             self.event("Warning", f"batch: {warning}")
         await self._publish()
-        if self._dispatcher.policy_version == 0:
-            await self._evaluate(exclusive=True)
-        while self._dispatcher.policy_version < self._spec.steps:
-            if not await self._step():
-                break
+        try:
+            await self._take_steps()
+        except TooManyFailuresError as error:
+            self.report_failures()
+            self.event("Failed", str(error))
+            if self._dispatcher.policy_version > 0:
+                await self._save()
+            raise
         await self._finish(drain_s)
         return self._dispatcher.phase
+
+    def report_failures(self) -> None:
+        """Write an event for each failed generation that is a new one, or one of very many."""
+        for line in self._dispatcher.failures.take_news():
+            self.event("GenerationFailed", line)
 
     def event(self, kind: str, message: str) -> None:
         """Write an event of the learner."""
         record = EventRecord(time_unix_s=time.time(), source="learner", kind=kind, message=message)
         self._parts.journal.event(record)
+
+    async def _take_steps(self) -> None:
+        """Take steps until the last one, or until there will be no further batch."""
+        if self._dispatcher.policy_version == 0:
+            await self._evaluate(exclusive=True)
+        while self._dispatcher.policy_version < self._spec.steps:
+            if not await self._step():
+                return
 
     async def _step(self) -> bool:
         """Take one optimizer step; False when there will be no further batch."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from vcpo.failures import FailureCause
 from vcpo.wire.trajectory import PartialResponse, Trajectory, partial_from_message
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.conversation import converse, resume
@@ -27,7 +27,7 @@ from vcpo_rollout.environments.environment import (
     Prompt,
     Split,
 )
-from vcpo_rollout.foreign import EnvironmentFailedError, ForeignThreads, foreign_code
+from vcpo_rollout.foreign import ForeignThreads, finite_reward, foreign_code, require_type
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.group import first_complete, sample_group
 from vcpo_rollout.history import History
@@ -145,7 +145,7 @@ class Answering:
         engine, codec, threads = self._engine, self._codec, self._threads
 
         def begin() -> Conversation:
-            with foreign_code("converse"):
+            with foreign_code(FailureCause.PROMPT):
                 return environment.converse(prompt)
 
         resumed = None
@@ -192,24 +192,21 @@ class Answering:
         self._engine_failures.clear()
 
     def _prompt(self, lease: work_pb2.Lease) -> tuple[Prompt, tuple[int, ...]]:
-        with foreign_code("prompt"):
-            prompt = self._environment.prompt(_SPLITS[lease.split], lease.prompt_index)
+        with foreign_code(FailureCause.PROMPT):
+            made = self._environment.prompt(_SPLITS[lease.split], lease.prompt_index)
+            prompt = require_type(made, Prompt, self._environment.prompt)
             return prompt, self._codec.encode(prompt.text)
 
     def _rewards(self, prompt: Prompt, generations: list[Generation]) -> list[float]:
+        reward = self._environment.reward
         end_token_ids = self._engine.end_token_ids
-        with foreign_code("reward"):
-            rewards = [
-                float(
-                    self._environment.reward(
-                        prompt, self._codec.decode(generation.token_ids, end_token_ids)
-                    )
+        with foreign_code(FailureCause.REWARD):
+            return [
+                finite_reward(
+                    reward(prompt, self._codec.decode(generation.token_ids, end_token_ids)), reward
                 )
                 for generation in generations
             ]
-        if not all(map(math.isfinite, rewards)):
-            raise EnvironmentFailedError(f"reward: must be finite numbers, got {rewards}")
-        return rewards
 
 
 def _begun(lease: work_pb2.Lease) -> list[PartialResponse]:

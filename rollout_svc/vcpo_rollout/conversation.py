@@ -13,11 +13,11 @@ is cut into tokens once, when it is said, and marked in the trajectory as not sa
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
+from vcpo.failures import FailureCause
 from vcpo.wire.trajectory import FinishReason, PartialResponse, Trajectory
 from vcpo_rollout.engines.engine import (
     Engine,
@@ -26,7 +26,7 @@ from vcpo_rollout.engines.engine import (
     GenerationRequest,
 )
 from vcpo_rollout.environments.environment import Conversation
-from vcpo_rollout.foreign import EnvironmentFailedError, ForeignThreads, foreign_code
+from vcpo_rollout.foreign import ForeignThreads, finite_reward, foreign_code, require_type
 from vcpo_rollout.group import go_on
 from vcpo_rollout.history import History, Turn, replied_turns
 from vcpo_rollout.prompting import PromptCodec
@@ -149,18 +149,17 @@ def _replayed(
 def _encoded(
     codec: PromptCodec, reply: str, turn: Sequence[int], end_token_ids: frozenset[int]
 ) -> tuple[int, ...]:
-    with foreign_code("reply"):
+    with foreign_code(FailureCause.REPLY):
         return codec.encode_reply(reply, turn[-1], end_token_ids)
 
 
 def _reply(conversation: Conversation, text: str) -> str | None:
-    with foreign_code("reply"):
-        return conversation.next_turn(text)
+    with foreign_code(FailureCause.REPLY):
+        reply = conversation.next_turn(text)
+    return None if reply is None else require_type(reply, str, conversation.next_turn)
 
 
 def _reward(conversation: Conversation) -> float:
-    with foreign_code("reward"):
-        reward = float(conversation.reward())
-    if not math.isfinite(reward):
-        raise EnvironmentFailedError(f"reward: must be a finite number, got {reward}")
-    return reward
+    with foreign_code(FailureCause.REWARD):
+        reward = conversation.reward()
+    return finite_reward(reward, conversation.reward)

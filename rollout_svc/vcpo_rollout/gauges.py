@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vcpo.failures import FailureCause
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.trajectory import PartialResponse, Trajectory
 
@@ -66,9 +67,11 @@ class RolloutGauges:
         """Note an answer begun elsewhere that could not be gone on with."""
         self._metrics.begun_anew.inc()
 
-    def failed(self, num_trajectories: int, what: str) -> None:
-        """Note a prompt that could not be answered; `what` failed: `engine` or `environment`."""
-        self._metrics.samples.labels(f"{what}_failed").inc(num_trajectories)
+    def failed(self, num_trajectories: int, cause: FailureCause) -> None:
+        """Note a prompt that could not be answered."""
+        outcome = "environment_failed" if cause.is_of_environment else "engine_failed"
+        self._metrics.samples.labels(outcome).inc(num_trajectories)
+        self._metrics.failures.labels(cause).inc()
 
 
 def _num_tokens(begun: Sequence[PartialResponse]) -> int:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import grpc
 
+from vcpo.failures import Failure
+from vcpo.wire.failure import failure_to_message
 from vcpo.wire.limits import CALL_TIMEOUT_S, MAX_BEGUN_TOKENS, SUBMIT_BYTES
 from vcpo.wire.phase import RunPhase, phase_from_message
 from vcpo.wire.trajectory import (
@@ -120,13 +122,14 @@ class Learner:
             )
         return taken
 
-    async def report_failure(
-        self, lease_id: str, kind: work_pb2.FailureKind.ValueType, message: str
-    ) -> None:
-        """Say that a prompt could not be answered."""
-        failure = work_pb2.Failure(kind=kind, message=message[:1024])
+    async def report_failure(self, lease_id: str, failure: Failure) -> None:
+        """Say that a prompt could not be answered, and why."""
         await self._submit(
-            work_pb2.SubmitRequest(worker_id=self._worker_id, lease_id=lease_id, failure=failure)
+            work_pb2.SubmitRequest(
+                worker_id=self._worker_id,
+                lease_id=lease_id,
+                failure=failure_to_message(failure),
+            )
         )
 
     async def release(self, lease_id: str, begun: Sequence[PartialResponse]) -> None:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from vcpo.failures import Failure, FailureCause, FailureCounts, one_line
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse
 from vcpo.wire.v1 import work_pb2
@@ -37,6 +38,8 @@ from vcpo_rollout.receiver import WeightReceiver
 _LOGGER = logging.getLogger(__name__)
 _LEASE_WAIT_S = 5.0
 _RECALL_WAIT_S = 20.0
+_FIRST_FAILURE_PAUSE_S = 0.02
+_LONGEST_FAILURE_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,8 @@ class WorkerParts:
     sequences_per_prompt: int
     """Places that a training lease takes. The learner grants whole ones: asking with less room only
     waits."""
+    environment_timeout_s: float | None = None
+    """How long one call of the environment may take."""
     drain_s: float
     """How long answers under way may take to finish once the worker is to leave; then they are
     cut and handed back."""
@@ -74,7 +79,12 @@ class Worker:
         self._recalled: frozenset[str] = frozenset()
         """Leases that the learner has recalled; it may say so before the lease itself arrives."""
         self._leaving = asyncio.Event()
-        self._threads = ForeignThreads(parts.max_concurrent_sequences)
+        self._failures = FailureCounts()
+        self._is_failing = False
+        """Whether the last lease that ended could not be answered."""
+        self._threads = ForeignThreads(
+            parts.max_concurrent_sequences, timeout_s=parts.environment_timeout_s
+        )
         self._answering = Answering(
             engine=parts.engine,
             environment=parts.environment,
@@ -120,8 +130,12 @@ class Worker:
     async def _lease_until_done(self) -> RunPhase:
         receiver = self._parts.receiver
         held = await receiver.wait_for_other(None)
+        pause_s = 0.0
         while True:
             await self._wait_for_room()
+            pause_s = _next_pause_s(pause_s) if self._is_failing else 0.0
+            if pause_s:
+                await self._parts.sleep(pause_s)
             held = receiver.held or held
             asked_s = time.monotonic()
             answer = await self._parts.learner.lease(
@@ -201,30 +215,46 @@ class Worker:
             async with asyncio.timeout(lease.timeout_seconds or None):
                 trajectories = await self._answering.answers(lease, cut)
                 taken = await self._parts.learner.submit(lease.lease_id, trajectories)
-        except (EngineError, SubmissionRefusedError) as error:
-            await self._report(lease, work_pb2.FAILURE_KIND_ENGINE, error)
+        except EngineError as error:
+            failure = Failure(cause=FailureCause.ENGINE, message=one_line(str(error)))
+            await self._report(lease, failure, error)
+        except SubmissionRefusedError as error:
+            failure = Failure(cause=FailureCause.REFUSED, message=one_line(str(error)))
+            await self._report(lease, failure, error)
         except EnvironmentFailedError as error:
-            await self._report(lease, work_pb2.FAILURE_KIND_ENVIRONMENT, error)
+            await self._report(lease, error.failure, error)
         except GroupCutError as error:
             await self._hand_back(lease, error.begun)
         except TimeoutError:
             _LOGGER.warning("%s expired before it was answered", lease.lease_id)
             self._parts.gauges.expired(lease.num_trajectories)
         else:
+            self._is_failing = False
             self._parts.gauges.submitted(trajectories, taken)
 
-    async def _report(
-        self, lease: work_pb2.Lease, kind: work_pb2.FailureKind.ValueType, error: Exception
-    ) -> None:
-        _LOGGER.error("prompt %d was not answered", lease.prompt_index, exc_info=error)
-        what = "engine" if kind == work_pb2.FAILURE_KIND_ENGINE else "environment"
-        self._parts.gauges.failed(lease.num_trajectories, what)
-        await self._parts.learner.report_failure(lease.lease_id, kind, str(error))
+    async def _report(self, lease: work_pb2.Lease, failure: Failure, error: Exception) -> None:
+        """Tell the learner of a failure, and the log if it is a new one or one of very many."""
+        self._is_failing = True
+        if (line := self._failures.add(failure)) is not None:
+            is_first = line == failure.sentence
+            _LOGGER.error(
+                "prompt %d was not answered: %s",
+                lease.prompt_index,
+                line,
+                exc_info=(error.__cause__ or error) if is_first else None,
+            )
+        self._parts.gauges.failed(lease.num_trajectories, failure.cause)
+        await self._parts.learner.report_failure(lease.lease_id, failure)
 
     async def _hand_back(self, lease: work_pb2.Lease, begun: Sequence[PartialResponse]) -> None:
         kept = begun if _can_be_resumed(lease) else ()
         await self._parts.learner.release(lease.lease_id, kept)
         self._parts.gauges.handed_back(lease.num_trajectories, kept)
+
+
+def _next_pause_s(pause_s: float) -> float:
+    """Pause before the next lease while leases fail: whatever broke may need time, or a person."""
+    return min(max(2 * pause_s, _FIRST_FAILURE_PAUSE_S), _LONGEST_FAILURE_PAUSE_S)
 
 
 def _can_be_resumed(lease: work_pb2.Lease) -> bool:

@@ -188,6 +188,9 @@ ACCOUNTING_ERRORS = _counter(
     "vcpo_accounting_errors_total",
     "Times that leased differed from in flight + buffered + consumed + dropped; 0 unless at fault.",
 )
+FAILURES_IN_A_ROW = _gauge(
+    "vcpo_failures_in_a_row", "Failed generations since the last trajectory that was accepted."
+)
 WORKERS = _gauge("vcpo_workers", "Rollout workers that the learner heard of lately.", "group")
 REWARD_MEAN = _measure("vcpo_reward_mean", "Mean reward of the last step's trajectories.")
 EVALUATION_ACCURACY = _measure(
@@ -196,6 +199,11 @@ EVALUATION_ACCURACY = _measure(
 
 ROLLOUT_SAMPLES = _counter(
     "vcpo_rollout_samples_total", "Trajectories finished by this worker, by outcome.", "outcome"
+)
+ROLLOUT_FAILURES = _counter(
+    "vcpo_rollout_failures_total",
+    "Prompts that this worker could not answer, by cause, such as prompt, reward or timeout.",
+    "cause",
 )
 ROLLOUT_TOKENS = _counter("vcpo_rollout_tokens_total", "Response tokens sampled by this worker.")
 ROLLOUT_BEGUN_ANEW = _counter(
@@ -341,6 +349,7 @@ LEARNER = (
     TRAJECTORIES_IN_FLIGHT,
     TRAJECTORIES_BUFFERED,
     ACCOUNTING_ERRORS,
+    FAILURES_IN_A_ROW,
     WORKERS,
     REWARD_MEAN,
     EVALUATION_ACCURACY,
@@ -349,6 +358,7 @@ LEARNER = (
 
 ROLLOUT = (
     ROLLOUT_SAMPLES,
+    ROLLOUT_FAILURES,
     ROLLOUT_TOKENS,
     ROLLOUT_BEGUN_ANEW,
     ROLLOUT_TOKENS_HANDED_BACK,

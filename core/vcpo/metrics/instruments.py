@@ -55,6 +55,7 @@ class LearnerMetrics:
         self.in_flight = part.gauge(catalogue.TRAJECTORIES_IN_FLIGHT)
         self.buffered = part.gauge(catalogue.TRAJECTORIES_BUFFERED)
         self.accounting_errors = part.counter(catalogue.ACCOUNTING_ERRORS)
+        self.failures_in_a_row = part.gauge(catalogue.FAILURES_IN_A_ROW)
         self.workers = part.gauge(catalogue.WORKERS)
         self.reward_mean = part.gauge(catalogue.REWARD_MEAN)
         self.evaluation_accuracy = part.gauge(catalogue.EVALUATION_ACCURACY)
@@ -67,6 +68,7 @@ class RolloutMetrics:
         part = PartRegistry("rollout", {"run": run, "group": group})
         self.registry: CollectorRegistry = part.exported
         self.samples = part.counter(catalogue.ROLLOUT_SAMPLES)
+        self.failures = part.counter(catalogue.ROLLOUT_FAILURES)
         self.tokens = part.counter(catalogue.ROLLOUT_TOKENS)
         self.begun_anew = part.counter(catalogue.ROLLOUT_BEGUN_ANEW)
         self.tokens_handed_back = part.counter(catalogue.ROLLOUT_TOKENS_HANDED_BACK)

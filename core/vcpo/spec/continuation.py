@@ -17,7 +17,8 @@ def continuation_digest(run: VCPORun) -> str:
     next.
     """
     document = run.spec.model_dump(mode="json", by_alias=True, include=_KEPT)
-    document["environment"].pop("maxAbsoluteReward")  # a bound changes nothing within it
+    for bound in ("maxAbsoluteReward", "callTimeoutSeconds"):  # change nothing within them
+        document["environment"].pop(bound)
     # Neither how the batch is cut for memory nor what is sampled for it changes what was learned.
     for field in (
         "microBatchTrajectories",

@@ -11,7 +11,7 @@ from pydantic_core import InitErrorDetails
 from vcpo.algo import MISMATCH_LIMITS_NATS, Baseline, MismatchClass
 from vcpo.spec.algorithm import Algorithm, Batch, Evaluation, Optimizer, Sampling
 from vcpo.spec.cluster import Pods
-from vcpo.spec.fields import DnsLabel, DnsSubdomain, Seconds, Section, Steps, conflict, refuse
+from vcpo.spec.fields import DnsLabel, Seconds, Section, Steps, conflict, refuse
 from vcpo.spec.workloads import (
     Checkpoint,
     CleanupPolicy,
@@ -46,7 +46,9 @@ _Annotations = Annotated[dict[str, Annotated[str, Field(max_length=65_536)]], Fi
 class Metadata(Section):
     """The run's identity."""
 
-    name: Annotated[DnsSubdomain, Field(min_length=1, max_length=40)]
+    name: Annotated[
+        str, Field(min_length=1, max_length=40, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
+    ]
     """Unique in its namespace; at most 40 characters, since names of pods and Services are built
     from it."""
     namespace: DnsLabel | None = None
@@ -108,6 +110,11 @@ class VCPORunSpec(Section):
         if Precision.BFLOAT16 in {self.learner.precision, *(each.precision for each in groups)}:
             return MISMATCH_LIMITS_NATS[MismatchClass.ROUNDED]
         return MISMATCH_LIMITS_NATS[MismatchClass.EXACT]
+
+    @property
+    def environment_timeout_s(self) -> float:
+        """Longest time of one call of the environment, given or by the lease's."""
+        return self.environment.call_timeout_seconds or self.lease.timeout_seconds / 2
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:

@@ -9,14 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 from pydantic_core import InitErrorDetails
 
-from vcpo.spec.cluster import (
-    DrainSeconds,
-    Image,
-    ObjectName,
-    PodTemplate,
-    Scaling,
-    StorageRetention,
-)
+from vcpo.spec.cluster import DrainSeconds, Image, PodTemplate, Scaling, StorageRetention
 from vcpo.spec.environments import environment_complaints
 from vcpo.spec.fields import DnsLabel, Ratio, Seconds, Section, Steps, conflict, refuse
 
@@ -96,6 +89,9 @@ class Environment(Section):
     """Settings of the environment; its documentation lists them."""
     prompt_format: PromptFormat = PromptFormat.AUTO
     """How a prompt's text becomes tokens."""
+    call_timeout_seconds: Seconds | None = None
+    """A prompt fails when one call of the environment's code for it takes longer than this; None is
+    half of `lease.timeoutSeconds`."""
     max_absolute_reward: Annotated[float, Field(gt=0.0, le=1e9)] = 10_000.0
     """Largest reward without its sign. The learner refuses an answer with a larger one, which would
     drown the others of its step, and the generation counts as failed."""
@@ -121,7 +117,7 @@ class Learner(Section):
     """CPU threads for the tensor library; None lets it choose."""
     checkpoint_storage_gibibytes: Annotated[int, Field(ge=1, le=65_536)] = 50
     """Size of the volume for checkpoints and the final model, in a cluster; it may only grow."""
-    checkpoint_storage_class_name: ObjectName | None = None
+    checkpoint_storage_class_name: Annotated[DnsLabel, Field(min_length=1)] | None = None
     """Storage class of that volume; None is the cluster's default. Immutable."""
     checkpoint_storage_retention: StorageRetention = StorageRetention.RETAIN
     """Whether that volume, and with it the trained model, goes when the run is deleted."""
@@ -272,3 +268,9 @@ class FailurePolicy(Section):
 
     max_learner_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
     """Restarts of the learner from its last checkpoint; workers restart freely."""
+    max_failures_in_a_row: Annotated[int, Field(ge=1, le=1_000_000)] = 32
+    """The run fails after so many failed generations without one answer between them, as when the
+    environment always raises. Raise it when prompts often fail for a good reason."""
+    failure_tolerance_seconds: Seconds = 600
+    """A run that had answers before fails only when failures in a row last this long, so that it
+    outlives a reward server that restarts."""

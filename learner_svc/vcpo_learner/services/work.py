@@ -7,6 +7,7 @@ from typing import Any
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.checks import check_id, check_wait
 from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.failure import failure_from_message
 from vcpo.wire.limits import MAX_BEGUN_TOKENS
 from vcpo.wire.phase import RunPhase, phase_to_message
 from vcpo.wire.trajectory import (
@@ -82,7 +83,8 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         if request.HasField("failure"):
             if request.trajectories:
                 raise InvalidMessageError("failure", "set", "absent when trajectories are sent")
-            self._dispatcher.fail(request.worker_id, request.lease_id)
+            failure = failure_from_message(request.failure)
+            self._dispatcher.fail(request.worker_id, request.lease_id, failure)
             return work_pb2.SubmitResponse()
         if not request.trajectories:
             raise InvalidMessageError("trajectories", "none", "at least one, or a failure")

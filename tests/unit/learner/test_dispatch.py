@@ -14,10 +14,13 @@ from tests.unit.learner.scenes import (
     make_desk,
     settle,
 )
+from vcpo.failures import Failure, FailureCause
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.dispatch import Purpose
 from vcpo_learner.roster import WORKER_LOST_AFTER_S
+
+FAILURE = Failure(cause=FailureCause.REWARD, message="no such item")
 
 
 @pytest.fixture
@@ -204,7 +207,7 @@ class TestSubmissions:
 
     async def test_a_failed_generation_is_granted_again(self, desk):
         (first, *_) = await lease_now(desk, room=2)
-        desk.dispatcher.fail("w", first.lease.lease_id)
+        desk.dispatcher.fail("w", first.lease.lease_id, FAILURE)
         assert desk.ledger.counts().dropped == {"generation_failed": 2}
         assert prompts_of(await lease_now(desk, room=2)) == [0]
 
@@ -316,7 +319,7 @@ class TestEvaluation:
         round_ = await begin_round(desk, exclusive=True)
         for _ in range(2):
             (held_out,) = await lease_now(desk)
-            desk.dispatcher.fail("w", held_out.lease.lease_id)
+            desk.dispatcher.fail("w", held_out.lease.lease_id, FAILURE)
         assert await round_ is None
 
     async def test_answers_to_held_out_prompts_are_not_in_the_ledger(self, desk):

@@ -136,8 +136,11 @@ def test_a_turn_that_was_cut_is_heard_and_ends_the_answer():
     [
         ({"next_turn": lambda _: 1 / 0}, "reply: ZeroDivisionError: division by zero"),
         ({"reward": lambda: 1 / 0}, "reward: ZeroDivisionError: division by zero"),
-        ({"reward": lambda: "good"}, "reward: ValueError: could not convert"),
-        ({"reward": lambda: float("nan")}, "reward: must be a finite number, got nan"),
+        ({"reward": lambda: "good"}, "type: .* must return a number, got str 'good'"),
+        (
+            {"reward": lambda: float("nan")},
+            "non_finite: .* must return a finite number, got nan",
+        ),
     ],
 )
 def test_what_the_environment_raises_is_a_typed_failure(change, said):

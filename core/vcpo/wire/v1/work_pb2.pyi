@@ -97,6 +97,36 @@ FAILURE_KIND_ENVIRONMENT: FailureKind.ValueType  # 1
 FAILURE_KIND_ENGINE: FailureKind.ValueType  # 2
 Global___FailureKind: _TypeAlias = FailureKind  # noqa: Y015
 
+class _FailureCause:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FailureCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FailureCause.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FAILURE_CAUSE_UNSPECIFIED: _FailureCause.ValueType  # 0
+    FAILURE_CAUSE_PROMPT: _FailureCause.ValueType  # 1
+    FAILURE_CAUSE_REPLY: _FailureCause.ValueType  # 2
+    FAILURE_CAUSE_REWARD: _FailureCause.ValueType  # 3
+    FAILURE_CAUSE_TYPE: _FailureCause.ValueType  # 4
+    FAILURE_CAUSE_NON_FINITE: _FailureCause.ValueType  # 5
+    FAILURE_CAUSE_TIMEOUT: _FailureCause.ValueType  # 6
+    FAILURE_CAUSE_ENGINE: _FailureCause.ValueType  # 7
+    FAILURE_CAUSE_REFUSED: _FailureCause.ValueType  # 8
+
+class FailureCause(_FailureCause, metaclass=_FailureCauseEnumTypeWrapper):
+    """What failed; see vcpo.failures."""
+
+FAILURE_CAUSE_UNSPECIFIED: FailureCause.ValueType  # 0
+FAILURE_CAUSE_PROMPT: FailureCause.ValueType  # 1
+FAILURE_CAUSE_REPLY: FailureCause.ValueType  # 2
+FAILURE_CAUSE_REWARD: FailureCause.ValueType  # 3
+FAILURE_CAUSE_TYPE: FailureCause.ValueType  # 4
+FAILURE_CAUSE_NON_FINITE: FailureCause.ValueType  # 5
+FAILURE_CAUSE_TIMEOUT: FailureCause.ValueType  # 6
+FAILURE_CAUSE_ENGINE: FailureCause.ValueType  # 7
+FAILURE_CAUSE_REFUSED: FailureCause.ValueType  # 8
+Global___FailureCause: _TypeAlias = FailureCause  # noqa: Y015
+
 class _SubmitOutcome:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -450,17 +480,29 @@ class Failure(_message.Message):
 
     KIND_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    EXCEPTION_TYPE_FIELD_NUMBER: _builtins.int
+    LOCATION_FIELD_NUMBER: _builtins.int
     kind: Global___FailureKind.ValueType
     message: _builtins.str
+    """One line: what was raised, or what was returned instead."""
+    cause: Global___FailureCause.ValueType
+    exception_type: _builtins.str
+    """Class of the exception, such as KeyError; empty when nothing was raised."""
+    location: _builtins.str
+    """file:line of the environment's code; empty when it is not known."""
     def __init__(
         self,
         *,
         kind: Global___FailureKind.ValueType = ...,
         message: _builtins.str = ...,
+        cause: Global___FailureCause.ValueType = ...,
+        exception_type: _builtins.str = ...,
+        location: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "exception_type", b"exception_type", "kind", b"kind", "location", b"location", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
