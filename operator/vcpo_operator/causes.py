@@ -33,6 +33,10 @@ _TELLING_WARNINGS: Final = frozenset(
     }
 )
 """Reasons of events that tell why a pod is not made, or not started on its node."""
+_NOT_READY_REASONS: Final = frozenset(
+    {"ContainersNotReady", "PodCompleted", "PodFailed", "ReadinessGatesNotReady"}
+)
+"""What a kubelet gives as the reason when it says that a pod is not ready."""
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
 _LONGEST_MESSAGE = 600
 
@@ -44,6 +48,11 @@ def pod_cause(pod: Mapping[str, Any]) -> Cause | None:
     """
     name = pod["metadata"]["name"]
     status = pod.get("status") or {}
+    if _is_lost(status):
+        return lost_node(name, (pod.get("spec") or {}).get("nodeName"))
+    if status.get("phase") == "Failed" and status.get("reason"):
+        message = status.get("message") or "the kubelet gives no message"
+        return _cause(status["reason"], f"pod {name}", message)
     statuses = [
         *(status.get("initContainerStatuses") or ()),
         *(status.get("containerStatuses") or ()),
@@ -53,6 +62,34 @@ def pod_cause(pod: Mapping[str, Any]) -> Cause | None:
         if cause is not None:
             return cause
     return _scheduling_cause(name, status)
+
+
+def lost_node(pod: str, node: str | None) -> Cause:
+    """The cause of a pod whose node does not answer."""
+    message = (
+        f"its node {node or 'unknown'} does not answer; another pod takes its place once the node"
+        " is back or deleted"
+    )
+    return _cause("NodeLost", f"pod {pod}", message)
+
+
+def _is_lost(status: Mapping[str, Any]) -> bool:
+    """Whether the control plane speaks for a kubelet that is silent.
+
+    It then takes the pod's condition `Ready` back, and cannot know of the containers: a kubelet
+    that speaks never says that all containers are ready and the pod is not, unless a gate holds it.
+    """
+    if status.get("reason") == "NodeLost" or status.get("phase") == "Unknown":
+        return True
+    containers = status.get("containerStatuses") or ()
+    if status.get("phase") != "Running" or not all(each.get("ready") for each in containers):
+        return False
+    taken_back = any(
+        each["status"] == "False" and each.get("reason") not in _NOT_READY_REASONS
+        for each in status.get("conditions") or ()
+        if each["type"] == "Ready"
+    )
+    return bool(containers) and taken_back
 
 
 def is_being_made(pod: Mapping[str, Any]) -> bool:

@@ -12,8 +12,8 @@
 | Failed | the run was given up | reasons of `course.FailureReason`, NotFailed |
 
 Pod-level reasons are the words of Kubernetes: ImagePullBackOff, CrashLoopBackOff, OOMKilled,
-Unschedulable, FailedCreate, FailedMount and their like. Every condition is set from the first
-visit on.
+Unschedulable, FailedCreate, FailedMount, NodeLost and their like. Every condition is set from the
+first visit on.
 """
 
 from __future__ import annotations
@@ -24,13 +24,18 @@ from typing import Final
 
 from vcpo.control import Decision
 from vcpo.spec import VCPORunSpec
-from vcpo_operator.causes import presentable
+from vcpo_operator.causes import lost_node, presentable
 from vcpo_operator.course import Course, Verdict
 from vcpo_operator.crd.status_schema import MAX_MESSAGE_CHARACTERS
 from vcpo_operator.names import Role
 from vcpo_operator.records import Cause, Observed, ObservedPod
+from vcpo_operator.report import LearnerReport
 from vcpo_operator.run_status import RunStatus, StatusCondition
 
+_HEARD_S: Final = 15.0
+"""Who was heard of within this time answers, whatever a probe has said or not said yet."""
+_OVERDUE_S: Final = 30.0
+"""A pod that has not ended so long after its grace period has a kubelet that does not answer."""
 CONTROL_CONDITIONS: Final = ("SignalsFresh", "EssHealthy", "LearnerFed")
 """Conditions of the control loop; their reasons may turn with every poll."""
 
@@ -56,6 +61,10 @@ class Situation:
     """None while nothing is steered."""
     has_stepped: bool
     """Whether a step was taken since the start."""
+    report: LearnerReport | None = None
+    """The learner's newest report; None when there is none."""
+    now_s: float = 0.0
+    """Unix time."""
     trouble: str = ""
     """What went wrong when the last plan was carried out; empty when nothing did."""
 
@@ -115,10 +124,10 @@ def _learner(situation: Situation) -> Finding:
     resting = _resting("LearnerReady", situation, pods)
     if resting is not None:
         return resting
-    if any(pod.ready for pod in pods):
+    if any(pod.ready for pod in pods) or (pods and _answers(situation.report)):
         return _true("LearnerReady", "PodReady", "The learner answers.")
     learner = situation.observed.learner
-    cause = _first_cause(pods) or (None if learner is None else learner.cause)
+    cause = _first_cause(pods) or _stuck(situation) or (None if learner is None else learner.cause)
     if cause is not None:
         return _false("LearnerReady", cause.reason, cause.message)
     return _false("LearnerReady", "PodPending", "The learner's pod is not ready yet.")
@@ -129,7 +138,8 @@ def _rollouts(situation: Situation) -> Finding:
     resting = _resting("RolloutsReady", situation, pods)
     if resting is not None:
         return resting
-    ready = sum(pod.ready for pod in pods)
+    heard = _heard_workers(situation.report)
+    ready = sum(pod.ready or pod.name in heard for pod in pods)
     least = max(1, sum(group.min_replicas for group in situation.spec.rollouts))
     refused = _refused_pods(situation)
     if ready >= least:
@@ -152,8 +162,36 @@ def _resting(kind: str, situation: Situation, pods: list[ObservedPod]) -> Findin
     return None
 
 
+def _answers(report: LearnerReport | None) -> bool:
+    """Whether the learner itself has spoken just now: its pod's probes are seconds behind."""
+    return report is not None and not report.is_silent and report.signals.age_s <= _HEARD_S
+
+
+def _heard_workers(report: LearnerReport | None) -> frozenset[str]:
+    """Names of the workers' pods that the learner has just heard of."""
+    if report is None or not _answers(report):
+        return frozenset()
+    workers = report.workers.items()
+    age_s = report.signals.age_s
+    return frozenset(name for name, each in workers if each.silent_s + age_s <= _HEARD_S)
+
+
 def _first_cause(pods: Iterable[ObservedPod]) -> Cause | None:
-    return next((pod.cause for pod in pods if pod.cause is not None and not pod.ready), None)
+    """The cause to put right first; a pod that ended and was replaced counts last."""
+    told = [pod for pod in pods if pod.cause is not None and not pod.ready]
+    return min(told, key=lambda pod: pod.has_ended).cause if told else None
+
+
+def _stuck(situation: Situation) -> Cause | None:
+    """Why a learner's pod that should have ended has not, and holds the place of the next one."""
+    for pod in situation.observed.pods:
+        if pod.role is not Role.LEARNER or not pod.leaving:
+            continue
+        if pod.cause is not None and pod.cause.reason == "NodeLost":
+            return pod.cause
+        if pod.gone_by_s is not None and situation.now_s > pod.gone_by_s + _OVERDUE_S:
+            return lost_node(pod.name, pod.node)
+    return None
 
 
 def _refused_pods(situation: Situation) -> Cause | None:

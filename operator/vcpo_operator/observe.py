@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
 from vcpo_operator.causes import is_being_made, pod_cause, replica_failure
@@ -118,6 +119,11 @@ def observed_pod(body: Body) -> ObservedPod | None:
         deletion_cost=_integer(annotations.get(DELETION_COST_ANNOTATION)),
         restarts=sum(int(each.get("restartCount", 0)) for each in containers),
         cause=pod_cause(body),
+        has_ended=status.get("phase") in {"Failed", "Succeeded"},
+        node=(body.get("spec") or {}).get("nodeName"),
+        gone_by_s=None
+        if metadata.get("finalizers")
+        else _unix_s(metadata.get("deletionTimestamp")),
         is_being_made=is_being_made(body),
     )
 
@@ -145,6 +151,10 @@ def gather(
         scalers={each.group: each for each in handles},
         pods=tuple(sorted(pods, key=lambda each: each.name)),
     )
+
+
+def _unix_s(text: str | None) -> float | None:
+    return None if text is None else datetime.fromisoformat(text).timestamp()
 
 
 def _integer(text: str | int | None) -> int | None:

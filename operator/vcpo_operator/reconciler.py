@@ -273,6 +273,8 @@ class Reconciler:
             observed=look.observed,
             decision=decision,
             has_stepped=look.current.first_step_s is not None,
+            report=look.report,
+            now_s=look.now_s,
             trouble=trouble,
         )
         desired = decision.replicas if decision else {}

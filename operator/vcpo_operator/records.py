@@ -107,6 +107,13 @@ class ObservedPod:
     """Times its containers were started again."""
     cause: Cause | None
     """What keeps it from working; None when nothing is known to."""
+    has_ended: bool = False
+    """Whether it has ended for good; its controller makes another."""
+    node: str | None = None
+    """Where it was placed; None while it is nowhere."""
+    gone_by_s: float | None = None
+    """Unix time by which its kubelet should have ended it; None while it stays, and when somebody
+    else's finalizer holds it."""
     is_being_made: bool = False
     """Whether it has a node, where no container of it has started yet."""
 

@@ -31,7 +31,9 @@ RUN_FILE_PATH: Final = f"{CONFIG_PATH}/{RUN_FILE}"
 _USER = 65_532
 _GRACE_MARGIN_S = 30
 """Time after draining to write, close and exit before the kubelet kills."""
-_STARTUP_PROBES = 360
+_STARTUP_PERIOD_S = 2
+"""Short: until it has passed, nobody knows that a pod answers."""
+_STARTUP_PROBES = 1800
 _PROBE_PERIOD_S = 10
 _LIVENESS_FAILURES = 6
 
@@ -124,7 +126,7 @@ def _container(parent: Parent, workload: Workload) -> Manifest:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "startupProbe": _probe(workload.port, failures=_STARTUP_PROBES),
+        "startupProbe": _probe(workload.port, failures=_STARTUP_PROBES, period_s=_STARTUP_PERIOD_S),
         "readinessProbe": _probe(workload.port, failures=1),
         "livenessProbe": _probe(workload.port, failures=_LIVENESS_FAILURES),
         "volumeMounts": [
@@ -149,10 +151,10 @@ def _environment(parent: Parent) -> list[Manifest]:
     return environment
 
 
-def _probe(port: int, *, failures: int) -> Manifest:
+def _probe(port: int, *, failures: int, period_s: int = _PROBE_PERIOD_S) -> Manifest:
     return {
         "grpc": {"port": port},
-        "periodSeconds": _PROBE_PERIOD_S,
+        "periodSeconds": period_s,
         "timeoutSeconds": 5,
         "failureThreshold": failures,
     }

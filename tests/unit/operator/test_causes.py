@@ -127,3 +127,47 @@ def test_a_pod_is_being_made_from_its_placement_to_its_first_container(
     spec: dict[str, Any], status: dict[str, Any], expected: bool
 ):
     assert is_being_made({"spec": spec, "status": status}) is expected
+
+
+def running(ready: str, reason: str = "", *, container_ready: bool = True) -> dict[str, Any]:
+    container = {"name": "c", "ready": container_ready, "state": {"running": {}}}
+    condition = {"type": "Ready", "status": ready, **({"reason": reason} if reason else {})}
+    placed = {"spec": {"nodeName": "node-7"}}
+    return {**pod(container, phase="Running", conditions=[condition]), **placed}
+
+
+def test_a_pod_called_unready_while_its_containers_are_ready_has_lost_its_node():
+    cause = pod_cause(running("False"))
+    assert cause is not None
+    assert cause.reason == "NodeLost"
+    assert cause.message.startswith("pod p: its node node-7 does not answer")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        running("True"),
+        running("False", "ContainersNotReady", container_ready=False),
+        running("False", "ReadinessGatesNotReady"),
+        pod(phase="Running"),
+    ],
+    ids=["ready", "container not ready", "gate", "no containers"],
+)
+def test_a_pod_of_which_its_kubelet_speaks_has_a_node(body: dict[str, Any]):
+    assert pod_cause(body) is None
+
+
+@pytest.mark.parametrize(
+    "status", [{"phase": "Unknown"}, {"phase": "Running", "reason": "NodeLost"}]
+)
+def test_a_pod_that_is_said_to_be_lost_is_lost(status: dict[str, Any]):
+    cause = pod_cause({"metadata": {"name": "p"}, "status": status})
+    assert cause is not None
+    assert cause.reason == "NodeLost"
+
+
+def test_a_pod_that_its_node_put_out_says_why():
+    put_out = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory."}
+    cause = pod_cause({"metadata": {"name": "p"}, "status": put_out})
+    assert cause is not None
+    assert (cause.reason, cause.message) == ("Evicted", "pod p: The node was low on memory.")

@@ -106,6 +106,14 @@ def test_a_pod_has_longer_to_leave_than_its_process_takes_to_drain():
     assert pod_spec(build()["Deployment demo-rollout-main"])["terminationGracePeriodSeconds"] == 90
 
 
+@pytest.mark.parametrize("name", ["StatefulSet demo-learner", "Deployment demo-rollout-main"])
+def test_a_pod_that_answers_is_known_to_within_seconds_and_may_take_an_hour_to_start(name: str):
+    (container,) = pod_spec(build()[name])["containers"]
+    probe = container["startupProbe"]
+    assert probe["periodSeconds"] == 2
+    assert probe["periodSeconds"] * probe["failureThreshold"] == 3600
+
+
 def test_a_run_writes_to_a_folder_of_its_own_on_a_claim_that_may_be_older():
     (container,) = pod_spec(build()["StatefulSet demo-learner"])["containers"]
     mounts = {mount["name"]: mount for mount in container["volumeMounts"]}

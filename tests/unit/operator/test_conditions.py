@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from tests.unit.operator.scenes import make_run, pod
+from tests.unit.operator.scenes import make_run, pod, report
+from vcpo_operator.causes import lost_node
 from vcpo_operator.children import Kind
 from vcpo_operator.conditions import Finding, Situation, findings, merged, refusal
 from vcpo_operator.course import Course, Verdict
 from vcpo_operator.names import Role
 from vcpo_operator.records import Cause, Observed, ObservedChild, ObservedGroup
+from vcpo_operator.report import WorkerReport
 from vcpo_operator.run_status import RunStatus
 
 LEARNER = pod("demo-learner-0", Role.LEARNER)
@@ -66,6 +69,51 @@ def test_ready_pods_make_ready_parts():
 def test_a_pod_on_its_way_out_counts_for_nothing():
     leaving = pod("demo-learner-0", Role.LEARNER, leaving=True)
     assert brief(found(leaving)["LearnerReady"]) == ("False", "PodPending")
+
+
+def test_steps_are_taken_with_workers_that_the_learner_hears_of_whatever_their_probes_say():
+    starting = pod("demo-rollout-main-x", ready=False)
+    learner = pod("demo-learner-0", Role.LEARNER, ready=False)
+    workers = {starting.name: WorkerReport(in_flight=1, silent_s=0.5)}
+    conditions = found(learner, starting, report=report(workers=workers))
+    assert brief(conditions["LearnerReady"]) == ("True", "PodReady")
+    assert brief(conditions["RolloutsReady"]) == ("True", "MinimumAvailable")
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "age_s"), [(16.0, 0.0), (10.0, 6.0)], ids=["the worker", "the learner"]
+)
+def test_who_was_not_heard_of_lately_waits_for_its_probe(silent_s: float, age_s: float):
+    starting = pod("demo-rollout-main-x", ready=False)
+    workers = {starting.name: WorkerReport(in_flight=1, silent_s=silent_s)}
+    heard = report(workers=workers).aged(age_s)
+    assert brief(found(LEARNER, starting, report=heard)["RolloutsReady"])[1] == "BelowMinimum"
+
+
+def test_a_learner_that_did_not_answer_waits_for_its_probe():
+    learner = pod("demo-learner-0", Role.LEARNER, ready=False)
+    silent = dataclasses.replace(report(), is_silent=True)
+    assert brief(found(learner, report=silent)["LearnerReady"]) == ("False", "PodPending")
+
+
+def test_a_worker_on_a_lost_node_reads_so():
+    lost = pod("demo-rollout-main-x", ready=False, cause=lost_node("demo-rollout-main-x", "n"))
+    assert brief(found(LEARNER, lost)["RolloutsReady"]) == ("False", "NodeLost")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"gone_by_s": 100.0}, "NodeLost"),
+        ({"gone_by_s": 171.0}, "PodPending"),
+        ({"gone_by_s": None}, "PodPending"),
+        ({"gone_by_s": 200.0, "cause": lost_node("demo-learner-0", "n")}, "NodeLost"),
+    ],
+    ids=["overdue", "in time", "held by a finalizer", "said by the control plane"],
+)
+def test_a_learner_s_pod_that_cannot_end_has_lost_its_node(changes: Any, reason: str):
+    stuck = pod("demo-learner-0", Role.LEARNER, leaving=True, ready=False, **changes)
+    assert brief(found(stuck, now_s=200.0)["LearnerReady"]) == ("False", reason)
 
 
 def test_the_pod_s_trouble_is_the_condition_s_reason():
@@ -158,3 +206,14 @@ def test_a_message_fits_the_schema():
     long = Finding(type="A", status="True", reason="X", message="m" * 5_000)
     (condition,) = merged([long], RunStatus(), generation=1, now_s=1.0)
     assert len(condition.message) == 1024
+
+
+def test_a_worker_that_was_put_out_counts_after_the_one_in_its_place():
+    old = Cause(reason="Evicted", message="pod a: the node was low on memory")
+    new = Cause(reason="Unschedulable", message="pod b: no node")
+    pods = (
+        pod("a", ready=False, has_ended=True, cause=old),
+        pod("b", ready=False, cause=new),
+    )
+    assert found(LEARNER, pods[0])["RolloutsReady"].reason == "Evicted"
+    assert found(LEARNER, *pods)["RolloutsReady"].reason == "Unschedulable"
