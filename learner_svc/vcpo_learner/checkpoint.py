@@ -4,7 +4,7 @@
 checkpoints/step-00000050/   model.safetensors   parameters
                              update.pt           optimizer moments, calibration
                              ledger.pb           buffered trajectories, prompts owed, counts
-                             meta.json           step, digest of the run's spec, a sum per file
+                             meta.json           step, what a resume must share, a sum per file
             damaged-step-00000100/   what was found damaged, until that step is saved again
 ```
 
@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from vcpo.lifecycle import StartError
-from vcpo.spec import VCPORun, continuation_digest
+from vcpo.spec import VCPORun, continuation_changes, continuation_document
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.disk import nested_bytes, whole_folder, write_state, write_tensors
 from vcpo_learner.manifest import DamageError, FormatError, Manifest, read_manifest, sum_up
@@ -82,7 +82,7 @@ class CheckpointFolder:
     def __init__(self, folder: Path, run: VCPORun) -> None:
         self._folder = folder
         self._keep = run.spec.checkpoint.keep
-        self._digest = continuation_digest(run)
+        self._spec = continuation_document(run)
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint, then remove the oldest ones beyond `keep`.
@@ -105,7 +105,7 @@ class CheckpointFolder:
             (partial / _LEDGER).write_bytes(ledger)
             Manifest(
                 step=checkpoint.step,
-                spec_sha256=self._digest,
+                spec=self._spec,
                 files=sum_up(partial, (_PARAMETERS, _UPDATE, _LEDGER)),
             ).write(partial)
         self._remove_old(checkpoint.step)
@@ -168,10 +168,10 @@ class CheckpointFolder:
         manifest = read_manifest(path)
         if manifest.step != step:
             raise DamageError(f"{path}: holds step {manifest.step}, not the one in its name")
-        if manifest.spec_sha256 != self._digest:
+        if changes := ", ".join(continuation_changes(manifest.spec, self._spec)):
             raise CheckpointError(
-                f"{path}: belongs to a run with another model, environment, batch or optimizer;"
-                " resume with the spec in its run directory, or start a new run"
+                f"{path}: belongs to a run with another spec ({changes}); set it back to resume, or"
+                " start a new run"
             )
         manifest.check_files(path)
         try:

@@ -53,8 +53,8 @@ class Manifest:
     """What a checkpoint says of itself."""
 
     step: int
-    spec_sha256: str
-    """Digest of what a continuation must share, `vcpo.spec.continuation_digest`."""
+    spec: Mapping[str, Any]
+    """What a continuation must share, `vcpo.spec.continuation_document`."""
     files: Mapping[str, FileSum]
     """By name within the checkpoint's folder."""
 
@@ -115,7 +115,7 @@ def read_manifest(folder: Path) -> Manifest:
 def _manifest(document: Mapping[str, Any]) -> Manifest:
     return Manifest(
         step=document["step"],
-        spec_sha256=document["spec_sha256"],
+        spec=dict(document["spec"]),
         files={name: FileSum(**entry) for name, entry in document["files"].items()},
     )
 

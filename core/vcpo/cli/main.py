@@ -24,7 +24,8 @@ from vcpo.spec import (
     VCPORun,
     algorithm_warnings,
     batch_warnings,
-    continuation_digest,
+    continuation_changes,
+    continuation_document,
     json_schema,
     load_run,
 )
@@ -216,10 +217,11 @@ def _directory(loaded: VCPORun, path: Path | None, *, resume: bool) -> RunDir:
 
 def _check_continues(loaded: VCPORun, directory: RunDir) -> None:
     """Refuse a file that cannot continue the run in the directory, before anything is written."""
-    if continuation_digest(loaded) != continuation_digest(_load(directory.spec)):
+    before, after = map(continuation_document, (_load(directory.spec), loaded))
+    if changes := "".join(f"\n  {change}" for change in continuation_changes(before, after)):
         _fail(
-            f"--resume: the run in {directory.path} has another model, environment, batch or"
-            f" optimizer; resume with {directory.spec}, or give another directory"
+            f"--resume: a checkpoint of {directory.path} cannot go on with what changed:{changes}\n"
+            f"set it back, resume with {directory.spec}, or give another directory"
         )
 
 

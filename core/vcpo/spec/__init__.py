@@ -1,7 +1,7 @@
 """The `VCPORun` model: one source for local files, cluster validation, defaults and the schema."""
 
 from vcpo.spec.advice import algorithm_warnings, batch_warnings
-from vcpo.spec.continuation import continuation_digest
+from vcpo.spec.continuation import continuation_changes, continuation_document
 from vcpo.spec.errors import FieldProblem, SpecError
 from vcpo.spec.files import load_document, load_run, parse_document, parse_run, run_to_yaml
 from vcpo.spec.run import API_VERSION, KIND, VCPORun, VCPORunSpec, json_schema
@@ -15,7 +15,8 @@ __all__ = [
     "VCPORunSpec",
     "algorithm_warnings",
     "batch_warnings",
-    "continuation_digest",
+    "continuation_changes",
+    "continuation_document",
     "json_schema",
     "load_document",
     "load_run",

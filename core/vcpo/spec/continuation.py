@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from vcpo.spec.run import VCPORun
 
 _KEPT = {"model", "environment", "batch", "optimizer"}
+_ABSENT = object()
 
 
-def continuation_digest(run: VCPORun) -> str:
-    """SHA-256 of the parts of a spec that a checkpoint's contents depend on.
+def continuation_document(run: VCPORun) -> dict[str, Any]:
+    """The parts of a spec that a checkpoint's contents depend on, as JSON has them.
 
     Steps, deadlines, workers, control and the choice of prompts may change from one start to the
     next.
@@ -28,4 +29,20 @@ def continuation_digest(run: VCPORun) -> str:
         "redundantTrajectories",
     ):
         document["batch"].pop(field)
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+    return document
+
+
+def continuation_changes(
+    before: Mapping[str, Any], after: Mapping[str, Any], path: str = "spec"
+) -> Iterator[str]:
+    """Each field that differs between two continuation documents, with its old and new value."""
+    for name in [*before, *(name for name in after if name not in before)]:
+        old, new = before.get(name, _ABSENT), after.get(name, _ABSENT)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from continuation_changes(old, new, f"{path}.{name}")
+        elif old != new:
+            yield f"{path}.{name}: {_shown(old)} -> {_shown(new)}"
+
+
+def _shown(value: object) -> str:
+    return "nothing" if value is None or value is _ABSENT else repr(value)

@@ -141,7 +141,11 @@ class TestRun:
         before = (used / "spec.yaml").read_bytes()
         asked = vcpo("run", run_file, f"--run-dir={used}", "--resume")
         assert asked.exit_code == 2
-        assert "another model, environment, batch or" in asked.stderr
+        assert asked.stderr.splitlines() == [
+            f"--resume: a checkpoint of {used} cannot go on with what changed:",
+            "  spec.model.name: 'other' -> 'm'",
+            f"set it back, resume with {used / 'spec.yaml'}, or give another directory",
+        ]
         assert (used / "spec.yaml").read_bytes() == before
 
     def test_a_directory_that_another_host_works_in_is_left_alone(self, run_file, tmp_path):

@@ -9,7 +9,7 @@ from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
 from tests.unit.learner.scenes import answer, begun_answer, make_run
 from tests.unit.update.models import gpt2, llama
-from vcpo.spec import continuation_digest
+from vcpo.spec import continuation_document
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import FinishReason, TokenSpan
 from vcpo_learner.answer_bounds import AnswerBounds, answer_bounds, context_tokens
@@ -153,4 +153,4 @@ def test_the_context_is_what_the_positions_reach(config, tokens):
 
 def test_a_run_may_go_on_with_another_bound_on_rewards():
     other = make_run(environment={"name": "sort_digits", "maxAbsoluteReward": 5.0})
-    assert continuation_digest(other) == continuation_digest(make_run())
+    assert continuation_document(other) == continuation_document(make_run())

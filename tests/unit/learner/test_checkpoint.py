@@ -7,7 +7,7 @@ import xxhash
 
 from tests.unit.learner.scenes import make_run
 from tests.unit.update.models import llama
-from vcpo.spec import continuation_digest
+from vcpo.spec import continuation_changes, continuation_document
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.checkpoint import (
     Checkpoint,
@@ -265,8 +265,16 @@ def test_a_manifest_without_a_sum_is_of_a_version_that_wrote_none(folder):
 def test_a_checkpoint_of_another_run_is_refused_with_the_cure(folder, tmp_path):
     folder.save(checkpoint(3))
     other = CheckpointFolder(tmp_path, make_run(model={"name": "larger"}))
-    with pytest.raises(CheckpointError, match="resume with the spec in its run directory"):
+    with pytest.raises(CheckpointError) as refused:
         other.load_newest()
+    assert "(spec.model.name: 'tiny' -> 'larger'); set it back to resume" in str(refused.value)
+
+
+def changes_to(other):
+    """What keeps a run from going on as another one."""
+    return list(
+        continuation_changes(continuation_document(make_run()), continuation_document(other))
+    )
 
 
 @pytest.mark.parametrize(
@@ -287,21 +295,42 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_cure(folder, tmp_path):
     ids=["steps", "lag bound", "micro-batch", "prompts"],
 )
 def test_what_may_change_between_a_run_and_its_continuation(change):
-    assert continuation_digest(make_run(**change)) == continuation_digest(make_run())
+    assert changes_to(make_run(**change)) == []
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "said"),
     [
-        {"model": {"name": "other"}},
-        {"environment": {"name": "countdown"}},
-        {"batch": {"promptsPerStep": 3, "trajectoriesPerPrompt": 2}},
-        {"optimizer": {"learningRate": 1e-3}},
+        ({"model": {"name": "other"}}, ["spec.model.name: 'tiny' -> 'other'"]),
+        (
+            {"model": {"name": "tiny", "lora": {"rank": 4}}},
+            ["spec.model.lora: nothing -> {'rank': 4, 'alpha': 32, 'targetModules': []}"],
+        ),
+        (
+            {"environment": {"name": "sort_digits", "parameters": {"digits": 4}}},
+            ["spec.environment.parameters.digits: nothing -> 4"],
+        ),
+        (
+            {"batch": {"promptsPerStep": 3, "trajectoriesPerPrompt": 4}},
+            [
+                "spec.batch.promptsPerStep: 2 -> 3",
+                "spec.batch.trajectoriesPerPrompt: 2 -> 4",
+            ],
+        ),
+        ({"optimizer": {"learningRate": 1e-3}}, ["spec.optimizer.learningRate: 1e-06 -> 0.001"]),
     ],
-    ids=["model", "environment", "batch", "optimizer"],
+    ids=["model", "adapters", "environment", "batch", "optimizer"],
 )
-def test_what_may_not(change):
-    assert continuation_digest(make_run(**change)) != continuation_digest(make_run())
+def test_what_may_not_is_named_with_its_old_and_its_new_value(change, said):
+    assert changes_to(make_run(**change)) == said
+
+
+def test_a_parameter_that_was_taken_away_is_named():
+    before = make_run(environment={"name": "sort_digits", "parameters": {"digits": 4}})
+    documents = continuation_document(before), continuation_document(make_run())
+    assert list(continuation_changes(*documents)) == [
+        "spec.environment.parameters.digits: 4 -> nothing"
+    ]
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])

@@ -10,6 +10,7 @@ import pytest
 from vcpo.journal import Journal, Metrics
 from vcpo.report import page, render_report, write_report
 from vcpo.spec import SpecError, run_to_yaml
+from vcpo.spec.algorithm import Algorithm
 
 HOSTILE = """'"></style></script><script>alert(1)</script><img src=x onerror=alert(1)>"""
 EMPTY = Metrics(steps=(), evaluations=())
@@ -36,6 +37,25 @@ class Elements(HTMLParser):
 def test_the_report_names_the_run_its_task_and_its_model(run):
     text = " ".join(Elements(render_report(run, EMPTY, ())).words)
     assert all(word in text for word in ("countdown", "models/tiny", "no steps yet"))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "setup"),
+    [
+        ({}, "method vcpo · baseline opob · learning-rate rule sqrt"),
+        ({"method": "grpo"}, "method grpo · baseline grpo · learning-rate rule none"),
+        (
+            {"baseline": "groupMean", "baselineScope": "batch", "learningRateRule": "linear"},
+            "method vcpo · baseline groupMean, one per batch · learning-rate rule linear",
+        ),
+    ],
+)
+def test_the_headline_names_what_is_in_force_also_where_the_file_leaves_it_to_the_method(
+    run, algorithm, setup
+):
+    spec = run.spec.model_copy(update={"algorithm": Algorithm.model_validate(algorithm)})
+    page = render_report(run.model_copy(update={"spec": spec}), EMPTY, ())
+    assert setup in " ".join("".join(Elements(page).words).split())
 
 
 def test_the_report_has_the_four_curves_and_four_details(run, make_step):
