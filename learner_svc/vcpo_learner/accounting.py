@@ -24,6 +24,8 @@ class DropReason(StrEnum):
     """Cut when a step's batch was complete; what was sampled goes on in the prompt's next grant."""
     REDUNDANT = "redundant"
     """Enough others of the group had finished."""
+    QUARANTINED = "quarantined"
+    """No step could be taken on its group."""
     LEARNER_RESTARTED = "learner_restarted"
     """In flight when the learner stopped."""
 

@@ -228,7 +228,7 @@ class _Parts:
             self.gauges.accounting_error()
             self._fail()
             raise
-        except (MismatchError, TooManyFailuresError) as error:
+        except (MismatchError, StartError, TooManyFailuresError) as error:
             self._fail()
             await self._linger(linger_s)
             raise StartError(str(error)) from error

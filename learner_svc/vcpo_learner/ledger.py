@@ -32,7 +32,7 @@ prompts no other grant. Admission counts them out, so their places go to the nex
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from vcpo.wire.trajectory import PartialResponse, Trajectory
@@ -98,6 +98,15 @@ class Ledger(Protocol):
 
     def take_batch(self, *, policy_version: int, max_lag_steps: int) -> list[Group] | None:
         """Consume one step's groups, oldest tokens first, or None while there are too few."""
+
+    def give_back(self, batch: Sequence[Group]) -> None:
+        """Take back a batch on which no step was taken, as if it had not been consumed."""
+
+    def quarantine(self, lease_ids: Collection[str]) -> list[Group]:
+        """Drop buffered groups on which no step can be taken, and return them.
+
+        Their prompts are not granted again: what ended an update may come from the prompt.
+        """
 
     def drop_late(self, *, policy_version: int, max_lag_steps: int) -> None:
         """Drop the groups whose turn comes too late, when the next is at `policy_version`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from vcpo.algo import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
@@ -185,6 +185,23 @@ class MemoryLedger:
         self._buffer = self._buffer[self._prompts_per_step :]
         self._consumed += sum(len(group.trajectories) for group in batch)
         return batch
+
+    def give_back(self, batch: Sequence[Group]) -> None:
+        """Take back a batch on which no step was taken, as if it had not been consumed."""
+        self._consumed -= sum(len(group.trajectories) for group in batch)
+        self._buffer.extend(batch)
+
+    def quarantine(self, lease_ids: Collection[str]) -> list[Group]:
+        """Drop buffered groups on which no step can be taken, and return them.
+
+        Their prompts are not granted again: what ended an update may come from the prompt.
+        """
+        dropped = [group for group in self._buffer if group.lease_id in lease_ids]
+        self._buffer = [group for group in self._buffer if group.lease_id not in lease_ids]
+        for group in dropped:
+            self._dropped[DropReason.QUARANTINED] += len(group.trajectories)
+            self._waste(group.num_sampled_tokens, DropReason.QUARANTINED)
+        return dropped
 
     def drop_late(self, *, policy_version: int, max_lag_steps: int) -> None:
         """Drop the groups whose turn comes too late, when the next is at `policy_version`.

@@ -117,6 +117,15 @@ class ReplayBuffer:
         held = self._held.get(prompt, ())
         self._held[prompt] = kept(held, arrived, self._settings.capacity_per_prompt)
 
+    def remove(self, trajectories: Sequence[Trajectory]) -> None:
+        """Forget answers to one prompt, at least one; of what is not kept nothing happens."""
+        prompt = trajectories[0].prompt_token_ids
+        removed = {each.trajectory_id for each in trajectories}
+        held = tuple(each for each in self.held(prompt) if each.trajectory_id not in removed)
+        self._held = {key: each for key, each in self._held.items() if key != prompt}
+        if held:
+            self._held[prompt] = held
+
     def exchanged(self, groups: Iterable[Sequence[Trajectory]]) -> list[list[Trajectory]]:
         """Keep the groups that arrived, and draw as large ones to train on in their place.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,9 @@ from vcpo_learner.policy_model import (
     restore_policy,
     save_policy,
 )
+from vcpo_learner.quarantine import Quarantine
 from vcpo_learner.signals import SignalWindow
+from vcpo_learner.step_guard import BrokenBatchError, StepGuard
 from vcpo_learner.step_record import LagStatistics, lag_statistics, recorded
 from vcpo_learner.update import PolicyUpdate
 from vcpo_learner.update_result import UpdateResult
@@ -75,6 +77,8 @@ class Training:
         self._precision = published_precision(parts.run.spec)
         self._dispatcher = parts.dispatcher
         self._checkpoints = CheckpointFolder(parts.run_dir / "checkpoints", parts.run)
+        self._quarantine = Quarantine(parts.run_dir / "quarantine")
+        self._guard = StepGuard(parts.update, self._quarantine)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensors")
         self._evaluation: asyncio.Task[None] | None = None
         """The round that runs beside training, until its outcome was looked at."""
@@ -109,6 +113,7 @@ class Training:
         restore_policy(self._parts.model, checkpoint.parameters)
         self._parts.update.load_state_dict(checkpoint.update_state)
         self._dispatcher.ledger.restore(checkpoint.ledger)
+        self._leave_out(self._quarantine.lease_ids(), {}, checkpoint.step)
         self._dispatcher.policy_version = checkpoint.step
         if checkpoint.step:
             self._dispatcher.failures.succeeded()
@@ -172,10 +177,13 @@ class Training:
         started_s = self._parts.clock()
         self._parts.signals.working()
         version = self._dispatcher.policy_version
-        batch = [group.trajectories for group in groups]
-        result = await self._in_thread(
-            lambda: self._parts.update.step(batch, policy_version=version)
-        )
+        try:
+            result = await self._in_thread(lambda: self._guard.step(groups, policy_version=version))
+        except BrokenBatchError as error:
+            self._dispatcher.ledger.give_back(groups)
+            self._leave_out(error.reasons, error.reasons, version)
+            self._dispatcher.notify()
+            return True
         self._audit(result)
         self._dispatcher.policy_version = version + 1
         await self._publish()
@@ -193,6 +201,24 @@ class Training:
         self._tell_warning(record)
         await self._between_steps(record.step)
         return True
+
+    def _leave_out(self, lease_ids: Collection[str], reasons: Mapping[str, str], step: int) -> None:
+        """Drop groups that no step can be taken on, and keep them on disk; none twice."""
+        kept = self._quarantine.kept()
+        for group in self._dispatcher.ledger.quarantine(lease_ids):
+            deaths = f"the learner died {self._quarantine.deaths(group.lease_id)} times in a step"
+            reason = reasons.get(group.lease_id, f"{deaths} with it")
+            if group.lease_id in kept:
+                continue
+            try:
+                where = str(self._quarantine.keep(group, reason=reason, step=step))
+            except OSError as error:
+                where = f"nowhere ({error.strerror})"
+            self.event(
+                "GroupQuarantined",
+                f"{group.lease_id} (prompt {group.prompt_index}) is not trained on: {reason}; kept"
+                f" in {where}",
+            )
 
     def _audit(self, result: UpdateResult) -> None:
         """Once after every start, on the first fresh trajectories; before the step is published."""

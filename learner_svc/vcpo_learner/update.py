@@ -27,6 +27,7 @@ from itertools import chain
 from statistics import fmean
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vcpo.algo import (
@@ -73,6 +74,13 @@ class PolicyUpdate:
         self._warning = EarlyWarning()
         self._replay = _replay_buffer(spec)
         self._steps_taken = 0
+        self._is_stepping = False
+        """Also when a step broke after it had begun to change something."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether parameters and optimizer belong together, and their device still answers."""
+        return not self._is_stepping and _answers(next(self._model.parameters()).device)
 
     def step(self, groups: Sequence[Sequence[Trajectory]], *, policy_version: int) -> UpdateResult:
         """Take one optimizer step on a batch, or skip it and say why.
@@ -100,10 +108,11 @@ class PolicyUpdate:
         except NonFiniteWeightError as error:
             return self._refused(trajectories, error)
         self._calibration = decision.calibration
+        self._is_stepping = True
         gradient_norm, skipped, learning_rate = self._descend(decision.verdict)
         finite_norm = gradient_norm if math.isfinite(gradient_norm) else 0.0
         self._warning = self._warning.observe(_health(decision, sums, finite_norm))
-        return UpdateResult(
+        result = UpdateResult(
             reward_mean=_reward_mean(trajectories),
             response_tokens_mean=_response_tokens_mean(trajectories),
             log_weights=decision.log_weights,
@@ -122,6 +131,26 @@ class PolicyUpdate:
             learning_rate=learning_rate,
             skipped=skipped,
         )
+        self._is_stepping = False
+        return result
+
+    def rehearse(self, group: Sequence[Trajectory], *, policy_version: int) -> None:
+        """Go the way to the gradient with one group, and leave parameters and moments as they are.
+
+        Raises: what stands in its way.
+        """
+        try:
+            scored = self._gathering.score([group], policy_version)
+            self._gathering.gather(scored, [1.0] * len(group))
+        except NonFiniteWeightError:
+            pass  # a step is skipped for it, and not broken
+        finally:
+            self._optimizer.zero_grad()
+
+    def forget(self, group: Sequence[Trajectory]) -> None:
+        """Keep nothing of a group for later steps."""
+        if self._replay is not None:
+            self._replay.remove(group)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the model that the next step depends on: tensors and plain values."""
@@ -199,6 +228,14 @@ class PolicyUpdate:
             skipped=SkipReason.NON_FINITE_WEIGHT,
             skip_detail=str(error),
         )
+
+
+def _answers(device: torch.device) -> bool:
+    """Whether a device computes at all: after some errors a GPU does nothing more for a process."""
+    try:
+        return torch.ones(1, device=device).item() == 1.0
+    except RuntimeError:
+        return False
 
 
 def _replay_buffer(spec: VCPORunSpec) -> ReplayBuffer | None:

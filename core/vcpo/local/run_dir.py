@@ -5,6 +5,7 @@ spec.yaml      the run as given, every default filled in
 metrics.jsonl  steps and evaluations        events.jsonl  what happened
 checkpoints/   to resume from               model/        the trained model, at the end
 logs/          one per process              report.html   the report
+quarantine/    groups that ended an update, if any did
 ```
 """
 

@@ -318,6 +318,27 @@ def test_of_complete_groups_the_one_with_the_oldest_token_is_consumed_first(ledg
     assert [group.lease_id for group in batch] == [old.lease_id, new.lease_id]
 
 
+def test_a_batch_that_is_given_back_is_taken_again(ledger):
+    submit_all(ledger, grant(ledger, 3))
+    batch = ledger.take_batch(policy_version=0, max_lag_steps=1)
+    ledger.give_back(batch)
+    counts = ledger.counts()
+    counts.check()
+    assert (counts.consumed, counts.buffered) == (0, 6)
+    assert ledger.take_batch(policy_version=0, max_lag_steps=1) == batch
+
+
+def test_a_group_in_quarantine_is_dropped_by_name_and_its_prompt_granted_to_nobody(ledger):
+    submit_all(ledger, leases := grant(ledger, 2))
+    (dropped,) = ledger.quarantine([leases[0].lease_id, "unknown"])
+    assert dropped.lease_id == leases[0].lease_id
+    counts = ledger.counts()
+    counts.check()
+    assert (counts.buffered, counts.dropped) == (2, {"quarantined": 2})
+    assert ledger.wasted_tokens() == {"quarantined": 2}
+    assert prompts(grant(ledger, 1)) == [2]
+
+
 def test_redundant_answers_are_accounted_for_when_their_group_is_complete(clock):
     ledger = make_ledger(clock, redundant_trajectories=3)
     first, _ = grant(ledger, 2)

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import json
+import time
 from dataclasses import replace
 
 import pytest
 
-from tests.unit.learner.scenes import answer, asking, make_desk, make_run, settle
-from tests.unit.update.models import llama
+from tests.unit.learner.scenes import answer, answers, asking, make_desk, make_run, settle
+from tests.unit.update.models import PAD, VOCABULARY, llama
 from vcpo.algo import LagBucket, MismatchError
 from vcpo.failures import Failure, FailureCause
 from vcpo.journal import Journal, read_events, read_metrics
@@ -19,9 +21,11 @@ from vcpo_learner.failure_watch import TooManyFailuresError
 from vcpo_learner.gauges import LearnerGauges
 from vcpo_learner.groups import Group
 from vcpo_learner.policies import PolicyStore
+from vcpo_learner.quarantine import Quarantine
 from vcpo_learner.signals import SignalWindow
 from vcpo_learner.step_record import LagStatistics, lag_statistics
 from vcpo_learner.training import Training, TrainingParts
+from vcpo_learner.update import PolicyUpdate
 from vcpo_learner.update_result import SkipReason, UpdateResult
 
 
@@ -33,6 +37,13 @@ class CountingUpdate:
         self.versions = []
         self.refused = set()
         self.lags = ()
+        self.is_whole = True
+
+    def rehearse(self, group, *, policy_version):
+        pass
+
+    def forget(self, group):
+        pass
 
     def step(self, groups, *, policy_version):
         self.steps_taken += 1
@@ -61,11 +72,12 @@ class FolderTokenizer:
 class Learner:
     """One learner process's parts, over the run directory that it shares with its successors."""
 
-    def __init__(self, run_dir, **sections):
+    def __init__(self, run_dir, *, update_of=lambda model, spec: CountingUpdate(), **sections):
         self.desk = make_desk(**sections)
+        model = llama()
         self.dispatcher, clock = self.desk.dispatcher, self.desk.clock
-        self.update = CountingUpdate()
         run = make_run(**sections)
+        self.update = update_of(model, run.spec)
         self.signals = SignalWindow(
             run_name="run",
             total_steps=run.spec.steps,
@@ -80,7 +92,7 @@ class Learner:
             TrainingParts(
                 run=run,
                 run_dir=run_dir,
-                model=llama(),
+                model=model,
                 tokenizer=FolderTokenizer(),
                 update=self.update,
                 dispatcher=self.dispatcher,
@@ -115,6 +127,12 @@ class Learner:
                 self.drain()
             # Not 0: spinning would keep the interpreter from the thread that trains and saves.
             await asyncio.sleep(0.001)
+
+    def accept(self, *leased, **changes):
+        """Have the answers to these leases accepted, whatever a service would say of them."""
+        for given in leased:
+            members = [replace(one, **changes) for one in answers(given.lease)]
+            self.dispatcher.submit("w", given.lease.lease_id, members)
 
     def accepted(self):
         counts = self.dispatcher.ledger.counts()
@@ -244,6 +262,83 @@ async def test_a_damaged_checkpoint_is_told_and_set_aside_and_the_one_before_is_
     assert await later.run() is RunPhase.COMPLETE
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["step-00000001", "step-00000003"]
+
+
+async def test_a_group_that_breaks_the_update_is_dropped_kept_on_disk_and_told_and_the_run_goes_on(
+    make_learner, tmp_path
+):
+    learner = make_learner(
+        update_of=lambda model, spec: PolicyUpdate(model, spec, PAD),
+        learner={"maxMismatchNats": 100.0},
+    )
+    poison, *others = await learner.dispatcher.lease(asking(room=4), wait_s=0)
+    learner.accept(poison, response_token_ids=(VOCABULARY,))
+    learner.accept(*others)
+    assert await learner.run() is RunPhase.COMPLETE
+    (told,) = [event for event in read_events(tmp_path) if event.kind == "GroupQuarantined"]
+    assert f"{poison.lease.lease_id} (prompt 0) is not trained on: IndexError" in told.message
+    kept = tmp_path / "quarantine" / f"{poison.lease.lease_id}.json"
+    assert str(kept) in told.message
+    document = json.loads(kept.read_text())
+    assert document["trajectories"][0]["response_token_ids"] == [VOCABULARY]
+    last = read_metrics(tmp_path).steps[-1]
+    assert (last.step, last.consumed, last.dropped) == (3, 12, {"quarantined": 2})
+    assert list(kept.parent.iterdir()) == [kept]
+
+
+class KilledError(BaseException):
+    """Stands in for a signal that no process survives: nobody handles it."""
+
+
+async def test_groups_that_a_learner_died_with_twice_are_left_out_though_the_checkpoint_holds_them(
+    make_learner, tmp_path
+):
+    def dying(learner):
+        take_step = learner.update.step
+
+        def step(groups, *, policy_version):
+            if policy_version == 1:
+                raise KilledError
+            while learner.accepted() < 8:  # so that the next batch is in the checkpoint
+                time.sleep(0.001)
+            return take_step(groups, policy_version=policy_version)
+
+        learner.update.step = step
+        return learner
+
+    async def dies():
+        learner = dying(make_learner(checkpoint={"everySteps": 1}))
+        learner.training.resume()
+        with pytest.raises(KilledError):
+            await learner.run()
+
+    await dies()
+    await dies()
+    assert not any(event.kind == "GroupQuarantined" for event in read_events(tmp_path))
+    later = make_learner(checkpoint={"everySteps": 1})
+    assert later.training.resume() == 1
+    assert later.dispatcher.ledger.counts().dropped["quarantined"] == 4
+    told = [event.message for event in read_events(tmp_path) if event.kind == "GroupQuarantined"]
+    assert len(told) == 2
+    assert all("the learner died 2 times in a step with it" in message for message in told)
+    assert await later.run() is RunPhase.COMPLETE
+    assert len(list((tmp_path / "quarantine").iterdir())) == 2
+
+
+async def test_what_is_in_quarantine_is_left_out_of_every_checkpoint_that_holds_it(
+    make_learner, tmp_path
+):
+    first = make_learner()
+    first.accept(*await first.dispatcher.lease(asking(room=4), wait_s=0))
+    batch = first.dispatcher.ledger.take_batch(policy_version=0, max_lag_steps=1)
+    Quarantine(tmp_path / "quarantine").keep(batch[0], reason="it was odd", step=0)
+    first.dispatcher.ledger.give_back(batch)
+    first.drain()
+    await first.training.run(drain_s=0)
+    later = make_learner()
+    later.training.resume()
+    assert later.dispatcher.ledger.counts().dropped["quarantined"] == 2
+    assert not any(event.kind == "GroupQuarantined" for event in read_events(tmp_path))
 
 
 async def test_a_round_beside_training_that_is_unanswered_when_the_run_drains_is_given_up(

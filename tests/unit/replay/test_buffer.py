@@ -189,3 +189,14 @@ def test_a_smaller_buffer_goes_on_with_the_newest_answers():
 def test_a_setting_out_of_range_is_named(field, value):
     with pytest.raises(ValueError, match=f"{field} is {value}"):
         ReplaySettings(**{field: value})
+
+
+def test_answers_that_are_removed_are_not_drawn_again_and_the_others_are():
+    buffer = ReplayBuffer(ReplaySettings(), seed=0)
+    good, bad = answer(1, name="good"), answer(2, name="bad")
+    buffer.add([good, bad])
+    buffer.remove([bad])
+    assert buffer.held((1, 2)) == (good,)
+    buffer.remove([good, bad])
+    assert len(buffer) == 0
+    assert buffer.state_dict()["held"] == []
