@@ -195,7 +195,7 @@ class Answering:
         with foreign_code(FailureCause.PROMPT):
             made = self._environment.prompt(_SPLITS[lease.split], lease.prompt_index)
             prompt = require_type(made, Prompt, self._environment.prompt)
-            return prompt, self._codec.encode(prompt.text)
+            return prompt, self._codec.encode(prompt)
 
     def _rewards(self, prompt: Prompt, generations: list[Generation]) -> list[float]:
         reward = self._environment.reward

@@ -46,7 +46,8 @@ def load_engine(
     """
     name, revision = spec.model.name, spec.model.revision
     tokenizer = load_tokenizer(name, revision=revision)
-    codec = PromptCodec(tokenizer, spec.environment.prompt_format)
+    environment = spec.environment
+    codec = PromptCodec(tokenizer, environment.prompt_format, environment.system_prompt)
     end_token_ids = load_end_token_ids(name, tokenizer, revision=revision)
     if group.engine is EngineName.VLLM:
         return _start_vllm(spec, group, plan, end_token_ids, seed), codec

@@ -5,22 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from vcpo.spec.workloads import PromptFormat
+from vcpo_rollout.environments.environment import Message, Prompt
 
 _ANSWER: Final = "(answer)"
 """Stands for an answer where a template is asked what it puts behind one."""
+_SYSTEM: Final = "(system)"
+"""Stands for a system message where a template is asked whether it shows one."""
 
 
 class PromptCodec:
     """Encodes what the model is told and decodes answers.
 
-    The plain format is the text's tokens and nothing else. The chat format is the tokenizer's own
-    template with one user message and the cue for the assistant's turn.
+    The plain format is the text's tokens behind those that the tokenizer puts before any text, such
+    as BOS. The chat format is the tokenizer's own template, which writes them itself, with the
+    prompt's messages and the cue for the assistant's turn.
+
+    system_prompt: Put before each prompt that has no system message of its own; chat only.
+
+    Raises:
+        ValueError: naming the field, when the tokenizer has no template and one is needed.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_format: PromptFormat) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt_format: PromptFormat,
+        system_prompt: str | None = None,
+    ) -> None:
         has_template = bool(tokenizer.chat_template)
         if prompt_format is PromptFormat.CHAT and not has_template:
             raise ValueError(
@@ -29,15 +44,27 @@ class PromptCodec:
             )
         self._tokenizer = tokenizer
         self._chat = has_template and prompt_format is not PromptFormat.PLAIN
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Tokens of a prompt."""
-        if self._chat:
-            rendered = self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
+        if system_prompt is not None and not self._chat:
+            raise ValueError(
+                "spec.environment.systemPrompt: needs the chat format, and this run's prompts are"
+                " plain text; write it into the environment's prompts, or use a model whose"
+                " tokenizer has a chat template"
             )
-            return self._token_ids(str(rendered))
-        return self._token_ids(text)
+        self._system_prompt = system_prompt
+        self._has_system_role = self._chat and self._shows_system_messages()
+        self._beginning = () if self._chat else self._tokens_before_any_text()
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """Tokens of a prompt.
+
+        Raises: jinja2.TemplateError when the chat template refuses the messages.
+        """
+        if not self._chat:
+            return (*self._beginning, *self._token_ids(prompt.text))
+        messages = prompt.messages or (Message(role="user", content=prompt.text),)
+        if self._system_prompt is not None and messages[0]["role"] != "system":
+            messages = (Message(role="system", content=self._system_prompt), *messages)
+        return self._token_ids(self._rendered(self._with_known_roles(messages)))
 
     def encode_reply(
         self, text: str, last_token_id: int, end_token_ids: frozenset[int]
@@ -51,15 +78,12 @@ class PromptCodec:
         """
         if not self._chat:
             return self._token_ids(text)
-        messages = [
-            {"role": "user", "content": "?"},
-            {"role": "assistant", "content": _ANSWER},
-            {"role": "user", "content": text},
-        ]
-        rendered = self._tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False
+        messages = (
+            Message(role="user", content="?"),
+            Message(role="assistant", content=_ANSWER),
+            Message(role="user", content=text),
         )
-        _, answer, behind = str(rendered).partition(_ANSWER)
+        _, answer, behind = self._rendered(messages).partition(_ANSWER)
         if not answer:
             raise ValueError(
                 "spec.environment.promptFormat: the chat template changes answers, so that"
@@ -75,6 +99,40 @@ class PromptCodec:
         if kept and kept[-1] in end_token_ids:
             kept.pop()
         return str(self._tokenizer.decode(kept, skip_special_tokens=False))
+
+    def _with_known_roles(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Messages for the template; where it knows no system role, the user's begins with them."""
+        if self._has_system_role:
+            return messages
+        system = [message["content"] for message in messages if message["role"] == "system"]
+        first, *rest = (message for message in messages if message["role"] != "system")
+        content = "\n\n".join([*system, first["content"]])
+        return [Message(role=first["role"], content=content), *rest]
+
+    def _shows_system_messages(self) -> bool:
+        """Whether the template has a place for a system message: some refuse it, some drop it."""
+        asked = (Message(role="system", content=_SYSTEM), Message(role="user", content="?"))
+        try:
+            return _SYSTEM in self._rendered(asked)
+        except TemplateError:
+            return False
+
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        plain = [{"role": one["role"], "content": one["content"]} for one in messages]
+        rendered = self._tokenizer.apply_chat_template(
+            plain, add_generation_prompt=True, tokenize=False
+        )
+        return str(rendered)
+
+    def _tokens_before_any_text(self) -> tuple[int, ...]:
+        """What the tokenizer puts before a text; what it puts behind one would end the prompt."""
+        text = "a"
+        bare = self._token_ids(text)
+        whole = tuple(int(each) for each in self._tokenizer(text)["input_ids"])
+        for start in range(len(whole) - len(bare) + 1):
+            if whole[start : start + len(bare)] == bare:
+                return whole[:start]
+        return ()
 
     def _token_ids(self, text: str) -> tuple[int, ...]:
         token_ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -34,7 +34,8 @@ class Sampler:
         self._batch = DecodeBatch(
             model, end_token_ids=self._end_token_ids, pad_token_id=pad, seed=spec.seed
         )
-        self._codec = PromptCodec(tokenizer, spec.environment.prompt_format)
+        environment = spec.environment
+        self._codec = PromptCodec(tokenizer, environment.prompt_format, environment.system_prompt)
         self._max_new_tokens = spec.sampling.max_new_tokens
 
     def use(self, version: Version) -> None:
@@ -69,7 +70,7 @@ class Sampler:
 
     def _request(self, prompt: Prompt, temperature: float) -> GenerationRequest:
         return GenerationRequest(
-            prompt_token_ids=self._codec.encode(prompt.text),
+            prompt_token_ids=self._codec.encode(prompt),
             temperature=temperature,
             max_new_tokens=self._max_new_tokens,
         )

@@ -89,6 +89,8 @@ class Environment(Section):
     """Settings of the environment; its documentation lists them."""
     prompt_format: PromptFormat = PromptFormat.AUTO
     """How a prompt's text becomes tokens."""
+    system_prompt: Annotated[str, Field(min_length=1, max_length=16_384)] | None = None
+    """System message before each prompt that has none of its own; it needs the chat format."""
     call_timeout_seconds: Seconds | None = None
     """A prompt fails when one call of the environment's code for it takes longer than this; None is
     half of `lease.timeoutSeconds`."""

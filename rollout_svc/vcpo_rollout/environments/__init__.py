@@ -1,5 +1,11 @@
 """Tasks that make prompts and judge responses: free of torch, tokens and clocks."""
 
-from vcpo_rollout.environments.environment import Environment, Prompt, Split, make_environment
+from vcpo_rollout.environments.environment import (
+    Environment,
+    Message,
+    Prompt,
+    Split,
+    make_environment,
+)
 
-__all__ = ["Environment", "Prompt", "Split", "make_environment"]
+__all__ = ["Environment", "Message", "Prompt", "Split", "make_environment"]

@@ -11,18 +11,20 @@ whatever Python is installed in the worker's image, as its author intends.
 """
 
 import inspect
+import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Final, Protocol, cast, runtime_checkable
+from typing import Final, Literal, Protocol, TypedDict, cast, runtime_checkable
 
 from vcpo.spec.environments import BUILT_IN
 
 _VERIFIERS: Final = "vcpo_rollout.environments.verifiers_environments:VerifiersEnvironment"
 _VERIFIERS_V1: Final = "vcpo_rollout.environments.verifiers_tasks:VerifiersTasks"
 """Stand behind `verifiers:PACKAGE`, by the interface that the installed library has."""
+_ROLES: Final = ("system", "user", "assistant")
 
 
 class Split(StrEnum):
@@ -32,15 +34,44 @@ class Split(StrEnum):
     EVALUATION = "evaluation"
 
 
+class Message(TypedDict):
+    """One message of a prompt, as chat templates take it."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One user turn, and what its environment needs to judge the response."""
+    """What the model is asked, and what its environment needs to judge the response.
 
-    text: str
-    """What the model is shown, without a chat template."""
+    Raises: ValueError for messages of another role, without text, or that nobody asks with.
+    """
+
+    text: str = ""
+    """What the model is shown without a chat template; by default the messages' contents, an empty
+    line between them."""
+
+    messages: tuple[Message, ...] = field(default=(), hash=False)
+    """What a chat template is given, the last from the user; none is the text as one user message.
+    A list of dicts will do."""
 
     answer: str
     """The ground truth in the environment's private format; never shown to the model."""
+
+    def __post_init__(self) -> None:
+        for number, message in enumerate(self.messages):
+            if message.get("role") not in _ROLES or not isinstance(message.get("content"), str):
+                raise ValueError(
+                    f"messages[{number}]: must have a role ({', '.join(_ROLES)}) and a text as "
+                    f"content, got {reprlib.repr(message)}"
+                )
+        if self.messages and self.messages[-1]["role"] != "user":
+            raise ValueError("messages: the last must be from the user; the model answers it")
+        if self.messages and not self.text:
+            joined = "\n\n".join(message["content"] for message in self.messages)
+            object.__setattr__(self, "text", joined)
+        object.__setattr__(self, "messages", tuple(self.messages))
 
 
 class Environment(Protocol):

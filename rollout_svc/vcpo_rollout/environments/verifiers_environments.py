@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from vcpo_rollout.environments.data_sets import Questions
 from vcpo_rollout.environments.draws import split_of
 from vcpo_rollout.environments.environment import Conversation, Prompt, Split
-from vcpo_rollout.environments.verifiers_messages import answer_message, prompt_text, reply_text
+from vcpo_rollout.environments.verifiers_messages import answer_message, prompt_from, reply_text
 
 _Result = TypeVar("_Result")
 
@@ -53,9 +53,9 @@ class VerifiersEnvironment:
         items: dict[Split, dict[str, Prompt]] = {split: {} for split in Split}
         try:
             for split, row in _rows(self._environment):
-                text = prompt_text(row["prompt"], _tools(self._environment, row))
-                prompt = Prompt(text=text, answer=str(len(self._rows)))
-                items[split or split_of(text)][text] = prompt
+                tools, answer = _tools(self._environment, row), str(len(self._rows))
+                prompt = prompt_from(row["prompt"], tools, answer=answer)
+                items[split or split_of(prompt.text)][prompt.text] = prompt
                 self._rows.append(row)
         except ValueError as error:
             raise ValueError(f"environment.name: 'verifiers:{package}': {error}") from error
@@ -109,7 +109,8 @@ class _Exchange:
         state = await environment.init_state(deepcopy(row), _NoClient(), "policy", None)
         self._state = await environment.setup_state(state) or state
         self._asked = await environment.get_prompt_messages(self._state)
-        if prompt_text(self._asked, self._state["oai_tools"] or ()) != prompt.text:
+        tools = self._state["oai_tools"] or ()
+        if prompt_from(self._asked, tools, answer=prompt.answer) != prompt:
             raise ValueError("the environment changes its prompt when a conversation begins")
 
     async def _hear(self, response: str) -> str | None:

@@ -15,6 +15,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from vcpo_rollout.environments.environment import Prompt
+
 Message = Mapping[str, Any]
 
 _CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
@@ -25,23 +27,31 @@ _TOOLS: Final = (
 )
 
 
-def prompt_text(messages: str | Sequence[Message], tools: Sequence[Message]) -> str:
-    """What the model is shown of a prompt: its system message, the tools, the user's words.
+def prompt_from(
+    messages: str | Sequence[Message], tools: Sequence[Message], *, answer: str
+) -> Prompt:
+    """A prompt of the library's as ours; the tools are described in its system message.
 
-    Raises: ValueError for what one user message cannot hold: earlier answers, images.
+    Raises: ValueError for what is no text, such as images, and for tool calls in examples.
     """
     if isinstance(messages, str):
-        return messages
+        return Prompt(text=messages, answer=answer)
     for message in messages:
-        if message["role"] not in ("system", "user"):
+        if message["role"] not in ("system", "user", "assistant") or message.get("tool_calls"):
             raise ValueError(
-                f"a prompt holds a message of the role {message['role']!r}; only one turn of "
-                "system and user messages can be asked, so write examples into the system prompt"
+                f"a prompt holds a message of the role {message['role']!r} or a call of a tool; "
+                "only texts of system, user and assistant can be shown before the first turn"
             )
     described = [_TOOLS.format(tools="\n".join(map(json.dumps, tools)))] if tools else []
     system = [_content(message) for message in messages if message["role"] == "system"]
-    user = [_content(message) for message in messages if message["role"] == "user"]
-    return "\n\n".join([*system, *described, *user])
+    asked: list[Any] = [
+        {"role": message["role"], "content": _content(message)}
+        for message in messages
+        if message["role"] != "system"
+    ]
+    if head := "\n\n".join([*system, *described]):
+        asked.insert(0, {"role": "system", "content": head})
+    return Prompt(messages=tuple(asked), answer=answer)
 
 
 def reply_text(messages: str | Sequence[Message]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from vcpo_rollout.environments.data_sets import Questions
 from vcpo_rollout.environments.draws import split_of
-from vcpo_rollout.environments.environment import Prompt, Split
+from vcpo_rollout.environments.environment import Message, Prompt, Split
 from vcpo_rollout.environments.parameters import parse_integer
 
 
@@ -34,9 +34,11 @@ class VerifiersTasks:
         items: dict[Split, list[Prompt]] = {split: [] for split in Split}
         for position, task in enumerate(self._tasks):
             _require_single_turn(package, position, task)
-            parts = (task.data.system_prompt, task.data.prompt_text)
-            text = "\n\n".join(part for part in parts if part)
-            items[split_of(task.key)].append(Prompt(text=text, answer=str(position)))
+            messages = [Message(role="user", content=task.data.prompt_text)]
+            if task.data.system_prompt:
+                messages.insert(0, Message(role="system", content=task.data.system_prompt))
+            prompt = Prompt(messages=tuple(messages), answer=str(position))
+            items[split_of(task.key)].append(prompt)
         self._questions = Questions(items, seed=seed)
 
     def prompt(self, split: Split, index: int) -> Prompt:

@@ -12,7 +12,7 @@ from vcpo_rollout.conversation import converse, resume
 from vcpo_rollout.engines.engine import Generation, GenerationCutError, GenerationRequest
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_rollout.environments.verifiers_environments import ModelCalledError
-from vcpo_rollout.environments.verifiers_messages import reply_text
+from vcpo_rollout.environments.verifiers_messages import prompt_from, reply_text
 from vcpo_rollout.history import History
 
 END = 0
@@ -142,8 +142,8 @@ def test_a_data_set_for_evaluation_is_kept_and_not_trained_on(game):
         ({"kind": "mixture"}, "is a EnvGroup, which has no turns of its own; use one that answers"),
         ({"kind": "group"}, "judges answers of a group together (together); use one that"),
         (
-            {"few_shot": [{"role": "assistant", "content": "7"}]},
-            "a prompt holds a message of the role 'assistant'; only one turn of system",
+            {"few_shot": [{"role": "tool", "content": "7"}]},
+            "a prompt holds a message of the role 'tool' or a call of a tool; only texts of",
         ),
         ({"kind": "nothing"}, "cannot be loaded with the arguments {'kind': 'nothing'} (Runt"),
     ],
@@ -154,6 +154,25 @@ def test_what_cannot_be_driven_is_refused_with_the_cure(game, arguments, said):
         game(**arguments)
     assert str(caught.value).startswith("environment.name: ")
     assert said in str(caught.value)
+
+
+def test_examples_in_the_models_name_are_messages_of_the_prompt(game):
+    examples = [{"role": "user", "content": "Guess."}, {"role": "assistant", "content": "7"}]
+    prompt = game(few_shot=examples).prompt(Split.TRAIN, 0)
+    assert [message["role"] for message in prompt.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+    ]
+    assert prompt.text.startswith("Play.\n\nGuess.\n\n7\n\nThink of ")
+
+
+def test_tools_are_described_in_the_system_message():
+    prompt = prompt_from([{"role": "user", "content": "add"}], [{"name": "adder"}], answer="")
+    assert [message["role"] for message in prompt.messages] == ["system", "user"]
+    assert '{"name": "adder"}' in prompt.messages[0]["content"]
+    assert prompt.text == "\n\n".join(message["content"] for message in prompt.messages)
 
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:,"}}

@@ -1,7 +1,11 @@
 import pytest
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from vcpo.spec.workloads import PromptFormat
+from vcpo_rollout.environments import Prompt
 from vcpo_rollout.prompting import PromptCodec
 
 TEMPLATE = (
@@ -21,8 +25,12 @@ def chatty(tokenizer):
     return tokenizer
 
 
+def asked(text):
+    return Prompt(text=text, answer="")
+
+
 def shown(codec, text):
-    return codec.decode(codec.encode(text), frozenset())
+    return codec.decode(codec.encode(asked(text)), frozenset())
 
 
 def test_a_plain_prompt_is_its_text_and_nothing_else(chatty):
@@ -49,12 +57,12 @@ def test_chat_without_a_template_is_refused_with_the_cure(tokenizer):
 def test_the_token_that_ended_an_answer_is_not_part_of_its_text(tokenizer):
     codec = PromptCodec(tokenizer, PromptFormat.PLAIN)
     end = tokenizer.eos_token_id
-    assert codec.decode([*codec.encode("12"), end], frozenset({end})) == "12"
+    assert codec.decode([*codec.encode(asked("12")), end], frozenset({end})) == "12"
 
 
 def test_an_end_token_in_the_middle_stays_visible_to_the_judge(tokenizer):
     codec = PromptCodec(tokenizer, PromptFormat.PLAIN)
-    one, two = codec.encode("12")
+    one, two = codec.encode(asked("12"))
     end = tokenizer.eos_token_id
     assert codec.decode([one, end, two], frozenset({end})) == "1<eos>2"
 
@@ -90,3 +98,127 @@ def test_a_template_that_changes_answers_is_refused(chatty):
         ValueError, match=r"spec\.environment\.promptFormat: the chat template changes"
     ):
         PromptCodec(chatty, PromptFormat.CHAT).encode_reply("312", 0, frozenset())
+
+
+@pytest.fixture
+def beginning(tokenizer):
+    """The tokenizer, as Llama's and Gemma's are: it puts a token before any text."""
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{tokenizer.eos_token} $A",
+        special_tokens=[(tokenizer.eos_token, tokenizer.eos_token_id)],
+    )
+    return tokenizer
+
+
+def test_a_plain_prompt_begins_as_the_tokenizer_begins_texts(beginning):
+    codec = PromptCodec(beginning, PromptFormat.PLAIN)
+    expected = beginning("312")["input_ids"]
+    assert list(codec.encode(asked("312"))) == expected
+    assert expected[0] == beginning.eos_token_id
+    # What the environment says later stands in the middle of a text.
+    assert list(codec.encode_reply("312", 0, frozenset())) == expected[1:]
+
+
+def test_what_the_tokenizer_puts_behind_a_text_would_end_the_prompt_and_is_left_out(tokenizer):
+    end = (tokenizer.eos_token, tokenizer.eos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{tokenizer.eos_token} $A {tokenizer.eos_token}", special_tokens=[end]
+    )
+    codec = PromptCodec(tokenizer, PromptFormat.PLAIN)
+    assert list(codec.encode(asked("312"))) == tokenizer("312")["input_ids"][:-1]
+
+
+def test_a_chat_template_writes_the_first_token_itself_and_it_stands_once(beginning):
+    beginning.chat_template = beginning.eos_token + TEMPLATE
+    codec = PromptCodec(beginning, PromptFormat.CHAT)
+    assert shown(codec, "312") == f"{beginning.eos_token}<312>="
+    assert codec.encode(asked("312")).count(beginning.eos_token_id) == 1
+
+
+ROLES = (
+    "{% for message in messages %}{{ message.role }}<{{ message.content }}>{% endfor %}"
+    "{% if add_generation_prompt %}={% endif %}"
+)
+EXAMPLE = (
+    {"role": "user", "content": "1"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "3"},
+)
+
+
+class Texts:
+    """A tokenizer whose tokens are the letters themselves."""
+
+    def __init__(self, chat_template):
+        self.chat_template = chat_template
+
+    def apply_chat_template(self, messages, **_):
+        environment = ImmutableSandboxedEnvironment()
+        environment.globals["raise_exception"] = refuse
+        template = environment.from_string(self.chat_template)
+        return template.render(messages=messages, add_generation_prompt=True)
+
+    def __call__(self, text, add_special_tokens=True):
+        return {"input_ids": [ord(letter) for letter in text]}
+
+    def decode(self, token_ids, skip_special_tokens):
+        return "".join(map(chr, token_ids))
+
+
+def refuse(message):
+    raise TemplateError(message)
+
+
+def rendered(template, prompt, system_prompt=None):
+    codec = PromptCodec(Texts(template), PromptFormat.CHAT, system_prompt)
+    return codec.decode(codec.encode(prompt), frozenset())
+
+
+def test_messages_keep_their_roles():
+    prompt = Prompt(messages=EXAMPLE, answer="")
+    assert rendered(ROLES, prompt) == "user<1>assistant<2>user<3>="
+
+
+def test_the_runs_system_prompt_stands_before_what_has_none():
+    assert rendered(ROLES, asked("1"), "Sort.") == "system<Sort.>user<1>="
+    own = Prompt(messages=({"role": "system", "content": "Add."}, *EXAMPLE), answer="")
+    assert rendered(ROLES, own, "Sort.").startswith("system<Add.>user<1>")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+        + ROLES,
+        ROLES.replace("in messages", "in messages if message.role != 'system'"),
+    ],
+    ids=["refused", "dropped"],
+)
+def test_where_a_template_knows_no_system_role_the_first_user_message_begins_with_it(template):
+    assert rendered(template, asked("1"), "Sort.") == "user<Sort.\n\n1>="
+
+
+def test_a_system_prompt_without_a_chat_template_is_refused_with_the_cure(tokenizer):
+    with pytest.raises(ValueError, match=r"spec\.environment\.systemPrompt: needs the chat format"):
+        PromptCodec(tokenizer, PromptFormat.AUTO, "Sort.")
+
+
+def test_messages_without_a_template_are_shown_as_one_text(tokenizer):
+    prompt = Prompt(messages=EXAMPLE, answer="")
+    assert prompt.text == "1\n\n2\n\n3"
+    codec = PromptCodec(tokenizer, PromptFormat.AUTO)
+    assert codec.encode(prompt) == codec.encode(asked("1\n\n2\n\n3"))
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([{"role": "tool", "content": "1"}], r"messages\[0\]: must have a role \(system, user"),
+        ([{"role": "user"}], r"messages\[0\]: .* a text as content"),
+        ([{"role": "user", "content": ["1"]}], r"messages\[0\]: .* a text as content"),
+        (EXAMPLE[:2], "the last must be from the user"),
+    ],
+)
+def test_messages_that_cannot_be_asked_are_refused(messages, said):
+    with pytest.raises(ValueError, match=said):
+        Prompt(messages=messages, answer="")
