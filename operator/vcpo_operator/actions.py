@@ -111,3 +111,14 @@ Action = (
     | ReleaseLeases
     | DeleteRun
 )
+
+
+def target_name(action: Action) -> str:
+    """Kind and name of the child that an action is about; empty when it is about none."""
+    match action:
+        case Apply(child=child) | SeedScaler(child=child):
+            return f"{child.kind.kind} {child.name}"
+        case Scale(name=name):
+            return f"{Kind.DEPLOYMENT.kind} {name}"
+        case _:
+            return ""

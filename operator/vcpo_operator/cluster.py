@@ -25,6 +25,9 @@ MERGE_PATCH: Final = "application/merge-patch+json"
 _NOT_FOUND = 404
 _CONFLICT = 409
 _FIRST_ERROR = 400
+_BAD_REQUEST = 400
+_INVALID = 422
+_NO_SUCH_FIELD = "failed to create typed patch object"
 
 
 class ApiError(Exception):
@@ -40,6 +43,14 @@ class ApiError(Exception):
     def is_gone(self) -> bool:
         """Whether the object is not there, or another one is in its place."""
         return self.status in {_NOT_FOUND, _CONFLICT}
+
+    @property
+    def is_invalid(self) -> bool:
+        """Whether the object itself is at fault: the same again would be refused again.
+
+        A server answers an apply with an unknown field as if it were its own mistake (500).
+        """
+        return self.status in {_BAD_REQUEST, _INVALID} or _NO_SUCH_FIELD in str(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 | type | true when | reasons |
 |---|---|---|
-| Accepted | the spec can be used | Accepted, InvalidSpec |
+| Accepted | the spec can be used, by the API server as well | Accepted, InvalidSpec |
 | LearnerReady | the learner answers | PodReady, PodPending, Suspended, Ended, pod-level reasons |
 | RolloutsReady | enough workers answer | MinimumAvailable, BelowMinimum, Suspended, Ended, same |
 | SignalsFresh, EssHealthy, LearnerFed | see `vcpo.control.conditions` | |
@@ -67,15 +67,19 @@ class Situation:
     """Unix time."""
     trouble: str = ""
     """What went wrong when the last plan was carried out; empty when nothing did."""
+    refusal: str = ""
+    """Why the spec cannot be carried out as it is; empty when it can."""
+    keeps_signals: bool = False
+    """Whether what an earlier operator heard of the learner still stands."""
 
 
 def findings(situation: Situation) -> tuple[Finding, ...]:
     """Judge every condition."""
     learner = _learner(situation)
     rollouts = _rollouts(situation)
-    control = _control(situation.decision)
+    control = () if situation.keeps_signals else _control(situation.decision)
     return (
-        _true("Accepted", "Accepted", "The spec is valid."),
+        _accepted(situation),
         learner,
         rollouts,
         *control,
@@ -117,6 +121,12 @@ def _dated(found: Finding, before: RunStatus, generation: int, now_s: float) -> 
         transition_s=known.transition_s if known is not None and same else float(int(now_s)),
         observed_generation=generation,
     )
+
+
+def _accepted(situation: Situation) -> Finding:
+    if situation.refusal:
+        return _false("Accepted", "InvalidSpec", situation.refusal)
+    return _true("Accepted", "Accepted", "The spec is valid.")
 
 
 def _learner(situation: Situation) -> Finding:
@@ -230,6 +240,8 @@ def _ready(situation: Situation, parts: tuple[Finding, ...]) -> Finding:
         return _true("Ready", "Complete", verdict.message)
     if verdict.course is Course.FAILED:
         return _false("Ready", verdict.reason, verdict.message)
+    if situation.refusal:
+        return _false("Ready", "InvalidSpec", situation.refusal)
     if situation.trouble:
         return _false("Ready", "ApplyFailed", situation.trouble)
     if verdict.course is Course.SUSPEND:

@@ -1,8 +1,9 @@
 """Events: what `kubectl describe` shows of a run's turns. Pure.
 
 One event per condition that changed its status or reason, for the conditions that people follow,
-and one per limit that the control loop moved. The status is the interface; an event that is lost
-loses nothing.
+and one per limit that the control loop moved. What is bad is a Warning, also at the first look. The
+status before is the stored one, so an operator that was restarted repeats nothing. The status is
+the interface; an event that is lost loses nothing.
 """
 
 from __future__ import annotations
@@ -26,19 +27,17 @@ _FOLLOWED: Final = (
     "Complete",
     "Failed",
 )
-_BAD_WHEN_FALSE: Final = {"Accepted", "LearnerReady", "RolloutsReady", "EssHealthy"}
-_NORMAL_REASONS: Final = {"PodPending", "BelowMinimum", "Suspended", "Ended"}
+_BAD_WHEN_FALSE: Final = {"Accepted", "LearnerReady", "RolloutsReady", "EssHealthy", "Ready"}
+_NORMAL_REASONS: Final = {"PodPending", "BelowMinimum", "Initializing", "Suspended", "Ended"}
 
 
 def transitions(
     record: RunRecord, before: RunStatus, after: RunStatus, now_s: float
 ) -> Iterator[dict[str, Any]]:
-    """Events for what changed between two statuses; none for a run seen for the first time."""
-    if not before.conditions:
-        return
+    """Events for what changed between two statuses; of a run seen first, for what is bad."""
     for kind in _FOLLOWED:
         old, new = before.condition(kind), after.condition(kind)
-        if old is None or new is None or (old.status, old.reason) == (new.status, new.reason):
+        if new is None or _is_known(old, new) or _is_said_already(new, after):
             continue
         message = f"{new.type}: {new.message}"
         yield _event(record, new.reason, message, now_s, is_bad=_is_bad(new))
@@ -84,6 +83,21 @@ def _event(
         "lastTimestamp": rfc3339(now_s),
         "count": 1,
     }
+
+
+def _is_known(old: StatusCondition | None, new: StatusCondition) -> bool:
+    """Whether a condition is no news: it stands as before, or is as any run's at first."""
+    if old is None:
+        return not _is_bad(new)
+    return (old.status, old.reason) == (new.status, new.reason)
+
+
+def _is_said_already(condition: StatusCondition, status: RunStatus) -> bool:
+    """Whether Ready only repeats why the spec was refused or the run has ended."""
+    said = (condition.reason, condition.message)
+    first = (status.condition(kind) for kind in ("Accepted", "Complete", "Failed"))
+    others = ((each.reason, each.message) for each in first if each is not None)
+    return condition.type == "Ready" and said in others
 
 
 def _is_bad(condition: StatusCondition) -> bool:

@@ -55,6 +55,18 @@ def ask_period_s(run: VCPORun, before: RunStatus) -> float:
     return 0.0 if resting else run.spec.control.poll_seconds
 
 
+def keeps_signals(look: Look, first_look_s: float) -> bool:
+    """Whether what an earlier operator heard of the learner still stands.
+
+    A fresh operator may need a moment to reach learners it was in touch with before it was
+    restarted; the time for which signals are good is that moment.
+    first_look_s: Unix time of this operator's first look at the run.
+    """
+    good_until_s = first_look_s + look.run.spec.control.signals_max_age_seconds
+    heard_before = look.report is None and look.before.holds("SignalsFresh")
+    return look.verdict.course is Course.RUN and heard_before and look.now_s <= good_until_s
+
+
 def believed(report: LearnerReport | None, before: RunStatus, now_s: float) -> LearnerReport | None:
     """The report, unless an earlier run of the same name or the time before a rest is its origin.
 

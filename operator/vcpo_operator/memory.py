@@ -10,7 +10,8 @@ from vcpo.control import ControlState
 from vcpo.spec import API_VERSION, KIND, VCPORun
 from vcpo_operator.actions import Action, Apply, DeleteChild
 from vcpo_operator.children.config import make_parent
-from vcpo_operator.children.manifest import Kind, Owner, Parent
+from vcpo_operator.children.manifest import Child, Kind, Owner, Parent
+from vcpo_operator.plan import Wish
 from vcpo_operator.records import Cause, ObservedChild, RunRecord
 from vcpo_operator.run_status import RunStatus
 
@@ -20,16 +21,33 @@ UNWATCHED: Final = (Kind.CONFIG_MAP, Kind.POD_MONITOR)
 listed for that, and PodMonitors, whose kind need not exist."""
 
 
+REFUSED_S: Final = 300.0
+"""Time until a manifest that the API server calls invalid is applied again as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A manifest that the API server calls invalid."""
+
+    sentence: str
+    until_s: float
+    """Unix time before which it is not applied again."""
+
+
 @dataclass(slots=True, kw_only=True)
 class RunMemory:
     """What is kept of one run; made anew when its uid changes."""
 
     uid: str
+    first_look_s: float
+    """Unix time of this process's first look at the run."""
     generation: int = -1
     run: VCPORun | None = None
     parent: Parent | None = None
     control: ControlState | None = None
     applied: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, Refusal] = field(default_factory=dict)
+    """By digest of the manifest."""
     unwatched: dict[tuple[Kind, str], ObservedChild] = field(default_factory=dict)
     read_s: float | None = None
     status: RunStatus | None = None
@@ -43,11 +61,31 @@ class RunMemory:
 
 
 def note(memory: RunMemory, action: Action, applied: ObservedChild | None) -> None:
-    """Keep track of the kinds that no watch tells of."""
+    """Keep what an action that was carried out has changed and no watch tells."""
+    if isinstance(action, Apply):
+        memory.refused.pop(action.child.digest, None)
     if isinstance(action, Apply) and action.child.kind in UNWATCHED:
         remember(memory, action.child.kind, action.child.name, applied)
     if isinstance(action, DeleteChild) and action.kind in UNWATCHED:
         remember(memory, action.kind, action.name, None)
+
+
+def is_refused(memory: RunMemory, child: Child, now_s: float) -> bool:
+    """Whether the API server has called this very manifest invalid, not long ago."""
+    known = memory.refused.get(child.digest)
+    return known is not None and now_s < known.until_s
+
+
+def refuse(memory: RunMemory, child: Child, why: str, now_s: float) -> None:
+    """Keep that the API server calls a manifest invalid."""
+    memory.refused[child.digest] = Refusal(sentence=why, until_s=now_s + REFUSED_S)
+
+
+def refusal_of(memory: RunMemory, wish: Wish) -> str:
+    """What the API server says of manifests that are wanted now; empty when it took them all."""
+    wanted = {child.digest for child in (*wish.children, *wish.paused.values())}
+    memory.refused = {key: each for key, each in memory.refused.items() if key in wanted}
+    return "; ".join(dict.fromkeys(each.sentence for each in memory.refused.values()))
 
 
 def remember(memory: RunMemory, kind: Kind, name: str, child: ObservedChild | None) -> None:

@@ -11,7 +11,7 @@ counting (docs/design/011-state-of-the-operator.md).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from vcpo.spec import VCPORun
 from vcpo.spec.errors import problems_of
 from vcpo_operator import status
-from vcpo_operator.actions import DeleteRun
+from vcpo_operator.actions import Action, Apply, DeleteRun, SeedScaler, target_name
 from vcpo_operator.apply import Executor
 from vcpo_operator.causes import warned_cause
 from vcpo_operator.children.family import OperatorDefaults
@@ -31,8 +31,18 @@ from vcpo_operator.course import Course, has_outlived_itself, judge
 from vcpo_operator.draining import draining, has_workers
 from vcpo_operator.events import transitions
 from vcpo_operator.exports import RunExports
-from vcpo_operator.look import REST_S, Look, ask_period_s, believed
-from vcpo_operator.memory import RunMemory, accepted, known_status, note, parent_of, remember
+from vcpo_operator.look import REST_S, Look, ask_period_s, believed, keeps_signals
+from vcpo_operator.memory import (
+    RunMemory,
+    accepted,
+    is_refused,
+    known_status,
+    note,
+    parent_of,
+    refusal_of,
+    refuse,
+    remember,
+)
 from vcpo_operator.names import OPERATOR_MANAGER, RunKey, config_name
 from vcpo_operator.plan import blocked_by, farewell, plan
 from vcpo_operator.records import Observed, RunRecord
@@ -68,6 +78,19 @@ class Outcome:
     """What went wrong; empty when nothing did. The run is then looked at again after a back-off."""
     retry_after_s: float | None = None
     """How long the API server wants to be left alone; None when it does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedOut:
+    """What carrying out a plan came to."""
+
+    refusal: str = ""
+    """Why the spec cannot be carried out as it is; empty when it can."""
+    trouble: str = ""
+    """What went wrong; empty when nothing did."""
+    retry_after_s: float | None = None
+    blocked: str = ""
+    """Whose object stands in the way; empty when none does."""
 
 
 class Reconciler:
@@ -154,18 +177,12 @@ class Reconciler:
 
     async def _advance(self, look: Look, memory: RunMemory) -> Outcome:
         steering = self._steer(look, memory)
-        trouble, retry_after_s = "", None
-        try:
-            blocked = await self._carry_out(look, memory, steering)
-        except (ApiError, SignalsError, ValueError) as error:
-            trouble = str(error)
-            retry_after_s = error.retry_after_s if isinstance(error, ApiError) else None
-            blocked = ""
+        done = await self._carry_out(look, memory, steering)
         if steering is not None:
             memory.control = steering.state
-        await self._report_status(look, memory, steering, trouble or blocked)
+        await self._report_status(look, memory, steering, done)
         wake_in_s = look.wake_in_s(self._clock())
-        return Outcome(wake_in_s=wake_in_s, trouble=trouble, retry_after_s=retry_after_s)
+        return Outcome(wake_in_s=wake_in_s, trouble=done.trouble, retry_after_s=done.retry_after_s)
 
     def _steer(self, look: Look, memory: RunMemory) -> Steering | None:
         if look.verdict.course is not Course.RUN:
@@ -179,29 +196,63 @@ class Reconciler:
             now_s=look.now_s,
         )
 
-    async def _carry_out(self, look: Look, memory: RunMemory, steering: Steering | None) -> str:
-        """Plan and carry out; returns what stands in the way, empty when nothing does."""
-        key = look.record.key
-        wish = wish_for(
-            parent_of(look.record, look.run, memory),
-            self._defaults,
-            look.verdict,
-            decision=steering.decision if steering else None,
-            asked={name: each.replicas for name, each in look.observed.scalers.items()},
-            draining=look.draining,
-        )
+    async def _carry_out(
+        self, look: Look, memory: RunMemory, steering: Steering | None
+    ) -> CarriedOut:
+        """Plan and carry out."""
+        try:
+            wish = wish_for(
+                parent_of(look.record, look.run, memory),
+                self._defaults,
+                look.verdict,
+                decision=steering.decision if steering else None,
+                asked={name: each.replicas for name, each in look.observed.scalers.items()},
+                draining=look.draining,
+            )
+        except ValueError as error:
+            return CarriedOut(refusal=str(error))
         actions = plan(wish, look.observed, applied=memory.applied, report=look.report)
+        try:
+            await self._act(look, memory, actions)
+        except ApiError as error:
+            return CarriedOut(trouble=str(error), retry_after_s=error.retry_after_s)
+        except SignalsError as error:
+            return CarriedOut(trouble=str(error))
+        return CarriedOut(refusal=refusal_of(memory, wish), blocked=blocked_by(wish, look.observed))
+
+    async def _act(self, look: Look, memory: RunMemory, actions: Iterable[Action]) -> None:
+        """Act, and leave alone for now what the API server calls invalid.
+
+        What is there is looked after all the same; nothing new is made beside what was refused, or
+        workers would wait on their GPUs for a learner that cannot be.
+        """
+        key, refused = look.record.key, set[str]()
         for action in actions:
+            is_new = isinstance(action, SeedScaler) or (
+                isinstance(action, Apply) and not action.force
+            )
+            if target_name(action) in refused or (refused and is_new):
+                continue
+            if isinstance(action, Apply) and is_refused(memory, action.child, look.now_s):
+                refused.add(target_name(action))
+                continue
             _LOGGER.debug("%s: %s", key, action)
-            applied = await self._executor.carry_out(key, action)
+            try:
+                applied = await self._executor.carry_out(key, action)
+            except ApiError as error:
+                if not (isinstance(action, Apply) and error.is_invalid):
+                    raise
+                _LOGGER.warning("%s: %s", key, error)
+                refuse(memory, action.child, str(error), look.now_s)
+                refused.add(target_name(action))
+                continue
             if applied is not None:
                 memory.applied[applied.uid] = applied.version
             note(memory, action, applied)
-        return blocked_by(wish, look.observed)
 
     async def _record_end(self, look: Look, memory: RunMemory) -> Outcome:
         """Write down that the run has ended before anything is cleaned up."""
-        await self._report_status(look, memory, None, "")
+        await self._report_status(look, memory, None, CarriedOut())
         return Outcome(wake_in_s=0.0)
 
     async def _refuse(
@@ -264,7 +315,7 @@ class Reconciler:
         return await self._lines.ask(record.key, period_s=ask_period_s(run, before))
 
     async def _report_status(
-        self, look: Look, memory: RunMemory, steering: Steering | None, trouble: str
+        self, look: Look, memory: RunMemory, steering: Steering | None, done: CarriedOut
     ) -> None:
         decision = steering.decision if steering else None
         situation = Situation(
@@ -275,7 +326,9 @@ class Reconciler:
             has_stepped=look.current.first_step_s is not None,
             report=look.report,
             now_s=look.now_s,
-            trouble=trouble,
+            trouble=done.trouble or done.blocked,
+            refusal=done.refusal,
+            keeps_signals=keeps_signals(look, memory.first_look_s),
         )
         desired = decision.replicas if decision else {}
         after = status.with_groups(
@@ -316,7 +369,8 @@ class Reconciler:
     def _memory(self, record: RunRecord) -> RunMemory:
         memory = self._memories.get(record.key)
         if memory is None or memory.uid != record.uid:
-            memory = self._memories[record.key] = RunMemory(uid=record.uid)
+            memory = RunMemory(uid=record.uid, first_look_s=self._clock())
+            self._memories[record.key] = memory
         return memory
 
     async def _take_leave(self, key: RunKey) -> None:

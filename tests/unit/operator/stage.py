@@ -169,6 +169,11 @@ class Stage:
         (found,) = (each for each in self.run_status()["conditions"] if each["type"] == kind)
         return found["status"], found["reason"]
 
+    def message(self, kind: str) -> str:
+        """Message of a condition of the run."""
+        (found,) = (each for each in self.run_status()["conditions"] if each["type"] == kind)
+        return str(found["message"])
+
     def replicas(self) -> int:
         """Replicas of the group `main`."""
         found: int = self.get("apps", "deployments", "demo-rollout-main")["spec"]["replicas"]

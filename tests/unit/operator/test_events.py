@@ -3,6 +3,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
+
 from tests.unit.operator.scenes import KEY, UID
 from vcpo_operator.events import transitions
 from vcpo_operator.records import RunRecord
@@ -24,8 +26,33 @@ def events(before: RunStatus, after: RunStatus) -> list[dict[str, Any]]:
     return list(transitions(RECORD, before, after, 1_700_000_000.0))
 
 
-def test_a_run_seen_for_the_first_time_makes_no_noise():
+def test_a_run_that_begins_as_all_runs_do_makes_no_noise():
     assert events(RunStatus(), status("Ready", "False", "Initializing")) == []
+    assert events(RunStatus(), status("LearnerReady", "False", "PodPending")) == []
+    assert events(RunStatus(), status("Accepted", "True", "Accepted")) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("Accepted", "InvalidSpec"), ("LearnerReady", "ImagePullBackOff")]
+)
+def test_what_is_bad_at_the_first_look_is_a_warning(kind: str, reason: str):
+    (event,) = events(RunStatus(), status(kind, "False", reason))
+    assert (event["type"], event["reason"]) == ("Warning", reason)
+
+
+@pytest.mark.parametrize("reason", ["Degraded", "ApplyFailed"])
+def test_a_run_that_is_no_longer_ready_is_warned_of_once(reason: str):
+    bad = status("Ready", "False", reason)
+    (event,) = events(status("Ready", "True", "Training"), bad)
+    assert (event["type"], event["reason"]) == ("Warning", reason)
+    assert events(bad, bad) == []
+
+
+def test_what_ready_only_repeats_is_told_once():
+    first, second = (status(kind, "False", "InvalidSpec") for kind in ("Accepted", "Ready"))
+    refused = RunStatus(conditions=(*first.conditions, *second.conditions))
+    (event,) = events(RunStatus(), refused)
+    assert event["message"] == "Accepted: m."
 
 
 def test_nothing_new_is_no_event():

@@ -182,9 +182,10 @@ async def test_a_parameter_that_the_environment_does_not_take_is_refused_and_nam
 async def test_a_template_that_cannot_be_merged_is_said_in_the_status(made: Stage):
     broken = {"spec": {"volumes": [{"emptyDir": {}}]}}
     made.create_run(rollouts=[{**ROLLOUTS[0], "template": broken}])
-    outcome = await made.look()
-    assert "each item of `volumes` must have `name`" in outcome.trouble
-    assert made.condition("Ready") == ("False", "ApplyFailed")
+    assert not (await made.look()).trouble
+    assert made.condition("Accepted") == ("False", "InvalidSpec")
+    assert "each item of `volumes` must have `name`" in made.message("Accepted")
+    assert made.condition("Ready") == ("False", "InvalidSpec")
 
 
 async def test_a_change_of_the_status_is_told_as_an_event(made: Stage):

@@ -1,0 +1,98 @@
+"""A spec that the API server does not take: said once, in words, and not tried again and again."""
+
+import pytest
+
+from tests.kube.operator_scene import DEPLOYMENT, PODS, USER_AGENT, operator_scene, run_body
+from vcpo_operator.memory import REFUSED_S
+
+EVENTS = "/api/v1/namespaces/default/events"
+STATEFUL_SET = "/apis/apps/v1/namespaces/default/statefulsets/demo-learner"
+SENTENCE = 'spec.template.spec.containers[0].volumeMounts[2].name: Not found: "absent"'
+MOUNT = {"name": "absent", "mountPath": "/data"}
+
+
+def template(container, mounts):
+    """A user's part of a pod template."""
+    return {"spec": {"containers": [{"name": container, "volumeMounts": mounts}]}}
+
+
+def group(mounts):
+    """The run's group with mounts in its template."""
+    return {**run_body()["spec"]["rollouts"][0], "template": template("rollout", mounts)}
+
+
+@pytest.fixture
+async def scene(endpoint):
+    async with operator_scene(endpoint) as started:
+        yield started
+
+
+async def condition(scene, kind):
+    """Status, reason and message of a condition of the run."""
+    conditions = (await scene.run())["status"]["conditions"]
+    (found,) = [each for each in conditions if each["type"] == kind]
+    return found["status"], found["reason"], found["message"]
+
+
+async def warnings(scene):
+    """Reasons and messages of the Warnings about the run."""
+    events = (await scene.client.get(EVENTS))["items"]
+    return [
+        (event["reason"], event["message"])
+        for event in events
+        if event["type"] == "Warning" and event["involvedObject"]["kind"] == "VCPORun"
+    ]
+
+
+async def test_a_template_that_the_server_refuses_is_not_accepted_and_warned_of_once(scene):
+    before = await warnings(scene)
+    await scene.create(rollouts=[group([MOUNT])])
+    await scene.settle()
+    status, reason, message = await condition(scene, "Accepted")
+    assert (status, reason) == ("False", "InvalidSpec")
+    assert SENTENCE in message
+    assert await condition(scene, "Ready") == ("False", "InvalidSpec", message)
+    scene.restart_operator()
+    await scene.settle()
+    new = [each for each in await warnings(scene) if each not in before]
+    assert new == [("InvalidSpec", f"Accepted: {message}")]
+
+
+async def test_what_runs_goes_on_beside_a_template_that_is_refused(scene):
+    await scene.create()
+    await scene.settle()
+    old = (await scene.client.get(DEPLOYMENT))["spec"]["template"]
+    await scene.edit(rollouts=[group([MOUNT])])
+    outcome = await scene.look()
+    assert not outcome.trouble
+    assert (await scene.client.get(DEPLOYMENT))["spec"]["template"] == old
+    assert (await scene.client.get(PODS))["items"]
+
+
+async def test_a_template_that_was_put_right_is_applied(scene):
+    await scene.create(rollouts=[group([MOUNT])])
+    await scene.settle()
+    await scene.edit(rollouts=[group([])])
+    await scene.settle()
+    assert (await condition(scene, "Accepted"))[:2] == ("True", "Accepted")
+    assert await scene.replicas() == 1
+
+
+async def test_no_worker_waits_for_a_learner_that_is_refused(scene):
+    await scene.create(learner={"template": template("learner", [MOUNT])})
+    await scene.settle()
+    assert (await condition(scene, "Accepted"))[:2] == ("False", "InvalidSpec")
+    assert (await scene.client.get(PODS))["items"] == []
+
+
+async def test_what_was_refused_is_tried_again_every_few_minutes_only():
+    async with operator_scene() as scene:
+        await scene.create(rollouts=[{**group([MOUNT]), "minReplicas": 2}])
+        await scene.look()
+        start_s = scene.now_s
+        while scene.now_s < start_s + 2 * REFUSED_S:
+            scene.now_s += 10.0
+            await scene.look()
+        asked = [each for each in scene.server.recorder.writes() if each.user_agent == USER_AGENT]
+        tries = [each for each in asked if each.resource.startswith("deployments")]
+        assert len(tries) == 3
