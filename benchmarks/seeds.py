@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from vcpo.local.run_dir import with_local_model
+from vcpo.local.preflight import with_local_paths
 from vcpo.spec import VCPORun, load_run, run_to_yaml
 
 
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="the run, a VCPORun in YAML")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
-    run = with_local_model(load_run(arguments.file), arguments.file)
+    run = with_local_paths(load_run(arguments.file), arguments.file)
     summaries = []
     with tempfile.TemporaryDirectory() as folder:
         for seed in arguments.seeds:

@@ -29,7 +29,7 @@ from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_rollout.archive import ArchiveReader
 from vcpo_rollout.engine_loading import load_engine, quantization_of
 from vcpo_rollout.engines.engine import Engine
-from vcpo_rollout.environments.environment import make_environment
+from vcpo_rollout.environments.environment import import_from_run_folder, make_environment
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.learner import Learner
 from vcpo_rollout.peers import Peers
@@ -72,6 +72,7 @@ async def run_worker(options: Options) -> RunPhase:
         run = load_run(options.run_file)
         group = rollout_group(run, options.group)
         settings = run.spec.environment
+        import_from_run_folder(run)
         environment = make_environment(settings.name, settings.parameters, run.spec.seed)
         metrics = RolloutMetrics(run=run.metadata.name, group=group.name)
         metrics_host, metrics_port = split_address(options.metrics_listen)

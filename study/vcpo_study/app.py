@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
@@ -50,6 +51,8 @@ def run_study(options: Options, say: Say) -> bool:
         study = load_study(options.file)
         model_name = model_directory(study, options.file)
     _check_selection(study.spec, options.selection)
+    # The cells' processes take it over; there models are looked for, too.
+    sys.path.insert(0, str(options.file.parent.resolve()))
     store = CellStore(options.directory)
     try:
         if not options.report_only:

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails
 
-from vcpo.local.run_dir import with_local_model
+from vcpo.local.models import model_problems
+from vcpo.local.preflight import with_local_paths
 from vcpo.spec import (
     API_VERSION,
     FieldProblem,
@@ -203,18 +204,17 @@ def model_directory(study: VCPOStudy, file: Path) -> str:
     """Where the base run's model lies: a directory beside the study's file, or a hub name.
 
     Raises:
-        SpecError: when the name can only be a path and nothing is there.
+        SpecError: when it is not there, or cannot do what the study asks.
     """
-    run = VCPORun(metadata=study.metadata, spec=study.spec.run)
-    try:
-        return with_local_model(run, file).spec.model.name
-    except SpecError as error:
-        problems = [
-            FieldProblem(
-                path=f"spec.run.{problem.path.removeprefix('spec.')}",
-                value=problem.value,
-                message=problem.message,
-            )
-            for problem in error.problems
-        ]
-        raise SpecError(error.source, problems) from error
+    run = with_local_paths(VCPORun(metadata=study.metadata, spec=study.spec.run), file)
+    problems = [
+        FieldProblem(
+            path=f"spec.run.{problem.path.removeprefix('spec.')}",
+            value=problem.value,
+            message=problem.message,
+        )
+        for problem in model_problems(run)
+    ]
+    if problems:
+        raise SpecError(str(file), problems)
+    return run.spec.model.name

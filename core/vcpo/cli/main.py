@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -13,10 +15,12 @@ from rich.table import Table
 
 from vcpo.local.fleet import FleetError, check_installed
 from vcpo.local.host import Ending, Host, HostOptions
-from vcpo.local.run_dir import RunDir, new_run_dir, with_local_model
+from vcpo.local.preflight import check_machine, machine_warnings, with_local_paths
+from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.local.study import STUDY_MODULES, StudyOptions, become_study
 from vcpo.local.summary import summarize
 from vcpo.local.view import make_view
+from vcpo.metrics import AddressError
 from vcpo.report import write_report
 from vcpo.run_lock import LockHolder, RunLockedError, run_lock
 from vcpo.spec import (
@@ -84,14 +88,19 @@ def run(
     directory = _directory(loaded, run_dir, resume=resume)
     try:
         check_installed()
-    except FleetError as error:
+        check_machine(loaded, file)
+    except (FleetError, SpecError) as error:
         _fail(str(error))
     options = HostOptions(resume=resume, metrics_port=metrics_port)
+    with _writing("--run-dir", directory.path):
+        directory.path.mkdir(parents=True, exist_ok=True)
     try:
         with run_lock(directory.path, LockHolder.HOST):
             ending = _train(loaded, directory, options)
     except RunLockedError as error:
         _fail(f"--run-dir: {error}")
+    except AddressError as error:
+        _fail(f"--metrics-port: {error}")
     report_path = write_report(directory.path)
     summary = summarize(directory.path)
     _OUT.print(_summary_table(summary, ending))
@@ -105,6 +114,10 @@ def run(
 def validate(file: RunFile) -> None:
     """Check a run file: every problem at once, each with its field, the value and the cure."""
     loaded = _load(file)
+    try:
+        check_machine(loaded, file)
+    except SpecError as error:
+        _fail(str(error))
     _warn(loaded)
     batch = loaded.spec.batch
     _OUT.print(
@@ -124,7 +137,8 @@ def report(
     if not RunDir(run_dir).is_used:
         _fail(f"RUN_DIR: {run_dir} holds no run; give the directory that `vcpo run` printed")
     try:
-        path = write_report(run_dir)
+        with _writing("RUN_DIR", run_dir):
+            path = write_report(run_dir)
     except SpecError as error:
         _fail(str(error))
     _OUT.print(str(path), soft_wrap=True, markup=False)
@@ -182,7 +196,8 @@ def schema() -> None:
 
 
 def _train(loaded: VCPORun, directory: RunDir, options: HostOptions) -> Ending:
-    directory.create(loaded)
+    with _writing("--run-dir", directory.path):
+        directory.create(loaded)
     _OUT.print(f"run directory: {directory.path}", soft_wrap=True, markup=False)
     with make_view(_OUT) as view:
         return asyncio.run(Host(loaded, directory, view, options).run())
@@ -190,7 +205,7 @@ def _train(loaded: VCPORun, directory: RunDir, options: HostOptions) -> Ending:
 
 def _load(file: Path) -> VCPORun:
     try:
-        return with_local_model(load_run(file), file)
+        return with_local_paths(load_run(file), file)
     except SpecError as error:
         _fail(str(error))
 
@@ -200,13 +215,26 @@ def _warn(loaded: VCPORun) -> None:
         _ERR.print(f"warning: spec.algorithm: {warning}", soft_wrap=True, markup=False)
     for warning in batch_warnings(loaded.spec.batch, loaded.spec.algorithm):
         _ERR.print(f"warning: spec.batch: {warning}", soft_wrap=True, markup=False)
+    for warning in machine_warnings(loaded):
+        _ERR.print(f"warning: {warning}", soft_wrap=True, markup=False)
+
+
+@contextlib.contextmanager
+def _writing(option: str, path: Path) -> Iterator[None]:
+    """Around what writes where the user said."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        _fail(f"{option}: {path} cannot be written ({reason}); give a directory that you may write")
 
 
 def _directory(loaded: VCPORun, path: Path | None, *, resume: bool) -> RunDir:
     if path is None:
         if resume:
             _fail("--resume: needs --run-dir, the directory of the run to go on with")
-        return new_run_dir(loaded.metadata.name, Path("runs"))
+        with _writing("runs", Path("runs")):
+            return new_run_dir(loaded.metadata.name, Path("runs"))
     directory = RunDir(path)
     if directory.is_used and not resume:
         _fail(f"--run-dir: {path} already holds a run; add --resume, or give another directory")
@@ -217,7 +245,10 @@ def _directory(loaded: VCPORun, path: Path | None, *, resume: bool) -> RunDir:
 
 def _check_continues(loaded: VCPORun, directory: RunDir) -> None:
     """Refuse a file that cannot continue the run in the directory, before anything is written."""
-    before, after = map(continuation_document, (_load(directory.spec), loaded))
+    try:
+        before, after = map(continuation_document, (load_run(directory.spec), loaded))
+    except SpecError as error:
+        _fail(str(error))
     if changes := "".join(f"\n  {change}" for change in continuation_changes(before, after)):
         _fail(
             f"--resume: a checkpoint of {directory.path} cannot go on with what changed:{changes}\n"

@@ -14,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vcpo.journal import METRICS_FILE
-from vcpo.spec import FieldProblem, SpecError, VCPORun, run_to_yaml
+from vcpo.spec import VCPORun, run_to_yaml
 
 _MAX_RUNS = 10_000
 
@@ -58,21 +58,3 @@ def new_run_dir(name: str, parent: Path) -> RunDir:
         if not candidate.path.exists():
             return candidate
     raise FileExistsError(f"{parent}: holds {_MAX_RUNS} runs of {name}; remove some")
-
-
-def with_local_model(run: VCPORun, run_file: Path) -> VCPORun:
-    """The run with a model directory beside its file spelled out; a hub name stays as it is.
-
-    Raises:
-        SpecError: when the name can only be a path and nothing is there.
-    """
-    name = run.spec.model.name
-    beside = (run_file.parent / name).resolve()
-    if beside.is_dir():
-        model = run.spec.model.model_copy(update={"name": str(beside)})
-        return run.model_copy(update={"spec": run.spec.model_copy(update={"model": model})})
-    if name.startswith((".", "/", "~")):
-        message = f"is no directory; looked at {beside}"
-        problem = FieldProblem(path="spec.model.name", value=repr(name), message=message)
-        raise SpecError(str(run_file), [problem])
-    return run

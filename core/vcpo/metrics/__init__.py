@@ -2,9 +2,10 @@
 
 from vcpo.metrics.catalogue import Kind, Metric
 from vcpo.metrics.instruments import HostMetrics, LearnerMetrics, OperatorMetrics, RolloutMetrics
-from vcpo.metrics.server import MetricsServer, serve_metrics
+from vcpo.metrics.server import AddressError, MetricsServer, serve_metrics
 
 __all__ = [
+    "AddressError",
     "HostMetrics",
     "Kind",
     "LearnerMetrics",

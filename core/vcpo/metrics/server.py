@@ -10,6 +10,10 @@ from wsgiref.simple_server import WSGIServer
 from prometheus_client import CollectorRegistry, start_http_server
 
 
+class AddressError(OSError):
+    """An address that cannot be listened on; says which, why, and what to do."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsServer:
     """A running endpoint; a context manager that closes it."""
@@ -36,7 +40,13 @@ def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> MetricsS
     """Serve a registry at `http://host:port/metrics` from a daemon thread.
 
     port: 0 takes any free one.
-    Raises: OSError when the address cannot be had.
+    Raises: AddressError when the address cannot be had.
     """
-    server, thread = start_http_server(port, addr=host, registry=registry)
+    try:
+        server, thread = start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise AddressError(
+            f"cannot listen on {host}:{port} ({error.strerror or error}); give another port, or 0"
+            " for a free one"
+        ) from error
     return MetricsServer(port=server.server_port, _server=server, _thread=thread)

@@ -30,6 +30,9 @@ from vcpo.spec.workloads import (
 API_VERSION: Final = "vcpo.dev/v1alpha1"
 KIND: Final = "VCPORun"
 
+RUN_FOLDER_ANNOTATION: Final = "vcpo.dev/run-folder"
+"""Where a local run's file lay: environments of the user's own are imported from there first."""
+
 BASELINES_OF_PAIRS: Final = (
     Baseline.OPOB,
     Baseline.PUBLISHED,

@@ -12,6 +12,7 @@ whatever Python is installed in the worker's image, as its author intends.
 
 import inspect
 import reprlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,7 +20,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Final, Literal, Protocol, TypedDict, cast, runtime_checkable
 
+from vcpo.spec import VCPORun
 from vcpo.spec.environments import BUILT_IN
+from vcpo.spec.run import RUN_FOLDER_ANNOTATION
 
 _VERIFIERS: Final = "vcpo_rollout.environments.verifiers_environments:VerifiersEnvironment"
 _VERIFIERS_V1: Final = "vcpo_rollout.environments.verifiers_tasks:VerifiersTasks"
@@ -123,12 +126,42 @@ def make_environment(name: str, parameters: Mapping[str, object], seed: int) -> 
     name that leads to no environment and for a parameter that the task does not know, lacks or
     refuses.
     """
+    environment_class, arguments = find_environment(name, parameters)
+    try:
+        return cast("Environment", environment_class(**arguments, seed=seed))
+    except ValueError:
+        raise
+    except Exception as error:  # foreign code may raise anything
+        raise ValueError(
+            f"environment.parameters: {name!r} cannot be made with {dict(parameters)!r} "
+            f"({type(error).__name__}: {error}); correct them, or the class"
+        ) from error
+
+
+def find_environment(
+    name: str, parameters: Mapping[str, object]
+) -> tuple[type, Mapping[str, object]]:
+    """Find the class of an environment and check its parameters' names, without making one.
+
+    Returns the class and its arguments but for the seed. Raises as `make_environment`.
+    """
     library, _, package = name.partition(":")
     if library == "verifiers" and package:
         name, parameters = _verifiers_class(), {**parameters, "package": package}
     environment_class = _environment_class(name)
     _check_parameters(name, inspect.signature(environment_class), parameters)
-    return cast("Environment", environment_class(**parameters, seed=seed))
+    return environment_class, parameters
+
+
+def import_from_run_folder(run: VCPORun) -> None:
+    """Import environments of the user's own from where the run's file lay, before other places.
+
+    That is where a relative model directory is looked for, too. In a cluster there is no such
+    place, and they must be installed in the image.
+    """
+    folder = run.metadata.annotations.get(RUN_FOLDER_ANNOTATION)
+    if folder is not None and folder not in sys.path:
+        sys.path.insert(0, folder)
 
 
 def _verifiers_class() -> str:
@@ -155,10 +188,11 @@ def _environment_class(name: str) -> type:
         )
     try:
         found = getattr(import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # importing runs foreign code, which may raise anything
         raise ValueError(
-            f"environment.name: {name!r} cannot be imported ({error}); "
-            "install its package in the rollout image and check the spelling"
+            f"environment.name: {name!r} cannot be imported ({type(error).__name__}: {error}); "
+            "put its module beside the run's file, or install it (in a cluster, in the rollout "
+            "image), and check the spelling"
         ) from error
     # Checked before the call: a name must not be a way to call just anything with arguments.
     if not (isinstance(found, type) and hasattr(found, "prompt") and hasattr(found, "reward")):

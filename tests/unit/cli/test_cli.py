@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -11,6 +12,7 @@ from typer.testing import CliRunner, Result
 from tests.unit.test_journal import EVALUATION, STEP
 from vcpo.cli.main import app
 from vcpo.journal import METRICS_FILE, Journal
+from vcpo.local.preflight import with_local_paths
 from vcpo.local.run_dir import RunDir
 from vcpo.run_lock import LockHolder, run_lock
 from vcpo.spec import json_schema, parse_run
@@ -32,6 +34,10 @@ def vcpo(*arguments: object) -> Result:
 
 @pytest.fixture
 def run_file(tmp_path):
+    """A run's file with its model beside it."""
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    (tmp_path / "m" / "model.safetensors").touch()
     path = tmp_path / "run.yaml"
     path.write_text(RUN, encoding="utf-8")
     return path
@@ -86,10 +92,16 @@ class TestValidate:
         assert "cannot be read: No such file or directory" in checked.stderr
 
     def test_a_model_that_is_not_there_is_named(self, run_file):
-        run_file.write_text(RUN.replace("{name: m}", "{name: ./m}"), encoding="utf-8")
+        run_file.write_text(RUN.replace("{name: m}", "{name: ./n}"), encoding="utf-8")
         checked = vcpo("validate", run_file)
         assert checked.exit_code == USER_ERROR
         assert "spec.model.name: is no directory; looked at" in checked.stderr
+
+    def test_what_will_be_asked_for_on_the_hub_is_said_beside(self, run_file):
+        run_file.write_text(RUN.replace("{name: m}", "{name: some/model}"), encoding="utf-8")
+        checked = vcpo("validate", run_file)
+        assert checked.exit_code == 0
+        assert checked.stderr.startswith("warning: spec.model.name: 'some/model' is no directory")
 
     def test_brackets_in_a_message_are_printed_as_they_are(self, run_file):
         run_file.write_text(RUN + "  rollouts: [{name: '[red]'}]\n", encoding="utf-8")
@@ -143,20 +155,46 @@ class TestRun:
         assert asked.exit_code == 2
         assert asked.stderr.splitlines() == [
             f"--resume: a checkpoint of {used} cannot go on with what changed:",
-            "  spec.model.name: 'other' -> 'm'",
+            f"  spec.model.name: 'other' -> '{run_file.parent / 'm'}'",
             f"set it back, resume with {used / 'spec.yaml'}, or give another directory",
         ]
         assert (used / "spec.yaml").read_bytes() == before
 
     def test_a_directory_that_another_host_works_in_is_left_alone(self, run_file, tmp_path):
         used = tmp_path / "used"
-        RunDir(used).create(parse_run(RUN))
+        RunDir(used).create(with_local_paths(parse_run(RUN), run_file))
         before = (used / "spec.yaml").stat().st_mtime_ns
         with run_lock(used, LockHolder.HOST):
             asked = vcpo("run", run_file, f"--run-dir={used}", "--resume")
         assert (asked.exit_code, asked.stdout) == (USER_ERROR, "")
         assert asked.stderr.startswith(f"--run-dir: {used}: another host (process {os.getpid()} on")
         assert (used / "spec.yaml").stat().st_mtime_ns == before
+
+    @pytest.mark.parametrize("below", ["", "runs/mine"], ids=["itself", "a folder above"])
+    def test_a_directory_that_cannot_be_made_is_told_in_a_sentence(self, run_file, tmp_path, below):
+        (tmp_path / "taken").write_text("a file")
+        place = tmp_path / "taken" / below
+        asked = vcpo("run", run_file, "--run-dir", place)
+        assert (asked.exit_code, asked.stdout) == (USER_ERROR, "")
+        assert asked.stderr.startswith(f"--run-dir: {place} cannot be written (")
+        assert asked.stderr.endswith("); give a directory that you may write\n")
+
+    def test_a_port_in_use_is_told_in_a_sentence(self, run_file, tmp_path):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            asked = vcpo("run", run_file, f"--run-dir={tmp_path / 'new'}", f"--metrics-port={port}")
+        assert asked.exit_code == USER_ERROR
+        assert asked.stderr == (
+            f"--metrics-port: cannot listen on 127.0.0.1:{port} (Address already in use); give"
+            " another port, or 0 for a free one\n"
+        )
+
+    def test_a_machine_that_lacks_the_model_starts_nothing(self, run_file, tmp_path):
+        run_file.write_text(RUN.replace("{name: m}", "{name: ./n}"), encoding="utf-8")
+        asked = vcpo("run", run_file, "--run-dir", tmp_path / "new")
+        assert asked.exit_code == USER_ERROR
+        assert "spec.model.name: is no directory" in asked.stderr
+        assert not (tmp_path / "new").exists()
 
     def test_resume_wants_a_directory(self, run_file):
         asked = vcpo("run", run_file, "--resume")

@@ -1,18 +1,18 @@
-"""Where a local run keeps its things, and where its model is."""
+"""Where a local run keeps its things."""
 
 from __future__ import annotations
 
 import pytest
 
 from vcpo.journal import METRICS_FILE
-from vcpo.local.run_dir import RunDir, new_run_dir, with_local_model
-from vcpo.spec import SpecError, VCPORun, load_run, parse_run
+from vcpo.local.run_dir import RunDir, new_run_dir
+from vcpo.spec import VCPORun, load_run, parse_run
 
 
 def run_of(model: str = "models/tiny") -> VCPORun:
     return parse_run(f"""
         metadata: {{name: r}}
-        spec: {{model: {{name: "{model}"}}, environment: {{name: e}}, steps: 3}}
+        spec: {{model: {{name: "{model}"}}, environment: {{name: countdown}}, steps: 3}}
     """)
 
 
@@ -62,32 +62,3 @@ def test_a_number_in_use_is_passed_over(tmp_path):
     for name in ("r-001", "r-002", "other-003"):
         (tmp_path / name).mkdir()
     assert new_run_dir("r", tmp_path).path == tmp_path / "r-003"
-
-
-def test_a_model_beside_the_run_file_is_found_from_anywhere(tmp_path):
-    model = tmp_path / "models" / "tiny"
-    model.mkdir(parents=True)
-    found = with_local_model(run_of(), tmp_path / "run.yaml")
-    assert found.spec.model.name == str(model)
-
-
-def test_only_the_models_name_changes(tmp_path):
-    (tmp_path / "models" / "tiny").mkdir(parents=True)
-    found = with_local_model(run_of(), tmp_path / "run.yaml")
-    expected = run_of(str(tmp_path / "models" / "tiny"))
-    assert found == expected
-
-
-def test_a_name_of_the_hub_stays_as_it_is(tmp_path):
-    assert with_local_model(run_of("Qwen/Qwen3-0.6B"), tmp_path / "run.yaml") == run_of(
-        "Qwen/Qwen3-0.6B"
-    )
-
-
-@pytest.mark.parametrize("name", ["./tiny", "../tiny", "/nowhere/tiny", "~/tiny"])
-def test_a_path_where_nothing_is_is_refused_with_where_we_looked(tmp_path, name):
-    with pytest.raises(SpecError) as refused:
-        with_local_model(run_of(name), tmp_path / "run.yaml")
-    (problem,) = refused.value.problems
-    assert (problem.path, problem.value) == ("spec.model.name", repr(name))
-    assert problem.message == f"is no directory; looked at {(tmp_path / name).resolve()}"

@@ -111,6 +111,8 @@ def test_a_run_is_no_study(tmp_path):
 
 def test_a_model_beside_the_study_is_found(tmp_path):
     (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text("{}")
+    (tmp_path / "tiny" / "model.safetensors").touch()
     assert model_directory(study_document(), tmp_path / "s.yaml") == str(tmp_path / "tiny")
 
 

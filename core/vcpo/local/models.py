@@ -1,0 +1,112 @@
+"""Where a run's model is on this machine, and what its `config.json` says."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vcpo.spec import FieldProblem, VCPORun, VCPORunSpec
+from vcpo.spec.run import RUN_FOLDER_ANNOTATION
+from vcpo.spec.workloads import Model
+
+_NAME = "spec.model.name"
+_WEIGHTS = ("*.safetensors", "*.bin")
+_NEIGHBORS = 8
+
+
+def model_folder(model: Model) -> Path | None:
+    """The model's folder, given or in the Hugging Face cache; None when it must be downloaded."""
+    given = Path(model.name)
+    if given.is_dir():
+        return given
+    cached = _hub_cache() / f"models--{model.name.replace('/', '--')}"
+    revision = model.revision or "main"
+    reference = cached / "refs" / revision
+    commit = reference.read_text().strip() if reference.is_file() else revision
+    snapshot = cached / "snapshots" / commit
+    return snapshot if (snapshot / "config.json").is_file() else None
+
+
+def model_problems(run: VCPORun) -> Iterator[FieldProblem]:
+    """What is wrong with the model of a run with local paths, as far as this machine can tell.
+
+    Of one that is still to be downloaded nothing is said, unless downloads are switched off.
+    """
+    name = run.spec.model.name
+    folder = model_folder(run.spec.model)
+    if folder is None:
+        message = _absence(name, Path(run.metadata.annotations.get(RUN_FOLDER_ANNOTATION, ".")))
+        if message is not None:
+            yield FieldProblem(path=_NAME, value=repr(name), message=message)
+        return
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        message = f"holds no config.json that can be read ({error}); give a model's directory"
+        yield FieldProblem(path=_NAME, value=repr(name), message=message)
+        return
+    if not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
+        message = f"holds no weights ({' or '.join(_WEIGHTS)}); give a model's directory"
+        yield FieldProblem(path=_NAME, value=repr(name), message=message)
+    yield from _context_problems(run.spec, config)
+
+
+def context_tokens(config: Mapping[str, Any]) -> int | None:
+    """Tokens that a model's positions reach, stretched ones included; None when none are named.
+
+    config: What its `config.json` holds.
+    """
+    text = config.get("text_config") or config
+    named = (text.get(key) for key in ("max_position_embeddings", "n_positions", "n_ctx"))
+    reach = next((each for each in named if isinstance(each, int)), None)
+    stretch = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    original, factor = stretch.get("original_max_position_embeddings"), stretch.get("factor")
+    if reach is None or not original or not factor:
+        return reach
+    return max(reach, int(original * factor))
+
+
+def _absence(name: str, run_folder: Path) -> str | None:
+    """Why a model that is not here will not be found elsewhere; None when the hub may have it."""
+    path = (run_folder / Path(name).expanduser()).resolve()
+    first, _, rest = name.partition("/")
+    is_below_a_folder = bool(rest) and (run_folder / first).is_dir()
+    if name.startswith((".", "/", "~")) or "/" in rest or is_below_a_folder:
+        return f"is no directory; looked at {path}{_neighbors(path)}"
+    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in {"1", "true", "on", "yes"}:
+        return (
+            f"is neither a directory ({path}) nor in the Hugging Face cache, and HF_HUB_OFFLINE"
+            " forbids to download it"
+        )
+    return None
+
+
+def _neighbors(path: Path) -> str:
+    """The directories beside one that is missing, for whoever misspelled it."""
+    if not path.parent.is_dir():
+        return ""
+    names = sorted(each.name for each in path.parent.iterdir() if each.is_dir())[:_NEIGHBORS]
+    return f"; that folder holds {', '.join(names)}" if names else ""
+
+
+def _context_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[FieldProblem]:
+    context, longest = context_tokens(config), spec.sampling.max_new_tokens
+    if context is not None and longest >= context:
+        message = (
+            f"leaves no room for a prompt: the model reads {context} tokens, prompt and response"
+            f" together; give less than {context}"
+        )
+        yield FieldProblem(path="spec.sampling.maxNewTokens", value=str(longest), message=message)
+
+
+def _hub_cache() -> Path:
+    """Where the Hugging Face libraries keep what they have downloaded."""
+    given = os.environ.get("HF_HUB_CACHE")
+    if given:
+        return Path(given)
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
+    return Path(home).expanduser() / "hub"

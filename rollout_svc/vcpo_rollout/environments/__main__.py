@@ -1,0 +1,27 @@
+"""`python -m vcpo_rollout.environments < run.yaml`: can a worker here have the run's environment?
+
+It imports the environment's class and checks the names of its parameters; it makes none, since that
+may load data. The answer is the exit status, and a complaint as a worker writes it.
+"""
+
+import sys
+
+from vcpo.lifecycle import StartError, complain, starting
+from vcpo.spec import parse_run
+from vcpo_rollout.environments.environment import find_environment, import_from_run_folder
+
+
+def main() -> int:
+    """Read a run from standard input; 0 when its environment is there."""
+    try:
+        with starting():
+            run = parse_run(sys.stdin.read(), source="standard input")
+            import_from_run_folder(run)
+            find_environment(run.spec.environment.name, run.spec.environment.parameters)
+    except StartError as error:
+        return complain(error)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

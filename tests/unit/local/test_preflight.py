@@ -1,0 +1,200 @@
+"""What a machine lacks for a run is said before a process starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vcpo.local.models import context_tokens, model_problems
+from vcpo.local.preflight import check_machine, machine_warnings, with_local_paths
+from vcpo.spec import SpecError, VCPORun, parse_run, run_to_yaml
+from vcpo.spec.run import RUN_FOLDER_ANNOTATION
+
+LLAMA = {"max_position_embeddings": 512}
+OWN_CLASS = """
+class Echo:
+    def __init__(self, *, seed, word, times=1): ...
+    def prompt(self, split, index): ...
+    def reward(self, prompt, response): return 0.0
+"""
+
+
+@pytest.fixture(autouse=True)
+def hub_cache(tmp_path, monkeypatch):
+    """An empty cache of the Hugging Face libraries."""
+    cache = tmp_path / "hub"
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    return cache
+
+
+def make_model(folder: Path, config: dict[str, Any] | None = None) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(LLAMA if config is None else config))
+    (folder / "model.safetensors").touch()
+    return folder
+
+
+def run_of(model: str = "models/tiny", *, environment: str = "{name: countdown}") -> VCPORun:
+    return parse_run(f"""
+        metadata: {{name: r}}
+        spec:
+          model: {{name: "{model}"}}
+          environment: {environment}
+          steps: 3
+          sampling: {{maxNewTokens: 64}}
+    """)
+
+
+def problems_of(run: VCPORun, folder: Path) -> list[str]:
+    try:
+        check_machine(with_local_paths(run, folder / "run.yaml"), folder / "run.yaml")
+    except SpecError as error:
+        return [str(problem) for problem in error.problems]
+    return []
+
+
+class TestLocalPaths:
+    def test_a_model_beside_the_run_file_is_found_from_anywhere(self, tmp_path):
+        model = make_model(tmp_path / "models" / "tiny")
+        found = with_local_paths(run_of(), tmp_path / "run.yaml")
+        assert found.spec == run_of(str(model)).spec
+
+    def test_a_name_of_the_hub_stays_as_it_is(self, tmp_path):
+        run = run_of("Qwen/Qwen3-0.6B")
+        assert with_local_paths(run, tmp_path / "run.yaml").spec == run.spec
+
+    def test_a_written_run_remembers_the_folder_of_its_file(self, tmp_path):
+        found = with_local_paths(run_of(), tmp_path / "run.yaml")
+        written = parse_run(run_to_yaml(found))
+        again = with_local_paths(written, tmp_path / "runs" / "r-001" / "spec.yaml")
+        assert again.metadata.annotations == {RUN_FOLDER_ANNOTATION: str(tmp_path)}
+
+
+class TestModels:
+    def test_a_model_directory_needs_no_word(self, tmp_path):
+        make_model(tmp_path / "models" / "tiny")
+        assert problems_of(run_of(), tmp_path) == []
+
+    @pytest.mark.parametrize("name", ["./tiny", "../tiny", "/nowhere/tiny", "a/b/c"])
+    def test_a_path_where_nothing_is_is_refused_with_where_we_looked(self, tmp_path, name):
+        (problem,) = problems_of(run_of(name), tmp_path)
+        looked_at = (tmp_path / name).resolve()
+        assert problem.startswith(f"spec.model.name: is no directory; looked at {looked_at}")
+
+    def test_a_misspelled_directory_is_not_taken_for_a_name_of_the_hub(self, tmp_path):
+        make_model(tmp_path / "models" / "tiny")
+        (problem,) = problems_of(run_of("models/tinny"), tmp_path)
+        assert problem == (
+            f"spec.model.name: is no directory; looked at {tmp_path}/models/tinny; that folder"
+            " holds tiny (got 'models/tinny')"
+        )
+
+    def test_what_may_be_on_the_hub_is_said_to_be_asked_for_there(self, tmp_path):
+        run = with_local_paths(run_of("Qwen/Qwen3-0.6B"), tmp_path / "run.yaml")
+        assert list(model_problems(run)) == []
+        (warning,) = machine_warnings(run)
+        assert "'Qwen/Qwen3-0.6B' is no directory beside the file" in warning
+
+    def test_with_downloads_switched_off_a_model_must_be_in_the_cache(
+        self, tmp_path, monkeypatch, hub_cache
+    ):
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        (problem,) = problems_of(run_of("Qwen/Qwen3-0.6B"), tmp_path)
+        assert "nor in the Hugging Face cache, and HF_HUB_OFFLINE forbids" in problem
+        repository = hub_cache / "models--Qwen--Qwen3-0.6B"
+        make_model(repository / "snapshots" / "abc")
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text("abc")
+        assert problems_of(run_of("Qwen/Qwen3-0.6B"), tmp_path) == []
+        assert list(machine_warnings(run_of("Qwen/Qwen3-0.6B"))) == []
+
+    @pytest.mark.parametrize(
+        ("missing", "word"),
+        [("config.json", "holds no config.json"), ("model.safetensors", "holds no weights")],
+    )
+    def test_a_directory_that_is_no_models_is_refused(self, tmp_path, missing, word):
+        (make_model(tmp_path / "m") / missing).unlink()
+        (problem,) = problems_of(run_of("m"), tmp_path)
+        assert problem.startswith(f"spec.model.name: {word}")
+
+    @pytest.mark.parametrize(("context", "is_fine"), [(65, True), (64, False)])
+    def test_a_response_must_leave_room_for_a_prompt(self, tmp_path, context, is_fine):
+        make_model(tmp_path / "m", {"max_position_embeddings": context})
+        problem = (
+            "spec.sampling.maxNewTokens: leaves no room for a prompt: the model reads 64 tokens,"
+            " prompt and response together; give less than 64 (got 64)"
+        )
+        assert problems_of(run_of("m"), tmp_path) == ([] if is_fine else [problem])
+
+    @pytest.mark.parametrize(
+        ("config", "tokens"),
+        [
+            ({}, None),
+            ({"max_position_embeddings": 512}, 512),
+            ({"n_positions": 1024}, 1024),
+            ({"text_config": {"max_position_embeddings": 256}, "max_position_embeddings": 9}, 256),
+            (
+                {
+                    "max_position_embeddings": 64,
+                    "rope_scaling": {"original_max_position_embeddings": 64, "factor": 4.0},
+                },
+                256,
+            ),
+        ],
+        ids=["unnamed", "llama", "gpt2", "of the text part", "stretched"],
+    )
+    def test_the_context_is_what_the_positions_reach(self, config, tokens):
+        assert context_tokens(config) == tokens
+
+
+class TestEnvironments:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        make_model(tmp_path / "models" / "tiny")
+        (tmp_path / "echo_task.py").write_text(OWN_CLASS)
+        (tmp_path / "broken_task.py").write_text("import sys\nsys.exit(7)\n")
+        return tmp_path
+
+    def test_a_class_beside_the_run_file_is_found_from_anywhere(
+        self, folder, tmp_path_factory, monkeypatch
+    ):
+        monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+        run = run_of(environment="{name: 'echo_task:Echo', parameters: {word: ho}}")
+        assert problems_of(run, folder) == []
+
+    @pytest.mark.parametrize(
+        ("environment", "words"),
+        [
+            (
+                "{name: 'no_such_task:Echo'}",
+                ["spec.environment.name: ", "cannot be imported (ModuleNotFoundError"],
+            ),
+            (
+                "{name: 'echo_task:Ecco'}",
+                ["spec.environment.name: ", "has no attribute 'Ecco'", "check the spelling"],
+            ),
+            (
+                "{name: 'echo_task:Echo', parameters: {word: ho, tines: 2}}",
+                ["spec.environment.parameters: ", "'tines'", "known parameters are times, word"],
+            ),
+            (
+                "{name: 'broken_task:Echo'}",
+                ["spec.environment.name: ends the process that imports it, with status 7"],
+            ),
+        ],
+        ids=["no module", "no class", "no parameter", "no survivor"],
+    )
+    def test_one_that_a_worker_could_not_have_is_named_with_the_cause(
+        self, folder, environment, words
+    ):
+        (problem,) = problems_of(run_of(environment=environment), folder)
+        assert all(word in problem for word in words)
+
+    def test_model_and_environment_are_told_together(self, folder):
+        problems = problems_of(run_of("./none", environment="{name: 'none:None'}"), folder)
+        fields = [problem.partition(":")[0] for problem in problems]
+        assert fields == ["spec.model.name", "spec.environment.name"]
