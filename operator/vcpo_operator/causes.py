@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from vcpo_operator.records import Cause
+from vcpo_operator.records import Cause, ContainerEnd
 
 _WAITING: Final[Mapping[str, str]] = {
     "ErrImagePull": "ImagePullBackOff",
@@ -39,6 +39,8 @@ _NOT_READY_REASONS: Final = frozenset(
 """What a kubelet gives as the reason when it says that a pod is not ready."""
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
 _LONGEST_MESSAGE = 600
+LONGEST_ENDING: Final = 2048
+"""Characters of a container's last lines that are kept; kubelets keep as many bytes of a log."""
 
 
 def pod_cause(pod: Mapping[str, Any]) -> Cause | None:
@@ -99,6 +101,25 @@ def is_being_made(pod: Mapping[str, Any]) -> bool:
     on_its_way = status.get("phase", "Pending") == "Pending"
     begun = any("running" in state or "terminated" in state for state in states)
     return on_its_way and not begun and bool((pod.get("spec") or {}).get("nodeName"))
+
+
+def container_end(pod: Mapping[str, Any], container: str) -> ContainerEnd | None:
+    """How a container ended last; None when it has not ended yet.
+
+    pod: the object as the API server sends it. container: name of one of its containers.
+    """
+    for status in (pod.get("status") or {}).get("containerStatuses") or ():
+        state, last = status.get("state") or {}, status.get("lastState") or {}
+        ended = state.get("terminated") or last.get("terminated")
+        if status["name"] == container and ended:
+            return ContainerEnd(
+                pod=pod["metadata"]["name"],
+                exit_code=int(ended.get("exitCode", 0)),
+                reason=ended.get("reason") or "Unknown",
+                message=presentable((ended.get("message") or "").strip(), LONGEST_ENDING),
+                time=ended.get("finishedAt") or "",
+            )
+    return None
 
 
 def replica_failure(deployment: Mapping[str, Any]) -> Cause | None:

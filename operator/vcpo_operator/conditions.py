@@ -25,7 +25,7 @@ from typing import Final
 from vcpo.control import Decision
 from vcpo.spec import VCPORunSpec
 from vcpo_operator.causes import lost_node, presentable
-from vcpo_operator.course import Course, Verdict
+from vcpo_operator.course import Course, Verdict, is_at_rest
 from vcpo_operator.crd.status_schema import MAX_MESSAGE_CHARACTERS
 from vcpo_operator.names import Role
 from vcpo_operator.records import Cause, Observed, ObservedPod
@@ -227,7 +227,7 @@ def _control(decision: Decision | None) -> tuple[Finding, ...]:
 
 
 def _suspended(situation: Situation) -> Finding:
-    if situation.verdict.course is not Course.SUSPEND:
+    if not is_at_rest(situation.spec, situation.verdict):
         return _false("Suspended", "Active", "The run is not suspended.")
     if situation.observed.pods:
         return _false("Suspended", "SuspendInProgress", "Pods are on their way out.")

@@ -20,8 +20,12 @@ from enum import StrEnum
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Cleanup
 from vcpo.wire.phase import RunPhase
+from vcpo_operator.causes import presentable
 from vcpo_operator.report import LearnerReport
 from vcpo_operator.run_status import RunStatus
+
+_LONGEST_TAIL = 600
+"""Characters of a log's end in a message; the status holds more of them."""
 
 
 class Course(StrEnum):
@@ -114,6 +118,11 @@ def cleanup(spec: VCPORunSpec, verdict: Verdict) -> Cleanup:
             return Cleanup.RETAIN_WORKLOADS
 
 
+def is_at_rest(spec: VCPORunSpec, verdict: Verdict) -> bool:
+    """Whether nothing is to run now: on request, whatever has become of the run."""
+    return verdict.course is Course.SUSPEND or (verdict.ended and spec.suspend)
+
+
 def _recorded(status: RunStatus) -> Verdict | None:
     for kind, course in (("Complete", Course.COMPLETE), ("Failed", Course.FAILED)):
         condition = status.condition(kind)
@@ -126,17 +135,35 @@ def _limits(spec: VCPORunSpec, status: RunStatus, now_s: float) -> Verdict | Non
     allowed = spec.failure_policy.max_learner_restarts
     if status.restarts.total > allowed:
         message = f"The learner ended {status.restarts.total} times; {allowed} are allowed."
-        return _failure(FailureReason.BACKOFF_LIMIT_EXCEEDED, message)
+        return _failure(FailureReason.BACKOFF_LIMIT_EXCEEDED, f"{message}{_last_words(status)}")
     elapsed_s = 0.0 if status.start_s is None else now_s - status.start_s
     limit_s = spec.active_deadline_seconds
     if limit_s is not None and elapsed_s >= limit_s:
         message = f"`spec.activeDeadlineSeconds`: the run took {limit_s} s or longer."
-        return _failure(FailureReason.DEADLINE_EXCEEDED, message)
+        return _failure(FailureReason.DEADLINE_EXCEEDED, f"{message}{_hindrance(status)}")
     limit_s = spec.startup_deadline_seconds
     if status.first_step_s is None and elapsed_s >= limit_s:
         message = f"`spec.startupDeadlineSeconds`: no step within {limit_s} s."
-        return _failure(FailureReason.STARTUP_DEADLINE_EXCEEDED, message)
+        return _failure(FailureReason.STARTUP_DEADLINE_EXCEEDED, f"{message}{_hindrance(status)}")
     return None
+
+
+def _last_words(status: RunStatus) -> str:
+    """How the learner ended last, as the end of a message; empty when that is not known."""
+    end = status.last_end
+    if end is None:
+        return ""
+    tail = f": {presentable(end.message, _LONGEST_TAIL)}" if end.message else "."
+    return f" The last time with exit code {end.exit_code} ({end.reason}){tail}"
+
+
+def _hindrance(status: RunStatus) -> str:
+    """What was in the way at the last look, as the end of a message: it is cleaned up next."""
+    for kind in ("LearnerReady", "RolloutsReady"):
+        condition = status.condition(kind)
+        if condition is not None and condition.status == "False":
+            return f" {kind} ({condition.reason}): {condition.message}"
+    return _last_words(status)
 
 
 def _failure(reason: FailureReason, message: str) -> Verdict:

@@ -72,7 +72,8 @@ def _reason(spec: VCPORunSpec, verdict: Verdict) -> str:
     """Why a learner that still trains is to end; a complete one has ended by itself."""
     if verdict.course is Course.SUSPEND:
         return "the run is suspended"
-    if verdict.course is Course.FAILED and cleanup(spec, verdict) is not Cleanup.RETAIN_WORKLOADS:
+    goes = spec.suspend or cleanup(spec, verdict) is not Cleanup.RETAIN_WORKLOADS
+    if verdict.course is Course.FAILED and goes:
         return f"the run has failed: {verdict.message}"
     return ""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from vcpo_operator.causes import is_being_made, pod_cause, replica_failure
+from vcpo_operator.causes import container_end, is_being_made, pod_cause, replica_failure
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.names import (
     DELETION_COST_ANNOTATION,
@@ -119,6 +119,7 @@ def observed_pod(body: Body) -> ObservedPod | None:
         deletion_cost=_integer(annotations.get(DELETION_COST_ANNOTATION)),
         restarts=sum(int(each.get("restartCount", 0)) for each in containers),
         cause=pod_cause(body),
+        last_end=container_end(body, labels[ROLE_LABEL]),
         has_ended=status.get("phase") in {"Failed", "Succeeded"},
         node=(body.get("spec") or {}).get("nodeName"),
         gone_by_s=None

@@ -35,6 +35,20 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerEnd:
+    """How a container of a pod ended last."""
+
+    pod: str
+    exit_code: int
+    reason: str
+    """A word of Kubernetes: `Error`, `OOMKilled`, `Completed`, ..."""
+    message: str
+    """The last lines of its log, where it failed."""
+    time: str
+    """RFC 3339; empty when the kubelet does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedChild:
     """Any child: identity, and what tells whether it is as it was applied."""
 
@@ -107,6 +121,8 @@ class ObservedPod:
     """Times its containers were started again."""
     cause: Cause | None
     """What keeps it from working; None when nothing is known to."""
+    last_end: ContainerEnd | None = None
+    """How its own container, not a user's, ended last; None while it has not ended yet."""
     has_ended: bool = False
     """Whether it has ended for good; its controller makes another."""
     node: str | None = None

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Self
 
 from vcpo_operator.names import Role
-from vcpo_operator.records import Observed, ObservedPod
+from vcpo_operator.records import ContainerEnd, Observed, ObservedPod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +39,8 @@ class Restarts:
     pod_uid: str = ""
     pod_restarts: int = 0
 
-    def counted(self, pod: ObservedPod | None) -> Restarts:
+    def counted(self, pod: ObservedPod) -> Restarts:
         """The count with what a pod shows now."""
-        if pod is None:
-            return self
         known = self.pod_restarts if pod.uid == self.pod_uid else 0
         total = self.total + max(0, pod.restarts - known)
         return Restarts(total=total, pod_uid=pod.uid, pod_restarts=max(known, pod.restarts))
@@ -85,6 +83,8 @@ class RunStatus:
     updated_s: float | None = None
     admission_lag_steps: int | None = None
     restarts: Restarts = Restarts()
+    last_end: ContainerEnd | None = None
+    """How the learner's container ended last; stays when its pod is gone."""
     progress: Progress = Progress()
     groups: tuple[GroupStatus, ...] = ()
     control: Mapping[str, Any] = field(default_factory=dict)
@@ -100,9 +100,12 @@ class RunStatus:
         return condition is not None and condition.status == "True"
 
     def with_restarts(self, observed: Observed) -> RunStatus:
-        """The same status with the learner's restarts counted."""
+        """The same status with the learner's restarts counted, and how it ended last."""
         pods = observed.pods_of(Role.LEARNER)
-        return replace(self, restarts=self.restarts.counted(pods[0] if pods else None))
+        if not pods:
+            return self
+        last_end = pods[0].last_end or self.last_end
+        return replace(self, restarts=self.restarts.counted(pods[0]), last_end=last_end)
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Self:
@@ -139,6 +142,7 @@ class RunStatus:
                 "restarts": self.restarts.total,
                 "podUid": self.restarts.pod_uid or None,
                 "podRestarts": self.restarts.pod_restarts,
+                "lastTermination": _end_to_dict(self.last_end),
             },
             "rollouts": [_group_to_dict(each) for each in self.groups],
             "workers": f"{ready}/{desired}" if self.groups else None,
@@ -176,6 +180,7 @@ def _parsed(entry: Mapping[str, Any]) -> dict[str, Any]:
             pod_uid=learner.get("podUid", ""),
             pod_restarts=int(learner.get("podRestarts", 0)),
         ),
+        "last_end": _end_from(learner.get("lastTermination")),
         "progress": Progress(
             step=entry.get("step"),
             policy_version=entry.get("policyVersion"),
@@ -188,6 +193,32 @@ def _parsed(entry: Mapping[str, Any]) -> dict[str, Any]:
         "groups": tuple(_group_from(each) for each in entry.get("rollouts") or ()),
         "control": dict(entry.get("control") or {}),
     }
+
+
+def _end_from(entry: Mapping[str, Any] | None) -> ContainerEnd | None:
+    if entry is None:
+        return None
+    return ContainerEnd(
+        pod=entry["pod"],
+        exit_code=int(entry["exitCode"]),
+        reason=entry["reason"],
+        message=entry.get("message", ""),
+        time=entry.get("finishedTime", ""),
+    )
+
+
+def _end_to_dict(end: ContainerEnd | None) -> dict[str, Any] | None:
+    if end is None:
+        return None
+    return _known(
+        {
+            "pod": end.pod,
+            "exitCode": end.exit_code,
+            "reason": end.reason,
+            "message": end.message or None,
+            "finishedTime": end.time or None,
+        }
+    )
 
 
 def _condition_from(entry: Mapping[str, Any]) -> StatusCondition:

@@ -10,7 +10,7 @@ from vcpo.spec.workloads import Cleanup
 from vcpo_operator.children.family import OperatorDefaults, children
 from vcpo_operator.children.manifest import Kind, Parent
 from vcpo_operator.children.rollout import rollout
-from vcpo_operator.course import Course, Verdict, cleanup
+from vcpo_operator.course import Verdict, cleanup, is_at_rest
 from vcpo_operator.draining import Draining
 from vcpo_operator.names import rollout_name
 from vcpo_operator.plan import Wish
@@ -38,7 +38,7 @@ def wish_for(
         defaults,
         with_learner=removed is not Cleanup.DELETE_WORKLOADS,
         with_rollouts=removed is Cleanup.RETAIN_WORKLOADS,
-        running=verdict.course is not Course.SUSPEND,
+        running=not is_at_rest(parent.run.spec, verdict),
     )
     names = {child.name for child in wanted if child.kind is Kind.DEPLOYMENT}
     paused = (
@@ -65,7 +65,7 @@ def _seeds(
     parent: Parent, verdict: Verdict, decision: Decision | None, asked: Mapping[str, int]
 ) -> dict[str, int]:
     groups = parent.run.spec.rollouts
-    if verdict.course is Course.SUSPEND:
+    if is_at_rest(parent.run.spec, verdict):
         return {group.name: 0 for group in groups}
     decided: Mapping[str, int] = {} if decision is None else decision.replicas
     least = {group.name: decided.get(group.name, group.min_replicas) for group in groups}
@@ -85,7 +85,7 @@ def _replicas(
     parent: Parent, verdict: Verdict, decision: Decision | None, asked: Mapping[str, int]
 ) -> dict[str, int]:
     groups = parent.run.spec.rollouts
-    if verdict.course is Course.SUSPEND:
+    if is_at_rest(parent.run.spec, verdict):
         return {group.name: 0 for group in groups}
     if decision is None:
         return {}

@@ -252,8 +252,11 @@ class Cleanup(StrEnum):
     """What happens to the workloads of a run that has ended, in a cluster."""
 
     DELETE_WORKLOADS = "DeleteWorkloads"
+    """Learner and workers go, and with them their GPUs; the volume stays."""
     DELETE_ROLLOUTS = "DeleteRollouts"
+    """Workers go; the learner's pod stays, with its GPU."""
     RETAIN_WORKLOADS = "RetainWorkloads"
+    """All pods stay, with their GPUs, and what crashes is started again."""
 
 
 class CleanupPolicy(Section):
@@ -261,8 +264,8 @@ class CleanupPolicy(Section):
 
     on_complete: Cleanup = Cleanup.DELETE_WORKLOADS
     """After success."""
-    on_failed: Cleanup = Cleanup.DELETE_ROLLOUTS
-    """After failure; the learner's pod stays for its logs."""
+    on_failed: Cleanup = Cleanup.DELETE_WORKLOADS
+    """After failure; why it failed and the learner's last lines stay in the status."""
 
 
 class FailurePolicy(Section):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from vcpo_operator.causes import LONGEST_ENDING
+
 Schema = dict[str, Any]
 
 MAX_CONDITIONS: Final = 16
@@ -73,6 +75,19 @@ def _condition() -> Schema:
     return item
 
 
+def _termination() -> Schema:
+    item = _fields(
+        "How the learner's container ended last; stays when the pod is gone.",
+        pod=_text("Name of its pod.", 253),
+        exitCode=_count("Its exit code."),
+        reason=_text("Why, in one word.", 64),
+        message=_text("The last lines of its log, where it failed.", LONGEST_ENDING),
+        finishedTime=_time("When it ended."),
+    )
+    item["required"] = ["pod", "exitCode", "reason"]
+    return item
+
+
 def _group() -> Schema:
     item = _fields(
         "Workers of one rollout group.",
@@ -116,6 +131,7 @@ def status_schema() -> Schema:
             restarts=_count("Times its container ended and was started again."),
             podUid=_text("Pod that `podRestarts` speaks of.", 64),
             podRestarts=_count("Restarts of that pod counted already."),
+            lastTermination=_termination(),
         ),
         rollouts=_map_list("Groups of rollout workers.", "name", 8, _group()),
         workers=_text("Rollout workers, ready/desired.", 16),

@@ -110,7 +110,7 @@ def test_an_ended_run_without_a_time_to_live_stays():
         (Course.RUN, Cleanup.RETAIN_WORKLOADS),
         (Course.SUSPEND, Cleanup.RETAIN_WORKLOADS),
         (Course.COMPLETE, Cleanup.DELETE_WORKLOADS),
-        (Course.FAILED, Cleanup.DELETE_ROLLOUTS),
+        (Course.FAILED, Cleanup.DELETE_WORKLOADS),
     ],
 )
 def test_clean_up_waits_for_the_end(course: Course, removed: Cleanup):
