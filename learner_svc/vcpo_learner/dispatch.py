@@ -132,7 +132,6 @@ class Dispatcher:
             InvalidMessageError: when an id does not belong to the lease, or a token is labelled
                 with a version that does not exist yet.
         """
-        self._roster.confirm(worker_id)
         self._check_versions("trajectories", trajectories)
         if self._round is not None and self._round.granted(lease_id):
             outcomes = self._round.submit(lease_id, trajectories)
@@ -145,7 +144,9 @@ class Dispatcher:
             )
             if self._ledger.counts().buffered >= self._spec.batch.trajectories:
                 self._recall_surplus()
-        if SubmitOutcome.ACCEPTED in outcomes:
+        num_accepted = sum(outcome is SubmitOutcome.ACCEPTED for outcome in outcomes)
+        self._roster.confirm(worker_id, num_accepted=num_accepted)
+        if num_accepted:
             self.failures.succeeded()
         self.notify()
         return outcomes

@@ -20,6 +20,8 @@ class WorkerSeen:
     """Version it held when it last asked for work."""
     seen_s: float
     """On the clock of the roster."""
+    accepted_trajectories: int = 0
+    """Since it entered."""
 
 
 class Roster:
@@ -36,20 +38,29 @@ class Roster:
 
     def enter(self, worker_id: str, rollout_group: str, policy_version: int) -> None:
         """Note a worker that asks for work, and forget those that are lost."""
+        known = self._workers.get(worker_id)
         self._workers[worker_id] = WorkerSeen(
             worker_id=worker_id,
             rollout_group=rollout_group,
             policy_version=policy_version,
             seen_s=self._clock(),
+            accepted_trajectories=known.accepted_trajectories if known else 0,
         )
         self._workers = {worker.worker_id: worker for worker in self.workers()}
 
-    def confirm(self, worker_id: str) -> bool:
-        """Note that a worker lives; False, and no note, when it has not entered or has left."""
+    def confirm(self, worker_id: str, *, num_accepted: int = 0) -> bool:
+        """Note that a worker lives; False, and no note, when it has not entered or has left.
+
+        num_accepted: trajectories of it that have just been accepted.
+        """
         worker = self._workers.get(worker_id)
         if worker is None:
             return False
-        self._workers[worker_id] = replace(worker, seen_s=self._clock())
+        self._workers[worker_id] = replace(
+            worker,
+            seen_s=self._clock(),
+            accepted_trajectories=worker.accepted_trajectories + num_accepted,
+        )
         return True
 
     def leave(self, worker_id: str) -> None:

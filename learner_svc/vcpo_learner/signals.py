@@ -156,6 +156,7 @@ class SignalWindow:
                 policy_version=worker.policy_version,
                 seconds_since_seen=now_s - worker.seen_s,
                 in_flight_trajectories=in_flight.get(worker.worker_id, 0),
+                accepted_trajectories=worker.accepted_trajectories,
             )
             for worker in self._dispatcher.workers()
         ]

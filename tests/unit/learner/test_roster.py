@@ -54,3 +54,17 @@ def test_lost_workers_take_no_room(roster, clock):
         clock.advance(WORKER_LOST_AFTER_S + 1)
         roster.enter(f"worker-{number}", "main", 0)
     assert len(roster._workers) == 1
+
+
+def test_accepted_trajectories_add_up_while_a_worker_goes_on_asking(roster):
+    roster.confirm("first", num_accepted=3)
+    roster.enter("first", "main", 4)
+    roster.confirm("first", num_accepted=2)
+    assert [worker.accepted_trajectories for worker in roster.workers()] == [5]
+
+
+def test_a_worker_that_left_begins_with_none_accepted(roster):
+    roster.confirm("first", num_accepted=3)
+    roster.leave("first")
+    roster.enter("first", "main", 4)
+    assert [worker.accepted_trajectories for worker in roster.workers()] == [0]

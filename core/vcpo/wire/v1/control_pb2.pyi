@@ -292,11 +292,14 @@ class Worker(_message.Message):
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
     SECONDS_SINCE_SEEN_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_TRAJECTORIES_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TRAJECTORIES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     rollout_group: _builtins.str
     policy_version: _builtins.int
     seconds_since_seen: _builtins.float
     in_flight_trajectories: _builtins.int
+    accepted_trajectories: _builtins.int
+    """Trajectories of it that were accepted since it was first heard of, evaluations included."""
     def __init__(
         self,
         *,
@@ -305,10 +308,11 @@ class Worker(_message.Message):
         policy_version: _builtins.int = ...,
         seconds_since_seen: _builtins.float = ...,
         in_flight_trajectories: _builtins.int = ...,
+        accepted_trajectories: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_flight_trajectories", b"in_flight_trajectories", "policy_version", b"policy_version", "rollout_group", b"rollout_group", "seconds_since_seen", b"seconds_since_seen", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_trajectories", b"accepted_trajectories", "in_flight_trajectories", b"in_flight_trajectories", "policy_version", b"policy_version", "rollout_group", b"rollout_group", "seconds_since_seen", b"seconds_since_seen", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
