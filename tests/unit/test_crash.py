@@ -1,0 +1,94 @@
+"""What a process died of, read from the end of its log."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from vcpo.crash import crash_cause, describe_exit
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/app/learner.py", line 12, in step
+    loss.backward()
+  File "/app/torch/_tensor.py", line 581, in backward
+    torch.autograd.backward(
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
+"""
+HEAD = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n'
+HANDLING = f"""
+During handling of the above exception, another exception occurred:
+
+{HEAD}SystemExit: 3
+"""
+BAR = "Loading weights:  50%|#####     | 1/2 [00:00<00:00,  9.11it/s]"
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (TRACEBACK, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
+        (
+            f"{TRACEBACK}{BAR}\n",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        ),
+        (
+            f"{TRACEBACK}{HANDLING}/usr/lib/resource_tracker.py: UserWarning: leaked semaphore\n",
+            "SystemExit: 3",
+        ),
+        (
+            f"{HEAD}    load(\n    ~~~~^\nKeyError\n",
+            "KeyError",
+        ),
+        (
+            f"{HEAD}ValidationError: 2 bad:\n  spec.steps: too small\n",
+            "ValidationError: 2 bad: spec.steps: too small",
+        ),
+    ],
+    ids=["a traceback", "a bar after it", "the last of several", "no message", "a colon's rest"],
+)
+def test_a_traceback_is_summed_up_by_its_exception(log, cause):
+    assert crash_cause(f"2026-01-01 INFO starting\n{log}") == cause
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        ("first\nsecond\n\n", "second"),
+        (f"serving\n{BAR}\r{BAR}\n", "serving"),
+        (f"{BAR}\rthe reason\n", "the reason"),
+        ("\x1b[31mred\x1b[0m\n", "red"),
+        (
+            "terminate called\n  what():  CUDA error: device lost\n",
+            "what(): CUDA error: device lost",
+        ),
+        ("12%|# | 1/8 [00:01<00:09,  1.1s/it]\n", ""),
+        ("", ""),
+    ],
+)
+def test_without_a_traceback_the_last_line_that_says_something_is_the_cause(log, cause):
+    assert crash_cause(log) == cause
+
+
+def test_a_traceback_that_broke_off_is_summed_up_by_its_last_line():
+    log = 'Traceback (most recent call last):\n  File "/app/learner.py", line 12, in step\n'
+    assert crash_cause(log) == 'File "/app/learner.py", line 12, in step'
+
+
+def test_a_long_cause_is_cut():
+    cause = crash_cause("ValueError: " + "x" * 10_000)
+    assert len(cause) == 500
+    assert cause.endswith("...")
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "described"),
+    [
+        (1, "ended with status 1"),
+        (-signal.SIGSEGV, "was killed by SIGSEGV"),
+        (-signal.SIGKILL, "was killed by SIGKILL, as the system does when memory runs out"),
+        (-100, "was killed by signal 100"),
+    ],
+)
+def test_an_exit_code_is_described_in_words(exit_code, described):
+    assert describe_exit(exit_code) == described
