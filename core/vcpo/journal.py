@@ -179,6 +179,28 @@ def read_events(run_dir: Path) -> tuple[EventRecord, ...]:
     return tuple(_record(EventRecord, entry) for entry in _lines(run_dir / EVENTS_FILE))
 
 
+class EventTail:
+    """Reads events as they are written, from those written after it was made."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / EVENTS_FILE
+        self._offset_bytes = self._path.stat().st_size if self._path.exists() else 0
+
+    def read(self) -> list[EventRecord]:
+        """Events since the last call; a line that is still being written waits for the next."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as written:
+            written.seek(self._offset_bytes)
+            whole, newline, _ = written.read().rpartition(b"\n")
+        self._offset_bytes += len(whole) + len(newline)
+        events = []
+        for line in whole.splitlines():
+            with contextlib.suppress(json.JSONDecodeError):  # a writer broke off
+                events.append(_record(EventRecord, json.loads(line)))
+        return events
+
+
 _Record = TypeVar("_Record", StepRecord, EvaluationRecord, EventRecord)
 
 

@@ -25,6 +25,10 @@ TOKEN_VARIABLE = "VCPO_TOKEN"  # noqa: S105 - the variable's name, not a secret
 CANNOT_START = 2
 """Exit status of a service that the user must help to start; starting it again is no cure."""
 
+DRAINED = os.EX_TEMPFAIL
+"""Exit status of a local run's learner that was asked to leave before the last step. In a cluster
+it is 0: a pod that leaves when it is told to has not failed."""
+
 COMPLAINT_MARK = "vcpo: cannot start: "
 """Stands before what the user must put right, in a service's log."""
 

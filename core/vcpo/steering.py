@@ -14,7 +14,8 @@ from vcpo.control.signals import RunSignals
 from vcpo.wire.limits import CALL_TIMEOUT_S
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2, work_pb2_grpc
 
-_SIGNALS_TIMEOUT_S = 5.0
+SIGNALS_TIMEOUT_S = 5.0
+"""How long a learner may take to tell its signals."""
 
 
 class LearnerControl:
@@ -27,10 +28,10 @@ class LearnerControl:
         self._control = control_pb2_grpc.ControlServiceStub(channel)
         self._work = work_pb2_grpc.WorkServiceStub(channel)
 
-    async def signals(self) -> control_pb2.Signals:
+    async def signals(self, *, timeout_s: float = SIGNALS_TIMEOUT_S) -> control_pb2.Signals:
         """The run as the learner sees it now."""
         request = control_pb2.GetSignalsRequest()
-        return await self._control.GetSignals(request, timeout=_SIGNALS_TIMEOUT_S)
+        return await self._control.GetSignals(request, timeout=timeout_s)
 
     async def throttle(self, admission_lag_steps: int, reason: str) -> None:
         """Set the lag bound for new work; it stays in force until replaced."""

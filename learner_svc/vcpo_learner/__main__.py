@@ -13,16 +13,23 @@ from vcpo_learner.app import Options, run_learner
 
 
 def main() -> int:
-    """Parse the command line and train; 0 complete or drained, 1 failed, 2 to be put right."""
+    """Parse the command line and train.
+
+    Returns 0 for a complete run, 1 for a failed one, 2 when the user must put something right, and
+    what the command line says for a run that was drained.
+    """
+    arguments = _arguments()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        phase = asyncio.run(run_learner(_options()))
+        phase = asyncio.run(run_learner(_options(arguments)))
     except StartError as error:
         return complain(error)
-    return 1 if phase is RunPhase.FAILED else 0
+    if phase is RunPhase.COMPLETE:
+        return 0
+    return 1 if phase is RunPhase.FAILED else int(arguments.drained_status)
 
 
-def _options() -> Options:
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m vcpo_learner",
         description="Leases prompts to rollout workers, trains on what they submit, publishes the "
@@ -43,7 +50,13 @@ def _options() -> Options:
     parser.add_argument(
         "--exit-with-parent", action="store_true", help="drain when standard input ends"
     )
-    arguments = parser.parse_args()
+    parser.add_argument(
+        "--drained-status", type=int, default=0, help="exit status when asked to leave too early"
+    )
+    return parser.parse_args()
+
+
+def _options(arguments: argparse.Namespace) -> Options:
     return Options(
         run_file=arguments.run_file,
         run_dir=arguments.run_dir,

@@ -66,7 +66,7 @@ def test_a_killed_worker_is_replaced_and_the_accounting_stays_exact(start_run: S
     assert summary["policy_lag_max"] <= 4
     lost = [event.message for event in run.events if event.kind == "WorkerLost"]
     assert len(lost) == 1
-    assert lost[0].startswith("main-0 ended with -9")
+    assert lost[0].startswith("main-0 was killed by SIGKILL")
     assert (run.path / "logs" / "main-2.log").exists()
 
 

@@ -13,8 +13,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from vcpo.local.ending import Ending, Outcome
 from vcpo.local.fleet import FleetError, check_installed
-from vcpo.local.host import Ending, Host, HostOptions
+from vcpo.local.host import Host, HostOptions
 from vcpo.local.preflight import check_machine, machine_warnings, with_local_paths
 from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.local.study import STUDY_MODULES, StudyOptions, become_study
@@ -82,6 +83,10 @@ def run(
 
     The run's directory then holds spec.yaml, metrics.jsonl, events.jsonl, checkpoints/, model/
     (loads with AutoModelForCausalLM.from_pretrained), logs/ and report.html.
+
+    Ends with status 0 when all steps were taken, 1 when the run failed, 2 when there is something
+    to put right first, 3 when every step was skipped so that the model is what it was, and 130
+    after Ctrl-C.
     """
     loaded = _load(file)
     _warn(loaded)
@@ -96,18 +101,20 @@ def run(
         directory.path.mkdir(parents=True, exist_ok=True)
     try:
         with run_lock(directory.path, LockHolder.HOST):
-            ending = _train(loaded, directory, options)
+            outcome = _train(loaded, directory, options)
     except RunLockedError as error:
         _fail(f"--run-dir: {error}")
     except AddressError as error:
         _fail(f"--metrics-port: {error}")
     report_path = write_report(directory.path)
     summary = summarize(directory.path)
-    _OUT.print(_summary_table(summary, ending))
+    _OUT.print(_summary_table(summary, outcome.ending))
     _OUT.print(f"report: {report_path}", soft_wrap=True, markup=False)
+    if outcome.message:
+        _ERR.print(outcome.message, style="red", markup=False, highlight=False, soft_wrap=True)
     if as_json:
         _OUT.print(json.dumps(summary), soft_wrap=True, markup=False, highlight=False)
-    raise typer.Exit(int(ending))
+    raise typer.Exit(int(outcome.ending))
 
 
 @app.command()
@@ -195,7 +202,7 @@ def schema() -> None:
     typer.echo(json.dumps(json_schema(), indent=2))
 
 
-def _train(loaded: VCPORun, directory: RunDir, options: HostOptions) -> Ending:
+def _train(loaded: VCPORun, directory: RunDir, options: HostOptions) -> Outcome:
     with _writing("--run-dir", directory.path):
         directory.create(loaded)
     _OUT.print(f"run directory: {directory.path}", soft_wrap=True, markup=False)

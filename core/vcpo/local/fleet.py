@@ -6,17 +6,17 @@ import importlib.util
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from vcpo.lifecycle import CANNOT_START, TOKEN_VARIABLE
+from vcpo.control.supervision import MAX_WORKER_FAILURES, FailureStreak
+from vcpo.lifecycle import CANNOT_START, DRAINED, TOKEN_VARIABLE
 from vcpo.local.processes import Child, start_child, stop_all, wait_for_exit
 from vcpo.local.run_dir import RunDir
 from vcpo.spec import VCPORun
 
 _HEAVY_MODULES = ("torch", "transformers", "vcpo_learner", "vcpo_rollout")
 _ANY_PORT = "127.0.0.1:0"
-_QUICK_DEATH_S = 30.0
-_MAX_QUICK_DEATHS = 3
 
 
 class FleetError(RuntimeError):
@@ -36,29 +36,55 @@ def check_installed(modules: Sequence[str] = _HEAVY_MODULES) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostWorker:
+    """A worker that ended unasked."""
+
+    child: Child
+    pause_s: float
+    """How long its group waits before it starts another."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Group:
+    """The workers of a rollout group that are to run, and how those before them fared."""
+
+    workers: list[Child]
+    streak: FailureStreak
+    num_productive: int = 0
+    """Workers so far that delivered; each is progress of the group."""
+    start_after_s: float = 0.0
+
+
 class Fleet:
     """Starts and stops the processes of one local run."""
 
-    def __init__(self, run: VCPORun, run_dir: RunDir) -> None:
+    def __init__(
+        self, run: VCPORun, run_dir: RunDir, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.token = secrets.token_urlsafe(24)
         """Shared by this run's processes alone."""
         self.learner: Child | None = None
         self._run = run
         self._run_dir = run_dir
-        self._workers: dict[str, list[Child]] = {group.name: [] for group in run.spec.rollouts}
+        self._clock = clock
+        self._groups = {
+            group.name: _Group(workers=[], streak=FailureStreak()) for group in run.spec.rollouts
+        }
         self._leaving: list[Child] = []
         self._started = 0
-        self._quick_deaths = 0
+        self._productive: set[str] = set()
+        """Names of workers that delivered."""
 
     @property
     def workers(self) -> Mapping[str, Sequence[Child]]:
         """Workers that are to run, by rollout group."""
-        return self._workers
+        return {name: group.workers for name, group in self._groups.items()}
 
     @property
     def children(self) -> list[Child]:
         """Every process of the run, those on their way out included."""
-        workers = [child for group in self._workers.values() for child in group]
+        workers = [child for group in self._groups.values() for child in group.workers]
         return [*([self.learner] if self.learner else []), *workers, *self._leaving]
 
     def start_learner(self, *, resume: bool, port: int = 0) -> Child:
@@ -66,7 +92,8 @@ class Fleet:
         if self.learner is not None:
             self.learner.let_go()
         options = [f"--listen=127.0.0.1:{port}", f"--metrics-listen={_ANY_PORT}"]
-        options += [f"--run-dir={self._run_dir.path}", *(["--resume"] if resume else [])]
+        options += [f"--run-dir={self._run_dir.path}", f"--drained-status={DRAINED}"]
+        options += ["--resume"] if resume else []
         self.learner = self._start(
             "learner", "vcpo_learner", options, self._run.spec.learner.threads
         )
@@ -77,35 +104,55 @@ class Fleet:
     ) -> None:
         """Start and stop workers until each group has as many as wanted.
 
-        The idlest leave first; `busy` is how many trajectories each worker has in flight.
+        A group whose workers keep failing waits before it starts others. The idlest leave first;
+        `busy` is how many trajectories each worker has in flight.
         """
-        for group, wanted in replicas.items():
-            workers = self._workers[group]
-            while len(workers) < wanted:
-                workers.append(self._start_worker(group, learner_port))
+        for name, wanted in replicas.items():
+            workers = self._groups[name].workers
+            may_start = self._clock() >= self._groups[name].start_after_s
+            while len(workers) < wanted and may_start:
+                workers.append(self._start_worker(name, learner_port))
             workers.sort(key=lambda child: busy.get(child.name, 0), reverse=True)
             while len(workers) > wanted:
                 worker = workers.pop()
                 worker.ask_to_leave()
                 self._leaving.append(worker)
 
-    def reap(self) -> list[Child]:
+    def note_productive(self, names: Iterable[str]) -> None:
+        """Note workers that have delivered; a worker that failed after that did not crash-loop."""
+        for group in self._groups.values():
+            living = {child.name for child in group.workers}
+            new = (living & set(names)) - self._productive
+            group.num_productive += len(new)
+            self._productive |= new
+
+    def reap(self) -> list[LostWorker]:
         """Forget processes that have ended; returns the workers that ended unasked.
 
         Raises:
             FleetError: when a worker says that the user must put something right, or workers keep
-                dying as soon as they are started.
+                failing before they have delivered anything.
         """
         for child in self.children:
             if child.exit_code is not None:
                 child.let_go()
         self._leaving = [child for child in self._leaving if child.exit_code is None]
-        dead = [child for group in self._workers.values() for child in group if _has_failed(child)]
-        for group, workers in self._workers.items():
-            self._workers[group] = [child for child in workers if child.exit_code is None]
-        for child in dead:
-            self._judge(child)
-        return dead
+        ended = [
+            (group, child)
+            for group in self._groups.values()
+            for child in group.workers
+            if child.exit_code is not None
+        ]
+        for group, child in ended:
+            group.workers.remove(child)
+        lost = []
+        for group, child in ended:
+            if child.exit_code != 0:
+                group.streak = group.streak.after_failure(group.num_productive)
+                group.start_after_s = self._clock() + group.streak.pause_s
+                self._judge(child, group.streak)
+                lost.append(LostWorker(child=child, pause_s=group.streak.pause_s))
+        return lost
 
     async def stop(self, grace_s: float) -> None:
         """Ask everybody to leave, and see that they are gone."""
@@ -120,14 +167,15 @@ class Fleet:
         for child in self.children:
             child.kill()
 
-    def _judge(self, child: Child) -> None:
+    def _judge(self, child: Child, streak: FailureStreak) -> None:
         if child.exit_code == CANNOT_START:
-            raise FleetError(f"{child.name} cannot work:\n{child.complaint()}")
-        quick = time.monotonic() - child.started_s < _QUICK_DEATH_S
-        killed = child.exit_code is not None and child.exit_code < 0
-        self._quick_deaths = self._quick_deaths + 1 if quick and not killed else 0
-        if self._quick_deaths >= _MAX_QUICK_DEATHS:
-            raise FleetError(f"workers keep dying, the last one with:\n{child.complaint()}")
+            raise FleetError(f"{child.name} {child.failure()}")
+        living = {child.name for group in self._groups.values() for child in group.workers}
+        if streak.failures >= MAX_WORKER_FAILURES and not living & self._productive:
+            raise FleetError(
+                f"{streak.failures} workers in a row ended before they delivered anything; the"
+                f" last, {child.name}, {child.failure()}"
+            )
 
     def _start_worker(self, group: str, learner_port: int) -> Child:
         name = f"{group}-{self._started}"
@@ -150,7 +198,3 @@ class Fleet:
             ready_file=ready_file,
             environment=environment,
         )
-
-
-def _has_failed(child: Child) -> bool:
-    return child.exit_code not in {None, 0}

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vcpo.crash import crash_cause, describe_exit
 from vcpo.lifecycle import COMPLAINT_MARK, Ready, read_ready
 
 _POLL_S = 0.05
-_TAIL_BYTES = 4096
-_COMPLAINT_LINES = 15
+_MAX_LOG_BYTES = 65_536
 _KILL_GRACE_S = 15.0
 """A killed process is gone as soon as the kernel has taken back what it held, device memory too."""
 
@@ -32,8 +32,12 @@ class Child:
     name: str
     process: subprocess.Popen[bytes]
     log: Path
+    """Processes of one name append to one log."""
+    log_start_bytes: int
+    """Where in it this process began."""
     ready_file: Path
-    started_s: float
+    hung_s: float = 0.0
+    """How long it had not answered when it was killed for that; 0 when it was not."""
 
     @property
     def exit_code(self) -> int | None:
@@ -46,31 +50,42 @@ class Child:
         return read_ready(self.ready_file)
 
     def ask_to_leave(self) -> None:
-        """Send SIGTERM, unless it is gone already."""
+        """Send SIGTERM, unless it is gone already; one that was stopped goes on, so as to leave."""
         self._send(signal.SIGTERM)
+        self._send(signal.SIGCONT)
 
     def kill(self) -> None:
         """Send SIGKILL."""
         self._send(signal.SIGKILL)
+
+    def kill_hung(self, silent_s: float) -> None:
+        """Kill it because it has not answered for so long."""
+        self.hung_s = silent_s
+        self.kill()
 
     def let_go(self) -> None:
         """Close its standard input; one that still runs takes that for the host's end."""
         if self.process.stdin is not None:
             self.process.stdin.close()
 
-    def log_tail(self, max_lines: int) -> str:
-        """The last lines of its log."""
+    def log_end(self) -> str:
+        """The last of what it wrote."""
         with contextlib.suppress(OSError), self.log.open("rb") as log:
-            log.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
-            return "\n".join(lines[-max_lines:])
+            log.seek(max(self.log_start_bytes, self.log.stat().st_size - _MAX_LOG_BYTES))
+            return log.read().decode(errors="replace")
         return ""
 
-    def complaint(self) -> str:
-        """What it says the user must put right; the end of its log when it says nothing so."""
-        tail = self.log_tail(_COMPLAINT_LINES)
-        _, mark, complaint = tail.rpartition(COMPLAINT_MARK)
-        return complaint if mark else tail
+    def failure(self) -> str:
+        """How it ended and why, in a sentence: what the user must put right, or a crash's cause."""
+        assert self.exit_code is not None  # asked of those that have ended
+        if self.hung_s:
+            return f"had not answered for {self.hung_s:.0f} s and was killed (log: {self.log})"
+        said = self.log_end()
+        _, mark, complaint = said.rpartition(COMPLAINT_MARK)
+        if mark:
+            return f"cannot start: {complaint.strip()}"
+        cause = crash_cause(said) if self.exit_code != -signal.SIGKILL else ""
+        return f"{describe_exit(self.exit_code)}{cause and ': '}{cause} (log: {self.log})"
 
     def _send(self, number: signal.Signals) -> None:
         if self.process.poll() is None:
@@ -88,6 +103,7 @@ def start_child(
     """Start a process of this host, in its own session so that Ctrl-C reaches only the host."""
     ready_file.unlink(missing_ok=True)
     with log.open("ab") as output:
+        log_start_bytes = output.tell()
         process = subprocess.Popen(  # noqa: S603 - our own modules, by our own interpreter
             command,
             stdin=subprocess.PIPE,
@@ -97,7 +113,11 @@ def start_child(
             start_new_session=True,
         )
     return Child(
-        name=name, process=process, log=log, ready_file=ready_file, started_s=time.monotonic()
+        name=name,
+        process=process,
+        log=log,
+        log_start_bytes=log_start_bytes,
+        ready_file=ready_file,
     )
 
 

@@ -31,6 +31,8 @@ _TREND_WIDTH = 16
 _EVENTS_SHOWN = 4
 _HEALTHY_ESS_SHARE = 0.5
 _ALARMING_ESS_SHARE = 0.1
+_OLD_S = 10.0
+"""Numbers older than this are shown with their age."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,10 @@ class RunView:
     elapsed_s: float
     eta_s: float | None
     """Estimated seconds to the last step."""
+    signals_age_s: float | None = None
+    """Age of all numbers that the learner told, in seconds."""
+    notice: str | None = None
+    """What the person should know before anything else, in a sentence."""
 
 
 class LiveView(Protocol):
@@ -129,6 +135,7 @@ class RichView:
             rewards = sparkline(self._rewards)
             ess_ratios = sparkline(self._ess_ratios, low=0.0)
             parts += [_progress(self._view), _numbers(self._view, rewards, ess_ratios)]
+            parts += [Text(warning, style="bold yellow") for warning in _warnings(self._view)]
         parts += [
             Text(f"· {message}", style="dim", no_wrap=True, overflow="ellipsis")
             for message in self._events
@@ -197,6 +204,7 @@ def plain_line(view: RunView) -> str:
         f"{decimal(view.tokens_per_s, ',.0f')} tok/s",
         f"elapsed {duration(view.elapsed_s)}",
         f"eta {duration(view.eta_s)}",
+        *_warnings(view),
     ]
     return "  ".join(facts)
 
@@ -223,6 +231,17 @@ def _block(value: float | None, bottom: float, span: float) -> str:
 
 def _changed(before: RunView | None, after: RunView) -> bool:
     return before is None or (before.phase, before.accuracy) != (after.phase, after.accuracy)
+
+
+def _warnings(view: RunView) -> list[str]:
+    """What stands behind the numbers, or in the way of believing them."""
+    warnings = []
+    if view.signals_age_s is not None and view.signals_age_s >= _OLD_S:
+        age = duration(view.signals_age_s)
+        warnings.append(f"the learner has not answered for {age}: the numbers are as old")
+    if view.notice is not None:
+        warnings.append(_printable(view.notice))
+    return warnings
 
 
 def _framed(view: RunView | None, body: RenderableType) -> Panel:

@@ -12,6 +12,8 @@ def run_view(
     run: VCPORun,
     signals: control_pb2.Signals | None,
     *,
+    signals_age_s: float | None,
+    learner_serves: bool,
     workers_desired: int,
     elapsed_s: float,
 ) -> RunView:
@@ -19,6 +21,8 @@ def run_view(
     if signals is None:
         signals = control_pb2.Signals(total_steps=run.spec.steps, on_policy_ess_ratio=1.0)
         phase = "starting"
+    elif not learner_serves:
+        phase = "restarting"
     else:
         phase = phase_from_message(signals.phase).value
 
@@ -45,6 +49,7 @@ def run_view(
         tokens_per_s=signals.generated_tokens_per_second,
         elapsed_s=elapsed_s,
         eta_s=_eta_s(signals),
+        signals_age_s=signals_age_s,
     )
 
 

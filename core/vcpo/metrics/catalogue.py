@@ -280,6 +280,14 @@ RUN_DECISIONS = _counter(
     "reason",
 )
 
+RUN_FAILURES = _counter(
+    "vcpo_run_process_failures_total",
+    "Processes of a run that failed, by part (learner, rollout) and cause (ended, hung).",
+    *HOST_LABELS,
+    "part",
+    "cause",
+)
+
 OPERATOR_RECONCILES = _counter(
     "vcpo_operator_reconciles_total", "Looks at a run, by result: ok, error or bug.", "result"
 )
@@ -374,7 +382,7 @@ ROLLOUT = (
 )
 """What a rollout worker exports, besides `BUILD_INFO`."""
 
-HOST = (RUN_INFO, RUN_CONDITION, RUN_REPLICAS, RUN_DECISIONS)
+HOST = (RUN_INFO, RUN_CONDITION, RUN_REPLICAS, RUN_DECISIONS, RUN_FAILURES)
 """What a host (local or operator) exports for its runs, besides `BUILD_INFO`."""
 
 OPERATOR = (

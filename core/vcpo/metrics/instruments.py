@@ -93,6 +93,7 @@ class HostMetrics:
         self.condition = part.gauge(catalogue.RUN_CONDITION)
         self.replicas = part.gauge(catalogue.RUN_REPLICAS)
         self.decisions = part.counter(catalogue.RUN_DECISIONS)
+        self.failures = part.counter(catalogue.RUN_FAILURES)
 
     def set_condition(self, namespace: str, run: str, condition: str, status: str) -> None:
         """Show a condition: 1 at its status, 0 at the others.
@@ -107,7 +108,8 @@ class HostMetrics:
 
     def forget(self, namespace: str, run: str) -> None:
         """Remove the series of a run that is gone."""
-        for metric in (self.run_info, self.condition, self.replicas, self.decisions):
+        per_run = (self.run_info, self.condition, self.replicas, self.decisions, self.failures)
+        for metric in per_run:
             label_sets = [sample.labels for family in metric.collect() for sample in family.samples]
             for labels in label_sets:
                 if (labels["namespace"], labels["run"]) == (namespace, run):

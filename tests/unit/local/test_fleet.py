@@ -5,67 +5,21 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.unit.local.conftest import RUN, TIMEOUT_S, ended
 from vcpo.local.fleet import Fleet, FleetError, check_installed
 from vcpo.local.processes import Child
-from vcpo.local.run_dir import RunDir
-from vcpo.spec import parse_run
-
-TIMEOUT_S = 60
-STAND_IN = """
-import json, os, sys
-print(json.dumps({"arguments": sys.argv[1:], "environment": dict(os.environ)}), flush=True)
-if "EXIT" in os.environ:
-    print("the reason", flush=True)
-    sys.exit(int(os.environ["EXIT"]))
-sys.stdin.read()
-"""
-RUN = parse_run("""
-metadata: {name: r}
-spec:
-  model: {name: m}
-  environment: {name: countdown}
-  steps: 3
-  learner: {threads: 5}
-  rollouts: [{name: main, maxReplicas: 4, threads: 2}, {name: other, maxReplicas: 4}]
-""")
-
-
-@pytest.fixture
-def run_dir(tmp_path) -> RunDir:
-    directory = RunDir(tmp_path / "r")
-    directory.create(RUN)
-    return directory
-
-
-@pytest.fixture
-async def fleet(run_dir, tmp_path, monkeypatch) -> AsyncIterator[Fleet]:
-    for module in ("vcpo_learner", "vcpo_rollout"):
-        (tmp_path / module).mkdir()
-        (tmp_path / module / "__main__.py").write_text(STAND_IN, encoding="utf-8")
-        (tmp_path / module / "__init__.py").touch()
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    fleet = Fleet(RUN, run_dir)
-    yield fleet
-    await fleet.stop(0.0)
 
 
 def names(children: list[Child]) -> list[str]:
     return [child.name for child in children]
 
 
-def ended(child: Child) -> Child:
-    child.process.wait(TIMEOUT_S)
-    return child
-
-
 def told(child: Child) -> dict[str, list[str] | dict[str, str]]:
     """What a stand-in that has ended was started with."""
-    return json.loads(ended(child).log_tail(99).splitlines()[0])
+    return json.loads(ended(child).log_end().splitlines()[0])
 
 
 def start_dying_worker(fleet: Fleet, exit_code: int, monkeypatch: pytest.MonkeyPatch) -> Child:
@@ -84,6 +38,7 @@ class TestCommands:
             "--listen=127.0.0.1:0",
             "--metrics-listen=127.0.0.1:0",
             f"--run-dir={run_dir.path}",
+            "--drained-status=75",
             f"--ready-file={run_dir.ready_file('learner')}",
             "--exit-with-parent",
         ]
@@ -135,7 +90,7 @@ class TestScaling:
         fleet.scale({"main": 0}, 7600, {})
         assert names(fleet.children) == ["main-0"]
 
-    def test_a_worker_that_was_asked_to_leave_is_not_mourned(self, fleet):
+    def test_a_worker_that_was_asked_to_leave_is_not_lost(self, fleet):
         fleet.scale({"main": 1}, 7600, {})
         (leaving,) = fleet.children
         fleet.scale({"main": 0}, 7600, {})
@@ -156,9 +111,9 @@ class TestReaping:
         assert fleet.reap() == []
         assert names(fleet.workers["main"]) == ["main-0", "main-1"]
 
-    def test_a_worker_that_failed_is_mourned_once(self, fleet, monkeypatch):
+    def test_a_worker_that_failed_is_lost_once(self, fleet, monkeypatch):
         start_dying_worker(fleet, 1, monkeypatch)
-        assert names(fleet.reap()) == ["main-0"]
+        assert [lost.child.name for lost in fleet.reap()] == ["main-0"]
         assert fleet.reap() == []
 
     def test_a_worker_that_ended_in_good_order_is_forgotten(self, fleet, monkeypatch):
@@ -173,23 +128,51 @@ class TestReaping:
 
     def test_what_the_user_must_put_right_ends_the_run_with_the_reason(self, fleet, monkeypatch):
         start_dying_worker(fleet, 2, monkeypatch)
-        with pytest.raises(FleetError, match=r"main-0 cannot work:\n(.*\n)*the reason"):
+        with pytest.raises(FleetError, match=r"main-0 ended with status 2: the reason \(log: "):
             fleet.reap()
 
-    def test_the_third_quick_death_in_a_row_ends_the_run_with_the_reason(self, fleet, monkeypatch):
+    def test_the_fifth_worker_in_a_row_to_fail_ends_the_run_with_the_reason(
+        self, fleet, clock, monkeypatch
+    ):
+        for number in range(4):
+            start_dying_worker(fleet, 1, monkeypatch)
+            (lost,) = fleet.reap()
+            assert lost.pause_s == [0, 1, 2, 4][number]
+            clock.now_s += 1000  # however slowly they fail
+        start_dying_worker(fleet, 1, monkeypatch)
+        expected = (
+            r"5 workers in a row ended before they delivered anything; the last, main-4, "
+            r"ended with status 1: the reason \(log: "
+        )
+        with pytest.raises(FleetError, match=expected):
+            fleet.reap()
+
+    def test_a_group_whose_workers_fail_waits_before_it_starts_another(
+        self, fleet, clock, monkeypatch
+    ):
         for _ in range(2):
             start_dying_worker(fleet, 1, monkeypatch)
             fleet.reap()
-        start_dying_worker(fleet, 1, monkeypatch)
-        with pytest.raises(FleetError, match=r"keep dying, the last one with:\n(.*\n)*the reason"):
-            fleet.reap()
+        fleet.scale({"main": 1, "other": 1}, 7600, {})
+        assert [names(group) for group in fleet.workers.values()] == [[], ["other-2"]]
+        clock.now_s += 1.0
+        fleet.scale({"main": 1}, 7600, {})
+        assert names(fleet.workers["main"]) == ["main-3"]
 
-    def test_a_killed_worker_is_no_sign_that_workers_cannot_live(self, fleet):
-        for _ in range(4):
-            fleet.scale({"main": 1}, 7600, {})
-            fleet.workers["main"][0].kill()
-            assert ended(fleet.workers["main"][0]).exit_code == -signal.SIGKILL
+    def test_a_worker_that_delivered_did_not_crash_loop(self, fleet, monkeypatch):
+        for number in range(7):
+            start_dying_worker(fleet, 1, monkeypatch)
+            fleet.note_productive([f"main-{number}"])
+            (lost,) = fleet.reap()
+            assert lost.pause_s == 0
+
+    def test_no_run_ends_while_one_worker_delivers(self, fleet, clock, monkeypatch):
+        fleet.scale({"other": 1}, 7600, {})
+        fleet.note_productive(["other-0"])
+        for _ in range(7):
+            start_dying_worker(fleet, 1, monkeypatch)
             assert len(fleet.reap()) == 1
+            clock.now_s += 60.0
 
 
 class TestEnding:

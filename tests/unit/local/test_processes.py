@@ -88,36 +88,51 @@ def test_a_child_that_ended_has_its_exit_code(start):
 def test_what_a_child_says_is_in_its_log(start):
     child = start("import sys; print('one'); sys.stdout.flush(); sys.exit('two\\nthree')")
     child.process.wait(TIMEOUT_S)
-    assert child.log_tail(9) == "one\ntwo\nthree"
-    assert child.log_tail(2) == "two\nthree"
+    assert child.log_end() == "one\ntwo\nthree\n"
 
 
-def test_a_complaint_is_heard_without_what_was_logged_before_it(start):
+def test_what_the_user_must_put_right_is_told_without_what_was_logged_before_it(start):
     child = start(
         "from vcpo.lifecycle import StartError, complain; import sys; print('retrying');"
         "sys.stdout.flush(); sys.exit(complain(StartError('model: is gone\\nmake it')))"
     )
     child.process.wait(TIMEOUT_S)
     assert child.exit_code == 2
-    assert child.complaint() == "model: is gone\nmake it"
+    assert child.failure() == "cannot start: model: is gone\nmake it"
 
 
-def test_a_child_that_complains_of_nothing_shows_the_end_of_its_log(start):
-    child = start("raise SystemExit('Traceback')")
+def test_a_crash_is_told_by_its_exception_and_where_to_read_on(start):
+    child = start("print(' 50%|##   | 1/2 [00:01<00:01]'); [].pop()")
     child.process.wait(TIMEOUT_S)
-    assert child.complaint() == "Traceback"
+    expected = f"ended with status 1: IndexError: pop from empty list (log: {child.log})"
+    assert child.failure() == expected
 
 
-def test_the_tail_of_a_long_log_is_short(start):
-    child = start("print('x' * 10_000)")
+def test_a_killed_child_is_told_by_its_signal_alone(start):
+    child = start("print('all is well', flush=True); import sys; sys.stdin.read()")
+    child.kill()
     child.process.wait(TIMEOUT_S)
-    assert child.log_tail(5) == "x" * 4095
+    expected = "was killed by SIGKILL, as the system does when memory runs out"
+    assert child.failure() == f"{expected} (log: {child.log})"
+
+
+def test_a_child_killed_for_its_silence_is_told_so(start):
+    child = start(OBEDIENT)
+    child.kill_hung(61.2)
+    child.process.wait(TIMEOUT_S)
+    assert child.failure() == f"had not answered for 61 s and was killed (log: {child.log})"
+
+
+def test_of_a_long_log_the_end_is_read(start):
+    child = start("print('x' * 100_000)")
+    child.process.wait(TIMEOUT_S)
+    assert child.log_end() == "x" * 65_535 + "\n"
 
 
 def test_a_child_without_a_log_has_said_nothing(start):
     child = start(OBEDIENT)
     child.log.unlink()
-    assert child.log_tail(5) == ""
+    assert child.log_end() == ""
 
 
 def test_a_child_started_again_adds_to_its_log(tmp_path):
@@ -131,14 +146,15 @@ def test_a_child_started_again_adds_to_its_log(tmp_path):
         )
         child.process.wait(TIMEOUT_S)
         child.let_go()
-    assert child.log_tail(9) == "first\nsecond"
+    assert child.log.read_text() == "first\nsecond\n"
+    assert child.log_end() == "second\n"
 
 
 def test_a_child_gets_its_own_environment_on_top_of_ours(start, monkeypatch):
     monkeypatch.setenv("OURS", "1")
     child = start("import os; print(os.environ['OURS'], os.environ['ITS_OWN'])", ITS_OWN="2")
     child.process.wait(TIMEOUT_S)
-    assert child.log_tail(1) == "1 2"
+    assert child.log_end() == "1 2\n"
 
 
 def test_a_child_leads_a_session_of_its_own(start):
@@ -172,6 +188,13 @@ async def test_all_leave_when_asked(start):
     children = [start(OBEDIENT), start(OBEDIENT)]
     await stop_all(children, TIMEOUT_S)
     assert [child.exit_code for child in children] == [-signal.SIGTERM, -signal.SIGTERM]
+
+
+async def test_a_stopped_child_leaves_when_asked(start):
+    child = start(OBEDIENT)
+    child.process.send_signal(signal.SIGSTOP)
+    child.ask_to_leave()
+    assert child.process.wait(TIMEOUT_S) == -signal.SIGTERM
 
 
 async def test_a_stubborn_child_is_killed(start, tmp_path):

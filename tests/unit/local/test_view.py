@@ -232,3 +232,22 @@ def test_a_terminal_that_cannot_draw_gets_the_lines():
 )
 def test_a_sparkline_has_one_bar_per_value(values, low, bars):
     assert sparkline(values, low=low) == bars
+
+
+def test_fresh_numbers_are_shown_without_their_age():
+    assert "not answered" not in plain_line(changed(signals_age_s=9.9))
+    assert "not answered" not in plain_line(changed(signals_age_s=None))
+
+
+def test_old_numbers_are_shown_with_their_age():
+    old = changed(signals_age_s=83.0)
+    expected = "the learner has not answered for 1m 23s: the numbers are as old"
+    assert plain_line(old).endswith(expected)
+    assert expected in panel_of(update(old))
+
+
+def test_a_notice_is_shown_in_full_however_narrow_the_panel():
+    notice = "The last 12 steps made no update: all rewards are equal."
+    assert notice in plain_line(changed(notice=notice))
+    words = " ".join(panel_of(update(changed(notice=notice)), width=50).replace("│", " ").split())
+    assert notice in words

@@ -1,0 +1,38 @@
+"""How a local run ended, for the exit status and the last lines on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from vcpo.journal import StepRecord
+from vcpo.no_update import never_updated, no_update_notice, skipped_at_the_end
+
+
+class Ending(IntEnum):
+    """How a local run ended; the exit status of `vcpo run`."""
+
+    COMPLETE = 0
+    FAILED = 1
+    UNCHANGED = 3
+    """Every step was skipped: the model is the one that the run began with."""
+    INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """An ending, and what there is to say about it."""
+
+    ending: Ending
+    message: str = ""
+    """A sentence; empty when the ending says it all."""
+
+
+def outcome_of_complete(steps: Sequence[StepRecord]) -> Outcome:
+    """Judge a run that took all of its steps by what they did."""
+    if (message := never_updated(steps)) is not None:
+        return Outcome(ending=Ending.UNCHANGED, message=message)
+    reason = steps[-1].skipped or "" if steps else ""
+    notice = no_update_notice(skipped_at_the_end(steps), reason)
+    return Outcome(ending=Ending.COMPLETE, message=notice or "")

@@ -1,0 +1,54 @@
+"""How a run that took all of its steps is judged by what they did."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.test_journal import STEP
+from vcpo.journal import StepRecord
+from vcpo.local.ending import Ending, outcome_of_complete
+
+
+def steps(*skipped: str | None) -> list[StepRecord]:
+    return [replace(STEP, step=at, skipped=reason) for at, reason in enumerate(skipped, start=1)]
+
+
+def test_a_run_that_updated_is_complete_without_further_words():
+    outcome = outcome_of_complete(steps(None, "no_gradient", None))
+    assert (outcome.ending, outcome.message) == (Ending.COMPLETE, "")
+
+
+def test_a_run_of_skipped_steps_alone_is_no_success_and_says_why():
+    outcome = outcome_of_complete(steps(*["no_gradient"] * 8))
+    assert int(outcome.ending) == 3
+    assert outcome.message.startswith(
+        "No step made an update (8 of 8 were skipped), the model is what it was: the rewards of"
+        " each prompt's answers are all equal, so none is better than another. Cure: a reward that"
+    )
+
+
+def test_a_run_that_stopped_learning_says_so_though_it_is_complete():
+    outcome = outcome_of_complete(steps(None, *["no_gradient"] * 10))
+    assert outcome.ending is Ending.COMPLETE
+    assert outcome.message.startswith("The last 10 steps made no update: the rewards of each")
+
+
+def test_a_few_skipped_steps_at_the_end_are_no_news():
+    assert outcome_of_complete(steps(None, *["no_gradient"] * 9)).message == ""
+
+
+def test_a_run_without_records_is_what_its_learner_says():
+    assert outcome_of_complete([]).ending is Ending.COMPLETE
+
+
+@pytest.mark.parametrize(
+    "reason", ["non_finite_weight", "non_finite_gradient", "low_ess", "high_divergence"]
+)
+def test_every_reason_comes_with_a_cure(reason):
+    assert "Cure: " in outcome_of_complete(steps(reason)).message
+
+
+def test_a_reason_of_a_later_version_is_given_as_it_is():
+    assert outcome_of_complete(steps("unheard_of")).message.endswith(": 'unheard_of'.")

@@ -1,0 +1,84 @@
+"""What of the learner's events reaches the screen."""
+
+from __future__ import annotations
+
+import pytest
+
+from vcpo.journal import EVENTS_FILE, EventRecord, EventTail, Journal
+from vcpo.local.event_feed import EventFeed, is_worth_showing
+
+
+def event(message: str, *, kind: str = "StepSkipped", source: str = "learner") -> EventRecord:
+    return EventRecord(time_unix_s=1.0, source=source, kind=kind, message=message)
+
+
+@pytest.fixture
+def journal(tmp_path) -> Journal:
+    return Journal(tmp_path)
+
+
+@pytest.fixture
+def feed(journal, tmp_path) -> EventFeed:
+    journal.event(event("of an earlier run"))
+    return EventFeed(EventTail(tmp_path), own_source="host")
+
+
+def test_new_events_are_shown_once(feed, journal):
+    assert feed.news() == []
+    journal.event(event("one"))
+    journal.event(event("low", kind="CollapseWarning"))
+    assert feed.news() == ["StepSkipped: one", "CollapseWarning: low"]
+    assert feed.news() == []
+
+
+def test_what_the_host_wrote_itself_is_not_shown_again(feed, journal):
+    journal.event(event("mine", source="host"))
+    assert feed.news() == []
+
+
+def test_repeated_events_are_counted_rather_than_shown(feed, journal):
+    for number in range(1, 13):
+        journal.event(event(f"step {number}"))
+    assert feed.news() == [
+        "StepSkipped: step 1",
+        "StepSkipped: step 2",
+        "StepSkipped: step 3",
+        "StepSkipped: step 10 (10 of these so far)",
+    ]
+
+
+def test_a_kind_that_is_rare_is_shown_beside_one_that_is_not(feed, journal):
+    for number in range(50):
+        journal.event(event(f"step {number}"))
+    feed.news()
+    journal.event(event("dead", kind="CollapseWarning"))
+    assert feed.news() == ["CollapseWarning: dead"]
+
+
+def test_the_first_three_and_every_power_of_ten_are_worth_showing():
+    shown = [number for number in range(1, 100_001) if is_worth_showing(number)]
+    assert shown == [1, 2, 3, 10, 100, 1000, 10_000, 100_000]
+
+
+def test_half_a_line_waits_for_its_other_half(journal, tmp_path):
+    tail = EventTail(tmp_path)
+    journal.event(event("whole"))
+    line = (tmp_path / EVENTS_FILE).read_bytes()
+    with (tmp_path / EVENTS_FILE).open("ab") as events:
+        events.write(line[:20])
+        events.flush()
+        assert [one.message for one in tail.read()] == ["whole"]
+        events.write(line[20:])
+    assert [one.message for one in tail.read()] == ["whole"]
+
+
+def test_a_line_that_broke_off_is_passed_over(journal, tmp_path):
+    tail = EventTail(tmp_path)
+    with (tmp_path / EVENTS_FILE).open("a") as events:
+        events.write('{"time_unix\n')
+    journal.event(event("next"))
+    assert [one.message for one in tail.read()] == ["next"]
+
+
+def test_a_directory_without_events_has_none(tmp_path):
+    assert EventTail(tmp_path).read() == []

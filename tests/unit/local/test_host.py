@@ -1,0 +1,266 @@
+"""The local host with small stand-ins for learner and worker that speak the real wire."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from vcpo.journal import EventRecord, Journal, read_events
+from vcpo.lifecycle import read_ready
+from vcpo.local.ending import Ending, Outcome
+from vcpo.local.host import Host, HostOptions
+from vcpo.local.run_dir import RunDir
+from vcpo.local.view import RunView
+from vcpo.spec import parse_run
+
+PATIENCE_S = 60.0
+ROOT = Path(__file__).resolve().parents[3]
+RUN = parse_run("""
+metadata: {name: r}
+spec:
+  model: {name: m}
+  environment: {name: countdown}
+  steps: 300
+  control: {pollSeconds: 0.1}
+""")
+SERVE = """
+import argparse, asyncio, os, signal, sys
+from pathlib import Path
+
+from vcpo.lifecycle import Ready, on_parent_exit, write_ready
+from vcpo.wire.server import WireServer
+from vcpo.wire.v1 import control_pb2, control_pb2_grpc
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--ready-file", type=Path)
+parser.add_argument("--listen", default="127.0.0.1:0")
+parser.add_argument("--drained-status", type=int, default=0)
+parser.add_argument("--resume", action="store_true")
+options, _ = parser.parse_known_args()
+if (told := Path(os.environ["TOLD"])).with_suffix(".stall").exists():
+    told.with_suffix(".stalls").write_text(str(os.getpid()))
+    sys.stdin.read()
+
+signals = control_pb2.Signals(
+    step=20, total_steps=300, phase=1, on_policy_ess_ratio=1.0, batch_trajectories=1
+)
+
+class Control(control_pb2_grpc.ControlServiceServicer):
+    async def GetSignals(self, request, context):
+        return signals
+
+    async def SetThrottle(self, request, context):
+        signals.admission_lag_steps = request.admission_lag_steps
+        return control_pb2.SetThrottleResponse(admission_lag_steps=request.admission_lag_steps)
+
+    async def Drain(self, request, context):
+        stop.set()
+        return control_pb2.DrainResponse()
+
+async def serve():
+    global stop
+    stop = asyncio.Event()
+    server = WireServer(token=os.environ["VCPO_TOKEN"])
+    control_pb2_grpc.add_ControlServiceServicer_to_server(Control(), server.grpc_server)
+    port = await server.start(options.listen, [])
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    on_parent_exit(lambda _: stop.set())
+    write_ready(options.ready_file, Ready(pid=os.getpid(), grpc_port=port, metrics_port=1))
+    while not stop.is_set() and not told.with_suffix(".complete").exists():
+        await asyncio.sleep(0.02)
+    await server.stop(0)
+    print("resumed" if options.resume else "fresh", flush=True)
+    sys.exit(options.drained_status if stop.is_set() else 0)
+
+asyncio.run(serve())
+"""
+
+
+@dataclass
+class RecordingView:
+    """Keeps what it is shown."""
+
+    views: list[RunView] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+
+    def update(self, view: RunView) -> None:
+        self.views.append(view)
+
+    def event(self, message: str) -> None:
+        self.events.append(message)
+
+
+class Clock:
+    """The real clock, and what a test adds to it."""
+
+    def __init__(self) -> None:
+        self.added_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.added_s
+
+
+class Scene:
+    """A host at work on a run directory, and the files by which its stand-ins are told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.directory = RunDir(folder / "run")
+        self.directory.create(RUN)
+        self.told = folder / "told"
+        self.view, self.clock = RecordingView(), Clock()
+        options = HostOptions(resume=False, metrics_port=0, answer_timeout_s=0.5, clock=self.clock)
+        self.host = Host(RUN, self.directory, self.view, options)
+        self.running: asyncio.Task[Outcome] | None = None
+
+    def start(self) -> None:
+        self.running = asyncio.create_task(self.host.run())
+
+    def tell(self, what: str) -> None:
+        self.told.with_suffix(f".{what}").touch()
+
+    def unsay(self, what: str) -> None:
+        self.told.with_suffix(f".{what}").unlink()
+
+    def pid_of(self, name: str) -> int | None:
+        ready = read_ready(self.directory.ready_file(name))
+        return None if ready is None else ready.pid
+
+    def events(self, kind: str) -> list[str]:
+        return [one.message for one in read_events(self.directory.path) if one.kind == kind]
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                assert self.running is None or not self.running.done(), self.running
+                await asyncio.sleep(0.02)
+
+    async def until_answered(self, name: str) -> int:
+        """Wait until a process serves and the host has signals; returns its pid."""
+        await self.until(lambda: self.view.views and self.view.views[-1].phase == "running")
+        await self.until(lambda: self.pid_of(name))
+        pid = self.pid_of(name)
+        assert pid is not None
+        return pid
+
+    async def outcome(self) -> Outcome:
+        assert self.running is not None
+        return await asyncio.wait_for(self.running, PATIENCE_S)
+
+    def failures(self, part: str, cause: str) -> float | None:
+        labels = {"namespace": "", "run": "r", "part": part, "cause": cause}
+        registry = self.host._metrics.registry
+        return registry.get_sample_value("vcpo_run_process_failures_total", labels)
+
+
+@pytest.fixture
+async def scene(tmp_path, monkeypatch) -> AsyncIterator[Scene]:
+    for module in ("vcpo_learner", "vcpo_rollout"):
+        (tmp_path / module).mkdir()
+        (tmp_path / module / "__main__.py").write_text(SERVE, encoding="utf-8")
+        (tmp_path / module / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT / "core")]))
+    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    scene = Scene(tmp_path)
+    yield scene
+    if scene.running is not None:
+        scene.running.cancel()
+        await asyncio.gather(scene.running, return_exceptions=True)
+
+
+async def test_a_learner_killed_while_it_starts_is_started_again(scene):
+    scene.tell("stall")
+    scene.start()
+    await scene.until(scene.told.with_suffix(".stalls").exists)
+    scene.unsay("stall")
+    os.kill(scene.host._fleet.learner.process.pid, signal.SIGKILL)
+    await scene.until_answered("learner")
+    (restarted,) = scene.events("LearnerRestarted")
+    assert restarted.startswith("it was killed by SIGKILL")
+    assert restarted.endswith("restart 1 of 3 without progress")
+    scene.tell("complete")
+    assert (await scene.outcome()).ending is Ending.COMPLETE
+
+
+async def test_the_startup_deadline_acts_while_a_learner_is_stopped_before_it_serves(scene):
+    scene.tell("stall")
+    scene.start()
+    await scene.until(scene.told.with_suffix(".stalls").exists)
+    os.kill(scene.host._fleet.learner.process.pid, signal.SIGSTOP)
+    scene.clock.added_s = 1801.0
+    outcome = await scene.outcome()
+    assert outcome.ending is Ending.FAILED
+    assert outcome.message.startswith("spec.startupDeadlineSeconds: no step within 1800 s")
+
+
+async def test_a_run_is_not_complete_when_somebody_ends_its_learner(scene):
+    scene.start()
+    first = await scene.until_answered("learner")
+    os.kill(first, signal.SIGTERM)
+    await scene.until(lambda: scene.events("LearnerRestarted"))
+    await scene.until(lambda: scene.pid_of("learner") not in {None, first})
+    assert scene.events("LearnerRestarted") == [
+        "it was asked to leave by somebody other than this run; restart 1 of 3 without progress"
+    ]
+    scene.tell("complete")
+    assert (await scene.outcome()).ending is Ending.COMPLETE
+    assert scene.directory.log("learner").read_text() == "fresh\nresumed\n"
+
+
+async def test_a_learner_that_hangs_is_killed_and_started_again(scene):
+    scene.start()
+    first = await scene.until_answered("learner")
+    os.kill(first, signal.SIGSTOP)
+    views = len(scene.view.views)
+    await scene.until(lambda: len(scene.view.views) > views + 1)
+    assert scene.events("LearnerRestarted") == []
+    scene.clock.added_s = 61.0
+    await scene.until(lambda: scene.events("LearnerRestarted"))
+    (restarted,) = scene.events("LearnerRestarted")
+    assert re.match(r"it had not answered for 6\d s and was killed \(log: ", restarted)
+    assert scene.failures("learner", "hung") == 1.0
+    # What was shown meanwhile says how old it is.
+    assert max(view.signals_age_s for view in scene.view.views if view.signals_age_s) >= 61.0
+    await scene.until(lambda: scene.pid_of("learner") not in {None, first})
+    await scene.until(lambda: scene.view.views[-1].signals_age_s < 10.0)
+
+
+async def test_a_worker_that_hangs_is_replaced(scene):
+    scene.start()
+    await scene.until_answered("learner")
+    worker = await scene.until_answered("main-0")
+    os.kill(worker, signal.SIGSTOP)
+    views = len(scene.view.views)
+    await scene.until(lambda: len(scene.view.views) > views + 1)
+    scene.clock.added_s = 61.0
+    await scene.until(lambda: scene.pid_of("main-1"))
+    (lost,) = scene.events("WorkerLost")
+    assert re.match(r"main-0 had not answered for 6\d s and was killed \(log: ", lost)
+    assert scene.failures("rollout", "hung") == 1.0
+    assert scene.failures("learner", "hung") is None
+
+
+async def test_what_the_learner_writes_down_is_shown(scene):
+    scene.start()
+    await scene.until_answered("learner")
+    Journal(scene.directory.path).event(
+        EventRecord(time_unix_s=1.0, source="learner", kind="Warning", message="batch: small")
+    )
+    await scene.until(lambda: "Warning: batch: small" in scene.view.events)
+
+
+async def test_an_interrupted_run_ends_with_nobody_left(scene):
+    scene.start()
+    pids = [await scene.until_answered("learner"), await scene.until_answered("main-0")]
+    os.kill(os.getpid(), signal.SIGINT)
+    assert (await scene.outcome()).ending is Ending.INTERRUPTED
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
