@@ -224,18 +224,19 @@ class _Parts:
     async def _train(self, linger_s: float) -> RunPhase:
         try:
             phase = await self.training.run(self._drain_s)
-        except AccountingError:
+        except AccountingError as error:
             self.gauges.accounting_error()
-            self._fail()
+            self._fail(str(error))
             raise
         except (MismatchError, StartError, TooManyFailuresError) as error:
-            self._fail()
+            self._fail(str(error))
             await self._linger(linger_s)
             raise StartError(str(error)) from error
         await self._linger(linger_s)
         return phase
 
-    def _fail(self) -> None:
+    def _fail(self, why: str) -> None:
+        self.signals.failed(why)
         self.dispatcher.phase = RunPhase.FAILED
         self.dispatcher.notify()
 

@@ -56,6 +56,7 @@ class SignalWindow:
         self._waiting_since_s: float | None = None
         self._working_since_s: float | None = None
         self._on_policy_ess_ratio = 1.0
+        self._failure = ""
 
     def resumed(self) -> None:
         """Note that the totals are now those of a checkpoint; rates count from here."""
@@ -70,6 +71,10 @@ class SignalWindow:
     def working(self) -> None:
         """Note that the batch is there and the step begins."""
         self._working_since_s = self._clock()
+
+    def failed(self, why: str) -> None:
+        """Note why the run is given up, in a sentence."""
+        self._failure = why
 
     def step(self, record: StepRecord) -> None:
         """Note a finished step."""
@@ -114,6 +119,7 @@ class SignalWindow:
             seconds_since_step=now.time_s - self._last_step_s,
             failures=[_failure_message(one, now.time_s) for one in dispatcher.failures.counts],
             failures_in_a_row=dispatcher.failures.in_a_row,
+            failure=self._failure,
         )
         if last is not None:
             self._describe_steps(signals, last)

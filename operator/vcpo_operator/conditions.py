@@ -249,10 +249,20 @@ def _ready(situation: Situation, parts: tuple[Finding, ...]) -> Finding:
     missing = next((part for part in parts if part.status != "True"), None)
     if missing is not None:
         reason = "Degraded" if situation.has_stepped else "Initializing"
-        return _false("Ready", reason, f"{missing.type} ({missing.reason}): {missing.message}")
+        message = f"{missing.type} ({missing.reason}): {missing.message}"
+        return _false("Ready", reason, f"{message}{_failing(situation.report)}")
     if not situation.has_stepped:
-        return _false("Ready", "Initializing", "The first step has not been taken yet.")
+        message = f"The first step has not been taken yet.{_failing(situation.report)}"
+        return _false("Ready", "Initializing", message)
     return _true("Ready", "Training", "The run trains.")
+
+
+def _failing(report: LearnerReport | None) -> str:
+    """Why nothing is generated, as the end of a message; empty when something is."""
+    if report is None or report.failures_in_a_row == 0:
+        return ""
+    count, latest = report.failures_in_a_row, report.latest_generation_failure
+    return f" {count} generations in a row have failed, the latest so: {latest}"
 
 
 def _complete(verdict: Verdict) -> Finding:

@@ -77,7 +77,8 @@ def judge(
         message = f"All {spec.steps} steps are taken."
         return Verdict(course=Course.COMPLETE, reason="Succeeded", message=message)
     if report is not None and report.phase is RunPhase.FAILED:
-        return _failure(FailureReason.LEARNER_FAILED, "The learner gave up; see its logs.")
+        message = report.failure or "The learner gave up; see its logs."
+        return _failure(FailureReason.LEARNER_FAILED, message)
     if spec.suspend:
         return Verdict(course=Course.SUSPEND)
     return _limits(spec, status, now_s) or Verdict(course=Course.RUN)

@@ -34,6 +34,12 @@ class LearnerReport:
     """Mean reward of the newest evaluation."""
     workers: Mapping[str, WorkerReport] = field(default_factory=dict)
     """Workers by id, which is the name of their pod."""
+    failure: str = ""
+    """Why the learner gave the run up, in a sentence; empty unless it has."""
+    failures_in_a_row: int = 0
+    """Generations that failed since the last one that did not."""
+    latest_generation_failure: str = ""
+    """What failed in the latest of them; empty when none has failed yet."""
     is_news: bool = True
     """Whether it is handed out for the first time. Learners are given orders on news alone, so that
     one that has gone, or a Prometheus that has, is not told the same thing again at every look."""
@@ -60,6 +66,9 @@ def learner_report(message: control_pb2.Signals) -> LearnerReport:
         phase=phase_from_message(message.phase),
         ess_ratio=message.ess_ratio if message.HasField("ess_ratio") else None,
         learning_rate_scale=scale,
+        failure=message.failure,
+        failures_in_a_row=message.failures_in_a_row,
+        latest_generation_failure=message.failures[0].message if message.failures else "",
         accuracy=message.evaluations[-1].accuracy if message.evaluations else None,
         workers={
             worker.worker_id: WorkerReport(

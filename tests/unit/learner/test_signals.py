@@ -152,3 +152,10 @@ def test_phase_limit_and_evaluations_are_told(signals, desk):
     message = signals.message()
     assert (message.phase, message.admission_lag_steps) == (work_pb2.RUN_PHASE_DRAINING, 0)
     assert [(one.step, one.accuracy) for one in message.evaluations] == [(0, 0.25)]
+
+
+def test_why_a_run_was_given_up_is_told(signals, desk):
+    assert signals.message().failure == ""
+    desk.dispatcher.phase = RunPhase.FAILED
+    signals.failed("32 generations in a row failed.")
+    assert signals.message().failure == "32 generations in a row failed."

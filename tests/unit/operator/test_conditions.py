@@ -217,3 +217,11 @@ def test_a_worker_that_was_put_out_counts_after_the_one_in_its_place():
     )
     assert found(LEARNER, pods[0])["RolloutsReady"].reason == "Evicted"
     assert found(LEARNER, *pods)["RolloutsReady"].reason == "Unschedulable"
+
+
+def test_a_run_without_a_step_says_what_fails_in_its_place():
+    why = "reward: KeyError: 'answer' (task.py:7)"
+    failing = report(failures_in_a_row=12, latest_generation_failure=why)
+    ready = found(LEARNER, WORKER, report=failing, has_stepped=False)["Ready"]
+    assert brief(ready) == ("False", "Initializing")
+    assert ready.message.endswith(f"12 generations in a row have failed, the latest so: {why}")

@@ -54,6 +54,12 @@ def test_a_learner_that_gives_up_fails_the_run():
     assert course_of(started(), START_S, failed) == (Course.FAILED, "LearnerFailed")
 
 
+def test_a_failed_learner_s_own_sentence_is_the_message():
+    failed = report(phase=RunPhase.FAILED, failure="32 generations in a row failed.")
+    verdict = judge(make_run().spec, started(), failed, START_S)
+    assert verdict.message == "32 generations in a row failed."
+
+
 @pytest.mark.parametrize(("restarts", "course"), [(3, Course.RUN), (4, Course.FAILED)])
 def test_more_restarts_than_allowed_fail_the_run(restarts: int, course: Course):
     status = started(restarts=Restarts(total=restarts))

@@ -155,6 +155,18 @@ def test_what_was_not_measured_is_none():
     assert (report.ess_ratio, report.learning_rate_scale, report.accuracy) == (None, None, None)
 
 
+def test_failures_are_told_with_the_latest_first():
+    latest, older = (
+        control_pb2.FailureCount(cause="reward", message=f"reward: KeyError: {item}", count=1)
+        for item in "ba"
+    )
+    told = learner_report(
+        message(failures=[latest, older], failures_in_a_row=32, failure="It gave up.")
+    )
+    assert (told.failure, told.failures_in_a_row) == ("It gave up.", 32)
+    assert told.latest_generation_failure == "reward: KeyError: b"
+
+
 def test_the_newest_evaluation_counts():
     evaluations = [control_pb2.Evaluation(step=0, accuracy=0.1)]
     evaluations.append(control_pb2.Evaluation(step=5, accuracy=0.4))
