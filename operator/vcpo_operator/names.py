@@ -1,7 +1,13 @@
-"""Names, labels, annotations and ports: every word that manifests and watchers share."""
+"""Names, labels, annotations and ports: every word that manifests and watchers share.
+
+Names of children are the run's and the group's, joined. Where that is no name for such an object,
+or two runs or groups could come to the same one, a digest follows (docs/design/043-names.md).
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -34,6 +40,9 @@ QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 
 HASH_ANNOTATION: Final = "vcpo.dev/manifest-hash"
 """Digest of the manifest that was applied; a differing one means that the wish has changed."""
+
+ADOPT_ANNOTATION: Final = "vcpo.dev/adopt"
+"""On an object without an owner: `true` lets the run of its name have it."""
 
 TEMPLATE_HASH_ANNOTATION: Final = "vcpo.dev/template-hash"
 """Digest of a pod template, on the pods: tells pods of an older template from current ones."""
@@ -71,29 +80,54 @@ class RunKey(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
+_HOST_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_DIGEST_LETTERS = "bcdfghjklmnpqrst"
+"""One for each hexadecimal digit; without vowels, so that no word or date looks like a digest."""
+_DIGEST = re.compile(rf"-[{_DIGEST_LETTERS}]{{8}}$")
+_LONGEST_BASE = 40
+"""Leaves room for the suffixes of pods and revisions in a label's 63 characters."""
+
+
+def base_name(run: str) -> str:
+    """First part of the names of a run's children: its own name where hosts may have it.
+
+    A name with dots, or one that starts with a digit, is spelt with dashes and gets its digest; so
+    does one that ends like a digest. Two runs never have the same one.
+    """
+    if _HOST_NAME.fullmatch(run) and not _DIGEST.search(run):
+        return run
+    spelt = run.replace(".", "-")
+    letter_first = spelt if spelt[0].isalpha() else f"run-{spelt}"
+    room = _LONGEST_BASE - len(_digest_of(run))
+    return letter_first[:room].rstrip("-") + _digest_of(run)
+
+
 def learner_name(run: str) -> str:
     """Name of the learner's StatefulSet, Service, claim and budget."""
-    return f"{run}-learner"
+    return f"{base_name(run)}-learner"
 
 
 def rollout_name(run: str, group: str) -> str:
-    """Name of a rollout group's Deployment and budget."""
-    return f"{run}-rollout-{group}"
+    """Name of a rollout group's Deployment, budget and scaler.
 
-
-def scaler_name(run: str, group: str) -> str:
-    """Name of a rollout group's VCPORolloutScaler."""
-    return f"{run}-{group}"
+    It gets a digest where it could be read as another run's group or learner: run `a`, group
+    `b-rollout-c` and run `a-rollout-b`, group `c`.
+    """
+    name = f"{base_name(run)}-rollout-{group}"
+    readings = len(re.findall("(?=-rollout-)", name))
+    if readings == 1 and not name.endswith("-learner") and not _DIGEST.search(name):
+        return name
+    return name + _digest_of(f"{run}/{group}")
 
 
 def config_name(run: str) -> str:
     """Name of the ConfigMap with the run file."""
-    return f"{run}-config"
+    return f"{base_name(run)}-config"
 
 
 def account_name(run: str) -> str:
     """Name of the ServiceAccount of the run's pods."""
-    return f"{run}-workload"
+    return f"{base_name(run)}-workload"
 
 
 def learner_address(key: RunKey) -> str:
@@ -125,3 +159,8 @@ def selector(run: str, role: Role | None = None, group: str | None = None) -> di
     if group is not None:
         chosen[GROUP_LABEL] = group
     return chosen
+
+
+def _digest_of(text: str) -> str:
+    digits = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return "-" + "".join(_DIGEST_LETTERS[int(digit, 16)] for digit in digits)

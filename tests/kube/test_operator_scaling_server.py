@@ -7,7 +7,7 @@ import pytest
 from tests.kube.operator_scene import DEPLOYMENT, operator_scene, report
 
 NUM_LOOKS = 100
-SCALER = "/apis/vcpo.dev/v1alpha1/namespaces/default/vcporolloutscalers/demo-main"
+SCALER = "/apis/vcpo.dev/v1alpha1/namespaces/default/vcporolloutscalers/demo-rollout-main"
 GROUP = {"name": "main", "minReplicas": 1, "maxReplicas": 4}
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from vcpo.spec.fields import Section
+from vcpo.spec.fields import DnsSubdomain, Section
 
 PodTemplate = Annotated[dict[str, Any], Field(json_schema_extra={"type": "object"})]
 """Part of a Kubernetes PodTemplateSpec, merged over ours: `metadata` and `spec`."""
@@ -18,10 +18,8 @@ Image = Annotated[str, Field(min_length=1, max_length=512)]
 DrainSeconds = Annotated[int, Field(ge=1, le=3600)]
 """Time to leave in good order, in seconds, at most one hour."""
 
-_ObjectName = Annotated[
-    str,
-    Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"),
-]
+ObjectName = Annotated[DnsSubdomain, Field(min_length=1)]
+"""Name of an object of the cluster."""
 
 
 class Scaling(StrEnum):
@@ -64,13 +62,13 @@ class Pods(Section):
 
     image_pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT
     """When a node pulls the images."""
-    service_account_name: _ObjectName | None = None
+    service_account_name: ObjectName | None = None
     """ServiceAccount of the pods; None makes one for the run that may do nothing."""
-    priority_class_name: _ObjectName | None = None
+    priority_class_name: ObjectName | None = None
     """PriorityClass of the pods; None is the cluster's default."""
-    queue_name: _ObjectName | None = None
+    queue_name: ObjectName | None = None
     """Kueue LocalQueue that admits the pods; None does without Kueue. Immutable."""
-    token_secret_name: _ObjectName | None = None
+    token_secret_name: ObjectName | None = None
     """Secret whose key `token` the run's parts show each other; None asks for none."""
     network_isolation: NetworkIsolation = NetworkIsolation.DENY_INGRESS
     """Which traffic is let through."""

@@ -47,6 +47,15 @@ def refuse(conflicts: Iterable[InitErrorDetails]) -> None:
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 """A name that Kubernetes accepts in labels and host names."""
 
+DnsSubdomain = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
+        max_length=253,
+    ),
+]
+"""A name that most objects may have: lower-case letters, digits and '-', in parts between dots."""
+
 Steps = Annotated[int, Field(ge=1, le=10_000_000)]
 """A positive number of optimizer steps."""
 

@@ -11,7 +11,7 @@ from pydantic_core import InitErrorDetails
 from vcpo.algo import MISMATCH_LIMITS_NATS, Baseline, MismatchClass
 from vcpo.spec.algorithm import Algorithm, Batch, Evaluation, Optimizer, Sampling
 from vcpo.spec.cluster import Pods
-from vcpo.spec.fields import DnsLabel, Seconds, Section, Steps, conflict, refuse
+from vcpo.spec.fields import DnsLabel, DnsSubdomain, Seconds, Section, Steps, conflict, refuse
 from vcpo.spec.workloads import (
     Checkpoint,
     CleanupPolicy,
@@ -49,9 +49,7 @@ _Annotations = Annotated[dict[str, Annotated[str, Field(max_length=65_536)]], Fi
 class Metadata(Section):
     """The run's identity."""
 
-    name: Annotated[
-        str, Field(min_length=1, max_length=40, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
-    ]
+    name: Annotated[DnsSubdomain, Field(min_length=1, max_length=40)]
     """Unique in its namespace; at most 40 characters, since names of pods and Services are built
     from it."""
     namespace: DnsLabel | None = None

@@ -9,7 +9,14 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 from pydantic_core import InitErrorDetails
 
-from vcpo.spec.cluster import DrainSeconds, Image, PodTemplate, Scaling, StorageRetention
+from vcpo.spec.cluster import (
+    DrainSeconds,
+    Image,
+    ObjectName,
+    PodTemplate,
+    Scaling,
+    StorageRetention,
+)
 from vcpo.spec.environments import environment_complaints
 from vcpo.spec.fields import DnsLabel, Ratio, Seconds, Section, Steps, conflict, refuse
 
@@ -119,7 +126,7 @@ class Learner(Section):
     """CPU threads for the tensor library; None lets it choose."""
     checkpoint_storage_gibibytes: Annotated[int, Field(ge=1, le=65_536)] = 50
     """Size of the volume for checkpoints and the final model, in a cluster; it may only grow."""
-    checkpoint_storage_class_name: Annotated[DnsLabel, Field(min_length=1)] | None = None
+    checkpoint_storage_class_name: ObjectName | None = None
     """Storage class of that volume; None is the cluster's default. Immutable."""
     checkpoint_storage_retention: StorageRetention = StorageRetention.RETAIN
     """Whether that volume, and with it the trained model, goes when the run is deleted."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from vcpo.spec.workloads import RolloutGroup
 from vcpo_operator.children.manifest import Child, Kind, Parent, child
-from vcpo_operator.names import Role, scaler_name
+from vcpo_operator.names import Role, rollout_name
 
 
 def scaler(parent: Parent, group: RolloutGroup) -> Child:
@@ -16,7 +16,7 @@ def scaler(parent: Parent, group: RolloutGroup) -> Child:
     return child(
         Kind.SCALER,
         parent,
-        scaler_name(parent.name, group.name),
+        rollout_name(parent.name, group.name),
         {"spec": {"group": group.name}},
         role=Role.ROLLOUT,
         group=group.name,

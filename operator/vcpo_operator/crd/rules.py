@@ -51,10 +51,6 @@ ROOT: Final = (
         rule="size(self.metadata.name) <= 40",
         message="`metadata.name` may not be longer than 40 characters",
     ),
-    Rule(
-        rule="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        message="`metadata.name` must start with a letter and hold letters, digits and '-' only",
-    ),
 )
 
 

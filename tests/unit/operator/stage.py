@@ -149,7 +149,7 @@ class Stage:
 
     def ask(self, replicas: int) -> None:
         """Ask for workers of the group `main` as an autoscaler does, by the group's scaler."""
-        self._scale("/apis/vcpo.dev/v1alpha1", "vcporolloutscalers/demo-main", replicas)
+        self._scale("/apis/vcpo.dev/v1alpha1", "vcporolloutscalers/demo-rollout-main", replicas)
 
     def delete(self, path: str) -> None:
         """Delete an object by hand."""

@@ -15,9 +15,12 @@ OUTSIDE = [{**ROLLOUTS[0], "scaling": "External"}]
 def test_a_group_that_an_autoscaler_scales_follows_its_scaler():
     world = settled(wish(rollouts=OUTSIDE))
     asked = wish(rollouts=OUTSIDE, asked={"main": 4})
-    assert planned(asked, world) == ["Scale demo-rollout-main 4", "Report demo-main 2"]
+    assert planned(asked, world) == ["Scale demo-rollout-main 4", "Report demo-rollout-main 2"]
     world._scale("demo-rollout-main", 4)
-    assert planned(asked, world) == ["Apply Deployment demo-rollout-main", "Report demo-main 4"]
+    assert planned(asked, world) == [
+        "Apply Deployment demo-rollout-main",
+        "Report demo-rollout-main 4",
+    ]
 
 
 def test_an_autoscaler_is_held_to_the_bounds_of_the_run():
@@ -27,20 +30,20 @@ def test_an_autoscaler_is_held_to_the_bounds_of_the_run():
 
 def test_a_scaler_starts_with_the_least_number_of_workers():
     actions = planned(wish(rollouts=OUTSIDE), World())
-    at = actions.index("Seed demo-main 2")
-    assert actions[at + 1] == "Apply VCPORolloutScaler demo-main"
+    at = actions.index("Seed demo-rollout-main 2")
+    assert actions[at + 1] == "Apply VCPORolloutScaler demo-rollout-main"
 
 
 def test_a_group_that_is_handed_to_an_autoscaler_keeps_its_workers():
     world = settled(wish())
     world.carry_out([Scale(name="demo-rollout-main", replicas=5)])
-    assert "Seed demo-main 5" in planned(wish(rollouts=OUTSIDE), world)
+    assert "Seed demo-rollout-main 5" in planned(wish(rollouts=OUTSIDE), world)
 
 
 def test_a_scaler_never_starts_with_none():
     idle = [{**OUTSIDE[0], "minReplicas": 0}]
-    assert "Seed demo-main 1" in planned(wish(rollouts=idle), World())
-    assert "Seed demo-main 2" in planned(
+    assert "Seed demo-rollout-main 1" in planned(wish(rollouts=idle), World())
+    assert "Seed demo-rollout-main 2" in planned(
         wish(Course.SUSPEND, rollouts=OUTSIDE), settled(wish(Course.SUSPEND))
     )
 
@@ -52,7 +55,7 @@ def test_a_scaler_that_a_dying_operator_has_seeded_is_seeded_no_more():
     world.carry_out(actions[: seeded + 1])
     world.ask("main", 4)
     rest = planned(wish(rollouts=OUTSIDE), world)
-    assert "Apply VCPORolloutScaler demo-main" in rest
+    assert "Apply VCPORolloutScaler demo-rollout-main" in rest
     assert not any(each.startswith("Seed") for each in rest)
 
 
@@ -75,7 +78,7 @@ def test_a_scaler_tells_which_pods_it_is_about():
 
 def test_a_group_that_is_scaled_from_inside_again_loses_its_scaler():
     world = settled(wish(rollouts=OUTSIDE))
-    assert planned(wish(), world) == ["Delete VCPORolloutScaler demo-main"]
+    assert planned(wish(), world) == ["Delete VCPORolloutScaler demo-rollout-main"]
 
 
 def test_after_a_rest_an_external_group_follows_its_scaler_again():

@@ -55,7 +55,7 @@ async def test_a_hundred_looks_follow_an_autoscaler_and_never_undo_it(made: Stag
         made.ask(wanted)
         await made.look()
         assert made.replicas() == wanted
-        scaler = made.get("vcpo.dev", "vcporolloutscalers", "demo-main")
+        scaler = made.get("vcpo.dev", "vcporolloutscalers", "demo-rollout-main")
         assert scaler["spec"]["replicas"] == wanted
 
 
