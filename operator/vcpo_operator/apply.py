@@ -20,7 +20,7 @@ from vcpo_operator.actions import (
     SetDeletionCost,
     Throttle,
 )
-from vcpo_operator.children.manifest import Kind
+from vcpo_operator.children.manifest import Child, Kind
 from vcpo_operator.cluster import ApiError, Cluster, Document, Resource
 from vcpo_operator.names import (
     DELETION_COST_ANNOTATION,
@@ -30,10 +30,21 @@ from vcpo_operator.names import (
     RunKey,
 )
 from vcpo_operator.observe import observed_child
+from vcpo_operator.obstacles import Obstacle, growth_refused, obstacle_of_name
 from vcpo_operator.records import ObservedChild, RunRecord
 from vcpo_operator.signals import LearnerLines, SignalsError
 
 _LOGGER = logging.getLogger(__name__)
+_REFUSALS = {403, 422}
+"""What an admission plugin and a validation answer."""
+
+
+class ObstacleError(Exception):
+    """Somebody else's object has the name of a child that was to be made."""
+
+    def __init__(self, obstacle: Obstacle) -> None:
+        super().__init__(obstacle.message)
+        self.obstacle = obstacle
 
 
 class Executor:
@@ -46,7 +57,7 @@ class Executor:
     async def carry_out(self, key: RunKey, action: Action) -> ObservedChild | None:
         """Do one thing; returns the child as it is after an apply.
 
-        Raises: ApiError, SignalsError.
+        Raises: ApiError, ObstacleError, SignalsError.
         """
         match action:
             case Apply():
@@ -103,16 +114,37 @@ class Executor:
 
     async def _apply(self, key: RunKey, action: Apply) -> ObservedChild:
         child = action.child
-        body = await self._cluster.apply(
-            _child(child.kind, key, child.name),
-            child.manifest,
-            manager=FIELD_MANAGER,
-            force=action.force,
-        )
+        force = action.force or await self._is_to_be_taken(key, child)
+        resource = _child(child.kind, key, child.name)
+        try:
+            body = await self._cluster.apply(
+                resource, child.manifest, manager=FIELD_MANAGER, force=force
+            )
+        except ApiError as error:
+            if child.kind is Kind.CLAIM and force and error.status in _REFUSALS:
+                raise ApiError(error.status, growth_refused(child.name, error.message)) from error
+            raise
         return observed_child(child.kind, body)
+
+    async def _is_to_be_taken(self, key: RunKey, child: Child) -> bool:
+        """Whether there is an object that the run may have, of a child that no watch has told of.
+
+        What does not carry the run's label is not watched; and an apply without force goes through
+        where nobody else set the fields that it sets.
+
+        Raises: ObstacleError when it is somebody else's.
+        """
+        body = await self._cluster.get(_child(child.kind, key, child.name))
+        if body is None:
+            return False
+        obstacle = obstacle_of_name(observed_child(child.kind, body), child.owner_uid)
+        if obstacle is not None:
+            raise ObstacleError(obstacle)
+        return True
 
     async def _seed(self, key: RunKey, action: SeedScaler) -> None:
         """Apply what makes the scaler ours; without its digest, so that the rest follows."""
+        await self._is_to_be_taken(key, action.child)
         manifest = action.child.manifest
         whole = manifest["metadata"]
         metadata = {name: part for name, part in whole.items() if name != "annotations"}

@@ -28,6 +28,7 @@ from vcpo_operator.causes import lost_node, presentable
 from vcpo_operator.course import Course, Verdict, is_at_rest
 from vcpo_operator.crd.status_schema import MAX_MESSAGE_CHARACTERS
 from vcpo_operator.names import Role
+from vcpo_operator.obstacles import Obstacle, larger_claims
 from vcpo_operator.records import Cause, Observed, ObservedPod
 from vcpo_operator.report import LearnerReport
 from vcpo_operator.run_status import RunStatus, StatusCondition
@@ -65,8 +66,8 @@ class Situation:
     """The learner's newest report; None when there is none."""
     now_s: float = 0.0
     """Unix time."""
-    trouble: str = ""
-    """What went wrong when the last plan was carried out; empty when nothing did."""
+    obstacle: Obstacle | None = None
+    """What stood in the way when the last plan was carried out; None when nothing did."""
     refusal: str = ""
     """Why the spec cannot be carried out as it is; empty when it can."""
     keeps_signals: bool = False
@@ -126,7 +127,8 @@ def _dated(found: Finding, before: RunStatus, generation: int, now_s: float) -> 
 def _accepted(situation: Situation) -> Finding:
     if situation.refusal:
         return _false("Accepted", "InvalidSpec", situation.refusal)
-    return _true("Accepted", "Accepted", "The spec is valid.")
+    note = larger_claims(situation.spec.learner, situation.observed.claims.values())
+    return _true("Accepted", "Accepted", f"The spec is valid. {note}".rstrip())
 
 
 def _learner(situation: Situation) -> Finding:
@@ -242,8 +244,8 @@ def _ready(situation: Situation, parts: tuple[Finding, ...]) -> Finding:
         return _false("Ready", verdict.reason, verdict.message)
     if situation.refusal:
         return _false("Ready", "InvalidSpec", situation.refusal)
-    if situation.trouble:
-        return _false("Ready", "ApplyFailed", situation.trouble)
+    if situation.obstacle is not None:
+        return _false("Ready", situation.obstacle.reason, situation.obstacle.message)
     if verdict.course is Course.SUSPEND:
         return _false("Ready", "Suspended", "The run is suspended.")
     missing = next((part for part in parts if part.status != "True"), None)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from vcpo.spec import API_VERSION, KIND
 from vcpo_operator.names import FIELD_MANAGER
-from vcpo_operator.records import RunRecord
+from vcpo_operator.records import ObservedChild, RunRecord
 from vcpo_operator.run_status import RunStatus, StatusCondition, rfc3339
 
 _FOLLOWED: Final = (
@@ -43,6 +43,12 @@ def transitions(
         yield _event(record, new.reason, message, now_s, is_bad=_is_bad(new))
     for reason, message in _moves(before, after):
         yield _event(record, reason, message, now_s)
+
+
+def recreation(record: RunRecord, child: ObservedChild, now_s: float) -> dict[str, Any]:
+    """The event that says which child was made again, and why."""
+    message = f"{child.kind.kind} {child.name} was deleted by somebody else and is made again."
+    return _event(record, "Recreated", message, now_s, is_bad=True)
 
 
 def _moves(before: RunStatus, after: RunStatus) -> Iterator[tuple[str, str]]:

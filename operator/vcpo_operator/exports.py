@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from vcpo.control import Decision
 from vcpo.control.conditions import ConditionType
-from vcpo.metrics import HostMetrics
+from vcpo.metrics import OperatorMetrics
 from vcpo.spec import VCPORun
+from vcpo_operator.children.manifest import Kind
 from vcpo_operator.names import RunKey
 from vcpo_operator.run_status import RunStatus
 
 
 class RunExports:
-    """Shows runs in the metrics of a host, and takes them away with the run."""
+    """Shows runs in the operator's metrics, and takes them away with the run."""
 
-    def __init__(self, metrics: HostMetrics) -> None:
+    def __init__(self, metrics: OperatorMetrics) -> None:
         self._metrics = metrics
         self._shown: set[RunKey] = set()
 
@@ -31,6 +32,10 @@ class RunExports:
             fed = decision.condition(ConditionType.LEARNER_FED)
             self._metrics.decisions.labels(*key, decision.direction.value, fed.reason.value).inc()
         self._shown.add(key)
+
+    def recreated(self, kind: Kind) -> None:
+        """Count a child that somebody deleted and that was made again."""
+        self._metrics.recreated.labels(kind.kind).inc()
 
     def forget(self, key: RunKey) -> None:
         """Remove the series of a run that is gone."""

@@ -8,6 +8,7 @@ from typing import Final
 from vcpo.spec import VCPORun
 from vcpo_operator.course import Course, Verdict, next_deadline_s
 from vcpo_operator.draining import Draining
+from vcpo_operator.obstacles import Obstacle
 from vcpo_operator.records import Observed, RunRecord
 from vcpo_operator.report import LearnerReport
 from vcpo_operator.run_status import RunStatus
@@ -44,6 +45,25 @@ class Look:
         if deadline_s is not None:
             wakes_s.append(max(0.0, deadline_s - now_s))
         return min(wakes_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedOut:
+    """What carrying out a plan came to."""
+
+    refusal: str = ""
+    """Why the spec cannot be carried out as it is; empty when it can."""
+    trouble: str = ""
+    """What went wrong; empty when nothing did."""
+    retry_after_s: float | None = None
+    obstacle: Obstacle | None = None
+    """What stands in the way; None when nothing does."""
+
+    def stopped_by(self) -> Obstacle | None:
+        """What kept the plan from being carried out; None when nothing did."""
+        if self.trouble:
+            return Obstacle(reason="ApplyFailed", message=self.trouble)
+        return self.obstacle
 
 
 def ask_period_s(run: VCPORun, before: RunStatus) -> float:

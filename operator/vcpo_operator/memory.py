@@ -16,9 +16,8 @@ from vcpo_operator.records import Cause, ObservedChild, RunRecord
 from vcpo_operator.run_status import RunStatus
 
 _LOGGER = logging.getLogger(__name__)
-UNWATCHED: Final = (Kind.CONFIG_MAP, Kind.POD_MONITOR)
-"""Kinds that are read now and then: ConfigMaps, which may hold other people's secrets and are not
-listed for that, and PodMonitors, whose kind need not exist."""
+UNWATCHED: Final = (Kind.POD_MONITOR,)
+"""Kinds that are read now and then: the kind of PodMonitors need not exist."""
 
 
 REFUSED_S: Final = 300.0
@@ -46,6 +45,8 @@ class RunMemory:
     parent: Parent | None = None
     control: ControlState | None = None
     applied: dict[str, int] = field(default_factory=dict)
+    made: dict[tuple[Kind, str], str] = field(default_factory=dict)
+    """Uids of the run's children as they were seen or made last."""
     refused: dict[str, Refusal] = field(default_factory=dict)
     """By digest of the manifest."""
     unwatched: dict[tuple[Kind, str], ObservedChild] = field(default_factory=dict)
@@ -66,8 +67,17 @@ def note(memory: RunMemory, action: Action, applied: ObservedChild | None) -> No
         memory.refused.pop(action.child.digest, None)
     if isinstance(action, Apply) and action.child.kind in UNWATCHED:
         remember(memory, action.child.kind, action.child.name, applied)
+    if isinstance(action, DeleteChild):
+        memory.made.pop((action.kind, action.name), None)
     if isinstance(action, DeleteChild) and action.kind in UNWATCHED:
         remember(memory, action.kind, action.name, None)
+
+
+def is_recreated(memory: RunMemory, applied: ObservedChild) -> bool:
+    """Whether what was applied replaces a child that was there, and that we did not delete."""
+    before = memory.made.get((applied.kind, applied.name))
+    memory.made[applied.kind, applied.name] = applied.uid
+    return before not in {None, applied.uid}
 
 
 def is_refused(memory: RunMemory, child: Child, now_s: float) -> bool:

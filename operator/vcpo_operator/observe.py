@@ -9,6 +9,7 @@ from typing import Any
 from vcpo_operator.causes import container_end, is_being_made, pod_cause, replica_failure
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.names import (
+    ADOPT_ANNOTATION,
     DELETION_COST_ANNOTATION,
     GROUP_LABEL,
     HASH_ANNOTATION,
@@ -20,6 +21,7 @@ from vcpo_operator.names import (
 from vcpo_operator.records import (
     Observed,
     ObservedChild,
+    ObservedClaim,
     ObservedGroup,
     ObservedLearner,
     ObservedPod,
@@ -58,6 +60,7 @@ def observed_child(kind: Kind, body: Body) -> ObservedChild:
         digest=annotations.get(HASH_ANNOTATION),
         version=int(metadata.get("generation") or metadata.get("resourceVersion") or 0),
         deleting="deletionTimestamp" in metadata,
+        adoptable=annotations.get(ADOPT_ANNOTATION) == "true",
     )
 
 
@@ -84,6 +87,16 @@ def observed_group(body: Body) -> ObservedGroup:
         ready=int(status.get("readyReplicas") or 0),
         paused=bool(spec.get("paused", False)),
         cause=replica_failure(body),
+    )
+
+
+def observed_claim(body: Body) -> ObservedClaim:
+    """Read the claim for checkpoints and models."""
+    spec = body["spec"]
+    return ObservedClaim(
+        child=observed_child(Kind.CLAIM, body),
+        storage=spec["resources"]["requests"]["storage"],
+        storage_class=spec.get("storageClassName"),
     )
 
 
@@ -133,21 +146,24 @@ def gather(
     learners: Iterable[ObservedLearner],
     groups: Iterable[ObservedGroup],
     scalers: Iterable[ObservedScaler],
+    claims: Iterable[ObservedClaim],
     pods: Iterable[ObservedPod],
     others: Iterable[ObservedChild],
 ) -> Observed:
     """Put the records of one run together, in an order that does not depend on arrival."""
     stateful, deployments = list(learners), sorted(groups, key=lambda each: each.child.name)
-    handles = list(scalers)
+    handles, volumes = list(scalers), list(claims)
     children = [
         *others,
         *(each.child for each in stateful),
         *(each.child for each in deployments),
         *(each.child for each in handles),
+        *(each.child for each in volumes),
     ]
     return Observed(
         children=tuple(sorted(children, key=lambda each: (each.kind.kind, each.name))),
         learner=stateful[0] if stateful else None,
+        claims={each.child.name: each for each in volumes},
         groups={each.group: each for each in deployments},
         scalers={each.group: each for each in handles},
         pods=tuple(sorted(pods, key=lambda each: each.name)),

@@ -35,7 +35,14 @@ from vcpo_operator.actions import (
 from vcpo_operator.children.manifest import Child, Kind
 from vcpo_operator.draining import Draining, takes_orders
 from vcpo_operator.names import TEMPLATE_HASH_ANNOTATION, Role, rollout_name, selector
-from vcpo_operator.records import Observed, ObservedChild, ObservedGroup
+from vcpo_operator.obstacles import (
+    Obstacle,
+    fitted,
+    is_ours,
+    obstacle_of_claim,
+    obstacle_of_name,
+)
+from vcpo_operator.records import Observed, ObservedChild, ObservedClaim, ObservedGroup
 from vcpo_operator.report import LearnerReport
 
 _PAUSED_REPLICAS = 1
@@ -95,13 +102,23 @@ def plan(
     )
 
 
-def blocked_by(wish: Wish, observed: Observed) -> str:
-    """Why a child cannot be made now: somebody else's object has its name; empty when none has."""
-    for child in wish.children:
-        there = observed.child(child.kind, child.name)
-        if there is not None and _is_foreign(wish, there):
-            return f"{child.kind.kind} {child.name} belongs to another owner; waiting for it to go"
-    return ""
+def blocked_by(wish: Wish, observed: Observed) -> Obstacle | None:
+    """Why some child cannot be made now; None when each can."""
+    obstacles = (_obstacle(wish, child, observed) for child in wish.children)
+    return next((each for each in obstacles if each is not None), None)
+
+
+def _obstacle(wish: Wish, child: Child, observed: Observed) -> Obstacle | None:
+    there = observed.child(child.kind, child.name)
+    if there is None:
+        return None
+    claim = _claim(child, observed)
+    of_name = obstacle_of_name(there, wish.owner_uid)
+    return of_name if of_name is not None or claim is None else obstacle_of_claim(child, claim)
+
+
+def _claim(child: Child, observed: Observed) -> ObservedClaim | None:
+    return observed.claims.get(child.name) if child.kind is Kind.CLAIM else None
 
 
 def _throttle(wish: Wish, report: LearnerReport | None) -> Iterator[Action]:
@@ -124,18 +141,24 @@ def _drain(draining: Draining, report: LearnerReport | None) -> Iterator[Action]
 
 
 def _applies(wish: Wish, observed: Observed, applied: Mapping[str, int]) -> Iterator[Action]:
+    """What is to be made or changed, up to the first obstacle: what follows may stand on it."""
     groups = {rollout_name(wish.run, name): name for name in wish.seeds}
     for child in wish.children:
         there = observed.child(child.kind, child.name)
-        if there is not None and (there.deleting or _is_foreign(wish, there)):
+        if _obstacle(wish, child, observed) is not None:
+            return
+        if there is not None and there.deleting:
             continue
         if child.kind is Kind.DEPLOYMENT:
             name = groups[child.name]
             yield from _deployment(wish, child, name, observed.groups.get(name), applied)
         elif there is None and child.kind is Kind.SCALER:
             yield from _scaler(wish, child, observed)
-        elif there is None or _needs_apply(child, there, applied):
-            yield Apply(child=child, force=there is not None)
+        else:
+            claim = _claim(child, observed)
+            made = child if claim is None else fitted(child, claim)
+            if there is None or _needs_apply(made, there, applied):
+                yield Apply(child=made, force=there is not None)
 
 
 def _deployment(
@@ -170,16 +193,12 @@ def _needs_apply(child: Child, there: ObservedChild, applied: Mapping[str, int])
     return there.digest != child.digest or known is None or there.version > known
 
 
-def _is_foreign(wish: Wish, there: ObservedChild) -> bool:
-    return there.owner_uid not in {None, wish.owner_uid}
-
-
 def _scales(wish: Wish, observed: Observed, report: LearnerReport | None) -> Iterator[Action]:
     for name, wanted in wish.replicas.items():
         there = observed.groups.get(name)
         if there is None or there.paused or there.child.deleting or there.replicas == wanted:
             continue
-        if _is_foreign(wish, there.child):
+        if not is_ours(there.child, wish.owner_uid):
             continue
         if wanted < there.replicas:
             yield from _costs(name, observed, report)

@@ -21,7 +21,7 @@ from vcpo.spec import VCPORun
 from vcpo.spec.errors import problems_of
 from vcpo_operator import status
 from vcpo_operator.actions import Action, Apply, DeleteRun, SeedScaler, target_name
-from vcpo_operator.apply import Executor
+from vcpo_operator.apply import Executor, ObstacleError
 from vcpo_operator.causes import warned_cause
 from vcpo_operator.children.family import OperatorDefaults
 from vcpo_operator.children.manifest import Kind
@@ -29,12 +29,13 @@ from vcpo_operator.cluster import ApiError
 from vcpo_operator.conditions import Situation, findings, refusal
 from vcpo_operator.course import Course, has_outlived_itself, judge
 from vcpo_operator.draining import draining, has_workers
-from vcpo_operator.events import transitions
+from vcpo_operator.events import recreation, transitions
 from vcpo_operator.exports import RunExports
-from vcpo_operator.look import REST_S, Look, ask_period_s, believed, keeps_signals
+from vcpo_operator.look import REST_S, CarriedOut, Look, ask_period_s, believed, keeps_signals
 from vcpo_operator.memory import (
     RunMemory,
     accepted,
+    is_recreated,
     is_refused,
     known_status,
     note,
@@ -43,7 +44,8 @@ from vcpo_operator.memory import (
     refuse,
     remember,
 )
-from vcpo_operator.names import OPERATOR_MANAGER, RunKey, config_name
+from vcpo_operator.names import OPERATOR_MANAGER, RunKey
+from vcpo_operator.obstacles import is_ours
 from vcpo_operator.plan import blocked_by, farewell, plan
 from vcpo_operator.records import Observed, RunRecord
 from vcpo_operator.report import LearnerReport
@@ -54,7 +56,7 @@ from vcpo_operator.unexplained import PATIENCE_S, REREAD_S, explained, unexplain
 from vcpo_operator.wishes import wish_for
 
 _LOGGER = logging.getLogger(__name__)
-_UNWATCHED_PERIOD_S = 300.0
+_UNWATCHED_PERIOD_S = 60.0
 """Time between two reads of the kinds that are not watched."""
 
 
@@ -65,7 +67,7 @@ class View(Protocol):
         """A run; None when there is none."""
 
     def observed(self, key: RunKey) -> Observed:
-        """What belongs to a run, ConfigMaps and PodMonitors excepted."""
+        """What belongs to a run, PodMonitors excepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,19 +80,6 @@ class Outcome:
     """What went wrong; empty when nothing did. The run is then looked at again after a back-off."""
     retry_after_s: float | None = None
     """How long the API server wants to be left alone; None when it does not say."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CarriedOut:
-    """What carrying out a plan came to."""
-
-    refusal: str = ""
-    """Why the spec cannot be carried out as it is; empty when it can."""
-    trouble: str = ""
-    """What went wrong; empty when nothing did."""
-    retry_after_s: float | None = None
-    blocked: str = ""
-    """Whose object stands in the way; empty when none does."""
 
 
 class Reconciler:
@@ -218,7 +207,10 @@ class Reconciler:
             return CarriedOut(trouble=str(error), retry_after_s=error.retry_after_s)
         except SignalsError as error:
             return CarriedOut(trouble=str(error))
-        return CarriedOut(refusal=refusal_of(memory, wish), blocked=blocked_by(wish, look.observed))
+        except ObstacleError as error:
+            return CarriedOut(obstacle=error.obstacle)
+        obstacle = blocked_by(wish, look.observed)
+        return CarriedOut(refusal=refusal_of(memory, wish), obstacle=obstacle)
 
     async def _act(self, look: Look, memory: RunMemory, actions: Iterable[Action]) -> None:
         """Act, and leave alone for now what the API server calls invalid.
@@ -248,6 +240,9 @@ class Reconciler:
                 continue
             if applied is not None:
                 memory.applied[applied.uid] = applied.version
+                if is_recreated(memory, applied):
+                    self._exports.recreated(applied.kind)
+                    await self._post(key, recreation(look.record, applied, look.now_s))
             note(memory, action, applied)
 
     async def _record_end(self, look: Look, memory: RunMemory) -> Outcome:
@@ -270,13 +265,13 @@ class Reconciler:
         """What is there, with the kinds that are read now and then instead of watched."""
         key = record.key
         if memory.read_s is None or now_s - memory.read_s >= _UNWATCHED_PERIOD_S:
-            names = ((Kind.CONFIG_MAP, config_name(key.name)), (Kind.POD_MONITOR, key.name))
-            for kind, name in names:
-                child = await self._executor.read(key, kind, name)
-                remember(memory, kind, name, child)
+            monitor = await self._executor.read(key, Kind.POD_MONITOR, key.name)
+            remember(memory, Kind.POD_MONITOR, key.name, monitor)
             memory.read_s = now_s
         watched = self._view.observed(key)
         observed = replace(watched, children=(*memory.unwatched.values(), *watched.children))
+        ours = (each for each in observed.children if is_ours(each, record.uid))
+        memory.made.update({(each.kind, each.name): each.uid for each in ours})
         await self._read_warnings(key, memory, unexplained(observed), now_s)
         return explained(observed, memory.causes)
 
@@ -326,7 +321,7 @@ class Reconciler:
             has_stepped=look.current.first_step_s is not None,
             report=look.report,
             now_s=look.now_s,
-            trouble=done.trouble or done.blocked,
+            obstacle=done.stopped_by(),
             refusal=done.refusal,
             keeps_signals=keeps_signals(look, memory.first_look_s),
         )

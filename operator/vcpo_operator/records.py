@@ -62,6 +62,8 @@ class ObservedChild:
     version: int
     """Rises with every change of what was applied: the generation, where the kind has one."""
     deleting: bool = False
+    adoptable: bool = False
+    """Whether its owner lets the run have it, by an annotation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,17 @@ class ObservedGroup:
     paused: bool
     cause: Cause | None = None
     """Why its controller cannot make some of its pods; None when nothing hinders it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedClaim:
+    """The claim for checkpoints and models."""
+
+    child: ObservedChild
+    storage: str
+    """Size asked for, as Kubernetes writes it."""
+    storage_class: str | None
+    """None until the cluster has given it one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +154,8 @@ class Observed:
     children: tuple[ObservedChild, ...] = ()
     """Every child, workloads included."""
     learner: ObservedLearner | None = None
+    claims: Mapping[str, ObservedClaim] = field(default_factory=dict)
+    """By name."""
     groups: Mapping[str, ObservedGroup] = field(default_factory=dict)
     """Deployments by rollout group, those of groups that left the spec included."""
     scalers: Mapping[str, ObservedScaler] = field(default_factory=dict)

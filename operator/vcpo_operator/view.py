@@ -14,6 +14,7 @@ from vcpo_operator.names import RUN_LABEL, RunKey
 from vcpo_operator.observe import (
     gather,
     observed_child,
+    observed_claim,
     observed_group,
     observed_learner,
     observed_pod,
@@ -28,6 +29,7 @@ Index = Mapping[RunKey, Iterable[Any]]
 RUNS: Final = "vcporuns"
 PODS: Final = "pods"
 WATCHED: Final = (
+    Kind.CONFIG_MAP,
     Kind.STATEFUL_SET,
     Kind.DEPLOYMENT,
     Kind.SCALER,
@@ -46,6 +48,7 @@ _SPECIAL: Final[Mapping[Kind, Callable[[Body], Any]]] = {
     Kind.STATEFUL_SET: observed_learner,
     Kind.DEPLOYMENT: observed_group,
     Kind.SCALER: observed_scaler,
+    Kind.CLAIM: observed_claim,
 }
 
 
@@ -103,6 +106,7 @@ class IndexedView:
             learners=self._of(Kind.STATEFUL_SET.plural, key),
             groups=self._of(Kind.DEPLOYMENT.plural, key),
             scalers=self._of(Kind.SCALER.plural, key),
+            claims=self._of(Kind.CLAIM.plural, key),
             pods=self._of(PODS, key),
             others=others,
         )

@@ -27,6 +27,31 @@ GUIDE = (ROOT / "docs" / "kubernetes.md").read_text()
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 DOCUMENTS = documents()
 KEY = RunKey("default", "countdown")
+THERE_ALREADY: dict[str, tuple[str, dict[str, Any]]] = {
+    "node worker-3": ("/api/v1/nodes", {"metadata": {"name": "worker-3"}}),
+    f"{KEY.name}-learner-0": (
+        "/api/v1/namespaces/default/pods",
+        {
+            "metadata": {"name": f"{KEY.name}-learner-0"},
+            "spec": {"containers": [{"name": "learner", "image": "learner:1"}]},
+        },
+    ),
+    f"configmap {KEY.name}-config": (
+        "/api/v1/namespaces/default/configmaps",
+        {"metadata": {"name": f"{KEY.name}-config"}, "data": {}},
+    ),
+    f"pvc {KEY.name}-learner": (
+        "/api/v1/namespaces/default/persistentvolumeclaims",
+        {
+            "metadata": {"name": f"{KEY.name}-learner"},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"],
+                "resources": {"requests": {"storage": "1Gi"}},
+            },
+        },
+    ),
+}
+"""Objects by the words that a command names them with: their collection, and a body."""
 MONITORING = {
     "prometheuses": "Prometheus",
     "servicemonitors": "ServiceMonitor",
@@ -83,11 +108,10 @@ async def make_what_it_speaks_of(command: str, typist: Typist, admin: KubeClient
         done = {"type": "Complete", "status": "True", "reason": "Succeeded", "message": "Done."}
         done |= {"lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 1}
         await admin.merge_patch(f"{RUNS}/{KEY.name}/status", {"status": {"conditions": [done]}})
-    if "-learner-0" in command:
-        pod = {"containers": [{"name": "learner", "image": "learner:1"}]}
-        with contextlib.suppress(ApiStatusError):  # made for the command before
-            body = {"metadata": {"name": f"{KEY.name}-learner-0"}, "spec": pod}
-            await admin.create("/api/v1/namespaces/default/pods", body)
+    for words, (collection, body) in THERE_ALREADY.items():
+        if words in command:
+            with contextlib.suppress(ApiStatusError):  # made for a command before
+                await admin.create(collection, body)
 
 
 async def typed(typist: Typist, command: str) -> str:

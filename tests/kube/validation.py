@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Set
+from decimal import Decimal
 from typing import Any
+
+from kubernetes.utils.quantity import parse_quantity
 
 from tests.kube.errors import Cause, JsonObject
 from tests.kube.resources import Resource
@@ -208,6 +211,31 @@ def _config_map(new: JsonObject, old: JsonObject) -> Iterator[Cause]:
         yield Cause(field="data", message=message, reason="FieldValueForbidden")
 
 
+def _claim(new: JsonObject, old: JsonObject) -> Iterator[Cause]:
+    """A claim keeps what it is; once bound, it may grow."""
+    if not old or new["spec"] == old["spec"]:
+        return
+    before, after = _storage(old), _storage(new)
+    bound = (old.get("status") or {}).get("phase") == "Bound"
+    if _without_storage(new) != _without_storage(old) or (after != before and not bound):
+        message = (
+            "Forbidden: spec is immutable after creation except resources.requests for bound claims"
+        )
+        yield Cause(field="spec", message=message, reason="FieldValueForbidden")
+    elif after < before:
+        field = "spec.resources.requests.storage"
+        message = "Forbidden: field can not be less than previous value"
+        yield Cause(field=field, message=message, reason="FieldValueForbidden")
+
+
+def _storage(claim: JsonObject) -> Decimal:
+    return Decimal(parse_quantity(claim["spec"]["resources"]["requests"]["storage"]))
+
+
+def _without_storage(claim: JsonObject) -> JsonObject:
+    return {**claim["spec"], "resources": {}}
+
+
 def _invalid(field: str, value: Any, why: str) -> Cause:
     return Cause(field=field, message=f"Invalid value: {json.dumps(value)}: {why}")
 
@@ -235,4 +263,5 @@ _BY_KIND: dict[str, Callable[[JsonObject, JsonObject], Iterator[Cause]]] = {
     "Service": _service,
     "PodDisruptionBudget": _budget,
     "ConfigMap": _config_map,
+    "PersistentVolumeClaim": _claim,
 }

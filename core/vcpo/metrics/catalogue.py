@@ -307,6 +307,11 @@ OPERATOR_API_REQUESTS = _counter(
     "resource",
     "code",
 )
+OPERATOR_RECREATED = _counter(
+    "vcpo_operator_recreated_total",
+    "Objects of runs that somebody else deleted and the operator made again, by kind.",
+    "kind",
+)
 OPERATOR_WATCH_EVENT_TIMESTAMP = _gauge(
     "vcpo_operator_watch_event_timestamp_seconds",
     "Unix time of the newest event of a watched resource.",
@@ -391,6 +396,7 @@ OPERATOR = (
     OPERATOR_QUEUE_DEPTH,
     OPERATOR_QUEUE_OLDEST,
     OPERATOR_API_REQUESTS,
+    OPERATOR_RECREATED,
     OPERATOR_WATCH_EVENT_TIMESTAMP,
     OPERATOR_WATCH_ECHO_LAG,
     OPERATOR_LOOP_LAG,

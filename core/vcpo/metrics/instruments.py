@@ -127,6 +127,7 @@ class OperatorMetrics(HostMetrics):
         self.queue_depth = part.gauge(catalogue.OPERATOR_QUEUE_DEPTH)
         self.queue_oldest_s = part.gauge(catalogue.OPERATOR_QUEUE_OLDEST)
         self.api_requests = part.counter(catalogue.OPERATOR_API_REQUESTS)
+        self.recreated = part.counter(catalogue.OPERATOR_RECREATED)
         self.watch_event_timestamp_s = part.gauge(catalogue.OPERATOR_WATCH_EVENT_TIMESTAMP)
         self.watch_echo_lag_s = part.gauge(catalogue.OPERATOR_WATCH_ECHO_LAG)
         self.loop_lag_s = part.gauge(catalogue.OPERATOR_LOOP_LAG)

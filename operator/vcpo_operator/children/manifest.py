@@ -72,6 +72,12 @@ class Child:
         return str(self.manifest["metadata"]["name"])
 
     @property
+    def owner_uid(self) -> str | None:
+        """Uid of the run that it goes with; None when it outlives its run."""
+        references = self.manifest["metadata"].get("ownerReferences")
+        return str(references[0]["uid"]) if references else None
+
+    @property
     def digest(self) -> str:
         """Digest of the manifest."""
         return str(self.manifest["metadata"]["annotations"][HASH_ANNOTATION])
@@ -146,5 +152,11 @@ def child(
         "metadata": metadata,
         **body,
     }
-    metadata["annotations"] = {HASH_ANNOTATION: digest(manifest)}
-    return Child(kind=kind, manifest=manifest)
+    return Child(kind=kind, manifest=with_digest(manifest))
+
+
+def with_digest(manifest: Manifest) -> Manifest:
+    """The manifest with the digest of all the rest as its only annotation."""
+    metadata = {key: value for key, value in manifest["metadata"].items() if key != "annotations"}
+    bare = {**manifest, "metadata": metadata}
+    return {**bare, "metadata": {**metadata, "annotations": {HASH_ANNOTATION: digest(bare)}}}

@@ -13,6 +13,7 @@ from vcpo_operator.children import Kind
 from vcpo_operator.conditions import Finding, Situation, findings, merged, refusal
 from vcpo_operator.course import Course, Verdict
 from vcpo_operator.names import Role
+from vcpo_operator.obstacles import Obstacle
 from vcpo_operator.records import Cause, Observed, ObservedChild, ObservedGroup
 from vcpo_operator.report import WorkerReport
 from vcpo_operator.run_status import RunStatus
@@ -158,7 +159,8 @@ def test_what_is_missing_is_a_start_before_the_first_step_and_a_fault_after(
 
 
 def test_a_refused_write_is_said_before_all_else():
-    ready = found(LEARNER, WORKER, trouble="422: no")["Ready"]
+    refused = Obstacle(reason="ApplyFailed", message="422: no")
+    ready = found(LEARNER, WORKER, obstacle=refused)["Ready"]
     assert (brief(ready), ready.message) == (("False", "ApplyFailed"), "422: no")
 
 

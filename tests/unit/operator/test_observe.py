@@ -86,7 +86,8 @@ def test_a_pod_of_an_unknown_role_is_not_ours():
 def test_the_order_of_arrival_does_not_matter():
     first = observed_child(Kind.SERVICE, body(metadata={"name": "a"}))
     second = observed_child(Kind.SERVICE, body(metadata={"name": "b"}))
-    assert gather([], [], [], [], [first, second]) == gather([], [], [], [], [second, first])
+    nothing = ([], [], [], [], [])
+    assert gather(*nothing, [first, second]) == gather(*nothing, [second, first])
 
 
 def test_a_run_keeps_spec_and_status_as_they_are_stored():

@@ -14,29 +14,26 @@ pods or hands out permissions. */}}
   verbs: [update]
 - apiGroups: [vcpo.dev]
   resources: [vcporolloutscalers]
-  # Not `update`: the number in it belongs to whoever scales.
-  verbs: [list, watch, create, patch, delete]
+  # Not `update`: the number in it belongs to whoever scales. `get`, here and below, is for what is
+  # to be made and may be there already: somebody else's object is left alone.
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [vcpo.dev]
   resources: [vcporolloutscalers/status]
   verbs: [patch]
 - apiGroups: [apps]
   resources: [deployments, statefulsets]
   # Server-side apply is `patch`, and `create` when there is no such object yet.
-  verbs: [list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [apps]
   resources: [deployments/scale]
   verbs: [patch]
 - apiGroups: [""]
-  resources: [services, serviceaccounts]
-  verbs: [list, watch, create, patch, delete]
+  resources: [services, serviceaccounts, configmaps]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   # No `delete`: checkpoints and models go with their run or by hand.
-  verbs: [list, watch, create, patch]
-- apiGroups: [""]
-  resources: [configmaps]
-  # No `list`: other people's ConfigMaps may hold anything.
-  verbs: [get, create, patch, delete]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
   resources: [pods]
   # `patch` sets the deletion cost, so that scale-down takes the idlest worker.
@@ -47,10 +44,10 @@ pods or hands out permissions. */}}
   verbs: [list, create]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors]
   # Not watched, since the kind need not exist.
