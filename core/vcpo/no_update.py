@@ -3,47 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from vcpo.journal import StepRecord
 
 NOTICE_AFTER_STEPS = 10
 """Steps in a row without an update that are worth a notice: one or two happen in any run."""
 
-_CAUSES = {
-    "no_gradient": (
-        "the rewards of each prompt's answers are all equal, so none is better than another. Cure:"
-        " a reward that tells answers apart, prompts that are solved sometimes but not always, a"
-        " larger batch.trajectoriesPerPrompt or a higher sampling.temperature"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Explanation:
+    """Why steps are skipped, and what to do about it; both without a full stop."""
+
+    cause: str
+    cure: str
+
+
+_EXPLANATIONS = {
+    "no_gradient": _Explanation(
+        cause="the rewards of each prompt's answers are all equal, so none is better than another",
+        cure="a reward that tells answers apart, prompts that are solved sometimes but not always,"
+        " a larger batch.trajectoriesPerPrompt or a higher sampling.temperature",
     ),
-    "low_ess": (
-        "too little is left of each batch against one on policy. Cure: a smaller"
-        " algorithm.maxPolicyLagSteps, optimizer.learningRate or algorithm.refuseBelow"
+    "low_ess": _Explanation(
+        cause="too little is left of the batch against one on policy",
+        cure="a smaller algorithm.maxPolicyLagSteps, optimizer.learningRate or"
+        " algorithm.refuseBelow",
     ),
-    "high_divergence": (
-        "sampler and learner are too far apart. Cure: a smaller algorithm.maxPolicyLagSteps, a"
-        " larger algorithm.refuseKlAbove, or the same precision for both"
+    "high_divergence": _Explanation(
+        cause="sampler and learner are too far apart",
+        cure="a smaller algorithm.maxPolicyLagSteps, a larger algorithm.refuseKlAbove, or the same"
+        " precision for both",
     ),
-    "non_finite_weight": (
-        "an importance weight is not a number. Cure: the same precision for sampler and learner,"
-        " or a smaller algorithm.maxPolicyLagSteps"
+    "non_finite_weight": _Explanation(
+        cause="an importance weight is not a number",
+        cure="the same precision for sampler and learner, or a smaller algorithm.maxPolicyLagSteps",
     ),
-    "non_finite_gradient": (
-        "the gradient is not a number. Cure: learner.precision float32, or a smaller"
-        " optimizer.learningRate"
+    "non_finite_gradient": _Explanation(
+        cause="the gradient is not a number",
+        cure="learner.precision float32, or a smaller optimizer.learningRate",
     ),
 }
 
 
 def skip_cause(reason: str) -> str:
-    """Say why steps are skipped and what to do, for a reason as the records hold it."""
-    return _CAUSES.get(reason, f"'{reason}'")
+    """Say why a step was skipped, for a reason as the records hold it."""
+    explanation = _EXPLANATIONS.get(reason)
+    return reason if explanation is None else explanation.cause
 
 
 def no_update_notice(num_skipped: int, reason: str) -> str | None:
     """What to tell about so many steps in a row without an update; None while it is nothing."""
     if num_skipped < NOTICE_AFTER_STEPS:
         return None
-    return f"The last {num_skipped} steps made no update: {skip_cause(reason)}."
+    return f"The last {num_skipped} steps made no update: {_with_cure(reason)}."
 
 
 def never_updated(steps: Sequence[StepRecord]) -> str | None:
@@ -51,7 +64,7 @@ def never_updated(steps: Sequence[StepRecord]) -> str | None:
     if not steps or any(step.skipped is None for step in steps):
         return None
     counted = f"No step made an update ({len(steps)} of {len(steps)} were skipped)"
-    return f"{counted}, the model is what it was: {skip_cause(steps[-1].skipped or '')}."
+    return f"{counted}, the model is what it was: {_with_cure(steps[-1].skipped or '')}."
 
 
 def skipped_at_the_end(steps: Sequence[StepRecord]) -> int:
@@ -62,3 +75,8 @@ def skipped_at_the_end(steps: Sequence[StepRecord]) -> int:
             break
         count += 1
     return count
+
+
+def _with_cure(reason: str) -> str:
+    explanation = _EXPLANATIONS.get(reason)
+    return reason if explanation is None else f"{explanation.cause}. Cure: {explanation.cure}"

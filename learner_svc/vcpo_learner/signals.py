@@ -57,6 +57,7 @@ class SignalWindow:
         self._working_since_s: float | None = None
         self._on_policy_ess_ratio = 1.0
         self._failure = ""
+        self._skipped_in_a_row = 0
 
     def resumed(self) -> None:
         """Note that the totals are now those of a checkpoint; rates count from here."""
@@ -83,6 +84,7 @@ class SignalWindow:
         self._last_step_s = self._clock()
         self._waiting_since_s = self._working_since_s = None
         self._on_policy_ess_ratio = record.on_policy_ess_ratio
+        self._skipped_in_a_row = 0 if record.skipped is None else self._skipped_in_a_row + 1
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Note a finished evaluation."""
@@ -133,6 +135,8 @@ class SignalWindow:
             signals.ess_ratio_mean = sum(ratios) / len(ratios)
             signals.ess_ratio_low = _quantile(ratios, _LOW_QUANTILE)
         signals.learning_rate_scale = last.learning_rate_scale
+        signals.skipped_steps_in_a_row = self._skipped_in_a_row
+        signals.skip_reason = last.skipped or ""
         signals.lag_mean = last.lag_mean
         signals.lag_p50 = last.lag_p50
         signals.lag_max = last.lag_max

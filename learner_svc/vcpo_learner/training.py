@@ -12,6 +12,7 @@ that admission and lag need only one clock.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from typing import TypeVar
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vcpo.algo import MismatchError, WarningLevel, audited_gap
+from vcpo.algo import MismatchError, audited_gap
 from vcpo.journal import EvaluationRecord, EventRecord, Journal, StepRecord
 from vcpo.spec import VCPORun, algorithm_warnings, batch_warnings
 from vcpo.wire.phase import RunPhase
@@ -43,10 +44,12 @@ from vcpo_learner.policy_model import (
 from vcpo_learner.quarantine import Quarantine
 from vcpo_learner.signals import SignalWindow
 from vcpo_learner.step_guard import BrokenBatchError, StepGuard
+from vcpo_learner.step_news import StepNews
 from vcpo_learner.step_record import LagStatistics, lag_statistics, recorded
 from vcpo_learner.update import PolicyUpdate
 from vcpo_learner.update_result import UpdateResult
 
+_LOGGER = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
@@ -83,7 +86,7 @@ class Training:
         self._evaluation: asyncio.Task[None] | None = None
         """The round that runs beside training, until its outcome was looked at."""
         self._saved_step = -1
-        self._warning_level: str = WarningLevel.OK
+        self._news = StepNews(parts.run.spec.steps)
         self._is_audited = False
 
     def require_unused(self) -> None:
@@ -155,7 +158,8 @@ class Training:
             self.event("GenerationFailed", line)
 
     def event(self, kind: str, message: str) -> None:
-        """Write an event of the learner."""
+        """Write an event of the learner, into its log too."""
+        _LOGGER.info("%s: %s", kind, message)
         record = EventRecord(time_unix_s=time.time(), source="learner", kind=kind, message=message)
         self._parts.journal.event(record)
 
@@ -195,10 +199,10 @@ class Training:
             step_s=finished_s - started_s,
         )
         self._report(record, groups)
-        if result.skipped is not None:
-            detail = f" ({result.skip_detail})" if result.skip_detail else ""
-            self.event("StepSkipped", f"step {record.step}: {result.skipped}{detail}")
-        self._tell_warning(record)
+        for kind, message in self._news.events(record, result.skip_detail):
+            self.event(kind, message)
+        if (line := self._news.log_line(record)) is not None:
+            _LOGGER.info("%s", line)
         await self._between_steps(record.step)
         return True
 
@@ -232,13 +236,6 @@ class Training:
         if gap is not None:
             self._is_audited = True
             self.event("SelfCheck", f"sampler and learner differ by {gap:.2g} nats per token")
-
-    def _tell_warning(self, record: StepRecord) -> None:
-        """Write an event when the early warning changes."""
-        if record.warning_level != self._warning_level:
-            self._warning_level = record.warning_level
-            text = f"step {record.step}: {record.warning_level} (score {record.warning_score:.2f})"
-            self.event("CollapseWarning", text)
 
     async def _between_steps(self, step: int) -> None:
         last = step >= self._spec.steps
@@ -314,6 +311,12 @@ class Training:
         self._parts.journal.evaluation(record)
         self._parts.signals.evaluation(record)
         self._parts.gauges.evaluation(record)
+        _LOGGER.info(
+            "evaluation of step %d: accuracy %.3f over %d responses",
+            record.step,
+            record.accuracy,
+            record.num_trajectories,
+        )
 
     async def _save(self) -> None:
         step = self._dispatcher.policy_version

@@ -73,8 +73,8 @@ class RunView:
     """Estimated seconds to the last step."""
     signals_age_s: float | None = None
     """Age of all numbers that the learner told, in seconds."""
-    notice: str | None = None
-    """What the person should know before anything else, in a sentence."""
+    notices: tuple[str, ...] = ()
+    """What the person should know before anything else, in sentences."""
 
 
 class LiveView(Protocol):
@@ -239,9 +239,7 @@ def _warnings(view: RunView) -> list[str]:
     if view.signals_age_s is not None and view.signals_age_s >= _OLD_S:
         age = duration(view.signals_age_s)
         warnings.append(f"the learner has not answered for {age}: the numbers are as old")
-    if view.notice is not None:
-        warnings.append(_printable(view.notice))
-    return warnings
+    return [*warnings, *map(_printable, view.notices)]
 
 
 def _framed(view: RunView | None, body: RenderableType) -> Panel:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from vcpo.local.view import RunView
+from vcpo.no_update import no_update_notice
 from vcpo.spec import VCPORun
 from vcpo.wire.phase import phase_from_message
 from vcpo.wire.v1 import control_pb2
+
+_FAILURES_NOTICED = 3
+"""Failed generations in a row that are worth a notice."""
 
 
 def run_view(
@@ -50,7 +56,17 @@ def run_view(
         elapsed_s=elapsed_s,
         eta_s=_eta_s(signals),
         signals_age_s=signals_age_s,
+        notices=tuple(_notices(signals)),
     )
+
+
+def _notices(signals: control_pb2.Signals) -> Iterator[str]:
+    if signals.failures_in_a_row >= _FAILURES_NOTICED and signals.failures:
+        latest = signals.failures[0].message
+        yield f"The last {signals.failures_in_a_row} generations failed: {latest}"
+    notice = no_update_notice(signals.skipped_steps_in_a_row, signals.skip_reason)
+    if notice is not None:
+        yield notice
 
 
 def _eta_s(signals: control_pb2.Signals) -> float | None:

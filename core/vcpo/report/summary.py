@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from vcpo.journal import EventRecord, Metrics, StepRecord
+from vcpo.no_update import never_updated, no_update_notice, skipped_at_the_end
 from vcpo.report.numbers import UNKNOWN, decimal, duration, finite, whole
 from vcpo.spec import VCPORun
 
@@ -28,7 +29,7 @@ class Verdict(StrEnum):
     NOTICE = "notice"
     """Worth knowing; the method copes with it."""
     BAD = "bad"
-    """A promise was broken."""
+    """A promise was broken, or nothing is learned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +171,11 @@ def _steps_were_taken(steps: Sequence[StepRecord]) -> Finding:
     reasons = Counter(step.skipped for step in steps if step.skipped is not None)
     if not reasons:
         return Finding(verdict=Verdict.GOOD, text="No step was skipped.")
+    if (nothing := never_updated(steps)) is not None:
+        return Finding(verdict=Verdict.BAD, text=nothing)
+    stopped = no_update_notice(skipped_at_the_end(steps), steps[-1].skipped or "")
+    if stopped is not None:
+        return Finding(verdict=Verdict.BAD, text=stopped)
     listed = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
     text = f"{_steps(reasons.total())} made no update, marked ▲ below the curves: {listed}."
     return Finding(verdict=Verdict.NOTICE, text=text)

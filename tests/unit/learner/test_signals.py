@@ -159,3 +159,12 @@ def test_why_a_run_was_given_up_is_told(signals, desk):
     desk.dispatcher.phase = RunPhase.FAILED
     signals.failed("32 generations in a row failed.")
     assert signals.message().failure == "32 generations in a row failed."
+
+
+def test_steps_without_an_update_are_counted_in_a_row(signals):
+    for skipped in ("low_ess", None, "no_gradient", "no_gradient"):
+        signals.step(stepped(skipped=skipped))
+    message = signals.message()
+    assert (message.skipped_steps_in_a_row, message.skip_reason) == (2, "no_gradient")
+    signals.step(stepped())
+    assert (signals.message().skipped_steps_in_a_row, signals.message().skip_reason) == (0, "")

@@ -164,7 +164,7 @@ async def test_a_refused_update_is_a_version_too(make_learner, tmp_path):
     await learner.run()
     assert [step.skipped for step in read_metrics(tmp_path).steps] == [None, "no_gradient", None]
     assert [event.message for event in read_events(tmp_path) if event.kind == "StepSkipped"] == [
-        "step 2: no_gradient"
+        "step 2: the rewards of each prompt's answers are all equal, so none is better than another"
     ]
 
 

@@ -51,4 +51,4 @@ def test_every_reason_comes_with_a_cure(reason):
 
 
 def test_a_reason_of_a_later_version_is_given_as_it_is():
-    assert outcome_of_complete(steps("unheard_of")).message.endswith(": 'unheard_of'.")
+    assert outcome_of_complete(steps("unheard_of")).message.endswith(": unheard_of.")

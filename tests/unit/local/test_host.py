@@ -8,11 +8,12 @@ import re
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
+from tests.unit.test_journal import STEP
 from vcpo.journal import EventRecord, Journal, read_events
 from vcpo.lifecycle import read_ready
 from vcpo.local.ending import Ending, Outcome
@@ -254,6 +255,19 @@ async def test_what_the_learner_writes_down_is_shown(scene):
         EventRecord(time_unix_s=1.0, source="learner", kind="Warning", message="batch: small")
     )
     await scene.until(lambda: "Warning: batch: small" in scene.view.events)
+
+
+async def test_a_run_that_never_updated_is_no_plain_success(scene):
+    scene.start()
+    await scene.until_answered("learner")
+    for step in range(1, 4):
+        skipped = replace(STEP, step=step, skipped="no_gradient")
+        Journal(scene.directory.path).step(skipped)
+    scene.tell("complete")
+    outcome = await scene.outcome()
+    assert outcome.ending is Ending.UNCHANGED
+    assert scene.events("Complete") == [f"300 steps. {outcome.message}"]
+    assert "(3 of 3 were skipped)" in outcome.message
 
 
 async def test_an_interrupted_run_ends_with_nobody_left(scene):

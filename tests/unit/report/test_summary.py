@@ -113,11 +113,27 @@ def test_the_ess_floor_is_relative_to_the_on_policy_ratio(run, make_step):
     assert verdict is Verdict.GOOD
 
 
+def test_a_run_that_never_updated_is_bad_news_with_the_cure(run, make_step):
+    steps = [make_step(number, skipped="no_gradient") for number in range(1, 9)]
+    ((verdict, text),) = findings_about(run, steps, "made an update")
+    assert verdict is Verdict.BAD
+    assert text.startswith("No step made an update (8 of 8 were skipped), the model is what it was")
+    assert "Cure: a reward that tells answers apart" in text
+
+
+def test_a_run_that_stopped_updating_is_bad_news_with_the_cure(run, make_step):
+    steps = [make_step(1), *(make_step(n, skipped="no_gradient") for n in range(2, 12))]
+    ((verdict, text),) = findings_about(run, steps, "made no update")
+    assert verdict is Verdict.BAD
+    assert text.startswith("The last 10 steps made no update: the rewards of each prompt's answers")
+
+
 def test_skipped_steps_are_counted_by_reason(run, make_step):
     steps = [
         make_step(1, skipped="diverged"),
         make_step(2, skipped="diverged"),
         make_step(3, skipped="no gradient"),
+        make_step(4),
     ]
     assert findings_about(run, steps, "no update") == [
         (
@@ -144,6 +160,6 @@ def test_a_learner_that_starves_is_noticed(run, make_step):
 
 
 def test_the_worst_findings_come_first(run, make_step):
-    step = make_step(lag_max=9, skipped="loss is not finite")
-    verdicts = [finding.verdict for finding in findings(run, metrics_of(step))]
+    steps = [make_step(1, lag_max=9, skipped="loss is not finite"), make_step(2)]
+    verdicts = [finding.verdict for finding in findings(run, metrics_of(*steps))]
     assert verdicts == [Verdict.BAD, Verdict.NOTICE, *[Verdict.GOOD] * 3]

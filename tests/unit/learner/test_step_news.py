@@ -1,0 +1,99 @@
+"""What is told of a step besides its record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.test_journal import STEP
+from vcpo_learner.step_news import StepNews
+from vcpo_learner.update_result import SkipReason
+
+
+def told(news: StepNews, *, skipped: list[str | None]) -> list[tuple[int, str]]:
+    """Step and kind of every event."""
+    return [
+        (step, kind)
+        for step, reason in enumerate(skipped, start=1)
+        for kind, _ in news.events(replace(STEP, step=step, skipped=reason), None)
+    ]
+
+
+def test_the_first_skipped_steps_are_told_each_and_more_of_them_as_what_they_mean():
+    events = told(StepNews(2000), skipped=[None, *["no_gradient"] * 1100])
+    assert events == [
+        (2, "StepSkipped"),
+        (3, "StepSkipped"),
+        (4, "StepSkipped"),
+        (11, "NoUpdate"),
+        (101, "NoUpdate"),
+        (1001, "NoUpdate"),
+    ]
+
+
+def test_an_update_begins_the_count_anew():
+    events = told(StepNews(100), skipped=[*["no_gradient"] * 9, None, *["no_gradient"] * 9])
+    assert [step for step, _ in events] == [1, 2, 3, 11, 12, 13]
+
+
+@pytest.mark.parametrize("reason", SkipReason)
+def test_a_run_that_makes_no_update_is_told_why_and_what_to_do(reason):
+    news = StepNews(100)
+    for step in range(1, 11):
+        events = dict(news.events(replace(STEP, step=step, skipped=reason.value), None))
+    assert events["NoUpdate"].startswith("The last 10 steps made no update: ")
+    assert "Cure: " in events["NoUpdate"]
+
+
+def test_the_number_at_fault_is_told():
+    record = replace(STEP, step=4, skipped="low_ess")
+    assert dict(StepNews(9).events(record, "rho .01")) == {
+        "StepSkipped": "step 4: too little is left of the batch against one on policy (rho .01)"
+    }
+
+
+def test_a_collapse_warning_is_told_when_it_changes():
+    news = StepNews(9)
+    levels = ["ok", "warn", "warn", "ok"]
+    records = [replace(STEP, step=1, warning_level=level, warning_score=0.4) for level in levels]
+    assert [dict(news.events(record, None)) for record in records] == [
+        {},
+        {"CollapseWarning": "step 1: warn (score 0.40)"},
+        {},
+        {"CollapseWarning": "step 1: ok (score 0.40)"},
+    ]
+
+
+def test_a_long_run_logs_about_a_hundred_steps_the_first_and_the_last_among_them():
+    news = StepNews(1005)
+    lines = [news.log_line(replace(STEP, step=step)) for step in range(1, 1006)]
+    logged = [step for step, line in enumerate(lines, start=1) if line is not None]
+    assert logged == [1, *range(10, 1001, 10), 1005]
+
+
+def test_a_short_run_logs_every_step():
+    news = StepNews(8)
+    assert all(news.log_line(replace(STEP, step=step)) for step in range(1, 9))
+
+
+def test_a_logged_step_says_how_the_run_is_doing():
+    record = replace(
+        STEP,
+        step=7,
+        reward_mean=0.4312,
+        ess_ratio=0.71,
+        on_policy_ess_ratio=0.92,
+        learning_rate_scale=0.88,
+        lag_mean=2.13,
+        lag_max=5,
+        step_s=3.21,
+        idle_s=0.04,
+    )
+    line = (
+        "step 7/8: reward 0.431, ESS 0.71 of 0.92, lr x0.88, lag 2.1 (max 5), 3.2 s after waiting"
+        " 0.0 s"
+    )
+    assert StepNews(8).log_line(record) == line
+    skipped = replace(record, skipped="no_gradient")
+    assert StepNews(8).log_line(skipped) == f"{line}, no update (no_gradient)"

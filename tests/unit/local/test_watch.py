@@ -1,0 +1,56 @@
+"""What a person is shown of the learner's signals."""
+
+from __future__ import annotations
+
+from vcpo.local.view import RunView
+from vcpo.local.watch import run_view
+from vcpo.spec import parse_run
+from vcpo.wire.v1 import control_pb2, work_pb2
+
+RUN = parse_run("""
+metadata: {name: r}
+spec: {model: {name: m}, environment: {name: countdown}, steps: 300}
+""")
+
+
+def shown(signals: control_pb2.Signals | None, *, serves: bool = True) -> RunView:
+    return run_view(
+        RUN,
+        signals,
+        signals_age_s=None if signals is None else 4.0,
+        learner_serves=serves,
+        workers_desired=1,
+        elapsed_s=9.0,
+    )
+
+
+def signals(**fields) -> control_pb2.Signals:
+    return control_pb2.Signals(phase=work_pb2.RUN_PHASE_RUNNING, step=20, **fields)
+
+
+def test_before_the_first_signals_a_run_starts():
+    view = shown(None, serves=False)
+    assert (view.phase, view.step, view.signals_age_s) == ("starting", 0, None)
+
+
+def test_a_run_whose_learner_is_away_is_not_shown_as_running():
+    assert shown(signals()).phase == "running"
+    away = shown(signals(), serves=False)
+    assert (away.phase, away.step, away.signals_age_s) == ("restarting", 20, 4.0)
+
+
+def test_a_run_that_goes_well_has_no_notice():
+    few = signals(skipped_steps_in_a_row=9, skip_reason="no_gradient", failures_in_a_row=2)
+    assert shown(few).notices == ()
+
+
+def test_steps_without_an_update_are_noticed_with_the_cure():
+    (notice,) = shown(signals(skipped_steps_in_a_row=12, skip_reason="no_gradient")).notices
+    assert notice.startswith("The last 12 steps made no update: the rewards of each prompt's")
+    assert "Cure: a reward that tells answers apart" in notice
+
+
+def test_generations_that_fail_are_noticed_with_the_latest_cause():
+    failures = [control_pb2.FailureCount(message="reward: KeyError: 'x' (env.py:3)", count=5)]
+    (notice,) = shown(signals(failures_in_a_row=5, failures=failures)).notices
+    assert notice == "The last 5 generations failed: reward: KeyError: 'x' (env.py:3)"
