@@ -6,8 +6,8 @@ from typing import Any
 
 import grpc
 
+from vcpo.wire.guard import TOKEN_KEY
 from vcpo.wire.limits import CHANNEL_OPTIONS
-from vcpo.wire.server import TOKEN_KEY
 
 
 def open_channel(address: str, *, token: str | None) -> grpc.aio.Channel:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-MAX_MESSAGE_BYTES = 64 << 20
-"""Largest message sent or received."""
+MAX_MESSAGE_BYTES = 32 << 20
+"""Largest message sent or received; the longest trajectory takes 12 MiB, and in the worst case its
+spans as much again."""
 CHUNK_BYTES = 1 << 20
 """Weights travel in pieces of this size: large enough to be cheap, small enough to resume."""
 MAX_TOKENS = 1 << 20
@@ -47,9 +48,40 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 """Options of every channel."""
 
-SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    *_BOTH_ENDS,
-    # gRPC shares a port by default: two learners on one address would each get some of the calls.
-    ("grpc.so_reuseport", 0),
-)
-"""Options of every server."""
+MAX_DEADLINE_S = 3600.0
+"""Farthest deadline of a call."""
+MAX_CALLS = 8192
+"""Calls under way at one time; those beyond are refused, and repeated by their callers."""
+MAX_CALLS_PER_CONNECTION = 128
+"""Of them over one connection; those beyond wait at their caller."""
+MAX_MESSAGES_READ = 8
+"""Messages that arrive at one time; others wait. That bounds the memory that they take."""
+READ_TIMEOUT_S = 20.0
+"""Time for a message to arrive."""
+MAX_STREAMS = 64
+"""Versions that are sent at one time; callers beyond are refused, and ask again."""
+STALLED_READER_S = 30.0
+"""Time for the reader of a stream to take a chunk; then it is no longer sent."""
+_MAX_CONNECTIONS = 8192
+_OTHER_FILES = 256
+"""Files that a process needs for other things than connections."""
+
+
+def server_options(max_open_files: int) -> list[tuple[str, int]]:
+    """Options of every server.
+
+    max_open_files: What the system lets the process have; -1 for any number.
+    """
+    spare = max(max_open_files - _OTHER_FILES, max_open_files // 2)
+    connections = _MAX_CONNECTIONS if max_open_files < 0 else min(spare, _MAX_CONNECTIONS)
+    return [
+        *_BOTH_ENDS,
+        # gRPC shares a port by default: two learners on one address would share the calls.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.max_connection_idle_ms", 300_000),
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        # What arrives of a message that nobody reads yet stays at 64 KiB; it would grow to 4 MiB.
+        ("grpc.http2.bdp_probe", 0),
+    ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any
 
 from vcpo.wire.errors import InvalidMessageError
 
@@ -34,10 +33,9 @@ def unpack_token_ids(field: str, data: bytes, *, most: int) -> tuple[int, ...]:
     Raises:
         InvalidMessageError: when they are fewer or more, or the bytes are not whole numbers.
     """
-    token_ids: tuple[int, ...] = _unpack(field, data, "I")
-    if not 1 <= len(token_ids) <= most:
-        raise InvalidMessageError(field, f"{len(token_ids)} tokens", f"1 to {most} tokens")
-    return token_ids
+    if not 1 <= (count := _count(field, data)) <= most:
+        raise InvalidMessageError(field, f"{count} tokens", f"1 to {most} tokens")
+    return struct.unpack(f"<{count}I", data)
 
 
 def unpack_logprobs(field: str, data: bytes, *, count: int) -> tuple[float, ...]:
@@ -46,10 +44,9 @@ def unpack_logprobs(field: str, data: bytes, *, count: int) -> tuple[float, ...]
     Raises:
         InvalidMessageError: when they are fewer or more, or one is not finite or above 0.
     """
-    logprobs: tuple[float, ...] = _unpack(field, data, "f")
-    if len(logprobs) != count:
-        requirement = f"as many as tokens ({count})"
-        raise InvalidMessageError(field, f"{len(logprobs)} values", requirement)
+    if (received := _count(field, data)) != count:
+        raise InvalidMessageError(field, f"{received} values", f"as many as tokens ({count})")
+    logprobs: tuple[float, ...] = struct.unpack(f"<{count}f", data)
     # The sum of float32 numbers is finite as a double if and only if all of them are.
     if not math.isfinite(sum(logprobs)) or max(logprobs) > _HIGHEST_LOGPROB:
         _refuse_first(field, logprobs)
@@ -62,8 +59,9 @@ def _refuse_first(field: str, logprobs: Sequence[float]) -> None:
             raise InvalidMessageError(f"{field}[{index}]", logprob, "finite and at most 0")
 
 
-def _unpack(field: str, data: bytes, code: str) -> tuple[Any, ...]:
+def _count(field: str, data: bytes) -> int:
+    """How many numbers the bytes are; known before any is read."""
     if len(data) % _SIZE_BYTES:
         requirement = f"a multiple of {_SIZE_BYTES} bytes"
         raise InvalidMessageError(field, f"{len(data)} bytes", requirement)
-    return struct.unpack(f"<{len(data) // _SIZE_BYTES}{code}", data)
+    return len(data) // _SIZE_BYTES

@@ -1,27 +1,16 @@
-"""The server side of the wire: one guarded gRPC server with health and reflection.
-
-The guard stands before every method of `vcpo.*`: it wants a deadline and, where one is configured,
-the shared token; and it turns `WireError`s into their gRPC status. Health and reflection stay open
-for probes.
-"""
+"""The server side of the wire: one gRPC server with the guard, health and reflection."""
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+import resource
+from collections.abc import Sequence
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from vcpo.wire.errors import WireError
-from vcpo.wire.limits import SERVER_OPTIONS
-
-TOKEN_KEY = "authorization"  # noqa: S105 - the metadata key, not a secret
-
-_Unary = Callable[[Any, Any], Awaitable[Any]]
-_Stream = Callable[[Any, Any], AsyncIterator[Any]]
+from vcpo.wire.guard import Guard
+from vcpo.wire.limits import MAX_CALLS, server_options
 
 
 class WireServer:
@@ -30,8 +19,13 @@ class WireServer:
     Register servicers on `grpc_server`, then `start`.
     """
 
-    def __init__(self, *, token: str | None) -> None:
-        self.grpc_server = grpc.aio.server(interceptors=[_Guard(token)], options=SERVER_OPTIONS)
+    def __init__(self, *, token: str | None, guard: Guard | None = None) -> None:
+        """Guard the server with `token`, or with a guard of other limits."""
+        self.grpc_server = grpc.aio.server(
+            interceptors=[guard or Guard(token)],
+            options=server_options(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+            maximum_concurrent_rpcs=MAX_CALLS,
+        )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
         self._services: tuple[str, ...] = ()
@@ -69,67 +63,3 @@ class WireServer:
         """Refuse new calls, give those under way `grace_s` seconds, then end."""
         await self.set_serving(serving=False)
         await self.grpc_server.stop(grace_s)
-
-
-class _Guard(grpc.aio.ServerInterceptor):
-    """Refuses calls without deadline or token, and maps errors to statuses."""
-
-    def __init__(self, token: str | None) -> None:
-        self._expected = f"Bearer {token}" if token else None
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith("/vcpo."):
-            return handler
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(
-                self._guard_stream(handler.unary_stream),
-                request_deserializer=handler.request_deserializer,
-                response_serializer=handler.response_serializer,
-            )
-        return grpc.unary_unary_rpc_method_handler(
-            self._guard_unary(handler.unary_unary),
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
-
-    def _guard_unary(self, method: _Unary) -> _Unary:
-        async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            await self._admit(context)
-            try:
-                return await method(request, context)
-            except WireError as error:
-                await context.abort(error.status, str(error))
-
-        return guarded
-
-    def _guard_stream(self, method: _Stream) -> _Stream:
-        async def guarded(
-            request: Any, context: grpc.aio.ServicerContext[Any, Any]
-        ) -> AsyncIterator[Any]:
-            await self._admit(context)
-            try:
-                async for response in method(request, context):
-                    yield response
-            except WireError as error:
-                await context.abort(error.status, str(error))
-
-        return guarded
-
-    async def _admit(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        if self._expected is not None:
-            metadata = dict(context.invocation_metadata() or ())
-            received = str(metadata.get(TOKEN_KEY, ""))
-            if not hmac.compare_digest(received.encode(), self._expected.encode()):
-                await context.abort(
-                    grpc.StatusCode.UNAUTHENTICATED,
-                    f"{TOKEN_KEY}: must be 'Bearer <token of the run>'; set VCPO_TOKEN",
-                )
-        if context.time_remaining() is None:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, "deadline: every call must set a timeout"
-            )

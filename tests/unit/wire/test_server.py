@@ -138,7 +138,7 @@ async def test_an_error_becomes_its_status_with_its_text(channel, call, error, c
 
 
 class TestProbes:
-    """Health and reflection answer without a token."""
+    """Health checks answer without a token, and nothing else does."""
 
     async def health(self, channel: grpc.aio.Channel, service: str) -> int:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -158,14 +158,29 @@ class TestProbes:
             status = await self.health(probe, service)
         assert status == health_pb2.HealthCheckResponse.NOT_SERVING
 
-    async def test_reflection_lists_the_services(self, address):
-        async with open_channel(address, token=None) as probe:
-            stub = reflection_pb2_grpc.ServerReflectionStub(probe)
+    async def services(self, address: str, token: str) -> set[str]:
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
             question = reflection_pb2.ServerReflectionRequest(list_services="")
-            stream = stub.ServerReflectionInfo(iter([question]), timeout=TIMEOUT_S)
+            metadata = [("authorization", f"Bearer {token}")]
+            stream = stub.ServerReflectionInfo(
+                iter([question]), timeout=TIMEOUT_S, metadata=metadata
+            )
             answers = [answer async for answer in stream]
-        names = [each.name for each in answers[0].list_services_response.service]
-        assert {SERVICE, "grpc.health.v1.Health"} <= set(names)
+        return {each.name for each in answers[0].list_services_response.service}
+
+    async def test_reflection_lists_the_services_to_who_has_the_token(self, address):
+        assert {SERVICE, "grpc.health.v1.Health"} <= await self.services(address, TOKEN)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await self.services(address, "wrong")
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+    async def test_a_probe_that_watches_for_ever_needs_the_token(self, address):
+        async with open_channel(address, token=None) as probe:
+            watching = health_pb2_grpc.HealthStub(probe).Watch(health_pb2.HealthCheckRequest())
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await watching.read()
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
     async def test_an_unknown_method_is_unimplemented(self, address):
         async with open_channel(address, token=None) as probe:

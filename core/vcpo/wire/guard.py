@@ -1,0 +1,187 @@
+"""The guard before every method: who may call, for how long, with how many bytes.
+
+It looks at a call before its message is read. gRPC takes in a message only when it is asked for, up
+to a window of some 64 KiB, so a stranger's stays outside. To gRPC each method is therefore one with
+a stream of requests, of which the guard reads the one there is; on the wire that is the same.
+
+```
+token ---> deadline ---> room to read ---> message ---> method ---> responses, read in time
+```
+
+Health checks stay open for probes. All services of a server are as healthy as each other, so a
+probe is answered without a look at its message. Reflection wants the token like everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health, health_pb2
+
+from vcpo.wire.errors import InvalidMessageError, WireError
+from vcpo.wire.limits import (
+    MAX_DEADLINE_S,
+    MAX_MESSAGES_READ,
+    MAX_STREAMS,
+    READ_TIMEOUT_S,
+    STALLED_READER_S,
+)
+
+TOKEN_KEY = "authorization"  # noqa: S105 - the metadata key, not a secret
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_PROBE = f"/{health.SERVICE_NAME}/Check"
+
+
+class _RefusedError(WireError):
+    """A call that the guard does not let pass."""
+
+    def __init__(self, status: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Lets calls pass that have the token and a deadline, and maps errors to statuses.
+
+    token: None lets anybody pass.
+    read_timeout_s: Time for a message to arrive.
+    stalled_reader_s: Time for a caller to take one response of a stream.
+    """
+
+    def __init__(
+        self,
+        token: str | None,
+        *,
+        read_timeout_s: float = READ_TIMEOUT_S,
+        stalled_reader_s: float = STALLED_READER_S,
+    ) -> None:
+        self._expected = f"Bearer {token}" if token else None
+        self._read_timeout_s = read_timeout_s
+        self._stalled_reader_s = stalled_reader_s
+        self._reading = asyncio.Semaphore(MAX_MESSAGES_READ)
+        self._num_streams = 0
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Put the guard before a method."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        if method == _PROBE:
+            return _probe(handler)
+        if not self._knows(handler_call_details.invocation_metadata):
+            return grpc.stream_stream_rpc_method_handler(_turn_away)
+        if not method.startswith("/vcpo."):  # reflection, and what else the libraries serve
+            return handler
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(
+                self._guard_stream(handler), response_serializer=handler.response_serializer
+            )
+        return grpc.stream_unary_rpc_method_handler(
+            self._guard_unary(handler), response_serializer=handler.response_serializer
+        )
+
+    def _knows(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
+        if self._expected is None:
+            return True
+        received = str(dict(metadata or ()).get(TOKEN_KEY, ""))
+        return hmac.compare_digest(received.encode(), self._expected.encode())
+
+    def _guard_unary(self, handler: Any) -> Callable[[Any, _Context], Awaitable[Any]]:
+        async def guarded(_: Any, context: _Context) -> Any:
+            try:
+                return await handler.unary_unary(
+                    await self._request(handler.request_deserializer, context), context
+                )
+            except WireError as error:
+                refusal = error.status, str(error)
+            # The error is gone here, and with its traceback the message: to abort takes a while.
+            return await context.abort(*refusal)
+
+        return guarded
+
+    def _guard_stream(self, handler: Any) -> Callable[[Any, _Context], Awaitable[None]]:
+        async def guarded(_: Any, context: _Context) -> None:
+            self._num_streams += 1
+            try:
+                refusal = await self._stream(handler, context)
+                if refusal is not None:
+                    # Behind a chunk that nobody takes this waits until the call's deadline; gRPC
+                    # keeps the chunk for so long, and the stream its place.
+                    await context.abort(*refusal)
+            finally:
+                self._num_streams -= 1
+
+        return guarded
+
+    async def _stream(self, handler: Any, context: _Context) -> tuple[grpc.StatusCode, str] | None:
+        """Send a stream; returns why it ended before its end."""
+        if self._num_streams > MAX_STREAMS:
+            text = f"streams: {MAX_STREAMS} are open already; ask again later"
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, text
+        try:
+            request = await self._request(handler.request_deserializer, context)
+            async with contextlib.aclosing(handler.unary_stream(request, context)) as responses:
+                async for response in responses:
+                    async with asyncio.timeout(self._stalled_reader_s):
+                        await context.write(response)
+        except WireError as error:
+            return error.status, str(error)
+        except TimeoutError:
+            text = f"stream: nothing of it was read for {self._stalled_reader_s:g} s"
+            return grpc.StatusCode.DEADLINE_EXCEEDED, text
+        except grpc.aio.InternalError:
+            if not context.cancelled():  # whoever hangs up in the middle of a chunk is no fault
+                raise
+        return None
+
+    async def _request(self, decode: Callable[[bytes], Any], context: _Context) -> Any:
+        """Read a call's message once there is room for it."""
+        remaining_s = context.time_remaining()
+        if remaining_s is None:
+            text = "deadline: every call must set a timeout"
+            raise _RefusedError(grpc.StatusCode.INVALID_ARGUMENT, text)
+        if remaining_s > MAX_DEADLINE_S:
+            raise InvalidMessageError(
+                "deadline", f"{remaining_s:.0f} s", f"at most {MAX_DEADLINE_S:.0f} seconds away"
+            )
+        try:
+            async with self._reading, asyncio.timeout(self._read_timeout_s):
+                message = await context.read()
+        except TimeoutError as error:
+            text = f"message: it did not arrive within {self._read_timeout_s:g} s"
+            raise _RefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, text) from error
+        if message is grpc.aio.EOF:
+            raise InvalidMessageError("message", "none", "sent")
+        try:
+            return decode(message)
+        except DecodeError as error:
+            text = f"{len(message)} bytes that are none"
+            raise InvalidMessageError("message", text, "one of this method's") from error
+
+
+async def _turn_away(_: Any, context: _Context) -> None:
+    text = f"{TOKEN_KEY}: must be 'Bearer <token of the run>'; set VCPO_TOKEN"
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
+
+
+def _probe(handler: Any) -> Any:
+    """The method of health checks, which takes every message for an empty one and reads none."""
+
+    async def answer(_: Any, context: _Context) -> Any:
+        return await handler.unary_unary(health_pb2.HealthCheckRequest(), context)
+
+    return grpc.stream_unary_rpc_method_handler(
+        answer, response_serializer=handler.response_serializer
+    )

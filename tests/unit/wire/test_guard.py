@@ -1,0 +1,209 @@
+"""What callers can take of a server: bytes, time, streams and connections, over real sockets."""
+
+import asyncio
+import contextlib
+import resource
+import struct
+
+import grpc
+import pytest
+
+from tests.unit.rollout.scenes import eventually
+from tests.unit.wire.test_server import SERVICE, TIMEOUT_S, TOKEN, Echo, chunks, manifest
+from vcpo.wire import guard as guard_module
+from vcpo.wire.client import open_channel
+from vcpo.wire.guard import Guard
+from vcpo.wire.limits import server_options
+from vcpo.wire.server import WireServer
+from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+
+GET_MANIFEST = f"/{SERVICE}/GetManifest"
+CHECK = "/grpc.health.v1.Health/Check"
+
+
+@contextlib.asynccontextmanager
+async def serving(servicer=None, *, token=None, guard=None, **limits):
+    """The address of a server with these limits."""
+    server = WireServer(token=token, guard=guard or Guard(token, **limits))
+    policy_pb2_grpc.add_PolicyServiceServicer_to_server(servicer or Echo(), server.grpc_server)
+    port = await server.start("127.0.0.1:0", [SERVICE])
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(grace_s=0)
+
+
+def frame(kind, flags, stream, payload):
+    """An HTTP/2 frame (RFC 9113, 4.1)."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def header(name, value):
+    """A header as it is, without compression (RFC 7541, 6.2.2)."""
+    return b"".join([b"\0", *(bytes([len(one)]) + one.encode() for one in (name, value))])
+
+
+async def window_for(address, method, *headers):
+    """Bytes that a server is ready to take in of a call's message of 30 MiB, before it refuses."""
+    reader, writer = await asyncio.open_connection(*address.split(":"))
+    always = [(":method", "POST"), (":scheme", "http"), (":path", method), (":authority", "server")]
+    grpc_headers = [
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+        ("grpc-timeout", "9S"),
+    ]
+    head = b"".join(header(*one) for one in (*always, *grpc_headers, *headers))
+    start = struct.pack(">BI", 0, 30 << 20) + bytes(1000)
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(_SETTINGS, 0, 0, b""))
+    writer.write(frame(_HEADERS, _END_OF_HEADERS, 1, head) + frame(_DATA, 0, 1, start))
+    window, is_ended = 65_535, False
+    with contextlib.suppress(TimeoutError):
+        while not is_ended:
+            async with asyncio.timeout(0.5):
+                size, kind, flags, stream = struct.unpack(
+                    ">IBBI", b"\0" + await reader.readexactly(9)
+                )
+                payload = await reader.readexactly(size)
+            if kind == _SETTINGS and not flags:
+                settings = dict(struct.iter_unpack(">HI", payload))
+                window = settings.get(_INITIAL_WINDOW_SIZE, window)
+            elif kind == _WINDOW_UPDATE and stream == 1:
+                window += int.from_bytes(payload)
+            is_ended = kind == _HEADERS and bool(flags & _END_OF_STREAM)
+    writer.close()
+    await writer.wait_closed()
+    return window
+
+
+_DATA, _HEADERS, _SETTINGS, _WINDOW_UPDATE = 0, 1, 4, 8
+_END_OF_STREAM, _END_OF_HEADERS = 1, 4
+_INITIAL_WINDOW_SIZE = 4
+
+
+@pytest.mark.parametrize("method", [GET_MANIFEST, CHECK])
+async def test_of_what_a_stranger_sends_the_server_takes_in_next_to_nothing(method):
+    async with serving(token=TOKEN) as address:
+        assert await window_for(address, method) <= 1 << 17
+
+
+async def test_what_a_friend_sends_it_asks_for_a_mebibyte_at_a_time():
+    async with serving(token=TOKEN) as address:
+        token = ("authorization", f"Bearer {TOKEN}")
+        assert await window_for(address, GET_MANIFEST, token) >= 1 << 20
+
+
+async def test_a_deadline_too_far_away_is_refused():
+    async with serving() as address, open_channel(address, token=None) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await manifest(channel, timeout=4000.0)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.details().startswith("deadline: must be at most 3600 seconds away")
+
+
+async def test_a_message_that_does_not_come_is_not_waited_for():
+    async with serving(read_timeout_s=0.05) as address, grpc.aio.insecure_channel(address) as one:
+        call = one.stream_unary(GET_MANIFEST)(timeout=TIMEOUT_S)
+        assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert await call.details() == "message: it did not arrive within 0.05 s"
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([], "message: must be sent, got 'none'"),
+        ([b"\xff"], "message: must be one of this method's, got '1 bytes that are none'"),
+    ],
+    ids=["none", "not one"],
+)
+async def test_a_message_that_is_none_is_refused(messages, problem):
+    async with serving() as address, grpc.aio.insecure_channel(address) as channel:
+        call = channel.stream_unary(GET_MANIFEST)(iter(messages), timeout=TIMEOUT_S)
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await call.details() == problem
+
+
+async def test_only_so_many_messages_arrive_at_one_time(monkeypatch):
+    monkeypatch.setattr(guard_module, "MAX_MESSAGES_READ", 1)
+    guard, gate = Guard(None), asyncio.Event()
+    async with serving(guard=guard) as address, grpc.aio.insecure_channel(address) as channel:
+
+        async def late_message():
+            await gate.wait()
+            yield policy_pb2.GetManifestRequest(held_policy_version=1).SerializeToString()
+
+        first = channel.stream_unary(GET_MANIFEST)(late_message(), timeout=TIMEOUT_S)
+        await eventually(guard._reading.locked)
+        second = asyncio.create_task(manifest(channel))
+        _, waiting = await asyncio.wait({second}, timeout=0.1)
+        assert waiting
+        gate.set()
+        assert policy_pb2.PolicyManifest.FromString(await first).policy_version == 1
+        assert await second == 7
+
+
+class Long(policy_pb2_grpc.PolicyServiceServicer):
+    """Streams 64 chunks of 1 MiB, and notes when it is let go of."""
+
+    def __init__(self):
+        self.num_sent = 0
+        self.is_closed = asyncio.Event()
+
+    async def Fetch(self, request, context):  # noqa: N802 - named by the contract
+        try:
+            for _ in range(64):
+                yield policy_pb2.PolicyChunk(data=bytes(1 << 20))
+                self.num_sent += 1
+        finally:
+            self.is_closed.set()
+
+
+async def test_a_reader_that_stops_is_let_go_of_with_what_it_was_sent():
+    long = Long()
+    async with (
+        serving(long, stalled_reader_s=0.1) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        stub = policy_pb2_grpc.PolicyServiceStub(channel)
+        stream = stub.Fetch(policy_pb2.FetchRequest(), timeout=TIMEOUT_S)
+        await stream.read()
+        async with asyncio.timeout(TIMEOUT_S):
+            await long.is_closed.wait()
+        assert long.num_sent < 64
+
+
+async def test_only_so_many_versions_are_sent_at_one_time(monkeypatch):
+    monkeypatch.setattr(guard_module, "MAX_STREAMS", 1)
+    async with serving(Long()) as address, open_channel(address, token=None) as channel:
+        stub = policy_pb2_grpc.PolicyServiceStub(channel)
+        first = stub.Fetch(policy_pb2.FetchRequest(), timeout=TIMEOUT_S)
+        await first.read()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await chunks(channel)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for _ in range(63):
+            assert (await first.read()).data
+        assert await first.read() is grpc.aio.EOF
+        assert len(await chunks(channel)) == 64
+
+
+async def test_connections_are_bounded_and_those_that_end_make_room(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (6, 6))
+    async with serving() as address:
+        host, port = address.split(":")
+        idle = [await asyncio.open_connection(host, port) for _ in range(3)]
+        async with open_channel(address, token=None) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await manifest(channel, timeout=0.5)
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            for _, writer in idle:
+                writer.close()
+            assert await manifest(channel, wait_for_ready=True) == 7
+
+
+@pytest.mark.parametrize(
+    ("max_open_files", "connections"),
+    [(-1, 8192), (1024, 768), (65_536, 8192), (300, 150)],
+)
+def test_connections_leave_files_for_everything_else(max_open_files, connections):
+    options = dict(server_options(max_open_files))
+    assert options["grpc.max_allowed_incoming_connections"] == connections
