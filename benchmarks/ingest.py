@@ -56,16 +56,20 @@ Submit = Callable[[str, Sequence[Trajectory]], Awaitable[Any]]
 
 
 def make_answers(count: int, mean_tokens: int) -> list[Trajectory]:
-    """Answers of up to twice `mean_tokens` tokens, in two spans each, with float32 numbers."""
+    """Answers of up to twice `mean_tokens` tokens, in two spans each, with float32 numbers.
+
+    All answer one prompt, as those of a lease must: how they are grouped changes nothing.
+    """
     rng = random.Random(0)  # noqa: S311 - no secret
-    return [_answer(rng, rng.randint(2, 2 * mean_tokens - 2)) for _ in range(count)]
+    prompt = tuple(rng.choices(range(_VOCABULARY), k=_PROMPT_TOKENS))
+    return [_answer(rng, prompt, rng.randint(2, 2 * mean_tokens - 2)) for _ in range(count)]
 
 
-def _answer(rng: random.Random, size: int) -> Trajectory:
+def _answer(rng: random.Random, prompt: tuple[int, ...], size: int) -> Trajectory:
     logprobs = struct.pack(f"{size}f", *(-rng.expovariate(1.0) for _ in range(size)))
     return Trajectory(
         trajectory_id="",
-        prompt_token_ids=tuple(rng.choices(range(_VOCABULARY), k=_PROMPT_TOKENS)),
+        prompt_token_ids=prompt,
         response_token_ids=tuple(rng.choices(range(_VOCABULARY), k=size)),
         rollout_logprobs=struct.unpack(f"{size}f", logprobs),
         version_spans=(
