@@ -7,6 +7,8 @@ import asyncio
 import logging
 from pathlib import Path
 
+from transformers.utils.logging import disable_progress_bar
+
 from vcpo.lifecycle import StartError, complain
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.app import Options, run_learner
@@ -19,6 +21,8 @@ def main() -> int:
     what the command line says for a run that was drained.
     """
     arguments = _arguments()
+    # In a file a bar is one long line, and hides what was said last.
+    disable_progress_bar()  # type: ignore[no-untyped-call] # the library does not type it
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         phase = asyncio.run(run_learner(_options(arguments)))

@@ -264,7 +264,9 @@ def _check_continues(loaded: VCPORun, directory: RunDir) -> None:
 
 
 def _summary_table(summary: dict[str, Any], ending: Ending) -> Table:
-    table = Table(title=f"{ending.name.lower()}", show_header=False, title_justify="left")
+    table = Table(
+        title=ending.name.lower().replace("_", " "), show_header=False, title_justify="left"
+    )
     for key, value in summary.items():
         shown = f"{value:.4g}" if isinstance(value, float) else str(value)
         table.add_row(key, shown)

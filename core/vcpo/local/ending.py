@@ -15,7 +15,7 @@ class Ending(IntEnum):
 
     COMPLETE = 0
     FAILED = 1
-    UNCHANGED = 3
+    COMPLETE_WITHOUT_UPDATE = 3
     """Every step was skipped: the model is the one that the run began with."""
     INTERRUPTED = 130
 
@@ -32,7 +32,7 @@ class Outcome:
 def outcome_of_complete(steps: Sequence[StepRecord]) -> Outcome:
     """Judge a run that took all of its steps by what they did."""
     if (message := never_updated(steps)) is not None:
-        return Outcome(ending=Ending.UNCHANGED, message=message)
+        return Outcome(ending=Ending.COMPLETE_WITHOUT_UPDATE, message=message)
     reason = steps[-1].skipped or "" if steps else ""
     notice = no_update_notice(skipped_at_the_end(steps), reason)
     return Outcome(ending=Ending.COMPLETE, message=notice or "")

@@ -74,7 +74,8 @@ class RunView:
     signals_age_s: float | None = None
     """Age of all numbers that the learner told, in seconds."""
     notices: tuple[str, ...] = ()
-    """What the person should know before anything else, in sentences."""
+    """What the person should know before anything else, in sentences. The plain view leaves them
+    to the events that tell the same."""
 
 
 class LiveView(Protocol):
@@ -135,7 +136,8 @@ class RichView:
             rewards = sparkline(self._rewards)
             ess_ratios = sparkline(self._ess_ratios, low=0.0)
             parts += [_progress(self._view), _numbers(self._view, rewards, ess_ratios)]
-            parts += [Text(warning, style="bold yellow") for warning in _warnings(self._view)]
+            notices = [*_age(self._view), *map(_printable, self._view.notices)]
+            parts += [Text(notice, style="bold yellow") for notice in notices]
         parts += [
             Text(f"· {message}", style="dim", no_wrap=True, overflow="ellipsis")
             for message in self._events
@@ -204,7 +206,7 @@ def plain_line(view: RunView) -> str:
         f"{decimal(view.tokens_per_s, ',.0f')} tok/s",
         f"elapsed {duration(view.elapsed_s)}",
         f"eta {duration(view.eta_s)}",
-        *_warnings(view),
+        *_age(view),
     ]
     return "  ".join(facts)
 
@@ -233,13 +235,12 @@ def _changed(before: RunView | None, after: RunView) -> bool:
     return before is None or (before.phase, before.accuracy) != (after.phase, after.accuracy)
 
 
-def _warnings(view: RunView) -> list[str]:
-    """What stands behind the numbers, or in the way of believing them."""
-    warnings = []
-    if view.signals_age_s is not None and view.signals_age_s >= _OLD_S:
-        age = duration(view.signals_age_s)
-        warnings.append(f"the learner has not answered for {age}: the numbers are as old")
-    return [*warnings, *map(_printable, view.notices)]
+def _age(view: RunView) -> list[str]:
+    """A sentence on numbers that are old; nothing on those that are not."""
+    if view.signals_age_s is None or view.signals_age_s < _OLD_S:
+        return []
+    age = duration(view.signals_age_s)
+    return [f"the learner has not answered for {age}: the numbers are as old"]
 
 
 def _framed(view: RunView | None, body: RenderableType) -> Panel:

@@ -265,7 +265,7 @@ async def test_a_run_that_never_updated_is_no_plain_success(scene):
         Journal(scene.directory.path).step(skipped)
     scene.tell("complete")
     outcome = await scene.outcome()
-    assert outcome.ending is Ending.UNCHANGED
+    assert outcome.ending is Ending.COMPLETE_WITHOUT_UPDATE
     assert scene.events("Complete") == [f"300 steps. {outcome.message}"]
     assert "(3 of 3 were skipped)" in outcome.message
 
