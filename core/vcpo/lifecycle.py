@@ -22,6 +22,14 @@ from pathlib import Path
 TOKEN_VARIABLE = "VCPO_TOKEN"  # noqa: S105 - the variable's name, not a secret
 """Environment variable with the run's shared token; unset means that none is asked for."""
 
+SERVICE_ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",  # it warns of every fork otherwise
+    # Progress bars are for people who watch; in a log they hide the lines that say something.
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TQDM_DISABLE": "1",
+}
+"""What every service is started with, by whichever host, unless its user says otherwise."""
+
 CANNOT_START = 2
 """Exit status of a service that the user must help to start; starting it again is no cure."""
 

@@ -132,7 +132,8 @@ class Dispatcher:
             InvalidMessageError: when an id does not belong to the lease, or a token is labelled
                 with a version that does not exist yet.
         """
-        self._check_versions("trajectories", trajectories)
+        if self._has_granted(lease_id):
+            self._check_versions("trajectories", trajectories)
         if self._round is not None and self._round.granted(lease_id):
             outcomes = self._round.submit(lease_id, trajectories)
         else:
@@ -165,7 +166,8 @@ class Dispatcher:
 
     def fail(self, worker_id: str, lease_id: str, failure: Failure) -> None:
         """End a lease whose generation failed; the prompt is granted again, a few times."""
-        self.failures.failed(failure)
+        if self._has_granted(lease_id):
+            self.failures.failed(failure)
         self._roster.confirm(worker_id)
         if self._round is not None:
             self._round.fail(lease_id)
@@ -186,7 +188,8 @@ class Dispatcher:
             InvalidMessageError: when there are too many answers, or a token is labelled with a
                 version that does not exist yet.
         """
-        self._check_versions("begun", begun)
+        if begun and self._has_granted(lease_ids[0]):
+            self._check_versions("begun", begun)
         released = self._ledger.release(worker_id, lease_ids, begun)
         if self._round is not None:
             released += self._round.release(worker_id, lease_ids)
@@ -342,6 +345,11 @@ class Dispatcher:
             num_expired += self._round.expire()
         if num_expired:
             self.notify()
+
+    def _has_granted(self, lease_id: str) -> bool:
+        """Whether a lease is this process's own; versions of the learner before went further."""
+        in_round = self._round is not None and self._round.granted(lease_id)
+        return in_round or self._ledger.granted(lease_id)
 
     def _check_versions(self, name: str, answers: Sequence[Trajectory | PartialResponse]) -> None:
         for index, answer in enumerate(answers):

@@ -69,6 +69,9 @@ class Ledger(Protocol):
         `oldest_begun_version` are forgotten.
         """
 
+    def granted(self, lease_id: str) -> bool:
+        """Whether the id has the form of this ledger's leases, open or closed."""
+
     def submit(self, lease_id: str, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
         """Accept trajectories; repeating a submission changes nothing.
 

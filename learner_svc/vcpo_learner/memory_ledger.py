@@ -125,6 +125,10 @@ class MemoryLedger:
             self._leased += self._trajectories_per_prompt
         return leases
 
+    def granted(self, lease_id: str) -> bool:
+        """Whether the id has the form of this ledger's leases, open or closed."""
+        return self._book.granted(lease_id)
+
     def submit(self, lease_id: str, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
         """Accept trajectories; repeating a submission changes nothing.
 

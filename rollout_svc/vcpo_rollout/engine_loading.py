@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -109,9 +110,13 @@ def _vllm_device() -> Device:
 def _vllm_needed() -> Iterator[None]:
     """Around the import of the engine that not every environment has.
 
+    vLLM makes its loggers when it is imported, for its processes too. At their own level they write
+    three lines for every swap; warnings are kept, and a user's own level.
+
     Raises:
         ValueError: when vLLM is not installed; it says what to do.
     """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     try:
         yield
     except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit

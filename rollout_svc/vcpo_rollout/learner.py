@@ -165,8 +165,9 @@ class Learner:
         request = work_pb2.ReleaseRequest(worker_id=self._worker_id)
         try:
             await self._work.Release(request, timeout=CALL_TIMEOUT_S)
-        except grpc.RpcError as error:
-            _LOGGER.info("leases were not handed back, they will expire: %s", error)
+        except grpc.aio.AioRpcError as error:
+            said = f"{error.code().name}: {error.details()}"
+            _LOGGER.info("leases were not handed back, they will expire: %s", said)
 
     async def newest_policy(
         self, held: HeldPolicy | None, *, wait_s: float

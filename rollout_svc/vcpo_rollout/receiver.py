@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ from vcpo_rollout.supply import WeightSupply, names_of
 
 _LOGGER = logging.getLogger(__name__)
 _WAIT_S = 10.0
+_SUMMARY_EVERY_S = 60.0
 PAUSE_AFTER_CORRUPTION_S = 1.0
 """Pause before a version that arrived corrupt is fetched again."""
 
@@ -36,6 +38,7 @@ class WeightReceiver:
         supply: WeightSupply | None = None,
         prepare: Callable[[bytes, int], bytes] | None = None,
         pause_after_corruption_s: float = PAUSE_AFTER_CORRUPTION_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """prepare: makes what the engine gets of a version's payload; None leaves it as it is."""
         self.held: HeldPolicy | None = None
@@ -51,6 +54,10 @@ class WeightReceiver:
         self._prepare = prepare
         self._pause_after_corruption_s = pause_after_corruption_s
         self._swapped = asyncio.Condition()
+        self._clock = clock
+        self._durations_s: list[float] = []
+        """Of the swaps that the log has not told."""
+        self._told_s = -math.inf
 
     async def wait_for_other(self, held: HeldPolicy | None) -> HeldPolicy:
         """Return the version in use once it is another than `held`, which may be None for none."""
@@ -73,11 +80,12 @@ class WeightReceiver:
                 await self._receive(manifest)
 
     async def _receive(self, manifest: policy_pb2.PolicyManifest) -> None:
-        started_s = time.monotonic()
+        started_s = self._clock()
         try:
             weights = await self._supply.bring(manifest)
-        except CorruptWeightsError:
-            _LOGGER.exception("version %d is thrown away", manifest.policy_version)
+        except CorruptWeightsError as error:
+            version = manifest.policy_version
+            _LOGGER.warning("version %d is thrown away and fetched again: %s", version, error)
             self._distrusts_held = True
             await asyncio.sleep(self._pause_after_corruption_s)
             return
@@ -89,7 +97,23 @@ class WeightReceiver:
         async with self._swapped:
             self.held = names_of(manifest)
             self._swapped.notify_all()
-        self._gauges.weights_in_use(manifest.policy_version, time.monotonic() - started_s)
+        duration_s = self._clock() - started_s
+        self._gauges.weights_in_use(manifest.policy_version, duration_s)
+        self._tell(manifest.policy_version, duration_s)
+
+    def _tell(self, policy_version: int, duration_s: float) -> None:
+        """Write of swaps now and then; of each one only when debugging."""
+        _LOGGER.debug("version %d is in use after %.2f s", policy_version, duration_s)
+        self._durations_s.append(duration_s)
+        now_s, num_swaps = self._clock(), len(self._durations_s)
+        if now_s - self._told_s >= _SUMMARY_EVERY_S:
+            _LOGGER.info(
+                "version %d is in use; %d swaps since the last such line, %.2f s each",
+                policy_version,
+                num_swaps,
+                sum(self._durations_s) / num_swaps,
+            )
+            self._durations_s, self._told_s = [], now_s
 
     async def _prepared(self, weights: PolicyWeights) -> PolicyWeights:
         """What the engine uses of a version; elements that were not published anew may differ."""

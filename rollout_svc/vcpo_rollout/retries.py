@@ -34,13 +34,15 @@ class LearnerFailedError(RuntimeError):
 
 
 class Retries:
-    """Repeats calls.
+    """Repeats calls; the log has one line when they begin to fail, and one when one succeeds again.
 
     pause: Waits so many seconds.
     """
 
     def __init__(self, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._pause = pause
+        self._num_failures = 0
+        """Since the last call that succeeded, whichever it was."""
 
     async def run(
         self,
@@ -59,7 +61,7 @@ class Retries:
         num_doubtful = 0
         while True:
             try:
-                return await call()
+                response = await call()
             except grpc.aio.AioRpcError as error:
                 if is_doubtful(error):
                     num_doubtful += 1
@@ -73,8 +75,21 @@ class Retries:
                         f"{name} failed {num_doubtful} times in a row, at last with {said}; "
                         "look for the cause in the learner's log, or between worker and learner"
                     ) from error
+            else:
+                self._note_success(name)
+                return response
+            self._note_failure(name, said)
             # Jitter keeps the workers of a restarted learner from asking all at once.
             pause_s = longest_pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
-            _LOGGER.warning("%s failed with %s; it is repeated in %.1f s", name, said, pause_s)
             await self._pause(pause_s)
             longest_pause_s = min(2 * longest_pause_s, LONGEST_PAUSE_S)
+
+    def _note_failure(self, name: str, said: str) -> None:
+        self._num_failures += 1
+        level = logging.WARNING if self._num_failures == 1 else logging.DEBUG
+        _LOGGER.log(level, "%s failed with %s; calls are repeated until they succeed", name, said)
+
+    def _note_success(self, name: str) -> None:
+        if self._num_failures:
+            _LOGGER.info("%s succeeded after %d failed calls", name, self._num_failures)
+            self._num_failures = 0

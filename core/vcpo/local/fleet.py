@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import secrets
 import sys
 import time
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vcpo.control.supervision import MAX_WORKER_FAILURES, FailureStreak
-from vcpo.lifecycle import CANNOT_START, DRAINED, TOKEN_VARIABLE
+from vcpo.lifecycle import CANNOT_START, DRAINED, SERVICE_ENVIRONMENT, TOKEN_VARIABLE
 from vcpo.local.processes import Child, start_child, stop_all, wait_for_exit
 from vcpo.local.run_dir import RunDir
 from vcpo.spec import VCPORun
@@ -187,7 +188,7 @@ class Fleet:
 
     def _start(self, name: str, module: str, options: Sequence[str], threads: int | None) -> Child:
         ready_file = self._run_dir.ready_file(name)
-        environment = {TOKEN_VARIABLE: self.token, "TOKENIZERS_PARALLELISM": "false"}
+        environment = {**SERVICE_ENVIRONMENT, **os.environ, TOKEN_VARIABLE: self.token}
         if threads is not None:
             environment["OMP_NUM_THREADS"] = str(threads)
         command = [sys.executable, "-m", module, str(self._run_dir.spec), *options]

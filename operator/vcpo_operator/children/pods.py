@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from vcpo.lifecycle import TOKEN_VARIABLE
+from vcpo.lifecycle import SERVICE_ENVIRONMENT, TOKEN_VARIABLE
 from vcpo_operator.children.manifest import Manifest, Parent, digest
 from vcpo_operator.names import (
     QUEUE_LABEL,
@@ -142,7 +142,7 @@ def _environment(parent: Parent) -> list[Manifest]:
         # The root file system is read-only; libraries cache under the home directory.
         {"name": "HOME", "value": SCRATCH_PATH},
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-        {"name": "TOKENIZERS_PARALLELISM", "value": "false"},
+        *({"name": name, "value": value} for name, value in SERVICE_ENVIRONMENT.items()),
     ]
     secret = parent.run.spec.pods.token_secret_name
     if secret is not None:

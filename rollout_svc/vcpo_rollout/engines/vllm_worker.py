@@ -58,7 +58,8 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not t
     update_info_cls = WeightFile
 
     def init_transfer_engine(self, init_info: NothingToAgreeOn) -> None:
-        """Nothing to do."""
+        """Choose what the log says of a swap; there is nobody to connect to."""
+        _RELOAD_LOGGER.addFilter(LayersWithParameters(self.model))
 
     def start_weight_update(self) -> None:
         """Give the layers back the parameters that they were loaded with, still without values."""
@@ -78,6 +79,25 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not t
 
     def shutdown(self) -> None:
         """Nothing to do."""
+
+
+class LayersWithParameters(logging.Filter):
+    """Keeps vLLM's warnings that a layer failed to load weights where the layer has parameters.
+
+    vLLM counts buffers too, such as the angles of rotary embeddings, which are computed and in no
+    version of the policy. It names layers by their class.
+    """
+
+    def __init__(self, model: Module) -> None:
+        super().__init__()
+        layers = [(type(layer).__name__, layer) for layer in model.modules()]
+        has_parameters = {name for name, layer in layers if list(layer.parameters(recurse=False))}
+        self._silent = {name for name, _ in layers} - has_parameters
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line is written."""
+        named = record.args[:1] if isinstance(record.args, tuple) else ()
+        return self._silent.isdisjoint(map(str, named))
 
 
 def pack_heads(model: Module) -> None:

@@ -11,6 +11,7 @@ from tests.unit.learner.scenes import (
     answer,
     answers,
     asking,
+    begun_answer,
     make_desk,
     settle,
 )
@@ -204,6 +205,16 @@ class TestSubmissions:
         with pytest.raises(InvalidMessageError, match=r"trajectories\[0\]\.version_spans.*1.*2"):
             desk.submit(first, versions=(1, 2))
         assert desk.ledger.counts().buffered == 0
+
+    async def test_what_a_lease_of_the_learner_before_brings_is_late_and_no_fault(self, desk):
+        # Its version went further than this learner has come since its checkpoint.
+        assert desk.dispatcher.policy_version == 0
+        sampled = [answer("train-before-7", 0, versions=(24,))]
+        assert desk.dispatcher.submit("w", "train-before-7", sampled) == ["lease_ended"]
+        begun = [begun_answer(24)]
+        assert desk.dispatcher.release("w", ["train-before-7"], begun) == 0
+        desk.dispatcher.fail("w", "train-before-7", FAILURE)
+        assert desk.dispatcher.failures.in_a_row == 0
 
     async def test_a_failed_generation_is_granted_again(self, desk):
         (first, *_) = await lease_now(desk, room=2)

@@ -428,7 +428,7 @@ async def test_the_steps_taken_before_an_environment_broke_are_saved(make_learne
     for lease in learner.dispatcher.ledger._book.all():
         learner.dispatcher.fail("w", lease.lease_id, BROKEN)
     for _ in range(4):
-        learner.dispatcher.fail("w", "gone", BROKEN)
+        learner.dispatcher.fail("w", "train-now-0", BROKEN)
     learner.desk.clock.advance(1.0)
     learner.dispatcher.notify()
     with pytest.raises(TooManyFailuresError):
@@ -438,5 +438,5 @@ async def test_the_steps_taken_before_an_environment_broke_are_saved(make_learne
     assert again.training.resume() == step >= 2
     # A run that has steps had answers: it is not judged as one that never worked.
     for _ in range(4):
-        again.dispatcher.fail("w", "gone", BROKEN)
+        again.dispatcher.fail("w", "train-now-0", BROKEN)
     again.dispatcher.failures.check()

@@ -60,6 +60,14 @@ class TestCommands:
         environment = told(fleet.start_learner(resume=False))["environment"]
         assert environment["VCPO_TOKEN"] == fleet.token != Fleet(RUN, run_dir).token
 
+    def test_nothing_draws_bars_into_a_log_unless_the_user_says_so(self, fleet, monkeypatch):
+        monkeypatch.setenv("EXIT", "0")
+        monkeypatch.setenv("TQDM_DISABLE", "0")
+        monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
+        environment = told(fleet.start_learner(resume=False))["environment"]
+        assert environment["HF_HUB_DISABLE_PROGRESS_BARS"] == "1"
+        assert environment["TQDM_DISABLE"] == "0"
+
     def test_threads_are_those_of_the_run(self, fleet, monkeypatch):
         monkeypatch.setenv("EXIT", "0")
         fleet.scale({"main": 1, "other": 1}, 7600, {})

@@ -1,10 +1,13 @@
 import asyncio
 import contextlib
+import logging
+import time
 
 import pytest
 import safetensors.torch
 import torch
 
+from tests.unit.learner.scenes import ManualClock
 from tests.unit.rollout.scenes import (
     FakeEngine,
     a_learner,
@@ -64,7 +67,7 @@ class PolicyServer(policy_pb2_grpc.PolicyServiceServicer):
 
 
 @contextlib.asynccontextmanager
-async def following(server, engine, prepare=None):
+async def following(server, engine, prepare=None, clock=time.monotonic):
     """A receiver that follows the server for as long as the context lasts."""
     add = policy_pb2_grpc.add_PolicyServiceServicer_to_server
     async with served(lambda grpc_server: add(server, grpc_server)) as channel:
@@ -74,6 +77,7 @@ async def following(server, engine, prepare=None):
             prepare=prepare,
             gauges=RolloutGauges(RolloutMetrics(run="run", group="main")),
             pause_after_corruption_s=0.0,
+            clock=clock,
         )
         task = asyncio.create_task(receiver.run())
         try:
@@ -100,6 +104,24 @@ async def test_each_new_version_is_brought_into_the_engine(server, engine):
         server.offer(1)
         assert (await receiver.wait_for_other(held)).policy_version == 1
     assert engine.swapped == [0, 1]
+
+
+async def test_swaps_are_summed_up_once_a_minute(server, engine, caplog):
+    clock = ManualClock()
+    with caplog.at_level(logging.INFO, logger="vcpo_rollout"):
+        async with following(server, engine, clock=clock) as (receiver, _):
+            held = await receiver.wait_for_other(None)
+            for version in range(1, 13):
+                clock.advance(10.0)
+                server.offer(version)
+                held = await receiver.wait_for_other(held)
+            await eventually(lambda: len(caplog.messages) == 3)
+    said = [message.rpartition(",")[0] for message in caplog.messages]
+    assert said == [
+        "version 0 is in use; 1 swaps since the last such line",
+        "version 6 is in use; 6 swaps since the last such line",
+        "version 12 is in use; 6 swaps since the last such line",
+    ]
 
 
 async def test_a_prepared_version_is_what_the_engine_gets_under_its_own_label(server, engine):
@@ -132,10 +154,12 @@ async def test_updates_that_took_over_sequences_under_way_are_counted(server, en
     assert receiver.updates_in_flight == 1
 
 
-async def test_a_corrupt_version_is_thrown_away_and_fetched_again(server, engine):
+async def test_a_corrupt_version_is_thrown_away_and_fetched_again(server, engine, caplog):
     server.troubles = ["corrupt", "corrupt"]
     async with following(server, engine) as (receiver, _):
         await receiver.wait_for_other(None)
+    thrown = [record for record in caplog.records if "is thrown away" in record.message]
+    assert [record.exc_info for record in thrown] == [None, None]
     assert server.offsets == [0, 0, 0]
     assert engine.swapped == [0]
 

@@ -1,5 +1,9 @@
 """Calls that fail for a while, for good, or for reasons unknown, over a real channel."""
 
+import asyncio
+import logging
+from functools import partial
+
 import pytest
 from grpc import StatusCode, aio
 
@@ -96,6 +100,23 @@ async def test_pauses_double_up_to_five_seconds_and_are_jittered():
     for pause_s, bound_s in zip(pauses_s, bounds_s, strict=True):
         assert bound_s / 2 <= pause_s <= bound_s
     assert len(set(pauses_s)) == len(pauses_s)
+
+
+async def test_an_outage_is_two_lines_of_the_log_however_many_calls_it_meets(caplog):
+    troubled = Troubled(*[trouble(StatusCode.UNAVAILABLE)] * 30)
+    with caplog.at_level(logging.INFO, logger="vcpo_rollout"):
+        async with calling(troubled) as channel:
+            learner = learner_at(channel)
+            lease = partial(learner.lease, held=HELD, max_trajectories=4, wait_s=0)
+            await asyncio.gather(*(lease() for _ in range(10)))
+            await lease()
+    assert [(record.levelname, record.exc_info) for record in caplog.records] == [
+        ("WARNING", None),
+        ("INFO", None),
+    ]
+    began, ended = caplog.messages
+    assert began.startswith("Lease failed with UNAVAILABLE: trouble with UNAVAILABLE; calls are")
+    assert ended == "Lease succeeded after 30 failed calls"
 
 
 class Breaking(policy_pb2_grpc.PolicyServiceServicer):
