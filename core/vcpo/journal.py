@@ -2,7 +2,8 @@
 
 One JSON object per line, appended with a single write, so that several processes may write events
 and a reader never sees half a line but the last. What a full disk or a lost machine leaves of a
-line is closed off before the next one and skipped by readers. After a resume a step may stand
+line is closed off before the next one and skipped by readers; what a full disk refuses is written
+when there is room. After a resume a step may stand
 twice: the later record is the one that survived, and `read_metrics` returns only what survived.
 """
 
@@ -10,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +22,10 @@ from typing import Any, TypeVar
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says when a file may not grow: the disk, a quota or a limit is reached."""
+_MOST_UNWRITTEN = 10_000
+"""Records that wait for room; beyond that the oldest are given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,13 +127,15 @@ class Metrics:
 
 
 class Journal:
-    """Appends records to a run directory."""
+    """Appends records to a run directory; those that a full disk refuses wait for room."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
+        self._unwritten: deque[tuple[str, bytes]] = deque(maxlen=_MOST_UNWRITTEN)
+        """Name of the file and the line, oldest first."""
+        self._may_be_cut = True
+        """Whether a file may end in half a line, of this writer or one before it."""
         run_dir.mkdir(parents=True, exist_ok=True)
-        for name in (METRICS_FILE, EVENTS_FILE):
-            _close_last_line(run_dir / name)
 
     def step(self, record: StepRecord) -> None:
         """Append an optimizer step."""
@@ -142,12 +151,35 @@ class Journal:
 
     def _append(self, name: str, entry: Mapping[str, Any]) -> None:
         line = json.dumps(entry, separators=(",", ":")) + "\n"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        descriptor = os.open(self._run_dir / name, flags, 0o644)
+        self._unwritten.append((name, line.encode()))
         try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+            self._write()
+        except OSError as error:
+            self._may_be_cut = True
+            if error.errno not in NO_ROOM:
+                raise
+
+    def _write(self) -> None:
+        """Write what waits, each line in one piece.
+
+        Raises:
+            OSError: when one did not go in whole; it waits on.
+        """
+        if self._may_be_cut:
+            for name in (METRICS_FILE, EVENTS_FILE):
+                _close_last_line(self._run_dir / name)
+            self._may_be_cut = False
+        while self._unwritten:
+            name, line = self._unwritten[0]
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            descriptor = os.open(self._run_dir / name, flags, 0o644)
+            try:
+                written = os.write(descriptor, line)
+            finally:
+                os.close(descriptor)
+            if written < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+            self._unwritten.popleft()
 
 
 def read_metrics(run_dir: Path) -> Metrics:

@@ -62,7 +62,8 @@ def starting() -> Iterator[None]:
 
 def complain(error: StartError) -> int:
     """Say what the user must put right; returns the exit status."""
-    sys.stderr.write(f"{COMPLAINT_MARK}{error}\n")
+    with contextlib.suppress(OSError):  # a log on a full disk does not change the status
+        sys.stderr.write(f"{COMPLAINT_MARK}{error}\n")
     return CANNOT_START
 
 

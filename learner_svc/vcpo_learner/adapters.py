@@ -10,12 +10,22 @@ Source: LoRA, arXiv 2106.09685; layers and initialization of the peft library.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import copy
+from pathlib import Path
+from typing import cast
+
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from vcpo.lifecycle import StartError
-from vcpo.spec.workloads import Lora
+from vcpo.spec.workloads import Lora, Model
+from vcpo_learner.disk import write_tensors
+
+_ADAPTER = "default"
+"""The peft library's word for the only adapter; its files leave it out of the names."""
 
 
 def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
@@ -46,3 +56,22 @@ def merge_adapters(model: PreTrainedModel) -> None:
         if isinstance(module, LoraLayer):
             module.merge()
             model.set_submodule(name, module.get_base_layer())
+
+
+def save_adapters(
+    model: PreTrainedModel, tensors: Mapping[str, Tensor], settings: Model, folder: Path
+) -> None:
+    """Write adapters as peft reads them: `PeftModel.from_pretrained(base, folder)`.
+
+    tensors: the adapters' own, by their names in the model.
+    """
+    config = copy(cast("LoraConfig", model.peft_config[_ADAPTER]))
+    config.base_model_name_or_path = settings.name
+    config.revision = settings.revision
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+    named = {
+        f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}": tensor
+        for name, tensor in tensors.items()
+    }
+    write_tensors(named, folder / "adapter_model.safetensors")

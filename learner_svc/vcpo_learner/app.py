@@ -53,7 +53,8 @@ from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.services.work import WorkService
 from vcpo_learner.signals import SignalWindow
 from vcpo_learner.sources import SourceBook
-from vcpo_learner.training import Training, TrainingParts
+from vcpo_learner.training import Training
+from vcpo_learner.training_parts import TrainingParts
 from vcpo_learner.update import PolicyUpdate
 
 _LOGGER = logging.getLogger(__name__)
@@ -211,7 +212,8 @@ class _Parts:
             _LOGGER.info("serving on port %d, metrics on %d", port, endpoint.port)
             if options.ready_file is not None:
                 ready = Ready(pid=os.getpid(), grpc_port=port, metrics_port=endpoint.port)
-                write_ready(options.ready_file, ready)
+                with starting():
+                    write_ready(options.ready_file, ready)
             refreshing = asyncio.create_task(self._refresh())
             try:
                 return await self._train(options.linger_s)

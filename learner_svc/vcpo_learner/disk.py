@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -58,12 +57,10 @@ def whole_folder(target: Path, *, what: str, needed_bytes: int) -> Iterator[Path
         # The new name must be on the disk before anything else goes.
         _sync(target.parent)
         shutil.rmtree(replaced, ignore_errors=True)
-    except (OSError, SafetensorError) as error:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
-        _raise_as_full(error, what=what, folder=target.parent, needed_bytes=needed_bytes)
-        raise
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, Exception):
+            _raise_as_full(error, what=what, folder=target.parent, needed_bytes=needed_bytes)
         raise
 
 
@@ -71,7 +68,7 @@ def write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     """Write a safetensors file.
 
     Raises:
-        SafetensorError: when it cannot be written.
+        SafetensorError: when it cannot be written, with the system's number in its text.
     """
     save_file(tensors, path, metadata={"format": "pt"})
 
@@ -124,7 +121,8 @@ def _raise_as_full(error: Exception, *, what: str, folder: Path, needed_bytes: i
     Raises:
         DiskFullError: when it does.
     """
-    found = _OS_ERROR.search(str(error)) if isinstance(error, SafetensorError) else None
+    # Libraries written in Rust keep the system's number in their text only.
+    found = _OS_ERROR.search(str(error))
     code = int(found[1]) if found else getattr(error, "errno", None)
     if code not in _NO_ROOM:
         return

@@ -87,6 +87,10 @@ class LearnerGauges:
         """Note a checkpoint."""
         self._metrics.checkpoint_timestamp_s.set(time_unix_s)
 
+    def disk_full(self) -> None:
+        """Note that a checkpoint or a model found no room."""
+        self._metrics.disk_full.inc()
+
     def accounting_error(self) -> None:
         """Note that trajectories appeared or vanished."""
         self._metrics.accounting_errors.inc()

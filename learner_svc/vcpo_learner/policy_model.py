@@ -1,9 +1,8 @@
-"""The policy under training: loading it, writing it as a version, saving it for good."""
+"""The policy under training: loading it, writing it as a version, putting one back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
@@ -110,19 +109,6 @@ def restore_policy(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) 
             if name not in own or own[name].shape != tensor.shape:
                 raise ValueError(f"tensor {name}: does not fit the model of the run")
             own[name].copy_(tensor)
-
-
-def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save model and tokenizer so that `from_pretrained(folder)` loads them.
-
-    Adapters are melted into the model, which cannot be trained any further then.
-    """
-    if getattr(model, "peft_config", None) is not None:
-        from vcpo_learner.adapters import merge_adapters
-
-        merge_adapters(model)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def _first_line(error: Exception) -> str:

@@ -12,63 +12,36 @@ that admission and lag need only one clock.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 from vcpo.algo import MismatchError, audited_gap
-from vcpo.journal import EvaluationRecord, EventRecord, Journal, StepRecord
-from vcpo.spec import VCPORun, algorithm_warnings, batch_warnings
+from vcpo.journal import EvaluationRecord, StepRecord
+from vcpo.spec import algorithm_warnings, batch_warnings
 from vcpo.wire.phase import RunPhase
-from vcpo_learner.archive import Archivist
-from vcpo_learner.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
-from vcpo_learner.dispatch import Dispatcher
+from vcpo_learner.checkpoint import CheckpointError
+from vcpo_learner.disk import DiskFullError
 from vcpo_learner.failure_watch import TooManyFailuresError
-from vcpo_learner.gauges import LearnerGauges
 from vcpo_learner.groups import Group
-from vcpo_learner.leases import Clock
-from vcpo_learner.policies import PolicyStore
 from vcpo_learner.policy_model import (
     policy_payload,
-    policy_tensors,
     published_precision,
     restore_policy,
-    save_policy,
 )
 from vcpo_learner.quarantine import Quarantine
-from vcpo_learner.signals import SignalWindow
+from vcpo_learner.saving import Saving
 from vcpo_learner.step_guard import BrokenBatchError, StepGuard
 from vcpo_learner.step_news import StepNews
 from vcpo_learner.step_record import LagStatistics, lag_statistics, recorded
-from vcpo_learner.update import PolicyUpdate
+from vcpo_learner.training_parts import TrainingParts
 from vcpo_learner.update_result import UpdateResult
 
 _LOGGER = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingParts:
-    """What the loop works with."""
-
-    run: VCPORun
-    run_dir: Path
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    update: PolicyUpdate
-    dispatcher: Dispatcher
-    policies: PolicyStore
-    signals: SignalWindow
-    gauges: LearnerGauges
-    journal: Journal
-    clock: Clock
-    archivist: Archivist | None = None
 
 
 class Training:
@@ -79,13 +52,12 @@ class Training:
         self._spec = parts.run.spec
         self._precision = published_precision(parts.run.spec)
         self._dispatcher = parts.dispatcher
-        self._checkpoints = CheckpointFolder(parts.run_dir / "checkpoints", parts.run)
         self._quarantine = Quarantine(parts.run_dir / "quarantine")
         self._guard = StepGuard(parts.update, self._quarantine)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensors")
+        self._saving = Saving(parts, self._thread)
         self._evaluation: asyncio.Task[None] | None = None
         """The round that runs beside training, until its outcome was looked at."""
-        self._saved_step = -1
         self._news = StepNews(parts.run.spec.steps)
         self._is_audited = False
 
@@ -95,7 +67,7 @@ class Training:
         Raises:
             CheckpointError: naming the directory and the cure.
         """
-        if steps := self._checkpoints.steps():
+        if steps := self._saving.checkpoints.steps():
             raise CheckpointError(
                 f"--run-dir: {self._parts.run_dir} holds a checkpoint of step {steps[-1]}; add"
                 " --resume, or give another directory"
@@ -107,12 +79,12 @@ class Training:
         Raises:
             CheckpointError: when there are checkpoints and none can be used.
         """
-        checkpoint, damaged = self._checkpoints.load_newest()
+        checkpoint, damaged = self._saving.checkpoints.load_newest()
         if checkpoint is None:
             return 0
         for one in damaged:
             self.event("CheckpointDamaged", f"{one}; going on from step {checkpoint.step}")
-        self._checkpoints.set_aside(damaged)
+        self._saving.checkpoints.set_aside(damaged)
         restore_policy(self._parts.model, checkpoint.parameters)
         self._parts.update.load_state_dict(checkpoint.update_state)
         self._dispatcher.ledger.restore(checkpoint.ledger)
@@ -123,7 +95,7 @@ class Training:
         self._check_resumed()
         self._parts.signals.resumed()
         self._parts.gauges.resumed()
-        self._saved_step = checkpoint.step
+        self._saving.saved_step = checkpoint.step
         self.event("Resumed", f"from the checkpoint of step {checkpoint.step}")
         return checkpoint.step
 
@@ -132,10 +104,15 @@ class Training:
 
         When it drains, work in flight has `drain_s` seconds to come in before the checkpoint.
 
+        A run that was complete before stays so at once, without workers.
+
         Raises:
             MismatchError: when sampler and learner turn out not to compute the same policy.
             TooManyFailuresError: when nothing is answered any more; the steps taken are saved.
         """
+        if self._saving.is_complete:
+            self._end("complete before this start")
+            return self._dispatcher.phase
         for warning in algorithm_warnings(self._spec.algorithm):
             self.event("Warning", f"algorithm: {warning}")
         for warning in batch_warnings(self._spec.batch, self._spec.algorithm):
@@ -147,7 +124,8 @@ class Training:
             self.report_failures()
             self.event("Failed", str(error))
             if self._dispatcher.policy_version > 0:
-                await self._save()
+                with contextlib.suppress(DiskFullError):
+                    await self._saving.save()
             raise
         await self._finish(drain_s)
         return self._dispatcher.phase
@@ -158,10 +136,8 @@ class Training:
             self.event("GenerationFailed", line)
 
     def event(self, kind: str, message: str) -> None:
-        """Write an event of the learner, into its log too."""
-        _LOGGER.info("%s: %s", kind, message)
-        record = EventRecord(time_unix_s=time.time(), source="learner", kind=kind, message=message)
-        self._parts.journal.event(record)
+        """Write an event of the learner."""
+        self._parts.event(kind, message)
 
     async def _take_steps(self) -> None:
         """Take steps until the last one, or until there will be no further batch."""
@@ -243,8 +219,8 @@ class Training:
             await self._join_evaluation()
         if step % self._spec.evaluation.every_steps == 0 and not last and self._evaluation is None:
             self._evaluation = asyncio.create_task(self._evaluate(exclusive=False))
-        if step % self._spec.checkpoint.every_steps == 0 and not last:
-            await self._save()
+        if not last:
+            await self._saving.save_if_due()
 
     async def _finish(self, drain_s: float) -> None:
         await self._join_evaluation()
@@ -252,13 +228,14 @@ class Training:
             await self._evaluate(exclusive=True)
         else:
             await self._dispatcher.wait_until_idle(drain_s)
-        await self._save()
+        await self._saving.finish(drain_s)
+        self._end("the model is saved")
+
+    def _end(self, how: str) -> None:
+        """Tell everybody that the run is complete, unless it was asked to stop before."""
         if self._dispatcher.phase is RunPhase.RUNNING:
-            parts = self._parts
-            folder = parts.run_dir / "model"
-            await self._in_thread(lambda: save_policy(parts.model, parts.tokenizer, folder))
             self._dispatcher.phase = RunPhase.COMPLETE
-            self.event("Complete", f"{self._spec.steps} steps; the model is saved")
+            self.event("Complete", f"{self._dispatcher.policy_version} steps; {how}")
         self._dispatcher.notify()
         self._thread.shutdown()
 
@@ -317,27 +294,6 @@ class Training:
             record.accuracy,
             record.num_trajectories,
         )
-
-    async def _save(self) -> None:
-        step = self._dispatcher.policy_version
-        if step == self._saved_step:
-            return
-        # The ledger's snapshot is taken here, on its own loop; only files wait in the thread.
-        ledger = self._dispatcher.ledger.snapshot()
-        model, update = self._parts.model, self._parts.update
-        await self._in_thread(
-            lambda: self._checkpoints.save(
-                Checkpoint(
-                    step=step,
-                    parameters=policy_tensors(model),
-                    update_state=update.state_dict(),
-                    ledger=ledger,
-                )
-            )
-        )
-        self._saved_step = step
-        self._parts.gauges.checkpoint(time.time())
-        self.event("CheckpointSaved", f"step {step}")
 
     def _record(
         self, result: UpdateResult, *, lag: LagStatistics, idle_s: float, step_s: float

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import urllib.request
 from typing import Any
 
+import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.integration.conftest import StartRun, is_alive, wait_for_exit, wait_until
+from tests.integration.conftest import ROOT, StartRun, is_alive, wait_for_exit, wait_until
 
 
 def assert_accounting_is_exact(summary: dict[str, Any]) -> None:
@@ -53,6 +57,11 @@ def test_a_run_of_adapters_publishes_little_and_leaves_a_whole_model(start_run: 
     (saved,) = (run.path / "checkpoints").glob("step-*/model.safetensors")
     model = AutoModelForCausalLM.from_pretrained(run.path / "model")
     assert saved.stat().st_size < 4 * model.num_parameters() / 10
+    base = AutoModelForCausalLM.from_pretrained(ROOT / "examples/models/tiny")
+    adapted = PeftModel.from_pretrained(base, run.path / "adapters")
+    tokens = torch.tensor([[3, 4, 5]])
+    with torch.no_grad():
+        torch.testing.assert_close(adapted(tokens).logits, model(tokens).logits)
 
 
 def test_a_killed_worker_is_replaced_and_the_accounting_stays_exact(start_run: StartRun) -> None:
@@ -99,6 +108,10 @@ def test_an_interrupted_run_saves_leaves_and_resumes(start_run: StartRun) -> Non
     assert not any(is_alive(pid) for pid in pids)
     saved = run.path / "checkpoints" / f"step-{stopped_at:08d}"
     assert (saved / "meta.json").exists()
+    export = [sys.executable, "-m", "vcpo.cli.main", "export", str(run.path)]
+    exported = subprocess.run(export, capture_output=True, text=True, check=True).stdout.strip()
+    assert exported == str(run.path / "exports" / f"step-{stopped_at:08d}")
+    assert AutoModelForCausalLM.from_pretrained(exported).num_parameters() > 100_000
     status, summary = start_run("--resume", steps=60).finish()
     assert status == 0
     assert summary["steps"] == 60

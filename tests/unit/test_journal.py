@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.disk_limits import files_of_at_most
 from vcpo.journal import (
     EVENTS_FILE,
     METRICS_FILE,
@@ -165,3 +166,31 @@ def test_opening_a_journal_again_changes_nothing(journal, tmp_path):
     before = (tmp_path / EVENTS_FILE).read_bytes()
     Journal(tmp_path)
     assert (tmp_path / EVENTS_FILE).read_bytes() == before
+
+
+class TestDiskWithoutRoom:
+    """A file that may not grow is as full as a disk; the limit is the kernel's."""
+
+    def test_records_wait_for_room_in_their_order_and_none_is_lost(self, tmp_path):
+        journal = Journal(tmp_path)
+        journal.event(event("before"))
+        size_bytes = (tmp_path / EVENTS_FILE).stat().st_size
+        with files_of_at_most(size_bytes + 20):
+            journal.event(event("first"))
+            journal.event(event("second"))
+            journal.step(STEP)
+        assert [one.message for one in read_events(tmp_path)] == ["before"]
+        journal.event(event("after"))
+        messages = [one.message for one in read_events(tmp_path)]
+        assert messages == ["before", "first", "second", "after"]
+        assert read_metrics(tmp_path).steps == (STEP,)
+
+    def test_an_error_that_no_room_would_cure_is_raised(self, tmp_path):
+        journal = Journal(tmp_path)
+        (tmp_path / EVENTS_FILE).mkdir()
+        with pytest.raises(IsADirectoryError):
+            journal.event(event("lost"))
+
+
+def event(message):
+    return EventRecord(time_unix_s=0.0, source="learner", kind="Kind", message=message)

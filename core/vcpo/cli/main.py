@@ -1,4 +1,4 @@
-"""`vcpo`: run, validate, report, study, schema."""
+"""`vcpo`: run, validate, report, export, study, schema."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from vcpo.local.ending import Ending, Outcome
+from vcpo.exported_model import ExportedModel
+from vcpo.journal import read_metrics
+from vcpo.local.ending import Ending, Outcome, outcome_of_complete
+from vcpo.local.export import EXPORT_MODULES, ExportOptions, become_export
 from vcpo.local.fleet import FleetError, check_installed
 from vcpo.local.host import Host, HostOptions
 from vcpo.local.preflight import check_machine, machine_warnings, with_local_paths
@@ -49,6 +52,7 @@ A run is one YAML file of kind `VCPORun`.
 * **vcpo run run.yaml** starts a learner and rollout workers on this machine and shows them work
 * **vcpo run run.yaml --run-dir DIR --resume** goes on from the newest checkpoint
 * **vcpo report DIR** writes DIR/report.html from a run's records
+* **vcpo export DIR** writes the model of a run's newest checkpoint, after Ctrl-C too
 * **vcpo study study.yaml** compares methods over a grid of policy lags and seeds, on this machine
 
 Ctrl-C ends a run in good order, with a checkpoint; a second Ctrl-C ends it at once.
@@ -91,6 +95,7 @@ def run(
     loaded = _load(file)
     _warn(loaded)
     directory = _directory(loaded, run_dir, resume=resume)
+    _end_if_complete(loaded, directory, as_json=as_json)
     try:
         check_installed()
         check_machine(loaded, file)
@@ -106,10 +111,14 @@ def run(
         _fail(f"--run-dir: {error}")
     except AddressError as error:
         _fail(f"--metrics-port: {error}")
-    report_path = write_report(directory.path)
+    report_path = _report(directory)
     summary = summarize(directory.path)
     _OUT.print(_summary_table(summary, outcome.ending))
-    _OUT.print(f"report: {report_path}", soft_wrap=True, markup=False)
+    if report_path is not None:
+        _OUT.print(f"report: {report_path}", soft_wrap=True, markup=False)
+    if outcome.ending is Ending.INTERRUPTED:
+        hint = f"vcpo export {directory.path}"
+        _OUT.print(f"`{hint}` writes the model as it is now", soft_wrap=True, markup=False)
     if outcome.message:
         _ERR.print(outcome.message, style="red", markup=False, highlight=False, soft_wrap=True)
     if as_json:
@@ -149,6 +158,33 @@ def report(
     except SpecError as error:
         _fail(str(error))
     _OUT.print(str(path), soft_wrap=True, markup=False)
+
+
+@app.command()
+def export(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Directory of a run.")],
+    step: Annotated[
+        int | None, typer.Option(min=1, help="The checkpoint's step. [default: the newest]")
+    ] = None,
+    adapters: Annotated[
+        bool,
+        typer.Option("--adapters", help="The adapters of a LoRA run, as peft reads them."),
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Where to. [default: RUN_DIR/exports/step-N]")
+    ] = None,
+) -> None:
+    """Write a model from a checkpoint: loads with AutoModelForCausalLM.from_pretrained.
+
+    Adapters are merged into their model, or with --adapters load with PeftModel.from_pretrained.
+    """
+    if not RunDir(run_dir).is_used:
+        _fail(f"RUN_DIR: {run_dir} holds no run; give the directory that `vcpo run` printed")
+    try:
+        check_installed(EXPORT_MODULES)
+    except FleetError as error:
+        _fail(str(error))
+    become_export(ExportOptions(run_dir=run_dir, step=step, adapters=adapters, output=output))
 
 
 @app.command()
@@ -248,6 +284,40 @@ def _directory(loaded: VCPORun, path: Path | None, *, resume: bool) -> RunDir:
     if directory.spec.exists():
         _check_continues(loaded, directory)
     return directory
+
+
+def _report(directory: RunDir) -> Path | None:
+    """Write a run's report, or say why not: the run's own end is not changed by it."""
+    try:
+        return write_report(directory.path)
+    except OSError as error:
+        _ERR.print(
+            f"report: not written, {error.strerror} ({directory.path}); once that is put right,"
+            f" `vcpo report {directory.path}` writes it",
+            soft_wrap=True,
+            markup=False,
+        )
+        return None
+
+
+def _end_if_complete(loaded: VCPORun, directory: RunDir, *, as_json: bool) -> None:
+    """End at once, as it did then, when the run has taken its steps and left its model."""
+    model = ExportedModel.read(directory.model)
+    if model is None or model.step < loaded.spec.steps:
+        return
+    _OUT.print(
+        f"already complete: {model.step} steps; the model is in {directory.model}. More `steps` in"
+        " the file go on from there.",
+        soft_wrap=True,
+        markup=False,
+    )
+    outcome = outcome_of_complete(read_metrics(directory.path).steps)
+    if outcome.message:
+        _ERR.print(outcome.message, style="red", markup=False, highlight=False, soft_wrap=True)
+    if as_json:
+        summary = json.dumps(summarize(directory.path))
+        _OUT.print(summary, soft_wrap=True, markup=False, highlight=False)
+    raise typer.Exit(int(outcome.ending))
 
 
 def _check_continues(loaded: VCPORun, directory: RunDir) -> None:

@@ -6,6 +6,7 @@ metrics.jsonl  steps and evaluations        events.jsonl  what happened
 checkpoints/   to resume from               model/        the trained model, at the end
 logs/          one per process              report.html   the report
 quarantine/    groups that ended an update, if any did
+adapters/      beside model/, of a run that trains them       exports/      of `vcpo export`
 ```
 """
 
@@ -40,7 +41,10 @@ class RunDir:
             folder.mkdir(parents=True, exist_ok=True)
         for stale in self.processes.iterdir():
             stale.unlink()
-        self.spec.write_text(run_to_yaml(run), encoding="utf-8")
+        # A disk without room must not cost the file that is there.
+        partial = self.spec.with_suffix(".partial")
+        partial.write_text(run_to_yaml(run), encoding="utf-8")
+        partial.replace(self.spec)
 
     def log(self, process: str) -> Path:
         """Where a process writes."""

@@ -102,6 +102,10 @@ LEARNER_PHASE = _gauge(
 LEARNER_CHECKPOINT_TIMESTAMP = _measure(
     "vcpo_learner_checkpoint_timestamp_seconds", "Unix time of the newest checkpoint."
 )
+LEARNER_DISK_FULL = _counter(
+    "vcpo_learner_disk_full_total",
+    "Attempts to write a checkpoint or the model that found no room on the disk.",
+)
 ESS = _measure(
     "vcpo_ess_ratio", "Effective sample size of the last step's batch over its size, untruncated."
 )
@@ -333,6 +337,7 @@ LEARNER = (
     LEARNER_IDLE,
     LEARNER_PHASE,
     LEARNER_CHECKPOINT_TIMESTAMP,
+    LEARNER_DISK_FULL,
     ESS,
     ESS_MEAN,
     ESS_LOW,

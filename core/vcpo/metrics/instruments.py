@@ -26,6 +26,7 @@ class LearnerMetrics:
         self.idle_ratio = part.gauge(catalogue.LEARNER_IDLE)
         self.phase = part.gauge(catalogue.LEARNER_PHASE)
         self.checkpoint_timestamp_s = part.gauge(catalogue.LEARNER_CHECKPOINT_TIMESTAMP)
+        self.disk_full = part.counter(catalogue.LEARNER_DISK_FULL)
         self.ess_ratio = part.gauge(catalogue.ESS)
         self.ess_ratio_mean = part.gauge(catalogue.ESS_MEAN)
         self.ess_ratio_low = part.gauge(catalogue.ESS_LOW)

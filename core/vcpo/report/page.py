@@ -48,13 +48,17 @@ def write_report(run_dir: Path) -> Path:
 
     Raises:
         SpecError: when `spec.yaml` is missing or no run.
+        OSError: when it cannot be written; nothing of it is left then.
     """
     run = load_run(run_dir / SPEC_FILE)
     page = render_report(run, read_metrics(run_dir), read_events(run_dir))
     path = run_dir / REPORT_FILE
     unfinished = path.with_suffix(".html.tmp")
-    unfinished.write_text(page, encoding="utf-8")
-    return unfinished.replace(path)
+    try:
+        unfinished.write_text(page, encoding="utf-8")
+        return unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def render_report(run: VCPORun, metrics: Metrics, events: Sequence[EventRecord]) -> str:

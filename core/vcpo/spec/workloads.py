@@ -215,6 +215,9 @@ class Checkpoint(Section):
     """Optimizer steps between checkpoints; there is always one at the end."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
     """Newest checkpoints kept on disk."""
+    full_disk_wait_seconds: Annotated[int, Field(ge=0, le=604_800)] = 600
+    """Time that the end of a run waits for room when the disk is full, for the last checkpoint and
+    for the model, before the run fails; until then training goes on and saving is tried again."""
 
 
 class Weights(Section):

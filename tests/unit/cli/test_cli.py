@@ -9,13 +9,17 @@ import socket
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.unit.disk_limits import files_of_at_most
 from tests.unit.test_journal import EVALUATION, STEP
 from vcpo.cli.main import app
+from vcpo.exported_model import ExportedModel, ExportKind
 from vcpo.journal import METRICS_FILE, Journal
+from vcpo.local.ending import Ending, Outcome
+from vcpo.local.fleet import FleetError
 from vcpo.local.preflight import with_local_paths
 from vcpo.local.run_dir import RunDir
 from vcpo.run_lock import LockHolder, run_lock
-from vcpo.spec import json_schema, parse_run
+from vcpo.spec import json_schema, load_run, parse_run
 
 USER_ERROR = 2
 RUN = """
@@ -32,6 +36,10 @@ def vcpo(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+def refuse_to_start():
+    raise FleetError("started")
+
+
 @pytest.fixture
 def run_file(tmp_path):
     """A run's file with its model beside it."""
@@ -45,7 +53,7 @@ def run_file(tmp_path):
 
 class TestHelp:
     @pytest.mark.parametrize(
-        "word", ["validate", "run", "report", "study", "--resume", "Ctrl-C", "schema"]
+        "word", ["validate", "run", "report", "export", "study", "--resume", "Ctrl-C", "schema"]
     )
     def test_help_teaches_the_words(self, word):
         assert word in vcpo("--help").output
@@ -53,7 +61,7 @@ class TestHelp:
     def test_no_command_at_all_is_answered_with_help(self):
         assert "vcpo validate run.yaml" in vcpo().output
 
-    @pytest.mark.parametrize("command", ["run", "validate", "report", "study", "schema"])
+    @pytest.mark.parametrize("command", ["run", "validate", "report", "export", "study", "schema"])
     def test_every_command_has_help(self, command):
         asked = vcpo(command, "--help")
         assert asked.exit_code == 0
@@ -134,7 +142,64 @@ class TestReport:
         assert "metadata: required field is missing" in asked.stderr
 
 
+class TestExport:
+    def test_a_directory_without_a_run_is_refused_with_the_cure(self, tmp_path):
+        asked = vcpo("export", tmp_path)
+        assert asked.exit_code == USER_ERROR
+        assert asked.stderr == (
+            f"RUN_DIR: {tmp_path} holds no run; give the directory that `vcpo run` printed\n"
+        )
+
+
+def complete_run(run_file, path, *, step):
+    """The directory of a run that has left its model after `step` steps."""
+    directory = RunDir(path)
+    directory.create(with_local_paths(load_run(run_file), run_file))
+    Journal(path).step(STEP)
+    directory.model.mkdir()
+    exported = ExportedModel(kind=ExportKind.MODEL, run="countdown", step=step, base_model="m")
+    exported.write(directory.model)
+    return directory
+
+
 class TestRun:
+    def test_a_run_that_is_complete_is_so_at_once_and_nothing_is_started(self, run_file, tmp_path):
+        directory = complete_run(run_file, tmp_path / "used", step=400)
+        asked = vcpo("run", run_file, "--run-dir", directory.path, "--resume", "--json")
+        assert (asked.exit_code, asked.stderr) == (0, "")
+        first, second = asked.stdout.splitlines()
+        assert first.startswith(
+            f"already complete: 400 steps; the model is in {directory.model}. More `steps`"
+        )
+        assert json.loads(second)["steps"] == STEP.step
+        assert list(directory.processes.iterdir()) == list(directory.logs.iterdir()) == []
+
+    def test_a_run_that_wants_more_steps_than_its_model_has_is_not(
+        self, run_file, tmp_path, monkeypatch
+    ):
+        directory = complete_run(run_file, tmp_path / "used", step=399)
+        monkeypatch.setattr("vcpo.cli.main.check_installed", refuse_to_start)
+        asked = vcpo("run", run_file, "--run-dir", directory.path, "--resume")
+        assert (asked.exit_code, asked.stderr) == (USER_ERROR, "started\n")
+
+    def test_a_report_without_room_changes_nothing_about_the_end_of_its_run(
+        self, run_file, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr("vcpo.cli.main.check_installed", lambda: None)
+        monkeypatch.setattr("vcpo.cli.main.check_machine", lambda *_: None)
+
+        def trained(loaded, directory, options):
+            directory.create(loaded)
+            return Outcome(ending=Ending.COMPLETE)
+
+        monkeypatch.setattr("vcpo.cli.main._train", trained)
+        with files_of_at_most(5_000):
+            asked = vcpo("run", run_file, "--run-dir", tmp_path / "new", "--json")
+        assert asked.exit_code == 0
+        assert asked.stderr.startswith(f"report: not written, File too large ({tmp_path / 'new'});")
+        assert json.loads(asked.stdout.splitlines()[-1])["steps"] == 0
+        assert not list((tmp_path / "new").glob("report*"))
+
     def test_a_used_directory_wants_resume(self, run_file, tmp_path):
         used = tmp_path / "used"
         RunDir(used).create(parse_run(RUN))

@@ -3,12 +3,14 @@
 import pytest
 import torch
 
+from tests.unit.learner.scenes import make_run
 from tests.unit.update.estimator import make_spec
 from tests.unit.update.models import PAD, llama, qwen2, sampled_groups, seeded
 from vcpo.lifecycle import StartError
 from vcpo.spec.workloads import Lora
 from vcpo_learner.adapters import add_adapters
-from vcpo_learner.policy_model import load_policy, policy_tensors, restore_policy, save_policy
+from vcpo_learner.model_export import ModelExport
+from vcpo_learner.policy_model import load_policy, policy_tensors, restore_policy
 from vcpo_learner.update import PolicyUpdate
 from vcpo_rollout.adapters import AdapterMerge
 
@@ -67,8 +69,10 @@ def test_what_is_saved_is_a_whole_model_without_adapters(tmp_path):
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.05)
     expected = logits(model)
-    save_policy(model, tokenizer, tmp_path)
-    loaded, _ = load_policy(str(tmp_path), None)
+    ModelExport(make_run(model={"name": "t", "lora": {"rank": 2}}), model, tokenizer).write_model(
+        tmp_path / "model", step=1
+    )
+    loaded, _ = load_policy(str(tmp_path / "model"), None)
     assert all(parameter.requires_grad for parameter in loaded.parameters())
     torch.testing.assert_close(logits(loaded), expected, rtol=1e-4, atol=1e-5)
 

@@ -1,12 +1,11 @@
 """Writing to a disk that is full: the limit on a file's size is the kernel's own."""
 
 import errno
-import resource
-from contextlib import contextmanager
 
 import pytest
 import torch
 
+from tests.unit.disk_limits import files_of_at_most
 from vcpo_learner.disk import (
     DiskFullError,
     nested_bytes,
@@ -18,17 +17,6 @@ from vcpo_learner.disk import (
 LIMIT_BYTES = 1 << 14
 LARGE = torch.zeros(LIMIT_BYTES)
 """Four times as many bytes as a file may have."""
-
-
-@contextmanager
-def files_of_at_most(size_bytes):
-    """No file of this process may grow beyond a size: the kernel refuses with EFBIG."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 WRITERS = {

@@ -7,6 +7,7 @@ import torch
 from tests.unit.learner.scenes import make_run
 from tests.unit.update.models import llama
 from vcpo.spec.workloads import Precision
+from vcpo_learner.model_export import ModelExport
 from vcpo_learner.policy_model import (
     ModelLoadError,
     load_policy,
@@ -15,7 +16,6 @@ from vcpo_learner.policy_model import (
     policy_tensors,
     published_precision,
     restore_policy,
-    save_policy,
 )
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -111,8 +111,8 @@ def test_damaged_weights_are_the_same_error(broken_folder):
 
 def test_the_saved_policy_can_be_loaded_again(tmp_path):
     model, tokenizer = load_policy("examples/models/tiny", None)
-    save_policy(model, tokenizer, tmp_path)
-    again, _ = load_policy(str(tmp_path), None)
+    ModelExport(make_run(), model, tokenizer).write_model(tmp_path / "model", step=1)
+    again, _ = load_policy(str(tmp_path / "model"), None)
     for name, tensor in policy_tensors(model).items():
         assert torch.equal(tensor, policy_tensors(again)[name]), name
 

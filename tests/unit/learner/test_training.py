@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import shutil
 import time
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 from tests.unit.learner.scenes import answer, answers, asking, make_desk, make_run, settle
 from tests.unit.update.models import PAD, VOCABULARY, llama
 from vcpo.algo import LagBucket, MismatchError
+from vcpo.exported_model import ExportedModel
 from vcpo.failures import Failure, FailureCause
 from vcpo.journal import Journal, read_events, read_metrics
 from vcpo.metrics import LearnerMetrics
@@ -24,7 +26,8 @@ from vcpo_learner.policies import PolicyStore
 from vcpo_learner.quarantine import Quarantine
 from vcpo_learner.signals import SignalWindow
 from vcpo_learner.step_record import LagStatistics, lag_statistics
-from vcpo_learner.training import Training, TrainingParts
+from vcpo_learner.training import Training
+from vcpo_learner.training_parts import TrainingParts
 from vcpo_learner.update import PolicyUpdate
 from vcpo_learner.update_result import SkipReason, UpdateResult
 
@@ -72,7 +75,14 @@ class FolderTokenizer:
 class Learner:
     """One learner process's parts, over the run directory that it shares with its successors."""
 
-    def __init__(self, run_dir, *, update_of=lambda model, spec: CountingUpdate(), **sections):
+    def __init__(
+        self,
+        run_dir,
+        *,
+        update_of=lambda model, spec: CountingUpdate(),
+        sleep=asyncio.sleep,
+        **sections,
+    ):
         self.desk = make_desk(**sections)
         model = llama()
         self.dispatcher, clock = self.desk.dispatcher, self.desk.clock
@@ -101,6 +111,7 @@ class Learner:
                 gauges=self.gauges,
                 journal=Journal(run_dir),
                 clock=clock,
+                sleep=sleep,
             )
         )
 
@@ -243,6 +254,35 @@ async def test_a_checkpoint_that_consumed_something_else_than_its_steps_is_refus
     folder.save(replace(checkpoint, ledger=ledger_pb2.LedgerSnapshot()))
     with pytest.raises(CheckpointError, match="step 1: 0 trajectories consumed, must be 4"):
         make_learner().training.resume()
+
+
+async def test_a_learner_that_starts_after_the_end_is_complete_at_once_and_asks_nobody(
+    make_learner, tmp_path
+):
+    await make_learner().run()
+    records = (tmp_path / "metrics.jsonl").read_bytes()
+    later = make_learner()
+    later.training.resume()
+    assert await later.training.run(drain_s=0) is RunPhase.COMPLETE
+    assert (tmp_path / "metrics.jsonl").read_bytes() == records
+    assert read_events(tmp_path)[-1].message == "3 steps; complete before this start"
+
+
+async def test_more_steps_go_on_from_a_run_that_was_complete(make_learner, tmp_path):
+    await make_learner().run()
+    later = make_learner(steps=5)
+    assert later.training.resume() == 3
+    assert await later.run() is RunPhase.COMPLETE
+    assert ExportedModel.read(tmp_path / "model").step == 5
+
+
+async def test_a_run_whose_model_is_missing_writes_it(make_learner, tmp_path):
+    await make_learner().run()
+    shutil.rmtree(tmp_path / "model")
+    later = make_learner()
+    later.training.resume()
+    assert await later.run() is RunPhase.COMPLETE
+    assert (tmp_path / "model" / "model.safetensors").exists()
 
 
 async def test_a_damaged_checkpoint_is_told_and_set_aside_and_the_one_before_is_gone_on_from(

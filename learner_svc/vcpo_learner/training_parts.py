@@ -1,0 +1,50 @@
+"""What the training loop, and what saves for it, work with."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vcpo.journal import EventRecord, Journal
+from vcpo.spec import VCPORun
+from vcpo_learner.archive import Archivist
+from vcpo_learner.dispatch import Dispatcher
+from vcpo_learner.gauges import LearnerGauges
+from vcpo_learner.leases import Clock
+from vcpo_learner.policies import PolicyStore
+from vcpo_learner.signals import SignalWindow
+from vcpo_learner.update import PolicyUpdate
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingParts:
+    """The parts of one learner; each has its owner."""
+
+    run: VCPORun
+    run_dir: Path
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    update: PolicyUpdate
+    dispatcher: Dispatcher
+    policies: PolicyStore
+    signals: SignalWindow
+    gauges: LearnerGauges
+    journal: Journal
+    clock: Clock
+    archivist: Archivist | None = None
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    """Waits so many seconds of `clock`."""
+
+    def event(self, kind: str, message: str) -> None:
+        """Write an event of the learner, into its log too."""
+        _LOGGER.info("%s: %s", kind, message)
+        record = EventRecord(time_unix_s=time.time(), source="learner", kind=kind, message=message)
+        self.journal.event(record)

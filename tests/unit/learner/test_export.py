@@ -1,0 +1,162 @@
+"""A model from a checkpoint, as `vcpo export` writes it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.unit.disk_limits import files_of_at_most
+from tests.unit.learner.scenes import make_run
+from vcpo.exported_model import ExportedModel, ExportKind
+from vcpo.lifecycle import StartError
+from vcpo.local.export import ExportOptions
+from vcpo.spec import run_to_yaml
+from vcpo.wire.v1 import ledger_pb2
+from vcpo_learner.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
+from vcpo_learner.export import export, main
+from vcpo_learner.policy_model import load_policy, policy_tensors
+
+TINY = str(Path("examples/models/tiny").resolve())
+TOKENS = torch.tensor([[3, 4, 5, 6]])
+LORA = {"name": TINY, "lora": {"rank": 2, "alpha": 4}}
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(TOKENS).logits
+
+
+def trained_run(run_dir, *steps, model):
+    """A run directory with checkpoints of random parameters; returns the last one's model."""
+    run = make_run(model=model)
+    run_dir.mkdir(exist_ok=True)
+    (run_dir / "spec.yaml").write_text(run_to_yaml(run))
+    settings = run.spec.model
+    policy, _ = load_policy(settings.name, settings.revision, settings.lora)
+    folder = CheckpointFolder(run_dir / "checkpoints", run)
+    for step in steps:
+        torch.manual_seed(step)
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                torch.nn.init.normal_(parameter, std=0.05)
+        folder.save(
+            Checkpoint(
+                step=step,
+                parameters=policy_tensors(policy),
+                update_state={},
+                ledger=ledger_pb2.LedgerSnapshot(),
+            )
+        )
+    return policy
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return tmp_path / "run"
+
+
+NEWEST = {"step": None, "adapters": False, "output": None}
+
+
+def test_the_model_of_the_newest_checkpoint_loads_anywhere(run_dir):
+    trained = trained_run(run_dir, 1, 2, model={"name": TINY})
+    folder = export(run_dir, **NEWEST)
+    assert folder == run_dir / "exports" / "step-00000002"
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(trained))
+    assert AutoTokenizer.from_pretrained(folder).eos_token_id is not None
+    assert ExportedModel.read(folder) == ExportedModel(
+        kind=ExportKind.MODEL, run="run", step=2, base_model=TINY
+    )
+
+
+def test_a_step_may_be_named(run_dir):
+    trained = trained_run(run_dir, 1, model={"name": TINY})
+    expected = logits(trained)
+    trained_run(run_dir, 2, model={"name": TINY})
+    folder = export(run_dir, **(NEWEST | {"step": 1}))
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), expected)
+
+
+def test_adapters_are_merged_or_load_beside_their_model_and_say_the_same(run_dir):
+    trained = trained_run(run_dir, 4, model=LORA)
+    merged = export(run_dir, **NEWEST)
+    assert merged.name == "step-00000004"
+    beside = export(run_dir, **(NEWEST | {"adapters": True}))
+    assert beside.name == "step-00000004-adapters"
+    assert not (beside / "model.safetensors").exists()
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(TINY), beside)
+    expected = logits(trained)
+    assert not torch.equal(expected, logits(AutoModelForCausalLM.from_pretrained(TINY)))
+    torch.testing.assert_close(logits(loaded), expected, rtol=1e-5, atol=1e-6)
+    whole = AutoModelForCausalLM.from_pretrained(merged)
+    torch.testing.assert_close(logits(whole), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_adapters_of_a_run_without_any_are_refused(run_dir):
+    trained_run(run_dir, 1, model={"name": TINY})
+    with pytest.raises(StartError, match=r"--adapters: the run trains all parameters"):
+        export(run_dir, **(NEWEST | {"adapters": True}))
+
+
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_and_is_told(run_dir, capsys):
+    trained_run(run_dir, 1, 2, model={"name": TINY})
+    (run_dir / "checkpoints" / "step-00000002" / "ledger.pb").write_bytes(b"x")
+    assert export(run_dir, **NEWEST).name == "step-00000001"
+    assert "step-00000002/ledger.pb" in capsys.readouterr().err
+
+
+def test_a_run_without_a_checkpoint_is_refused_with_the_cure(run_dir):
+    trained_run(run_dir, model={"name": TINY})
+    with pytest.raises(StartError, match=r"there is no checkpoint yet; Ctrl-C"):
+        export(run_dir, **NEWEST)
+    with pytest.raises(CheckpointError, match="no checkpoint of step 7; it has none"):
+        export(run_dir, **(NEWEST | {"step": 7}))
+
+
+def test_a_folder_of_something_else_is_not_replaced_and_one_of_an_export_is(run_dir, tmp_path):
+    trained_run(run_dir, 1, 2, model={"name": TINY})
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "mine.txt").write_text("mine")
+    with pytest.raises(StartError, match=r"--output: .*out holds something else"):
+        export(run_dir, **(NEWEST | {"output": output}))
+    (output / "mine.txt").unlink()
+    for step in (1, 2):
+        export(run_dir, **(NEWEST | {"output": output, "step": step}))
+    assert ExportedModel.read(output).step == 2
+
+
+def test_the_command_says_where_the_model_is_and_nothing_else(
+    run_dir, tmp_path, capsys, monkeypatch
+):
+    trained_run(run_dir, 3, model={"name": TINY})
+    capsys.readouterr()
+    output = tmp_path / "-odd"
+    asked = ExportOptions(run_dir=run_dir, step=3, adapters=False, output=output)
+    monkeypatch.setattr("sys.argv", ["export", *asked.arguments()])
+    assert main() == 0
+    assert capsys.readouterr() == (f"{output}\n", "")
+    assert ExportedModel.read(output).step == 3
+
+
+def test_the_command_says_what_to_put_right(run_dir, capsys, monkeypatch):
+    trained_run(run_dir, 3, model={"name": TINY})
+    capsys.readouterr()
+    monkeypatch.setattr("sys.argv", ["export", str(run_dir), "--step=9"])
+    assert main() == 2
+    told = f"{run_dir / 'checkpoints'}: holds no checkpoint of step 9; it has 3\n"
+    assert capsys.readouterr() == ("", told)
+
+
+def test_a_disk_without_room_is_said_in_a_sentence_and_nothing_is_left(
+    run_dir, capsys, monkeypatch
+):
+    trained_run(run_dir, 3, model={"name": TINY})
+    monkeypatch.setattr("sys.argv", ["export", str(run_dir)])
+    with files_of_at_most(10_000):
+        assert main() == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"{run_dir / 'exports'}: no room for the model: ")
+    assert list((run_dir / "exports").iterdir()) == []
