@@ -75,6 +75,9 @@ class StepRecord:
     """Why no update was made, or None."""
     ess_kind: str = "sequence"
     """The length at which both ESS ratios are read: whole trajectories, blocks, tokens, energy."""
+    calibration_age_steps: int = 0
+    """Steps since a token was scored with the version that sampled it, which is what the on-policy
+    ratio is measured on, or since the start; 0 where the ratio is given."""
     baseline_shift: float = 0.0
     """Mean of the baseline minus the mean reward of those that share it."""
     masked_share: float = 0.0

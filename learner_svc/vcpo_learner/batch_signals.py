@@ -22,18 +22,17 @@ from vcpo.algo import (
     log_norms,
 )
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.decision import Decision, ScoredTrajectory, own_norms
+from vcpo_learner.decision import ScoredTrajectory, own_norms
 from vcpo_learner.token_statistics import piece_moments
 
 
 def moments_of_batch(
-    groups: Sequence[Sequence[ScoredTrajectory]],
+    batch: Sequence[ScoredTrajectory],
     log_ratios: Sequence[Tensor],
     cap: float,
     unit: EssUnit,
 ) -> WeightMoments:
     """Moments of the weights of a batch's pieces, cut as `unit` says; with norms for `energy`."""
-    batch = list(chain.from_iterable(groups))
     match unit.kind:
         case EssKind.SEQUENCE:
             return WeightMoments.of([each.log_weight for each in batch])
@@ -47,21 +46,24 @@ def moments_of_batch(
 
 def diagnosed(
     groups: Sequence[Sequence[ScoredTrajectory]],
-    decision: Decision,
+    advantages: Sequence[float],
     sums: TokenSums,
     recipe: Recipe,
 ) -> BatchDiagnostics:
-    """Numbers of one batch to look at; those about norms where norms were measured."""
+    """Numbers of one batch to look at; those about norms where norms were measured.
+
+    advantages: [B], the groups one after another.
+    """
     batch = list(chain.from_iterable(groups))
     norms = [math.sqrt(each.squared_gradient_norm) for each in batch]
-    advantages = iter(decision.advantages)
+    by_trajectory = iter(advantages)
     return diagnose(
-        decision.log_weights,
+        [each.log_weight for each in batch],
         sums,
-        [[next(advantages) for _ in group] for group in groups],
+        [[next(by_trajectory) for _ in group] for group in groups],
         cap=recipe.largest_weight,
         gradient_norms=norms if any(norms) else None,
-        coefficients=decision.advantages,
+        coefficients=advantages,
     )
 
 

@@ -40,23 +40,15 @@ class ScoredTrajectory:
     """Log importance weight, nats, untruncated."""
     squared_gradient_norm: float
     """Of its contribution per unit of advantage; 0 when nothing asks for it."""
-    is_fresh: bool
-    """Whether every token was sampled by the very policy that is being updated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One update, before any gradient is taken. Sequences hold the groups one after another."""
+    """Whether the optimizer steps, and at which part of the learning rate."""
 
-    log_weights: tuple[float, ...]
-    """Nats, untruncated."""
-    advantages: tuple[float, ...]
     reading: EssReading
     """ESS ratio of the batch and on policy, at the kind in effect."""
     verdict: StepVerdict
-    """Whether the step is taken, and at which part of the learning rate."""
-    calibration: MismatchCalibration
-    """The one given, with this batch's fresh trajectories observed."""
 
 
 MomentsOf = Callable[[EssUnit], WeightMoments]
@@ -92,37 +84,31 @@ def informative(
 
 
 def decide(
-    groups: Sequence[Sequence[ScoredTrajectory]],
+    batch: Sequence[ScoredTrajectory],
     algorithm: Algorithm,
     calibration: MismatchCalibration,
     moments_of: MomentsOf,
     *,
     kl_per_token: float | None = None,
 ) -> Decision:
-    """Advantages and learning rate scale of one update.
+    """What becomes of the step, by all of the batch.
 
     The ESS is read from untruncated weights of the whole batch.
+    calibration: with the fresh tokens of this step seen.
     kl_per_token: from sampler to learner, nats; None when it is not known.
-    Raises: NonFiniteWeightError when a weight or a norm is not a number, or every weight is 0.
-    Source: VCPO, arXiv 2602.17616, Eq. 5 and 7.
+    Raises: NonFiniteWeightError when a weight is not a number, or every weight is 0.
+    Source: VCPO, arXiv 2602.17616, Eq. 5.
     """
-    batch = list(chain.from_iterable(groups))
-    log_weights = tuple(scored.log_weight for scored in batch)
-    calibration = _observed(calibration, batch)
     unit = unit_of(batch, algorithm, calibration)
-    reading = ess_reading(unit, moments_of(unit))
-    return Decision(
-        log_weights=log_weights,
-        advantages=_advantages(groups, algorithm),
-        reading=reading,
-        verdict=judge_step(
-            reading.ess_ratio,
-            reading.on_policy_ess_ratio,
-            algorithm.step_limits,
-            kl_per_token=kl_per_token,
-        ),
-        calibration=calibration,
+    reading = ess_reading(unit, moments_of(unit), relative_error=calibration.relative_error)
+    verdict = judge_step(
+        reading.ess_ratio,
+        reading.on_policy_ess_ratio,
+        algorithm.step_limits,
+        chance_nats=reading.chance_nats,
+        kl_per_token=kl_per_token,
     )
+    return Decision(reading=reading, verdict=verdict)
 
 
 def on_policy_ess_ratio(
@@ -159,9 +145,14 @@ def own_norms(batch: Sequence[ScoredTrajectory], cap: float) -> list[float]:
     ]
 
 
-def _advantages(
+def trajectory_advantages(
     groups: Sequence[Sequence[ScoredTrajectory]], algorithm: Algorithm
 ) -> tuple[float, ...]:
+    """Reward minus baseline of each trajectory, the groups one after another.
+
+    Raises: NonFiniteWeightError when a norm is not a number.
+    Source: VCPO, arXiv 2602.17616, Eq. 7.
+    """
     by_group = batch_advantages(
         [[scored.reward for scored in group] for group in groups],
         algorithm.recipe.baseline,
@@ -170,15 +161,6 @@ def _advantages(
         log_weights=[[scored.log_weight for scored in group] for group in groups],
     )
     return tuple(chain.from_iterable(by_group))
-
-
-def _observed(
-    calibration: MismatchCalibration, batch: Sequence[ScoredTrajectory]
-) -> MismatchCalibration:
-    fresh = [scored for scored in batch if scored.is_fresh]
-    return calibration.observe(
-        [scored.log_weight for scored in fresh], [scored.num_tokens for scored in fresh]
-    )
 
 
 def _differ(rewards: Iterable[float]) -> bool:

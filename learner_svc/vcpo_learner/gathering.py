@@ -99,6 +99,10 @@ class GradientGathering:
             record=record,
         )
 
+    def logprobs(self, trajectories: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
+        """Log-probability of each sampled token under the learner, nats, without any gradient."""
+        return self._passes.score(trajectories, [False] * len(trajectories), None).logprobs
+
     def gather(self, batch: ScoredBatch, advantages_of_batch: Sequence[float]) -> float:
         """Complete the gradient; returns the share of tokens that the gate left nothing of.
 

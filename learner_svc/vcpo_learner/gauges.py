@@ -47,6 +47,7 @@ class LearnerGauges:
         metrics.step_duration_s.observe(record.step_s)
         metrics.ess_ratio.set(record.ess_ratio)
         metrics.on_policy_ess_ratio.set(record.on_policy_ess_ratio)
+        metrics.calibration_age_steps.set(record.calibration_age_steps)
         metrics.importance_weight_max.set(record.importance_weight_max)
         metrics.learning_rate_scale.set(record.learning_rate_scale)
         metrics.learning_rate.set(record.learning_rate)

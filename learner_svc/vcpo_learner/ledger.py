@@ -111,6 +111,9 @@ class Ledger(Protocol):
         Their prompts are not granted again: what ended an update may come from the prompt.
         """
 
+    def newest(self, policy_version: int, *, num_tokens: int) -> list[Trajectory]:
+        """Arrived trajectories with tokens of a version: as few as have so many of them."""
+
     def drop_late(self, *, policy_version: int, max_lag_steps: int) -> None:
         """Drop the groups whose turn comes too late, when the next is at `policy_version`."""
 

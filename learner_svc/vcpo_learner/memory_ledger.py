@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain, zip_longest
 
 from vcpo.algo import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
@@ -206,6 +207,25 @@ class MemoryLedger:
             self._dropped[DropReason.QUARANTINED] += len(group.trajectories)
             self._waste(group.num_sampled_tokens, DropReason.QUARANTINED)
         return dropped
+
+    def newest(self, policy_version: int, *, num_tokens: int) -> list[Trajectory]:
+        """Arrived trajectories with tokens of a version: as few as have so many of them.
+
+        One answer of every prompt is taken before a second of any. They stay where they are. Fewer
+        when there are no more.
+        """
+        arrived = [
+            *(tuple(lease.arrived.values()) for lease in self._book.all()),
+            *(group.trajectories for group in reversed(self._buffer)),
+        ]
+        found: list[Trajectory] = []
+        for trajectory in filter(None, chain.from_iterable(zip_longest(*arrived))):
+            if num_tokens <= 0:
+                break
+            if (own := trajectory.num_tokens_of(policy_version)) > 0:
+                found.append(trajectory)
+                num_tokens -= own
+        return found
 
     def drop_late(self, *, policy_version: int, max_lag_steps: int) -> None:
         """Drop the groups whose turn comes too late, when the next is at `policy_version`.

@@ -134,6 +134,7 @@ class SignalWindow:
             signals.ess_ratio = ratios[-1]
             signals.ess_ratio_mean = sum(ratios) / len(ratios)
             signals.ess_ratio_low = _quantile(ratios, _LOW_QUANTILE)
+        signals.calibration_age_steps = last.calibration_age_steps
         signals.learning_rate_scale = last.learning_rate_scale
         signals.skipped_steps_in_a_row = self._skipped_in_a_row
         signals.skip_reason = last.skipped or ""

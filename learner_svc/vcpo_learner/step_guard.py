@@ -1,7 +1,7 @@
 """Steps that break: which groups they break at, and when that is not the groups' fault.
 
 ```
-update.step breaks      parameters untouched?  no -> the learner ends, a successor goes back
+the update breaks       parameters untouched?  no -> the learner ends, a successor goes back
                         each group by itself   breaks alone -> it goes
                                                none does    -> all of them go
                                                out of memory, and none or all do -> settings
@@ -18,6 +18,7 @@ import torch
 from vcpo.lifecycle import StartError
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.groups import Group
+from vcpo_learner.pending_step import PendingStep
 from vcpo_learner.quarantine import Quarantine
 from vcpo_learner.update_result import UpdateResult
 
@@ -43,8 +44,11 @@ class GuardedUpdate(Protocol):
     def is_whole(self) -> bool:
         """Whether parameters and optimizer belong together."""
 
-    def step(self, groups: Sequence[Sequence[Trajectory]], *, policy_version: int) -> UpdateResult:
-        """Take one optimizer step on a batch, or skip it and say why."""
+    def begin(self, groups: Sequence[Sequence[Trajectory]], *, policy_version: int) -> PendingStep:
+        """Find the gradient of a batch."""
+
+    def finish(self, pending: PendingStep, newest: Sequence[Trajectory] = ()) -> UpdateResult:
+        """Decide the step and take it, or skip it and say why."""
 
     def rehearse(self, group: Sequence[Trajectory], *, policy_version: int) -> None:
         """Go the way to the gradient with one group, and leave everything as it was."""
@@ -61,31 +65,52 @@ class StepGuard:
         self._quarantine = quarantine
         self._broken_in_row = 0
 
-    def step(self, groups: Sequence[Group], *, policy_version: int) -> UpdateResult:
-        """Take a step.
+    def begin(self, groups: Sequence[Group], *, policy_version: int) -> PendingStep:
+        """Find the gradient of a batch; `finish` is to follow.
 
         Raises:
             BrokenBatchError: naming the groups to be left out.
             StartError: when it is not the groups that break it; says what to change.
             Exception: what the update raised, when parameters or device are no longer to be used.
         """
-        lease_ids = [group.lease_id for group in groups]
-        self._quarantine.enter(lease_ids)
+        self._quarantine.enter([group.lease_id for group in groups])
         try:
             batch = [group.trajectories for group in groups]
-            result = self._update.step(batch, policy_version=policy_version)
+            return self._update.begin(batch, policy_version=policy_version)
         except Exception as error:  # a model's own code runs there
-            if not self._update.is_whole:
-                raise
-            reasons = self._reasons(groups, error, policy_version)
-            for group in groups:
-                if group.lease_id in reasons:
-                    self._update.forget(group.trajectories)
-            self._quarantine.leave(lease_ids)
-            raise BrokenBatchError(reasons) from error
-        self._quarantine.leave(lease_ids)
+            raise self._broken_batch(groups, error, policy_version) from error
+
+    def finish(
+        self, groups: Sequence[Group], pending: PendingStep, newest: Sequence[Trajectory]
+    ) -> UpdateResult:
+        """Take the step that `begin` found the gradient of.
+
+        newest: answers beside the batch, for calibration; when it breaks with them it is taken
+            without. What breaks it is found when it is trained on.
+        Raises: as `begin`.
+        """
+        try:
+            result = self._update.finish(pending, newest)
+        except Exception as error:  # as above
+            if newest and self._update.is_whole:
+                return self.finish(groups, pending, ())
+            raise self._broken_batch(groups, error, pending.policy_version) from error
+        self._quarantine.leave([group.lease_id for group in groups])
         self._broken_in_row = 0
         return result
+
+    def _broken_batch(
+        self, groups: Sequence[Group], error: Exception, policy_version: int
+    ) -> Exception:
+        """What to raise for an error; the error itself when nothing may be used any longer."""
+        if not self._update.is_whole:
+            return error
+        reasons = self._reasons(groups, error, policy_version)
+        for group in groups:
+            if group.lease_id in reasons:
+                self._update.forget(group.trajectories)
+        self._quarantine.leave([group.lease_id for group in groups])
+        return BrokenBatchError(reasons)
 
     def _reasons(
         self, groups: Sequence[Group], error: Exception, policy_version: int

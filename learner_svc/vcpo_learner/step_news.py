@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vcpo.algo import WarningLevel
+from vcpo.algo import STALE_STEPS, WarningLevel
 from vcpo.journal import StepRecord
 from vcpo.no_update import no_update_notice, skip_cause
 
@@ -22,6 +22,7 @@ class StepNews:
         self._total_steps = total_steps
         self._log_every_steps = max(1, total_steps // _LOG_LINES)
         self._warning_level: str = WarningLevel.OK
+        self._is_calibration_stale = False
         self._is_first = True
 
     def events(self, record: StepRecord, skip_detail: str | None) -> Iterator[tuple[str, str]]:
@@ -42,6 +43,10 @@ class StepNews:
             self._warning_level = record.warning_level
             text = f"step {record.step}: {record.warning_level} (score {record.warning_score:.2f})"
             yield "CollapseWarning", text
+        is_stale = record.calibration_age_steps >= STALE_STEPS
+        if is_stale != self._is_calibration_stale:
+            self._is_calibration_stale = is_stale
+            yield _calibration_event(record, is_stale=is_stale)
 
     def log_line(self, record: StepRecord) -> str | None:
         """A step in one line; None for most steps of a long run."""
@@ -57,3 +62,15 @@ class StepNews:
             f"lag {record.lag_mean:.1f} (max {record.lag_max}), "
             f"{record.step_s:.1f} s after waiting {record.idle_s:.1f} s{skipped}"
         )
+
+
+def _calibration_event(record: StepRecord, *, is_stale: bool) -> tuple[str, str]:
+    """Kind and message for an on-policy ratio that has got old, or is measured again."""
+    if not is_stale:
+        return "CalibrationRenewed", f"step {record.step}: fresh tokens have arrived again"
+    return "CalibrationStale", (
+        f"step {record.step}: no token of the learner's own version has arrived for"
+        f" {record.calibration_age_steps} steps; the on-policy ESS ratio stays at"
+        f" {record.on_policy_ess_ratio:.2f} and grows uncertain. Answers take longer than a step:"
+        " lower sampling.maxNewTokens, add workers, or give algorithm.onPolicyEssRatio"
+    )

@@ -26,6 +26,7 @@ def recorded(result: UpdateResult) -> dict[str, Any]:
         "ess_ratio": result.ess_ratio,
         "on_policy_ess_ratio": result.on_policy_ess_ratio,
         "ess_kind": result.ess_kind,
+        "calibration_age_steps": result.calibration_age_steps,
         "importance_weight_max": result.importance_weight_max,
         "learning_rate_scale": result.learning_rate_scale,
         "learning_rate": result.learning_rate,

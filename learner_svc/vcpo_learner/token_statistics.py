@@ -44,10 +44,14 @@ def piece_moments(log_ratios: Sequence[Tensor], pieces: Sequence[Sequence[int]])
 
     pieces: [B][pieces] tokens of each; those of a trajectory add up to it.
     """
-    sizes = torch.tensor(list(chain.from_iterable(pieces)))
-    piece_of = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
-    weights = torch.zeros(len(sizes), dtype=torch.float64)
-    return _moments(weights.index_add_(0, piece_of, torch.cat(list(log_ratios))))
+    return _moments(piece_sums(torch.cat(list(log_ratios)), list(chain.from_iterable(pieces))))
+
+
+def piece_sums(values: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Sums [pieces] over consecutive pieces of float64 values; sizes add up to their number."""
+    lengths = torch.tensor(sizes)
+    piece_of = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    return torch.zeros(len(lengths), dtype=torch.float64).index_add_(0, piece_of, values)
 
 
 def _moments(log_weights: Tensor) -> WeightMoments:

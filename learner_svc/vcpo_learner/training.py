@@ -158,7 +158,13 @@ class Training:
         self._parts.signals.working()
         version = self._dispatcher.policy_version
         try:
-            result = await self._in_thread(lambda: self._guard.step(groups, policy_version=version))
+            pending = await self._in_thread(
+                lambda: self._guard.begin(groups, policy_version=version)
+            )
+            # What workers answered meanwhile is of the version that the parameters still are.
+            wanted = pending.wanted_fresh_tokens
+            newest = self._dispatcher.ledger.newest(version, num_tokens=wanted)
+            result = await self._in_thread(lambda: self._guard.finish(groups, pending, newest))
         except BrokenBatchError as error:
             self._dispatcher.ledger.give_back(groups)
             self._leave_out(error.reasons, error.reasons, version)
@@ -201,11 +207,11 @@ class Training:
             )
 
     def _audit(self, result: UpdateResult) -> None:
-        """Once after every start, on the first fresh trajectories; before the step is published."""
+        """Once after every start, on the first fresh tokens; before the step is published."""
         if self._is_audited:
             return
         try:
-            gap = audited_gap(result.lags, self._spec.mismatch_limit_nats)
+            gap = audited_gap(result.fresh, self._spec.mismatch_limit_nats)
         except MismatchError as error:
             self.event("SelfCheckFailed", str(error))
             raise

@@ -31,19 +31,27 @@ import torch
 from torch import Tensor, nn
 
 from vcpo.algo import (
+    MIN_FRESH_PIECES,
     EarlyWarning,
+    FreshTokens,
     MismatchCalibration,
     NonFiniteWeightError,
     RefusalReason,
     StepHealth,
     StepVerdict,
-    TokenSums,
 )
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.batch_signals import by_lag, diagnosed, moments_of_batch
-from vcpo_learner.decision import Decision, ScoredTrajectory, decide, on_policy_ess_ratio
-from vcpo_learner.gathering import GradientGathering, ScoredBatch
+from vcpo_learner.decision import (
+    Decision,
+    ScoredTrajectory,
+    decide,
+    on_policy_ess_ratio,
+    trajectory_advantages,
+)
+from vcpo_learner.freshness import fresh_pieces, wanted_fresh_tokens
+from vcpo_learner.gathering import GradientGathering, Groups, ScoredBatch
 from vcpo_learner.optimizer import (
     clip_gradient,
     make_optimizer,
@@ -52,6 +60,7 @@ from vcpo_learner.optimizer import (
     set_learning_rate,
     warmed_up_learning_rate,
 )
+from vcpo_learner.pending_step import GatheredBatch, PendingStep
 from vcpo_learner.replay import ReplayBuffer, ReplaySettings
 from vcpo_learner.token_statistics import token_log_ratios, token_sums
 from vcpo_learner.update_result import SkipReason, UpdateResult
@@ -74,6 +83,8 @@ class PolicyUpdate:
         self._warning = EarlyWarning()
         self._replay = _replay_buffer(spec)
         self._steps_taken = 0
+        self._num_fresh_pieces = 0
+        """Seen since this process started, in which sampler and learner are to be compared."""
         self._is_stepping = False
         """Also when a step broke after it had begun to change something."""
 
@@ -82,12 +93,16 @@ class PolicyUpdate:
         """Whether parameters and optimizer belong together, and their device still answers."""
         return not self._is_stepping and _answers(next(self._model.parameters()).device)
 
-    def step(self, groups: Sequence[Sequence[Trajectory]], *, policy_version: int) -> UpdateResult:
-        """Take one optimizer step on a batch, or skip it and say why.
+    def step(self, groups: Groups, *, policy_version: int) -> UpdateResult:
+        """Take one optimizer step on a batch, or skip it and say why: `begin` and `finish`."""
+        return self.finish(self.begin(groups, policy_version=policy_version))
+
+    def begin(self, groups: Groups, *, policy_version: int) -> PendingStep:
+        """Find the gradient of a batch; it stands in the parameters' `.grad` until `finish`.
 
         groups: [num_prompts][trajectories]; the trajectories of one prompt make one group.
-        policy_version: the version that the model's parameters are before the step; trajectories
-            that it sampled from first to last token calibrate the on-policy ESS ratio.
+        policy_version: the version that the model's parameters are now; tokens that it sampled
+            calibrate the on-policy ESS ratio.
         With replay, the step is taken on groups drawn from the answers kept, and says what those
         are like.
         Raises: ValueError for an empty batch or group, and as `batch_advantages`.
@@ -96,43 +111,42 @@ class PolicyUpdate:
             raise ValueError("groups is empty: at least one trajectory is needed")
         if self._replay is not None:
             groups = self._replay.exchanged(groups)
-        trajectories = list(chain.from_iterable(groups))
         self._optimizer.zero_grad()
+        batch: GatheredBatch | NonFiniteWeightError
         try:
-            scored = self._gathering.score(groups, policy_version)
-            ratios = token_log_ratios(trajectories, scored.scores.logprobs)
-            sums = token_sums(ratios, self._algorithm.recipe.largest_weight)
-            judged = _scored_groups(scored, policy_version)
-            decision = self._decided(judged, ratios, sums)
-            masked_share = self._gathering.gather(scored, decision.advantages)
+            batch = self._gathered(groups, policy_version)
         except NonFiniteWeightError as error:
-            return self._refused(trajectories, error)
-        self._calibration = decision.calibration
-        self._is_stepping = True
-        gradient_norm, skipped, learning_rate = self._descend(decision.verdict)
-        finite_norm = gradient_norm if math.isfinite(gradient_norm) else 0.0
-        self._warning = self._warning.observe(_health(decision, sums, finite_norm))
-        result = UpdateResult(
-            reward_mean=_reward_mean(trajectories),
-            response_tokens_mean=_response_tokens_mean(trajectories),
-            log_weights=decision.log_weights,
-            importance_weight_max=_clamped_exp(max(decision.log_weights)),
-            ess_ratio=decision.reading.ess_ratio,
-            on_policy_ess_ratio=decision.reading.on_policy_ess_ratio,
-            ess_kind=decision.reading.kind,
-            diagnostics=diagnosed(judged, decision, sums, self._algorithm.recipe),
-            lags=by_lag(trajectories, ratios, policy_version),
-            warning_level=self._warning.level,
-            warning_score=self._warning.score,
-            baseline_shift=-fmean(decision.advantages),
-            masked_share=masked_share,
-            gradient_norm=finite_norm,
-            learning_rate_scale=0.0 if skipped else decision.verdict.scale,
-            learning_rate=learning_rate,
-            skipped=skipped,
+            batch = error
+        trajectories = tuple(chain.from_iterable(groups))
+        num_pieces = len(batch.fresh.num_tokens) if isinstance(batch, GatheredBatch) else 0
+        num_tokens = sum(trajectory.num_sampled_tokens for trajectory in trajectories)
+        return PendingStep(
+            trajectories=trajectories,
+            policy_version=policy_version,
+            batch=batch,
+            wanted_fresh_tokens=self._wanted_fresh_tokens(num_pieces, num_tokens),
         )
-        self._is_stepping = False
-        return result
+
+    def finish(self, pending: PendingStep, newest: Sequence[Trajectory] = ()) -> UpdateResult:
+        """Decide the step and take it, or skip it and say why.
+
+        newest: answers beside the batch with tokens of the pending step's version. They are scored
+            with the parameters as they are before the step, and calibrate; nothing is learned from
+            them here.
+        """
+        batch, version = pending.batch, pending.policy_version
+        fresh = fresh_pieces(newest, self._log_ratios(newest), version)
+        if isinstance(batch, GatheredBatch):
+            fresh = batch.fresh.joined(fresh)
+        self._calibration = self._calibration.observe(fresh.log_weights, fresh.num_tokens)
+        self._num_fresh_pieces += len(fresh.num_tokens)
+        if isinstance(batch, NonFiniteWeightError):
+            return self._refused(pending.trajectories, fresh.tokens, batch)
+        try:
+            decision = self._decided(batch)
+        except NonFiniteWeightError as error:
+            return self._refused(pending.trajectories, fresh.tokens, error)
+        return self._stepped(pending, batch, decision, fresh.tokens)
 
     def rehearse(self, group: Sequence[Trajectory], *, policy_version: int) -> None:
         """Go the way to the gradient with one group, and leave parameters and moments as they are.
@@ -179,23 +193,82 @@ class PolicyUpdate:
         if self._replay is not None and state["replay"] is not None:
             self._replay.load_state_dict(state["replay"])
 
-    def _decided(
-        self,
-        judged: Sequence[Sequence[ScoredTrajectory]],
-        ratios: Sequence[Tensor],
-        sums: TokenSums,
-    ) -> Decision:
+    def _gathered(self, groups: Groups, policy_version: int) -> GatheredBatch:
+        scored = self._gathering.score(groups, policy_version)
+        trajectories = list(chain.from_iterable(groups))
+        ratios = token_log_ratios(trajectories, scored.scores.logprobs)
+        judged = _scored_groups(scored)
+        advantages = trajectory_advantages(judged, self._algorithm)
+        return GatheredBatch(
+            groups=judged,
+            log_ratios=ratios,
+            sums=token_sums(ratios, self._algorithm.recipe.largest_weight),
+            advantages=advantages,
+            masked_share=self._gathering.gather(scored, advantages),
+            fresh=fresh_pieces(trajectories, ratios, policy_version),
+        )
+
+    def _wanted_fresh_tokens(self, num_pieces: int, batch_tokens: int) -> int:
+        """Fresh tokens to look for beside a batch that has so many fresh pieces."""
+        is_given = self._algorithm.on_policy_ess_ratio is not None
+        if is_given and self._num_fresh_pieces + num_pieces >= MIN_FRESH_PIECES:
+            return 0
+        return wanted_fresh_tokens(self._calibration, batch_tokens, num_pieces=num_pieces)
+
+    def _calibration_age_steps(self) -> int:
+        is_given = self._algorithm.on_policy_ess_ratio is not None
+        return 0 if is_given else self._calibration.age_steps
+
+    def _log_ratios(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        return token_log_ratios(trajectories, self._gathering.logprobs(trajectories))
+
+    def _decided(self, batch: GatheredBatch) -> Decision:
         """What the step will be, by all of the batch."""
+        judged = list(chain.from_iterable(batch.groups))
         moments_of = partial(
-            moments_of_batch, judged, ratios, self._algorithm.recipe.largest_weight
+            moments_of_batch, judged, batch.log_ratios, self._algorithm.recipe.largest_weight
         )
         return decide(
             judged,
             self._algorithm,
             self._calibration,
             moments_of,
-            kl_per_token=sums.kl_per_token,
+            kl_per_token=batch.sums.kl_per_token,
         )
+
+    def _stepped(
+        self, pending: PendingStep, batch: GatheredBatch, decision: Decision, fresh: FreshTokens
+    ) -> UpdateResult:
+        """Descend as decided, and say what became of it."""
+        self._is_stepping = True
+        gradient_norm, skipped, learning_rate = self._descend(decision.verdict)
+        finite_norm = gradient_norm if math.isfinite(gradient_norm) else 0.0
+        self._warning = self._warning.observe(_health(decision, batch, finite_norm))
+        result = UpdateResult(
+            reward_mean=_reward_mean(pending.trajectories),
+            response_tokens_mean=_response_tokens_mean(pending.trajectories),
+            log_weights=batch.log_weights,
+            importance_weight_max=_clamped_exp(max(batch.log_weights)),
+            ess_ratio=decision.reading.ess_ratio,
+            on_policy_ess_ratio=decision.reading.on_policy_ess_ratio,
+            ess_kind=decision.reading.kind,
+            diagnostics=diagnosed(
+                batch.groups, batch.advantages, batch.sums, self._algorithm.recipe
+            ),
+            fresh=fresh,
+            calibration_age_steps=self._calibration_age_steps(),
+            lags=by_lag(pending.trajectories, batch.log_ratios, pending.policy_version),
+            warning_level=self._warning.level,
+            warning_score=self._warning.score,
+            baseline_shift=-fmean(batch.advantages),
+            masked_share=batch.masked_share,
+            gradient_norm=finite_norm,
+            learning_rate_scale=0.0 if skipped else decision.verdict.scale,
+            learning_rate=learning_rate,
+            skipped=skipped,
+        )
+        self._is_stepping = False
+        return result
 
     def _descend(self, verdict: StepVerdict) -> tuple[float, SkipReason | None, float]:
         """Take the step, or skip it: the gradient's norm, why it is skipped, the rate it took."""
@@ -214,7 +287,10 @@ class PolicyUpdate:
         return base * scale
 
     def _refused(
-        self, trajectories: Sequence[Trajectory], error: NonFiniteWeightError
+        self,
+        trajectories: Sequence[Trajectory],
+        fresh: FreshTokens,
+        error: NonFiniteWeightError,
     ) -> UpdateResult:
         self._optimizer.zero_grad()
         self._warning = self._warning.observe(StepHealth(relative_ess=0.0))
@@ -223,6 +299,8 @@ class PolicyUpdate:
             reward_mean=_reward_mean(trajectories),
             response_tokens_mean=_response_tokens_mean(trajectories),
             on_policy_ess_ratio=on_policy_ess_ratio(lengths, self._algorithm, self._calibration),
+            fresh=fresh,
+            calibration_age_steps=self._calibration_age_steps(),
             warning_level=self._warning.level,
             warning_score=self._warning.score,
             skipped=SkipReason.NON_FINITE_WEIGHT,
@@ -246,32 +324,19 @@ def _replay_buffer(spec: VCPORunSpec) -> ReplayBuffer | None:
     return ReplayBuffer(ReplaySettings(on_policy_probability=probability), seed=spec.seed)
 
 
-def _scored_groups(batch: ScoredBatch, policy_version: int) -> list[list[ScoredTrajectory]]:
-    rows = iter(
-        zip(
-            *(batch.rewards, batch.log_weights, batch.scores.squared_norms),
-            strict=True,
-        )
-    )
-    return [
-        [_scored(trajectory, *next(rows), policy_version) for trajectory in group]
-        for group in batch.groups
-    ]
+def _scored_groups(batch: ScoredBatch) -> list[list[ScoredTrajectory]]:
+    rows = iter(zip(batch.rewards, batch.log_weights, batch.scores.squared_norms, strict=True))
+    return [[_scored(trajectory, *next(rows)) for trajectory in group] for group in batch.groups]
 
 
 def _scored(
-    trajectory: Trajectory,
-    reward: float,
-    log_weight: float,
-    squared_norm: float,
-    policy_version: int,
+    trajectory: Trajectory, reward: float, log_weight: float, squared_norm: float
 ) -> ScoredTrajectory:
     return ScoredTrajectory(
         reward=reward,
         num_tokens=trajectory.num_sampled_tokens,
         log_weight=log_weight,
         squared_gradient_norm=squared_norm,
-        is_fresh=all(lag == 0 for lag, _ in trajectory.lags(policy_version)),
     )
 
 
@@ -286,13 +351,13 @@ def _skip_reason(verdict: StepVerdict, gradient_norm: float) -> SkipReason | Non
     return SkipReason.NO_GRADIENT if gradient_norm == 0.0 else None
 
 
-def _health(decision: Decision, sums: TokenSums, gradient_norm: float) -> StepHealth:
+def _health(decision: Decision, batch: GatheredBatch, gradient_norm: float) -> StepHealth:
     """What the warning sees of a step; a gradient of 0 says that nothing is left to be learned."""
     reading = decision.reading
     return StepHealth(
         relative_ess=reading.ess_ratio / reading.on_policy_ess_ratio,
-        ess=reading.ess_ratio * len(decision.log_weights),
-        kl_per_token=sums.kl_per_token,
+        ess=reading.ess_ratio * len(batch.log_weights),
+        kl_per_token=batch.sums.kl_per_token,
         gradient_norm=gradient_norm or None,
     )
 

@@ -1,9 +1,9 @@
 """What one update did, in plain numbers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from vcpo.algo import BatchDiagnostics, EssKind, LagBucket, WarningLevel
+from vcpo.algo import BatchDiagnostics, EssKind, FreshTokens, LagBucket, WarningLevel
 
 
 class SkipReason(StrEnum):
@@ -43,6 +43,10 @@ class UpdateResult:
     """The length at which the ratios are read."""
     diagnostics: BatchDiagnostics | None = None
     """Numbers to look at; None when a weight has no value."""
+    fresh: FreshTokens = field(default_factory=FreshTokens)
+    """Tokens, of the batch and beside it, that were scored with the version that sampled them."""
+    calibration_age_steps: int = 0
+    """Steps since there were any, or since the start; 0 where the on-policy ratio is given."""
     lags: tuple[LagBucket, ...] = ()
     """The batch by the age of its oldest tokens; empty when a weight has no value."""
     warning_level: WarningLevel = WarningLevel.OK

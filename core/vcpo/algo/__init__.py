@@ -11,6 +11,7 @@ Numbers may come as Python's, as numpy arrays or as torch tensors, of any format
 | `arrays`          | What numbers does an array hold?                                        |
 | `weights`         | How far is the learner from the sampler, and what is left of the batch? |
 | `calibration`     | What would be left of it on policy, given these lengths?                |
+| `finite_batch`    | What does a batch of this size show of that, and how far off is chance? |
 | `learning_rate`   | How large a step does the batch support?                                |
 | `baseline`        | Which baseline gives the quietest gradient?                             |
 | `advantage`       | With what sign and size does each trajectory count?                     |
@@ -55,11 +56,17 @@ from vcpo.algo.baseline import (
     optimal_baseline,
     published_baseline,
 )
-from vcpo.algo.calibration import FreshTrajectory, MismatchCalibration
+from vcpo.algo.calibration import (
+    PIECE_TOKENS,
+    STALE_STEPS,
+    FreshSums,
+    MismatchCalibration,
+)
 from vcpo.algo.diagnostics import BatchDiagnostics, NormStatistics, TokenSums, diagnose
 from vcpo.algo.early_warning import EarlyWarning, WarningLevel
 from vcpo.algo.ess_unit import EssKind, EssReading, EssUnit, ess_reading, ess_unit, log_norms
 from vcpo.algo.ess_window import EssWindow
+from vcpo.algo.finite_batch import FiniteBatchLaw, finite_batch_law
 from vcpo.algo.lag_breakdown import LagBucket, LaggedTrajectory, lag_breakdown, lag_budget
 from vcpo.algo.learning_rate import LearningRateRule, learning_rate_scale
 from vcpo.algo.methods import (
@@ -73,7 +80,9 @@ from vcpo.algo.methods import (
     Weight,
 )
 from vcpo.algo.mismatch_audit import (
+    MIN_FRESH_PIECES,
     MISMATCH_LIMITS_NATS,
+    FreshTokens,
     MismatchClass,
     MismatchError,
     audited_gap,
@@ -94,8 +103,11 @@ from vcpo.algo.weights import (
 )
 
 __all__ = [
+    "MIN_FRESH_PIECES",
     "MISMATCH_LIMITS_NATS",
+    "PIECE_TOKENS",
     "RECIPES",
+    "STALE_STEPS",
     "Aggregation",
     "AlarmQuality",
     "Baseline",
@@ -106,7 +118,9 @@ __all__ = [
     "EssReading",
     "EssUnit",
     "EssWindow",
-    "FreshTrajectory",
+    "FiniteBatchLaw",
+    "FreshSums",
+    "FreshTokens",
     "Gate",
     "GradientNormEstimator",
     "GroupFilter",
@@ -144,6 +158,7 @@ __all__ = [
     "ess_reading",
     "ess_unit",
     "evaluate_alarms",
+    "finite_batch_law",
     "judge_step",
     "lag_breakdown",
     "lag_budget",

@@ -23,6 +23,8 @@ is their rho_on, but not below exp(-2), the least that batches of common size ca
     e = min(-log rho_on(trajectories), 2) / -log rho_on(blocks)  ->  L / n  as s2 -> 0.
 
 The rule is then fed (rho^e, rho_on^e) and stays min(1, rho / rho_on)^p in form, never below B^-p.
+What N weights show of rho_on lies above it and scatters (`finite_batch`): `ess_reading` gives where
+batches of this size lie on policy, and how low chance alone takes them.
 With staleness that adds a variance v per token it says exp(-v L p) up to s2 L = 2, as the law has
 it at sequence level, and exp(-2 p v / s2) beyond: there staleness counts in units of the mismatch,
 not of the length. A mismatch taken for 10 % less than it is costs fresh batches 10 % of the rate.
@@ -46,6 +48,7 @@ from enum import StrEnum
 from itertools import chain
 
 from vcpo.algo.arrays import Vector, counts, vector
+from vcpo.algo.finite_batch import finite_batch_law
 from vcpo.algo.moments import WeightMoments
 from vcpo.algo.pieces import near_equal_pieces
 from vcpo.algo.weights import log_sum_exp
@@ -58,6 +61,13 @@ READABLE_NATS = 2.0
 
 BLOCK_NATS = 0.25
 """s2 n of the blocks that AUTO and BLOCK cut: rho_on is 0.78 then, far from every floor."""
+
+
+_LEAST_RATIO = 1e-300
+"""Stands for ratios below any float; a batch of any size shows 1/B of them."""
+
+CHANCE_DEVIATIONS = 2.0
+"""Standard deviations that count as chance: about one batch in 25 is lower on policy."""
 
 
 class EssKind(StrEnum):
@@ -89,7 +99,12 @@ class EssUnit:
     """e: the ESS ratio of the pieces to this power is what whole trajectories would show."""
 
     on_policy_ess_ratio: float
-    """ESS ratio that the pieces have on policy, in (0, 1]; not yet raised to the exponent."""
+    """ESS ratio that the pieces have on policy, in (0, 1], in a batch without end; not yet raised
+    to the exponent."""
+
+    mismatch_nats: float = 0.0
+    """-log of the ratio that mismatch alone leaves of the pieces, at least 0: what makes the ratio
+    of a batch scatter. 0 takes the ratio above as exact."""
 
     def measured(self, fresh: WeightMoments) -> "EssUnit":
         """This unit with the on-policy ratio that fresh pieces of its size show, for any law.
@@ -114,7 +129,11 @@ class EssReading:
     """Of the pieces, to the power of the exponent; at most 1 and at least rho_on / B."""
 
     on_policy_ess_ratio: float
-    """In [1/B, 1]: what the former would be on policy."""
+    """In [1/B, 1]: what batches of this size show on policy, in the mean of its logarithm."""
+
+    chance_nats: float = 0.0
+    """How far below that chance takes the logarithm of the ratio on policy, at least 0: two
+    standard deviations, of the batch and of the calibration together."""
 
     @property
     def relative(self) -> float:
@@ -144,13 +163,13 @@ def ess_unit(
     match _effective(kind, variance, nats):
         case EssKind.ENERGY:
             expected = _energy_on_policy(num_tokens, variance, gradient_norms)
-            return _whole(EssKind.ENERGY, num_tokens, expected)
+            return _whole(EssKind.ENERGY, num_tokens, expected, nats)
         case EssKind.TOKEN:
             return _cut(EssKind.TOKEN, num_tokens, 1, variance, nats)
         case EssKind.BLOCK:
             size = max(1, int(min(BLOCK_NATS / variance, max(num_tokens))))
             return _cut(EssKind.BLOCK, num_tokens, size, variance, nats)
-    return _whole(EssKind.SEQUENCE, num_tokens, max(math.exp(-nats), 1.0 / len(num_tokens)))
+    return _whole(EssKind.SEQUENCE, num_tokens, math.exp(-nats), nats)
 
 
 def _effective(kind: EssKind, variance: float, nats: float) -> EssKind:
@@ -161,24 +180,36 @@ def _effective(kind: EssKind, variance: float, nats: float) -> EssKind:
     return EssKind.BLOCK if is_block and variance > 0.0 else EssKind.SEQUENCE
 
 
-def ess_reading(unit: EssUnit, moments: WeightMoments) -> EssReading:
+def ess_reading(
+    unit: EssUnit, moments: WeightMoments, *, relative_error: float = 0.0
+) -> EssReading:
     """What the weights of a batch's pieces say of it.
 
     moments: of the pieces' weights, over the whole batch; with ENERGY, of weights times norms.
+    relative_error: standard error of the variance per token that the unit was cut by, as a part.
     Raises: NonFiniteWeightError when every weight is 0.
     """
     size = len(unit.pieces)
-    expected = max(unit.on_policy_ess_ratio**unit.exponent, 1.0 / size)
+    law = finite_batch_law(unit.mismatch_nats, sum(map(len, unit.pieces)))
+    shown = min(unit.on_policy_ess_ratio * math.exp(law.bias), 1.0)
+    expected = max(shown**unit.exponent, 1.0 / size)
+    chance = math.hypot(law.deviation, unit.mismatch_nats * relative_error)
     return EssReading(
         kind=unit.kind,
         ess_ratio=max(moments.ess_ratio**unit.exponent, expected / size),
         on_policy_ess_ratio=expected,
+        chance_nats=CHANCE_DEVIATIONS * chance * unit.exponent,
     )
 
 
-def _whole(kind: EssKind, num_tokens: Sequence[int], expected: float) -> EssUnit:
-    pieces = tuple((length,) for length in num_tokens)
-    return EssUnit(kind=kind, pieces=pieces, exponent=1.0, on_policy_ess_ratio=expected)
+def _whole(kind: EssKind, num_tokens: Sequence[int], expected: float, nats: float) -> EssUnit:
+    return EssUnit(
+        kind=kind,
+        pieces=tuple((length,) for length in num_tokens),
+        exponent=1.0,
+        on_policy_ess_ratio=max(expected, _LEAST_RATIO),
+        mismatch_nats=nats,
+    )
 
 
 def _cut(
@@ -192,6 +223,7 @@ def _cut(
         pieces=pieces,
         exponent=min(whole_nats, READABLE_NATS) / nats if nats > 0.0 else len(sizes) / len(pieces),
         on_policy_ess_ratio=max(math.exp(-nats), 1.0 / len(sizes)),
+        mismatch_nats=nats,
     )
 
 

@@ -1,9 +1,9 @@
-"""Do sampler and learner compute the same policy? Asked of fresh trajectories, when a run starts.
+"""Do sampler and learner compute the same policy? Asked of fresh tokens, after every start.
 
-At lag 0 both hold the same parameters, and what they say of the same tokens differs by rounding
-alone. A wrong model revision, tokenizer, prompt format or temperature, or a number format that
-nobody asked for, differs by much more, and would be trained on as if it were staleness: steps
-shrink, nothing fails, and the run is worthless.
+While the learner has the version that sampled a token, both hold the same parameters, and what
+they say of it differs by rounding alone. A wrong model revision, tokenizer, prompt format or
+temperature, or a number format that nobody asked for, differs by much more, and would be trained on
+as if it were staleness: steps shrink, nothing fails, and the run is worthless.
 
 The measure is the mean over tokens of |log pi - log mu|, nats. What is to be expected depends on
 how the two compute, so the limit lies between what that costs and what a mistake costs:
@@ -16,10 +16,8 @@ Source: the audit of Jet-RL, arXiv 2601.14243 (gap of log-probabilities at lag 0
 this project's, of models below 30 M parameters (`tests/integration/test_rollout_numerics.py`).
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-
-from vcpo.algo.lag_breakdown import LagBucket
 
 
 class MismatchClass(StrEnum):
@@ -40,28 +38,42 @@ MISMATCH_LIMITS_NATS = {
 }
 """Largest mean gap per token that a class explains."""
 
-MIN_TRAJECTORIES = 8
-"""Fewer fresh trajectories than this settle nothing."""
+MIN_FRESH_PIECES = 8
+"""Fewer pieces of fresh tokens than this settle nothing."""
 
 
 class MismatchError(RuntimeError):
     """Sampler and learner do not compute the same policy."""
 
 
-def audited_gap(lags: Sequence[LagBucket], limit_nats: float) -> float | None:
-    """Mean gap per token of a batch's fresh trajectories, nats; None when there are too few.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreshTokens:
+    """Tokens that the learner scored with the version that sampled them."""
 
-    lags: the batch by lag (`lag_breakdown`).
+    num_pieces: int = 0
+    """Stretches that they come in, of `calibration.PIECE_TOKENS` or so."""
+    num_tokens: int = 0
+    absolute_log_ratio: float = 0.0
+    """Sum over tokens of |log pi - log mu|, nats."""
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether they settle anything."""
+        return self.num_pieces >= MIN_FRESH_PIECES
+
+
+def audited_gap(fresh: FreshTokens, limit_nats: float) -> float | None:
+    """Mean gap per token of fresh tokens, nats; None when there are too few.
+
     Raises: MismatchError, with what to look at, when the gap is above the limit or no number.
     """
-    fresh = next((each for each in lags if each.smallest_lag == 0), None)
-    if fresh is None or fresh.count < MIN_TRAJECTORIES:
+    if not fresh.is_enough:
         return None
-    gap = fresh.log_ratio_per_token
+    gap = fresh.absolute_log_ratio / fresh.num_tokens
     if not gap <= limit_nats:
         raise MismatchError(
-            f"sampler and learner differ by {gap:.3g} nats per token on {fresh.count} fresh"
-            f" trajectories, at most {limit_nats:g} is to be expected: they do not compute the same"
+            f"sampler and learner differ by {gap:.3g} nats per token on {fresh.num_tokens} fresh"
+            f" tokens, at most {limit_nats:g} is to be expected: they do not compute the same"
             " policy. Compare the model's revision, the tokenizer, the temperature, and"
             " `precision`, `quantization` and `noise` of the rollout groups; if the gap is meant to"
             " be, raise `learner.maxMismatchNats`"

@@ -4,8 +4,17 @@ r"""Whether a step is taken, and at which part of the learning rate.
 additions make it a whole rule.
 
 *Dead band.* rho scatters around rho_on, on policy too, and min(1, .) takes every low throw and no
-high one: 1 to 3 % of the learning rate are gone for nothing. With a band of width d the reference
-is (1 - d) rho_on: the scale is 1 while rho lies in the band, and leaves 1 without a jump.
+high one: a part of the learning rate is gone for nothing, 1 % of it in large batches and 10 % in
+small ones. The band is therefore as wide as chance reaches in a batch of this size (`ess_unit`),
+and is left behind by what chance does not explain: with x = log rho / rho_on and c the reach,
+
+    log scale = 0             for x >= -c
+                2 p (x + c)   for -2c <= x <= -c
+                p x           for x <= -2c,
+
+the firm threshold, which neither jumps nor holds the rate of a stale batch up for good. A band of a
+width d that is given moves the reference to (1 - d) rho_on for every batch; 0 is the rule as
+published.
 
 *Refusal.* Optimizers divide by a running mean of squares. A gradient G times the usual one that is
 let in at any learning rate, however small, stays in that mean with a share (1 - beta2) G^2 and
@@ -14,7 +23,8 @@ parameters, moments and warm-up as they are. So what is not worth a step at all 
 than damped: what is not a number, and a batch that has lost all but `refuse_below` of what it has
 on policy. The design note 021 has the figures.
 
-Source: VCPO, arXiv 2602.17616, Eq. 5 (the scale); band and refusal are this project's.
+Sources: VCPO, arXiv 2602.17616, Eq. 5 (the scale); Gao and Bruce, "WaveShrink with firm shrinkage"
+(1997), for the threshold. That its width follows the batch, and refusal, are this project's.
 """
 
 import math
@@ -43,9 +53,9 @@ class StepLimits:
     rule: LearningRateRule = LearningRateRule.SQRT
     """How the step shrinks with the ESS ratio."""
 
-    dead_band: float = 0.0
+    dead_band: float | None = None
     """Part of the on-policy ESS ratio, in [0, 1), that may be missing without any damping; 0 is the
-    rule as published."""
+    rule as published, None follows what chance does to a batch of its size."""
 
     refuse_below: float = 0.0
     """Part of the on-policy ESS ratio, in [0, 1), below which a step is refused; 0 refuses none."""
@@ -56,7 +66,7 @@ class StepLimits:
     def __post_init__(self) -> None:
         for name in ("dead_band", "refuse_below"):
             value = getattr(self, name)
-            if not 0.0 <= value < 1.0:
+            if value is not None and not 0.0 <= value < 1.0:
                 raise ValueError(f"{name} is {value}: give a part of the on-policy ratio in [0, 1)")
         if not self.refuse_kl_above > 0.0:
             raise ValueError(f"refuse_kl_above is {self.refuse_kl_above}: give nats above 0")
@@ -83,6 +93,7 @@ def judge_step(
     on_policy_ess_ratio: Scalar,
     limits: StepLimits,
     *,
+    chance_nats: Scalar = 0.0,
     kl_per_token: Scalar | None = None,
     gradient_norm: Scalar | None = None,
 ) -> StepVerdict:
@@ -90,6 +101,7 @@ def judge_step(
 
     ess_ratio: rho of the batch before truncation, in (0, 1]; NaN refuses the step.
     on_policy_ess_ratio: rho of the same lengths on policy, in (0, 1].
+    chance_nats: how far below it chance alone takes log rho, at least 0.
     kl_per_token: nats; gradient_norm: before clipping; None for what is not known.
     Raises: ValueError when a ratio that is a number lies outside (0, 1].
     """
@@ -98,10 +110,24 @@ def judge_step(
     numbers = (ess_ratio, kl_per_token, gradient_norm)
     if not all(number is None or math.isfinite(number) for number in numbers):
         return StepVerdict(scale=0.0, refusal=RefusalReason.NON_FINITE)
-    reference = on_policy_ess_ratio * (1.0 - limits.dead_band)
-    scale = learning_rate_scale(ess_ratio, reference, limits.rule)
+    if limits.dead_band is None:
+        reference = on_policy_ess_ratio
+        effective = _beyond_chance(ess_ratio, on_policy_ess_ratio, float(chance_nats))
+    else:
+        reference = on_policy_ess_ratio * (1.0 - limits.dead_band)
+        effective = ess_ratio
+    scale = learning_rate_scale(effective, reference, limits.rule)
     if ess_ratio < limits.refuse_below * on_policy_ess_ratio:
         return StepVerdict(scale=0.0, refusal=RefusalReason.LOW_ESS)
     if kl_per_token is not None and kl_per_token > limits.refuse_kl_above:
         return StepVerdict(scale=0.0, refusal=RefusalReason.HIGH_DIVERGENCE)
     return StepVerdict(scale=scale)
+
+
+def _beyond_chance(ess_ratio: float, on_policy_ess_ratio: float, chance_nats: float) -> float:
+    """ESS ratio with what chance explains given back, in (0, 1]: the firm threshold."""
+    reach = math.exp(-chance_nats)
+    if not on_policy_ess_ratio * reach * reach < ess_ratio < on_policy_ess_ratio:
+        return ess_ratio
+    shown = ess_ratio / (on_policy_ess_ratio * reach)
+    return on_policy_ess_ratio * min(1.0, shown * shown)

@@ -115,6 +115,10 @@ ON_POLICY_ESS = _measure(
     "vcpo_on_policy_ess_ratio",
     "ESS ratio at lag 0, given or calibrated; ESS is measured against it.",
 )
+CALIBRATION_AGE = _measure(
+    "vcpo_calibration_age_steps",
+    "Optimizer steps since the on-policy ESS ratio was last measured on fresh tokens.",
+)
 TOKEN_ESS = _measure("vcpo_token_ess_ratio", "ESS ratio of the last step's tokens, untruncated.")
 TRUNCATED_ESS = _measure(
     "vcpo_truncated_ess_ratio",
@@ -342,6 +346,7 @@ LEARNER = (
     ESS_MEAN,
     ESS_LOW,
     ON_POLICY_ESS,
+    CALIBRATION_AGE,
     TOKEN_ESS,
     TRUNCATED_ESS,
     LAG_ESS,

@@ -31,6 +31,7 @@ class LearnerMetrics:
         self.ess_ratio_mean = part.gauge(catalogue.ESS_MEAN)
         self.ess_ratio_low = part.gauge(catalogue.ESS_LOW)
         self.on_policy_ess_ratio = part.gauge(catalogue.ON_POLICY_ESS)
+        self.calibration_age_steps = part.gauge(catalogue.CALIBRATION_AGE)
         self.token_ess_ratio = part.gauge(catalogue.TOKEN_ESS)
         self.truncated_ess_ratio = part.gauge(catalogue.TRUNCATED_ESS)
         self.lag_ess_ratio = part.gauge(catalogue.LAG_ESS)

@@ -83,13 +83,15 @@ class Algorithm(Section):
     learning_rate_rule: LearningRateRule | None = None
     """How the step shrinks with the ESS ratio: `sqrt` suits AdamW, `linear` SGD, `none` is off."""
     on_policy_ess_ratio: Ratio | None = None
-    """ESS ratio of whole trajectories at lag 0, where train/rollout mismatch alone acts; None
-    measures it on fresh trajectories."""
+    """ESS ratio of whole trajectories at lag 0, where train/rollout mismatch alone acts. A number
+    is taken as it is, without a dead band; None measures it on fresh tokens, all through the
+    run."""
     ess_kind: EssKind = EssKind.AUTO
     """What the ESS is taken over: whole trajectories as long as their ratio says something, then
     blocks of them (`auto`), or always one kind."""
-    dead_band: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Part of the on-policy ESS ratio that may be missing before the step shrinks."""
+    dead_band: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    """Part of the on-policy ESS ratio that may be missing before the step shrinks; 0 is the rule as
+    published. None is as much as chance takes from an on-policy batch of this size."""
     refuse_below: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Part of the on-policy ESS ratio below which a step is not taken at all; 0 takes every one."""
     refuse_kl_above: Annotated[float, Field(gt=0.0, le=1e6)] | None = None

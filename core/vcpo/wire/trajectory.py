@@ -122,6 +122,12 @@ class Trajectory:
         """The oldest version that sampled a token of the response."""
         return min(span.policy_version for span in self.version_spans)
 
+    def num_tokens_of(self, policy_version: int) -> int:
+        """Tokens of the response that a version sampled."""
+        return sum(
+            span.num_tokens for span in self.version_spans if span.policy_version == policy_version
+        )
+
     def lags(self, policy_version: int) -> Iterator[tuple[int, int]]:
         """Ages of the tokens at `policy_version`: pairs (lag in versions, number of tokens)."""
         for span in self.version_spans:

@@ -1,6 +1,8 @@
 import math
 import random
+from dataclasses import replace
 from itertools import chain
+from statistics import fmean, pstdev
 
 import pytest
 from hypothesis import given
@@ -8,9 +10,11 @@ from hypothesis import strategies as st
 
 from vcpo.algo import (
     EssKind,
+    StepLimits,
     WeightMoments,
     ess_reading,
     ess_unit,
+    judge_step,
     log_norms,
     piece_log_weights,
 )
@@ -114,6 +118,43 @@ def test_long_trajectories_tell_stale_from_fresh_by_blocks():
     fresh = ess_reading(unit, drawn_moments(unit, MISMATCH, seed=1))
     stale = ess_reading(unit, drawn_moments(unit, 2 * MISMATCH, seed=1))
     assert stale.relative < 0.3 < 0.8 < fresh.relative
+
+
+@pytest.mark.parametrize("size", [16, 64])
+@pytest.mark.parametrize("length", [600, 1500, 3000])
+def test_on_policy_the_rule_takes_no_step_back_at_any_size(size, length):
+    lengths = [length] * size
+    unit = ess_unit(EssKind.AUTO, lengths, 6.5e-4)
+    scales, published = [], []
+    for seed in range(200):
+        reading = ess_reading(unit, drawn_moments(unit, 6.5e-4, seed))
+        numbers = reading.ess_ratio, reading.on_policy_ess_ratio
+        scales.append(judge_step(*numbers, StepLimits(), chance_nats=reading.chance_nats).scale)
+        published.append(judge_step(*numbers, StepLimits(dead_band=0.0)).scale)
+    assert fmean(scales) > max(0.985, fmean(published))
+
+
+def test_the_on_policy_ratio_is_what_batches_of_the_size_show():
+    # At s2 L = 1 most batches of 16 lack the weights that make 0.37 of batches without end.
+    unit = ess_unit(EssKind.SEQUENCE, [1000] * 16, 1e-3)
+    logs = [math.log(drawn_moments(unit, 1e-3, seed).ess_ratio) for seed in range(400)]
+    reading = ess_reading(unit, drawn_moments(unit, 1e-3, 0))
+    assert math.log(reading.on_policy_ess_ratio) == pytest.approx(fmean(logs), abs=0.05)
+    assert reading.chance_nats == pytest.approx(2 * pstdev(logs), rel=0.1)
+
+
+def test_a_ratio_that_is_given_has_no_band():
+    unit = replace(ess_unit(EssKind.SEQUENCE, [1000] * 16, None), on_policy_ess_ratio=0.55)
+    reading = ess_reading(unit, WeightMoments.of([0.0] * 16))
+    assert (reading.on_policy_ess_ratio, reading.chance_nats) == (0.55, 0.0)
+
+
+def test_an_uncertain_mismatch_widens_the_band():
+    # Chance of the batch and of the calibration add up in squares; -log rho_on is 0.5.
+    unit = ess_unit(EssKind.SEQUENCE, [500] * 64, 1e-3)
+    moments = WeightMoments.of([0.0] * 64)
+    known, guessed = (ess_reading(unit, moments, relative_error=r).chance_nats for r in (0.0, 0.3))
+    assert guessed == pytest.approx(math.hypot(known, 2 * 0.5 * 0.3), rel=1e-9)
 
 
 def test_a_reading_raises_both_ratios_to_the_exponent():

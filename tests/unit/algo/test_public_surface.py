@@ -10,6 +10,7 @@ PURE = {
     "collections",
     "dataclasses",
     "enum",
+    "functools",
     "itertools",
     "math",
     "statistics",

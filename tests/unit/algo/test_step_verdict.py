@@ -29,6 +29,58 @@ def test_below_the_dead_band_the_scale_leaves_1_without_a_jump():
     assert judge_step(0.4 - 1e-9, 0.8, StepLimits(dead_band=0.5)).scale == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("ratio", [0.8 * math.exp(-0.3), 0.7, 1.0])
+def test_what_chance_explains_is_not_damped(ratio):
+    assert judge_step(ratio, 0.8, StepLimits(), chance_nats=0.3 + 1e-12).scale == 1.0
+
+
+def test_what_chance_does_not_explain_is_damped_as_published():
+    # 0.2 of 0.8 is 1.39 nats below, more than twice the reach of chance.
+    assert judge_step(0.2, 0.8, StepLimits(), chance_nats=0.69).scale == pytest.approx(0.5)
+
+
+def test_between_the_two_the_scale_falls_at_twice_the_pace():
+    # 1.5 times the reach of 0.4 nats: as if 0.4 nats were gone.
+    ratio = 0.8 * math.exp(-0.6)
+    scale = judge_step(ratio, 0.8, StepLimits(), chance_nats=0.4).scale
+    assert scale == pytest.approx(math.exp(-0.2), rel=1e-12)
+
+
+@given(RATIOS, st.floats(0.0, 3.0))
+def test_the_band_of_chance_ends_without_a_jump_on_either_side(expected, chance):
+    for edge in (chance, 2 * chance):
+        inside, outside = (
+            judge_step(
+                expected * math.exp(-edge * (1 + sign * 1e-9)),
+                expected,
+                StepLimits(),
+                chance_nats=chance,
+            ).scale
+            for sign in (-1, 1)
+        )
+        assert inside == pytest.approx(outside, rel=1e-6)
+
+
+@given(RATIOS, RATIOS, RATIOS, st.floats(0.0, 3.0))
+def test_the_band_of_chance_never_damps_more_of_a_batch_more(one, other, expected, chance):
+    low, high = (
+        judge_step(ratio, expected, StepLimits(), chance_nats=chance).scale
+        for ratio in sorted((one, other))
+    )
+    assert low <= high * (1 + 1e-9)
+
+
+@given(RATIOS, RATIOS, st.floats(0.0, 3.0))
+def test_the_band_of_chance_never_damps_more_than_the_published_rule(ratio, expected, chance):
+    published = judge_step(ratio, expected, StepLimits(dead_band=0.0)).scale
+    lenient = judge_step(ratio, expected, StepLimits(), chance_nats=chance).scale
+    assert lenient >= published * (1 - 1e-9)
+
+
+def test_a_band_that_is_given_takes_the_place_of_chance():
+    assert judge_step(0.2, 0.8, StepLimits(dead_band=0.0), chance_nats=5.0).scale == 0.5
+
+
 def test_too_little_of_a_batch_is_refused():
     limits = StepLimits(refuse_below=0.1)
     assert judge_step(0.079, 0.8, limits).refusal is RefusalReason.LOW_ESS

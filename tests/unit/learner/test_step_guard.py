@@ -31,6 +31,10 @@ def judged(number, **changes):
     return replace(one, trajectories=(first, replace(second, reward=0.0)))
 
 
+def take_step(guard, groups, *, newest=(), policy_version):
+    return guard.finish(groups, guard.begin(groups, policy_version=policy_version), newest)
+
+
 POISON = judged(2, response_token_ids=(VOCABULARY + 5,))
 
 
@@ -38,21 +42,29 @@ def test_the_group_that_breaks_a_step_is_named_and_the_others_are_still_trained_
     model, guard = guarded(quarantine)
     before = [each.clone() for each in model.parameters()]
     with pytest.raises(BrokenBatchError) as caught:
-        guard.step([judged(1), POISON, judged(3)], policy_version=0)
+        take_step(guard, [judged(1), POISON, judged(3)], policy_version=0)
     (lease_id, reason), *others = caught.value.reasons.items()
     assert (lease_id, others) == ("train-now-2", [])
     assert reason.startswith("IndexError: index out of range")
     assert all(map(torch.equal, before, model.parameters()))
     assert all(each.grad is None for each in model.parameters())
-    assert guard.step([judged(1), judged(3)], policy_version=0).skipped is None
+    assert take_step(guard, [judged(1), judged(3)], policy_version=0).skipped is None
     assert not all(map(torch.equal, before, model.parameters()))
 
 
 def test_a_learner_that_survives_a_broken_step_counts_no_death(quarantine, tmp_path):
     _, guard = guarded(quarantine)
     with pytest.raises(BrokenBatchError):
-        guard.step([POISON], policy_version=0)
+        take_step(guard, [POISON], policy_version=0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_answer_beside_the_batch_that_breaks_the_step_costs_the_batch_nothing(quarantine):
+    model, guard = guarded(quarantine)
+    before = [each.clone() for each in model.parameters()]
+    result = take_step(guard, [judged(1)], newest=POISON.trajectories, policy_version=0)
+    assert (result.skipped, result.fresh.num_pieces) == (None, 2)
+    assert not all(map(torch.equal, before, model.parameters()))
 
 
 class BrokenUpdate:
@@ -61,7 +73,7 @@ class BrokenUpdate:
     def __init__(self, error, *, alone=(), is_whole=True):
         self.error, self.alone, self.is_whole = error, alone, is_whole
 
-    def step(self, groups, *, policy_version):
+    def begin(self, groups, *, policy_version):
         raise self.error
 
     def rehearse(self, group, *, policy_version):
@@ -79,7 +91,7 @@ EVERY_ID = [one.lease_id for one in GROUPS]
 def test_when_no_group_breaks_it_alone_all_of_them_go(quarantine):
     guard = StepGuard(BrokenUpdate(ValueError("odd")), quarantine)
     with pytest.raises(BrokenBatchError) as caught:
-        guard.step(GROUPS, policy_version=0)
+        take_step(guard, GROUPS, policy_version=0)
     assert caught.value.reasons == dict.fromkeys(EVERY_ID, "ValueError: odd, in a batch")
 
 
@@ -88,7 +100,7 @@ def test_a_step_that_broke_after_it_changed_something_ends_the_learner_and_leave
 ):
     guard = StepGuard(BrokenUpdate(ValueError("half"), is_whole=False), quarantine)
     with pytest.raises(ValueError, match="half"):
-        guard.step(GROUPS, policy_version=0)
+        take_step(guard, GROUPS, policy_version=0)
     assert Quarantine(tmp_path).deaths("train-now-1") == 1
 
 
@@ -101,7 +113,7 @@ def test_a_step_that_breaks_in_the_optimizer_is_half_taken(quarantine, monkeypat
 
     monkeypatch.setattr("vcpo_learner.update.scaled_step", broken)
     with pytest.raises(RuntimeError, match="device-side assert"):
-        StepGuard(update, quarantine).step([judged(1)], policy_version=0)
+        take_step(StepGuard(update, quarantine), [judged(1)], policy_version=0)
     assert not update.is_whole
 
 
@@ -110,13 +122,13 @@ def test_a_step_that_breaks_in_the_optimizer_is_half_taken(quarantine, monkeypat
 def test_memory_that_no_group_alone_is_to_blame_for_is_the_users_to_save(quarantine, alone, error):
     guard = StepGuard(BrokenUpdate(error, alone=alone), quarantine)
     with pytest.raises(StartError, match=r"lower spec\.batch\.microBatchTrajectories"):
-        guard.step(GROUPS, policy_version=0)
+        take_step(guard, GROUPS, policy_version=0)
 
 
 def test_a_group_that_alone_is_too_large_goes(quarantine):
     guard = StepGuard(BrokenUpdate(MemoryError("large"), alone=["train-now-2"]), quarantine)
     with pytest.raises(BrokenBatchError) as caught:
-        guard.step(GROUPS, policy_version=0)
+        take_step(guard, GROUPS, policy_version=0)
     assert caught.value.reasons == {"train-now-2": "MemoryError: large"}
 
 
@@ -124,6 +136,6 @@ def test_the_third_broken_batch_in_a_row_ends_the_run_with_the_reason(quarantine
     guard = StepGuard(BrokenUpdate(ValueError("odd")), quarantine)
     for _ in range(2):
         with pytest.raises(BrokenBatchError):
-            guard.step(GROUPS, policy_version=0)
+            take_step(guard, GROUPS, policy_version=0)
     with pytest.raises(StartError, match=r"3 batches in a row broke the update.*ValueError: odd"):
-        guard.step(GROUPS, policy_version=0)
+        take_step(guard, GROUPS, policy_version=0)

@@ -97,3 +97,20 @@ def test_a_logged_step_says_how_the_run_is_doing():
     assert StepNews(8).log_line(record) == line
     skipped = replace(record, skipped="no_gradient")
     assert StepNews(8).log_line(skipped) == f"{line}, no update (no_gradient)"
+
+
+def test_a_calibration_that_gets_old_is_told_once_and_when_it_is_renewed():
+    news = StepNews(99)
+    ages = [31, 32, 33, 0, 1, 32]
+    kinds = [
+        [kind for kind, _ in news.events(replace(STEP, step=1, calibration_age_steps=age), None)]
+        for age in ages
+    ]
+    assert kinds == [[], ["CalibrationStale"], [], ["CalibrationRenewed"], [], ["CalibrationStale"]]
+
+
+def test_an_old_calibration_is_told_with_the_ratio_that_stays_and_the_cure():
+    record = replace(STEP, step=40, calibration_age_steps=32, on_policy_ess_ratio=0.875)
+    message = dict(StepNews(99).events(record, None))["CalibrationStale"]
+    assert "for 32 steps; the on-policy ESS ratio stays at 0.88" in message
+    assert "give algorithm.onPolicyEssRatio" in message

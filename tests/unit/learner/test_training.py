@@ -6,12 +6,13 @@ import json
 import shutil
 import time
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 
 from tests.unit.learner.scenes import answer, answers, asking, make_desk, make_run, settle
 from tests.unit.update.models import PAD, VOCABULARY, llama
-from vcpo.algo import LagBucket, MismatchError
+from vcpo.algo import STALE_STEPS, FreshTokens, MismatchError, NonFiniteWeightError
 from vcpo.exported_model import ExportedModel
 from vcpo.failures import Failure, FailureCause
 from vcpo.journal import Journal, read_events, read_metrics
@@ -22,6 +23,7 @@ from vcpo_learner.checkpoint import CheckpointError, CheckpointFolder
 from vcpo_learner.failure_watch import TooManyFailuresError
 from vcpo_learner.gauges import LearnerGauges
 from vcpo_learner.groups import Group
+from vcpo_learner.pending_step import PendingStep
 from vcpo_learner.policies import PolicyStore
 from vcpo_learner.quarantine import Quarantine
 from vcpo_learner.signals import SignalWindow
@@ -39,7 +41,10 @@ class CountingUpdate:
         self.steps_taken = 0
         self.versions = []
         self.refused = set()
-        self.lags = ()
+        self.fresh = FreshTokens()
+        self.calibration_ages = {}
+        self.wanted_fresh_tokens = 0
+        self.newest = []
         self.is_whole = True
 
     def rehearse(self, group, *, policy_version):
@@ -48,16 +53,26 @@ class CountingUpdate:
     def forget(self, group):
         pass
 
-    def step(self, groups, *, policy_version):
+    def begin(self, groups, *, policy_version):
+        return PendingStep(
+            trajectories=list(chain.from_iterable(groups)),
+            policy_version=policy_version,
+            batch=NonFiniteWeightError("none", None, 0.0),
+            wanted_fresh_tokens=self.wanted_fresh_tokens,
+        )
+
+    def finish(self, pending, newest=()):
         self.steps_taken += 1
-        self.versions.append(policy_version)
-        skipped = SkipReason.NO_GRADIENT if policy_version in self.refused else None
+        self.versions.append(pending.policy_version)
+        self.newest.append(newest)
+        skipped = SkipReason.NO_GRADIENT if pending.policy_version in self.refused else None
         return UpdateResult(
             reward_mean=1.0,
             response_tokens_mean=1.0,
             on_policy_ess_ratio=1.0,
             skipped=skipped,
-            lags=self.lags,
+            fresh=self.fresh,
+            calibration_age_steps=self.calibration_ages.get(pending.policy_version, 0),
         )
 
     def state_dict(self):
@@ -179,17 +194,15 @@ async def test_a_refused_update_is_a_version_too(make_learner, tmp_path):
     ]
 
 
-def fresh_trajectories(gap, *, count=8):
-    return (
-        LagBucket(smallest_lag=0, count=count, ess=1.0, log_ratio_per_token=gap, weight_share=1.0),
-    )
+def fresh_tokens(gap, *, num_pieces=8):
+    return FreshTokens(num_pieces=num_pieces, num_tokens=100, absolute_log_ratio=100 * gap)
 
 
 async def test_a_run_whose_sampler_computes_another_policy_ends_before_its_first_version(
     make_learner, tmp_path
 ):
     learner = make_learner()
-    learner.update.lags = fresh_trajectories(0.7)
+    learner.update.fresh = fresh_tokens(0.7)
     with pytest.raises(MismatchError, match=r"0.7 nats.*at most 0.002"):
         await learner.run()
     assert learner.dispatcher.policy_version == 0
@@ -200,20 +213,49 @@ async def test_sampler_and_learner_are_compared_once_and_when_there_is_enough_to
     make_learner, tmp_path
 ):
     learner = make_learner()
-    learner.update.lags = fresh_trajectories(0.7, count=7)
-    take_step = learner.update.step
+    learner.update.fresh = fresh_tokens(0.7, num_pieces=7)
+    finish = learner.update.finish
 
-    def step(groups, *, policy_version):
-        result = take_step(groups, policy_version=policy_version)
+    def finish_step(pending, newest=()):
+        result = finish(pending, newest)
         # Enough to compare in the second step; what the third says is training's.
-        learner.update.lags = fresh_trajectories(0.001 if policy_version == 0 else 0.7)
+        learner.update.fresh = fresh_tokens(0.001 if pending.policy_version == 0 else 0.7)
         return result
 
-    learner.update.step = step
+    learner.update.finish = finish_step
     assert await learner.run() is RunPhase.COMPLETE
     assert [event.message for event in read_events(tmp_path) if event.kind == "SelfCheck"] == [
         "sampler and learner differ by 0.001 nats per token"
     ]
+
+
+async def test_a_step_is_given_answers_of_its_own_version_that_arrived_beside_its_batch(
+    make_learner,
+):
+    learner = make_learner(algorithm={"maxPolicyLagSteps": 4})
+    learner.update.wanted_fresh_tokens = 3
+    begin = learner.update.begin
+
+    def begin_slowly(groups, *, policy_version):
+        while learner.accepted() < 12:  # all that the run will need
+            time.sleep(0.001)
+        return begin(groups, policy_version=policy_version)
+
+    learner.update.begin = begin_slowly
+    await learner.run()
+    first, *later = learner.update.newest
+    # Everything was sampled by version 0: the later steps have nothing of their own.
+    assert [one.num_tokens_of(0) for one in first] == [1, 1, 1]
+    assert later == [[], []]
+
+
+async def test_the_age_of_the_calibration_is_among_the_signals(make_learner, tmp_path):
+    learner = make_learner()
+    learner.update.calibration_ages = {1: STALE_STEPS, 2: STALE_STEPS + 1}
+    await learner.run()
+    assert learner.signals.message().calibration_age_steps == STALE_STEPS + 1
+    told = [each for each in read_events(tmp_path) if each.kind == "CalibrationStale"]
+    assert [each.message.partition(":")[0] for each in told] == ["step 2"]
 
 
 async def test_a_drained_run_saves_and_a_resumed_one_goes_on_from_there(make_learner, tmp_path):
@@ -334,16 +376,16 @@ async def test_groups_that_a_learner_died_with_twice_are_left_out_though_the_che
     make_learner, tmp_path
 ):
     def dying(learner):
-        take_step = learner.update.step
+        begin = learner.update.begin
 
-        def step(groups, *, policy_version):
+        def begin_step(groups, *, policy_version):
             if policy_version == 1:
                 raise KilledError
             while learner.accepted() < 8:  # so that the next batch is in the checkpoint
                 time.sleep(0.001)
-            return take_step(groups, policy_version=policy_version)
+            return begin(groups, policy_version=policy_version)
 
-        learner.update.step = step
+        learner.update.begin = begin_step
         return learner
 
     async def dies():

@@ -1,6 +1,6 @@
 import math
 from functools import partial
-from random import Random
+from itertools import chain
 
 import pytest
 
@@ -13,32 +13,37 @@ from vcpo_learner.decision import (
     goes_in_one_pass,
     informative,
     on_policy_ess_ratio,
+    trajectory_advantages,
 )
 
 UNCALIBRATED = MismatchCalibration()
 
 
-def scored(*, reward=0.0, weight=1.0, squared_norm=1.0, is_fresh=False, num_tokens=4):
+def scored(*, reward=0.0, weight=1.0, squared_norm=1.0, num_tokens=4):
     return ScoredTrajectory(
         reward=reward,
         num_tokens=num_tokens,
         log_weight=math.log(weight) if weight > 0.0 else -math.inf,
         squared_gradient_norm=squared_norm,
-        is_fresh=is_fresh,
     )
 
 
-def decided(groups, *, kl_per_token=None, **algorithm):
+def decided(groups, *, calibration=UNCALIBRATED, kl_per_token=None, **algorithm):
     settings = Algorithm.model_validate(algorithm)
-    moments_of = partial(moments_of_batch, groups, (), settings.recipe.largest_weight)
-    return decide(groups, settings, UNCALIBRATED, moments_of, kl_per_token=kl_per_token)
+    batch = list(chain.from_iterable(groups))
+    moments_of = partial(moments_of_batch, batch, (), settings.recipe.largest_weight)
+    return decide(batch, settings, calibration, moments_of, kl_per_token=kl_per_token)
+
+
+def advantages_of(group, **algorithm):
+    return trajectory_advantages([group], Algorithm.model_validate(algorithm))
 
 
 def test_optimal_advantages_weigh_rewards_by_squared_norms():
     # b = (1*1 + 1*0 + 2*3) / 4 = 7/4.
     rows = zip([1.0, 0.0, 3.0], [1.0, 1.0, 2.0], strict=True)
     group = [scored(reward=reward, squared_norm=norm) for reward, norm in rows]
-    assert decided([group]).advantages == pytest.approx((-0.75, -1.75, 1.25))
+    assert advantages_of(group) == pytest.approx((-0.75, -1.75, 1.25))
 
 
 def test_the_published_baseline_multiplies_the_weight_in_once_more():
@@ -46,7 +51,7 @@ def test_the_published_baseline_multiplies_the_weight_in_once_more():
     # 16, 1, 1/16, 1/16, and b = (16 + 1/16) / 17.125.
     rows = zip([1.0, 0.0, 0.0, 1.0], [2.0, 1.0, 0.5, 0.5], strict=True)
     group = [scored(reward=reward, weight=w, squared_norm=w**2) for reward, w in rows]
-    advantages = decided([group], baseline="published").advantages
+    advantages = advantages_of(group, baseline="published")
     assert advantages[1] == pytest.approx(-16.0625 / 17.125)
 
 
@@ -91,26 +96,48 @@ def test_without_any_gradient_energy_reads_whole_trajectories():
 
 def test_equal_rewards_give_advantages_of_exactly_zero():
     group = [scored(reward=0.1, weight=0.3), scored(reward=0.1, weight=1.7)]
-    assert decided([group]).advantages == (0.0, 0.0)
+    assert advantages_of(group) == (0.0, 0.0)
 
 
 def test_a_norm_that_is_not_a_number_refuses_the_step():
     group = [scored(reward=1.0), scored(squared_norm=math.nan)]
     with pytest.raises(NonFiniteWeightError, match=r"squared_norms\[1\] is nan"):
-        decided([group])
+        advantages_of(group)
 
 
-def test_fresh_trajectories_calibrate_the_on_policy_ratio():
-    # 0.04 nats^2 per token over 4 tokens: log w ~ N(-0.08, 0.16), ratio exp(-0.16) = 0.852.
-    random = Random(0)
-    weights = [math.exp(random.gauss(-0.08, 0.4)) for _ in range(400)]
-    group = [scored(weight=weight, is_fresh=True) for weight in weights]
-    assert decided([group]).reading.on_policy_ess_ratio == pytest.approx(0.852, abs=0.03)
+def calibrated(variance_per_token, count=4096):
+    """Calibration that has seen so many pieces of 4 tokens with this mismatch; x^2 = v + v^2/4."""
+    variance = 4 * variance_per_token
+    x = math.sqrt(variance + variance**2 / 4)
+    return MismatchCalibration().observe([x, -x] * (count // 2), [4] * count)
 
 
-def test_stale_trajectories_do_not_calibrate():
-    group = [scored(weight=weight) for weight in [0.5, 2.0] * 100]
-    assert decided([group]).calibration == UNCALIBRATED
+def test_the_calibration_gives_the_on_policy_ratio():
+    # 0.04 nats^2 per token over 4 tokens: log w ~ N(-0.08, 0.16), ratio exp(-0.16) without end.
+    reading = decided([[scored()] * 4000], calibration=calibrated(0.04)).reading
+    assert reading.on_policy_ess_ratio == pytest.approx(math.exp(-0.16), rel=1e-3)
+
+
+UNEVEN = [scored(weight=weight) for weight in (1.8, 1 / 1.8, 1.8, 1 / 1.8)]
+"""Of ratio (1.8 + 1/1.8)^2 / (1.8^2 + 1/1.8^2) / 2 = 0.782, where exp(-0.16) = 0.852."""
+
+
+def test_a_small_batch_that_chance_explains_is_not_damped():
+    assert decided([UNEVEN], calibration=calibrated(0.04)).verdict.scale == 1.0
+    assert decided([UNEVEN], calibration=calibrated(0.04), deadBand=0.0).verdict.scale < 0.95
+
+
+def test_the_same_weights_in_a_large_batch_are_damped():
+    scale = decided([UNEVEN * 1000], calibration=calibrated(0.04)).verdict.scale
+    assert scale == pytest.approx(math.sqrt(0.78188 / math.exp(-0.16)), rel=2e-3)
+
+
+def test_a_calibration_that_knows_little_gives_the_benefit_of_the_doubt():
+    group = UNEVEN * 1000
+    known, guessed = (
+        decided([group], calibration=calibrated(0.04, count)).verdict.scale for count in (4096, 16)
+    )
+    assert guessed > known + 0.03
 
 
 def test_a_given_on_policy_ratio_is_taken_as_it_is():

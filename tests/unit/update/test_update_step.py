@@ -218,13 +218,91 @@ def on_policy_ratio(versions):
     return update.step(groups, policy_version=8).on_policy_ess_ratio
 
 
-def test_trajectories_of_the_current_version_calibrate():
-    assert 0.5 < on_policy_ratio((8, 8)) < 1.0
+@pytest.mark.parametrize("versions", [(8, 8), (7, 8)], ids=["whole", "their last tokens"])
+def test_tokens_of_the_current_version_calibrate(versions):
+    assert 0.5 < on_policy_ratio(versions) < 1.0
 
 
-@pytest.mark.parametrize("versions", [(7, 7), (7, 8)], ids=["older", "begun by an older one"])
-def test_trajectories_with_a_token_of_another_version_do_not_calibrate(versions):
+@pytest.mark.parametrize("versions", [(7, 7), (6, 7)], ids=["older", "begun by one older still"])
+def test_tokens_of_another_version_do_not_calibrate(versions):
     assert on_policy_ratio(versions) == 1.0
+
+
+def test_answers_beside_the_batch_calibrate_a_learner_that_sees_only_stale_ones():
+    model = seeded(llama)
+    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None), PAD)
+    noisy = sampled_groups(model, num_groups=12)
+    stale = [[of_versions(one, 2, 2) for one in group] for group in noisy]
+    newest = [of_versions(one, 8, 8) for group in noisy for one in group]
+    result = update.finish(update.begin(stale, policy_version=8), newest)
+    assert 0.5 < result.on_policy_ess_ratio < 1.0
+    assert (result.calibration_age_steps, result.fresh.num_pieces) == (0, 48)
+    assert update.step(stale, policy_version=9).calibration_age_steps == 1
+
+
+def test_answers_beside_the_batch_are_not_learned_from():
+    spec = make_spec()
+    groups = sampled_groups(seeded(llama))
+    newest = [of_versions(one, 9, 9) for group in groups for one in group]
+    models = [seeded(llama), seeded(llama)]
+    for model, beside in zip(models, ([], newest), strict=True):
+        update = PolicyUpdate(model, spec, PAD)
+        update.finish(update.begin(groups, policy_version=9), beside)
+    assert torch.equal(flat(models[0]), flat(models[1]))
+
+
+def test_answers_beside_the_batch_are_scored_before_the_step():
+    model = seeded(llama)
+    groups = sampled_groups(model)
+    own = [[of_versions(one, 9, 9) for one in group] for group in groups]
+    expected = PolicyUpdate(seeded(llama), make_spec(), PAD).step(own, policy_version=9).fresh
+    update = PolicyUpdate(model, make_spec(), PAD)
+    beside = [one for group in own for one in group]
+    found = update.finish(update.begin(groups, policy_version=9), beside).fresh
+    assert found.absolute_log_ratio == pytest.approx(expected.absolute_log_ratio, rel=1e-5)
+
+
+def test_an_answer_beside_the_batch_that_is_no_number_costs_no_step():
+    model = seeded(llama)
+    groups = sampled_groups(model)
+    one = of_versions(groups[0][0], 9, 9)
+    newest = [replace(one, rollout_logprobs=(-math.inf, *one.rollout_logprobs[1:]))]
+    update = PolicyUpdate(model, make_spec(), PAD)
+    result = update.finish(update.begin(groups, policy_version=9), newest)
+    assert (result.skipped, result.fresh.num_tokens) == (None, 0)
+
+
+def test_a_batch_of_stale_answers_asks_for_fresh_tokens_and_a_fresh_batch_for_none():
+    model = seeded(llama)
+    groups = sampled_groups(model, num_groups=12)
+    num_tokens = sum(one.num_sampled_tokens for group in groups for one in group)
+    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None), PAD)
+    # Nothing is known yet: as much as may be, a quarter of the batch.
+    wanted = update.begin(groups, policy_version=8).wanted_fresh_tokens
+    assert wanted == math.ceil(num_tokens / 4)
+    given = PolicyUpdate(model, make_spec(onPolicyEssRatio=0.9), PAD)
+    fresh = [[of_versions(one, 8, 8) for one in group] for group in groups]
+    assert given.begin(fresh, policy_version=8).wanted_fresh_tokens == 0
+
+
+def test_after_a_resume_fresh_tokens_are_asked_for_though_the_ratio_is_given():
+    # The start-up check of sampler against learner wants them.
+    model = seeded(llama)
+    fresh = [[of_versions(one, 8, 8) for one in group] for group in sampled_groups(model)]
+    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=0.9), PAD)
+    update.step(fresh, policy_version=8)
+    assert update.begin(fresh, policy_version=20).wanted_fresh_tokens == 0
+    resumed = PolicyUpdate(model, make_spec(onPolicyEssRatio=0.9), PAD)
+    resumed.load_state_dict(update.state_dict())
+    assert resumed.begin(fresh, policy_version=20).wanted_fresh_tokens > 0
+
+
+def test_a_ratio_that_is_given_does_not_get_old():
+    model = seeded(llama)
+    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=0.9), PAD)
+    groups = sampled_groups(model)
+    ages = [update.step(groups, policy_version=9).calibration_age_steps for _ in range(2)]
+    assert ages == [0, 0]
 
 
 def test_what_was_calibrated_is_remembered_in_later_steps():
