@@ -134,8 +134,10 @@ def _recorded(status: RunStatus) -> Verdict | None:
 
 def _limits(spec: VCPORunSpec, status: RunStatus, now_s: float) -> Verdict | None:
     allowed = spec.failure_policy.max_learner_restarts
-    if status.restarts.total > allowed:
-        message = f"The learner ended {status.restarts.total} times; {allowed} are allowed."
+    failures = status.restarts.streak.failures
+    if failures > allowed:
+        message = f"The learner ended {failures} times in a row without progress; {allowed} are"
+        message += " allowed."
         return _failure(FailureReason.BACKOFF_LIMIT_EXCEEDED, f"{message}{_last_words(status)}")
     elapsed_s = 0.0 if status.start_s is None else now_s - status.start_s
     limit_s = spec.active_deadline_seconds

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 
+from vcpo.control.supervision import FailureStreak
 from vcpo_operator.names import Role
 from vcpo_operator.records import ContainerEnd, Observed, ObservedPod
 
@@ -38,12 +39,21 @@ class Restarts:
     total: int = 0
     pod_uid: str = ""
     pod_restarts: int = 0
+    streak: FailureStreak = field(default_factory=FailureStreak)
+    """Those in a row without a step beyond the furthest one before; these are what is limited."""
 
-    def counted(self, pod: ObservedPod) -> Restarts:
-        """The count with what a pod shows now."""
+    def counted(self, pod: ObservedPod, *, step: int) -> Restarts:
+        """The count with what a pod shows now; `step` is the last one that is known of."""
         known = self.pod_restarts if pod.uid == self.pod_uid else 0
-        total = self.total + max(0, pod.restarts - known)
-        return Restarts(total=total, pod_uid=pod.uid, pod_restarts=max(known, pod.restarts))
+        new, streak = max(0, pod.restarts - known), self.streak
+        for _ in range(new):
+            streak = streak.after_failure(step)
+        return Restarts(
+            total=self.total + new,
+            pod_uid=pod.uid,
+            pod_restarts=max(known, pod.restarts),
+            streak=streak,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +115,8 @@ class RunStatus:
         if not pods:
             return self
         last_end = pods[0].last_end or self.last_end
-        return replace(self, restarts=self.restarts.counted(pods[0]), last_end=last_end)
+        restarts = self.restarts.counted(pods[0], step=self.progress.step or 0)
+        return replace(self, restarts=restarts, last_end=last_end)
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Self:
@@ -142,6 +153,8 @@ class RunStatus:
                 "restarts": self.restarts.total,
                 "podUid": self.restarts.pod_uid or None,
                 "podRestarts": self.restarts.pod_restarts,
+                "restartsInARow": self.restarts.streak.failures,
+                "furthestStep": self.restarts.streak.progress,
                 "lastTermination": _end_to_dict(self.last_end),
             },
             "rollouts": [_group_to_dict(each) for each in self.groups],
@@ -179,6 +192,10 @@ def _parsed(entry: Mapping[str, Any]) -> dict[str, Any]:
             total=int(learner.get("restarts", 0)),
             pod_uid=learner.get("podUid", ""),
             pod_restarts=int(learner.get("podRestarts", 0)),
+            streak=FailureStreak(
+                failures=int(learner.get("restartsInARow", 0)),
+                progress=int(learner.get("furthestStep", 0)),
+            ),
         ),
         "last_end": _end_from(learner.get("lastTermination")),
         "progress": Progress(

@@ -69,7 +69,7 @@ async def test_a_run_whose_learner_crashes_frees_all_and_keeps_its_last_lines(sc
     status, reason, message = await condition(scene, "Failed")
     assert (status, reason) == ("True", "BackoffLimitExceeded")
     assert message == (
-        "The learner ended 4 times; 3 are allowed."
+        "The learner ended 4 times in a row without progress; 3 are allowed."
         f" The last time with exit code 1 (Error): {LAST_LINES}"
     )
     assert await pods(scene) == []

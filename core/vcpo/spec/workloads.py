@@ -282,8 +282,8 @@ class FailurePolicy(Section):
     """How much may break before the run is called failed."""
 
     max_learner_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Restarts of the learner from its last checkpoint. A local run counts those in a row without
-    a step beyond the furthest one before, a cluster all of them. Workers restart freely."""
+    """Restarts of the learner from its last checkpoint that may follow each other without progress,
+    that is without a step beyond the furthest one before. Workers restart freely."""
     max_failures_in_a_row: Annotated[int, Field(ge=1, le=1_000_000)] = 32
     """The run fails after so many failed generations without one answer between them, as when the
     environment always raises. Raise it when prompts often fail for a good reason."""

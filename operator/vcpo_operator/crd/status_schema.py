@@ -131,6 +131,8 @@ def status_schema() -> Schema:
             restarts=_count("Times its container ended and was started again."),
             podUid=_text("Pod that `podRestarts` speaks of.", 64),
             podRestarts=_count("Restarts of that pod counted already."),
+            restartsInARow=_count("Restarts since it last got further than before."),
+            furthestStep=_count("The furthest step that it had taken when it was restarted."),
             lastTermination=_termination(),
         ),
         rollouts=_map_list("Groups of rollout workers.", "name", 8, _group()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.operator.scenes import make_run, report
+from vcpo.control.supervision import FailureStreak
 from vcpo.spec.workloads import Cleanup
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.course import (
@@ -61,8 +62,8 @@ def test_a_failed_learner_s_own_sentence_is_the_message():
 
 
 @pytest.mark.parametrize(("restarts", "course"), [(3, Course.RUN), (4, Course.FAILED)])
-def test_more_restarts_than_allowed_fail_the_run(restarts: int, course: Course):
-    status = started(restarts=Restarts(total=restarts))
+def test_more_restarts_in_a_row_than_allowed_fail_the_run(restarts: int, course: Course):
+    status = started(restarts=Restarts(total=99, streak=FailureStreak(failures=restarts)))
     assert course_of(status, START_S + 1)[0] is course
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from tests.unit.operator.scenes import make_run, pod, report
+from vcpo.control.supervision import FailureStreak
 from vcpo_operator import status
 from vcpo_operator.course import Course, Verdict
 from vcpo_operator.names import Role
@@ -30,7 +31,9 @@ FULL = RunStatus(
     drain_s=1_700_000_080.0,
     updated_s=1_700_000_090.0,
     admission_lag_steps=4,
-    restarts=Restarts(total=2, pod_uid="u", pod_restarts=1),
+    restarts=Restarts(
+        total=2, pod_uid="u", pod_restarts=1, streak=FailureStreak(failures=1, progress=4)
+    ),
     progress=Progress(step=5, policy_version=5, ess_ratio=0.25, lag_p50=1, lag_max=3),
     groups=(GroupStatus(name="main", desired=3, replicas=3, ready=2, scaled_s=1_700_000_030.0),),
     control={"throttle": {"healthy_steps": 1}},
@@ -69,19 +72,29 @@ def test_a_status_of_somebody_else_is_refused():
 
 def test_restarts_are_counted_once():
     learner = pod("l", Role.LEARNER, uid="a", restarts=2)
-    counted = Restarts().counted(learner)
+    counted = Restarts().counted(learner, step=0)
     assert counted.total == 2
-    assert counted.counted(learner) == counted
+    assert counted.counted(learner, step=0) == counted
 
 
 def test_a_new_pod_adds_its_restarts_to_those_of_the_old_one():
     counted = Restarts(total=2, pod_uid="a", pod_restarts=2)
-    assert counted.counted(pod("l", Role.LEARNER, uid="b", restarts=1)).total == 3
+    assert counted.counted(pod("l", Role.LEARNER, uid="b", restarts=1), step=0).total == 3
 
 
 def test_a_pod_that_was_replaced_is_no_restart():
     counted = Restarts(total=2, pod_uid="a", pod_restarts=2)
-    assert counted.counted(pod("l", Role.LEARNER, uid="b", restarts=0)).total == 2
+    assert counted.counted(pod("l", Role.LEARNER, uid="b", restarts=0), step=0).total == 2
+
+
+def test_only_steps_beyond_the_furthest_one_give_restarts_back():
+    in_a_row = []
+    counted = Restarts()
+    for restarts, step in [(1, 0), (3, 0), (4, 60), (5, 55), (6, 60), (7, 61)]:
+        counted = counted.counted(pod("l", Role.LEARNER, uid="a", restarts=restarts), step=step)
+        in_a_row.append(counted.streak.failures)
+    assert in_a_row == [1, 3, 1, 2, 3, 1]
+    assert counted.total == 7
 
 
 def test_the_clock_of_a_run_starts_once():
