@@ -3,13 +3,13 @@ r"""The course of a run: whether it runs, rests or has ended, and when to look a
 ```
             suspend: true
      RUN <-----------------> SUSPEND
-      |  \
-      |   `--> FAILED      a deadline, too many restarts, or the learner says so
+      | ^
+      | `-- an edit -- FAILED      a deadline, too many restarts, or the learner says so
       v
-   COMPLETE                the learner says so
+   COMPLETE                        the learner says so
 ```
-COMPLETE and FAILED are for ever; they are recorded in the status before anything is cleaned up, so
-that an operator which dies in between finds them.
+COMPLETE is for ever, and FAILED until the spec is edited, a suspension aside. Both are recorded in
+the status before anything is cleaned up, so that an operator which dies in between finds them.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class FailureReason(StrEnum):
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
+    PENDING_DEADLINE_EXCEEDED = "PendingDeadlineExceeded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ def judge(
 ) -> Verdict:
     """Judge the course.
 
-    status: with the learner's restarts counted and `start_s` set, if it has started.
+    status: with the learner's restarts counted and the clocks begun, if it has started.
     report: the learner's newest report, however old; None when there is none.
     now_s: Unix time.
     """
@@ -84,6 +85,15 @@ def judge(
     return _limits(spec, status, now_s) or Verdict(course=Course.RUN)
 
 
+def is_tried_again(spec: VCPORunSpec, status: RunStatus, generation: int) -> bool:
+    """Whether a failed run starts anew: its spec was edited since the last look, and lets it run.
+
+    status: as the last look left it.
+    """
+    edited = generation > status.observed_generation
+    return status.holds("Failed") and edited and not spec.suspend
+
+
 def next_deadline_s(spec: VCPORunSpec, status: RunStatus, verdict: Verdict) -> float | None:
     """Unix time at which the course changes if nothing else happens; None when never."""
     if verdict.ended:
@@ -93,10 +103,13 @@ def next_deadline_s(spec: VCPORunSpec, status: RunStatus, verdict: Verdict) -> f
         return status.completion_s + ttl_s
     if verdict.course is Course.SUSPEND or status.start_s is None:
         return None
+    if status.admission_s is None:
+        limit_s = spec.pending_deadline_seconds
+        return None if limit_s is None else status.start_s + limit_s
     limits_s = [spec.active_deadline_seconds]
     if status.first_step_s is None:
         limits_s.append(spec.startup_deadline_seconds)
-    deadlines = [status.start_s + limit_s for limit_s in limits_s if limit_s is not None]
+    deadlines = [status.admission_s + limit_s for limit_s in limits_s if limit_s is not None]
     return min(deadlines, default=None)
 
 
@@ -139,7 +152,9 @@ def _limits(spec: VCPORunSpec, status: RunStatus, now_s: float) -> Verdict | Non
         message = f"The learner ended {failures} times in a row without progress; {allowed} are"
         message += " allowed."
         return _failure(FailureReason.BACKOFF_LIMIT_EXCEEDED, f"{message}{_last_words(status)}")
-    elapsed_s = 0.0 if status.start_s is None else now_s - status.start_s
+    if status.admission_s is None:
+        return _pending_limit(spec, status, now_s)
+    elapsed_s = now_s - status.admission_s
     limit_s = spec.active_deadline_seconds
     if limit_s is not None and elapsed_s >= limit_s:
         message = f"`spec.activeDeadlineSeconds`: the run took {limit_s} s or longer."
@@ -149,6 +164,14 @@ def _limits(spec: VCPORunSpec, status: RunStatus, now_s: float) -> Verdict | Non
         message = f"`spec.startupDeadlineSeconds`: no step within {limit_s} s."
         return _failure(FailureReason.STARTUP_DEADLINE_EXCEEDED, f"{message}{_hindrance(status)}")
     return None
+
+
+def _pending_limit(spec: VCPORunSpec, status: RunStatus, now_s: float) -> Verdict | None:
+    limit_s = spec.pending_deadline_seconds
+    if limit_s is None or status.start_s is None or now_s - status.start_s < limit_s:
+        return None
+    message = f"`spec.pendingDeadlineSeconds`: not placed within {limit_s} s."
+    return _failure(FailureReason.PENDING_DEADLINE_EXCEEDED, f"{message}{_hindrance(status)}")
 
 
 def _last_words(status: RunStatus) -> str:

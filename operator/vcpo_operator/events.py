@@ -28,7 +28,14 @@ _FOLLOWED: Final = (
     "Failed",
 )
 _BAD_WHEN_FALSE: Final = {"Accepted", "LearnerReady", "RolloutsReady", "EssHealthy", "Ready"}
-_NORMAL_REASONS: Final = {"PodPending", "BelowMinimum", "Initializing", "Suspended", "Ended"}
+_NORMAL_REASONS: Final = {
+    "BelowMinimum",
+    "Ended",
+    "Initializing",
+    "PodPending",
+    "SchedulingGated",
+    "Suspended",
+}
 
 
 def transitions(
@@ -41,6 +48,8 @@ def transitions(
             continue
         message = f"{new.type}: {new.message}"
         yield _event(record, new.reason, message, now_s, is_bad=_is_bad(new))
+    if before.holds("Failed") and not after.holds("Failed"):
+        yield _event(record, "TriedAgain", "The spec was edited: the run starts anew.", now_s)
     for reason, message in _moves(before, after):
         yield _event(record, reason, message, now_s)
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from vcpo.spec import VCPORun
+from vcpo.wire.phase import RunPhase
 from vcpo_operator.course import Course, Verdict, next_deadline_s
 from vcpo_operator.draining import Draining
+from vcpo_operator.names import Role
 from vcpo_operator.obstacles import Obstacle
 from vcpo_operator.records import Observed, RunRecord
 from vcpo_operator.report import LearnerReport
@@ -20,7 +22,7 @@ DRAIN_POLL_S: Final = 1.0
 and its pod would start it again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """One look at a run: everything that later stages need of the earlier ones."""
 
@@ -32,6 +34,8 @@ class Look:
     report: LearnerReport | None
     verdict: Verdict
     draining: Draining | None
+    is_new_attempt: bool
+    """Whether the run had failed and is tried again with this look."""
     now_s: float
 
     def wake_in_s(self, now_s: float) -> float:
@@ -87,13 +91,18 @@ def keeps_signals(look: Look, first_look_s: float) -> bool:
     return look.verdict.course is Course.RUN and heard_before and look.now_s <= good_until_s
 
 
-def believed(report: LearnerReport | None, before: RunStatus, now_s: float) -> LearnerReport | None:
+def believed(
+    report: LearnerReport | None, before: RunStatus, observed: Observed, now_s: float
+) -> LearnerReport | None:
     """The report, unless an earlier run of the same name or the time before a rest is its origin.
 
     A Prometheus remembers both; without this a new run could complete with the old one's phase.
-    While the learner is waited for its reports only get newer.
+    While the learner is waited for its reports only get newer. Of a learner whose pod is on its way
+    out, a failure is that of an attempt which is over.
     """
     if report is None or before.drain_s is not None:
         return report
+    if report.phase is RunPhase.FAILED and not observed.pods_of(Role.LEARNER):
+        return None
     start_s = now_s if before.start_s is None else before.start_s
     return report if report.is_since(start_s, now_s=now_s) else None

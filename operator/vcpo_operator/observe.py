@@ -135,6 +135,7 @@ def observed_pod(body: Body) -> ObservedPod | None:
         last_end=container_end(body, labels[ROLE_LABEL]),
         has_ended=status.get("phase") in {"Failed", "Succeeded"},
         node=(body.get("spec") or {}).get("nodeName"),
+        is_gated=bool((body.get("spec") or {}).get("schedulingGates")),
         gone_by_s=None
         if metadata.get("finalizers")
         else _unix_s(metadata.get("deletionTimestamp")),

@@ -68,6 +68,8 @@ class Wish:
     """What the scaler of a group without workers starts with."""
     replicas: Mapping[str, int] = field(default_factory=dict)
     """Replicas of the groups that the operator scales now; nobody else's are touched."""
+    restarts_learner: bool = False
+    """Whether the learner's pods, whatever their template, are of an attempt that is over."""
     drain_removed: bool = True
     """Whether groups that left the spec first finish what they do."""
     draining: Draining | None = None
@@ -92,6 +94,7 @@ def plan(
     if wish.draining is not None and wish.draining.until_s is not None:
         return (*_drain(wish.draining, report), *_releases(observed, report))
     return (
+        *_leftovers(wish, observed),
         *_throttle(wish, report),
         *_applies(wish, observed, applied),
         *_scales(wish, observed, report),
@@ -119,6 +122,13 @@ def _obstacle(wish: Wish, child: Child, observed: Observed) -> Obstacle | None:
 
 def _claim(child: Child, observed: Observed) -> ObservedClaim | None:
     return observed.claims.get(child.name) if child.kind is Kind.CLAIM else None
+
+
+def _leftovers(wish: Wish, observed: Observed) -> Iterator[Action]:
+    """Learner's pods of an attempt that is over; first of all, whatever is refused later."""
+    if wish.restarts_learner:
+        for pod in observed.pods_of(Role.LEARNER):
+            yield DeletePod(name=pod.name, uid=pod.uid)
 
 
 def _throttle(wish: Wish, report: LearnerReport | None) -> Iterator[Action]:
@@ -253,7 +263,7 @@ def _replacements(wish: Wish, observed: Observed) -> Iterator[Action]:
     """Learner's pods of an older template, once its controller makes pods of the current one."""
     child = next((each for each in wish.children if each.kind is Kind.STATEFUL_SET), None)
     there = observed.learner
-    if child is None or there is None or not there.settled:
+    if wish.restarts_learner or child is None or there is None or not there.settled:
         return
     if there.child.digest != child.digest or there.replicas == 0:
         return

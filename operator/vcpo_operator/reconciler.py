@@ -22,14 +22,14 @@ from vcpo.spec.errors import problems_of
 from vcpo_operator import status
 from vcpo_operator.actions import Action, Apply, DeleteRun, SeedScaler, target_name
 from vcpo_operator.apply import Executor, ObstacleError
-from vcpo_operator.causes import warned_cause
 from vcpo_operator.children.family import OperatorDefaults
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.cluster import ApiError
 from vcpo_operator.conditions import Situation, findings, refusal
-from vcpo_operator.course import Course, has_outlived_itself, judge
+from vcpo_operator.course import Course, has_outlived_itself, is_tried_again, judge
 from vcpo_operator.draining import draining, has_workers
 from vcpo_operator.events import recreation, transitions
+from vcpo_operator.explanations import explain
 from vcpo_operator.exports import RunExports
 from vcpo_operator.look import REST_S, CarriedOut, Look, ask_period_s, believed, keeps_signals
 from vcpo_operator.memory import (
@@ -52,7 +52,6 @@ from vcpo_operator.report import LearnerReport
 from vcpo_operator.run_status import RunStatus
 from vcpo_operator.signals import SignalsError, SignalSource
 from vcpo_operator.steer import Steering, steer
-from vcpo_operator.unexplained import PATIENCE_S, REREAD_S, explained, unexplained
 from vcpo_operator.wishes import wish_for
 
 _LOGGER = logging.getLogger(__name__)
@@ -146,18 +145,32 @@ class Reconciler:
         now_s = self._clock()
         observed = await self._observed(record, memory, now_s)
         report = await self._report(record, run, before, observed)
-        report = believed(report, before, now_s)
+        report = believed(report, before, observed, now_s)
         # A learner that is told to end and does so has not failed.
         current = before if run.spec.suspend else before.with_restarts(observed)
-        current = status.begun(current, run.spec, report, now_s)
+        is_new_attempt = is_tried_again(run.spec, before, record.generation)
+        if is_new_attempt:
+            current, report = status.tried_again(current), None
+        current = status.begun(current, run.spec, observed, report, now_s)
         current = status.with_report(current, report)
         verdict = judge(run.spec, current, report, now_s)
+        had_ended = current.completion_s is not None
         current = status.ended(current, verdict, now_s)
         since_s = before.drain_s
         drain = draining(run.spec, verdict, observed, report, since_s=since_s, now_s=now_s)
-        current = replace(current, drain_s=None if drain is None else drain.since_s)
-        look = Look(record, run, before, current, observed, report, verdict, drain, now_s)
-        if verdict.ended and before.completion_s is None:
+        look = Look(
+            record=record,
+            run=run,
+            before=before,
+            current=replace(current, drain_s=None if drain is None else drain.since_s),
+            observed=observed,
+            report=report,
+            verdict=verdict,
+            draining=drain,
+            is_new_attempt=is_new_attempt,
+            now_s=now_s,
+        )
+        if verdict.ended and not had_ended:
             return await self._record_end(look, memory)
         if has_outlived_itself(run.spec, current, now_s):
             await self._executor.carry_out(record.key, DeleteRun(uid=record.uid))
@@ -167,6 +180,10 @@ class Reconciler:
     async def _advance(self, look: Look, memory: RunMemory) -> Outcome:
         steering = self._steer(look, memory)
         done = await self._carry_out(look, memory, steering)
+        if look.is_new_attempt and done.trouble:
+            # Pods of the attempt before may be left; the status must go on telling that it failed.
+            wait_s = done.retry_after_s
+            return Outcome(wake_in_s=REST_S, trouble=done.trouble, retry_after_s=wait_s)
         if steering is not None:
             memory.control = steering.state
         await self._report_status(look, memory, steering, done)
@@ -197,6 +214,7 @@ class Reconciler:
                 decision=steering.decision if steering else None,
                 asked={name: each.replicas for name, each in look.observed.scalers.items()},
                 draining=look.draining,
+                restarts_learner=look.is_new_attempt,
             )
         except ValueError as error:
             return CarriedOut(refusal=str(error))
@@ -272,34 +290,7 @@ class Reconciler:
         observed = replace(watched, children=(*memory.unwatched.values(), *watched.children))
         ours = (each for each in observed.children if is_ours(each, record.uid))
         memory.made.update({(each.kind, each.name): each.uid for each in ours})
-        await self._read_warnings(key, memory, unexplained(observed), now_s)
-        return explained(observed, memory.causes)
-
-    async def _read_warnings(
-        self, key: RunKey, memory: RunMemory, uids: tuple[str, ...], now_s: float
-    ) -> None:
-        """Ask for the events about what does not get on, once it has not for a while."""
-        memory.causes = {uid: memory.causes[uid] for uid in uids if uid in memory.causes}
-        if not uids:
-            memory.unexplained_s = memory.warnings_read_s = None
-            return
-        if memory.unexplained_s is None:
-            memory.unexplained_s = now_s
-        read_s = memory.warnings_read_s
-        if now_s < memory.unexplained_s + PATIENCE_S or (
-            read_s is not None and now_s < read_s + REREAD_S
-        ):
-            return
-        memory.warnings_read_s = now_s
-        for uid in uids:
-            try:
-                cause = warned_cause(await self._executor.read_warnings(key, uid))
-            except ApiError as error:
-                # Less is known then, and nothing else is wrong.
-                _LOGGER.info("%s: no events: %s", key, error)
-                return
-            if cause is not None:
-                memory.causes[uid] = cause
+        return await explain(observed, key, memory, self._executor, now_s)
 
     async def _report(
         self, record: RunRecord, run: VCPORun, before: RunStatus, observed: Observed

@@ -140,6 +140,8 @@ class ObservedPod:
     """Whether it has ended for good; its controller makes another."""
     node: str | None = None
     """Where it was placed; None while it is nowhere."""
+    is_gated: bool = False
+    """Whether a queue such as Kueue keeps it from being placed."""
     gone_by_s: float | None = None
     """Unix time by which its kubelet should have ended it; None while it stays, and when somebody
     else's finalizer holds it."""

@@ -87,6 +87,8 @@ class RunStatus:
     observed_generation: int = 0
     conditions: tuple[StatusCondition, ...] = ()
     start_s: float | None = None
+    admission_s: float | None = None
+    """When the learner and a worker first had a node; deadlines count from here."""
     first_step_s: float | None = None
     completion_s: float | None = None
     drain_s: float | None = None
@@ -138,6 +140,7 @@ class RunStatus:
             "observedGeneration": self.observed_generation,
             "conditions": [_condition_to_dict(each) for each in self.conditions],
             "startTime": rfc3339(self.start_s),
+            "admissionTime": rfc3339(self.admission_s),
             "firstStepTime": rfc3339(self.first_step_s),
             "completionTime": rfc3339(self.completion_s),
             "drainTime": rfc3339(self.drain_s),
@@ -183,6 +186,7 @@ def _parsed(entry: Mapping[str, Any]) -> dict[str, Any]:
         "observed_generation": int(entry.get("observedGeneration", 0)),
         "conditions": tuple(_condition_from(each) for each in entry.get("conditions") or ()),
         "start_s": from_rfc3339(entry.get("startTime")),
+        "admission_s": from_rfc3339(entry.get("admissionTime")),
         "first_step_s": from_rfc3339(entry.get("firstStepTime")),
         "completion_s": from_rfc3339(entry.get("completionTime")),
         "drain_s": from_rfc3339(entry.get("drainTime")),

@@ -15,6 +15,7 @@ from vcpo.control import ControlState, Decision
 from vcpo.spec import VCPORunSpec
 from vcpo_operator.conditions import CONTROL_CONDITIONS, Finding, merged
 from vcpo_operator.course import Course, Verdict
+from vcpo_operator.names import Role
 from vcpo_operator.records import Observed
 from vcpo_operator.report import LearnerReport
 from vcpo_operator.run_status import GroupStatus, Progress, RunStatus, StatusCondition
@@ -25,18 +26,53 @@ PROGRESS_PERIOD_S: Final = 30.0
 
 
 def begun(
-    status: RunStatus, spec: VCPORunSpec, report: LearnerReport | None, now_s: float
+    status: RunStatus,
+    spec: VCPORunSpec,
+    observed: Observed,
+    report: LearnerReport | None,
+    now_s: float,
 ) -> RunStatus:
-    """The status with the clocks of the deadlines: they start with the run and stop at a rest."""
+    """The status with the clocks of the deadlines, which stop at a rest.
+
+    The run waits from its start until it is admitted, that is until the learner and, where some are
+    to be, a worker have a node. Before its first step a queue may take the admission back.
+    """
     if status.completion_s is not None:
         return status
     if spec.suspend:
-        return replace(status, start_s=None, first_step_s=None)
-    start_s = float(int(now_s)) if status.start_s is None else status.start_s
-    first_step_s = status.first_step_s
+        return replace(status, start_s=None, admission_s=None, first_step_s=None)
+    second_s = float(int(now_s))
+    start_s = second_s if status.start_s is None else status.start_s
+    first_step_s, admission_s = status.first_step_s, status.admission_s
     if first_step_s is None and report is not None and report.signals.step > 0:
-        first_step_s = float(int(now_s))
-    return replace(status, start_s=start_s, first_step_s=first_step_s)
+        first_step_s = second_s
+    if first_step_s is None and any(pod.is_gated for pod in observed.pods_of(Role.LEARNER)):
+        admission_s = None
+    elif admission_s is None and (first_step_s is not None or _is_placed(spec, observed)):
+        admission_s = second_s if first_step_s is None else first_step_s
+    return replace(status, start_s=start_s, admission_s=admission_s, first_step_s=first_step_s)
+
+
+def _is_placed(spec: VCPORunSpec, observed: Observed) -> bool:
+    """Whether the learner and, where some are to be, a worker have a node."""
+    roles = [Role.LEARNER]
+    if any(group.min_replicas > 0 for group in spec.rollouts):
+        roles.append(Role.ROLLOUT)
+    return all(any(pod.node is not None for pod in observed.pods_of(role)) for role in roles)
+
+
+def tried_again(status: RunStatus) -> RunStatus:
+    """The status of a failed run as it starts anew; how its learner ended stays."""
+    return replace(
+        status,
+        conditions=tuple(each for each in status.conditions if each.type != "Failed"),
+        start_s=None,
+        admission_s=None,
+        first_step_s=None,
+        completion_s=None,
+        drain_s=None,
+        restarts=replace(status.restarts, total=0),
+    )
 
 
 def ended(status: RunStatus, verdict: Verdict, now_s: float) -> RunStatus:
@@ -133,7 +169,8 @@ def _spoken(status: RunStatus) -> tuple[object, ...]:
     return (
         status.observed_generation,
         [(each.type, each.status, _steady_reason(each)) for each in status.conditions],
-        (status.start_s, status.first_step_s, status.completion_s, status.drain_s),
+        (status.start_s, status.admission_s, status.first_step_s),
+        (status.completion_s, status.drain_s),
         status.restarts,
         status.admission_lag_steps,
         [(group.name, group.desired) for group in status.groups],

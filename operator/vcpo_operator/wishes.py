@@ -24,12 +24,14 @@ def wish_for(
     decision: Decision | None,
     asked: Mapping[str, int],
     draining: Draining | None = None,
+    restarts_learner: bool = False,
 ) -> Wish:
     """Say what should be.
 
     decision: None while nothing is steered: the run rests or has ended.
     asked: Workers that autoscalers ask for, by group, where a scaler says so.
     draining: The learner's end in good order; None when it need not end.
+    restarts_learner: Whether its pods are of an attempt that is over.
     Raises: ValueError when a user's template cannot be merged.
     """
     removed = cleanup(parent.run.spec, verdict)
@@ -54,6 +56,7 @@ def wish_for(
         seeds=_seeds(parent, verdict, decision, asked),
         scaler_seeds=_scaler_seeds(parent),
         replicas=_replicas(parent, verdict, decision, asked),
+        restarts_learner=restarts_learner,
         drain_removed=not verdict.ended,
         draining=draining,
         admission_lag_steps=None if decision is None else decision.admission_lag_steps,

@@ -1,9 +1,13 @@
 """A run that failed: nothing of it holds a GPU, and why it failed is kept."""
 
+from dataclasses import replace
+
 import pytest
 
+from tests.kube.faults import Fault, broken
 from tests.kube.kubelet_client import ApiStatusError
-from tests.kube.operator_scene import DEPLOYMENT, PODS, operator_scene
+from tests.kube.operator_scene import DEPLOYMENT, PODS, USER_AGENT, operator_scene, report
+from vcpo.wire.phase import RunPhase
 
 EVENTS = "/api/v1/namespaces/default/events"
 STATEFUL_SET = "/apis/apps/v1/namespaces/default/statefulsets/demo-learner"
@@ -104,6 +108,8 @@ async def test_a_suspension_frees_a_failed_run_that_was_to_keep_its_pods(scene):
 async def test_a_failure_tells_what_was_in_the_way_when_its_pods_are_gone(scene):
     await scene.create(activeDeadlineSeconds=60)
     await scene.settle()
+    for pod in await pods(scene):
+        await scene.place(pod)
     await crash(scene, times=1)
     await scene.settle()
     scene.now_s += 61.0
@@ -115,3 +121,81 @@ async def test_a_failure_tells_what_was_in_the_way_when_its_pods_are_gone(scene)
     events = (await scene.client.get(EVENTS))["items"]
     told = {event["message"] for event in events if event["type"] == "Warning"}
     assert f"Failed: {message}" in told
+
+
+async def test_time_in_a_queue_is_no_part_of_the_start(scene):
+    gates = {"template": {"spec": {"schedulingGates": [{"name": "queue.test.dev/waits"}]}}}
+    await scene.create(startupDeadlineSeconds=60, learner=gates)
+    await scene.settle()
+    scene.now_s += 3600.0
+    await scene.settle()
+    assert (await condition(scene, "Failed"))[0] == "False"
+    await scene.client.merge_patch(f"{PODS}/demo-learner-0", {"spec": {"schedulingGates": []}})
+    for pod in await pods(scene):
+        await scene.place(pod)
+    await scene.settle()
+    scene.now_s += 59.0
+    await scene.settle()
+    assert (await condition(scene, "Failed"))[0] == "False"
+    scene.now_s += 2.0
+    await scene.settle()
+    assert (await condition(scene, "Failed"))[:2] == ("True", "StartupDeadlineExceeded")
+
+
+async def test_an_edit_of_a_failed_run_tries_it_again_with_a_fresh_learner(scene):
+    await scene.create(cleanupPolicy={"onFailed": "RetainWorkloads"})
+    await scene.settle()
+    await crash(scene, times=4)
+    await scene.settle()
+    before = await scene.client.get(f"{PODS}/demo-learner-0")
+    await scene.edit(failurePolicy={"maxLearnerRestarts": 5})
+    await scene.settle()
+    assert (await condition(scene, "Failed"))[:2] == ("False", "NotFailed")
+    after = await scene.client.get(f"{PODS}/demo-learner-0")
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    assert (await scene.run())["status"]["learner"]["restarts"] == 0
+
+
+async def test_a_learner_that_gave_up_does_not_fail_the_attempt_after_it(scene):
+    await scene.create(cleanupPolicy={"onFailed": "RetainWorkloads"})
+    await scene.settle()
+    await scene.place("demo-learner-0")  # its kubelet takes its time to end it
+    scene.lines.says = replace(report(RunPhase.FAILED), failure="It gave up.")
+    await scene.settle()
+    assert await condition(scene, "Failed") == ("True", "LearnerFailed", "It gave up.")
+    await scene.edit(steps=20)
+    await scene.settle()
+    assert (await condition(scene, "Failed"))[:2] == ("False", "NotFailed")
+    assert "demo-learner-0" not in await pods(scene)
+
+
+async def test_a_suspended_failed_run_is_tried_again_when_it_goes_on(scene):
+    await scene.create()
+    await scene.settle()
+    await crash(scene, times=4)
+    await scene.settle()
+    await scene.edit(suspend=True)
+    await scene.settle()
+    assert (await condition(scene, "Failed"))[0] == "True"
+    await scene.edit(suspend=False)
+    await scene.settle()
+    assert (await condition(scene, "Failed"))[0] == "False"
+    assert "demo-learner-0" in await pods(scene)
+
+
+async def test_an_operator_that_dies_while_it_tries_a_run_again_is_made_up_for():
+    async with operator_scene() as scene:
+        await scene.create(cleanupPolicy={"onFailed": "RetainWorkloads"})
+        await scene.settle()
+        await scene.place("demo-learner-0")
+        scene.lines.says = report(RunPhase.FAILED)
+        await scene.settle()
+        await scene.edit(steps=20)
+        fault = Fault(error=broken(), verb="delete", resource="pods", user_agent=USER_AGENT)
+        scene.server.faults.add(fault)
+        assert (await scene.look()).trouble
+        assert (await condition(scene, "Failed"))[0] == "True"
+        scene.restart_operator()
+        await scene.settle()
+        assert (await condition(scene, "Failed"))[0] == "False"
+        assert "demo-learner-0" not in await pods(scene)

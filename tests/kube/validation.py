@@ -150,7 +150,12 @@ def _pod(new: JsonObject, old: JsonObject) -> Iterator[Cause]:
 def _frozen_part(spec: JsonObject) -> JsonObject:
     """All of a pod spec that an update must leave alone."""
     containers = [{**c, "image": ""} for c in spec.get("containers") or ()]
-    mutable = ("activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds")
+    mutable = (
+        "activeDeadlineSeconds",
+        "schedulingGates",
+        "terminationGracePeriodSeconds",
+        "tolerations",
+    )
     return {**{k: v for k, v in spec.items() if k not in mutable}, "containers": containers}
 
 

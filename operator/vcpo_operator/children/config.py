@@ -18,6 +18,7 @@ _HOST_FIELDS = (
     "control",
     "failure_policy",
     "managed_by",
+    "pending_deadline_seconds",
     "pods",
     "startup_deadline_seconds",
     "suspend",

@@ -107,7 +107,10 @@ def status_schema() -> Schema:
         "What the operator observed and decided.",
         observedGeneration=_count("Generation of the spec that this status speaks of."),
         conditions=_map_list("What holds of the run.", "type", MAX_CONDITIONS, _condition()),
-        startTime=_time("When the run was started or last resumed; deadlines count from here."),
+        startTime=_time("When the run was started, resumed or tried again last."),
+        admissionTime=_time(
+            "When the learner and a worker first had a node since then; deadlines count from here."
+        ),
         firstStepTime=_time("When the first optimizer step since then was seen."),
         completionTime=_time("When the run ended; its time to live counts from here."),
         drainTime=_time("Since when the learner is waited for to end, before its workers go."),

@@ -151,6 +151,12 @@ class Stage:
         """Ask for workers of the group `main` as an autoscaler does, by the group's scaler."""
         self._scale("/apis/vcpo.dev/v1alpha1", "vcporolloutscalers/demo-rollout-main", replicas)
 
+    def place_pods(self) -> None:
+        """Give every pod a node, as the scheduler does."""
+        for pod in self.server.api.store.objects(("", PODS), KEY.namespace):
+            path = f"/api/v1/namespaces/{KEY.namespace}/pods/{pod['metadata']['name']}"
+            self.server.api.schedule(target_of(self.server.api.catalogue, path), "node-0")
+
     def delete(self, path: str) -> None:
         """Delete an object by hand."""
         self.server.api.delete(target_of(self.server.api.catalogue, path), DeleteOptions())

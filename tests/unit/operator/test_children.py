@@ -197,6 +197,7 @@ def test_the_run_file_reads_back_as_a_run():
     [
         {"suspend": True},
         {"activeDeadlineSeconds": 9},
+        {"pendingDeadlineSeconds": 9},
         {"control": {"pollSeconds": 9}},
         {"failurePolicy": {"maxLearnerRestarts": 9}},
         {"pods": {"podMonitor": True}},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from tests.unit.operator.scenes import make_run, report
@@ -13,6 +15,7 @@ from vcpo_operator.course import (
     Verdict,
     cleanup,
     has_outlived_itself,
+    is_tried_again,
     judge,
     next_deadline_s,
 )
@@ -22,7 +25,9 @@ START_S = 1_000.0
 
 
 def started(**changes: object) -> RunStatus:
-    return RunStatus(**{"start_s": START_S, "first_step_s": START_S + 10, **changes})
+    return RunStatus(
+        **{"start_s": START_S, "admission_s": START_S, "first_step_s": START_S + 10, **changes}
+    )
 
 
 def recorded(kind: str) -> RunStatus:
@@ -68,8 +73,40 @@ def test_more_restarts_in_a_row_than_allowed_fail_the_run(restarts: int, course:
 
 
 @pytest.mark.parametrize(("after_s", "course"), [(59, Course.RUN), (60, Course.FAILED)])
-def test_the_active_deadline_counts_from_the_start(after_s: int, course: Course):
-    assert course_of(started(), START_S + after_s, activeDeadlineSeconds=60)[0] is course
+def test_the_active_deadline_counts_from_the_admission(after_s: int, course: Course):
+    status = started(start_s=START_S - 1e6)
+    assert course_of(status, START_S + after_s, activeDeadlineSeconds=60)[0] is course
+
+
+def test_no_deadline_but_its_own_acts_on_a_run_that_waits_for_a_place():
+    waiting = started(admission_s=None, first_step_s=None)
+    limits = {"activeDeadlineSeconds": 60, "startupDeadlineSeconds": 60}
+    assert course_of(waiting, START_S + 1e6, **limits) == (Course.RUN, "")
+    limits["pendingDeadlineSeconds"] = 90
+    assert course_of(waiting, START_S + 89, **limits) == (Course.RUN, "")
+    found = course_of(waiting, START_S + 90, **limits)
+    assert found == (Course.FAILED, "PendingDeadlineExceeded")
+
+
+def test_an_admitted_run_has_no_pending_deadline():
+    assert course_of(started(), START_S + 1e6, pendingDeadlineSeconds=90) == (Course.RUN, "")
+
+
+@pytest.mark.parametrize(
+    ("generation", "spec", "expected"),
+    [(3, {}, True), (2, {}, False), (3, {"suspend": True}, False)],
+    ids=["an edit", "none", "a suspension"],
+)
+def test_an_edit_of_a_failed_run_tries_it_again(
+    generation: int, spec: dict[str, object], expected: bool
+):
+    status = dataclasses.replace(recorded("Failed"), observed_generation=2)
+    assert is_tried_again(make_run(**spec).spec, status, generation) is expected
+
+
+def test_a_complete_run_is_not_tried_again():
+    status = dataclasses.replace(recorded("Complete"), observed_generation=2)
+    assert not is_tried_again(make_run().spec, status, 3)
 
 
 def test_the_startup_deadline_ends_a_run_without_a_step():
@@ -92,6 +129,10 @@ def test_the_next_look_is_at_the_first_deadline():
     running = Verdict(course=Course.RUN)
     assert next_deadline_s(spec, started(first_step_s=None), running) == START_S + 100
     assert next_deadline_s(spec, started(), running) == START_S + 500
+    waiting = started(admission_s=None)
+    assert next_deadline_s(spec, waiting, running) is None
+    patient = make_run(pendingDeadlineSeconds=90).spec
+    assert next_deadline_s(patient, waiting, running) == START_S + 90
 
 
 def test_a_resting_run_has_no_deadline():

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.operator.scenes import KEY, UID, make_run, report
+from tests.unit.operator.scenes import KEY, UID, make_run, pod, report
+from vcpo.wire.phase import RunPhase
 from vcpo_operator.course import Course, Verdict
 from vcpo_operator.draining import Draining
 from vcpo_operator.look import Look, ask_period_s, believed
+from vcpo_operator.names import Role
 from vcpo_operator.records import Observed, RunRecord
 from vcpo_operator.run_status import RunStatus
 
+LEARNER = Observed(pods=(pod("demo-learner-0", Role.LEARNER),))
 RECORD = RunRecord(
     key=KEY, uid=UID, generation=1, resource_version=1, deleting=False, spec={}, status={}
 )
 
 
 def look(course: Course, draining: Draining | None = None, **spec: Any) -> Look:
-    status = RunStatus(start_s=0.0, first_step_s=1.0)
-    verdict = Verdict(course=course)
+    status = RunStatus(start_s=0.0, admission_s=0.0, first_step_s=1.0)
     return Look(
-        RECORD, make_run(**spec), status, status, Observed(), None, verdict, draining, now_s=0.0
+        record=RECORD,
+        run=make_run(**spec),
+        before=status,
+        current=status,
+        observed=Observed(),
+        report=None,
+        verdict=Verdict(course=course),
+        draining=draining,
+        is_new_attempt=False,
+        now_s=0.0,
     )
 
 
@@ -57,9 +68,19 @@ def test_a_learner_that_trains_is_asked_now_and_then():
 
 
 def test_what_was_said_before_the_start_does_not_count():
-    assert believed(report().aged(11.0), RunStatus(start_s=90.0), now_s=100.0) is None
-    assert believed(report().aged(10.0), RunStatus(start_s=90.0), now_s=100.0) is not None
+    before = RunStatus(start_s=90.0)
+    assert believed(report().aged(11.0), before, LEARNER, now_s=100.0) is None
+    assert believed(report().aged(10.0), before, LEARNER, now_s=100.0) is not None
 
 
 def test_what_is_said_while_the_learner_is_waited_for_counts():
-    assert believed(report().aged(11.0), RunStatus(drain_s=95.0), now_s=100.0) is not None
+    waiting = RunStatus(drain_s=95.0)
+    assert believed(report().aged(11.0), waiting, LEARNER, now_s=100.0) is not None
+
+
+def test_the_failure_of_a_learner_that_is_on_its_way_out_is_that_of_an_attempt_before():
+    failed = report(phase=RunPhase.FAILED)
+    leaving = Observed(pods=(pod("demo-learner-0", Role.LEARNER, leaving=True),))
+    assert believed(failed, RunStatus(start_s=90.0), leaving, now_s=100.0) is None
+    assert believed(failed, RunStatus(start_s=90.0), LEARNER, now_s=100.0) is failed
+    assert believed(report(), RunStatus(start_s=90.0), leaving, now_s=100.0) is not None

@@ -162,8 +162,15 @@ def test_a_claim_that_goes_with_the_run_survives_the_run_s_end():
     assert "Delete PersistentVolumeClaim demo-learner" not in actions
 
 
-def test_a_failed_run_keeps_its_learner_for_the_logs():
-    assert planned(wish(Course.FAILED), settled(wish())) == [
+def test_a_failed_run_lets_go_of_everything_but_its_volume():
+    assert planned(wish(Course.FAILED), settled(wish())) == planned(
+        wish(Course.COMPLETE), settled(wish())
+    )
+
+
+def test_a_failed_run_keeps_its_learner_where_that_is_asked_for():
+    kept = {"cleanupPolicy": {"onFailed": "DeleteRollouts"}}
+    assert planned(wish(Course.FAILED, **kept), settled(wish())) == [
         "Delete PodDisruptionBudget demo-rollout-main",
         "Delete Deployment demo-rollout-main",
     ]
@@ -177,6 +184,16 @@ def test_a_learner_s_pod_of_an_older_template_is_replaced():
         pod("demo-learner-0", Role.LEARNER, template_digest="older"),
         pod("demo-learner-1", Role.LEARNER, template_digest=current),
     )
+    world.observed = dataclasses.replace(world.observed, pods=pods)
+    assert planned(wanted, world) == ["Delete Pod demo-learner-0"]
+
+
+def test_all_pods_of_an_attempt_that_is_over_are_replaced():
+    wanted = dataclasses.replace(wish(), restarts_learner=True)
+    world = settled(wish())
+    current = digest_of(wanted.children[-2])
+    leaving = pod("demo-learner-1", Role.LEARNER, leaving=True)
+    pods = (pod("demo-learner-0", Role.LEARNER, template_digest=current), leaving)
     world.observed = dataclasses.replace(world.observed, pods=pods)
     assert planned(wanted, world) == ["Delete Pod demo-learner-0"]
 

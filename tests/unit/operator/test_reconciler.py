@@ -154,6 +154,8 @@ async def test_an_ended_run_is_deleted_when_its_time_is_over(made: Stage):
 async def test_a_run_that_does_not_start_in_time_fails(made: Stage):
     made.create_run(rollouts=ROLLOUTS, startupDeadlineSeconds=100)
     await made.settle()
+    made.place_pods()
+    await made.settle()
     made.now_s += 100.0
     await made.settle()
     assert made.condition("Failed") == ("True", "StartupDeadlineExceeded")

@@ -11,7 +11,7 @@ from vcpo.control.supervision import FailureStreak
 from vcpo_operator import status
 from vcpo_operator.course import Course, Verdict
 from vcpo_operator.names import Role
-from vcpo_operator.records import Observed
+from vcpo_operator.records import ContainerEnd, Observed
 from vcpo_operator.run_status import GroupStatus, Progress, Restarts, RunStatus, StatusCondition
 
 FULL = RunStatus(
@@ -99,17 +99,76 @@ def test_only_steps_beyond_the_furthest_one_give_restarts_back():
 
 def test_the_clock_of_a_run_starts_once():
     spec = make_run().spec
-    first = status.begun(RunStatus(), spec, None, 100.0)
-    assert status.begun(first, spec, None, 200.0).start_s == 100.0
+    first = status.begun(RunStatus(), spec, Observed(), None, 100.0)
+    assert status.begun(first, spec, Observed(), None, 200.0).start_s == 100.0
 
 
 def test_the_clock_starts_anew_after_a_rest():
-    rested = status.begun(RunStatus(start_s=1.0), make_run(suspend=True).spec, None, 50.0)
-    assert status.begun(rested, make_run().spec, None, 60.0).start_s == 60.0
+    ran = RunStatus(start_s=1.0, admission_s=2.0)
+    rested = status.begun(ran, make_run(suspend=True).spec, Observed(), None, 50.0)
+    assert rested.admission_s is None
+    assert status.begun(rested, make_run().spec, Observed(), None, 60.0).start_s == 60.0
+
+
+PLACED = Observed(
+    pods=(
+        pod("demo-learner-0", Role.LEARNER, node="a"),
+        pod("demo-rollout-main-x", node="b"),
+    )
+)
+GATED = Observed(pods=(pod("demo-learner-0", Role.LEARNER, is_gated=True), PLACED.pods[1]))
+
+
+@pytest.mark.parametrize(
+    ("observed", "spec", "admission_s"),
+    [
+        (PLACED, {}, 60.0),
+        (Observed(pods=PLACED.pods[:1]), {}, None),
+        (Observed(pods=PLACED.pods[1:]), {}, None),
+        (GATED, {}, None),
+        (Observed(pods=PLACED.pods[:1]), {"rollouts": [{"name": "main", "minReplicas": 0}]}, 60.0),
+    ],
+    ids=["both", "no worker", "no learner", "gated", "no worker wanted"],
+)
+def test_a_run_is_admitted_once_the_learner_and_a_worker_have_a_node(
+    observed: Observed, spec: dict[str, object], admission_s: float | None
+):
+    waiting = RunStatus(start_s=1.0)
+    begun = status.begun(waiting, make_run(**spec).spec, observed, None, 60.0)
+    assert begun.admission_s == admission_s
+
+
+def test_an_admission_stands_unless_the_queue_takes_it_back_before_the_first_step():
+    admitted = RunStatus(start_s=1.0, admission_s=2.0)
+    spec = make_run().spec
+    assert status.begun(admitted, spec, Observed(), None, 60.0).admission_s == 2.0
+    assert status.begun(admitted, spec, GATED, None, 60.0).admission_s is None
+    trained = dataclasses.replace(admitted, first_step_s=3.0)
+    assert status.begun(trained, spec, GATED, None, 60.0).admission_s == 2.0
+
+
+def test_a_run_that_is_tried_again_starts_from_nothing_but_how_its_learner_ended():
+    end = ContainerEnd(pod="p", exit_code=1, reason="Error", message="m", time="")
+    failed = StatusCondition(
+        type="Failed", status="True", reason="X", message="m.", transition_s=1.0
+    )
+    before = dataclasses.replace(
+        FULL,
+        conditions=(*FULL.conditions, failed),
+        completion_s=9.0,
+        restarts=Restarts(total=4, pod_uid="a", pod_restarts=4),
+        last_end=end,
+    )
+    again = status.tried_again(before)
+    assert not again.holds("Failed")
+    assert (again.start_s, again.admission_s, again.first_step_s) == (None, None, None)
+    assert (again.completion_s, again.drain_s) == (None, None)
+    assert again.restarts == Restarts(total=0, pod_uid="a", pod_restarts=4)
+    assert (again.progress, again.last_end) == (FULL.progress, end)
 
 
 def test_the_first_step_is_dated_when_it_is_seen():
-    begun = status.begun(RunStatus(start_s=1.0), make_run().spec, report(step=1), 60.0)
+    begun = status.begun(RunStatus(start_s=1.0), make_run().spec, Observed(), report(step=1), 60.0)
     assert begun.first_step_s == 60.0
 
 
