@@ -6,6 +6,8 @@ import re
 import signal
 from collections.abc import Sequence
 
+from vcpo.lifecycle import COMPLAINT_MARK
+
 _MAX_CAUSE_CHARACTERS = 500
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PROGRESS_BAR = re.compile(r"\d%\|.*\||\d+/\d+ \[\d+:\d\d")
@@ -25,17 +27,24 @@ def describe_exit(exit_code: int) -> str:
 
 
 def crash_cause(log: str) -> str:
-    """Sum up in one line why a process died: the exception of its last traceback.
+    """Sum up in one line why a process died.
 
-    Without a traceback it is the last line that is no progress bar; empty when there is none.
+    That is what it said the user must put right; else the exception of its last traceback; else
+    the last line that is no progress bar; empty when there is none.
     """
+    _, mark, complaint = log.rpartition(COMPLAINT_MARK)
+    if mark:
+        return _one_line(f"cannot start: {complaint}")
     lines = _meaningful_lines(log)
     starts = [index for index, line in enumerate(lines) if line.strip() == _TRACEBACK]
     cause = _exception(lines[starts[-1] + 1 :]) if starts else ""
-    cause = " ".join((cause or (lines[-1] if lines else "")).split())
-    if len(cause) > _MAX_CAUSE_CHARACTERS:
-        return cause[: _MAX_CAUSE_CHARACTERS - 3] + "..."
-    return cause
+    return _one_line(cause or (lines[-1] if lines else ""))
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    is_long = len(line) > _MAX_CAUSE_CHARACTERS
+    return f"{line[: _MAX_CAUSE_CHARACTERS - 3]}..." if is_long else line
 
 
 def _meaningful_lines(log: str) -> list[str]:

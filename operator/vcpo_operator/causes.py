@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from vcpo.crash import crash_cause
 from vcpo_operator.records import Cause, ContainerEnd
 
 _WAITING: Final[Mapping[str, str]] = {
@@ -178,9 +179,9 @@ def _container_cause(pod: str, status: Mapping[str, Any]) -> Cause | None:
 
 
 def _ending(ended: Mapping[str, Any]) -> str:
-    tail = (ended.get("message") or "").strip()
+    cause = crash_cause(ended.get("message") or "")
     return f"ended with exit code {ended.get('exitCode', 'unknown')}" + (
-        f": {tail}" if tail else ""
+        f": {cause}" if cause else ""
     )
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from vcpo.crash import crash_cause
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Cleanup
 from vcpo.wire.phase import RunPhase
@@ -24,8 +25,8 @@ from vcpo_operator.causes import presentable
 from vcpo_operator.report import LearnerReport
 from vcpo_operator.run_status import RunStatus
 
-_LONGEST_TAIL = 600
-"""Characters of a log's end in a message; the status holds more of them."""
+_LONGEST_CAUSE = 600
+"""Characters of a crash's cause in a message; the status holds the end of the log."""
 
 
 class Course(StrEnum):
@@ -179,8 +180,9 @@ def _last_words(status: RunStatus) -> str:
     end = status.last_end
     if end is None:
         return ""
-    tail = f": {presentable(end.message, _LONGEST_TAIL)}" if end.message else "."
-    return f" The last time with exit code {end.exit_code} ({end.reason}){tail}"
+    cause = presentable(crash_cause(end.message), _LONGEST_CAUSE)
+    told = f": {cause}" if cause else "."
+    return f" The last time with exit code {end.exit_code} ({end.reason}){told}"
 
 
 def _hindrance(status: RunStatus) -> str:

@@ -74,7 +74,7 @@ async def test_a_run_whose_learner_crashes_frees_all_and_keeps_its_last_lines(sc
     assert (status, reason) == ("True", "BackoffLimitExceeded")
     assert message == (
         "The learner ended 4 times in a row without progress; 3 are allowed."
-        f" The last time with exit code 1 (Error): {LAST_LINES}"
+        " The last time with exit code 1 (Error): torch.OutOfMemoryError: CUDA out of memory."
     )
     assert await pods(scene) == []
     assert not await exists(scene, STATEFUL_SET)

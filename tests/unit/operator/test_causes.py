@@ -13,6 +13,9 @@ def pod(*containers: dict[str, Any], **status: Any) -> dict[str, Any]:
     return {"metadata": {"name": "p"}, "status": {"containerStatuses": list(containers), **status}}
 
 
+TWO_PROBLEMS = "cannot start: 2 problems steps: missing"
+
+
 def waiting(reason: str, message: str = "") -> dict[str, Any]:
     state = {"waiting": {"reason": reason, "message": message}}
     return {"name": "c", "ready": False, "state": state}
@@ -36,12 +39,20 @@ def test_attempt_and_wait_of_a_pull_are_one_cause(reason: str):
     )
 
 
-def test_a_crash_shows_its_exit_code_and_last_words():
+@pytest.mark.parametrize(
+    ("last_lines", "told"),
+    [
+        ("spec.steps: missing\n", "spec.steps: missing"),
+        ("lone frame\nTraceback (most recent call last):\n  File\nKeyError: 1\n", "KeyError: 1"),
+        ("vcpo: cannot start: 2 problems\n  steps: missing\n", TWO_PROBLEMS),
+    ],
+)
+def test_a_crash_shows_its_exit_code_and_cause(last_lines: str, told: str):
     crashed = waiting("CrashLoopBackOff", "back-off 10s")
-    crashed["lastState"] = {"terminated": {"exitCode": 2, "message": "spec.steps: missing\n"}}
+    crashed["lastState"] = {"terminated": {"exitCode": 2, "message": last_lines}}
     cause = pod_cause(pod(crashed))
     assert cause is not None
-    assert cause.message == "pod p, container c: ended with exit code 2: spec.steps: missing"
+    assert cause.message == f"pod p, container c: ended with exit code 2: {told}"
 
 
 def test_out_of_memory_is_named_before_the_crash_loop_that_it_causes():
