@@ -62,7 +62,7 @@ class StepRecord:
     tokens_per_s: float
     """Response tokens accepted per second, over the window of recent steps."""
     admission_lag_steps: int
-    """Lag bound in force for new work."""
+    """Lag limit in force when the batch was taken; no token of it is older."""
     workers: int
     """Workers heard of lately."""
     leased: int

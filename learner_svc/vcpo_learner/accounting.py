@@ -18,6 +18,8 @@ class DropReason(StrEnum):
     """The worker reported a typed failure."""
     LAG_EXCEEDED = "lag_exceeded"
     """A token was older than the lag bound when its turn came, or was sure to be."""
+    THROTTLED = "throttled"
+    """The same for the throttle's limit, where the run's own bound would have let it pass."""
     NO_SIGNAL = "no_signal"
     """All rewards of the group were equal, and the method trains on others only."""
     SURPLUS = "surplus"

@@ -210,6 +210,7 @@ class Dispatcher:
             batch = self._ledger.take_batch(
                 policy_version=self.policy_version,
                 max_lag_steps=self._spec.algorithm.max_policy_lag_steps,
+                admission_lag_steps=self.admission_lag_steps,
             )
             if batch is not None:
                 self._recall_surplus()
@@ -318,7 +319,7 @@ class Dispatcher:
 
     def _oldest_begun_version(self) -> int:
         """The oldest version of a token that could still be trained on, in the very next batch."""
-        return max(0, self._next_version() - self._spec.algorithm.max_policy_lag_steps)
+        return max(0, self._next_version() - self.admission_lag_steps)
 
     def _next_version(self) -> int:
         """The version that the next batch is applied to; during a step it is the one to come."""
@@ -339,6 +340,7 @@ class Dispatcher:
         self._ledger.drop_late(
             policy_version=self._next_version(),
             max_lag_steps=self._spec.algorithm.max_policy_lag_steps,
+            admission_lag_steps=self.admission_lag_steps,
         )
         num_expired = self._ledger.expire()
         if self._round is not None:

@@ -15,6 +15,7 @@ Invariants (DESIGN: accounting, lag, once), checked by `counts().check()` at eve
   granted again is leased again.
 * A batch holds no token older than the lag bound at the version it will be applied to. Admission
   makes that rare to enforce (`vcpo.control.admission`); the check at consumption makes it true.
+  The same holds for the throttle's limit, from the moment that it is tightened.
 * A lease closes once, so a trajectory is accepted at most once.
 
 What was sampled of a grant that is handed back stays with its prompt (`vcpo_learner.owed`): the
@@ -99,7 +100,9 @@ class Ledger(Protocol):
     def expire(self) -> int:
         """End the leases past their time; returns how many."""
 
-    def take_batch(self, *, policy_version: int, max_lag_steps: int) -> list[Group] | None:
+    def take_batch(
+        self, *, policy_version: int, max_lag_steps: int, admission_lag_steps: int | None = None
+    ) -> list[Group] | None:
         """Consume one step's groups, oldest tokens first, or None while there are too few."""
 
     def give_back(self, batch: Sequence[Group]) -> None:
@@ -114,8 +117,13 @@ class Ledger(Protocol):
     def newest(self, policy_version: int, *, num_tokens: int) -> list[Trajectory]:
         """Arrived trajectories with tokens of a version: as few as have so many of them."""
 
-    def drop_late(self, *, policy_version: int, max_lag_steps: int) -> None:
-        """Drop the groups whose turn comes too late, when the next is at `policy_version`."""
+    def drop_late(
+        self, *, policy_version: int, max_lag_steps: int, admission_lag_steps: int | None = None
+    ) -> None:
+        """Drop the groups whose turn comes too late, when the next is at `policy_version`.
+
+        admission_lag_steps: the limit in force, where it is below the run's own `max_lag_steps`.
+        """
 
     def recall(self, num_trajectories: int) -> None:
         """Recall open leases with the newest tokens, until so many trajectories are recalled."""

@@ -177,13 +177,18 @@ class MemoryLedger:
             self._end(lease.lease_id, DropReason.LEASE_EXPIRED)
         return len(leases)
 
-    def take_batch(self, *, policy_version: int, max_lag_steps: int) -> list[Group] | None:
+    def take_batch(
+        self, *, policy_version: int, max_lag_steps: int, admission_lag_steps: int | None = None
+    ) -> list[Group] | None:
         """Consume one step's groups, oldest tokens first, or None while there are too few.
 
-        Groups older than `max_lag_steps` at `policy_version` are dropped first, whatever admission
-        allowed, see `drop_late`.
+        Groups older than allowed at `policy_version` are dropped first, see `drop_late`.
         """
-        self.drop_late(policy_version=policy_version, max_lag_steps=max_lag_steps)
+        self.drop_late(
+            policy_version=policy_version,
+            max_lag_steps=max_lag_steps,
+            admission_lag_steps=admission_lag_steps,
+        )
         if len(self._buffer) < self._prompts_per_step:
             return None
         batch = self._buffer[: self._prompts_per_step]
@@ -227,24 +232,19 @@ class MemoryLedger:
                 num_tokens -= own
         return found
 
-    def drop_late(self, *, policy_version: int, max_lag_steps: int) -> None:
+    def drop_late(
+        self, *, policy_version: int, max_lag_steps: int, admission_lag_steps: int | None = None
+    ) -> None:
         """Drop the groups whose turn comes too late, when the next is at `policy_version`.
 
         Their prompts are granted again. Kept until their turn, they would take up places that
         admission has for what can be used, and a generator that waits for them starves the learner.
+
+        admission_lag_steps: the limit in force, where it is below the run's own `max_lag_steps`.
         """
-        in_time = groups_in_time(
-            self._buffer,
-            policy_version=policy_version,
-            prompts_per_step=self._prompts_per_step,
-            max_lag_steps=max_lag_steps,
-        )
-        kept = {group.grant_number for group in in_time}
-        for group in sorted(one for one in self._buffer if one.grant_number not in kept):
-            owed = OwedPrompt(prompt_index=group.prompt_index, attempts=group.attempt - 1)
-            self._drop(len(group.trajectories), owed, DropReason.LAG_EXCEEDED)
-            self._waste(group.num_sampled_tokens, DropReason.LAG_EXCEEDED)
-        self._buffer = in_time
+        self._drop_beyond(max_lag_steps, policy_version, DropReason.LAG_EXCEEDED)
+        if admission_lag_steps is not None:
+            self._drop_beyond(admission_lag_steps, policy_version, DropReason.THROTTLED)
 
     def recall(self, num_trajectories: int) -> None:
         """Recall open leases with the newest tokens, until so many trajectories are recalled.
@@ -297,6 +297,20 @@ class MemoryLedger:
         self._dropped = Counter(dict(snapshot.dropped))
         if snapshot.in_flight:
             self._dropped[DropReason.LEARNER_RESTARTED] += snapshot.in_flight
+
+    def _drop_beyond(self, lag_steps: int, policy_version: int, reason: DropReason) -> None:
+        in_time = groups_in_time(
+            self._buffer,
+            policy_version=policy_version,
+            prompts_per_step=self._prompts_per_step,
+            max_lag_steps=lag_steps,
+        )
+        kept = {group.grant_number for group in in_time}
+        for group in sorted(one for one in self._buffer if one.grant_number not in kept):
+            owed = OwedPrompt(prompt_index=group.prompt_index, attempts=group.attempt - 1)
+            self._drop(len(group.trajectories), owed, reason)
+            self._waste(group.num_sampled_tokens, reason)
+        self._buffer = in_time
 
     def _receive(self, group: Group) -> None:
         """Buffer a complete group, or drop it: nothing can be learned from equal rewards."""

@@ -1,6 +1,6 @@
 """Signals: the run as whoever steers it sees it, over a window of recent steps.
 
-Ratios and rates are over the last `_WINDOW_STEPS` steps, the wait under way included, so that a
+Ratios and rates are over the last `WINDOW_STEPS` steps, the wait under way included, so that a
 learner that starves shows it before its next step.
 """
 
@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vcpo.control.signals import WINDOW_STEPS
 from vcpo.failures import FailureCount
 from vcpo.journal import EvaluationRecord, StepRecord
 from vcpo.wire.phase import phase_to_message
@@ -18,7 +19,6 @@ from vcpo_learner.accounting import TrajectoryCounts
 from vcpo_learner.dispatch import Dispatcher
 from vcpo_learner.leases import Clock
 
-_WINDOW_STEPS = 10
 _LOW_QUANTILE = 0.1
 
 
@@ -49,9 +49,9 @@ class SignalWindow:
         self._batch_trajectories = batch_trajectories
         self._dispatcher = dispatcher
         self._clock = clock
-        self._steps: deque[StepRecord] = deque(maxlen=_WINDOW_STEPS)
+        self._steps: deque[StepRecord] = deque(maxlen=WINDOW_STEPS)
         self._evaluations: list[EvaluationRecord] = []
-        self._marks: deque[_Mark] = deque([self._mark()], maxlen=_WINDOW_STEPS + 1)
+        self._marks: deque[_Mark] = deque([self._mark()], maxlen=WINDOW_STEPS + 1)
         self._last_step_s = clock()
         self._waiting_since_s: float | None = None
         self._working_since_s: float | None = None

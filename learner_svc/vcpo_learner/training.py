@@ -157,6 +157,7 @@ class Training:
         started_s = self._parts.clock()
         self._parts.signals.working()
         version = self._dispatcher.policy_version
+        lag_limit_steps = self._dispatcher.admission_lag_steps
         try:
             pending = await self._in_thread(
                 lambda: self._guard.begin(groups, policy_version=version)
@@ -177,6 +178,7 @@ class Training:
         record = self._record(
             result,
             lag=lag_statistics(groups, version),
+            lag_limit_steps=lag_limit_steps,
             idle_s=started_s - waiting_since_s,
             step_s=finished_s - started_s,
         )
@@ -302,7 +304,13 @@ class Training:
         )
 
     def _record(
-        self, result: UpdateResult, *, lag: LagStatistics, idle_s: float, step_s: float
+        self,
+        result: UpdateResult,
+        *,
+        lag: LagStatistics,
+        lag_limit_steps: int,
+        idle_s: float,
+        step_s: float,
     ) -> StepRecord:
         dispatcher = self._dispatcher
         counts = dispatcher.ledger.counts()
@@ -316,7 +324,7 @@ class Training:
             step_s=step_s,
             idle_s=idle_s,
             tokens_per_s=self._parts.signals.tokens_per_s(),
-            admission_lag_steps=dispatcher.admission_lag_steps,
+            admission_lag_steps=lag_limit_steps,
             workers=len(dispatcher.workers()),
             weight_updates_in_flight=dispatcher.weight_updates_in_flight(),
             leased=counts.leased,

@@ -17,7 +17,10 @@ from vcpo.spec.cluster import Scaling
 from vcpo_operator.records import Observed
 from vcpo_operator.report import LearnerReport
 
-_UNKNOWNS = {"throttle": ("judged_step",), "fleet": ("scaled_step", "starvation")}
+_UNKNOWNS = {
+    "throttle": ("judged_step", "tightened_step"),
+    "fleet": ("scaled_step", "starvation"),
+}
 """Fields of the control state that may be None."""
 
 

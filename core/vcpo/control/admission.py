@@ -18,7 +18,8 @@ steps have been taken, so at version floor(j/B). The rule says j/B < k + 1 + v, 
     floor(j/B) <= k + v,    and its lag    floor(j/B) - v <= k.
 
 A drop moves everything behind it forward, to an earlier version, so the bound survives it; what is
-granted again gets a new number at the end and is tested anew. A later k binds later grants only.
+granted again gets a new number at the end and is tested anew. A later k binds later grants; what
+was granted under a larger one is dropped when its turn comes too late (`vcpo.control.throttle`).
 
 Why the *worker's* version. AReaL's formula has the learner's version in the place of v
 (areal/infra/staleness_manager.py, `get_capacity`). A worker samples from what it holds; while it

@@ -95,7 +95,7 @@ _MEANINGS: dict[tuple[ConditionType, Reason], tuple[ConditionStatus, str]] = {
     ),
     (ConditionType.ESS_HEALTHY, Reason.BELOW_FLOOR): (
         ConditionStatus.FALSE,
-        "The ESS is below `control.essFloorRatio` of the on-policy ratio: admission tightens.",
+        "The ESS is below `control.essFloorRatio` of the on-policy ratio: the lag limit is halved.",
     ),
     (ConditionType.LEARNER_FED, Reason.NO_SIGNALS): (
         ConditionStatus.UNKNOWN,

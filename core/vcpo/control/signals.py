@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+WINDOW_STEPS = 10
+"""Recent steps that the learner's window holds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSignals:

@@ -74,20 +74,25 @@ class ControlState:
 
 
 def _throttle(entry: Mapping[str, Any]) -> Throttle:
-    judged_step = entry["judged_step"]
     return Throttle(
         admission_lag_steps=int(entry["admission_lag_steps"]),
-        healthy_steps=int(entry["healthy_steps"]),
-        judged_step=None if judged_step is None else int(judged_step),
+        progress=int(entry["progress"]),
+        judged_step=_optional_int(entry["judged_step"]),
+        tightened_step=_optional_int(entry["tightened_step"]),
+        tightened_lag_steps=int(entry["tightened_lag_steps"]),
     )
 
 
+def _optional_int(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
 def _fleet(entry: Mapping[str, Any]) -> Fleet:
-    scaled_step, starvation = entry["scaled_step"], entry["starvation"]
+    starvation = entry["starvation"]
     return Fleet(
         replicas={str(group): int(workers) for group, workers in entry["replicas"].items()},
         scaled_s=float(entry["scaled_s"]),
-        scaled_step=None if scaled_step is None else int(scaled_step),
+        scaled_step=_optional_int(entry["scaled_step"]),
         starvation=None if starvation is None else _starvation(starvation),
     )
 

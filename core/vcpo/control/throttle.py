@@ -1,20 +1,30 @@
-"""Throttle: the admission lag follows the effective sample size.
+"""Throttle: the lag limit follows the effective sample size.
 
 Stale data makes importance weights heavy-tailed; the effective sample size (ESS) is where that
 shows first. Its measure here is the share of the on-policy ESS ratio, because train/rollout
 mismatch alone keeps the plain ratio below 1.
 
-    share < floor             halve the admission lag at once, once per new step, down to 0
-    floor <= share < recover  keep it, and start counting anew
+    share < floor             halve the limit at once, down to 0; then wait until a window of
+                              steps was taken under the new limit before halving it again
+    floor <= share < recover  keep it, and start counting anew; at 0 count, but slowly
     recover <= share          add 1 after every `RECOVERY_STEPS` steps like that, up to the maximum
 
 Fast down and slow up (as TCP does with its window) since a collapse costs a run and a low lag only
 time. The gap between floor and recovery keeps a share that hovers about the floor from moving the
-lag back and forth. Steps count, not polls: a second look at the same step changes nothing.
+limit back and forth. Steps count, not polls: a second look at the same step changes nothing.
 
-Lag and healthy steps form one number, `lag * RECOVERY_STEPS + healthy steps`, and every rule above
-is monotone in it. Hence of two runs with the same steps, the one whose ESS is never higher never
-has the larger lag.
+*One window per halving.* The share is a mean over the last `WINDOW_STEPS` steps, most of which were
+taken under the limit before. Judged by them, a limit of 8 would be 0 after four steps, before any
+of those could show relief. The wait costs no safety: the limit binds what is trained on, at once.
+
+*A way back from 0.* Between floor and recovery the limit stays where it is in balance. At 0 that is
+no balance: every token is of the newest version, so staleness cannot be what holds the share down,
+and whether a lag of 1 would is seen by trying. `PROBE_STEPS` steps in a row not below the floor
+raise it to 1.
+
+From one state, a lower ESS never leads to the larger limit. Of two runs, one that is never below
+the floor never has the smaller limit; two that are, at different steps, may be a window apart. The
+design note 016 has the figures.
 """
 
 from __future__ import annotations
@@ -22,10 +32,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from vcpo.control.signals import RunSignals
+from vcpo.control.signals import WINDOW_STEPS, RunSignals
 
 RECOVERY_STEPS = 5
-"""Healthy steps in a row that raise the admission lag by one."""
+"""Healthy steps in a row that raise the limit by one."""
+
+PROBE_STEPS = 50
+"""Steps in a row near the floor that raise a limit of 0 to 1; a multiple of `RECOVERY_STEPS`."""
 
 RECOVERY_FACTOR = 1.5
 """ESS is healthy above the floor times this, or half-way to 1 where that is less."""
@@ -42,14 +55,19 @@ class EssHealth(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throttle:
-    """Admission lag in force, and what the next one depends on."""
+    """Lag limit in force, and what the next one depends on."""
 
     admission_lag_steps: int
-    """Lag bound for new work, in policy versions, in [0, maximum]."""
-    healthy_steps: int = 0
-    """Healthy steps in a row since the last change, below `RECOVERY_STEPS`."""
+    """Limit in policy versions, in [0, maximum]."""
+    progress: int = 0
+    """Way to the next raise, in steps near the floor; a healthy one is `PROBE_STEPS` /
+    `RECOVERY_STEPS` of them. Below `PROBE_STEPS`."""
     judged_step: int | None = None
     """Newest step whose ESS was taken into account; None before the first."""
+    tightened_step: int | None = None
+    """Step at which the limit was last halved; None when it was not, or before a restart."""
+    tightened_lag_steps: int = 0
+    """Limit that it was halved to then."""
 
     def clamp(self, max_lag_steps: int) -> Throttle:
         """The same throttle under a maximum that may have changed."""
@@ -82,19 +100,43 @@ def next_throttle(
     """Throttle after a look at `step`; unchanged when that step was judged before.
 
     A step below the judged one means that the learner went back to a checkpoint: counting starts
-    anew there, and the lag stays.
+    anew there, and the limit stays.
     """
     judged = throttle.judged_step
     if judged is not None and step < judged:
-        return replace(throttle, healthy_steps=0, judged_step=step)
+        return replace(throttle, progress=0, judged_step=step, tightened_step=None)
     if health is EssHealth.UNKNOWN or step == judged:
         return throttle
-    # Steps nobody looked at may not add up to a jump: one look raises the lag by one at most.
-    new_steps = 1 if judged is None else min(step - judged, RECOVERY_STEPS)
-    lag, healthy_steps = throttle.admission_lag_steps, 0
-    if health is EssHealth.BELOW_FLOOR:
-        lag //= 2
-    elif health is EssHealth.HEALTHY and lag < max_lag_steps:
-        raised, healthy_steps = divmod(throttle.healthy_steps + new_steps, RECOVERY_STEPS)
-        lag += raised
-    return Throttle(admission_lag_steps=lag, healthy_steps=healthy_steps, judged_step=step)
+    new_steps = 1 if judged is None else step - judged
+    seen = replace(throttle, judged_step=step)
+    match health:
+        case EssHealth.BELOW_FLOOR:
+            return _tightened(seen, step)
+        case EssHealth.HEALTHY:
+            return _raised(seen, new_steps * PROBE_STEPS // RECOVERY_STEPS, max_lag_steps)
+        case EssHealth.NEAR_FLOOR if throttle.admission_lag_steps == 0:
+            return _raised(seen, new_steps, min(1, max_lag_steps))
+    return replace(seen, progress=0)
+
+
+def _tightened(throttle: Throttle, step: int) -> Throttle:
+    """Half the limit; or, while the window reaches behind the last fall, what that one set."""
+    before, since = throttle.admission_lag_steps, throttle.tightened_step
+    # The step that was under way at a fall was still taken under the limit before.
+    is_waiting = since is not None and step - since <= WINDOW_STEPS
+    lag = min(before, throttle.tightened_lag_steps) if is_waiting else before // 2
+    tightened = replace(throttle, admission_lag_steps=lag, progress=0)
+    if lag == before:
+        return tightened
+    return replace(tightened, tightened_step=step, tightened_lag_steps=lag)
+
+
+def _raised(throttle: Throttle, progress: int, most: int) -> Throttle:
+    """Progress made, up to the limit `most`.
+
+    Steps nobody looked at do not add up to more than one raise.
+    """
+    number = throttle.admission_lag_steps * PROBE_STEPS + throttle.progress
+    number = min(number + min(progress, PROBE_STEPS), most * PROBE_STEPS)
+    lag, rest = divmod(number, PROBE_STEPS)
+    return replace(throttle, admission_lag_steps=lag, progress=rest)

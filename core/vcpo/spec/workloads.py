@@ -236,7 +236,8 @@ class Control(Section):
     """How the run is steered: admission of work and number of workers."""
 
     ess_floor_ratio: Ratio = 0.1
-    """Below this share of the on-policy ESS ratio, admission tightens at once."""
+    """Below this share of the on-policy ESS ratio, the oldest age that is trained on is halved at
+    once, and again after every ten steps that stay below; healthy steps widen it slowly."""
     poll_seconds: Annotated[float, Field(ge=0.1, le=300.0)] = 2.0
     """Seconds between decisions."""
     signals_max_age_seconds: Seconds = 60

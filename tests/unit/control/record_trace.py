@@ -24,7 +24,7 @@ def record() -> list[dict[str, Any]]:
     plant = Plant(BOUNDS, needed_workers=7.0, poll_s=5.0)
     entries = []
     for poll in range(110):
-        plant.relative_ess_ratio = 0.05 if 30 <= poll < 34 else 0.9
+        plant.relative_ess_ratio = 0.05 if 30 <= poll < 42 else 0.9
         plant.needed_workers = 7.0 if poll < 80 else 2.5
         plant.step += 1
         plant.now_s += plant.poll_s

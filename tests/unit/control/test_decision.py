@@ -24,7 +24,7 @@ from vcpo.spec import VCPORun
 
 DEFAULTS = limits()
 STATE = ControlState(
-    throttle=Throttle(admission_lag_steps=4, healthy_steps=2, judged_step=9),
+    throttle=Throttle(admission_lag_steps=4, progress=20, judged_step=9),
     fleet=Fleet(replicas={"main": 2}, scaled_s=0.0),
 )
 NOW_S = 1000.0

@@ -1,14 +1,17 @@
-"""The admission lag halves under the ESS floor and recovers slowly."""
+"""The lag limit halves under the ESS floor, once for each window, and recovers slowly."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.control.scenes import signals
+from vcpo.control.signals import WINDOW_STEPS
 from vcpo.control.throttle import (
-    RECOVERY_STEPS,
+    PROBE_STEPS,
     EssHealth,
     Throttle,
     ess_health,
@@ -25,13 +28,51 @@ def after(throttle: Throttle, *healths: EssHealth, start: int = 1, most: int = 8
     return throttle
 
 
-def test_each_new_step_below_the_floor_halves_the_lag_down_to_zero():
-    throttle = Throttle(admission_lag_steps=13)
-    lags = []
-    for step in range(1, 6):
+def test_the_limit_is_halved_at_once_and_then_once_for_each_window_down_to_zero():
+    throttle, lags = Throttle(admission_lag_steps=13), []
+    for step in range(1, 46):
         throttle = after(throttle, EssHealth.BELOW_FLOOR, start=step, most=13)
         lags.append(throttle.admission_lag_steps)
-    assert lags == [6, 3, 1, 0, 0]
+    # The step under way and the ten of the window pass before the next halving is judged.
+    assert lags == [6] * 11 + [3] * 11 + [1] * 11 + [0] * 12
+
+
+def test_a_limit_that_was_raised_within_the_window_falls_back_to_what_was_set():
+    throttle = after(Throttle(admission_lag_steps=8), EssHealth.BELOW_FLOOR)
+    throttle = after(throttle, *[EssHealth.HEALTHY] * 5, start=2)
+    assert throttle.admission_lag_steps == 5
+    assert after(throttle, EssHealth.BELOW_FLOOR, start=7).admission_lag_steps == 4
+
+
+def test_after_the_window_a_step_below_the_floor_halves_again_at_once():
+    throttle = after(Throttle(admission_lag_steps=8), EssHealth.BELOW_FLOOR)
+    throttle = after(throttle, *[EssHealth.NEAR_FLOOR] * 20, start=2)
+    assert after(throttle, EssHealth.BELOW_FLOOR, start=22).admission_lag_steps == 2
+
+
+def test_near_the_floor_a_limit_of_zero_is_left_after_fifty_steps_and_stays_at_one():
+    throttle, lags = Throttle(admission_lag_steps=0), []
+    for step in range(1, 501):
+        throttle = after(throttle, EssHealth.NEAR_FLOOR, start=step)
+        lags.append(throttle.admission_lag_steps)
+    assert lags == [0] * 49 + [1] * 451
+
+
+def test_one_step_below_the_floor_makes_the_way_back_begin_anew():
+    healths = [EssHealth.NEAR_FLOOR] * 49 + [EssHealth.BELOW_FLOOR] + [EssHealth.NEAR_FLOOR] * 49
+    throttle = after(Throttle(admission_lag_steps=0), *healths)
+    assert throttle.admission_lag_steps == 0
+    assert after(throttle, EssHealth.NEAR_FLOOR, start=100).admission_lag_steps == 1
+
+
+def test_healthy_steps_count_ten_times_as_much_as_those_near_the_floor():
+    healths = [EssHealth.NEAR_FLOOR] * 10 + [EssHealth.HEALTHY] * 4
+    assert after(Throttle(admission_lag_steps=0), *healths).admission_lag_steps == 1
+
+
+def test_a_run_that_admits_only_fresh_data_by_its_spec_stays_at_zero():
+    throttle = after(Throttle(admission_lag_steps=0), *[EssHealth.NEAR_FLOOR] * 60, most=0)
+    assert throttle == Throttle(admission_lag_steps=0, judged_step=60)
 
 
 def test_a_second_look_at_the_same_step_changes_nothing():
@@ -49,7 +90,7 @@ def test_every_fifth_healthy_step_adds_one_up_to_the_maximum(healthy_steps, lag)
 def test_a_step_near_the_floor_keeps_the_lag_and_restarts_the_count():
     healths = [EssHealth.HEALTHY] * 4 + [EssHealth.NEAR_FLOOR] + [EssHealth.HEALTHY] * 4
     throttle = after(Throttle(admission_lag_steps=2), *healths)
-    assert throttle == Throttle(admission_lag_steps=2, healthy_steps=4, judged_step=9)
+    assert throttle == Throttle(admission_lag_steps=2, progress=40, judged_step=9)
 
 
 def test_many_steps_between_two_looks_add_one_at_most():
@@ -59,14 +100,20 @@ def test_many_steps_between_two_looks_add_one_at_most():
 
 
 def test_unknown_ess_holds_the_lag():
-    throttle = Throttle(admission_lag_steps=3, healthy_steps=2, judged_step=4)
+    throttle = Throttle(admission_lag_steps=3, progress=20, judged_step=4)
     assert after(throttle, EssHealth.UNKNOWN, start=5) == throttle
 
 
 def test_a_learner_gone_back_to_a_checkpoint_is_followed_from_there():
-    throttle = Throttle(admission_lag_steps=4, healthy_steps=3, judged_step=90)
+    throttle = Throttle(
+        admission_lag_steps=4,
+        progress=30,
+        judged_step=90,
+        tightened_step=85,
+        tightened_lag_steps=4,
+    )
     back = after(throttle, EssHealth.BELOW_FLOOR, start=50)
-    assert back == Throttle(admission_lag_steps=4, judged_step=50)
+    assert back == Throttle(admission_lag_steps=4, judged_step=50, tightened_lag_steps=4)
     assert after(back, EssHealth.BELOW_FLOOR, start=51).admission_lag_steps == 2
 
 
@@ -93,25 +140,79 @@ def test_recovery_stays_within_reach_of_any_floor(floor, expected):
     assert recovery_ratio(floor) == pytest.approx(expected)
 
 
-SHARES = st.floats(0.0, 1.0)
+HEALTHS = [EssHealth.BELOW_FLOOR, EssHealth.NEAR_FLOOR, EssHealth.HEALTHY]
+"""From the lowest ESS to the highest."""
+
+
+@st.composite
+def throttles(draw: st.DrawFn) -> Throttle:
+    """Any state after the look at step 0 of a run with a limit of at most 12."""
+    return Throttle(
+        admission_lag_steps=draw(st.integers(0, 12)),
+        progress=draw(st.integers(0, PROBE_STEPS - 1)),
+        judged_step=0,
+        tightened_step=draw(st.none() | st.integers(-30, 0)),
+        tightened_lag_steps=draw(st.integers(0, 12)),
+    )
+
+
+def limits_after(throttle: Throttle, healths: list[EssHealth]) -> list[int]:
+    """The limit after each step."""
+    lags = []
+    for step, health in enumerate(healths, 1):
+        throttle = next_throttle(throttle, health=health, step=step, max_lag_steps=12)
+        lags.append(throttle.admission_lag_steps)
+    return lags
+
+
+@settings(deadline=None)
+@given(throttles(), st.integers(1, 60), st.integers(1, 12))
+def test_from_one_state_a_lower_ess_never_leads_to_the_larger_limit(throttle, step, most):
+    throttle = throttle.clamp(most)
+    lags = [
+        next_throttle(throttle, health=health, step=step, max_lag_steps=most).admission_lag_steps
+        for health in HEALTHS
+    ]
+    assert lags == sorted(lags)
 
 
 @settings(deadline=None)
 @given(
-    pairs=st.lists(st.tuples(SHARES, SHARES), max_size=60),
-    start=st.integers(0, 12),
-    floor=st.floats(0.01, 1.0),
+    st.integers(0, 12),
+    st.lists(st.tuples(st.sampled_from(HEALTHS), st.sampled_from(HEALTHS[1:])), max_size=120),
 )
-def test_a_run_whose_ess_is_never_higher_never_has_the_larger_lag(pairs, start, floor):
-    low = high = Throttle(admission_lag_steps=start)
-    for step, pair in enumerate(pairs, start=1):
-        judged = [
-            ess_health(floor, signals(ess_ratio_mean=share, on_policy_ess_ratio=1.0))
-            for share in sorted(pair)
-        ]
-        low = next_throttle(low, health=judged[0], step=step, max_lag_steps=12)
-        high = next_throttle(high, health=judged[1], step=step, max_lag_steps=12)
-        assert low.admission_lag_steps <= high.admission_lag_steps
+def test_a_run_that_is_never_below_the_floor_never_has_the_smaller_limit(start, pairs):
+    worse = [min(pair, key=HEALTHS.index) for pair in pairs]
+    better = [max(pair, key=HEALTHS.index) for pair in pairs]
+    throttle = Throttle(admission_lag_steps=start)
+    together = zip(limits_after(throttle, worse), limits_after(throttle, better), strict=True)
+    assert all(lower <= higher for lower, higher in together)
+
+
+@settings(deadline=None)
+@given(throttles())
+def test_below_the_floor_every_limit_is_zero_within_a_window_for_each_halving(throttle):
+    lags = limits_after(throttle, [EssHealth.BELOW_FLOOR] * 60)
+    halvings = throttle.admission_lag_steps.bit_length()
+    assert lags[(halvings + 1) * (WINDOW_STEPS + 1) - 1] == 0
+
+
+@settings(deadline=None)
+@given(throttles(), st.lists(st.sampled_from(HEALTHS), max_size=150))
+def test_a_limit_is_halved_at_most_once_within_a_window(throttle, healths):
+    lags = [throttle.admission_lag_steps, *limits_after(throttle, healths)]
+    falls = [step for step in range(1, len(lags)) if lags[step] < lags[step - 1]]
+    for first, second in pairwise(falls):
+        if second - first <= WINDOW_STEPS:
+            assert lags[second] == lags[first], "only what was raised since is taken back"
+
+
+@settings(deadline=None)
+@given(throttles(), st.lists(st.sampled_from(HEALTHS[1:]), min_size=50, max_size=80))
+def test_from_every_state_there_is_a_way_back_from_zero(throttle, healths):
+    lags = limits_after(throttle, healths)
+    assert lags == sorted(lags)
+    assert lags[PROBE_STEPS - 1] >= 1
 
 
 @settings(deadline=None)
@@ -124,4 +225,4 @@ def test_the_lag_stays_between_zero_and_the_maximum(steps, most):
     for step, health in steps:
         throttle = next_throttle(throttle, health=health, step=step, max_lag_steps=most)
         assert 0 <= throttle.admission_lag_steps <= most
-        assert 0 <= throttle.healthy_steps < RECOVERY_STEPS
+        assert 0 <= throttle.progress < PROBE_STEPS

@@ -111,9 +111,11 @@ class LedgerModel:
             if promise.worker_id == worker_id and (not lease_ids or lease_id in lease_ids)
         ]
 
-    def take(self, failures_of: Mapping[int, int], max_lag_steps: int) -> list[int] | None:
+    def take(
+        self, failures_of: Mapping[int, int], max_lag_steps: int, limit: int | None = None
+    ) -> list[int] | None:
         """Take a step's groups: their grants, or None."""
-        self.drop_late(failures_of, max_lag_steps)
+        self.drop_late(failures_of, max_lag_steps, limit)
         if len(self.buffered) < PROMPTS:
             return None
         taken = sorted(self.buffered, key=lambda one: (self.buffered[one][1], one))[:PROMPTS]
@@ -124,17 +126,25 @@ class LedgerModel:
         self.version += 1
         return taken
 
-    def drop_late(self, failures_of: Mapping[int, int], max_lag_steps: int) -> None:
-        """Drop what will be too old: play the steps to come with what there is now."""
+    def drop_late(
+        self, failures_of: Mapping[int, int], max_lag_steps: int, limit: int | None = None
+    ) -> None:
+        """Drop what will be too old for the run, then what will be for the throttle."""
+        self._drop_beyond(failures_of, max_lag_steps, "lag_exceeded")
+        if limit is not None:
+            self._drop_beyond(failures_of, limit, "throttled")
+
+    def _drop_beyond(self, failures_of: Mapping[int, int], bound: int, reason: str) -> None:
+        """Play the steps to come with what there is now."""
         left = sorted((oldest, number) for number, (_, oldest) in self.buffered.items())
         version, late = self.version, []
         while left:
-            late += [number for oldest, number in left if oldest < version - max_lag_steps]
-            left = [one for one in left if one[0] >= version - max_lag_steps][PROMPTS:]
+            late += [number for oldest, number in left if oldest < version - bound]
+            left = [one for one in left if one[0] >= version - bound][PROMPTS:]
             version += 1
         for number in sorted(late):
             prompt_index, _ = self.buffered.pop(number)
-            self._drop(number, "lag_exceeded")
+            self._drop(number, reason)
             self.owed.append((prompt_index, failures_of[number], None))
 
     def restart(self) -> None:

@@ -22,6 +22,8 @@ from vcpo_learner.prompt_selection import PosteriorPrompts, TeacherPrompts
 from vcpo_learner.prompt_source import SequentialPrompts
 
 MAX_LAG_STEPS = 1
+LIMITS = st.none() | st.integers(0, MAX_LAG_STEPS)
+"""Of the throttle, or none."""
 POOL = 4
 WORKERS = st.sampled_from(["left", "right"])
 PICKS = st.integers(0, 10**6)
@@ -154,20 +156,27 @@ class LedgerMachine(RuleBasedStateMachine):
         for lease_id in expired:
             self.model.end(lease_id, "lease_expired")
 
-    @rule()
-    def drop_late(self):
-        self.ledger.drop_late(policy_version=self.model.version, max_lag_steps=MAX_LAG_STEPS)
-        self.model.drop_late(self.failures_of, MAX_LAG_STEPS)
+    @rule(limit=LIMITS)
+    def drop_late(self, limit):
+        self.ledger.drop_late(
+            policy_version=self.model.version,
+            max_lag_steps=MAX_LAG_STEPS,
+            admission_lag_steps=limit,
+        )
+        self.model.drop_late(self.failures_of, MAX_LAG_STEPS, limit)
 
-    @rule()
-    def take_batch(self):
+    @rule(limit=LIMITS)
+    def take_batch(self, limit):
         version = self.model.version
-        batch = self.ledger.take_batch(policy_version=version, max_lag_steps=MAX_LAG_STEPS)
-        expected = self.model.take(self.failures_of, MAX_LAG_STEPS)
+        batch = self.ledger.take_batch(
+            policy_version=version, max_lag_steps=MAX_LAG_STEPS, admission_lag_steps=limit
+        )
+        expected = self.model.take(self.failures_of, MAX_LAG_STEPS, limit)
         assert (batch and [group.grant_number for group in batch]) == expected
         for group in batch or []:
             spans = [one for each in group.trajectories for one in each.version_spans]
-            assert all(version - span.policy_version <= MAX_LAG_STEPS for span in spans)
+            allowed = MAX_LAG_STEPS if limit is None else limit
+            assert all(version - span.policy_version <= allowed for span in spans)
 
     @invariant()
     def every_answer_is_in_exactly_one_place(self):
