@@ -248,6 +248,7 @@ def make_spec(arguments: argparse.Namespace) -> VCPORunSpec:
         "steps": 1_000_000,
         "batch": {"promptsPerStep": arguments.prompts, "trajectoriesPerPrompt": arguments.group},
         "algorithm": {"maxPolicyLagSteps": 1000},
+        "sampling": {"maxNewTokens": 65_536},
         "rollouts": [{"name": "main", "maxConcurrentSequences": 4096}],
     }
     return VCPORun.model_validate({"metadata": {"name": "ingest"}, "spec": spec}).spec

@@ -48,6 +48,7 @@ from vcpo_learner.memory_ledger import MemoryLedger
 from vcpo_learner.policies import PolicyStore
 from vcpo_learner.policy_model import load_policy, pad_token_id
 from vcpo_learner.prompt_selection import prompt_source
+from vcpo_learner.quotas import max_workers
 from vcpo_learner.services.control import ControlService
 from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.services.work import WorkService
@@ -196,7 +197,11 @@ class _Parts:
             WorkService(self.dispatcher, self._spec, self._bounds), server.grpc_server
         )
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            PolicyService(self.policies, SourceBook(time.monotonic), self.archivist),
+            PolicyService(
+                self.policies,
+                SourceBook(time.monotonic, max_workers=max_workers(self._spec)),
+                self.archivist,
+            ),
             server.grpc_server,
         )
         control_pb2_grpc.add_ControlServiceServicer_to_server(

@@ -23,7 +23,8 @@ from vcpo_learner.failure_watch import FailureWatch
 from vcpo_learner.groups import Group
 from vcpo_learner.leases import Clock, OpenLease, SubmitOutcome
 from vcpo_learner.ledger import Ledger
-from vcpo_learner.roster import Roster, WorkerSeen
+from vcpo_learner.quotas import Quotas, max_workers
+from vcpo_learner.roster import Roster, WorkerCounts, WorkerSeen
 
 _POLL_S = 1.0
 """Waiting loops look again at least this often, for leases that expire."""
@@ -47,6 +48,8 @@ class WorkRequest:
     max_trajectories: int
     weight_updates_in_flight: int = 0
     """As the worker counts them since its start."""
+    held_lease_ids: frozenset[str] | None = None
+    """All leases that it holds; None when it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +76,9 @@ class Dispatcher:
         self._ledger = ledger
         self._incarnation = incarnation
         self._clock = clock
-        self._roster = Roster(clock)
-        self._updates_in_flight: dict[str, int] = {}
+        self._roster = Roster(clock, max_workers=max_workers(spec))
+        self._quotas = Quotas(spec, ledger, self._roster)
+        self._updates_in_flight = WorkerCounts(max_workers=4 * max_workers(spec))
         self._round: EvaluationRound | None = None
         self._round_is_exclusive = False
         self._changed = Broadcast()
@@ -90,7 +94,7 @@ class Dispatcher:
 
     def weight_updates_in_flight(self) -> int:
         """Versions that workers, those gone included, swapped in while sequences were under way."""
-        return sum(self._updates_in_flight.values())
+        return self._updates_in_flight.total
 
     def notify(self) -> None:
         """Wake everybody who waits, after a change made from outside (version, phase, limit)."""
@@ -109,12 +113,15 @@ class Dispatcher:
         Returns at once, with nothing, when what the worker holds is not the newest version: what it
         asks for as the holder of that version will hardly become admissible, but a request as the
         holder of the next may be. The same when the worker is released while it waits: whoever saw
-        it die must not have work granted to the dead.
+        it die must not have work granted to the dead. And when it asks anew: it has given up this
+        request.
         """
         deadline_s = self._clock() + wait_s
-        self._roster.enter(request.worker_id, request.rollout_group, request.held_policy_version)
-        self._updates_in_flight[request.worker_id] = request.weight_updates_in_flight
-        while self.phase is RunPhase.RUNNING and self._roster.confirm(request.worker_id):
+        worker_id = request.worker_id
+        visit = self._roster.enter(worker_id, request.rollout_group, request.held_policy_version)
+        self._updates_in_flight.set(worker_id, request.weight_updates_in_flight)
+        self._release_lost(request)
+        while self.phase is RunPhase.RUNNING and self._roster.confirm(worker_id, visit=visit):
             self._expire()
             assignments = self._grant(request)
             remaining_s = deadline_s - self._clock()
@@ -265,9 +272,12 @@ class Dispatcher:
         if self._round_is_exclusive and not self._holds_newest(request):
             return []
         if self._round is not None:
+            held = self._round.num_in_flight(request.worker_id)
             leases = self._round.grant(
                 request.worker_id,
-                max_trajectories=request.max_trajectories,
+                max_trajectories=min(
+                    request.max_trajectories, self._quotas.places(request.rollout_group) - held
+                ),
                 policy_version=self.policy_version,
             )
             if leases:
@@ -299,8 +309,24 @@ class Dispatcher:
             over_provision_ratio=batch.over_provision_ratio,
         )
         wanted = self._spec.steps * batch.trajectories - accepted - counts.in_flight
-        free = max(0, min(admissible, wanted)) // batch.trajectories_per_prompt
+        quota = self._quotas.trajectories(
+            request.worker_id, request.rollout_group, budget=counts.in_flight + admissible
+        )
+        free = max(0, min(admissible, wanted, quota)) // batch.trajectories_per_prompt
         return min(free, request.max_trajectories // batch.sequences_per_prompt)
+
+    def _release_lost(self, request: WorkRequest) -> None:
+        """Take back what the worker was granted and does not hold: it never heard of it."""
+        for book in (self._ledger, self._round):
+            if book is None or request.held_lease_ids is None:
+                continue
+            lost = [
+                lease_id
+                for lease_id in book.held_by(request.worker_id)
+                if lease_id not in request.held_lease_ids
+            ]
+            if lost and book.release(request.worker_id, lost):
+                self.notify()
 
     def _recall_surplus(self) -> None:
         """Have cut what an over-provisioned run does not need now that a batch is complete."""
@@ -342,10 +368,12 @@ class Dispatcher:
             max_lag_steps=self._spec.algorithm.max_policy_lag_steps,
             admission_lag_steps=self.admission_lag_steps,
         )
-        num_expired = self._ledger.expire()
+        expired = self._ledger.expire()
         if self._round is not None:
-            num_expired += self._round.expire()
-        if num_expired:
+            expired += self._round.expire()
+        for worker_id in expired:
+            self._roster.doubt(worker_id)
+        if expired:
             self.notify()
 
     def _has_granted(self, lease_id: str) -> bool:

@@ -92,6 +92,14 @@ class EvaluationRound:
             )
         return leases
 
+    def num_in_flight(self, worker_id: str) -> int:
+        """Answers promised by a worker and not yet there."""
+        return sum(lease.num_missing for lease in self._book.held_by(worker_id))
+
+    def held_by(self, worker_id: str) -> list[str]:
+        """Open leases of a worker, oldest first."""
+        return [lease.lease_id for lease in self._book.held_by(worker_id)]
+
     def granted(self, lease_id: str) -> bool:
         """Whether the lease is one of this round, open or closed."""
         return self._book.granted(lease_id)
@@ -113,9 +121,11 @@ class EvaluationRound:
         if lease is not None and lease.attempt < self._max_attempts:
             self._owe(lease, failures=lease.attempt)
 
-    def expire(self) -> int:
-        """Let others answer the prompts of leases past their time; returns how many there were."""
-        return self._hand_back(self._book.expired())
+    def expire(self) -> list[str]:
+        """Let others answer the prompts of leases past their time; returns the worker of each."""
+        expired = self._book.expired()
+        self._hand_back(expired)
+        return [lease.worker_id for lease in expired]
 
     def release(self, worker_id: str, lease_ids: Sequence[str]) -> int:
         """Let others answer prompts handed back; no ids means all of the worker's."""

@@ -97,8 +97,11 @@ class Ledger(Protocol):
             InvalidMessageError: when that is more answers than the lease wants.
         """
 
-    def expire(self) -> int:
-        """End the leases past their time; returns how many."""
+    def held_by(self, worker_id: str) -> list[str]:
+        """Open leases of a worker, oldest first."""
+
+    def expire(self) -> list[str]:
+        """End the leases past their time; returns the worker of each."""
 
     def take_batch(
         self, *, policy_version: int, max_lag_steps: int, admission_lag_steps: int | None = None

@@ -170,12 +170,16 @@ class MemoryLedger:
             self._end(lease.lease_id, reason, begun)
         return len(leases)
 
-    def expire(self) -> int:
-        """End the leases past their time; returns how many."""
+    def held_by(self, worker_id: str) -> list[str]:
+        """Open leases of a worker, oldest first."""
+        return [lease.lease_id for lease in self._book.held_by(worker_id)]
+
+    def expire(self) -> list[str]:
+        """End the leases past their time; returns the worker of each."""
         leases = self._book.expired()
         for lease in leases:
             self._end(lease.lease_id, DropReason.LEASE_EXPIRED)
-        return len(leases)
+        return [lease.worker_id for lease in leases]
 
     def take_batch(
         self, *, policy_version: int, max_lag_steps: int, admission_lag_steps: int | None = None

@@ -15,11 +15,13 @@ and then to the learner, and one that asks twice for a version is sent to the le
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from vcpo_learner.leases import Clock
 from vcpo_learner.roster import WORKER_LOST_AFTER_S
 
+_MAX_WORKERS = 16_384
 _FROM_LEARNER = 2
 """Workers that the learner itself sends a version to."""
 _NUM_OTHERS = 3
@@ -48,19 +50,28 @@ class _Way:
 
 
 class SourceBook:
-    """Assigns sources for the newest version. Owner: the learner's event loop."""
+    """Assigns sources for the newest version. Owner: the learner's event loop.
 
-    def __init__(self, clock: Clock) -> None:
+    max_workers: The most it assigns sources to; any further one is sent to the learner.
+    """
+
+    def __init__(self, clock: Clock, *, max_workers: int = _MAX_WORKERS) -> None:
         self._clock = clock
-        self._workers: dict[str, _Worker] = {}
+        self._max_workers = max_workers
+        self._workers: OrderedDict[str, _Worker] = OrderedDict()
+        """Least recently heard of first."""
         self._policy_version: int | None = None
         self._ways: dict[int | None, _Way] = {}
         self._asked: set[str] = set()
 
     def enter(self, worker_id: str, address: str, held_version: int | None) -> None:
         """Note where a worker serves, and the version of this learner that it holds."""
+        while self._workers and not self._lives(next(iter(self._workers.values()))):
+            self._forget(next(iter(self._workers)))
+        if worker_id not in self._workers and len(self._workers) >= self._max_workers:
+            return
         self._workers[worker_id] = _Worker(address=address, seen_s=self._clock())
-        self._workers = {name: one for name, one in self._workers.items() if self._lives(one)}
+        self._workers.move_to_end(worker_id)
         if held_version is not None and held_version == self._policy_version:
             whole = self._way(None)
             whole.children.setdefault(worker_id, 0)
@@ -79,7 +90,7 @@ class SourceBook:
             self._policy_version = policy_version
             self._ways = {}
             self._asked = set()
-        if worker_id in self._asked:
+        if worker_id in self._asked or worker_id not in self._workers:
             return ""
         way = self._way(base_version)
         parent = self._parent(way, worker_id)
@@ -107,6 +118,13 @@ class SourceBook:
         if complete is not None or way.num_direct < _FROM_LEARNER:
             return complete
         return next(iter(free), min(able, key=way.children.__getitem__, default=None))
+
+    def _forget(self, worker_id: str) -> None:
+        del self._workers[worker_id]
+        self._asked.discard(worker_id)
+        for way in self._ways.values():
+            way.children.pop(worker_id, None)
+            way.complete.discard(worker_id)
 
     def _way(self, base_version: int | None) -> _Way:
         return self._ways.setdefault(base_version, _Way())

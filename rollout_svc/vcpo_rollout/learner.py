@@ -84,8 +84,13 @@ class Learner:
         max_trajectories: int,
         wait_s: float,
         weight_updates_in_flight: int = 0,
+        held_lease_ids: Collection[str] = (),
     ) -> LeaseAnswer:
-        """Ask for prompts, waiting at the learner up to `wait_s` for some to become admissible."""
+        """Ask for prompts, waiting at the learner up to `wait_s` for some to become admissible.
+
+        held_lease_ids: Leases under way; the learner gives the others of this worker to somebody
+            else.
+        """
         request = work_pb2.LeaseRequest(
             worker_id=self._worker_id,
             rollout_group=self._rollout_group,
@@ -94,6 +99,7 @@ class Learner:
             max_trajectories=max_trajectories,
             wait_seconds=wait_s,
             weight_updates_in_flight=weight_updates_in_flight,
+            held_leases=work_pb2.HeldLeases(lease_ids=held_lease_ids),
         )
         response = await self._retries.run(
             "Lease", lambda: self._work.Lease(request, timeout=CALL_TIMEOUT_S + wait_s)

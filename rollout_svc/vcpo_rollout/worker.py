@@ -143,6 +143,7 @@ class Worker:
                 max_trajectories=self._num_free,
                 wait_s=_LEASE_WAIT_S,
                 weight_updates_in_flight=receiver.updates_in_flight,
+                held_lease_ids=self._cuts.keys(),
             )
             if answer.phase is not RunPhase.RUNNING:
                 return answer.phase

@@ -64,6 +64,11 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
             held_policy_version=request.held_policy_version,
             max_trajectories=request.max_trajectories,
             weight_updates_in_flight=request.weight_updates_in_flight,
+            held_lease_ids=(
+                frozenset(request.held_leases.lease_ids)
+                if request.HasField("held_leases")
+                else None
+            ),
         )
         wait_s = check_wait("wait_seconds", request.wait_seconds)
         assignments = await self._dispatcher.lease(work, wait_s=wait_s)

@@ -152,7 +152,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def expire(self, seconds):
         self.clock.advance(seconds)
         expired = [one for one, it in self.model.open.items() if it.expires_s <= self.clock()]
-        assert self.ledger.expire() == len(expired)
+        assert len(self.ledger.expire()) == len(expired)
         for lease_id in expired:
             self.model.end(lease_id, "lease_expired")
 

@@ -1,7 +1,7 @@
 import pytest
 
 from tests.unit.learner.scenes import ManualClock
-from vcpo_learner.roster import WORKER_LOST_AFTER_S, Roster, WorkerSeen
+from vcpo_learner.roster import WORKER_LOST_AFTER_S, Roster, WorkerCounts, WorkerSeen
 
 
 @pytest.fixture
@@ -23,7 +23,9 @@ def names(roster):
 def test_a_worker_is_listed_as_it_last_asked(roster, clock):
     roster.enter("first", "main", 4)
     assert roster.workers() == [
-        WorkerSeen(worker_id="first", rollout_group="main", policy_version=4, seen_s=clock())
+        WorkerSeen(
+            worker_id="first", rollout_group="main", policy_version=4, seen_s=clock(), visit=2
+        )
     ]
 
 
@@ -68,3 +70,38 @@ def test_a_worker_that_left_begins_with_none_accepted(roster):
     roster.leave("first")
     roster.enter("first", "main", 4)
     assert [worker.accepted_trajectories for worker in roster.workers()] == [0]
+
+
+def test_who_invents_workers_drives_out_none_that_delivers(clock):
+    roster = Roster(clock, max_workers=3)
+    for name in ("delivers", "new"):
+        roster.enter(name, "main", 0)
+    roster.confirm("delivers", num_accepted=1)
+    for number in range(8_214):
+        clock.advance(0.001)
+        roster.enter(f"invented-{number}", "main", 0)
+    assert names(roster) == ["delivers", "invented-8212", "invented-8213"]
+
+
+def test_trust_comes_with_a_delivery_and_goes_with_a_lease_that_ran_out(roster):
+    trust = [roster.workers()[0].trust]
+    for change in (lambda: roster.confirm("first", num_accepted=1), lambda: roster.doubt("first")):
+        change()
+        trust.append(roster.workers()[0].trust)
+    roster.enter("first", "main", 4)
+    assert [*trust, roster.workers()[0].trust] == ["new", "trusted", "doubted", "doubted"]
+
+
+def test_a_visit_ends_with_the_next_one(roster):
+    visit = roster.enter("first", "main", 3)
+    assert roster.confirm("first", visit=visit)
+    assert roster.enter("first", "main", 3) == visit + 1
+    assert not roster.confirm("first", visit=visit)
+
+
+def test_counts_of_workers_that_are_gone_stay_in_the_total():
+    counts = WorkerCounts(max_workers=2)
+    for worker_id, count in (("a", 2), ("a", 5), ("b", 1), ("c", 3)):
+        counts.set(worker_id, count)
+    assert counts.total == 9
+    assert len(counts._counts) == 2

@@ -80,6 +80,23 @@ def test_when_a_source_fails_there_are_three_others_that_hold_the_version_or_ask
     assert book.book.others("a", base_version=None) == ["f"]
 
 
+def test_workers_beyond_the_most_are_sent_to_the_learner_and_forgotten():
+    book = SourceBook(ManualClock(), max_workers=3)
+    sources = []
+    for number in range(1000):
+        book.enter(f"w{number}", f"w{number}", None)
+        sources.append(book.source(f"w{number}", policy_version=1, base_version=None))
+    assert sources == ["", "", "w0", *[""] * 997]
+    assert len(book._workers) == len(book._asked) == len(book._ways[None].children) == 3
+
+
+def test_lost_workers_take_no_room(book):
+    for number in range(100):
+        book.clock.advance(WORKER_LOST_AFTER_S + 1)
+        book.ask(f"w{number}")
+    assert len(book.book._asked) == len(book.book._ways[None].children) == 1
+
+
 def test_the_next_version_is_another_question(book):
     for worker in "abc":
         book.ask(worker, version=1)
@@ -101,7 +118,7 @@ def test_a_holder_of_an_older_version_is_no_source_of_the_newest(book):
     book.ask("a", version=2)
     book.hold("a", 1)
     book.ask("b", version=2)
-    assert book.book.source("late", policy_version=2, base_version=None) == "a"
+    assert book.ask("late", version=2) == "a"
 
 
 @pytest.mark.parametrize(

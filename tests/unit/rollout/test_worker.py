@@ -293,7 +293,7 @@ class OneLease:
     async def newest_policy(self, held, *, wait_s):
         await asyncio.Event().wait()
 
-    async def lease(self, *, held, max_trajectories, wait_s, weight_updates_in_flight):
+    async def lease(self, *, held, **request):
         lease = work_pb2.Lease(
             lease_id="l", split=work_pb2.SPLIT_TRAIN, num_trajectories=2, timeout_seconds=0.01
         )

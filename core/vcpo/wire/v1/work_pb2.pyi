@@ -161,6 +161,7 @@ class LeaseRequest(_message.Message):
     MAX_TRAJECTORIES_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     WEIGHT_UPDATES_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    HELD_LEASES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     rollout_group: _builtins.str
     """Rollout group of the run's spec that the worker belongs to."""
@@ -176,6 +177,12 @@ class LeaseRequest(_message.Message):
     """How long the server may hold the call open; 0 to 30."""
     weight_updates_in_flight: _builtins.int
     """Versions that the worker has swapped in since its start while sequences were under way."""
+    @_builtins.property
+    def held_leases(self) -> Global___HeldLeases:
+        """All leases that the worker holds; the others of its leases are granted to somebody else, as when
+        an answer to it was lost or it was restarted. Absent: it does not say.
+        """
+
     def __init__(
         self,
         *,
@@ -186,14 +193,35 @@ class LeaseRequest(_message.Message):
         max_trajectories: _builtins.int = ...,
         wait_seconds: _builtins.float = ...,
         weight_updates_in_flight: _builtins.int = ...,
+        held_leases: Global___HeldLeases | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["held_leases", b"held_leases"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_policy_version", b"held_policy_version", "incarnation", b"incarnation", "max_trajectories", b"max_trajectories", "rollout_group", b"rollout_group", "wait_seconds", b"wait_seconds", "weight_updates_in_flight", b"weight_updates_in_flight", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_leases", b"held_leases", "held_policy_version", b"held_policy_version", "incarnation", b"incarnation", "max_trajectories", b"max_trajectories", "rollout_group", b"rollout_group", "wait_seconds", b"wait_seconds", "weight_updates_in_flight", b"weight_updates_in_flight", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeaseRequest: _TypeAlias = LeaseRequest  # noqa: Y015
+
+@_typing.final
+class HeldLeases(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        lease_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldLeases: _TypeAlias = HeldLeases  # noqa: Y015
 
 @_typing.final
 class LeaseResponse(_message.Message):
