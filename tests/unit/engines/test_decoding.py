@@ -45,7 +45,7 @@ def assert_scored_as_alone(ended, model, reference_logprobs):
         expected = reference_logprobs(
             model, request.prompt_token_ids, generation.token_ids, request.temperature
         )
-        # Both are float32, summed in another order; a wrong token, position or row is off by 1e-2.
+        # Both are float32, summed in another order; a wrong token or position costs 1e-3.
         assert generation.logprobs == pytest.approx(expected, abs=5e-5)
 
 
@@ -197,7 +197,7 @@ def test_whatever_happens_each_token_is_scored_by_the_version_it_is_labelled_wit
             scored = slice(len(expected), len(expected) + span.num_tokens)
             expected += reference_logprobs(policies[span.policy_version], prompt, tokens)[scored]
         assert len(expected) == len(tokens)
-        # Both are float32, summed in another order; a wrong token, position or row is off by 1e-2.
+        # Both are float32, summed in another order; a wrong token or position costs 1e-3.
         assert generation.logprobs == pytest.approx(expected, abs=5e-5)
 
 
