@@ -63,8 +63,13 @@ def never_updated(steps: Sequence[StepRecord]) -> str | None:
     """What to tell about a run none of whose steps made an update; None when one did."""
     if not steps or any(step.skipped is None for step in steps):
         return None
-    counted = f"No step made an update ({len(steps)} of {len(steps)} were skipped)"
-    return f"{counted}, the model is what it was: {_with_cure(steps[-1].skipped or '')}."
+    return no_step_updated(len(steps), steps[-1].skipped or "")
+
+
+def no_step_updated(num_steps: int, reason: str) -> str:
+    """What to tell about a run whose steps, so many, were all skipped."""
+    counted = f"No step made an update ({num_steps} of {num_steps} were skipped)"
+    return f"{counted}, the model is what it was: {_with_cure(reason)}."
 
 
 def skipped_at_the_end(steps: Sequence[StepRecord]) -> int:

@@ -7,8 +7,8 @@
 | RolloutsReady | enough workers answer | MinimumAvailable, BelowMinimum, Suspended, Ended, same |
 | SignalsFresh, EssHealthy, LearnerFed | see `vcpo.control.conditions` | |
 | Suspended | nothing runs, on request | Suspended, SuspendInProgress, Active |
-| Ready | the run trains, or is complete | Training, Initializing, Degraded, Suspended, ... |
-| Complete | all steps are taken | Succeeded, NotFinished |
+| Ready | the run trains, or is complete | Training, NoUpdate, Initializing, Degraded, ... |
+| Complete | all steps are taken | Succeeded, WithoutUpdate, NotFinished |
 | Failed | the run was given up | reasons of `course.FailureReason`, NotFailed |
 
 Pod-level reasons are the words of Kubernetes: ImagePullBackOff, CrashLoopBackOff, OOMKilled,
@@ -256,6 +256,8 @@ def _ready(situation: Situation, parts: tuple[Finding, ...]) -> Finding:
     if not situation.has_stepped:
         message = f"The first step has not been taken yet.{_failing(situation.report)}"
         return _false("Ready", "Initializing", message)
+    if situation.report is not None and situation.report.no_update:
+        return _true("Ready", "NoUpdate", situation.report.no_update)
     return _true("Ready", "Training", "The run trains.")
 
 

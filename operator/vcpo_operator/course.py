@@ -76,8 +76,9 @@ def judge(
     if recorded is not None:
         return recorded
     if report is not None and report.phase is RunPhase.COMPLETE:
-        message = f"All {spec.steps} steps are taken."
-        return Verdict(course=Course.COMPLETE, reason="Succeeded", message=message)
+        reason = "WithoutUpdate" if report.has_never_updated else "Succeeded"
+        message = f"All {spec.steps} steps are taken. {report.no_update}".rstrip()
+        return Verdict(course=Course.COMPLETE, reason=reason, message=message)
     if report is not None and report.phase is RunPhase.FAILED:
         message = report.failure or "The learner gave up; see its logs."
         return _failure(FailureReason.LEARNER_FAILED, message)

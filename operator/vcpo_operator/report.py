@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from vcpo.control import RunSignals
+from vcpo.no_update import no_step_updated, no_update_notice
 from vcpo.steering import run_signals
 from vcpo.wire.phase import RunPhase, phase_from_message
 from vcpo.wire.v1 import control_pb2
@@ -40,6 +41,10 @@ class LearnerReport:
     """Generations that failed since the last one that did not."""
     latest_generation_failure: str = ""
     """What failed in the latest of them; empty when none has failed yet."""
+    no_update: str = ""
+    """Why the last steps, or all, made no update, in a sentence; empty while they do."""
+    has_never_updated: bool = False
+    """Whether that goes for every step of the run."""
     is_news: bool = True
     """Whether it is handed out for the first time. Learners are given orders on news alone, so that
     one that has gone, or a Prometheus that has, is not told the same thing again at every look."""
@@ -61,12 +66,20 @@ def learner_report(message: control_pb2.Signals) -> LearnerReport:
     Raises: ValueError naming the field that is out of its range.
     """
     scale = message.learning_rate_scale if message.HasField("learning_rate_scale") else None
+    skipped, reason = message.skipped_steps_in_a_row, message.skip_reason
+    has_never_updated = 0 < message.total_steps <= skipped
+    if has_never_updated:
+        no_update = no_step_updated(skipped, reason)
+    else:
+        no_update = no_update_notice(skipped, reason) or ""
     return LearnerReport(
         signals=run_signals(message, age_s=0.0),
         phase=phase_from_message(message.phase),
         ess_ratio=message.ess_ratio if message.HasField("ess_ratio") else None,
         learning_rate_scale=scale,
         failure=message.failure,
+        no_update=no_update,
+        has_never_updated=has_never_updated,
         failures_in_a_row=message.failures_in_a_row,
         latest_generation_failure=message.failures[0].message if message.failures else "",
         accuracy=message.evaluations[-1].accuracy if message.evaluations else None,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.operator.scenes import make_run, pod, report
+from vcpo.control import ControlState, Limits, decide
 from vcpo_operator.causes import lost_node
 from vcpo_operator.children import Kind
 from vcpo_operator.conditions import Finding, Situation, findings, merged, refusal
@@ -156,6 +157,14 @@ def test_what_is_missing_is_a_start_before_the_first_step_and_a_fault_after(
     ready = found(LEARNER, has_stepped=has_stepped)["Ready"]
     assert brief(ready) == ("False", reason)
     assert ready.message.startswith("RolloutsReady (BelowMinimum)")
+
+
+def test_a_run_that_trains_without_an_update_says_so_and_stays_ready():
+    says = report(no_update="The last 12 steps did not.")
+    limits = Limits.of(make_run().spec)
+    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says.signals, 1.0)
+    ready = found(LEARNER, WORKER, report=says, decision=decision)["Ready"]
+    assert (brief(ready), ready.message) == (("True", "NoUpdate"), "The last 12 steps did not.")
 
 
 def test_a_refused_write_is_said_before_all_else():

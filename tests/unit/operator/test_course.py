@@ -55,6 +55,13 @@ def test_a_learner_that_is_done_completes_the_run():
     assert course_of(started(), START_S, done) == (Course.COMPLETE, "Succeeded")
 
 
+def test_a_run_that_never_updated_is_no_plain_success():
+    done = report(phase=RunPhase.COMPLETE, no_update="No step did.", has_never_updated=True)
+    verdict = judge(make_run().spec, started(), done, START_S)
+    assert (verdict.course, verdict.reason) == (Course.COMPLETE, "WithoutUpdate")
+    assert verdict.message.endswith(" steps are taken. No step did.")
+
+
 def test_a_learner_that_gives_up_fails_the_run():
     failed = report(phase=RunPhase.FAILED)
     assert course_of(started(), START_S, failed) == (Course.FAILED, "LearnerFailed")

@@ -184,3 +184,19 @@ def test_workers_are_known_by_the_name_of_their_pod():
     found = report.workers["demo-rollout-main-x"]
     assert (found.in_flight, found.silent_s) == (6, 2.5)
     assert report.signals.ready_workers == {"main": 1}
+
+
+def test_steps_without_an_update_are_told_once_there_are_ten_of_them():
+    few = learner_report(message(total_steps=300, skipped_steps_in_a_row=9, skip_reason="low_ess"))
+    assert (few.no_update, few.has_never_updated) == ("", False)
+    ten = learner_report(message(total_steps=300, skipped_steps_in_a_row=10, skip_reason="low_ess"))
+    assert ten.no_update.startswith("The last 10 steps made no update: too little is left")
+    assert not ten.has_never_updated
+
+
+def test_a_run_whose_every_step_was_skipped_is_told_apart():
+    told = learner_report(
+        message(total_steps=8, skipped_steps_in_a_row=8, skip_reason="no_gradient")
+    )
+    assert told.has_never_updated
+    assert told.no_update.startswith("No step made an update (8 of 8 were skipped)")
