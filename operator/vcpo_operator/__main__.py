@@ -13,10 +13,11 @@ import time
 
 import kopf
 
-from vcpo.lifecycle import TOKEN_VARIABLE, split_address
+from vcpo.lifecycle import split_address
 from vcpo.metrics import OperatorMetrics, serve_metrics
 from vcpo_operator.app import Operator, Options
 from vcpo_operator.children.family import OperatorDefaults
+from vcpo_operator.children.network import Visitors
 from vcpo_operator.cluster import Cluster
 from vcpo_operator.lease import Lease, LeaseLostError
 
@@ -52,11 +53,15 @@ async def _operate(arguments: argparse.Namespace) -> None:
     lease = _lease(arguments, cluster, identity)
     options = Options(
         defaults=OperatorDefaults(
-            learner_image=arguments.learner_image, rollout_image=arguments.rollout_image
+            learner_image=arguments.learner_image,
+            rollout_image=arguments.rollout_image,
+            visitors=Visitors(
+                operator_namespace=arguments.operator_namespace,
+                monitoring_namespaces=tuple(_listed(arguments.monitoring_namespaces)),
+            ),
         ),
-        namespaces=[name for name in arguments.namespaces.split(",") if name],
+        namespaces=_listed(arguments.namespaces),
         liveness_endpoint=f"http://{arguments.liveness_listen}/healthz",
-        token=os.environ.get(TOKEN_VARIABLE) or None,
         prometheus_url=arguments.prometheus_url or None,
         workers=arguments.workers,
         identity=identity,
@@ -85,17 +90,31 @@ def _lease(arguments: argparse.Namespace, cluster: Cluster, identity: str) -> Le
     )
 
 
+def _listed(names: str) -> list[str]:
+    return [name for name in names.split(",") if name]
+
+
 def parser() -> argparse.ArgumentParser:
     """What the command line may say."""
     known = argparse.ArgumentParser(
         prog="python -m vcpo_operator",
-        description="Looks after VCPORuns: makes their pods, steers them, reports in their status. "
-        "Shows learners the token in VCPO_TOKEN when that is set.",
+        description="Looks after VCPORuns: makes their pods, steers them, reports in their status.",
     )
     known.add_argument("--learner-image", required=True, help="image of learners by default")
     known.add_argument("--rollout-image", required=True, help="image of rollout workers by default")
     known.add_argument(
         "--namespaces", default="", help="watch these, separated by commas (default: all)"
+    )
+    known.add_argument(
+        "--operator-namespace",
+        default="",
+        help="namespace of this pod, whose calls runs' network policies let in (default: none)",
+    )
+    known.add_argument(
+        "--monitoring-namespaces",
+        default="",
+        help="namespaces that may read the metrics of runs, separated by commas, besides each run's"
+        " own (default: none)",
     )
     known.add_argument(
         "--prometheus-url",

@@ -17,6 +17,13 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IssueToken:
+    """Make the Secret of a run's token, and the token."""
+
+    child: Child
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SeedScaler:
     """Make a group's scaler with its first number, which is whoever scales' from then on."""
 
@@ -100,6 +107,7 @@ class DeleteRun:
 
 Action = (
     Apply
+    | IssueToken
     | SeedScaler
     | Scale
     | ReportScale
@@ -116,7 +124,7 @@ Action = (
 def target_name(action: Action) -> str:
     """Kind and name of the child that an action is about; empty when it is about none."""
     match action:
-        case Apply(child=child) | SeedScaler(child=child):
+        case Apply(child=child) | IssueToken(child=child) | SeedScaler(child=child):
             return f"{child.kind.kind} {child.name}"
         case Scale(name=name):
             return f"{Kind.DEPLOYMENT.kind} {name}"

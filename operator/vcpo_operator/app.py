@@ -37,8 +37,6 @@ class Options:
     """Namespaces to watch; empty watches all."""
     liveness_endpoint: str | None = None
     """`http://host:port/path` of the liveness probe; None serves none."""
-    token: str | None = None
-    """Token that the learners ask for; None when they ask for none."""
     prometheus_url: str | None = None
     """Where the learners' signals are read instead of asking the learners; None asks them."""
     workers: int = 8
@@ -62,7 +60,7 @@ class Operator:
         self._options = options
         self._view = IndexedView()
         self._queue = RunQueue(clock=time.monotonic)
-        lines = LearnerLines(clock=time.monotonic, address_of=address_of, token=options.token)
+        lines = LearnerLines(clock=time.monotonic, address_of=address_of)
         self._signals = _source(options, lines)
         reconciler = Reconciler(
             view=self._view,

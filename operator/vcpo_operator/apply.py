@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import logging
+import secrets
 from typing import Any
 
 from vcpo.spec import API_VERSION, KIND
@@ -13,6 +15,7 @@ from vcpo_operator.actions import (
     DeletePod,
     DeleteRun,
     Drain,
+    IssueToken,
     ReleaseLeases,
     ReportScale,
     Scale,
@@ -27,6 +30,7 @@ from vcpo_operator.names import (
     FIELD_MANAGER,
     PLURAL,
     SCALE_MANAGER,
+    TOKEN_KEY,
     RunKey,
 )
 from vcpo_operator.observe import observed_child
@@ -35,6 +39,7 @@ from vcpo_operator.records import ObservedChild, RunRecord
 from vcpo_operator.signals import LearnerLines, SignalsError
 
 _LOGGER = logging.getLogger(__name__)
+_TOKEN_BYTES = 32
 _REFUSALS = {403, 422}
 """What an admission plugin and a validation answer."""
 
@@ -62,6 +67,8 @@ class Executor:
         match action:
             case Apply():
                 return await self._apply(key, action)
+            case IssueToken():
+                return await self._issue(key, action.child)
             case SeedScaler():
                 await self._seed(key, action)
             case Scale():
@@ -70,12 +77,8 @@ class Executor:
                 await self._report_scale(key, action)
             case SetDeletionCost():
                 await self._set_deletion_cost(key, action)
-            case DeleteChild():
-                await self._cluster.delete(_child(action.kind, key, action.name), uid=action.uid)
-            case DeletePod():
-                await self._cluster.delete(_pod(key, action.name), uid=action.uid)
-            case DeleteRun():
-                await self._cluster.delete(_run(key), uid=action.uid)
+            case DeleteChild() | DeletePod() | DeleteRun():
+                await self._cluster.delete(_deleted(key, action), uid=action.uid)
             case Throttle() | Drain() | ReleaseLeases():
                 await self._order(key, action)
         return None
@@ -84,6 +87,21 @@ class Executor:
         """Look at a child of a kind that is not watched; None when there is none."""
         body = await self._cluster.get(_child(kind, key, name))
         return None if body is None else observed_child(kind, body)
+
+    async def read_token(self, key: RunKey, secret: str) -> ObservedChild | None:
+        """Read the Secret with a run's token and show it to the learner; None when there is none.
+
+        The token goes no further than to the connections.
+
+        Raises: ApiError.
+        """
+        body = await self._cluster.get(_child(Kind.SECRET, key, secret))
+        await self._lines.set_token(key, "" if body is None else _token(body))
+        return None if body is None else observed_child(Kind.SECRET, body)
+
+    def forget(self, key: RunKey) -> None:
+        """Forget the token of a run that is gone."""
+        self._lines.forget_token(key)
 
     async def write_status(self, record: RunRecord, status: dict[str, Any]) -> Document:
         """Apply a run's status, and no one else's who has its name by now.
@@ -125,6 +143,26 @@ class Executor:
                 raise ApiError(error.status, growth_refused(child.name, error.message)) from error
             raise
         return observed_child(child.kind, body)
+
+    async def _issue(self, key: RunKey, child: Child) -> ObservedChild:
+        """Make a Secret with a new token, unless there is one already.
+
+        Raises: ApiError, ObstacleError.
+        """
+        there = await self.read_token(key, child.name)
+        if there is not None:
+            obstacle = obstacle_of_name(there, child.owner_uid)
+            if obstacle is not None:
+                raise ObstacleError(obstacle)
+            return there
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        encoded = base64.b64encode(token.encode()).decode()
+        collection = Resource(api_version="v1", plural=Kind.SECRET.plural, namespace=key.namespace)
+        body = await self._cluster.create(
+            collection, {**child.manifest, "data": {TOKEN_KEY: encoded}}
+        )
+        await self._lines.set_token(key, token)
+        return observed_child(Kind.SECRET, body)
 
     async def _is_to_be_taken(self, key: RunKey, child: Child) -> bool:
         """Whether there is an object that the run may have, of a child that no watch has told of.
@@ -200,6 +238,24 @@ class Executor:
         except ApiError as error:
             if not error.is_gone:
                 raise
+
+
+def _token(secret: Document) -> str:
+    """The token in a Secret; empty when it holds none that could be sent."""
+    try:
+        return base64.b64decode((secret.get("data") or {}).get(TOKEN_KEY, "")).decode("ascii")
+    except ValueError:
+        return ""
+
+
+def _deleted(key: RunKey, action: DeleteChild | DeletePod | DeleteRun) -> Resource:
+    match action:
+        case DeleteChild():
+            return _child(action.kind, key, action.name)
+        case DeletePod():
+            return _pod(key, action.name)
+        case DeleteRun():
+            return _run(key)
 
 
 def _child(kind: Kind, key: RunKey, name: str, *, subresource: str = "") -> Resource:

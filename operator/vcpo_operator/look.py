@@ -62,6 +62,8 @@ class CarriedOut:
     retry_after_s: float | None = None
     obstacle: Obstacle | None = None
     """What stands in the way; None when nothing does."""
+    goes_on: bool = False
+    """Whether the rest can be planned now that this is done."""
 
     def stopped_by(self) -> Obstacle | None:
         """What kept the plan from being carried out; None when nothing did."""

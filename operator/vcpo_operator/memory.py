@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from vcpo.control import ControlState
 from vcpo.spec import API_VERSION, KIND, VCPORun
-from vcpo_operator.actions import Action, Apply, DeleteChild
+from vcpo_operator.actions import Action, Apply, DeleteChild, IssueToken
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Child, Kind, Owner, Parent
+from vcpo_operator.names import credential_name
 from vcpo_operator.plan import Wish
 from vcpo_operator.records import Cause, ObservedChild, RunRecord
 from vcpo_operator.run_status import RunStatus
 
 _LOGGER = logging.getLogger(__name__)
-UNWATCHED: Final = (Kind.POD_MONITOR,)
-"""Kinds that are read now and then: the kind of PodMonitors need not exist."""
+UNWATCHED: Final = (Kind.POD_MONITOR, Kind.SECRET)
+"""Kinds that are read now and then: the kind of PodMonitors need not exist, and who may watch
+Secrets may read everybody's."""
 
 
 REFUSED_S: Final = 300.0
@@ -65,7 +67,7 @@ def note(memory: RunMemory, action: Action, applied: ObservedChild | None) -> No
     """Keep what an action that was carried out has changed and no watch tells."""
     if isinstance(action, Apply):
         memory.refused.pop(action.child.digest, None)
-    if isinstance(action, Apply) and action.child.kind in UNWATCHED:
+    if isinstance(action, Apply | IssueToken) and action.child.kind in UNWATCHED:
         remember(memory, action.child.kind, action.child.name, applied)
     if isinstance(action, DeleteChild):
         memory.made.pop((action.kind, action.name), None)
@@ -127,7 +129,8 @@ def parent_of(record: RunRecord, run: VCPORun, memory: RunMemory) -> Parent:
     if memory.parent is None:
         owner = Owner(key=record.key, uid=record.uid)
         memory.parent = make_parent(run, owner)
-    return memory.parent
+    secret = memory.unwatched.get((Kind.SECRET, credential_name(record.key.name)))
+    return replace(memory.parent, credential_uid="" if secret is None else secret.uid)
 
 
 def known_status(record: RunRecord, memory: RunMemory) -> RunStatus:

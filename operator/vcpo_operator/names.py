@@ -59,7 +59,7 @@ RUN_FILE: Final = "run.yaml"
 """Key of the ConfigMap, and file name in the pods."""
 
 TOKEN_KEY: Final = "token"  # noqa: S105 - the key's name, not a secret
-"""Key of the Secret named by `spec.pods.tokenSecretName`."""
+"""Key of a run's token in its Secret, the operator's or the one that the run names."""
 
 
 class Role(StrEnum):
@@ -123,6 +123,11 @@ def rollout_name(run: str, group: str) -> str:
 def config_name(run: str) -> str:
     """Name of the ConfigMap with the run file."""
     return f"{base_name(run)}-config"
+
+
+def credential_name(run: str) -> str:
+    """Name of the Secret with the token that the operator makes for the run."""
+    return f"{base_name(run)}-token"
 
 
 def account_name(run: str) -> str:

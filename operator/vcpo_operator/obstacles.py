@@ -14,7 +14,7 @@ from typing import Final
 
 from vcpo.spec.workloads import Learner
 from vcpo_operator.children.manifest import Child, Kind, with_digest
-from vcpo_operator.names import ADOPT_ANNOTATION
+from vcpo_operator.names import ADOPT_ANNOTATION, TOKEN_KEY
 from vcpo_operator.records import ObservedChild, ObservedClaim
 
 _UNITS: Final = {
@@ -40,6 +40,8 @@ def is_ours(there: ObservedChild, owner_uid: str | None) -> bool:
     """
     if there.owner_uid is not None:
         return there.owner_uid == owner_uid
+    if there.kind is Kind.SECRET:
+        return False
     return there.adoptable or (there.kind is Kind.CLAIM and there.digest is not None)
 
 
@@ -50,6 +52,11 @@ def obstacle_of_name(there: ObservedChild, owner_uid: str | None) -> Obstacle | 
     what = f"{there.kind.kind} {there.name}"
     if there.owner_uid is not None:
         message = f"{what} belongs to another owner; waiting for it to go"
+    elif there.kind is Kind.SECRET:
+        message = (
+            f"{what} is there already and is not this run's. Delete or rename it; or name it in"
+            f" `pods.tokenSecretName`, if it holds the run's token under the key `{TOKEN_KEY}`"
+        )
     else:
         message = (
             f"{what} is there already and is not this run's. Delete or rename it; or give it to the"

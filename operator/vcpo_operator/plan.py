@@ -25,6 +25,7 @@ from vcpo_operator.actions import (
     DeleteChild,
     DeletePod,
     Drain,
+    IssueToken,
     ReleaseLeases,
     ReportScale,
     Scale,
@@ -159,6 +160,11 @@ def _applies(wish: Wish, observed: Observed, applied: Mapping[str, int]) -> Iter
             return
         if there is not None and there.deleting:
             continue
+        if child.kind is Kind.SECRET:
+            if there is None:
+                yield IssueToken(child=child)
+                return  # pods are made from its uid, which is not known yet
+            continue
         if child.kind is Kind.DEPLOYMENT:
             name = groups[child.name]
             yield from _deployment(wish, child, name, observed.groups.get(name), applied)
@@ -244,7 +250,8 @@ def _costs(group: str, observed: Observed, report: LearnerReport | None) -> Iter
 def _removals(wish: Wish, observed: Observed) -> Iterator[Action]:
     wanted = {(child.kind, child.name) for child in wish.children}
     for there in observed.children:
-        ours = there.owner_uid == wish.owner_uid
+        # The token's Secret goes with the run: the operator may not delete Secrets.
+        ours = there.owner_uid == wish.owner_uid and there.kind is not Kind.SECRET
         if not ours or there.deleting or (there.kind, there.name) in wanted:
             continue
         leaving = _group_of(observed, there)

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from vcpo.spec import VCPORun
 from vcpo.spec.errors import problems_of
 from vcpo_operator import status
-from vcpo_operator.actions import Action, Apply, DeleteRun, SeedScaler, target_name
+from vcpo_operator.actions import Action, Apply, DeleteRun, IssueToken, SeedScaler, target_name
 from vcpo_operator.apply import Executor, ObstacleError
 from vcpo_operator.children.family import OperatorDefaults
 from vcpo_operator.children.manifest import Kind
@@ -44,7 +44,7 @@ from vcpo_operator.memory import (
     refuse,
     remember,
 )
-from vcpo_operator.names import OPERATOR_MANAGER, RunKey
+from vcpo_operator.names import OPERATOR_MANAGER, RunKey, credential_name
 from vcpo_operator.obstacles import is_ours
 from vcpo_operator.plan import blocked_by, farewell, plan
 from vcpo_operator.records import Observed, RunRecord
@@ -66,7 +66,7 @@ class View(Protocol):
         """A run; None when there is none."""
 
     def observed(self, key: RunKey) -> Observed:
-        """What belongs to a run, PodMonitors excepted."""
+        """What belongs to a run, PodMonitors and the token's Secret excepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ class Reconciler:
             message = "; ".join(str(problem) for problem in problems_of(error))
             return await self._refuse(record, memory, before, message)
         now_s = self._clock()
-        observed = await self._observed(record, memory, now_s)
+        observed = await self._observed(record, run, memory, now_s)
         report = await self._report(record, run, before, observed)
         report = believed(report, before, observed, now_s)
         # A learner that is told to end and does so has not failed.
@@ -187,7 +187,7 @@ class Reconciler:
         if steering is not None:
             memory.control = steering.state
         await self._report_status(look, memory, steering, done)
-        wake_in_s = look.wake_in_s(self._clock())
+        wake_in_s = 0.0 if done.goes_on else look.wake_in_s(self._clock())
         return Outcome(wake_in_s=wake_in_s, trouble=done.trouble, retry_after_s=done.retry_after_s)
 
     def _steer(self, look: Look, memory: RunMemory) -> Steering | None:
@@ -227,8 +227,11 @@ class Reconciler:
             return CarriedOut(trouble=str(error))
         except ObstacleError as error:
             return CarriedOut(obstacle=error.obstacle)
-        obstacle = blocked_by(wish, look.observed)
-        return CarriedOut(refusal=refusal_of(memory, wish), obstacle=obstacle)
+        return CarriedOut(
+            refusal=refusal_of(memory, wish),
+            obstacle=blocked_by(wish, look.observed),
+            goes_on=any(isinstance(action, IssueToken) for action in actions),
+        )
 
     async def _act(self, look: Look, memory: RunMemory, actions: Iterable[Action]) -> None:
         """Act, and leave alone for now what the API server calls invalid.
@@ -279,14 +282,21 @@ class Reconciler:
         await self._write(record, memory, before, after, now_s)
         return Outcome(wake_in_s=REST_S)
 
-    async def _observed(self, record: RunRecord, memory: RunMemory, now_s: float) -> Observed:
+    async def _observed(
+        self, record: RunRecord, run: VCPORun, memory: RunMemory, now_s: float
+    ) -> Observed:
         """What is there, with the kinds that are read now and then instead of watched."""
         key = record.key
-        if memory.read_s is None or now_s - memory.read_s >= _UNWATCHED_PERIOD_S:
+        watched = self._view.observed(key)
+        read_s = memory.read_s
+        if read_s is None or now_s - read_s >= _UNWATCHED_PERIOD_S or watched.lacks_reference:
             monitor = await self._executor.read(key, Kind.POD_MONITOR, key.name)
             remember(memory, Kind.POD_MONITOR, key.name, monitor)
+            named = run.spec.pods.token_secret_name
+            secret = await self._executor.read_token(key, named or credential_name(key.name))
+            if named is None:
+                remember(memory, Kind.SECRET, credential_name(key.name), secret)
             memory.read_s = now_s
-        watched = self._view.observed(key)
         observed = replace(watched, children=(*memory.unwatched.values(), *watched.children))
         ours = (each for each in observed.children if is_ours(each, record.uid))
         memory.made.update({(each.kind, each.name): each.uid for each in ours})
@@ -370,4 +380,5 @@ class Reconciler:
     async def _forget(self, key: RunKey) -> None:
         self._memories.pop(key, None)
         self._exports.forget(key)
+        self._executor.forget(key)
         await self._lines.hang_up(key)

@@ -164,6 +164,12 @@ class Observed:
     """Scalers by rollout group, those of groups that left the spec included."""
     pods: tuple[ObservedPod, ...] = ()
 
+    @property
+    def lacks_reference(self) -> bool:
+        """Whether a container waits for a Secret or ConfigMap that is not there."""
+        causes = (pod.cause for pod in self.pods)
+        return any(each and each.reason == "CreateContainerConfigError" for each in causes)
+
     def child(self, kind: Kind, name: str) -> ObservedChild | None:
         """The child of a kind and name; None when there is none."""
         found = (each for each in self.children if (each.kind, each.name) == (kind, name))

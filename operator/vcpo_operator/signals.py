@@ -72,12 +72,25 @@ class LearnerLines:
         *,
         clock: Callable[[], float],
         address_of: AddressOf = learner_address,
-        token: str | None = None,
     ) -> None:
         self._clock = clock
         self._address_of = address_of
-        self._token = token
+        self._tokens: dict[RunKey, str] = {}
         self._lines: dict[RunKey, _Line] = {}
+
+    async def set_token(self, key: RunKey, token: str) -> None:
+        """Show the learner of a run this token from now on; empty: none is known."""
+        if self._tokens.get(key, "") == token:
+            return
+        self._tokens[key] = token
+        line = self._lines.get(key)
+        if line is not None:
+            await line.channel.close()
+            line.channel = open_channel(self._address_of(key), token=token)
+
+    def forget_token(self, key: RunKey) -> None:
+        """Forget the token of a run that is gone."""
+        self._tokens.pop(key, None)
 
     async def ask(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
         """What the learner says now, or what it said last and how long ago.
@@ -137,7 +150,7 @@ class LearnerLines:
 
     def _line(self, key: RunKey) -> _Line:
         if key not in self._lines:
-            channel = open_channel(self._address_of(key), token=self._token)
+            channel = open_channel(self._address_of(key), token=self._tokens.get(key))
             self._lines[key] = _Line(channel=channel, asked_s=self._clock())
         return self._lines[key]
 

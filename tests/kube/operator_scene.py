@@ -218,6 +218,7 @@ _FLEETING = {
     "resourceVersion",
     "scaled_s",
     "subPath",
+    "token",
     "uid",
     "updateTime",
 }

@@ -92,7 +92,7 @@ async def test_what_was_refused_is_forgotten_once_it_is_made(full):
 
 async def test_a_volume_that_is_missing_is_named_with_the_kubelet_s_sentence(scene):
     await scene.create()
-    await scene.look()
+    await scene.settle()
     pod = await scene.client.get(f"{PODS}/demo-learner-0")
     await scene.place("demo-learner-0")
     await warn(scene, pod, "FailedScheduling", "0/1 nodes are available")
@@ -122,7 +122,7 @@ async def warn(scene, pod, reason, message):
 async def test_a_start_that_takes_its_time_is_asked_about_seldom():
     async with operator_scene() as scene:
         await scene.create()
-        await scene.look()
+        await scene.settle()
         await scene.place("demo-learner-0")
         for _ in range(61):
             await scene.look()

@@ -6,6 +6,10 @@
 - --liveness-listen=0.0.0.0:8081
 - --log-format={{ .Values.log.format }}
 - --log-level={{ .Values.log.level }}
+- --operator-namespace={{ .Release.Namespace }}
+{{- with .Values.runs.monitoringNamespaces }}
+- --monitoring-namespaces={{ join "," . }}
+{{- end }}
 {{- with .Values.watchNamespaces }}
 - --namespaces={{ join "," . }}
 {{- end }}

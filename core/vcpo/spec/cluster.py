@@ -52,7 +52,8 @@ class NetworkIsolation(StrEnum):
     DISABLED = "Disabled"
     """No policy is made."""
     DENY_INGRESS = "DenyIngress"
-    """In: from the run's own pods, from the operator, and scrapes of the metrics. Out: all."""
+    """In: from the run's own pods, from the operator, and scrapes of the metrics from the run's own
+    namespace and those that the operator is told of. Out: all."""
     DENY_ALL = "DenyAll"
     """In: as above. Out: to the run's own pods and DNS only; models must come from a volume."""
 
@@ -69,7 +70,8 @@ class Pods(Section):
     queue_name: ObjectName | None = None
     """Kueue LocalQueue that admits the pods; None does without Kueue. Immutable."""
     token_secret_name: ObjectName | None = None
-    """Secret whose key `token` the run's parts show each other; None asks for none."""
+    """Secret whose key `token` the run's parts show each other; None: the operator makes one for
+    this run alone."""
     network_isolation: NetworkIsolation = NetworkIsolation.DENY_INGRESS
     """Which traffic is let through."""
     disruption_budgets: bool = True

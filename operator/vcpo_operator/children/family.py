@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vcpo.spec.cluster import Scaling
 from vcpo_operator.children.account import account
 from vcpo_operator.children.config import config
+from vcpo_operator.children.credential import credential
 from vcpo_operator.children.disruption import budgets
 from vcpo_operator.children.learner import learner
 from vcpo_operator.children.manifest import Child, Parent
 from vcpo_operator.children.monitor import pod_monitor
-from vcpo_operator.children.network import network_policy
+from vcpo_operator.children.network import Visitors, network_policy
 from vcpo_operator.children.rollout import rollout
 from vcpo_operator.children.scaler import scaler
 from vcpo_operator.children.service import service
@@ -24,6 +25,8 @@ class OperatorDefaults:
 
     learner_image: str
     rollout_image: str
+    visitors: Visitors = field(default_factory=Visitors)
+    """Who is let in to runs by their network policies."""
 
 
 def children(
@@ -51,10 +54,12 @@ def children(
         external = (group for group in spec.rollouts if group.scaling is Scaling.EXTERNAL)
         workloads += [scaler(parent, group) for group in external]
         workloads += [rollout(parent, group, default_image=image) for group in spec.rollouts]
-    guards = (account(parent), network_policy(parent), pod_monitor(parent))
+    guards = (account(parent), network_policy(parent, defaults.visitors), pod_monitor(parent))
     if not workloads:
         return (claim(parent),)
+    secret = credential(parent)
     return (
+        *([] if secret is None else [secret]),
         config(parent),
         claim(parent),
         service(parent),

@@ -27,6 +27,7 @@ class Kind(Enum):
     """Kinds of children: (API version, kind, plural)."""
 
     CONFIG_MAP = ("v1", "ConfigMap", "configmaps")
+    SECRET = ("v1", "Secret", "secrets")
     SERVICE_ACCOUNT = ("v1", "ServiceAccount", "serviceaccounts")
     SERVICE = ("v1", "Service", "services")
     CLAIM = ("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
@@ -110,6 +111,8 @@ class Parent:
     owner: Owner
     run_file: str
     """Text of the file that the run's processes read."""
+    credential_uid: str = ""
+    """Uid of the Secret with the run's token; another Secret makes new pods."""
 
     @property
     def name(self) -> str:

@@ -1,11 +1,15 @@
 """The NetworkPolicy of a run's pods.
 
-Let in: the run's own pods on every port, the operator on gRPC, and anybody on the metrics ports,
-which show numbers only and whose scraper the operator cannot know. Under `DenyAll`, out: the run's
-own pods and DNS, without which no pod finds the learner.
+Let in: the run's own pods on every port, the operator in its namespace on gRPC, and on the metrics
+ports the run's own namespace and those where scrapers are. A label alone lets nobody in from
+another namespace: whoever may make pods there could carry it. Under `DenyAll`, out: the run's own
+pods and DNS, without which no pod finds the learner.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from vcpo.spec.cluster import NetworkIsolation
 from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, child
@@ -21,9 +25,21 @@ _OPERATOR_PODS = {
     "app.kubernetes.io/component": "operator",
 }
 _DNS_PORT = 53
+_NAMESPACE_NAME = "kubernetes.io/metadata.name"
+"""Label that the API server itself gives every namespace."""
 
 
-def network_policy(parent: Parent) -> Child | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visitors:
+    """Who is let in besides the run's own pods."""
+
+    operator_namespace: str = ""
+    """Where the operator's pods are; empty: it is in none, and no pod of it is let in."""
+    monitoring_namespaces: tuple[str, ...] = ()
+    """Where those are who read metrics, besides the run's own namespace."""
+
+
+def network_policy(parent: Parent, visitors: Visitors) -> Child | None:
     """Build the policy; None when isolation is disabled."""
     isolation = parent.run.spec.pods.network_isolation
     if isolation is NetworkIsolation.DISABLED:
@@ -32,7 +48,7 @@ def network_policy(parent: Parent) -> Child | None:
     spec: Manifest = {
         "podSelector": {"matchLabels": selector(parent.name)},
         "policyTypes": ["Ingress"],
-        "ingress": [{"from": [peers]}, _from_operator(), _scrapes()],
+        "ingress": [{"from": [peers]}, *_from_operator(visitors), _scrapes(visitors)],
     }
     if isolation is NetworkIsolation.DENY_ALL:
         spec["policyTypes"] = ["Ingress", "Egress"]
@@ -40,13 +56,28 @@ def network_policy(parent: Parent) -> Child | None:
     return child(Kind.NETWORK_POLICY, parent, parent.name, {"spec": spec})
 
 
-def _from_operator() -> Manifest:
-    operator = {"namespaceSelector": {}, "podSelector": {"matchLabels": _OPERATOR_PODS}}
-    return {"from": [operator], "ports": [_port(LEARNER_PORT)]}
+def _from_operator(visitors: Visitors) -> list[Manifest]:
+    if not visitors.operator_namespace:
+        return []
+    operator = {
+        **_namespaces([visitors.operator_namespace]),
+        "podSelector": {"matchLabels": _OPERATOR_PODS},
+    }
+    return [{"from": [operator], "ports": [_port(LEARNER_PORT)]}]
 
 
-def _scrapes() -> Manifest:
-    return {"ports": [_port(LEARNER_METRICS_PORT), _port(ROLLOUT_METRICS_PORT)]}
+def _scrapes(visitors: Visitors) -> Manifest:
+    own_namespace: Manifest = {"podSelector": {}}
+    scrapers = [own_namespace]
+    if visitors.monitoring_namespaces:
+        scrapers.append(_namespaces(visitors.monitoring_namespaces))
+    ports = [_port(LEARNER_METRICS_PORT), _port(ROLLOUT_METRICS_PORT)]
+    return {"from": scrapers, "ports": ports}
+
+
+def _namespaces(names: Iterable[str]) -> Manifest:
+    named = {"key": _NAMESPACE_NAME, "operator": "In", "values": sorted(names)}
+    return {"namespaceSelector": {"matchExpressions": [named]}}
 
 
 def _names() -> Manifest:

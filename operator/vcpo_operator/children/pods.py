@@ -20,6 +20,7 @@ from vcpo_operator.names import (
     Role,
     account_name,
     config_name,
+    credential_name,
     labels,
 )
 from vcpo_operator.overlay import overlaid
@@ -65,8 +66,13 @@ def pod_template(parent: Parent, workload: Workload) -> Manifest:
     template = overlaid(_base(parent, workload), workload.template)
     metadata = template.setdefault("metadata", {})
     metadata["labels"] = {**(metadata.get("labels") or {}), **_labels(parent, workload)}
-    # Processes read the run file when they start, so its content is part of what a pod is.
-    content = {"template": template, "run_file": parent.run_file}
+    # Processes read the run file when they start, so its content is part of what a pod is;
+    # and so is the token that they are given.
+    content = {
+        "template": template,
+        "run_file": parent.run_file,
+        "credential": parent.credential_uid,
+    }
     annotations = {**(metadata.get("annotations") or {}), TEMPLATE_HASH_ANNOTATION: digest(content)}
     return {**template, "metadata": {**metadata, "annotations": annotations}}
 
@@ -138,17 +144,15 @@ def _container(parent: Parent, workload: Workload) -> Manifest:
 
 
 def _environment(parent: Parent) -> list[Manifest]:
-    environment: list[Manifest] = [
+    secret = parent.run.spec.pods.token_secret_name or credential_name(parent.name)
+    token = {"secretKeyRef": {"name": secret, "key": TOKEN_KEY}}
+    return [
         # The root file system is read-only; libraries cache under the home directory.
         {"name": "HOME", "value": SCRATCH_PATH},
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         *({"name": name, "value": value} for name, value in SERVICE_ENVIRONMENT.items()),
+        {"name": TOKEN_VARIABLE, "valueFrom": token},
     ]
-    secret = parent.run.spec.pods.token_secret_name
-    if secret is not None:
-        reference = {"secretKeyRef": {"name": secret, "key": TOKEN_KEY}}
-        environment.append({"name": TOKEN_VARIABLE, "valueFrom": reference})
-    return environment
 
 
 def _probe(port: int, *, failures: int, period_s: int = _PROBE_PERIOD_S) -> Manifest:

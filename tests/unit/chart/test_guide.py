@@ -90,7 +90,7 @@ def test_every_field_the_guide_names_is_in_the_definition():
     quoted = " ".join(re.findall(r"`([^`\n]+)`", GUIDE))
     fields = set(re.findall(r"\b[a-z]+(?:[A-Z][a-z]+)+\b", quoted)) - {
         "watchNamespaces",
-        "learnerTokenSecretName",
+        "monitoringNamespaces",
     }
     assert {"minReplicas", "maxLearnerRestarts"} <= fields
     assert {field for field in fields if f"'{field}'" not in definition} == set()

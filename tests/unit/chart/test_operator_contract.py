@@ -14,7 +14,8 @@ from vcpo_operator.__main__ import parser
 from vcpo_operator.children import Child, Kind, OperatorDefaults, children
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Owner
-from vcpo_operator.names import LEARNER_PORT, ROLE_LABEL, TOKEN_KEY, RunKey
+from vcpo_operator.children.network import Visitors
+from vcpo_operator.names import LEARNER_PORT, ROLE_LABEL, RunKey
 from vcpo_operator.view import WATCHED
 
 VARIANTS = all_variants()
@@ -39,7 +40,8 @@ def parsed(values=None):
 
 def family() -> dict[Kind, Child]:
     owner = Owner(key=RunKey("team-a", "demo"), uid="u")
-    defaults = OperatorDefaults(learner_image="l", rollout_image="r")
+    visitors = Visitors(operator_namespace=NAMESPACE, monitoring_namespaces=("monitoring",))
+    defaults = OperatorDefaults(learner_image="l", rollout_image="r", visitors=visitors)
     made = children(make_parent(VCPORun.model_validate(RUN), owner), defaults)
     return {child.kind: child for child in made}
 
@@ -105,16 +107,22 @@ def test_learners_are_asked_unless_a_prometheus_is_given():
     assert parsed({"prometheus": {"url": url}}).prometheus_url == url
 
 
-def test_the_learners_token_comes_from_the_secret_as_it_does_in_runs():
-    (variable,) = [each for each in container(EVERYTHING)["env"] if each["name"] == TOKEN_VARIABLE]
-    secret = {"name": "learner-token", "key": TOKEN_KEY}
-    assert variable["valueFrom"]["secretKeyRef"] == secret
+def test_the_operator_holds_no_token_that_learners_ask_for():
+    assert TOKEN_VARIABLE not in {each["name"] for each in container(EVERYTHING)["env"]}
     assert "env" not in container()
 
 
+def test_runs_are_told_who_may_visit_them():
+    assert parsed().operator_namespace == NAMESPACE
+    assert parsed().monitoring_namespaces == "monitoring"
+    assert parsed(EVERYTHING).monitoring_namespaces == "monitoring,observability"
+    assert parsed({"runs": {"monitoringNamespaces": []}}).monitoring_namespaces == ""
+
+
 @pytest.mark.parametrize("kind", Kind)
-def test_every_kind_of_child_may_be_made_and_changed(kind):
-    assert {"create", "patch"} <= verbs_on(kind.group, kind.plural)
+def test_every_kind_of_child_may_be_made_and_all_but_tokens_changed(kind):
+    verbs = verbs_on(kind.group, kind.plural) & {"create", "patch"}
+    assert verbs == ({"create"} if kind is Kind.SECRET else {"create", "patch"})
 
 
 @pytest.mark.parametrize("kind", Kind)
@@ -123,13 +131,14 @@ def test_every_kind_may_be_read_by_name_and_only_what_is_watched_otherwise(kind)
     assert looked == ({"get", "list", "watch"} if kind in WATCHED else {"get"})
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.CLAIM])
+@pytest.mark.parametrize("kind", sorted(set(Kind) - {Kind.CLAIM, Kind.SECRET}, key=str))
 def test_every_kind_of_child_may_be_removed(kind):
     assert "delete" in verbs_on(kind.group, kind.plural)
 
 
-def test_the_operator_may_not_delete_checkpoints_and_models():
-    assert "delete" not in verbs_on("", Kind.CLAIM.plural)
+@pytest.mark.parametrize("kind", [Kind.CLAIM, Kind.SECRET])
+def test_the_operator_may_not_delete_checkpoints_and_models_and_secrets(kind):
+    assert "delete" not in verbs_on("", kind.plural)
 
 
 def test_the_policy_of_a_run_lets_the_operators_pod_in():
@@ -141,6 +150,9 @@ def test_the_policy_of_a_run_lets_the_operators_pod_in():
     ]
     labels = only("Deployment")["spec"]["template"]["metadata"]["labels"].items()
     assert all(peer["podSelector"]["matchLabels"].items() <= labels for peer in rule["from"])
+    (peer,) = rule["from"]
+    (named,) = peer["namespaceSelector"]["matchExpressions"]
+    assert named["values"] == [only("Deployment")["metadata"]["namespace"]]
 
 
 def test_the_policy_of_the_operator_lets_it_call_learners():

@@ -10,7 +10,6 @@ from tests.unit.chart.variants import EVERYTHING, NARROW, all_variants
 VARIANTS = all_variants()
 CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
 NEVER = {
-    "secrets",
     "pods/exec",
     "pods/attach",
     "pods/ephemeralcontainers",
@@ -49,8 +48,14 @@ def test_no_role_has_a_wildcard(values):
 
 
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
-def test_the_operator_can_neither_read_secrets_nor_enter_pods_nor_grant(values):
+def test_the_operator_can_neither_enter_pods_nor_grant(values):
     assert {resource for _, resource, _ in grants(operator_rules(values))} & NEVER == set()
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+def test_secrets_may_be_made_and_read_by_name_and_neither_listed_nor_changed(values):
+    verbs = {verb for _, resource, verb in grants(operator_rules(values)) if resource == "secrets"}
+    assert verbs == ({"get", "create"} if values.get("rbac", {}).get("create", True) else set())
 
 
 def test_the_operator_starts_pods_only_through_controllers():

@@ -19,7 +19,7 @@ EVERYTHING: Values = {
     },
     "replicas": 2,
     "leaderElection": {"enabled": True},
-    "learnerTokenSecretName": "learner-token",
+    "runs": {"monitoringNamespaces": ["monitoring", "observability"]},
     "prometheus": {"url": "http://prometheus.monitoring.svc:9090/prefix"},
     "serviceAccount": {"annotations": {"example.com/owner": "ml"}},
     "metrics": {

@@ -48,7 +48,15 @@ def wish(
 def settled(wanted: Wish) -> World:
     """A world in which a wish has come true."""
     world = World()
-    world.carry_out(plan(wanted, world.observed, applied=world.applied))
+    for _ in range(2):  # the rest follows on the token
+        world.carry_out(plan(wanted, world.observed, applied=world.applied))
+    return world
+
+
+def with_token() -> World:
+    """A world in which a run has its token, and nothing else yet."""
+    world = World()
+    world.carry_out(plan(wish(), world.observed, applied=world.applied))
     return world
 
 

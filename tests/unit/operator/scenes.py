@@ -15,6 +15,7 @@ from vcpo_operator.actions import (
     DeleteChild,
     DeletePod,
     Drain,
+    IssueToken,
     ReportScale,
     Scale,
     SeedScaler,
@@ -103,6 +104,8 @@ def _short(action: Action) -> str:
         case Apply(child=child):
             paused = " paused" if child.manifest.get("spec", {}).get("paused") else ""
             return f"Apply {child.kind.kind} {child.name}{paused}"
+        case IssueToken(child=child):
+            return f"Issue {child.name}"
         case SeedScaler(child=child, replicas=replicas):
             return f"Seed {child.name} {replicas}"
         case Scale(name=name, replicas=replicas):
@@ -133,6 +136,8 @@ class World:
         for action in actions:
             match action:
                 case Apply(child=child):
+                    self._apply(child)
+                case IssueToken(child=child):
                     self._apply(child)
                 case SeedScaler():
                     self._seed(action)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tests.unit.operator.plans import ROLLOUTS, decision, planned, settled, wish
+from tests.unit.operator.plans import ROLLOUTS, decision, planned, settled, wish, with_token
 from tests.unit.operator.scenes import KEY, UID, World, names, pod, report
 from tests.unit.operator.scenes import template_digest as digest_of
 from vcpo_operator.actions import ReleaseLeases, Throttle
@@ -27,8 +27,12 @@ EVERYTHING = [
 ]
 
 
+def test_a_new_run_gets_its_token_first_and_nothing_beside_it():
+    assert planned(wish(), World()) == ["Issue demo-token"]
+
+
 def test_a_new_run_gets_everything_and_no_pod_before_the_number_is_right():
-    assert planned(wish(), World()) == [
+    assert planned(wish(), with_token()) == [
         *EVERYTHING,
         "Apply Deployment demo-rollout-main paused",
         "Scale demo-rollout-main 2",
@@ -38,11 +42,11 @@ def test_a_new_run_gets_everything_and_no_pod_before_the_number_is_right():
 
 def test_a_group_of_one_worker_needs_no_pause():
     one = wish(rollouts=[{"name": "main", "minReplicas": 1}])
-    assert planned(one, World()) == [*EVERYTHING, "Apply Deployment demo-rollout-main"]
+    assert planned(one, with_token()) == [*EVERYTHING, "Apply Deployment demo-rollout-main"]
 
 
 def test_what_was_never_seen_is_applied_without_force():
-    actions = plan(wish(), Observed(), applied={})
+    actions = plan(wish(), with_token().observed, applied={})
     assert not actions[0].force
 
 
@@ -51,7 +55,7 @@ def test_a_settled_run_needs_nothing():
 
 
 def test_a_killed_operator_s_paused_deployment_is_scaled_and_released():
-    world = World()
+    world = with_token()
     world.carry_out(plan(wish(), world.observed, applied=world.applied)[:9])
     assert planned(wish(), world) == [
         "Scale demo-rollout-main 2",
@@ -119,7 +123,7 @@ def test_a_rest_takes_all_pods_away_and_keeps_the_rest():
 
 
 def test_a_run_that_is_suspended_from_the_start_makes_no_pod():
-    assert planned(wish(Course.SUSPEND), World())[-3:] == [
+    assert planned(wish(Course.SUSPEND), with_token())[-3:] == [
         "Apply Deployment demo-rollout-main paused",
         "Scale demo-rollout-main 0",
         "Apply Deployment demo-rollout-main",
@@ -215,7 +219,7 @@ def test_an_object_of_an_earlier_run_of_the_same_name_is_not_touched():
         digest=None,
         version=1,
     )
-    observed = Observed(children=(foreign,))
+    observed = Observed(children=(*with_token().observed.children, foreign))
     assert names(plan(wish(), observed, applied={})) == EVERYTHING[:2]
     obstacle = blocked_by(wish(), observed)
     assert obstacle is not None

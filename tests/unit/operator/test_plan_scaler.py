@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.operator.plans import ROLLOUTS, planned, settled, wish
-from tests.unit.operator.scenes import World
+from tests.unit.operator.plans import ROLLOUTS, planned, settled, wish, with_token
 from vcpo_operator.actions import ReportScale, Scale, SeedScaler
 from vcpo_operator.children import Kind
 from vcpo_operator.course import Course
@@ -29,7 +28,7 @@ def test_an_autoscaler_is_held_to_the_bounds_of_the_run():
 
 
 def test_a_scaler_starts_with_the_least_number_of_workers():
-    actions = planned(wish(rollouts=OUTSIDE), World())
+    actions = planned(wish(rollouts=OUTSIDE), with_token())
     at = actions.index("Seed demo-rollout-main 2")
     assert actions[at + 1] == "Apply VCPORolloutScaler demo-rollout-main"
 
@@ -42,14 +41,14 @@ def test_a_group_that_is_handed_to_an_autoscaler_keeps_its_workers():
 
 def test_a_scaler_never_starts_with_none():
     idle = [{**OUTSIDE[0], "minReplicas": 0}]
-    assert "Seed demo-rollout-main 1" in planned(wish(rollouts=idle), World())
+    assert "Seed demo-rollout-main 1" in planned(wish(rollouts=idle), with_token())
     assert "Seed demo-rollout-main 2" in planned(
         wish(Course.SUSPEND, rollouts=OUTSIDE), settled(wish(Course.SUSPEND))
     )
 
 
 def test_a_scaler_that_a_dying_operator_has_seeded_is_seeded_no_more():
-    world = World()
+    world = with_token()
     actions = plan(wish(rollouts=OUTSIDE), world.observed, applied={})
     seeded = next(n for n, each in enumerate(actions) if isinstance(each, SeedScaler))
     world.carry_out(actions[: seeded + 1])
@@ -69,8 +68,8 @@ def test_a_scaler_leaves_its_number_to_the_autoscaler():
 
 
 def test_a_scaler_tells_which_pods_it_is_about():
-    world = World()
-    world.carry_out(plan(wish(rollouts=OUTSIDE), world.observed, applied={}))
+    world = with_token()
+    world.carry_out(plan(wish(rollouts=OUTSIDE), world.observed, applied=world.applied))
     told = plan(wish(rollouts=OUTSIDE), world.observed, applied=world.applied)[-1]
     assert isinstance(told, ReportScale)
     assert told.selector == "vcpo.dev/run=demo,vcpo.dev/role=rollout,vcpo.dev/group=main"

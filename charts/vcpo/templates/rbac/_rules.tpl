@@ -1,5 +1,5 @@
-{{/* What the operator may do in each namespace that it watches. It never reads Secrets, creates
-pods or hands out permissions. */}}
+{{/* What the operator may do in each namespace that it watches. It never creates pods or hands out
+permissions. */}}
 {{- define "vcpo.namespacedRules" -}}
 - apiGroups: [vcpo.dev]
   resources: [vcporuns]
@@ -30,6 +30,10 @@ pods or hands out permissions. */}}
 - apiGroups: [""]
   resources: [services, serviceaccounts, configmaps]
   verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [secrets]
+  # Each run's token, by name. Not `list`, `watch` or `patch`: everybody's Secrets are none of ours.
+  verbs: [get, create]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   # No `delete`: checkpoints and models go with their run or by hand.
