@@ -1,5 +1,6 @@
 # The developer's manual in a dozen words: `make help`.
 PYTHON ?= python3
+DEVICE ?= auto
 BIN := .venv/bin
 
 .PHONY: help setup system-packages demo demo-vllm e2e test lint format protos bench clean
@@ -8,11 +9,11 @@ BIN := .venv/bin
 help: ## say what each word does
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: .venv/installed system-packages ## make .venv with everything, and the system packages the tests use
+setup: .venv/installed system-packages ## make .venv with everything, for the GPU if there is one (DEVICE=cuda|cpu), and the system packages the tests use
 
 .venv/installed: pyproject.toml deploy/constraints.txt scripts/install.sh
-	@echo "Installing into .venv (800 MB to fetch, torch and vLLM for the CPU above all; a few minutes)"
-	@scripts/install.sh $(PYTHON)
+	@echo "Installing into .venv (800 MB to fetch, several GB with a GPU, torch and vLLM above all; a few minutes)"
+	@scripts/install.sh --device $(DEVICE) $(PYTHON)
 	@touch $@
 
 system-packages:

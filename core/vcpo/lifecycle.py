@@ -22,6 +22,9 @@ from pathlib import Path
 TOKEN_VARIABLE = "VCPO_TOKEN"  # noqa: S105 - the variable's name, not a secret
 """Environment variable with the run's shared token; unset means that none is asked for."""
 
+GPU_MEMORY_VARIABLE = "VCPO_GPU_MEMORY_RATIO"
+"""Environment variable with the share of its GPU's memory that a service may take, in (0, 1]."""
+
 SERVICE_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",  # it warns of every fork otherwise
     # Progress bars are for people who watch; in a log they hide the lines that say something.
@@ -45,6 +48,21 @@ _MAX_PORT = 65_535
 
 class StartError(Exception):
     """Something that the user must put right before a service can start."""
+
+
+def gpu_memory_ratio() -> float | None:
+    """The share of its GPU's memory that this process may take; None is no limit.
+
+    Raises:
+        ValueError: naming the variable, when it holds something else.
+    """
+    given = os.environ.get(GPU_MEMORY_VARIABLE)
+    if given is None:
+        return None
+    with contextlib.suppress(ValueError):
+        if 0.0 < float(given) <= 1.0:
+            return float(given)
+    raise ValueError(f"{GPU_MEMORY_VARIABLE}: must be a share in (0, 1], got {given!r}")
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from vcpo.lifecycle import (
     TOKEN_VARIABLE,
     Ready,
     StartError,
+    gpu_memory_ratio,
     on_parent_exit,
     on_stop_request,
     split_address,
@@ -132,6 +133,15 @@ def _ledger(spec: VCPORunSpec, incarnation: str) -> MemoryLedger:
     )
 
 
+def _device() -> str:
+    """What the learner computes on, held to its share of a GPU's memory."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    if (ratio := gpu_memory_ratio()) is not None:
+        torch.cuda.set_per_process_memory_fraction(ratio)
+    return "cuda"
+
+
 class _Parts:
     """The learner's parts, wired together."""
 
@@ -142,7 +152,7 @@ class _Parts:
         torch.set_flush_denormal(True)
         model, tokenizer = load_policy(spec.model.name, spec.model.revision, spec.model.lora)
         # nn.Module's method: the library wraps its own in a way that has no usable type.
-        torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")
+        torch.nn.Module.to(model, _device())
         incarnation = uuid.uuid4().hex[:8]
         self._drain_s = options.drain_s
         self._asked_to_stop = asyncio.Event()

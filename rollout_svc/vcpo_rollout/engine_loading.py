@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from vcpo.lifecycle import gpu_memory_ratio
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import EngineName, Quantization, RolloutGroup
 from vcpo_rollout.engines.engine import Engine
@@ -64,6 +65,9 @@ def _start_hf(
 ) -> Engine:
     if group.threads is not None:
         torch.set_num_threads(group.threads)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and (ratio := gpu_memory_ratio()) is not None:
+        torch.cuda.set_per_process_memory_fraction(ratio)
     pad_token_id = tokenizer.pad_token_id
     return HfEngine(
         load_model_skeleton(
@@ -73,7 +77,7 @@ def _start_hf(
         pad_token_id=pad_token_id if isinstance(pad_token_id, int) else min(end_token_ids),
         max_concurrent_sequences=group.max_concurrent_sequences,
         seed=seed,
-        device="cuda" if torch.cuda.is_available() else "cpu",
+        device=device,
         precision=group.precision,
     )
 
@@ -96,6 +100,7 @@ def _start_vllm(
         seed=seed,
         kv_cache_gibibytes=group.kv_cache_gibibytes,
         online_quantization=plan.online_method,
+        gpu_memory_ratio=gpu_memory_ratio(),
     )
     return VllmEngine.start(settings, end_token_ids=end_token_ids)
 

@@ -7,11 +7,13 @@ import os
 import secrets
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vcpo.control.supervision import MAX_WORKER_FAILURES, FailureStreak
 from vcpo.lifecycle import CANNOT_START, DRAINED, SERVICE_ENVIRONMENT, TOKEN_VARIABLE
+from vcpo.local.gpus import Gpu, GpuShare, plan_gpus
 from vcpo.local.processes import Child, start_child, stop_all, wait_for_exit
 from vcpo.local.run_dir import RunDir
 from vcpo.spec import VCPORun
@@ -61,7 +63,12 @@ class Fleet:
     """Starts and stops the processes of one local run."""
 
     def __init__(
-        self, run: VCPORun, run_dir: RunDir, *, clock: Callable[[], float] = time.monotonic
+        self,
+        run: VCPORun,
+        run_dir: RunDir,
+        *,
+        gpus: Sequence[Gpu] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.token = secrets.token_urlsafe(24)
         """Shared by this run's processes alone."""
@@ -72,6 +79,11 @@ class Fleet:
         self._groups = {
             group.name: _Group(workers=[], streak=FailureStreak()) for group in run.spec.rollouts
         }
+        self.gpu_plan = plan_gpus(
+            gpus, max_workers=sum(group.max_replicas for group in run.spec.rollouts)
+        )
+        self._gpu_of: dict[str, str] = {}
+        """By worker that was ever started, where there are GPUs."""
         self._leaving: list[Child] = []
         self._started = 0
         self._productive: set[str] = set()
@@ -96,7 +108,11 @@ class Fleet:
         options += [f"--run-dir={self._run_dir.path}", f"--drained-status={DRAINED}"]
         options += ["--resume"] if resume else []
         self.learner = self._start(
-            "learner", "vcpo_learner", options, self._run.spec.learner.threads
+            "learner",
+            "vcpo_learner",
+            options,
+            self._run.spec.learner.threads,
+            self.gpu_plan.learner,
         )
         return self.learner
 
@@ -184,11 +200,24 @@ class Fleet:
         options = [f"--learner=127.0.0.1:{learner_port}", f"--group={group}", f"--worker-id={name}"]
         options += [f"--listen={_ANY_PORT}", f"--metrics-listen={_ANY_PORT}"]
         threads = next(one.threads for one in self._run.spec.rollouts if one.name == group)
-        return self._start(name, "vcpo_rollout", options, threads)
+        on_gpus = Counter(self._gpu_of.get(child.name, "") for child in self.children)
+        share = self.gpu_plan.next_worker(on_gpus)
+        if share is not None:
+            self._gpu_of[name] = share.gpu
+        return self._start(name, "vcpo_rollout", options, threads, share)
 
-    def _start(self, name: str, module: str, options: Sequence[str], threads: int | None) -> Child:
+    def _start(
+        self,
+        name: str,
+        module: str,
+        options: Sequence[str],
+        threads: int | None,
+        gpu: GpuShare | None,
+    ) -> Child:
         ready_file = self._run_dir.ready_file(name)
         environment = {**SERVICE_ENVIRONMENT, **os.environ, TOKEN_VARIABLE: self.token}
+        if gpu is not None:
+            environment |= gpu.environment
         if threads is not None:
             environment["OMP_NUM_THREADS"] = str(threads)
         command = [sys.executable, "-m", module, str(self._run_dir.spec), *options]

@@ -24,6 +24,7 @@ from vcpo.journal import EventRecord, EventTail, Journal, read_metrics
 from vcpo.local.ending import Ending, Outcome, outcome_of_complete
 from vcpo.local.event_feed import EventFeed
 from vcpo.local.fleet import Fleet, FleetError, LostWorker
+from vcpo.local.gpus import find_gpus
 from vcpo.local.learner_link import LearnerLink
 from vcpo.local.learner_process import LearnerProcess
 from vcpo.local.liveness import Liveness, answers
@@ -72,7 +73,7 @@ class Host:
         self._view = view
         self._options = options
         self._clock = clock
-        self._fleet = Fleet(run, run_dir, clock=clock)
+        self._fleet = Fleet(run, run_dir, gpus=find_gpus(), clock=clock)
         self._learner = LearnerProcess(
             self._fleet,
             resume=options.resume,
@@ -104,6 +105,8 @@ class Host:
             await self._link.close()
 
     async def _run_to_the_end(self) -> Outcome:
+        if said := self._fleet.gpu_plan.sentence:
+            self._event("Gpus", said)
         try:
             while not await self._turn():
                 poll_s = self._spec.control.poll_seconds

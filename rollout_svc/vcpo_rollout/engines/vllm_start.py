@@ -54,6 +54,9 @@ class VllmSettings:
     seed: int
     kv_cache_gibibytes: float | None
     """Room for keys and values; None is nine tenths of a GPU, or 1 GiB of a CPU's memory."""
+    gpu_memory_ratio: float | None = None
+    """Largest share of a GPU's memory for weights, keys and values together; None is vLLM's own
+    choice, nine tenths."""
     online_quantization: str | None = None
     """What vLLM quantizes weights to as it loads them, by its name; None is nothing."""
 
@@ -115,6 +118,8 @@ def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
         "worker_extension_cls": f"{_WORKER_MODULE}.WorkerExtension",
         "disable_log_stats": True,
     }
+    if settings.gpu_memory_ratio is not None and not on_cpu:
+        arguments["gpu_memory_utilization"] = settings.gpu_memory_ratio
     if kv_cache_gibibytes is not None:
         arguments["kv_cache_memory_bytes"] = int(kv_cache_gibibytes * _GIBIBYTE)
     return arguments | dict(_CPU_ARGUMENTS if on_cpu else {})

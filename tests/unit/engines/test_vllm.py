@@ -273,6 +273,9 @@ def test_a_gpu_is_left_to_vllms_own_choices_but_for_what_makes_numbers_right():
         kv_cache_gibibytes=None,
     )
     on_gpu = engine_arguments(settings, on_cpu=False)
+    assert "gpu_memory_utilization" not in on_gpu
+    sharing = engine_arguments(replace(settings, gpu_memory_ratio=0.3), on_cpu=False)
+    assert sharing == on_gpu | {"gpu_memory_utilization": 0.3}
     on_cpu = engine_arguments(settings, on_cpu=True)
     assert on_gpu["logprobs_mode"] == on_cpu["logprobs_mode"] == "processed_logprobs"
     assert on_gpu["dtype"] == "bfloat16"

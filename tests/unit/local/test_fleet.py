@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.local.conftest import RUN, TIMEOUT_S, ended
 from vcpo.local.fleet import Fleet, FleetError, check_installed
+from vcpo.local.gpus import Gpu
 from vcpo.local.processes import Child
 
 
@@ -59,6 +60,18 @@ class TestCommands:
         monkeypatch.setenv("EXIT", "0")
         environment = told(fleet.start_learner(resume=False))["environment"]
         assert environment["VCPO_TOKEN"] == fleet.token != Fleet(RUN, run_dir).token
+
+    @pytest.mark.usefixtures("fleet")  # for its stand-ins
+    def test_each_process_has_its_gpu(self, run_dir, monkeypatch):
+        monkeypatch.setenv("EXIT", "0")
+        fleet = Fleet(RUN, run_dir, gpus=[Gpu(identifier=each) for each in ("0", "1", "2")])
+        learner = fleet.start_learner(resume=False)
+        fleet.scale({"main": 1, "other": 1}, 7600, {})
+        processes = [learner, *fleet.workers["main"], *fleet.workers["other"]]
+        shown = [told(each)["environment"]["CUDA_VISIBLE_DEVICES"] for each in processes]
+        for each in processes:
+            each.let_go()
+        assert shown == ["0", "1", "2"]
 
     def test_nothing_draws_bars_into_a_log_unless_the_user_says_so(self, fleet, monkeypatch):
         monkeypatch.setenv("EXIT", "0")

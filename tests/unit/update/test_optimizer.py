@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.unit.update.models import llama
 from vcpo.spec.algorithm import Optimizer
 from vcpo_learner.optimizer import (
     clip_gradient,
@@ -28,6 +29,22 @@ def layer_with_gradient(value=1.0):
 
 def rates(optimizer):
     return [group["lr"] for group in optimizer.param_groups]
+
+
+def test_a_trained_parameter_costs_sixteen_bytes():
+    model = llama()
+    optimizer = make_optimizer(model, SETTINGS)
+    model(input_ids=torch.tensor([[1, 2, 3]])).logits.sum().backward()
+    optimizer.step()
+    held = [tensor for one in model.parameters() for tensor in (one, one.grad)]
+    held += [
+        moment
+        for state in optimizer.state.values()
+        for name, moment in state.items()
+        if name != "step"  # one number for each tensor
+    ]
+    num_parameters = sum(one.numel() for one in model.parameters())
+    assert sum(each.numel() * each.element_size() for each in held) == 16 * num_parameters
 
 
 def test_matrices_decay_and_vectors_do_not():
