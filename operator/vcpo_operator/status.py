@@ -71,7 +71,7 @@ def tried_again(status: RunStatus) -> RunStatus:
         first_step_s=None,
         completion_s=None,
         drain_s=None,
-        restarts=replace(status.restarts, total=0),
+        restarts=replace(status.restarts, streak=replace(status.restarts.streak, failures=0)),
     )
 
 

@@ -156,14 +156,17 @@ def test_a_run_that_is_tried_again_starts_from_nothing_but_how_its_learner_ended
         FULL,
         conditions=(*FULL.conditions, failed),
         completion_s=9.0,
-        restarts=Restarts(total=4, pod_uid="a", pod_restarts=4),
+        restarts=Restarts(
+            total=4, pod_uid="a", pod_restarts=4, streak=FailureStreak(failures=4, progress=9)
+        ),
         last_end=end,
     )
     again = status.tried_again(before)
     assert not again.holds("Failed")
     assert (again.start_s, again.admission_s, again.first_step_s) == (None, None, None)
     assert (again.completion_s, again.drain_s) == (None, None)
-    assert again.restarts == Restarts(total=0, pod_uid="a", pod_restarts=4)
+    assert again.restarts.streak == FailureStreak(failures=0, progress=9)
+    assert (again.restarts.pod_uid, again.restarts.pod_restarts) == ("a", 4)
     assert (again.progress, again.last_end) == (FULL.progress, end)
 
 
