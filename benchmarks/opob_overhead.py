@@ -98,9 +98,12 @@ def vcpo_step(model: LlamaForCausalLM, groups: Groups, size: Size) -> Sequence[f
         return _weights(logprobs.log_ratios, logprobs.mask, len(rewards))
 
     def baseline(
-        positions: Sequence[int], squared_norms: Sequence[float], _: Sequence[Sequence[float]]
+        _positions: Sequence[int],
+        offsets: Sequence[float],
+        squared_norms: Sequence[float],
+        _logprobs: Sequence[Sequence[float]],
     ) -> float:
-        return optimal_baseline([rewards[at] for at in positions], squared_norms)
+        return optimal_baseline([-offset for offset in offsets], squared_norms)
 
     plan = OnePass(offsets=[-reward for reward in rewards], slope_of=baseline)
     passes = Passes(model, _spec(size), PAD_TOKEN_ID)

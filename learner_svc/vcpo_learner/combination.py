@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mode
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ class Combination:
     """The sum that is wanted, sum_i (offset_i + slope_g(i)) grad f_i, before slopes are known."""
 
     offsets: Tensor
-    """[batch]"""
+    """[batch] float64"""
     groups: Sequence[int]
     """[batch] position of each trajectory's group, from 0 on without a gap, ascending."""
 
@@ -28,19 +27,21 @@ class Combination:
         """offset_i + slope_g(i), [batch]; slopes: [num_groups]."""
         return self.offsets + slopes[list(self.groups)]
 
-    def centered(self) -> "tuple[Combination, Tensor]":
-        """The same with the most frequent offset of each group moved to its slope.
 
-        Returns: what is left, and what to add to the slopes, [num_groups]. Rewards take few values:
-        most offsets become 0, and a sum of small numbers loses fewer digits.
-        """
-        offsets = self.offsets.tolist()
-        members: list[list[float]] = [[] for _ in range(self.num_groups)]
-        for offset, group in zip(offsets, self.groups, strict=True):
-            members[group].append(offset)
-        moved = self.offsets.new_tensor([mode(each) for each in members])
-        rest = self.offsets - moved[list(self.groups)]
-        return Combination(offsets=rest, groups=self.groups), moved
+def relative_offsets(offsets: Sequence[float], squared_weights: Sequence[float]) -> list[float]:
+    """Offsets of one group against that which weighs most in it; the slope is then against it too.
+
+    An optimal baseline comes as close to the reward of a trajectory that dominates its group as the
+    others are light: offset and slope of that one cancel, and what its large gradient leaves in
+    either sum buries the others' in float32. Against its own offset it is in neither. Where weights
+    are alike, most offsets become 0, as rewards take few values.
+    squared_weights: how much each trajectory's gradient is expected to weigh, at least 0.
+    """
+    totals: dict[float, float] = {}
+    for offset, weight in zip(offsets, squared_weights, strict=True):
+        totals[offset] = totals.get(offset, 0.0) + weight
+    reference = max(totals, key=totals.__getitem__)
+    return [offset - reference for offset in offsets]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

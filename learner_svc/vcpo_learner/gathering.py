@@ -138,7 +138,7 @@ class GradientGathering:
         trained = [any(group) for group in _as_groups(flags, groups)]
         if self._recipe.baseline in NORM_BASELINES:
             trajectories = list(chain.from_iterable(groups))
-            slope_of = partial(_baseline, self._recipe.baseline, trajectories, rewards)
+            slope_of = partial(_baseline, self._recipe.baseline, trajectories)
             plan = OnePass(offsets=[-reward for reward in rewards], slope_of=slope_of)
         else:
             by_group = [
@@ -172,17 +172,17 @@ def _log_weight(trajectory: Trajectory, learner_logprobs: Sequence[float]) -> fl
 def _baseline(
     baseline: Baseline,
     trajectories: Sequence[Trajectory],
-    rewards: Sequence[float],
     positions: Sequence[int],
+    offsets: Sequence[float],
     squared_norms: Sequence[float],
     logprobs: Sequence[Sequence[float]],
 ) -> float:
-    """Baseline of one group, whose trajectories stand at `positions`."""
+    """Baseline of one group, whose trajectories stand at `positions`; offsets: rewards, negated."""
     weights = log_weights([trajectories[at] for at in positions], logprobs)
-    own = [rewards[at] for at in positions]
+    rewards = [-offset for offset in offsets]
     if baseline is Baseline.PUBLISHED:
-        return published_baseline(own, squared_norms, weights)
-    return optimal_baseline(own, squared_norms)
+        return published_baseline(rewards, squared_norms, weights)
+    return optimal_baseline(rewards, squared_norms)
 
 
 def _as_groups(flat: Sequence[float], groups: Groups) -> list[list[float]]:

@@ -15,6 +15,7 @@ coefficients and one without: two more copies of the parameters, and no coeffici
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ from vcpo_learner.batch import (
     num_tokens,
     token_batch,
 )
-from vcpo_learner.combination import Combination
+from vcpo_learner.combination import Combination, relative_offsets
 from vcpo_learner.estimator.record import TokenLogprobs
 from vcpo_learner.forward_pass import ForwardPass, forward_pass
 from vcpo_learner.packed_rows import require_kept_apart
@@ -161,14 +162,25 @@ class Passes:
         batch = self._batch(trajectories, positions)
         forward = self._forward(batch, None if plan.slope_of is None else self._estimator)
         tokens = forward.logprobs
+        weights = local_weights(_pairs(tokens, batch))
+        offsets = [[plan.offsets[at] for at in group] for group in groups]
+        if plan.slope_of is not None:
+            squares = iter(weights.square().sum(dim=1).tolist())
+            offsets = [relative_offsets(each, [next(squares) for _ in each]) for each in offsets]
         combination = Combination(
-            offsets=tokens.new_tensor([plan.offsets[at] for at in positions]),
+            offsets=tokens.new_tensor(list(chain.from_iterable(offsets)), dtype=torch.float64),
             groups=[index for index, group in enumerate(groups) for _ in group],
         )
-        measured = forward.measured(local_weights(_pairs(tokens, batch)), combination)
+        measured = forward.measured(weights, combination)
         norms = dict(zip(positions, measured.squared_norms.tolist(), strict=True))
         rows = dict(zip(positions, response_values(tokens, batch), strict=True))
-        measured.add_to_parameters([plan.slope(group, norms, rows) for group in groups])
+        slopes = [0.0] * len(groups)
+        if plan.slope_of is not None:
+            slopes = [
+                plan.slope_of(group, own, [norms[at] for at in group], [rows[at] for at in group])
+                for group, own in zip(groups, offsets, strict=True)
+            ]
+        measured.add_to_parameters(slopes)
         return rows, norms
 
     def _differentiable(

@@ -1,6 +1,6 @@
 """What a pass over a batch's trajectories is told beforehand, and what it saw."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -9,6 +9,14 @@ from vcpo_learner.estimator.record import TokenLogprobs
 
 LocalWeights = Callable[[TokenLogprobs], Tensor]
 """Weights a_it of some rows, from their log-probabilities; both [n, width]."""
+
+
+SlopeOf = Callable[
+    [Sequence[int], Sequence[float], Sequence[float], Sequence[Sequence[float]]], float
+]
+"""Slope of one group, from positions, offsets, squared norms and log-probabilities of its members.
+
+Offsets that are all moved by some number move the slope by the opposite of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,19 +49,5 @@ class OnePass:
 
     offsets: Sequence[float]
     """[batch]; trajectories of groups without any other than 0 are scored only."""
-    slope_of: Callable[[Sequence[int], Sequence[float], Sequence[Sequence[float]]], float] | None
-    """From positions, squared norms and log-probabilities of a group; None for slopes of 0, and
-    then no norm is measured."""
-
-    def slope(
-        self,
-        group: Sequence[int],
-        squared_norms: Mapping[int, float],
-        logprobs: Mapping[int, Sequence[float]],
-    ) -> float:
-        """Slope of the group whose trajectories stand at some positions."""
-        if self.slope_of is None:
-            return 0.0
-        return self.slope_of(
-            group, [squared_norms[at] for at in group], [logprobs[at] for at in group]
-        )
+    slope_of: SlopeOf | None
+    """None for slopes of 0, and then no norm is measured."""

@@ -72,9 +72,6 @@ class MeasuredGradients:
     squared_norms: Tensor
     """[batch] float64, at least 0; as exact as the parameters' number type."""
     combination: Combination | None
-    """What is left of the one that was asked for when `_moved` is part of the slopes."""
-    _moved: Tensor | None = None
-    """[num_groups]"""
     _parts: list[KeptMatrix | ReducedParameter] = field(default_factory=list)
 
     def add_to_parameters(self, slopes: Sequence[float]) -> None:
@@ -82,9 +79,9 @@ class MeasuredGradients:
 
         slopes: [num_groups].
         """
-        if self.combination is None or self._moved is None:
+        if self.combination is None:
             raise ValueError("combination is None: only norms were measured; give one")
-        by_group = self._moved.new_tensor(slopes) + self._moved
+        by_group = self.combination.offsets.new_tensor(slopes)
         coefficients = self.combination.coefficients(by_group)
         with torch.no_grad():
             for part in self._parts:
@@ -123,9 +120,7 @@ def measure_gradients(
         else:
             packed.require_per_token(call)
     norms = torch.zeros(len(objectives), dtype=torch.float64, device=objectives.device)
-    measured = MeasuredGradients(squared_norms=norms, combination=None)
-    if combination is not None:
-        measured.combination, measured._moved = combination.centered()
+    measured = MeasuredGradients(squared_norms=norms, combination=combination)
     collector = _Collector(model, recording.calls, measured, packed)
     recording.backward(objectives.sum(), collector.hear, retain_graph=retain_graph)
     collector.finish()

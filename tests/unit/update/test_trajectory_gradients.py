@@ -15,7 +15,7 @@ from tests.unit.update.models import (
 )
 from vcpo_learner import trajectory_gradients
 from vcpo_learner.batch import token_batch
-from vcpo_learner.combination import Combination
+from vcpo_learner.combination import Combination, relative_offsets
 from vcpo_learner.module_calls import recorded_calls
 from vcpo_learner.scoring import token_logprobs
 from vcpo_learner.trajectory_gradients import measure_gradients
@@ -348,11 +348,12 @@ def test_sums_of_several_batches_add_up(monkeypatch, kept):
         torch.testing.assert_close(parameter.grad, 2.0 * gradient, rtol=1e-9, atol=1e-12)
 
 
-def test_the_most_frequent_offset_of_a_group_becomes_part_of_its_slope():
-    offsets = torch.tensor([-1.0, 0.0, -1.0, -5.0])
-    rest, moved = Combination(offsets=offsets, groups=[0, 0, 0, 1]).centered()
-    assert rest.offsets.tolist() == [0.0, 1.0, 0.0, 0.0]
-    assert moved.tolist() == [-1.0, -5.0]
+def test_offsets_are_relative_to_the_most_frequent_where_weights_are_alike():
+    assert relative_offsets([-1.0, 0.0, -1.0], [1.0] * 3) == [0.0, 1.0, 0.0]
+
+
+def test_offsets_are_relative_to_that_of_a_trajectory_which_outweighs_the_others():
+    assert relative_offsets([-1.0, 0.5, -1.0], [1e-9, 1.0, 1e-9]) == [-1.5, 0.0, -1.5]
 
 
 def test_trajectories_reduced_one_by_one_add_up_as_in_one_go(monkeypatch):

@@ -1,11 +1,14 @@
 import math
 from dataclasses import replace
+from fractions import Fraction
+from operator import mul
 
 import pytest
 import torch
 
 from tests.unit.update.estimator import (
     CAP,
+    contribution,
     expected_gradient,
     gradient_of_step,
     make_spec,
@@ -49,6 +52,37 @@ def test_the_gradient_is_the_estimators_for_every_family_of_models(family):
     groups = sampled_groups(model)
     expected = expected_gradient(model, groups, "opob")
     assert_same(gradient_of_step(model, make_spec(), groups), expected)
+
+
+def dominated_group(model, nats):
+    """Four answers of which the third weighs exp(nats) times as much as the others."""
+    rows = [trajectory(number, response=(5, 6, 7 + number)) for number in range(4)]
+    ratios = [[0.0] * 3 if number == 2 else [nats, 0.0, 0.0] for number in range(4)]
+    group = [sampled_by(model, *row) for row in zip(rows, ratios, strict=True)]
+    return with_rewards(group, [0.0, 1.0, 0.3, 0.0])
+
+
+def expected_of_dominated(model, group):
+    """-(1/B) sum_i (R_i - b) g_i, with b in fractions: floats do not tell it from one's reward."""
+    contributions = [contribution(model, one) for one in group]
+    norms = [Fraction(float(each @ each)) for each in contributions]
+    rewards = [Fraction(one.reward) for one in group]
+    baseline = sum(map(mul, norms, rewards)) / sum(norms)
+    advantages = [float(reward - baseline) for reward in rewards]
+    return -sum(map(mul, advantages, contributions)) / len(group)
+
+
+@pytest.mark.parametrize("way", ["kept", "reduced"])
+@pytest.mark.parametrize("nats", [15.0, 20.0, 40.0])
+def test_a_trajectory_that_dominates_its_group_costs_the_others_no_digits(nats, way, monkeypatch):
+    module = "vcpo_learner.trajectory_gradients.is_kept_cheaper"
+    monkeypatch.setattr(module, lambda *_: way == "kept")
+    model, exact = seeded(llama), seeded(llama, dtype=torch.float64)
+    exact.load_state_dict(model.state_dict())
+    group = dominated_group(exact, nats)
+    expected = expected_of_dominated(exact, group)
+    found = gradient_of_step(model, make_spec(), [group]).double()
+    assert float((found - expected).norm() / expected.norm()) < 1e-4
 
 
 def test_some_weights_of_these_batches_are_truncated_and_some_are_not():
