@@ -45,6 +45,8 @@ class TrainingParts:
 
     def event(self, kind: str, message: str) -> None:
         """Write an event of the learner, into its log too."""
-        _LOGGER.info("%s: %s", kind, message)
+        # Single steps are skipped in any run; its log tells of them in the lines on steps.
+        level = logging.DEBUG if kind == "StepSkipped" else logging.INFO
+        _LOGGER.log(level, "%s: %s", kind, message)
         record = EventRecord(time_unix_s=time.time(), source="learner", kind=kind, message=message)
         self.journal.event(record)

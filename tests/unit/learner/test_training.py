@@ -522,3 +522,21 @@ async def test_the_steps_taken_before_an_environment_broke_are_saved(make_learne
     for _ in range(4):
         again.dispatcher.fail("w", "train-now-0", BROKEN)
     again.dispatcher.failures.check()
+
+
+async def test_the_log_tells_of_steps_saves_and_evaluations_and_of_no_single_skip(
+    make_learner, caplog
+):
+    caplog.set_level("INFO", logger="vcpo_learner")
+    learner = make_learner()
+    learner.update.refused = {1}
+    await learner.run()
+    starts = [record.getMessage().split(":")[0] for record in caplog.records]
+    assert [start for start in starts if start.startswith("step")] == [
+        "step 1/3",
+        "step 2/3",
+        "step 3/3",
+    ]
+    assert {"evaluation of step 0", "evaluation of step 3", "CheckpointSaved"} <= set(starts)
+    assert "StepSkipped" not in starts
+    assert "no update (no_gradient)" in caplog.text
