@@ -36,6 +36,10 @@ THERE_ALREADY: dict[str, tuple[str, dict[str, Any]]] = {
             "spec": {"containers": [{"name": "learner", "image": "learner:1"}]},
         },
     ),
+    f"secret {KEY.name}-token": (
+        "/api/v1/namespaces/default/secrets",
+        {"metadata": {"name": f"{KEY.name}-token"}, "stringData": {"token": "t"}},
+    ),
     f"configmap {KEY.name}-config": (
         "/api/v1/namespaces/default/configmaps",
         {"metadata": {"name": f"{KEY.name}-config"}, "data": {}},

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from vcpo.lifecycle import SERVICE_ENVIRONMENT, TOKEN_VARIABLE
 from vcpo_operator.children.manifest import Manifest, Parent, digest
+from vcpo_operator.children.resources import with_defaults
 from vcpo_operator.names import (
     QUEUE_LABEL,
     RUN_FILE,
@@ -64,6 +65,9 @@ def pod_template(parent: Parent, workload: Workload) -> Manifest:
     Raises: ValueError when the user's part cannot be merged.
     """
     template = overlaid(_base(parent, workload), workload.template)
+    for container in template["spec"]["containers"]:
+        if container["name"] == workload.role.value:
+            container["resources"] = with_defaults(container.get("resources") or {})
     metadata = template.setdefault("metadata", {})
     metadata["labels"] = {**(metadata.get("labels") or {}), **_labels(parent, workload)}
     # Processes read the run file when they start, so its content is part of what a pod is;

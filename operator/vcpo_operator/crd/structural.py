@@ -10,6 +10,7 @@ Source: https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/cust
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,8 +60,17 @@ def _node(source: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
     if node["type"] == "object":
         node |= _object(source, definitions)
     if source.get("default") is not None:
-        node["default"] = _default(node, source["default"])
+        return _with_default(node, _default(node, source["default"]))
     return node
+
+
+def _with_default(node: Schema, default: Any) -> Schema:
+    """The node with its default, also in words: `kubectl explain` shows descriptions only."""
+    if default in ({}, []):
+        return {**node, "default": default}
+    shown = default if isinstance(default, str) else json.dumps(default)
+    said = f"{node.get('description', '')} Default: {shown}."
+    return {**node, "description": said.lstrip(), "default": default}
 
 
 def _resolved(source: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,13 +44,20 @@ def objects_with_fields(schema: dict[str, Any]) -> list[dict[str, Any]]:
     return [schema, *below] if "properties" in schema else below
 
 
+PASSED_ON = {"resources", "affinity"}
+"""Values that reach the pod as they are; their schema is Kubernetes' own."""
+
+
+def whole(paths: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
+    return {path[:1] if path[0] in PASSED_ON else path for path in paths}
+
+
 def value_paths() -> set[tuple[str, ...]]:
-    paths = {path for path, _ in leaves(default_values())}
-    return {path[:1] if path[0] == "resources" else path for path in paths}
+    return whole({path for path, _ in leaves(default_values())})
 
 
 def test_values_and_schema_name_the_same_fields():
-    assert schema_paths(SCHEMA) - {("global",)} == value_paths()
+    assert whole(schema_paths(SCHEMA)) - {("global",)} == value_paths()
 
 
 def test_no_object_of_the_schema_takes_an_unknown_field():
@@ -89,6 +96,17 @@ def test_templates_read_no_path_that_values_do_not_have():
 WRONG: dict[str, tuple[Values, str]] = {
     "unknown field": ({"replicaCount": 1}, "replicaCount"),
     "unknown field below": ({"metrics": {"serviceMonitor": {"scrape": "1s"}}}, "scrape"),
+    "misspelt limits": ({"resources": {"limitz": {"memory": "1Gi"}}}, "limitz"),
+    "misspelt unit": ({"resources": {"limits": {"memory": "1Gb"}}}, "/resources/limits/memory"),
+    "registry with a scheme": (
+        {"images": {"registry": "https://registry.example.com"}},
+        "/registry",
+    ),
+    "registry with a slash": ({"images": {"registry": "registry.example.com/ml/"}}, "/registry"),
+    "misspelt affinity": ({"affinity": {"nodeAfinity": {}}}, "nodeAfinity"),
+    "misspelt toleration": ({"tolerations": [{"efect": "NoSchedule"}]}, "efect"),
+    "misspelt variable": ({"extraEnv": [{"name": "A", "valu": "b"}]}, "valu"),
+    "misspelt peer": ({"networkPolicy": {"metricsFrom": [{"podselector": {}}]}}, "podselector"),
     "misspelt image": ({"images": {"worker": {}}}, "worker"),
     "number as text": ({"replicas": "2"}, "/replicas"),
     "word outside its set": ({"images": {"pullPolicy": "Sometimes"}}, "/images/pullPolicy"),
@@ -108,6 +126,14 @@ WRONG: dict[str, tuple[Values, str]] = {
 def test_a_wrong_value_is_refused_by_its_path(values, named):
     with pytest.raises(helm_python.HelmValuesError, match=re.escape(named)):
         chart().validate_schema(values)
+
+
+@pytest.mark.parametrize(
+    "registry",
+    ["", "ghcr.io/me", "localhost:5000", "registry.example.com:5000/ml/vcpo", "10.0.0.1"],
+)
+def test_a_registry_is_a_host_with_a_port_and_a_path(registry):
+    chart().validate_schema({"images": {"registry": registry}})
 
 
 def test_a_value_for_every_chart_of_an_umbrella_is_let_through():

@@ -131,7 +131,7 @@ def test_a_group_never_says_how_many_workers_it_wants():
 
 def test_gpus_selectors_and_tolerations_come_from_the_user_s_template():
     spec = pod_spec(build(**EVERYTHING)["StatefulSet demo-learner"])
-    assert spec["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": 1}}
+    assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert spec["containers"][0]["image"] == "learner:1"
     assert spec["nodeSelector"] == {"gpu": "h200"}
 
