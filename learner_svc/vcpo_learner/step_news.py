@@ -44,9 +44,14 @@ class StepNews:
             text = f"step {record.step}: {record.warning_level} (score {record.warning_score:.2f})"
             yield "CollapseWarning", text
         is_stale = record.calibration_age_steps >= STALE_STEPS
-        if is_stale != self._is_calibration_stale:
+        if is_stale != self._is_calibration_stale and not self._is_all_sampled(record):
             self._is_calibration_stale = is_stale
             yield _calibration_event(record, is_stale=is_stale)
+
+    def _is_all_sampled(self, record: StepRecord) -> bool:
+        """Whether the answers for all steps have arrived: what is fresh then stops by itself."""
+        batch = record.consumed // record.step
+        return record.consumed + record.buffered >= self._total_steps * batch
 
     def log_line(self, record: StepRecord) -> str | None:
         """A step in one line; None for most steps of a long run."""

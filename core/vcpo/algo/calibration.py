@@ -40,7 +40,8 @@ Weights are never exponentiated. A step is kept as three sums.
 Memory. A mismatch that stands still wants a long memory, one that moves wants a short one. The last
 1, 2, 3, 5, 8, .. steps that saw anything are pooled, and the longest pool counts whose interval
 s2 (1 +- sqrt(2 / n)) meets those of all shorter ones: the intersection of confidence intervals.
-Without news the estimate stays, and its error grows: twice the variance for 32 steps.
+Without news the estimate stays, and its error grows: twice the variance for 32 steps, until the
+mismatch may as well be twice as large.
 
 Limit. Past s2 L of about 2 the ratio of whole trajectories is near its floor on policy already, and
 a step must lose far more than mismatch costs before the rule of `learning_rate` sees it; shorter
@@ -124,8 +125,10 @@ class FreshSums:
 
     @property
     def relative_error(self) -> float:
-        """Standard error of s2 as a part of it, from the number of pieces and their age."""
-        return math.sqrt(2.0 / self.count * 2.0 ** (self.age_steps / STALE_STEPS))
+        """Standard error of s2 as a part of it, at most 1, from the pieces' number and age."""
+        if self.age_steps > STALE_STEPS * math.log2(self.count):
+            return 1.0
+        return min(1.0, math.sqrt(2.0 / self.count * 2.0 ** (self.age_steps / STALE_STEPS)))
 
     def joined(self, earlier: Self) -> Self:
         """Sums over the pieces of both."""
@@ -211,7 +214,7 @@ class MismatchCalibration:
 
     @property
     def relative_error(self) -> float:
-        """Standard error of s2 as a part of it; 0 until enough was observed."""
+        """Standard error of s2 as a part of it, in [0, 1]; 0 until enough was observed."""
         estimate = self.estimate
         return 0.0 if estimate is None else estimate.relative_error
 

@@ -110,13 +110,11 @@ def judge_step(
     numbers = (ess_ratio, kl_per_token, gradient_norm)
     if not all(number is None or math.isfinite(number) for number in numbers):
         return StepVerdict(scale=0.0, refusal=RefusalReason.NON_FINITE)
+    reference = on_policy_ess_ratio * (1.0 - (limits.dead_band or 0.0))
+    scale = learning_rate_scale(ess_ratio, reference, limits.rule)
     if limits.dead_band is None:
-        reference = on_policy_ess_ratio
-        effective = _beyond_chance(ess_ratio, on_policy_ess_ratio, float(chance_nats))
-    else:
-        reference = on_policy_ess_ratio * (1.0 - limits.dead_band)
-        effective = ess_ratio
-    scale = learning_rate_scale(effective, reference, limits.rule)
+        left = _beyond_chance(ess_ratio, on_policy_ess_ratio, float(chance_nats))
+        scale = learning_rate_scale(left, on_policy_ess_ratio, limits.rule)
     if ess_ratio < limits.refuse_below * on_policy_ess_ratio:
         return StepVerdict(scale=0.0, refusal=RefusalReason.LOW_ESS)
     if kl_per_token is not None and kl_per_token > limits.refuse_kl_above:
@@ -126,8 +124,7 @@ def judge_step(
 
 def _beyond_chance(ess_ratio: float, on_policy_ess_ratio: float, chance_nats: float) -> float:
     """ESS ratio with what chance explains given back, in (0, 1]: the firm threshold."""
-    reach = math.exp(-chance_nats)
-    if not on_policy_ess_ratio * reach * reach < ess_ratio < on_policy_ess_ratio:
+    missing_nats = math.log(on_policy_ess_ratio / ess_ratio)
+    if missing_nats >= 2.0 * chance_nats:
         return ess_ratio
-    shown = ess_ratio / (on_policy_ess_ratio * reach)
-    return on_policy_ess_ratio * min(1.0, shown * shown)
+    return on_policy_ess_ratio * math.exp(-2.0 * max(0.0, missing_nats - chance_nats))

@@ -1,6 +1,7 @@
 import json
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -184,6 +185,14 @@ def test_without_news_the_estimate_stays_and_its_error_grows() -> None:
     assert old.age_steps == 32
     # Twice the variance of 2 / 64 after 32 steps.
     assert old.relative_error == pytest.approx(math.sqrt(2 * 2 / 64), rel=1e-12)
+
+
+def test_the_error_of_an_estimate_that_nobody_renews_has_an_end() -> None:
+    seen = calibrated(X_OF_V_1).estimate
+    assert seen is not None
+    errors = [replace(seen, age_steps=age).relative_error for age in (150, 200, 10**9)]
+    # 2 / 64 * 2^(age / 32) is 1 at an age of 160.
+    assert errors == [pytest.approx(math.sqrt(2 / 64 * 2 ** (150 / 32))), 1.0, 1.0]
 
 
 def test_the_age_counts_from_the_start_when_nothing_was_ever_fresh() -> None:

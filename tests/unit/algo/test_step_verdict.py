@@ -77,6 +77,11 @@ def test_the_band_of_chance_never_damps_more_than_the_published_rule(ratio, expe
     assert lenient >= published * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("chance", [800.0, 1e300])
+def test_a_chance_that_reaches_beyond_any_float_explains_everything(chance):
+    assert judge_step(1e-300, 1.0, StepLimits(), chance_nats=chance).scale == 1.0
+
+
 def test_a_band_that_is_given_takes_the_place_of_chance():
     assert judge_step(0.2, 0.8, StepLimits(dead_band=0.0), chance_nats=5.0).scale == 0.5
 

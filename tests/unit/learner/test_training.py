@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.learner.scenes import answer, answers, asking, make_desk, make_run, settle
 from tests.unit.update.models import PAD, VOCABULARY, llama
-from vcpo.algo import STALE_STEPS, FreshTokens, MismatchError, NonFiniteWeightError
+from vcpo.algo import FreshTokens, MismatchError, NonFiniteWeightError
 from vcpo.exported_model import ExportedModel
 from vcpo.failures import Failure, FailureCause
 from vcpo.journal import Journal, read_events, read_metrics
@@ -229,6 +229,16 @@ async def test_sampler_and_learner_are_compared_once_and_when_there_is_enough_to
     ]
 
 
+async def test_sampler_and_learner_are_compared_again_after_a_resume(make_learner, tmp_path):
+    for until_step in (1, None):
+        learner = make_learner()
+        learner.training.resume()
+        learner.update.fresh = fresh_tokens(0.001)
+        await learner.run(until_step=until_step)
+    kinds = [event.kind for event in read_events(tmp_path)]
+    assert kinds.count("SelfCheck") == 2
+
+
 async def test_a_step_is_given_answers_of_its_own_version_that_arrived_beside_its_batch(
     make_learner,
 ):
@@ -251,11 +261,10 @@ async def test_a_step_is_given_answers_of_its_own_version_that_arrived_beside_it
 
 async def test_the_age_of_the_calibration_is_among_the_signals(make_learner, tmp_path):
     learner = make_learner()
-    learner.update.calibration_ages = {1: STALE_STEPS, 2: STALE_STEPS + 1}
+    learner.update.calibration_ages = {2: 7}
     await learner.run()
-    assert learner.signals.message().calibration_age_steps == STALE_STEPS + 1
-    told = [each for each in read_events(tmp_path) if each.kind == "CalibrationStale"]
-    assert [each.message.partition(":")[0] for each in told] == ["step 2"]
+    assert learner.signals.message().calibration_age_steps == 7
+    assert [one.calibration_age_steps for one in read_metrics(tmp_path).steps] == [0, 0, 7]
 
 
 async def test_a_drained_run_saves_and_a_resumed_one_goes_on_from_there(make_learner, tmp_path):
