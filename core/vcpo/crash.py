@@ -34,7 +34,7 @@ def crash_cause(log: str) -> str:
     """
     _, mark, complaint = log.rpartition(COMPLAINT_MARK)
     if mark:
-        return _one_line(f"cannot start: {complaint}")
+        return _one_line(complaint)
     lines = _meaningful_lines(log)
     starts = [index for index, line in enumerate(lines) if line.strip() == _TRACEBACK]
     cause = _exception(lines[starts[-1] + 1 :]) if starts else ""

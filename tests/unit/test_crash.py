@@ -77,7 +77,7 @@ def test_a_traceback_that_broke_off_is_summed_up_by_its_last_line():
 
 def test_what_the_user_must_put_right_is_the_cause_whatever_else_is_said():
     log = f"{TRACEBACK}retrying\nvcpo: cannot start: run.yaml: 2 problems\n  spec.steps: missing\n"
-    assert crash_cause(log) == "cannot start: run.yaml: 2 problems spec.steps: missing"
+    assert crash_cause(log) == "run.yaml: 2 problems spec.steps: missing"
 
 
 def test_a_long_cause_is_cut():

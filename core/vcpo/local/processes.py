@@ -83,7 +83,7 @@ class Child:
         said = self.log_end()
         _, mark, complaint = said.rpartition(COMPLAINT_MARK)
         if mark:
-            return f"cannot start: {complaint.strip()}"
+            return f"{'cannot start' if self.ready is None else 'gave up'}: {complaint.strip()}"
         cause = crash_cause(said) if self.exit_code != -signal.SIGKILL else ""
         return f"{describe_exit(self.exit_code)}{cause and ': '}{cause} (log: {self.log})"
 

@@ -6,6 +6,7 @@ metrics.jsonl  steps and evaluations        events.jsonl  what happened
 checkpoints/   to resume from               model/        the trained model, at the end
 logs/          one per process              report.html   the report
 quarantine/    groups that ended an update, if any did
+processes/     where each process serves     *.lock        who works here now
 adapters/      beside model/, of a run that trains them       exports/      of `vcpo export`
 ```
 """

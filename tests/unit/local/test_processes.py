@@ -101,6 +101,17 @@ def test_what_the_user_must_put_right_is_told_without_what_was_logged_before_it(
     assert child.failure() == "cannot start: model: is gone\nmake it"
 
 
+def test_a_child_that_served_before_it_complained_gave_up(start):
+    child = start(
+        "from vcpo.lifecycle import StartError, complain; import sys;"
+        "sys.stdin.readline(); sys.exit(complain(StartError('32 generations failed')))"
+    )
+    write_ready(child.ready_file, Ready(pid=1, grpc_port=2, metrics_port=3))
+    child.let_go()
+    child.process.wait(TIMEOUT_S)
+    assert child.failure() == "gave up: 32 generations failed"
+
+
 def test_a_crash_is_told_by_its_exception_and_where_to_read_on(start):
     child = start("print(' 50%|##   | 1/2 [00:01<00:01]'); [].pop()")
     child.process.wait(TIMEOUT_S)

@@ -13,7 +13,7 @@ def pod(*containers: dict[str, Any], **status: Any) -> dict[str, Any]:
     return {"metadata": {"name": "p"}, "status": {"containerStatuses": list(containers), **status}}
 
 
-TWO_PROBLEMS = "cannot start: 2 problems steps: missing"
+TWO_PROBLEMS = "2 problems steps: missing"
 
 
 def waiting(reason: str, message: str = "") -> dict[str, Any]:
