@@ -4,7 +4,7 @@
 |---|---|---|
 | Accepted | the spec can be used, by the API server as well | Accepted, InvalidSpec |
 | LearnerReady | the learner answers | PodReady, PodPending, Suspended, Ended, pod-level reasons |
-| RolloutsReady | enough workers answer | MinimumAvailable, BelowMinimum, Suspended, Ended, same |
+| RolloutsReady | enough workers answer | MinimumAvailable, PartiallyAvailable, BelowMinimum, same |
 | SignalsFresh, EssHealthy, LearnerFed | see `vcpo.control.conditions` | |
 | Suspended | nothing runs, on request | Suspended, SuspendInProgress, Active |
 | Ready | the run trains, or is complete | Training, NoUpdate, Initializing, Degraded, ... |
@@ -156,9 +156,10 @@ def _rollouts(situation: Situation) -> Finding:
     refused = _refused_pods(situation)
     if ready >= least:
         message = "The least number of workers answers."
-        if refused is not None:
-            message += f" More cannot be made: {refused.message}"
-        return _true("RolloutsReady", "MinimumAvailable", message)
+        if refused is None:
+            return _true("RolloutsReady", "MinimumAvailable", message)
+        message += f" More cannot be made: {refused.message}"
+        return _true("RolloutsReady", "PartiallyAvailable", message)
     cause = _first_cause(pods) or refused
     if cause is not None:
         return _false("RolloutsReady", cause.reason, cause.message)

@@ -42,14 +42,16 @@ def transitions(
     record: RunRecord, before: RunStatus, after: RunStatus, now_s: float
 ) -> Iterator[dict[str, Any]]:
     """Events for what changed between two statuses; of a run seen first, for what is bad."""
+    is_tried_again = before.holds("Failed") and not after.holds("Failed")
     for kind in _FOLLOWED:
         old, new = before.condition(kind), after.condition(kind)
+        if kind == "Failed" and is_tried_again:
+            yield _event(record, "TriedAgain", "The spec was edited: the run starts anew.", now_s)
+            continue
         if new is None or _is_known(old, new) or _is_said_already(new, after):
             continue
         message = f"{new.type}: {new.message}"
         yield _event(record, new.reason, message, now_s, is_bad=_is_bad(new))
-    if before.holds("Failed") and not after.holds("Failed"):
-        yield _event(record, "TriedAgain", "The spec was edited: the run starts anew.", now_s)
     for reason, message in _moves(before, after):
         yield _event(record, reason, message, now_s)
 
@@ -120,4 +122,6 @@ def _is_bad(condition: StatusCondition) -> bool:
         return condition.status == "True"
     if condition.reason in _NORMAL_REASONS:
         return False
+    if condition.reason == "PartiallyAvailable":
+        return True
     return condition.type in _BAD_WHEN_FALSE and condition.status == "False"

@@ -141,7 +141,7 @@ def test_workers_beyond_the_least_that_cannot_be_made_are_told_and_no_trouble():
     )
     observed = Observed(pods=(LEARNER, WORKER), groups={"main": group})
     condition = found(observed=observed)["RolloutsReady"]
-    assert brief(condition) == ("True", "MinimumAvailable")
+    assert brief(condition) == ("True", "PartiallyAvailable")
     assert condition.message.endswith("More cannot be made: Deployment d: exceeded quota")
 
 

@@ -105,3 +105,15 @@ def test_a_move_of_the_control_loop_is_an_event():
         ("Scaled", "Rollout group 'main': 2 -> 3 workers."),
         ("Throttled", "Admission lag: 8 -> 4."),
     ]
+
+
+def test_a_run_that_is_tried_again_says_so_and_nothing_else():
+    failed, over = status("Failed", "True", "DeadlineExceeded"), status("Failed", "False", "X")
+    (event,) = events(failed, over)
+    assert (event["type"], event["reason"]) == ("Normal", "TriedAgain")
+
+
+def test_workers_that_are_refused_beyond_the_least_are_a_warning():
+    before = status("RolloutsReady", "True", "MinimumAvailable")
+    (event,) = events(before, status("RolloutsReady", "True", "PartiallyAvailable"))
+    assert (event["type"], event["reason"]) == ("Warning", "PartiallyAvailable")

@@ -8,7 +8,11 @@ import pytest
 from vcpo.wire.limits import CHANNEL_OPTIONS
 
 ROOT = Path(__file__).parents[3]
-CLIENTS = {"core/vcpo/wire/client.py", "rollout_svc/vcpo_rollout/environments/remote.py"}
+CLIENTS = {
+    "core/vcpo/local/liveness.py",
+    "core/vcpo/wire/client.py",
+    "rollout_svc/vcpo_rollout/environments/remote.py",
+}
 
 
 @pytest.mark.parametrize(
