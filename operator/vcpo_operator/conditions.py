@@ -7,7 +7,7 @@
 | RolloutsReady | enough workers answer | MinimumAvailable, PartiallyAvailable, BelowMinimum, same |
 | SignalsFresh, EssHealthy, LearnerFed | see `vcpo.control.conditions` | |
 | Suspended | nothing runs, on request | Suspended, SuspendInProgress, Active |
-| Ready | the run trains, or is complete | Training, NoUpdate, Initializing, Degraded, ... |
+| Ready | the run trains, or is complete | Training, NoUpdate, GenerationFailing, Degraded, ... |
 | Complete | all steps are taken | Succeeded, WithoutUpdate, NotFinished |
 | Failed | the run was given up | reasons of `course.FailureReason`, NotFailed |
 
@@ -257,8 +257,16 @@ def _ready(situation: Situation, parts: tuple[Finding, ...]) -> Finding:
     if not situation.has_stepped:
         message = f"The first step has not been taken yet.{_failing(situation.report)}"
         return _false("Ready", "Initializing", message)
-    if situation.report is not None and situation.report.no_update:
-        return _true("Ready", "NoUpdate", situation.report.no_update)
+    return _training(situation)
+
+
+def _training(situation: Situation) -> Finding:
+    """Ready, of a run that has all its parts and has taken a step."""
+    report, policy = situation.report, situation.spec.failure_policy
+    if report is not None and report.failures_in_a_row >= policy.max_failures_in_a_row:
+        return _false("Ready", "GenerationFailing", report.latest_generation_failure)
+    if report is not None and report.no_update:
+        return _true("Ready", "NoUpdate", report.no_update)
     return _true("Ready", "Training", "The run trains.")
 
 

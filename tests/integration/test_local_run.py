@@ -94,6 +94,9 @@ def test_a_killed_learner_goes_on_from_its_checkpoint(start_run: StartRun) -> No
     kinds = [event.kind for event in run.events]
     assert kinds.count("LearnerRestarted") == 1
     assert "Resumed" in kinds
+    logs = [log.read_text() for log in (run.path / "logs").glob("main-*.log")]
+    assert logs
+    assert not any("Traceback" in log for log in logs)
 
 
 def test_an_interrupted_run_saves_leaves_and_resumes(start_run: StartRun) -> None:

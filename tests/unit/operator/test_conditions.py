@@ -167,6 +167,17 @@ def test_a_run_that_trains_without_an_update_says_so_and_stays_ready():
     assert (brief(ready), ready.message) == (("True", "NoUpdate"), "The last 12 steps did not.")
 
 
+@pytest.mark.parametrize(("failures", "reason"), [(31, "Training"), (32, "GenerationFailing")])
+def test_an_environment_that_breaks_in_a_run_is_named(failures: int, reason: str):
+    why = "reward: KeyError: 'answer' (/app/task.py:12)"
+    says = report(failures_in_a_row=failures, latest_generation_failure=why)
+    limits = Limits.of(make_run().spec)
+    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says.signals, 1.0)
+    ready = found(LEARNER, WORKER, report=says, decision=decision)["Ready"]
+    assert ready.reason == reason
+    assert (ready.message == why) == (reason == "GenerationFailing")
+
+
 def test_a_refused_write_is_said_before_all_else():
     refused = Obstacle(reason="ApplyFailed", message="422: no")
     ready = found(LEARNER, WORKER, obstacle=refused)["Ready"]
