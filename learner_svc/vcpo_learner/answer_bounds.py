@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
+from vcpo.local.models import context_tokens
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import PartialResponse, Trajectory
@@ -85,20 +85,9 @@ def answer_bounds(spec: VCPORunSpec, model: PreTrainedModel | None = None) -> An
     return AnswerBounds(
         vocabulary_size=None if model is None else _vocabulary_size(model),
         max_new_tokens=spec.sampling.max_new_tokens,
-        context_tokens=None if model is None else context_tokens(model.config),
+        context_tokens=None if model is None else context_tokens(model.config.to_dict()),
         max_absolute_reward=spec.environment.max_absolute_reward,
     )
-
-
-def context_tokens(config: PretrainedConfig) -> int | None:
-    """Tokens that a model's positions reach, stretched ones included; None when it names none."""
-    text = config.get_text_config(decoder=True)
-    reach: int | None = getattr(text, "max_position_embeddings", None)
-    stretch: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
-    original, factor = stretch.get("original_max_position_embeddings"), stretch.get("factor")
-    if reach is None or not original or not factor:
-        return reach
-    return max(reach, int(original * factor))
 
 
 def _vocabulary_size(model: PreTrainedModel) -> int:

@@ -138,10 +138,10 @@ class Saving:
                 is_running = self._parts.dispatcher.phase is RunPhase.RUNNING
                 limit_s = self._settings.full_disk_wait_seconds if is_running else drain_s
                 if self._parts.clock() - begun_s >= limit_s:
-                    saved = max(self.saved_step, 0)
+                    there_is = f"that of step {self.saved_step}" if self.saved_step >= 0 else "none"
                     raise StartError(
-                        f"{error}; gave up after {limit_s:g} s at step {self._step}; make room and"
-                        f" resume from the checkpoint of step {saved}"
-                        " (spec.checkpoint.fullDiskWaitSeconds waits longer)"
+                        f"{error}; gave up after {limit_s:g} s at step {self._step}. Make room and"
+                        f" resume from the newest checkpoint ({there_is});"
+                        " spec.checkpoint.fullDiskWaitSeconds waits longer"
                     ) from error
             await self._parts.sleep(min(RETRY_S, limit_s))

@@ -41,6 +41,7 @@ from vcpo.algo import (
     StepVerdict,
 )
 from vcpo.spec import VCPORunSpec
+from vcpo.spec.algorithm import NORM_BASELINES, RowLayout
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.batch_signals import by_lag, diagnosed, moments_of_batch
 from vcpo_learner.decision import (
@@ -52,6 +53,7 @@ from vcpo_learner.decision import (
 )
 from vcpo_learner.freshness import fresh_pieces, wanted_fresh_tokens
 from vcpo_learner.gathering import GradientGathering, Groups, ScoredBatch
+from vcpo_learner.measurable_norms import require_measurable_norms
 from vcpo_learner.optimizer import (
     clip_gradient,
     make_optimizer,
@@ -71,6 +73,8 @@ class PolicyUpdate:
 
     The model is put into evaluation mode for good: with dropout, learner and rollout workers would
     disagree about the policy.
+
+    Raises: StartError when the norms that the method asks for cannot be had of the model.
     """
 
     def __init__(self, model: nn.Module, spec: VCPORunSpec, pad_token_id: int) -> None:
@@ -78,6 +82,9 @@ class PolicyUpdate:
         self._algorithm = spec.algorithm
         self._settings = spec.optimizer
         self._gathering = GradientGathering(model, spec, pad_token_id)
+        if spec.algorithm.recipe.baseline in NORM_BASELINES:
+            packs = spec.batch.row_layout is RowLayout.PACKED
+            require_measurable_norms(model, spec.algorithm.gradient_norms, packs=packs)
         self._optimizer = make_optimizer(model, spec.optimizer)
         self._calibration = MismatchCalibration()
         self._warning = EarlyWarning()

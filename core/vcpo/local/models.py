@@ -8,13 +8,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vcpo.algo import GradientNormEstimator
 from vcpo.spec import FieldProblem, VCPORun, VCPORunSpec
+from vcpo.spec.algorithm import NORM_BASELINES
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
 from vcpo.spec.workloads import Model
 
 _NAME = "spec.model.name"
 _WEIGHTS = ("*.safetensors", "*.bin")
 _NEIGHBORS = 8
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""What the configurations of mixtures of experts call the number of experts of a layer."""
 
 
 def model_folder(model: Model) -> Path | None:
@@ -52,6 +56,7 @@ def model_problems(run: VCPORun) -> Iterator[FieldProblem]:
         message = f"holds no weights ({' or '.join(_WEIGHTS)}); give a model's directory"
         yield FieldProblem(path=_NAME, value=repr(name), message=message)
     yield from _context_problems(run.spec, config)
+    yield from _norm_problems(run.spec, config)
 
 
 def context_tokens(config: Mapping[str, Any]) -> int | None:
@@ -100,6 +105,28 @@ def _context_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[
             f" together; give less than {context}"
         )
         yield FieldProblem(path="spec.sampling.maxNewTokens", value=str(longest), message=message)
+
+
+def _norm_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[FieldProblem]:
+    """Exact norms ask of every layer that it sees the trajectories apart; experts see tokens.
+
+    Adapters may stand beside attention only; of those that are named the learner judges.
+    """
+    algorithm, lora = spec.algorithm, spec.model.lora
+    wants_exact = (
+        algorithm.recipe.baseline in NORM_BASELINES
+        and algorithm.gradient_norms is GradientNormEstimator.EXACT
+    )
+    text = config.get("text_config") or config
+    counts = (text.get(key) for key in _EXPERT_COUNTS)
+    experts = next((each for each in counts if isinstance(each, int) and each > 1), None)
+    if wants_exact and experts is not None and not (lora and lora.target_modules):
+        message = (
+            f"cannot be measured in a mixture of experts (the model has {experts}); use"
+            " 'logitEnergy', or a method without norms such as 'grpo'"
+        )
+        value = repr(str(algorithm.gradient_norms))
+        yield FieldProblem(path="spec.algorithm.gradientNorms", value=value, message=message)
 
 
 def _hub_cache() -> Path:

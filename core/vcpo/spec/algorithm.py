@@ -54,8 +54,8 @@ class Algorithm(Section):
     baseline_scope: BaselineScope = BaselineScope.GROUP
     """One baseline per prompt group, or one for the whole batch."""
     gradient_norms: GradientNormEstimator = GradientNormEstimator.EXACT
-    """How the baseline comes by each trajectory's gradient norm: measured (`exact`), or a cheaper
-    stand-in for a guess at it."""
+    """How the baseline comes by each trajectory's gradient norm: measured (`exact`, of dense
+    models), or a cheaper stand-in for a guess at it; of a mixture of experts `logitEnergy`."""
     importance_weight_cap: Annotated[float, Field(ge=1.0, le=1e6)] | None = None
     """Importance weights above this are truncated, or dropped by methods that mask (never in the
     ESS); 8 for `vcpo`."""

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import GPT2Config, LlamaConfig, Qwen2Config
+from transformers import LlamaConfig
 
 from tests.unit.learner.scenes import answer, begun_answer, make_run
 from tests.unit.update.models import gpt2, llama
 from vcpo.spec import continuation_document
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import FinishReason, TokenSpan
-from vcpo_learner.answer_bounds import AnswerBounds, answer_bounds, context_tokens
+from vcpo_learner.answer_bounds import AnswerBounds, answer_bounds
 
 BOUNDS = AnswerBounds(
     vocabulary_size=23, max_new_tokens=6, context_tokens=7, max_absolute_reward=10.0
@@ -126,29 +126,6 @@ def test_a_head_with_fewer_rows_than_the_embedding_bounds_the_tokens():
         config=LlamaConfig(),
     )
     assert answer_bounds(make_run().spec, heads).vocabulary_size == 30
-
-
-@pytest.mark.parametrize(
-    ("config", "tokens"),
-    [
-        (LlamaConfig(max_position_embeddings=128), 128),
-        (GPT2Config(n_positions=64), 64),
-        (
-            Qwen2Config(
-                max_position_embeddings=64,
-                rope_scaling={
-                    "rope_type": "yarn",
-                    "factor": 4.0,
-                    "original_max_position_embeddings": 64,
-                },
-            ),
-            256,
-        ),
-    ],
-    ids=["llama", "gpt2", "stretched"],
-)
-def test_the_context_is_what_the_positions_reach(config, tokens):
-    assert context_tokens(config) == tokens
 
 
 def test_a_run_may_go_on_with_another_bound_on_rewards():

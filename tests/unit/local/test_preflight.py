@@ -151,6 +151,49 @@ class TestModels:
         assert context_tokens(config) == tokens
 
 
+class TestExperts:
+    @pytest.mark.parametrize(
+        "config",
+        [
+            {"model_type": "qwen3_moe", "num_experts": 128},
+            {"model_type": "mixtral", "num_local_experts": 8},
+            {"model_type": "deepseek_v3", "n_routed_experts": 256},
+            {"text_config": {"num_experts": 128}},
+        ],
+        ids=["qwen3", "mixtral", "deepseek", "text part"],
+    )
+    def test_exact_norms_are_refused_with_the_cure(self, tmp_path, config):
+        make_model(tmp_path / "m", config)
+        (problem,) = problems_of(run_of("m"), tmp_path)
+        assert problem.startswith(
+            "spec.algorithm.gradientNorms: cannot be measured in a mixture of experts (the model"
+        )
+        assert problem.endswith("a method without norms such as 'grpo' (got 'exact')")
+
+    @pytest.mark.parametrize(
+        ("spec", "config"),
+        [
+            ("algorithm: {gradientNorms: logitEnergy}", {"num_experts": 128}),
+            ("algorithm: {method: grpo}", {"num_experts": 128}),
+            ("algorithm: {}", {"num_experts": 1}),
+            ("algorithm: {}", {"num_experts": None}),
+        ],
+        ids=["logitEnergy", "grpo", "one expert", "none"],
+    )
+    def test_with_the_cure_or_without_experts_nothing_is_said(self, tmp_path, spec, config):
+        make_model(tmp_path / "m", config)
+        run = parse_run(f"metadata: {{name: r}}\nspec: {{{SPEC}, {spec}}}")
+        assert problems_of(run, tmp_path) == []
+
+    def test_adapters_that_are_named_are_left_to_the_learner(self, tmp_path):
+        make_model(tmp_path / "m", {"num_experts": 128})
+        run = run_of('m", lora: {targetModules: [q_proj]}, revision: "main')
+        assert problems_of(run, tmp_path) == []
+
+
+SPEC = "model: {name: m}, environment: {name: countdown}, steps: 3"
+
+
 class TestEnvironments:
     @pytest.fixture
     def folder(self, tmp_path):

@@ -15,6 +15,7 @@ from tests.unit.update.estimator import (
     with_micro_batches,
 )
 from tests.unit.update.models import PAD, llama, own_logprobs, sampled_groups, seeded
+from vcpo.lifecycle import StartError
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.update import PolicyUpdate
 
@@ -103,7 +104,7 @@ class WithUnseenUse(nn.Module):
 def test_a_proxy_serves_models_whose_norms_cannot_be_measured(proxy):
     model = WithUnseenUse(seeded(llama, dtype=torch.float64)).double()
     groups = sampled_groups(model.model)
-    with pytest.raises(ValueError, match=r"'scales.weight' is trainable, but its module"):
-        PolicyUpdate(model, make_spec(), PAD).step(groups, policy_version=9)
+    with pytest.raises(StartError, match=r"'scales.weight' is trainable, but its module"):
+        PolicyUpdate(model, make_spec(), PAD)
     update = PolicyUpdate(model, make_spec(gradientNorms=proxy), PAD)
     assert update.step(groups, policy_version=9).skipped is None
