@@ -29,7 +29,11 @@ from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_rollout.archive import ArchiveReader
 from vcpo_rollout.engine_loading import load_engine, quantization_of
 from vcpo_rollout.engines.engine import Engine
-from vcpo_rollout.environments.environment import import_from_run_folder, make_environment
+from vcpo_rollout.environments.environment import (
+    SandboxedEnvironment,
+    import_from_run_folder,
+    make_environment,
+)
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.learner import Learner
 from vcpo_rollout.peers import Peers
@@ -90,6 +94,8 @@ async def run_worker(options: Options) -> RunPhase:
             channel, worker_id=options.worker_id, rollout_group=group.name, serving_port=port
         )
         gauges = RolloutGauges(metrics)
+        if isinstance(environment, SandboxedEnvironment):
+            gauges.sandboxed(environment.unprotected())
         peers = Peers(
             partial(open_channel, token=token), worker_id=options.worker_id, gauges=gauges
         )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from vcpo.failures import FailureCause
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.trajectory import PartialResponse, Trajectory
+from vcpo_rollout.sandbox import PROTECTIONS
 
 
 class RolloutGauges:
@@ -31,6 +32,12 @@ class RolloutGauges:
     def weights_updated_in_flight(self) -> None:
         """Note that sequences under way went on with new weights."""
         self._metrics.weight_updates_in_flight.inc()
+
+    def sandboxed(self, unprotected: Sequence[str]) -> None:
+        """Note that programs of the model's run here, and what they are not kept from."""
+        for protection in PROTECTIONS:
+            missing = float(protection in unprotected)
+            self._metrics.sandbox_missing.labels(protection.replace(" ", "_")).set(missing)
 
     def lease_waited(self, duration_s: float) -> None:
         """Note time with free places and no lease."""

@@ -2,11 +2,15 @@
 
 It gives up what it can, in this order, and then runs the program from its standard input:
 
-network     a network namespace without any device (Linux, where the system lets it)
+namespaces  of its own: no network device, no shared memory of others, and a folder in memory with a
+            size (Linux, where the system lets it: as root, or with user namespaces)
 files       Landlock: it reads the interpreter's own files, and writes to its folder (Linux 5.13)
 processes   Landlock: no TCP, no signal to others (Linux 6.7, 6.12); and no new process or thread
 root        where the parent is root, the rights of nobody
 limits      CPU time, memory, size of files, open files; none can be raised again
+parent      it is killed when its parent dies
+calls       seccomp: no sockets, not even local ones, no shared memory, no signal to others, no
+            mounts or namespaces, no way out of being killed (Linux on x86-64 and 64-bit ARM)
 
 What the system refuses is left out, and told to the parent when it asks. This guards against a
 program's mistakes and mischief; where programs may be hostile, it stands inside a sandbox for pods
@@ -15,9 +19,11 @@ program's mistakes and mischief; where programs may be hostile, it stands inside
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import resource
+import signal
 import sys
 import traceback
 
@@ -25,9 +31,11 @@ import traceback
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _RULE_PATH_BENEATH = 1
 _O_PATH = 0o10000000
-_NO_NEW_PRIVILEGES, _KEEP_CAPABILITIES = 38, 8
+_SIGNAL_OF_PARENTS_DEATH, _KEEP_CAPABILITIES, _SET_SECCOMP, _NO_NEW_PRIVILEGES = 1, 8, 22, 38
 _CAPABILITY_VERSION, _READ_SEARCH = 0x20080522, 1 << 2
-_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_NEW_MOUNTS, _NEW_IPC, _NEW_USER, _NEW_NETWORK = 0x20000, 0x8000000, 0x10000000, 0x40000000
+_PRIVATE_MOUNTS = 0x4000 | 0x40000
+_NO_SET_UID_NO_DEVICES = 0x2 | 0x4
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_FOLDER = 1, 2, 4, 8
 _READ = _EXECUTE | _READ_FILE | _READ_FOLDER
@@ -36,6 +44,9 @@ _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE
 _FILE_RIGHTS = (0x1FFF, 0x3FFF, 0x7FFF, 0x7FFF, 0xFFFF)
 _TCP_RIGHTS = 0b11
 _SCOPES = 0b11
+
+_MAX_FILES = 4096
+"""In the folder of a program, where its size can be limited."""
 
 _READABLE = (
     sys.base_prefix,
@@ -49,6 +60,31 @@ _READABLE = (
     "/dev/null",
     "/dev/urandom",
 )
+
+# By machine: its number in linux/audit.h, and the numbers of system calls.
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_REFUSED_CALLS = {
+    # socket, connect, bind; shmget, semget, msgget, mq_open; ptrace, process_vm_readv and _writev;
+    # unshare, setns, mount, umount2, pivot_root, chroot; keyctl, add_key, request_key; bpf,
+    # perf_event_open, userfaultfd
+    "x86_64": (
+        *(41, 42, 49, 29, 64, 68, 240, 101, 310, 311, 272, 308, 165, 166, 155, 161),
+        *(250, 248, 249, 321, 298, 323),
+    ),
+    "aarch64": (
+        *(198, 203, 200, 194, 190, 186, 180, 117, 270, 271, 97, 268, 40, 39, 41, 51),
+        *(219, 217, 218, 280, 241, 282),
+    ),
+}
+# pidfd_send_signal, io_uring_setup, open_tree to fspick, pidfd_open, pidfd_getfd, mount_setattr.
+_REFUSED_EVERYWHERE = (424, 425, 428, 429, 430, 431, 432, 433, 434, 438, 442)
+# kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo: to itself only.
+_SIGNALS = {"x86_64": (62, 200, 234, 129, 297), "aarch64": (129, 130, 131, 138, 240)}
+_PRCTL = {"x86_64": 157, "aarch64": 167}
+_X32_CALLS = 0x40000000
+_LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -67,10 +103,46 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
 
 
-def _leave_network() -> bool:
+class _Instruction(ctypes.Structure):
+    _fields_ = (
+        ("code", ctypes.c_uint16),
+        ("if_true", ctypes.c_uint8),
+        ("if_false", ctypes.c_uint8),
+        ("value", ctypes.c_uint32),
+    )
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_uint16), ("instructions", ctypes.POINTER(_Instruction)))
+
+
+def _leave_namespaces() -> bool:
     """Whether the system does it: it takes a right of root, or a user namespace."""
-    flags = _CLONE_NEWNET if os.geteuid() == 0 else _CLONE_NEWNET | _CLONE_NEWUSER
-    return bool(_libc.unshare(flags) == 0)
+    user, group = os.getuid(), os.getgid()
+    flags = _NEW_MOUNTS | _NEW_IPC | _NEW_NETWORK
+    if os.geteuid() == 0:
+        return bool(_libc.unshare(flags) == 0)
+    if _libc.unshare(flags | _NEW_USER) != 0:
+        return False
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{user} {user} 1"),
+        ("gid_map", f"{group} {group} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123 - no pathlib
+            file.write(text)
+    return True
+
+
+def _limit_disk(folder: str, user: int, group: int, disk_bytes: int) -> bool:
+    """Put a folder in memory in the place of one on disk; whether the system does it."""
+    options = f"size={disk_bytes},nr_inodes={_MAX_FILES},mode=700,uid={user},gid={group}"
+    _libc.mount(b"none", b"/", None, ctypes.c_ulong(_PRIVATE_MOUNTS), None)
+    flags = ctypes.c_ulong(_NO_SET_UID_NO_DEVICES)
+    if _libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", flags, options.encode()) != 0:
+        return False
+    os.chdir(folder)
+    return True
 
 
 def _restrict_files(folder: str) -> bool:
@@ -129,6 +201,47 @@ def _limit(cpu_s: int, memory_bytes: int, file_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 
+def _die_with(parent: int) -> None:
+    """End when the parent does, and at once when it has ended already."""
+    _libc.prctl(_SIGNAL_OF_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+def _restrict_calls() -> bool:
+    """Whether the system does it; the last thing to be done, as it refuses some of the others."""
+    machine = os.uname().machine
+    if machine not in _ARCHITECTURES:
+        return False
+    instructions = _filter_instructions(machine, os.getpid())
+    array = (_Instruction * len(instructions))(*(_Instruction(*one) for one in instructions))
+    program = _Filter(len(instructions), array)
+    _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    return bool(_libc.prctl(_SET_SECCOMP, 2, ctypes.byref(program), 0, 0) == 0)
+
+
+def _filter_instructions(machine: str, own_pid: int) -> list[tuple[int, int, int, int]]:
+    """A program of the packet filter: (code, jump if true, jump if false, value) each."""
+    refuse, allow = (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)
+    first_argument = (_LOAD, 0, 0, _FIRST_ARGUMENT)
+    checks = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_JUMP_EQUAL, 1, 0, _ARCHITECTURES[machine]),
+        refuse,
+        (_LOAD, 0, 0, _NUMBER),
+        (_JUMP_AT_LEAST, 0, 1, _X32_CALLS),
+        refuse,
+    ]
+    for number in (*_REFUSED_CALLS[machine], *_REFUSED_EVERYWHERE):
+        checks += [(_JUMP_EQUAL, 0, 1, number), refuse]
+    for number in _SIGNALS[machine]:
+        own = (_JUMP_EQUAL, 0, 1, own_pid)
+        checks += [(_JUMP_EQUAL, 0, 4, number), first_argument, own, allow, refuse]
+    escape = (_JUMP_EQUAL, 0, 1, _SIGNAL_OF_PARENTS_DEATH)
+    checks += [(_JUMP_EQUAL, 0, 3, _PRCTL[machine]), first_argument, escape, refuse]
+    return [*checks, allow]
+
+
 def _run(source: str) -> int:
     """Run the program as a script; what it raises is shown without this file's frames."""
     try:
@@ -149,16 +262,30 @@ def main() -> int:
     """Give up rights, then run; or print which could not be given up."""
     settings = json.loads(sys.argv.pop())
     source = sys.stdin.buffer.read().decode()
-    is_offline = is_restricted = False
+    has_namespaces = has_quota = is_restricted = has_filter = False
     if sys.platform == "linux":
-        is_offline = _leave_network()
+        nobody = settings["nobody"]
+        owner = (nobody, nobody) if os.geteuid() == 0 else (os.getuid(), os.getgid())
+        has_namespaces = _leave_namespaces()
+        has_quota = has_namespaces and _limit_disk(
+            settings["folder"], owner[0], owner[1], settings["disk_bytes"]
+        )
         is_restricted = _restrict_files(settings["folder"])
-    if settings["reports"]:
-        kept = {"network": is_offline, "files": is_restricted}
-        sys.stdout.write(json.dumps([name for name, holds in kept.items() if not holds]))
-        return 0
     _drop_root(settings["nobody"], keep_reading=is_restricted)
     _limit(settings["cpu_s"], settings["memory_bytes"], settings["file_bytes"])
+    if sys.platform == "linux":
+        _die_with(settings["parent"])
+        has_filter = _restrict_calls()
+    if settings["reports"]:
+        kept = {
+            "network": has_namespaces or has_filter,
+            "files": is_restricted,
+            "sockets": has_filter,
+            "shared memory": has_namespaces or has_filter,
+            "disk": has_quota,
+        }
+        sys.stdout.write(json.dumps([name for name, holds in kept.items() if not holds]))
+        return 0
     return _run(source)
 
 

@@ -254,6 +254,11 @@ ROLLOUT_WEIGHT_UPDATES_IN_FLIGHT = _counter(
     "vcpo_rollout_weight_updates_in_flight_total",
     "Policy versions swapped in while sequences were under way, which went on with them.",
 )
+ROLLOUT_SANDBOX_MISSING = _gauge(
+    "vcpo_rollout_sandbox_missing",
+    "1 for a protection from a model's programs that this system refuses; absent without programs.",
+    "protection",
+)
 ROLLOUT_LEASE_WAIT = _counter(
     "vcpo_rollout_lease_wait_seconds_total", "Time with free places and no lease to fill them."
 )
@@ -393,6 +398,7 @@ ROLLOUT = (
     ROLLOUT_WEIGHT_SYNC_BYTES,
     ROLLOUT_PEERS_AVOIDED,
     ROLLOUT_WEIGHT_UPDATES_IN_FLIGHT,
+    ROLLOUT_SANDBOX_MISSING,
     ROLLOUT_LEASE_WAIT,
 )
 """What a rollout worker exports, besides `BUILD_INFO`."""

@@ -118,6 +118,15 @@ class MultiTurnEnvironment(Environment, Protocol):
         ...
 
 
+@runtime_checkable
+class SandboxedEnvironment(Environment, Protocol):
+    """A task that runs programs of the model's."""
+
+    def unprotected(self) -> tuple[str, ...]:
+        """What this system does not let programs be kept from; `vcpo_rollout.sandbox` has words."""
+        ...
+
+
 def make_environment(name: str, parameters: Mapping[str, object], seed: int) -> Environment:
     """Make the environment that a run names.
 

@@ -66,11 +66,11 @@ class PythonTool:
         parse_seconds("wall_seconds", self.wall_seconds, highest=600.0)
         parse_integer("memory_mebibytes", self.memory_mebibytes, lowest=64, highest=65_536)
         parse_integer("output_characters", self.output_characters, lowest=100, highest=100_000)
-        if open_doors := unprotected():
+        if open_doors := self.unprotected():
             _LOGGER.warning(
                 "python_tool: this system does not let programs be kept from %s; run "
                 "the workers under a sandbox for pods, see docs/environments.md",
-                " and ".join(open_doors),
+                ", ".join(open_doors),
             )
 
     def prompt(self, split: Split, index: int) -> Prompt:
@@ -96,6 +96,10 @@ class PythonTool:
     def converse(self, prompt: Prompt) -> Conversation:
         """Begin with all calls left."""
         return _Exchange(task=self, prompt=prompt, calls_left=self.calls)
+
+    def unprotected(self) -> tuple[str, ...]:
+        """What this system does not let programs be kept from."""
+        return unprotected()
 
     def run(self, program: str) -> str:
         """What a program prints, within the limits."""

@@ -1,12 +1,20 @@
 """Programs run in a real child, within its limits; each of these would hurt without one."""
 
 import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from vcpo.metrics import RolloutMetrics
+from vcpo_rollout import sandbox
 from vcpo_rollout.environments import python_tool
-from vcpo_rollout.sandbox import SandboxLimits, run_python, unprotected
+from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.sandbox import SandboxLimits, remove_folder, run_python, unprotected
 
 
 def run(source, **limits):
@@ -132,3 +140,157 @@ def test_a_worker_is_told_what_its_programs_can_reach(monkeypatch, caplog):
 def test_the_standard_library_is_there():
     source = "import decimal, fractions, itertools, json, math, random, statistics\nprint(math.pi)"
     assert run(source) == "3.141592653589793"
+
+
+@pytest.fixture(params=["all", "no namespaces"])
+def system(request, tmp_path, monkeypatch):
+    """What the system lets a child do; in a pod it often refuses namespaces, and mounts."""
+    if request.param == "no namespaces":
+        text = sandbox._CHILD.read_text()
+        refused = text.replace("has_namespaces = _leave_namespaces()", "has_namespaces = False")
+        assert refused != text
+        child = tmp_path / "child.py"
+        child.write_text(refused)
+        monkeypatch.setattr(sandbox, "_CHILD", child)
+    unprotected.cache_clear()
+    yield request.param
+    unprotected.cache_clear()
+
+
+def test_what_each_system_refuses_is_told_by_name(system):
+    if system == "no namespaces":
+        assert unprotected() == ("disk",)
+    else:
+        assert set(unprotected()) <= {"disk"}
+
+
+def test_the_sockets_of_others_are_out_of_reach(system, tmp_path):
+    tmp_path.chmod(0o777)
+    path = tmp_path / "worker.sock"
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as abstract:
+        server.bind(str(path))
+        server.listen()
+        path.chmod(0o777)
+        abstract.bind("\0vcpo-test-of-the-sandbox")
+        abstract.listen()
+        for address in (str(path), "\0vcpo-test-of-the-sandbox"):
+            source = f"import socket\nsocket.socket(socket.AF_UNIX).connect({address!r})\nprint(1)"
+            assert run(source).endswith("PermissionError: [Errno 13] Permission denied")
+
+
+def test_a_pair_of_its_own_sockets_works(system):
+    source = "import socket\na, b = socket.socketpair()\na.send(b'hi')\nprint(b.recv(2))"
+    assert run(source) == "b'hi'"
+
+
+def test_no_shared_memory_stays_behind(system):
+    before = Path("/proc/sysvipc/shm").read_text()
+    source = "import ctypes\nprint(ctypes.CDLL(None).shmget(0x5c90, 1 << 20, 0o1666))"
+    assert run(source) == "-1"
+    assert Path("/proc/sysvipc/shm").read_text() == before
+
+
+def test_folders_deeper_than_python_calls_are_removed(system):
+    source = "import os\nprint(os.getcwd(), flush=True)\nfor _ in range(1200): "
+    said = run(f"{source}os.mkdir('d'); os.chdir('d')").splitlines()
+    assert not Path(said[0]).exists()
+
+
+def test_folders_deeper_than_any_path_are_removed(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    deepest = os.open(folder, os.O_RDONLY)
+    for _ in range(25):  # 5,000 characters, where a path has 4,096 at most
+        os.mkdir("d" * 200, dir_fd=deepest)
+        deeper = os.open("d" * 200, os.O_RDONLY, dir_fd=deepest)
+        os.close(deepest)
+        deepest = deeper
+    os.close(deepest)
+    remove_folder(str(folder))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_together_are_bounded(system):
+    source = "import time\nfor i in range(64): open(f'{i}', 'wb').write(bytes(1 << 20))"
+    said = run(f"{source}\ntime.sleep(60)\nprint('kept')", disk_bytes=8 << 20)
+    if system == "no namespaces":
+        assert said == "[stopped: wrote more files than 8,388,608 bytes hold]"
+    else:
+        assert said.endswith("OSError: [Errno 28] No space left on device")
+
+
+def test_more_bytes_or_files_than_a_program_may_have_are_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(sandbox, "_MAX_FILES", 10)
+    (tmp_path / "file").write_bytes(bytes(100_000))
+    assert not sandbox._is_larger(str(tmp_path), 1 << 20)
+    assert sandbox._is_larger(str(tmp_path), 1 << 16)
+    for number in range(sandbox._MAX_FILES):
+        (tmp_path / str(number)).touch()
+    assert sandbox._is_larger(str(tmp_path), 1 << 20)
+
+
+def test_a_folder_is_removed_with_links_and_what_may_not_be_read(tmp_path):
+    kept = tmp_path / "kept"
+    kept.touch()
+    folder = tmp_path / "folder"
+    (folder / "a" / "b" / "c").mkdir(parents=True)
+    (folder / "a" / "link").symlink_to(kept)
+    (folder / "a" / "b").chmod(0)
+    (folder / "up").symlink_to(tmp_path)
+    remove_folder(str(folder))
+    assert list(tmp_path.iterdir()) == [kept]
+
+
+ESCAPES = {
+    "nothing": "",
+    "another wish": "import ctypes\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)",
+    "no signals": "import signal\nfor n in range(1, 65):\n try: signal.signal(n, signal.SIG_IGN)\n"
+    " except (OSError, ValueError): pass",
+}
+
+
+@pytest.mark.parametrize("escape", ESCAPES, ids=list(ESCAPES))
+def test_a_program_ends_with_the_worker_that_is_killed(escape):
+    program = f"{ESCAPES[escape]}\nimport time\ntime.sleep(600)"
+    imported = "from vcpo_rollout.sandbox import *"
+    worker = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"{imported}\nrun_python({program!r}, SandboxLimits(wall_s=600.0))",
+        ]
+    )
+    children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children")
+    child = eventually(lambda: [int(one) for one in children.read_text().split()])[0]
+    eventually(lambda: "SigCgt" in (text := _status(child)) and "Seccomp:\t2" in text)
+    worker.send_signal(signal.SIGKILL)
+    worker.wait()
+    eventually(lambda: not _status(child) or "State:\tZ" in _status(child))
+
+
+def eventually(condition):
+    for _ in range(2000):
+        if found := condition():
+            return found
+        time.sleep(0.005)
+    raise AssertionError("it never came true")
+
+
+def _status(pid):
+    try:
+        return Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def test_what_programs_are_not_kept_from_is_a_metric():
+    metrics = RolloutMetrics(run="run", group="main")
+    RolloutGauges(metrics).sandboxed(("disk", "shared memory"))
+    labels = {"run": "run", "group": "main"}
+    missing = {
+        protection: metrics.registry.get_sample_value(
+            "vcpo_rollout_sandbox_missing", {**labels, "protection": protection}
+        )
+        for protection in ("network", "files", "sockets", "shared_memory", "disk")
+    }
+    assert missing == {"network": 0, "files": 0, "sockets": 0, "shared_memory": 1, "disk": 1}
