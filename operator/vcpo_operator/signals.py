@@ -108,6 +108,12 @@ class LearnerLines:
             line.heard = learner_report(await LearnerControl(line.channel).signals())
         except (grpc.aio.AioRpcError, ValueError) as error:
             _LOGGER.debug("%s: no signals: %s", key, error)
+            if _refuses_token(error) and not line.silent:  # once, not at every look
+                _LOGGER.warning(
+                    "%s: the learner refuses the run's token: its pod is older than the Secret;"
+                    " suspend the run and go on, or delete the pod",
+                    key,
+                )
             line.silent = True
             return line.aged(self._clock())
         line.heard_s, line.silent = now_s, False
@@ -153,6 +159,11 @@ class LearnerLines:
             channel = open_channel(self._address_of(key), token=self._tokens.get(key))
             self._lines[key] = _Line(channel=channel, asked_s=self._clock())
         return self._lines[key]
+
+
+def _refuses_token(error: Exception) -> bool:
+    code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
+    return code is grpc.StatusCode.UNAUTHENTICATED
 
 
 @contextlib.contextmanager

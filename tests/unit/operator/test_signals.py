@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from tests.unit.operator.scenes import KEY
+from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
 from vcpo_operator.report import learner_report
 from vcpo_operator.signals import LearnerLines, SignalsError
@@ -200,3 +201,24 @@ def test_a_run_whose_every_step_was_skipped_is_told_apart():
     )
     assert told.has_never_updated
     assert told.no_update.startswith("No step made an update (8 of 8 were skipped)")
+
+
+async def test_a_new_token_is_shown_at_once_and_a_wrong_one_is_told_once(caplog):
+    server = WireServer(token="second")
+    control_pb2_grpc.add_ControlServiceServicer_to_server(Learner(), server.grpc_server)
+    port = await server.start("127.0.0.1:0", ("vcpo.wire.v1.ControlService",))
+    lines = LearnerLines(clock=lambda: 100.0, address_of=lambda key: f"127.0.0.1:{port}")
+    await lines.set_token(KEY, "first")
+    assert await lines.ask(KEY, period_s=0.0) is None
+    assert await lines.ask(KEY, period_s=0.0) is None
+    assert caplog.text.count("the learner refuses the run's token") == 1
+    assert "first" not in caplog.text
+    await lines.set_token(KEY, "second")
+    report = await lines.ask(KEY, period_s=0.0)
+    assert report is not None
+    lines.forget_token(KEY)
+    await lines.hang_up(KEY)
+    await lines.ask(KEY, period_s=0.0)
+    assert caplog.text.count("the learner refuses the run's token") == 2
+    await lines.close()
+    await server.stop(0.0)
