@@ -113,6 +113,13 @@ class Environment(Section):
         )
         return self
 
+    @model_validator(mode="after")
+    def _system_prompt_is_shown(self) -> Self:
+        if self.system_prompt is not None and self.prompt_format is PromptFormat.PLAIN:
+            message = "needs a `promptFormat` of 'chat' or 'auto', not 'plain'"
+            refuse([conflict("systemPrompt", value=self.system_prompt, message=message)])
+        return self
+
 
 class Learner(Section):
     """The process that trains."""

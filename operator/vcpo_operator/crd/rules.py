@@ -137,6 +137,10 @@ ENVIRONMENT: Final = (
         + ", ".join(f"'{name}'" for name in sorted(BUILT_IN))
         + ", or package.module:Class for a class of your own",
     ),
+    Rule(
+        rule="!has(self.systemPrompt) || !has(self.promptFormat) || self.promptFormat != 'plain'",
+        message="`systemPrompt` may not be given where `promptFormat` is 'plain'",
+    ),
 )
 
 ROLLOUT_GROUP: Final = (

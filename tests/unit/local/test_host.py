@@ -176,6 +176,28 @@ async def scene(tmp_path, monkeypatch) -> AsyncIterator[Scene]:
         await asyncio.gather(scene.running, return_exceptions=True)
 
 
+@pytest.fixture
+def one_gpu(tmp_path, monkeypatch) -> None:
+    """A machine whose driver knows of one."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '0, NVIDIA H200, 143771'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.usefixtures("one_gpu")
+async def test_who_gets_which_gpu_is_said(tmp_path):
+    scene = Scene(tmp_path)
+    scene.host._interrupted.set()
+    scene.start()
+    await scene.outcome()
+    (said,) = scene.events("Gpus")
+    assert said.startswith(
+        "learner on GPU 0, rollout workers on GPU 0: they share its memory, 0.60"
+    )
+
+
 async def test_a_learner_killed_while_it_starts_is_started_again(scene):
     scene.tell("stall")
     scene.start()

@@ -85,6 +85,10 @@ def test_a_run_of_defaults_breaks_no_rule():
         ({"batch": {"redundantTrajectories": 57}}, "`batch.redundantTrajectories`"),
         ({"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0}]}, "`kvCacheGibibytes`"),
         ({"environment": {"name": "chess"}}, "'countdown', 'gsm8k'"),
+        (
+            {"environment": {"name": "math", "systemPrompt": "Add.", "promptFormat": "plain"}},
+            "`systemPrompt`",
+        ),
         ({"model": {"name": "./models/tiny"}}, "absolute path"),
         ({"model": {"name": "models/qwen/tiny"}}, "absolute path"),
         ({"model": {"name": "~/tiny"}}, "absolute path"),

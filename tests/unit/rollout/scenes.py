@@ -211,6 +211,7 @@ class Place:
         drain_s: float = PATIENCE_S,
         learner: Any = None,
         time: ManualTime | None = None,
+        environment_timeout_s: float | None = None,
     ) -> Worker:
         gauges = RolloutGauges(self.metrics)
         learner = learner or self.learner()
@@ -226,6 +227,7 @@ class Place:
                 sequences_per_prompt=self.spec.batch.sequences_per_prompt,
                 follows_recalls=self.spec.batch.over_provision_ratio > 1.0,
                 drain_s=drain_s,
+                environment_timeout_s=environment_timeout_s,
                 sleep=asyncio.sleep if time is None else time.sleep,
             )
         )

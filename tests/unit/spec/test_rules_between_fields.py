@@ -180,3 +180,24 @@ def test_a_cache_of_vllms_is_refused_for_another_engine():
         )
     ]
     assert run_with("rollouts: [{name: a, engine: vllm, kvCacheGibibytes: 2.0}]").spec.rollouts
+
+
+def test_a_system_prompt_in_plain_text_is_refused():
+    with pytest.raises(SpecError) as refused:
+        parse_run(
+            MINIMUM + "  environment: {name: countdown, systemPrompt: Sum., promptFormat: plain}\n"
+        )
+    (problem,) = refused.value.problems
+    rule = "needs a `promptFormat` of 'chat' or 'auto', not 'plain' (got 'Sum.')"
+    assert str(problem) == f"spec.environment.systemPrompt: {rule}"
+
+
+@pytest.mark.parametrize(
+    ("environment", "timeout_s"),
+    [("{name: countdown}", 45.0), ("{name: countdown, callTimeoutSeconds: 7}", 7.0)],
+)
+def test_a_call_of_the_environment_has_half_of_a_lease_unless_the_run_says_more(
+    environment, timeout_s
+):
+    text = f"{MINIMUM}  environment: {environment}\n  lease: {{timeoutSeconds: 90}}\n"
+    assert parse_run(text).spec.environment_timeout_s == timeout_s
