@@ -10,7 +10,7 @@ from vcpo.control import ControlState
 from vcpo.spec import API_VERSION, KIND, VCPORun
 from vcpo_operator.actions import Action, Apply, DeleteChild, IssueToken
 from vcpo_operator.children.config import make_parent
-from vcpo_operator.children.manifest import Child, Kind, Owner, Parent
+from vcpo_operator.children.manifest import Kind, Owner, Parent
 from vcpo_operator.names import credential_name
 from vcpo_operator.plan import Wish
 from vcpo_operator.records import Cause, ObservedChild, RunRecord
@@ -31,6 +31,8 @@ class Refusal:
     """A manifest that the API server calls invalid."""
 
     sentence: str
+    was_new: bool
+    """Whether there was no such object: what cannot be changed may be made, once it is deleted."""
     until_s: float
     """Unix time before which it is not applied again."""
 
@@ -82,15 +84,18 @@ def is_recreated(memory: RunMemory, applied: ObservedChild) -> bool:
     return before not in {None, applied.uid}
 
 
-def is_refused(memory: RunMemory, child: Child, now_s: float) -> bool:
+def is_refused(memory: RunMemory, action: Apply, now_s: float) -> bool:
     """Whether the API server has called this very manifest invalid, not long ago."""
-    known = memory.refused.get(child.digest)
-    return known is not None and now_s < known.until_s
+    known = memory.refused.get(action.child.digest)
+    if known is None or known.was_new is action.force:
+        return False
+    return now_s < known.until_s
 
 
-def refuse(memory: RunMemory, child: Child, why: str, now_s: float) -> None:
+def refuse(memory: RunMemory, action: Apply, why: str, now_s: float) -> None:
     """Keep that the API server calls a manifest invalid."""
-    memory.refused[child.digest] = Refusal(sentence=why, until_s=now_s + REFUSED_S)
+    refusal = Refusal(sentence=why, was_new=not action.force, until_s=now_s + REFUSED_S)
+    memory.refused[action.child.digest] = refusal
 
 
 def refusal_of(memory: RunMemory, wish: Wish) -> str:

@@ -246,7 +246,7 @@ class Reconciler:
             )
             if target_name(action) in refused or (refused and is_new):
                 continue
-            if isinstance(action, Apply) and is_refused(memory, action.child, look.now_s):
+            if isinstance(action, Apply) and is_refused(memory, action, look.now_s):
                 refused.add(target_name(action))
                 continue
             _LOGGER.debug("%s: %s", key, action)
@@ -256,7 +256,7 @@ class Reconciler:
                 if not (isinstance(action, Apply) and error.is_invalid):
                     raise
                 _LOGGER.warning("%s: %s", key, error)
-                refuse(memory, action.child, str(error), look.now_s)
+                refuse(memory, action, str(error), look.now_s)
                 refused.add(target_name(action))
                 continue
             if applied is not None:

@@ -142,3 +142,27 @@ async def test_an_operator_that_may_not_read_events_works_all_the_same():
         scene.now_s += PATIENCE_S
         assert not (await scene.look()).trouble
         assert (await scene.client.get(DEPLOYMENT))["spec"]["replicas"] == 1
+
+
+async def test_a_learner_whose_node_is_lost_reads_so_and_is_warned_of(scene):
+    await scene.create()
+    await scene.settle()
+    await scene.place("demo-learner-0")
+    container = {"name": "learner", "image": "l", "imageID": "", "ready": True, "restartCount": 0}
+    container |= {"state": {"running": {"startedAt": "2026-11-20T10:00:00Z"}}}
+    status = {"phase": "Running", "containerStatuses": [container]}
+    # What a node controller leaves: nobody knows of the containers any more.
+    status["conditions"] = [{"type": "Ready", "status": "False"}]
+    await scene.client.merge_patch(f"{PODS}/demo-learner-0/status", {"status": status})
+    _, _, message = await look_until(scene, "LearnerReady", "NodeLost")
+    assert message.startswith("pod demo-learner-0: its node node-0 does not answer")
+    assert ("NodeLost", f"LearnerReady: {message}") in await warnings_of_the_run(scene)
+
+
+async def test_a_learner_s_pod_that_no_kubelet_ends_has_lost_its_node(scene):
+    await scene.create(learner={"drainSeconds": 1})
+    await scene.settle()
+    await scene.place("demo-learner-0")
+    await scene.client.delete(f"{PODS}/demo-learner-0")
+    _, _, message = await look_until(scene, "LearnerReady", "NodeLost")
+    assert message.startswith("pod demo-learner-0: its node node-0 does not answer")

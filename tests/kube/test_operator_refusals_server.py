@@ -88,7 +88,7 @@ async def test_no_worker_waits_for_a_learner_that_is_refused(scene):
 async def test_what_was_refused_is_tried_again_every_few_minutes_only():
     async with operator_scene() as scene:
         await scene.create(rollouts=[{**group([MOUNT]), "minReplicas": 2}])
-        await scene.look()
+        await scene.settle()
         start_s = scene.now_s
         while scene.now_s < start_s + 2 * REFUSED_S:
             scene.now_s += 10.0
