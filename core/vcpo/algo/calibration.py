@@ -58,6 +58,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
+from vcpo.algo.arrays import Vector, counts, vector
 from vcpo.algo.weights import log_sum_exp, require_log_weights
 
 PIECE_TOKENS: Final = 32
@@ -161,7 +162,7 @@ class MismatchCalibration:
                 "give at least 1 and 0"
             )
 
-    def observe(self, log_weights: Sequence[float], num_tokens: Sequence[int]) -> Self:
+    def observe(self, log_weights: Vector, num_tokens: Vector) -> Self:
         """Calibration one optimizer step later, having seen that step's fresh pieces.
 
         log_weights: [n] nats, of pieces that the learner's own version sampled; a -inf has no scale
@@ -170,6 +171,10 @@ class MismatchCalibration:
         Raises: ValueError when the lengths differ or a piece has no token; NonFiniteWeightError at
         a NaN or +inf.
         """
+        log_weights, num_tokens = (
+            vector(log_weights, "log_weights"),
+            counts(num_tokens, "num_tokens"),
+        )
         if len(log_weights) != len(num_tokens):
             raise ValueError(
                 f"log_weights has {len(log_weights)} entries and num_tokens {len(num_tokens)}: "
@@ -225,13 +230,14 @@ class MismatchCalibration:
         known = 0 if estimate is None else estimate.count
         return max(PRECISE_COUNT - known, _UPKEEP_COUNT)
 
-    def on_policy_ess_ratio(self, num_tokens: Sequence[int]) -> float:
+    def on_policy_ess_ratio(self, num_tokens: Vector) -> float:
         """ESS ratio to expect of an on-policy batch with these lengths, B / sum_i exp(s2 L_i).
 
         num_tokens: [B] trained tokens, at least 0.
         Returns a value in [1/B, 1]; 1.0 until enough was observed.
         Raises: ValueError when empty or at a negative length.
         """
+        num_tokens = counts(num_tokens, "num_tokens")
         if not num_tokens:
             raise ValueError("num_tokens is empty: at least one trajectory is needed")
         _require_lengths(num_tokens, at_least=0)

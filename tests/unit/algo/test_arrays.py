@@ -54,6 +54,11 @@ OF_VECTORS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
     "log_norms": lambda hold: algo.log_norms(hold(NORMS)),
     "log_sum_exp": lambda hold: algo.log_sum_exp(hold(LOG_WEIGHTS)),
     "mean_baseline": lambda hold: algo.mean_baseline(hold(REWARDS)),
+    "MismatchCalibration": lambda hold: (
+        algo.MismatchCalibration()
+        .observe(hold(LOG_WEIGHTS), hold(LENGTHS))
+        .on_policy_ess_ratio(hold(LENGTHS))
+    ),
     "optimal_baseline": lambda hold: algo.optimal_baseline(hold(REWARDS), hold(NORMS)),
     "piece_log_weights": lambda hold: algo.piece_log_weights(hold(LOG_WEIGHTS), hold([3, 1])),
     "vtrace": lambda hold: algo.vtrace(hold(LOG_WEIGHTS), hold(REWARDS), hold(NORMS)),
