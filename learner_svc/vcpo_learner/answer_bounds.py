@@ -81,11 +81,19 @@ class AnswerBounds:
 
 
 def answer_bounds(spec: VCPORunSpec, model: PreTrainedModel | None = None) -> AnswerBounds:
-    """The bounds of a run that trains `model`; None is a model of which nothing is known."""
+    """The bounds of a run that trains `model`; None is a model of which nothing is known.
+
+    Raises:
+        ValueError: when the longest answer leaves no room for a prompt in the model's context.
+    """
+    context = None if model is None else context_tokens(model.config.to_dict())
+    if problem := spec.sampling.room_problem(context):
+        got = f"(got {spec.sampling.max_new_tokens})"
+        raise ValueError(f"spec.sampling.maxNewTokens: {problem} {got}")
     return AnswerBounds(
         vocabulary_size=None if model is None else _vocabulary_size(model),
         max_new_tokens=spec.sampling.max_new_tokens,
-        context_tokens=None if model is None else context_tokens(model.config.to_dict()),
+        context_tokens=context,
         max_absolute_reward=spec.environment.max_absolute_reward,
     )
 

@@ -5,7 +5,8 @@ steps the signals are these; the score is the worst one's severity, and the leve
 
     WARN      dips           three steps have a relative ESS of at most 0.2
               lasting loss   the median is at most 0.3
-    CRITICAL  bad steps      two steps have at most 0.1 and a KL divergence of 0.1 nat per token
+    CRITICAL  bad steps      two steps have at most 0.1 and a KL divergence of 0.1 nat per token;
+                             of the first ten steps of a run it takes four
               unbroken loss  every step has at most 0.1
               breakout       during dips divergence is 10 times its median of 50 steps before
     DEAD      death          the median gradient norm is below 1e-5, or the median ESS below 1.5
@@ -15,8 +16,10 @@ steps at 0.03 to 0.06 stand alone between others at 0.5 and above, each taken al
 trajectories. *Why the lowest step alone is no signal.* Most runs that hold have one somewhere.
 *Why divergence only counts where the ESS is low.* Stale samples that the learner would not draw any
 more are far away and weigh nothing: divergence is high and harmless for hundreds of steps, and it
-multiplies whenever a run that was nearly on policy moves on. *Why nobody is dead for one step.*
-Runs were seen at an ESS of 1.3 of 64 and went on.
+multiplies whenever a run that was nearly on policy moves on. *Why a bad step counts half among the
+first ten.* An optimizer such as AdamW takes its first steps at full length in every coordinate, and
+runs that go well dip there once or twice; what falls at once has four such steps all the same. *Why
+nobody is dead for one step.* Runs were seen at an ESS of 1.3 of 64 and went on.
 
 How far to trust it is measured by `alarm_quality`. A low ESS is a necessary sign with weak timing:
 WARN says that steps are far from the data that they are made of, CRITICAL that runs have fallen so.
@@ -67,15 +70,19 @@ class EarlyWarning:
     steps: tuple[StepHealth, ...] = ()
     """The steps still remembered, oldest first."""
 
+    seen: int = 0
+    """Steps seen since the start of the run."""
+
     def observe(self, step: StepHealth) -> Self:
         """Warning that has also seen a step."""
         kept = self.thresholds.trailing_steps + LATEST_STEPS
-        return replace(self, steps=(*self.steps, step)[-kept:])
+        return replace(self, steps=(*self.steps, step)[-kept:], seen=self.seen + 1)
 
     @property
     def score(self) -> float:
         """The worst signal's severity, in [0, 1]: 1/3 warns, 2/3 is critical, 1 is dead."""
-        return max(signals(self.steps, self.thresholds).values())
+        forgotten = self.seen - len(self.steps)
+        return max(signals(self.steps, self.thresholds, forgotten).values())
 
     @property
     def level(self) -> WarningLevel:
@@ -93,7 +100,7 @@ class EarlyWarning:
             [step.relative_ess, step.ess, step.kl_per_token, step.gradient_norm]
             for step in self.steps
         ]
-        return {"steps": rows}
+        return {"steps": rows, "seen": self.seen}
 
     def restored(self, state: Mapping[str, Any]) -> Self:
         """This warning's thresholds with the steps that `to_dict` returned.
@@ -101,7 +108,9 @@ class EarlyWarning:
         Raises: ValueError when the state has another form or holds an impossible step.
         """
         rows = entry(state, "steps", "EarlyWarning")
+        seen = entry(state, "seen", "EarlyWarning")
         try:
+            seen = int(seen)
             steps = [
                 StepHealth(relative_ess=rho, ess=ess, kl_per_token=kl, gradient_norm=norm)
                 for rho, ess, kl, norm in rows
@@ -111,4 +120,4 @@ class EarlyWarning:
                 f"state is {str(state)[:80]}: give what to_dict of EarlyWarning returned"
             ) from error
         kept = self.thresholds.trailing_steps + LATEST_STEPS
-        return replace(self, steps=tuple(steps[-kept:]))
+        return replace(self, steps=tuple(steps[-kept:]), seen=seen)

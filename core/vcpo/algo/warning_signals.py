@@ -7,6 +7,7 @@ thresholds: 0 is well, 1/3 is the threshold of a warning, 2/3 that of a critical
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median
 from typing import Final
 
@@ -53,6 +54,9 @@ class WarningThresholds:
     bad_steps: int = 2
     """Bad steps in the window at which the state is critical, at least 1 and at most the window."""
 
+    early_steps: int = 10
+    """First steps of a run, at least 0, among which a bad step counts half."""
+
     kl_breakout: float = 10.0
     """Times its trailing median at which the divergence is critical, above 1, during dips."""
 
@@ -66,6 +70,8 @@ class WarningThresholds:
     """Median effective sample size, in trajectories, below which a run is dead."""
 
     def __post_init__(self) -> None:
+        if self.early_steps < 0:
+            raise ValueError(f"early_steps is {self.early_steps}: give at least 0")
         if not LATEST_STEPS <= self.window_steps <= self.trailing_steps:
             raise ValueError(
                 f"window_steps is {self.window_steps}: give at least {LATEST_STEPS} and at most "
@@ -109,17 +115,20 @@ class StepHealth:
                 raise ValueError(f"{name} is {value}: give a finite number, 0 or above")
 
 
-def signals(steps: Sequence[StepHealth], thresholds: WarningThresholds) -> dict[str, float]:
+def signals(
+    steps: Sequence[StepHealth], thresholds: WarningThresholds, forgotten: int = 0
+) -> dict[str, float]:
     """Severity of every signal, in [0, 1], by name; 0 of those that need more steps.
 
-    steps: of one run, oldest first.
+    steps: of one run, oldest first; forgotten: steps of it that came before them.
     """
     window = steps[-thresholds.window_steps :]
+    num_early = thresholds.early_steps - forgotten - (len(steps) - len(window))
     dips = _dips(window, thresholds)
     return {
         "dips": dips,
         "lasting_loss": _lasting_loss(window, thresholds),
-        "bad_steps": _bad_steps(window, thresholds),
+        "bad_steps": _bad_steps(window, thresholds, max(0, num_early)),
         "unbroken_loss": _unbroken_loss(window, thresholds),
         "breakout": _breakout(steps, thresholds) if dips >= WARN_SCORE else 0.0,
         "death": _death(window, thresholds),
@@ -145,20 +154,30 @@ def _lasting_loss(window: Sequence[StepHealth], thresholds: WarningThresholds) -
     return _severity(middle, (1.0, 0.0), (threshold, WARN_SCORE), (threshold / 10, _WORST_WARNING))
 
 
-def _bad_steps(window: Sequence[StepHealth], thresholds: WarningThresholds) -> float:
-    """0 until there are enough steps that are low in ESS and high in divergence at once."""
+def _bad_steps(
+    window: Sequence[StepHealth], thresholds: WarningThresholds, num_early: int
+) -> float:
+    """0 until there are enough steps that are low in ESS and high in divergence at once.
+
+    num_early: first steps of the window of which a bad one counts half.
+    """
     threshold = thresholds.bad_relative_ess
     bad = sorted(
-        step.relative_ess
-        for step in window
+        (step.relative_ess, 0.5 if index < num_early else 1.0)
+        for index, step in enumerate(window)
         if step.relative_ess <= threshold
         and (step.kl_per_token is None or step.kl_per_token >= thresholds.bad_kl_per_token)
     )
-    if len(bad) < thresholds.bad_steps:
-        return 0.0
-    return _severity(
-        bad[thresholds.bad_steps - 1], (threshold, CRITICAL_SCORE), (threshold / 10, _WORST_ALIVE)
+    weights = accumulate(weight for _, weight in bad)
+    enough = (
+        relative_ess
+        for (relative_ess, _), weight in zip(bad, weights, strict=True)
+        if weight >= thresholds.bad_steps
     )
+    value = next(enough, None)
+    if value is None:
+        return 0.0
+    return _severity(value, (threshold, CRITICAL_SCORE), (threshold / 10, _WORST_ALIVE))
 
 
 def _unbroken_loss(window: Sequence[StepHealth], thresholds: WarningThresholds) -> float:

@@ -98,13 +98,10 @@ def _neighbors(path: Path) -> str:
 
 
 def _context_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[FieldProblem]:
-    context, longest = context_tokens(config), spec.sampling.max_new_tokens
-    if context is not None and longest >= context:
-        message = (
-            f"leaves no room for a prompt: the model reads {context} tokens, prompt and response"
-            f" together; give less than {context}"
-        )
-        yield FieldProblem(path="spec.sampling.maxNewTokens", value=str(longest), message=message)
+    message = spec.sampling.room_problem(context_tokens(config))
+    if message is not None:
+        value = str(spec.sampling.max_new_tokens)
+        yield FieldProblem(path="spec.sampling.maxNewTokens", value=value, message=message)
 
 
 def _norm_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[FieldProblem]:

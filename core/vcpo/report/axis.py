@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 
 _ROUND_FACTORS = (1.0, 2.0, 5.0, 10.0)
+_LEAST_SPAN = 1e-300
+"""A range that is narrower cannot be cut into parts: they come to 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +51,8 @@ def round_ticks(low: float, high: float, *, about: int, whole: bool = False) -> 
 def widened(low: float, high: float, *, margin: float = 0.05) -> tuple[float, float]:
     """Return the range with a margin on both sides; a range of one value gets a unit of its own."""
     span = high - low
-    if span <= 0:
-        span = abs(low) or 1.0
+    if span < _LEAST_SPAN:
+        span = abs(low) if abs(low) > _LEAST_SPAN else 1.0
         margin = 0.5
     return low - margin * span, high + margin * span
 

@@ -278,6 +278,15 @@ class Sampling(Section):
     max_new_tokens: Annotated[int, Field(ge=1, le=131_072)] = 1024
     """Longest answer; a longer one is cut and judged as it stands."""
 
+    def room_problem(self, context_tokens: int | None) -> str | None:
+        """Why a model that reads so many tokens cannot answer a prompt; None when it can."""
+        if context_tokens is None or self.max_new_tokens < context_tokens:
+            return None
+        return (
+            f"leaves no room for a prompt: the model reads {context_tokens} tokens, prompt and"
+            f" response together; give less than {context_tokens}"
+        )
+
 
 class Optimizer(Section):
     """AdamW; the learning rate here is the base that the ESS rule scales."""

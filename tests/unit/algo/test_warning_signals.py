@@ -17,8 +17,18 @@ def steps(*relative, **numbers):
     return [StepHealth(relative_ess=each, **numbers) for each in relative]
 
 
-def severity(signal, window, thresholds=THRESHOLDS):
-    return signals(window, thresholds)[signal]
+def severity(signal, window, thresholds=THRESHOLDS, forgotten=100):
+    return signals(window, thresholds, forgotten)[signal]
+
+
+def test_a_bad_step_counts_half_among_the_first_ten_of_a_run():
+    early = steps(*[0.9] * 6, *[0.1] * 4, kl_per_token=0.1)
+    assert severity("bad_steps", early, forgotten=0) == CRITICAL
+    assert severity("bad_steps", early[:-1], forgotten=0) == 0.0
+    # Seven of the window's steps are early: one bad one among them, and two later ones at half.
+    mixed = steps(0.1, *[0.9] * 7, 0.1, 0.1, kl_per_token=0.1)
+    assert severity("bad_steps", mixed[:-1], forgotten=3) == 0.0
+    assert severity("bad_steps", mixed, forgotten=3) == CRITICAL
 
 
 def test_three_dips_among_good_steps_warn():

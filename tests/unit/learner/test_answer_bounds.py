@@ -118,6 +118,13 @@ def test_the_bounds_are_the_models_and_the_runs(make):
     )
 
 
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_a_longest_answer_that_fills_the_context_is_refused_at_the_start(make):
+    with pytest.raises(ValueError, match=r"spec\.sampling\.maxNewTokens: leaves no room.*got 64"):
+        answer_bounds(make_run(sampling={"maxNewTokens": 64}).spec, make())
+    assert answer_bounds(make_run(sampling={"maxNewTokens": 63}).spec, make()).context_tokens == 64
+
+
 def test_a_head_with_fewer_rows_than_the_embedding_bounds_the_tokens():
     """Padded rows are tokens as long as the model scores them, and none where it does not."""
     heads = SimpleNamespace(

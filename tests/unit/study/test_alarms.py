@@ -24,10 +24,10 @@ def cell_of(rows, accuracies):
 
 
 def test_the_lead_is_counted_from_the_alarm_to_the_collapse():
-    # Two of ten steps at a tenth and far away are critical: at step 8 of a collapse at 40.
-    rows = steps(*[0.8] * 6, 0.05, 0.05, *[0.8] * 32)
+    # Two of ten steps at a tenth and far away are critical: at step 18 of a collapse at 40.
+    rows = steps(*[0.8] * 16, 0.05, 0.05, *[0.8] * 22)
     found = alarm_quality([cell_of(rows, COLLAPSING)])
-    assert (found.num_collapses, found.num_warned, found.lead_steps) == (1, 1, 32)
+    assert (found.num_collapses, found.num_warned, found.lead_steps) == (1, 1, 22)
 
 
 def test_steps_that_are_low_and_near_only_warn():
