@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,7 +9,7 @@ from typing import Final
 
 MAX_MESSAGE_CHARACTERS: Final = 500
 MAX_DISTINCT: Final = 16
-"""Distinct failures that are kept; further ones are counted by their cause alone."""
+"""Distinct failures that are kept, whatever workers send; metrics count all of them."""
 _ANNOUNCE_EVERY: Final = 100
 
 
@@ -81,12 +80,10 @@ class FailureCounts:
     """Counts distinct failures, at most `MAX_DISTINCT`, and says when one is worth a line."""
 
     def __init__(self) -> None:
-        self.by_cause: Counter[FailureCause] = Counter()
         self._distinct: dict[tuple[str, str, str], FailureCount] = {}
 
     def add(self, failure: Failure, *, now_s: float = 0.0) -> str | None:
         """Count a failure; returns a line for its first time and for every hundredth."""
-        self.by_cause[failure.cause] += 1
         known = self._distinct.get(failure.kind)
         if known is None:
             if len(self._distinct) >= MAX_DISTINCT:

@@ -187,15 +187,11 @@ def one_gpu(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("one_gpu")
-async def test_who_gets_which_gpu_is_said(tmp_path):
-    scene = Scene(tmp_path)
-    scene.host._interrupted.set()
+async def test_who_gets_which_gpu_is_said(scene):
     scene.start()
-    await scene.outcome()
+    await scene.until(lambda: scene.events("Gpus"))
     (said,) = scene.events("Gpus")
-    assert said.startswith(
-        "learner on GPU 0, rollout workers on GPU 0: they share its memory, 0.60"
-    )
+    assert said.startswith("learner on GPU 0, rollout workers on GPU 0: they share its memory, ")
 
 
 async def test_a_learner_killed_while_it_starts_is_started_again(scene):
