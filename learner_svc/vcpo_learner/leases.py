@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from vcpo.wire.errors import InvalidMessageError
-from vcpo.wire.trajectory import PartialResponse, Trajectory
+from vcpo.wire.trajectory import PartialResponse, Trajectory, prompt_sum
 
 _REMEMBERED_LEASES = 65_536
 Clock = Callable[[], float]
@@ -65,9 +65,14 @@ class OpenLease:
 
         Raises:
             InvalidMessageError: naming the first whose id is not one of this lease, or that answers
-                another prompt than the rest: a group is compared with itself.
+                another prompt than the rest, or than those begun: a group is compared with itself.
         """
         prompt = next(iter([*self.arrived.values(), *trajectories])).prompt_token_ids
+        begun = {one.prompt_xxh3 for one in self.begun} - {0}
+        if begun - {prompt_sum(prompt)}:
+            received = f"{len(prompt)} tokens that differ"
+            bound = "those that the lease's answers were begun for"
+            raise InvalidMessageError("trajectories[0].prompt_token_ids", received, bound)
         for index, trajectory in enumerate(trajectories):
             if trajectory.prompt_token_ids != prompt:
                 name = f"trajectories[{index}].prompt_token_ids"

@@ -11,7 +11,12 @@ from dataclasses import replace
 from functools import partial
 
 from vcpo.failures import FailureCause
-from vcpo.wire.trajectory import PartialResponse, Trajectory, partial_from_message
+from vcpo.wire.trajectory import (
+    PartialResponse,
+    Trajectory,
+    partial_from_message,
+    prompt_sum,
+)
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.conversation import converse, resume
 from vcpo_rollout.engines.engine import (
@@ -29,7 +34,7 @@ from vcpo_rollout.environments.environment import (
 )
 from vcpo_rollout.foreign import ForeignThreads, finite_reward, foreign_code, require_type
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.group import first_complete, sample_group
+from vcpo_rollout.group import GroupCutError, first_complete, sample_group
 from vcpo_rollout.history import History
 from vcpo_rollout.prompting import PromptCodec
 
@@ -83,6 +88,22 @@ class Answering:
             temperature=lease.sampling.temperature,
             max_new_tokens=lease.sampling.max_new_tokens,
         )
+        try:
+            return await self._sampled(lease, prompt, request, cut)
+        except GroupCutError as error:
+            answered = prompt_sum(prompt_token_ids)
+            raise GroupCutError(
+                [replace(one, prompt_xxh3=answered) for one in error.begun]
+            ) from error
+
+    async def _sampled(
+        self,
+        lease: work_pb2.Lease,
+        prompt: Prompt,
+        request: GenerationRequest,
+        cut: asyncio.Event,
+    ) -> list[Trajectory]:
+        """Sample and judge, in one turn or in several."""
         if isinstance(self._environment, MultiTurnEnvironment):
             return await self._converse(lease, self._environment, prompt, request, cut)
         started_s = time.monotonic()

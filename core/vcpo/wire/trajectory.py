@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import xxhash
+
 from vcpo.wire.checks import check_id
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.limits import MAX_TOKENS
@@ -71,6 +73,8 @@ class PartialResponse:
     """Set when the answer is complete and only waits for others of its group."""
     inserted_spans: tuple[TokenSpan, ...] = ()
     """Tokens that the environment wrote, in order and disjoint; all others were sampled."""
+    prompt_xxh3: int = 0
+    """Sum of the prompt that it answers (`prompt_sum`); 0 when that is not known."""
 
     @property
     def num_sampled_tokens(self) -> int:
@@ -134,6 +138,11 @@ class Trajectory:
             yield policy_version - span.policy_version, span.num_tokens
 
 
+def prompt_sum(prompt_token_ids: Sequence[int]) -> int:
+    """A sum by which a prompt is told from another, never 0: xxh3 of its packed tokens."""
+    return xxhash.xxh3_64_intdigest(pack_token_ids(prompt_token_ids)) or 1
+
+
 def trajectory_to_message(trajectory: Trajectory) -> work_pb2.Trajectory:
     """Write a trajectory as its message; log-probabilities are rounded to float32."""
     return work_pb2.Trajectory(
@@ -187,6 +196,7 @@ def partial_to_message(partial: PartialResponse) -> work_pb2.PartialResponse:
         version_spans=_span_messages(partial.version_spans),
         finish_reason=work_pb2.FINISH_REASON_UNSPECIFIED if reason is None else _TO_WIRE[reason],
         inserted_spans=_inserted_messages(partial.inserted_spans),
+        prompt_xxh3=partial.prompt_xxh3,
     )
 
 
@@ -212,6 +222,7 @@ def partial_from_message(message: work_pb2.PartialResponse, *, path: str) -> Par
         version_spans=spans,
         finish_reason=None if unfinished else _FROM_WIRE[message.finish_reason],
         inserted_spans=inserted,
+        prompt_xxh3=message.prompt_xxh3,
     )
 
 

@@ -135,6 +135,10 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
             raise InvalidMessageError("begun", f"{num_tokens} tokens", requirement)
         for index, one in enumerate(begun):
             self._bounds.check_begun(one, path=f"begun[{index}]")
+            if one.prompt_xxh3 != begun[0].prompt_xxh3:
+                requirement = "that of begun[0]: one lease is one prompt"
+                name = f"begun[{index}].prompt_xxh3"
+                raise InvalidMessageError(name, one.prompt_xxh3, requirement)
         return begun
 
     def _lease_message(self, assignment: Assignment) -> work_pb2.Lease:

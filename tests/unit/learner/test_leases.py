@@ -2,8 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.learner.scenes import TIMEOUT_S, ManualClock, answer, answers
+from tests.unit.learner.scenes import TIMEOUT_S, ManualClock, answer, answers, begun_answer
 from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.trajectory import prompt_sum
 from vcpo_learner import leases
 from vcpo_learner.leases import LeaseBook
 
@@ -52,3 +53,21 @@ def test_all_answers_of_a_lease_are_to_one_prompt(book):
     with pytest.raises(InvalidMessageError, match=r"trajectories\[0\]\.prompt_token_ids: must be"):
         book.submit(lease.lease_id, [other])
     assert lease.num_missing == 1
+
+
+@pytest.mark.parametrize(("begun_for", "is_fine"), [((3, 4), True), ((4, 3), False), (None, True)])
+def test_an_answer_is_to_the_prompt_that_the_lease_was_begun_for(book, begun_for, is_fine):
+    begun = replace(begun_answer(0), prompt_xxh3=prompt_sum(begun_for) if begun_for else 0)
+    lease = book.open(
+        worker_id="w",
+        prompt_index=0,
+        num_trajectories=1,
+        attempt=1,
+        policy_version=0,
+        begun=(begun,),
+    )
+    if is_fine:
+        assert book.submit(lease.lease_id, answers(lease))[0] == ["accepted"]
+    else:
+        with pytest.raises(InvalidMessageError, match="those that the lease's answers were begun"):
+            book.submit(lease.lease_id, answers(lease))

@@ -210,8 +210,12 @@ async def test_a_lease_carries_what_was_handed_back_with_its_prompt(place):
         ({"begun": [begun_message(1024)]}, "begun[0].token_ids: must be shorter than 1024"),
         ({"begun": [work_pb2.PartialResponse()]}, "begun[0].token_ids: must be 1 to"),
         ({"begun": [begun_message(1)] * 3}, "begun: must be at most 2 answers"),
+        (
+            {"begun": [begun_message(1, prompt_xxh3=7), begun_message(1, prompt_xxh3=8)]},
+            "begun[1].prompt_xxh3: must be that of begun[0]",
+        ),
     ],
-    ids=["no lease", "two leases", "too long", "empty", "too many"],
+    ids=["no lease", "two leases", "too long", "empty", "too many", "two prompts"],
 )
 async def test_answers_that_cannot_be_gone_on_with_are_refused(place, change, problem):
     stub = work_pb2_grpc.WorkServiceStub(place.channel)

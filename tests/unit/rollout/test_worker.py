@@ -5,7 +5,7 @@ import pytest_asyncio
 
 from tests.unit.rollout.scenes import a_learner, eventually, working
 from vcpo.wire.phase import RunPhase
-from vcpo.wire.trajectory import PartialResponse, VersionSpan
+from vcpo.wire.trajectory import PartialResponse, VersionSpan, prompt_sum
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.learner import HeldPolicy, LeaseAnswer
@@ -189,6 +189,7 @@ async def test_what_a_worker_began_before_it_left_another_goes_on_with(place):
         token_ids=(5,),
         logprobs=(-0.5,),
         version_spans=(VersionSpan(policy_version=0, num_tokens=1),),
+        prompt_xxh3=prompt_sum((3, 4)),
     )
     assert sum(request.begun is not None for request in place.engine.requests) == 1
     group, *_ = place.desk.ledger.take_batch(policy_version=1, max_lag_steps=1)
@@ -198,6 +199,26 @@ async def test_what_a_worker_began_before_it_left_another_goes_on_with(place):
     }
     assert versions == {(0, 0), (0, 1)}
     assert {one.reward for one in group.trajectories} == {0.75}
+
+
+async def test_an_environment_that_says_another_prompt_elsewhere_mixes_no_group(place):
+    place.engine.gate.clear()
+    place.publish(0)
+    worker = place.worker(places=2, drain_s=0.01)
+    async with working(worker) as task:
+        await eventually(lambda: place.engine.sampling == 2)
+        worker.leave()
+        await task
+    place.engine.requests.clear()
+    place.engine.gate.set()
+    place.codec.encode = lambda _: (3, 4, 4)
+    async with working(place.worker(places=2, learner=place.learner_for("another"))):
+        await eventually(lambda: counts(place).buffered == 8)
+    # What was begun for (3, 4) failed there, and its prompt was answered without it.
+    assert counts(place).dropped == {"handed_back": 2, "generation_failed": 2}
+    groups = place.desk.ledger.take_batch(policy_version=0, max_lag_steps=1)
+    prompts = {one.prompt_token_ids for group in groups for one in group.trajectories}
+    assert prompts == {(3, 4, 4)}
 
 
 async def test_the_answers_of_an_evaluation_are_begun_anew(place):

@@ -20,6 +20,7 @@ from vcpo.wire.trajectory import (
     VersionSpan,
     partial_from_message,
     partial_to_message,
+    prompt_sum,
     trajectory_from_message,
     trajectory_to_message,
 )
@@ -261,6 +262,12 @@ def test_a_response_beyond_the_limit_is_refused():
     assert said.endswith(f"got '{MAX_TOKENS + 1} tokens'")
 
 
+@given(st.lists(TOKENS, max_size=9), st.lists(TOKENS, max_size=9))
+def test_prompts_are_told_apart_by_their_sums_and_none_is_0(first, second):
+    assert (prompt_sum(first) == prompt_sum(second)) == (first == second)
+    assert prompt_sum(first) != 0
+
+
 @given(trajectories(), st.sampled_from([None, *FinishReason]))
 def test_an_answer_under_way_survives_the_wire(trajectory, finish_reason):
     # The first token of an answer is always the model's.
@@ -273,6 +280,7 @@ def test_an_answer_under_way_survives_the_wire(trajectory, finish_reason):
         inserted_spans=tuple(
             replace(span, start=span.start + 1) for span in trajectory.inserted_spans
         ),
+        prompt_xxh3=prompt_sum(trajectory.prompt_token_ids),
     )
     sent = partial_to_message(begun).SerializeToString()
     received = work_pb2.PartialResponse.FromString(sent)

@@ -316,12 +316,17 @@ class PartialResponse(_message.Message):
     VERSION_SPANS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     INSERTED_SPANS_FIELD_NUMBER: _builtins.int
+    PROMPT_XXH3_FIELD_NUMBER: _builtins.int
     token_ids: _builtins.bytes
     """Packed as in Trajectory; never sampled or scored again."""
     logprobs: _builtins.bytes
     """Of the sampled tokens only, as in Trajectory; so are version_spans."""
     finish_reason: Global___FinishReason.ValueType
     """Unspecified: the answer is not complete."""
+    prompt_xxh3: _builtins.int
+    """xxh3 of the packed prompt that it answers, 0 when that is not known. What is made of it answers
+    the same prompt, or is refused.
+    """
     @_builtins.property
     def version_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]: ...
     @_builtins.property
@@ -338,10 +343,11 @@ class PartialResponse(_message.Message):
         version_spans: _abc.Iterable[Global___VersionSpan] | None = ...,
         finish_reason: Global___FinishReason.ValueType = ...,
         inserted_spans: _abc.Iterable[Global___TokenSpan] | None = ...,
+        prompt_xxh3: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "inserted_spans", b"inserted_spans", "logprobs", b"logprobs", "token_ids", b"token_ids", "version_spans", b"version_spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "inserted_spans", b"inserted_spans", "logprobs", b"logprobs", "prompt_xxh3", b"prompt_xxh3", "token_ids", b"token_ids", "version_spans", b"version_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
