@@ -171,7 +171,7 @@ class Floor:
 
     def expire(self) -> int:
         """What the learner does whenever it is asked for something."""
-        num_expired = self.desk.ledger.expire()
+        num_expired = len(self.desk.ledger.expire())
         self.desk.dispatcher.notify()
         return num_expired
 
