@@ -101,7 +101,7 @@ class Dispatcher:
         self._changed.notify()
 
     def throttle(self, admission_lag_steps: int) -> int:
-        """Admit new work as if the lag bound were this; never above the run's own bound."""
+        """Admit and train as if the lag bound were this; never above the run's own bound."""
         bound = self._spec.algorithm.max_policy_lag_steps
         self.admission_lag_steps = min(admission_lag_steps, bound)
         self.notify()

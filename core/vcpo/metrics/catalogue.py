@@ -171,7 +171,7 @@ POLICY_VERSION = _measure(
     "vcpo_policy_version", "Newest policy version that the learner published."
 )
 ADMISSION_LAG = _measure(
-    "vcpo_admission_lag_steps", "Lag bound in force for new work, in policy versions."
+    "vcpo_admission_lag_steps", "Lag limit in force for new work and for what is trained on."
 )
 BATCH_TRAJECTORIES = _measure(
     "vcpo_batch_trajectories", "Trajectories that one optimizer step consumes."

@@ -123,7 +123,7 @@ def status_schema() -> Schema:
             "format": "double",
             "description": "Mean reward of the newest evaluation; in the units of the environment.",
         },
-        admissionLagSteps=_count("Lag bound in force for new work."),
+        admissionLagSteps=_count("Lag limit in force for new work and for what is trained on."),
         lag=_fields(
             "Age of the tokens of the last step, in policy versions.",
             p50=_count("Median."),

@@ -344,7 +344,7 @@ class SetThrottleRequest(_message.Message):
     ADMISSION_LAG_STEPS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     admission_lag_steps: _builtins.int
-    """New work is admitted as if maxPolicyLagSteps were this; above it changes nothing."""
+    """Work is admitted and trained on as if maxPolicyLagSteps were this; above it changes nothing."""
     reason: _builtins.str
     def __init__(
         self,
