@@ -80,7 +80,7 @@ def judge(
         message = f"All {spec.steps} steps are taken. {report.no_update}".rstrip()
         return Verdict(course=Course.COMPLETE, reason=reason, message=message)
     if report is not None and report.phase is RunPhase.FAILED:
-        message = report.failure or "The learner gave up; see its logs."
+        message = report.failure or "The learner gave up; its journal on the volume says why."
         return _failure(FailureReason.LEARNER_FAILED, message)
     if spec.suspend:
         return Verdict(course=Course.SUSPEND)
