@@ -64,9 +64,16 @@ def run_python(source: str, limits: SandboxLimits) -> str:
 
 @cache
 def unprotected() -> tuple[str, ...]:
-    """What this system does not let a program be kept from; of `PROTECTIONS`."""
-    _, text = _run("", SandboxLimits(wall_s=60.0), reports=True)
-    return tuple(json.loads(text))
+    """What this system does not let a program be kept from; of `PROTECTIONS`.
+
+    Raises: OSError when no program can be run here at all, with what the child said last.
+    """
+    ending, text = _run("", SandboxLimits(wall_s=60.0), reports=True)
+    try:
+        return tuple(json.loads(text))
+    except json.JSONDecodeError as error:
+        said = ending or text.strip().rpartition("\n")[2]
+        raise OSError(f"sandbox: programs cannot be run on this system: {said}") from error
 
 
 def remove_folder(folder: str) -> None:

@@ -62,6 +62,10 @@ MAX_STREAMS = 64
 """Versions that are sent at one time; callers beyond are refused, and ask again."""
 STALLED_READER_S = 30.0
 """Time for the reader of a stream to take a chunk; then it is no longer sent."""
+IDLE_CONNECTION_S = 300.0
+"""A connection without calls is closed after this time."""
+HANDSHAKE_S = 10.0
+"""Time for a caller to say that it speaks HTTP/2."""
 _MAX_CONNECTIONS = 8192
 _OTHER_FILES = 256
 """Files that a process needs for other things than connections."""
@@ -80,8 +84,8 @@ def server_options(max_open_files: int) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
         ("grpc.max_allowed_incoming_connections", connections),
-        ("grpc.max_connection_idle_ms", 300_000),
-        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.max_connection_idle_ms", round(1000 * IDLE_CONNECTION_S)),
+        ("grpc.server_handshake_timeout_ms", round(1000 * HANDSHAKE_S)),
         # What arrives of a message that nobody reads yet stays at 64 KiB; it would grow to 4 MiB.
         ("grpc.http2.bdp_probe", 0),
     ]

@@ -164,6 +164,15 @@ def test_what_each_system_refuses_is_told_by_name(system):
         assert set(unprotected()) <= {"disk"}
 
 
+def test_a_system_on_which_no_program_starts_is_told_with_the_reason(tmp_path, monkeypatch):
+    child = tmp_path / "child.py"
+    child.write_text("raise OSError('no such thing')")
+    monkeypatch.setattr(sandbox, "_CHILD", child)
+    unprotected.cache_clear()
+    with pytest.raises(OSError, match="cannot be run on this system: OSError: no such thing"):
+        unprotected()
+
+
 def test_the_sockets_of_others_are_out_of_reach(system, tmp_path):
     tmp_path.chmod(0o777)
     path = tmp_path / "worker.sock"

@@ -8,9 +8,9 @@ import struct
 import grpc
 import pytest
 
-from tests.unit.rollout.scenes import eventually
 from tests.unit.wire.test_server import SERVICE, TIMEOUT_S, TOKEN, Echo, chunks, manifest
 from vcpo.wire import guard as guard_module
+from vcpo.wire import limits
 from vcpo.wire.client import open_channel
 from vcpo.wire.guard import Guard
 from vcpo.wire.limits import server_options
@@ -43,6 +43,12 @@ def header(name, value):
     return b"".join([b"\0", *(bytes([len(one)]) + one.encode() for one in (name, value))])
 
 
+_DATA, _HEADERS, _SETTINGS, _WINDOW_UPDATE = 0, 1, 4, 8
+_END_OF_STREAM, _END_OF_HEADERS = 1, 4
+_INITIAL_WINDOW_SIZE = 4
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(_SETTINGS, 0, 0, b"")
+
+
 async def window_for(address, method, *headers):
     """Bytes that a server is ready to take in of a call's message of 30 MiB, before it refuses."""
     reader, writer = await asyncio.open_connection(*address.split(":"))
@@ -54,8 +60,7 @@ async def window_for(address, method, *headers):
     ]
     head = b"".join(header(*one) for one in (*always, *grpc_headers, *headers))
     start = struct.pack(">BI", 0, 30 << 20) + bytes(1000)
-    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(_SETTINGS, 0, 0, b""))
-    writer.write(frame(_HEADERS, _END_OF_HEADERS, 1, head) + frame(_DATA, 0, 1, start))
+    writer.write(PREFACE + frame(_HEADERS, _END_OF_HEADERS, 1, head) + frame(_DATA, 0, 1, start))
     window, is_ended = 65_535, False
     with contextlib.suppress(TimeoutError):
         while not is_ended:
@@ -73,11 +78,6 @@ async def window_for(address, method, *headers):
     writer.close()
     await writer.wait_closed()
     return window
-
-
-_DATA, _HEADERS, _SETTINGS, _WINDOW_UPDATE = 0, 1, 4, 8
-_END_OF_STREAM, _END_OF_HEADERS = 1, 4
-_INITIAL_WINDOW_SIZE = 4
 
 
 @pytest.mark.parametrize("method", [GET_MANIFEST, CHECK])
@@ -132,7 +132,9 @@ async def test_only_so_many_messages_arrive_at_one_time(monkeypatch):
             yield policy_pb2.GetManifestRequest(held_policy_version=1).SerializeToString()
 
         first = channel.stream_unary(GET_MANIFEST)(late_message(), timeout=TIMEOUT_S)
-        await eventually(guard._reading.locked)
+        async with asyncio.timeout(TIMEOUT_S):
+            while not guard._reading.locked():
+                await asyncio.sleep(0.001)
         second = asyncio.create_task(manifest(channel))
         _, waiting = await asyncio.wait({second}, timeout=0.1)
         assert waiting
@@ -198,6 +200,22 @@ async def test_connections_are_bounded_and_those_that_end_make_room(monkeypatch)
             for _, writer in idle:
                 writer.close()
             assert await manifest(channel, wait_for_ready=True) == 7
+
+
+@pytest.mark.parametrize(
+    ("bound", "said"),
+    [("HANDSHAKE_S", b""), ("IDLE_CONNECTION_S", PREFACE)],
+    ids=["says nothing", "makes no call"],
+)
+async def test_a_connection_without_calls_is_closed(monkeypatch, bound, said):
+    monkeypatch.setattr(limits, bound, 0.2)
+    async with serving() as address:
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        writer.write(said)
+        async with asyncio.timeout(TIMEOUT_S):
+            await reader.read()
+        writer.close()
+        await writer.wait_closed()
 
 
 @pytest.mark.parametrize(
