@@ -76,3 +76,15 @@ def environment_complaints(name: str, parameters: Mapping[str, Any]) -> Iterator
         yield ("parameters", parameter), parameters[parameter], message
     for parameter in sorted(task.required - set(parameters)):
         yield ("parameters",), dict(parameters), f"'{name}' needs the parameter `{parameter}`"
+    if name == "remote":
+        yield from _complaints_within(parameters)
+
+
+def _complaints_within(parameters: Mapping[str, Any]) -> Iterator[Complaint]:
+    """What is wrong with the environment whose prompts a `remote` one gives away."""
+    name, own = parameters.get("environment"), parameters.get("parameters") or {}
+    if not isinstance(name, str) or not isinstance(own, Mapping):
+        return  # the class itself says what it wants
+    for (field, *rest), value, message in environment_complaints(name, own):
+        place = ("environment",) if field == "name" else ("parameters", *rest)
+        yield ("parameters", *place), value, message

@@ -166,6 +166,17 @@ def test_a_parameter_without_a_default_must_be_given():
     assert line == f"spec.environment.parameters: {missing}"
 
 
+def test_the_environment_behind_a_reward_server_is_checked_too():
+    inner = "reward: 'host:1', environment: sort_digits, parameters: {digit: 5}"
+    (line,) = environment_lines(f"{{name: remote, parameters: {{{inner}}}}}")
+    path = "spec.environment.parameters.parameters.digit"
+    assert line == f"{path}: 'sort_digits' has no such parameter; it takes digits, style (got 5)"
+    (line,) = environment_lines(
+        "{name: remote, parameters: {reward: 'host:1', environment: chess}}"
+    )
+    assert line.startswith("spec.environment.parameters.environment: is unknown; use one of")
+
+
 @pytest.mark.parametrize("name", ["tasks:Chess", "verifiers:wordle"])
 def test_of_environments_that_are_not_shipped_a_file_says_nothing(name):
     run = parse_run(f"{MINIMUM}  environment: {{name: '{name}', parameters: {{whatever: 1}}}}")
