@@ -12,7 +12,7 @@ from vcpo.algo import GradientNormEstimator
 from vcpo.spec import FieldProblem, VCPORun, VCPORunSpec
 from vcpo.spec.algorithm import NORM_BASELINES
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
-from vcpo.spec.workloads import Model
+from vcpo.spec.workloads import Model, PromptFormat
 
 _NAME = "spec.model.name"
 _WEIGHTS = ("*.safetensors", "*.bin")
@@ -57,6 +57,7 @@ def model_problems(run: VCPORun) -> Iterator[FieldProblem]:
         yield FieldProblem(path=_NAME, value=repr(name), message=message)
     yield from _context_problems(run.spec, config)
     yield from _norm_problems(run.spec, config)
+    yield from _template_problems(run.spec, folder)
 
 
 def context_tokens(config: Mapping[str, Any]) -> int | None:
@@ -102,6 +103,24 @@ def _context_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[
     if message is not None:
         value = str(spec.sampling.max_new_tokens)
         yield FieldProblem(path="spec.sampling.maxNewTokens", value=value, message=message)
+
+
+def _template_problems(spec: VCPORunSpec, folder: Path) -> Iterator[FieldProblem]:
+    """Chat prompts want a template; a folder without a tokenizer's settings tells nothing of it."""
+    settings = folder / "tokenizer_config.json"
+    if not settings.is_file() or (folder / "chat_template.jinja").is_file():
+        return
+    if '"chat_template"' in settings.read_text(encoding="utf-8", errors="replace"):
+        return
+    environment = spec.environment
+    message = "needs a tokenizer with a chat template, and this model's has none"
+    if environment.prompt_format is PromptFormat.CHAT:
+        cure = f"{message}; use 'plain' or 'auto'"
+        yield FieldProblem(path="spec.environment.promptFormat", value="'chat'", message=cure)
+    if environment.system_prompt is not None:
+        cure = f"{message}; write it into the environment's prompts"
+        value = repr(environment.system_prompt)
+        yield FieldProblem(path="spec.environment.systemPrompt", value=value, message=cure)
 
 
 def _norm_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[FieldProblem]:

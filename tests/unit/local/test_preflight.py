@@ -185,6 +185,27 @@ class TestExperts:
         run = parse_run(f"metadata: {{name: r}}\nspec: {{{SPEC}, {spec}}}")
         assert problems_of(run, tmp_path) == []
 
+    @pytest.mark.parametrize(
+        ("environment", "field"),
+        [
+            ("{name: countdown, promptFormat: chat}", "spec.environment.promptFormat"),
+            ("{name: countdown, systemPrompt: Sum.}", "spec.environment.systemPrompt"),
+        ],
+    )
+    def test_chat_prompts_want_a_template(self, tmp_path, environment, field):
+        model = make_model(tmp_path / "models" / "tiny")
+        run = run_of(environment=environment)
+        assert problems_of(run, tmp_path) == []  # nothing is known of its tokenizer
+        settings = model / "tokenizer_config.json"
+        settings.write_text("{}")
+        (problem,) = problems_of(run, tmp_path)
+        assert problem.startswith(f"{field}: needs a tokenizer with a chat template, and this mod")
+        settings.write_text(json.dumps({"chat_template": "{{ messages }}"}))
+        assert problems_of(run, tmp_path) == []
+        settings.write_text("{}")
+        (model / "chat_template.jinja").write_text("{{ messages }}")
+        assert problems_of(run, tmp_path) == []
+
     def test_adapters_that_are_named_are_left_to_the_learner(self, tmp_path):
         make_model(tmp_path / "m", {"num_experts": 128})
         run = run_of('m", lora: {targetModules: [q_proj]}, revision: "main')
