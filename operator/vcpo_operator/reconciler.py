@@ -186,8 +186,10 @@ class Reconciler:
             return Outcome(wake_in_s=REST_S, trouble=done.trouble, retry_after_s=wait_s)
         if steering is not None:
             memory.control = steering.state
+        if done.goes_on:
+            return Outcome(wake_in_s=0.0)
         await self._report_status(look, memory, steering, done)
-        wake_in_s = 0.0 if done.goes_on else look.wake_in_s(self._clock())
+        wake_in_s = look.wake_in_s(self._clock())
         return Outcome(wake_in_s=wake_in_s, trouble=done.trouble, retry_after_s=done.retry_after_s)
 
     def _steer(self, look: Look, memory: RunMemory) -> Steering | None:

@@ -60,17 +60,11 @@ async def operating(made: Stage, **options: Any) -> AsyncIterator[None]:
 ROLLOUTS = [{"name": "main", "minReplicas": 2, "maxReplicas": 4}]
 
 
-def has_workers(made: Stage) -> bool:
-    """Whether the last thing that a run gets is there: a Deployment of its size that may start."""
-    spec = made.get("apps", "deployments", "demo-rollout-main").get("spec", {})
-    return spec.get("replicas") == 2 and not spec.get("paused")
-
-
 async def test_a_run_that_was_there_before_the_operator_is_looked_after():
     async with stage() as made:
         made.create_run(rollouts=ROLLOUTS)
         async with operating(made):
-            await until_stored(made.server, lambda: has_workers(made))
+            await until_stored(made.server, lambda: made.run_status().get("conditions"))
         assert made.replicas() == 2
 
 
@@ -102,7 +96,7 @@ async def test_every_child_that_somebody_deletes_comes_back_at_once_with_an_even
 
     async with stage() as made, operating(made):
         made.create_run(rollouts=ROLLOUTS)
-        await until_stored(made.server, lambda: has_workers(made))
+        await until_stored(made.server, lambda: made.run_status().get("conditions"))
         before = {kind: uid(kind) for kind in OWNED}
         assert None not in before.values()
         for path in OWNED.values():
@@ -130,7 +124,7 @@ async def test_the_chart_grants_everything_that_is_asked_for():
     async with stage() as made:
         made.create_run(rollouts=ROLLOUTS)
         async with operating(made):
-            await until_stored(made.server, lambda: has_workers(made))
+            await until_stored(made.server, lambda: made.run_status().get("conditions"))
             made.change_run(suspend=True)
             await until_stored(made.server, lambda: made.condition("Suspended")[1] != "Active")
         asked = permissions(r for r in made.server.recorder if r.user_agent)
