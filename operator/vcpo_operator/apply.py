@@ -149,18 +149,20 @@ class Executor:
 
         Raises: ApiError, ObstacleError.
         """
-        there = await self.read_token(key, child.name)
-        if there is not None:
-            obstacle = obstacle_of_name(there, child.owner_uid)
-            if obstacle is not None:
-                raise ObstacleError(obstacle)
-            return there
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         encoded = base64.b64encode(token.encode()).decode()
         collection = Resource(api_version="v1", plural=Kind.SECRET.plural, namespace=key.namespace)
-        body = await self._cluster.create(
-            collection, {**child.manifest, "data": {TOKEN_KEY: encoded}}
-        )
+        whole = {**child.manifest, "data": {TOKEN_KEY: encoded}}
+        try:
+            body = await self._cluster.create(collection, whole)
+        except ApiError as error:
+            there = await self.read_token(key, child.name) if error.is_gone else None
+            if there is None:
+                raise
+            obstacle = obstacle_of_name(there, child.owner_uid)
+            if obstacle is not None:
+                raise ObstacleError(obstacle) from error
+            return there
         await self._lines.set_token(key, token)
         return observed_child(Kind.SECRET, body)
 
