@@ -63,7 +63,7 @@ class CarriedOut:
     obstacle: Obstacle | None = None
     """What stands in the way; None when nothing does."""
     goes_on: bool = False
-    """Whether the rest can be planned now that this is done."""
+    """Whether there is a token now, and the rest can be planned."""
 
     def stopped_by(self) -> Obstacle | None:
         """What kept the plan from being carried out; None when nothing did."""

@@ -13,7 +13,7 @@ from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Kind, Owner, Parent
 from vcpo_operator.names import credential_name
 from vcpo_operator.plan import Wish
-from vcpo_operator.records import Cause, ObservedChild, RunRecord
+from vcpo_operator.records import Cause, Observed, ObservedChild, RunRecord
 from vcpo_operator.run_status import RunStatus
 
 _LOGGER = logging.getLogger(__name__)
@@ -110,6 +110,12 @@ def remember(memory: RunMemory, kind: Kind, name: str, child: ObservedChild | No
     memory.unwatched.pop((kind, name), None)
     if child is not None:
         memory.unwatched[kind, name] = child
+
+
+def with_unwatched(observed: Observed, memory: RunMemory) -> Observed:
+    """What is there, with what is known of the kinds that no watch tells of."""
+    watched = (each for each in observed.children if each.kind not in UNWATCHED)
+    return replace(observed, children=(*memory.unwatched.values(), *watched))
 
 
 def accepted(record: RunRecord, memory: RunMemory) -> VCPORun:

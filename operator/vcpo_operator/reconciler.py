@@ -43,6 +43,7 @@ from vcpo_operator.memory import (
     refusal_of,
     refuse,
     remember,
+    with_unwatched,
 )
 from vcpo_operator.names import OPERATOR_MANAGER, RunKey, credential_name
 from vcpo_operator.obstacles import is_ours
@@ -180,14 +181,15 @@ class Reconciler:
     async def _advance(self, look: Look, memory: RunMemory) -> Outcome:
         steering = self._steer(look, memory)
         done = await self._carry_out(look, memory, steering)
+        if done.goes_on:
+            look = replace(look, observed=with_unwatched(look.observed, memory))
+            done = await self._carry_out(look, memory, steering)
         if look.is_new_attempt and done.trouble:
             # Pods of the attempt before may be left; the status must go on telling that it failed.
             wait_s = done.retry_after_s
             return Outcome(wake_in_s=REST_S, trouble=done.trouble, retry_after_s=wait_s)
         if steering is not None:
             memory.control = steering.state
-        if done.goes_on:
-            return Outcome(wake_in_s=0.0)
         await self._report_status(look, memory, steering, done)
         wake_in_s = look.wake_in_s(self._clock())
         return Outcome(wake_in_s=wake_in_s, trouble=done.trouble, retry_after_s=done.retry_after_s)
@@ -299,7 +301,7 @@ class Reconciler:
             if named is None:
                 remember(memory, Kind.SECRET, credential_name(key.name), secret)
             memory.read_s = now_s
-        observed = replace(watched, children=(*memory.unwatched.values(), *watched.children))
+        observed = with_unwatched(watched, memory)
         ours = (each for each in observed.children if is_ours(each, record.uid))
         memory.made.update({(each.kind, each.name): each.uid for each in ours})
         return await explain(observed, key, memory, self._executor, now_s)

@@ -10,6 +10,7 @@ from tests.kube.operator_scene import RUN, operator_scene
 
 CALLS = [
     ("get", "configmaps"),
+    ("get", "secrets"),
     ("patch", "statefulsets"),
     ("patch", "deployments"),
     ("patch", "vcporuns"),
