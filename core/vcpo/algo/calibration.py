@@ -96,9 +96,6 @@ STALE_STEPS: Final = 32
 class FreshSums:
     """What the fresh pieces of one step, or of several, add up to."""
 
-    age_steps: int
-    """Optimizer steps since the newest of them, at least 0."""
-
     count: int
     """Pieces, at least 1."""
 
@@ -109,10 +106,10 @@ class FreshSums:
     """Sum of (log w)^2 / tokens over pieces, nats^2 per token, pulled in; finite, at least 0."""
 
     def __post_init__(self) -> None:
-        if self.age_steps < 0 or not 1 <= self.count <= self.num_tokens:
+        if not 1 <= self.count <= self.num_tokens:
             raise ValueError(
-                f"age_steps is {self.age_steps}, count {self.count} and num_tokens "
-                f"{self.num_tokens}: give at least 0, 1, and a token for each piece"
+                f"count is {self.count} and num_tokens {self.num_tokens}: "
+                "give at least 1, and a token for each piece"
             )
         if not 0.0 <= self.square_sum < math.inf:
             raise ValueError(f"square_sum is {self.square_sum}: give a finite number, 0 or above")
@@ -123,22 +120,6 @@ class FreshSums:
         mean_length = self.num_tokens / self.count
         mean_square = self.square_sum / self.count
         return 2.0 * mean_square / (math.sqrt(1.0 + mean_length * mean_square) + 1.0)
-
-    @property
-    def relative_error(self) -> float:
-        """Standard error of s2 as a part of it, at most 1, from the pieces' number and age."""
-        if self.age_steps > STALE_STEPS * math.log2(self.count):
-            return 1.0
-        return min(1.0, math.sqrt(2.0 / self.count * 2.0 ** (self.age_steps / STALE_STEPS)))
-
-    def joined(self, earlier: Self) -> Self:
-        """Sums over the pieces of both."""
-        return replace(
-            self,
-            count=self.count + earlier.count,
-            num_tokens=self.num_tokens + earlier.num_tokens,
-            square_sum=self.square_sum + earlier.square_sum,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,11 +166,10 @@ class MismatchCalibration:
             require_log_weights(log_weights)
         rows = zip(log_weights, num_tokens, strict=True)
         fresh = [(x, length) for x, length in rows if x > -math.inf]
-        aged = tuple(replace(seen, age_steps=seen.age_steps + 1) for seen in self.steps)
         if not fresh:
-            return replace(self, steps=aged, age_steps=self.age_steps + 1)
+            return replace(self, age_steps=self.age_steps + 1)
         newest = _pulled_in(fresh, self.estimate)
-        return replace(self, steps=(*aged, newest)[-_REMEMBERED_STEPS:], age_steps=0)
+        return replace(self, steps=(*self.steps, newest)[-_REMEMBERED_STEPS:], age_steps=0)
 
     @property
     def estimate(self) -> FreshSums | None:
@@ -207,11 +187,6 @@ class MismatchCalibration:
         return chosen
 
     @property
-    def is_ready(self) -> bool:
-        """Whether enough was observed for a prediction."""
-        return sum(seen.count for seen in self.steps) >= self.minimum_count
-
-    @property
     def variance_per_token(self) -> float | None:
         """Estimate of s2, nats^2 per token, at least 0; None until enough was observed."""
         estimate = self.estimate
@@ -221,7 +196,10 @@ class MismatchCalibration:
     def relative_error(self) -> float:
         """Standard error of s2 as a part of it, in [0, 1]; 0 until enough was observed."""
         estimate = self.estimate
-        return 0.0 if estimate is None else estimate.relative_error
+        if estimate is None:
+            return 0.0
+        doublings = min(self.age_steps / STALE_STEPS, math.log2(estimate.count))
+        return min(1.0, math.sqrt(2.0**doublings * 2.0 / estimate.count))
 
     @property
     def wanted_count(self) -> int:
@@ -250,15 +228,13 @@ class MismatchCalibration:
 
     def to_dict(self) -> dict[str, Any]:
         """What was observed, as plain JSON values for a checkpoint; settings are not part of it."""
-        rows = [
-            [seen.age_steps, seen.count, seen.num_tokens, seen.square_sum] for seen in self.steps
-        ]
+        rows = [[seen.count, seen.num_tokens, seen.square_sum] for seen in self.steps]
         return {"age_steps": self.age_steps, "steps": rows}
 
     def restored(self, state: Mapping[str, Any]) -> Self:
         """This calibration's settings with the observations that `to_dict` returned.
 
-        A state of version 0.1, which holds whole trajectories one by one, counts as one step.
+        A state that holds whole trajectories one by one counts as one step.
         Raises: ValueError when the state has another form or holds an impossible observation.
         """
         try:
@@ -268,25 +244,26 @@ class MismatchCalibration:
                 return replace(self, steps=(), age_steps=0).observe(*fresh)
             steps = tuple(
                 FreshSums(
-                    age_steps=int(age), count=int(count), num_tokens=int(n), square_sum=float(q)
+                    count=int(count), num_tokens=int(num_tokens), square_sum=float(square_sum)
                 )
-                for age, count, n, q in state["steps"]
+                for count, num_tokens, square_sum in state["steps"]
             )
             return replace(self, steps=steps, age_steps=int(state["age_steps"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"state is {str(state)[:80]}: give what to_dict returned, {{'age_steps': .., "
-                f"'steps': [[age_steps, count, num_tokens, square_sum], ...]}} ({error})"
+                f"'steps': [[count, num_tokens, square_sum], ...]}} ({error})"
             ) from error
 
     def _pools(self) -> Iterator[FreshSums]:
         """Sums over the newest 1, 2, 3, 5, .. steps, and over all of them."""
-        pool: FreshSums | None = None
-        wanted = 1.0
+        count, num_tokens, square_sum, wanted = 0, 0, 0.0, 1.0
         for number, seen in enumerate(reversed(self.steps), start=1):
-            pool = seen if pool is None else pool.joined(seen)
+            count += seen.count
+            num_tokens += seen.num_tokens
+            square_sum += seen.square_sum
             if number >= wanted or number == len(self.steps):
-                yield pool
+                yield FreshSums(count=count, num_tokens=num_tokens, square_sum=square_sum)
                 wanted = max(wanted * _POOL_GROWTH, number + 1)
 
 
@@ -309,7 +286,6 @@ def _undoubted_scale(fresh: Sequence[tuple[float, int]]) -> float:
     squares = sorted(x * x / length for x, length in fresh)
     kept = squares[:-doubted] or squares
     return FreshSums(
-        age_steps=0,
         count=len(fresh),
         num_tokens=sum(length for _, length in fresh),
         square_sum=math.fsum(kept) + (len(fresh) - len(kept)) * kept[-1],
@@ -325,7 +301,6 @@ def _sums(pieces: Sequence[tuple[float, int]], scale: float) -> FreshSums:
         held = min(max(x, -variance / 2 - reach), -variance / 2 + reach)
         squares.append(held * held / length)
     return FreshSums(
-        age_steps=0,
         count=len(pieces),
         num_tokens=sum(length for _, length in pieces),
         square_sum=math.fsum(squares),

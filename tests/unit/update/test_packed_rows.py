@@ -1,3 +1,4 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from tests.unit.update.test_update_methods import spec_of
 from tests.unit.update.test_update_norm_proxies import PROXIES
 from vcpo.lifecycle import StartError
 from vcpo.spec.algorithm import RowLayout
+from vcpo.wire.trajectory import VersionSpan
 from vcpo_learner.batch import token_batch
 from vcpo_learner.packed_rows import packed_rows, require_kept_apart
 from vcpo_learner.scoring import (
@@ -141,3 +143,26 @@ def test_a_model_that_does_not_is_refused_with_the_field_and_the_cure(forgets_po
     message = r"spec.batch.rowLayout: packed, but Leaking lets .* use padded"
     with pytest.raises(StartError, match=message):
         PolicyUpdate(Leaking(forgets_positions=forgets_positions), packing_spec(make_spec()), PAD)
+
+
+def test_fresh_tokens_of_packed_rows_are_those_of_padded_ones():
+    model = seeded(llama, dtype=torch.float64)
+    groups = sampled_groups(model)
+    newest = [one for group in groups for one in group if len(one.response_token_ids) > 1]
+    mixed = [
+        replace(
+            one,
+            version_spans=(
+                VersionSpan(policy_version=8, num_tokens=1),
+                VersionSpan(policy_version=9, num_tokens=len(one.response_token_ids) - 1),
+            ),
+        )
+        for one in newest
+    ]
+    found = []
+    for spec in (make_spec(), packing_spec(make_spec())):
+        update = PolicyUpdate(seeded(llama, dtype=torch.float64), spec, PAD)
+        found.append(update.finish(update.begin(groups, policy_version=9), mixed).fresh)
+    padded, packed = found
+    assert packed.num_tokens == padded.num_tokens == sum(one.num_tokens_of(9) for one in mixed)
+    assert packed.absolute_log_ratio == pytest.approx(padded.absolute_log_ratio, rel=1e-9)

@@ -99,6 +99,28 @@ def test_a_step_on_replayed_groups_is_the_step_on_what_was_drawn():
     assert found.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-9)
 
 
+def test_answers_that_are_drawn_again_are_not_fresh_again():
+    model = seeded(llama, dtype=torch.float64)
+    groups = sampled_groups(model)
+    own = [
+        [
+            replace(
+                one,
+                reward=500.0 + at,
+                version_spans=(VersionSpan(policy_version=9, num_tokens=one.num_sampled_tokens),),
+            )
+            for at, one in enumerate(group)
+        ]
+        for group in groups
+    ]
+    update = PolicyUpdate(model, replaying(0.0), PAD)
+    assert update.step(own, policy_version=9).fresh.num_tokens > 0
+    later = [[one_token_longer(one) for one in group] for group in groups]
+    again = update.step(later, policy_version=10)
+    assert again.reward_mean > 499.0
+    assert again.fresh.num_tokens == 0
+
+
 def test_replay_goes_on_from_a_checkpoint():
     model = seeded(llama, dtype=torch.float64)
     groups = sampled_groups(model)
