@@ -17,7 +17,8 @@ import vcpo_learner
 import vcpo_operator
 import vcpo_rollout
 import vcpo_study
-from vcpo.metrics.catalogue import ALL, Kind
+from vcpo.metrics.catalogue import ALL
+from vcpo.metrics.metric import Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = {"runs", "dist", "__pycache__"}

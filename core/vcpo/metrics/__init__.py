@@ -1,7 +1,7 @@
 """Metrics of all parts: the catalogue, the instruments and the endpoint."""
 
-from vcpo.metrics.catalogue import Kind, Metric
 from vcpo.metrics.instruments import HostMetrics, LearnerMetrics, OperatorMetrics, RolloutMetrics
+from vcpo.metrics.metric import Kind, Metric
 from vcpo.metrics.server import AddressError, MetricsServer, serve_metrics
 
 __all__ = [

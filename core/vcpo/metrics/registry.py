@@ -18,7 +18,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 from vcpo.metrics import catalogue
-from vcpo.metrics.catalogue import Metric
+from vcpo.metrics.metric import Metric
 
 
 class PartRegistry:
