@@ -119,13 +119,19 @@ def _setting(findings: Findings) -> str:
 
 
 def _headlines(findings: Findings, rows: Sequence[GridRow]) -> Iterator[str]:
-    yield "| method | accuracy at k = 128 over k = 0 | steps to target, k = 32 over k = 0 |"
-    yield "|---|---|---|"
+    ratios = "accuracy at k = 128 over k = 0 | steps to target, k = 32 over k = 0"
+    yield f"| method | learning rate | {ratios} |"
+    yield "|---|---|---|---|"
     for method in findings.study.spec.methods:
         found = headline(method.name, rows)
         if found != Headline(k128_over_k0=None, steps_ratio_k32=None):
-            ratios = decimal(found.k128_over_k0, ".3f"), decimal(found.steps_ratio_k32, ".2f")
-            yield f"| {method.label} | {ratios[0]} | {ratios[1]} |"
+            rates = sorted({row.learning_rate for row in rows if row.method == method.name})
+            cells = (
+                ", ".join(map(compact, rates)),
+                decimal(found.k128_over_k0, ".3f"),
+                decimal(found.steps_ratio_k32, ".2f"),
+            )
+            yield f"| {method.label} | {' | '.join(cells)} |"
 
 
 def _alarms(findings: Findings) -> Alarms:

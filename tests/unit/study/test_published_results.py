@@ -8,6 +8,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from vcpo.report.numbers import compact
+
 ROOT = Path(__file__).parents[3]
 RESULTS = json.loads((ROOT / "docs" / "results.json").read_text(encoding="utf-8"))
 STUDY = YAML(typ="safe").load((ROOT / "examples" / "study.yaml").read_text(encoding="utf-8"))
@@ -53,3 +55,11 @@ def test_the_readme_compares_a_batchs_baseline_at_equal_learning_rates():
             f"{tuned[name, rate]['final_accuracy']:.3f}" for name in ("vcpo-batch", "vcpo")
         )
         assert f"{batch} against {group} at {shown}" in readme
+
+
+def test_the_results_tell_the_learning_rate_beside_what_it_gave():
+    document = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    for name, title in TITLES.items():
+        rate = compact(_cell(name, 0)["learning_rate"])
+        kept = _cell(name, 128)["final_accuracy_mean"] / _cell(name, 0)["final_accuracy_mean"]
+        assert f"| {title} | {rate} | {kept:.3f} |" in document
