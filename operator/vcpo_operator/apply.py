@@ -34,7 +34,7 @@ from vcpo_operator.names import (
     RunKey,
 )
 from vcpo_operator.observe import observed_child
-from vcpo_operator.obstacles import Obstacle, growth_refused, obstacle_of_name
+from vcpo_operator.obstacles import Obstacle, growth_refused, is_ours, obstacle_of_name
 from vcpo_operator.records import ObservedChild, RunRecord
 from vcpo_operator.signals import LearnerLines, SignalsError
 
@@ -88,16 +88,22 @@ class Executor:
         body = await self._cluster.get(_child(kind, key, name))
         return None if body is None else observed_child(kind, body)
 
-    async def read_token(self, key: RunKey, secret: str) -> ObservedChild | None:
+    async def read_token(
+        self, key: RunKey, secret: str, *, owner_uid: str | None
+    ) -> ObservedChild | None:
         """Read the Secret with a run's token and show it to the learner; None when there is none.
 
         The token goes no further than to the connections.
 
+        owner_uid: Uid of the run that it must belong to; None: the user has named it. What is
+            somebody else's is shown to nobody.
         Raises: ApiError.
         """
         body = await self._cluster.get(_child(Kind.SECRET, key, secret))
-        await self._lines.set_token(key, "" if body is None else _token(body))
-        return None if body is None else observed_child(Kind.SECRET, body)
+        there = None if body is None else observed_child(Kind.SECRET, body)
+        may_show = there is not None and (owner_uid is None or is_ours(there, owner_uid))
+        await self._lines.set_token(key, _token(body) if body is not None and may_show else "")
+        return there
 
     def forget(self, key: RunKey) -> None:
         """Forget the token of a run that is gone."""
@@ -156,7 +162,9 @@ class Executor:
         try:
             body = await self._cluster.create(collection, whole)
         except ApiError as error:
-            there = await self.read_token(key, child.name) if error.is_gone else None
+            if not error.is_gone:
+                raise
+            there = await self.read_token(key, child.name, owner_uid=child.owner_uid)
             if there is None:
                 raise
             obstacle = obstacle_of_name(there, child.owner_uid)

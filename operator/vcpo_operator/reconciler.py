@@ -297,9 +297,11 @@ class Reconciler:
             monitor = await self._executor.read(key, Kind.POD_MONITOR, key.name)
             remember(memory, Kind.POD_MONITOR, key.name, monitor)
             named = run.spec.pods.token_secret_name
-            secret = await self._executor.read_token(key, named or credential_name(key.name))
+            own = credential_name(key.name)
+            owner_uid = None if named else record.uid
+            secret = await self._executor.read_token(key, named or own, owner_uid=owner_uid)
             if named is None:
-                remember(memory, Kind.SECRET, credential_name(key.name), secret)
+                remember(memory, Kind.SECRET, own, secret)
             memory.read_s = now_s
         observed = with_unwatched(watched, memory)
         ours = (each for each in observed.children if is_ours(each, record.uid))

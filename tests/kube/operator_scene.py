@@ -93,9 +93,14 @@ class ScriptedLines(LearnerLines):
         super().__init__(clock=lambda: START_S)
         self.says: LearnerReport | None = None
         self.throttles: list[int] = []
+        self.tokens: dict[RunKey, str] = {}
         self.drains: list[str] = []
         self.left_over: int = 0
         """Trajectories still in flight once a learner drains."""
+
+    async def set_token(self, key: RunKey, token: str) -> None:
+        """Remember."""
+        self.tokens[key] = token
 
     async def ask(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
         """Answer at once."""

@@ -87,6 +87,19 @@ async def test_a_deleted_secret_is_replaced_and_so_are_the_pods_that_hold_the_ol
     assert told == ["Secret demo-token was deleted by somebody else and is made again."]
 
 
+async def test_a_pod_that_cannot_start_without_it_brings_the_secret_back_at_once(scene):
+    await scene.create()
+    await scene.settle()
+    await scene.client.delete(SECRET)
+    pod = f"{NAMESPACE}/pods/demo-learner-0"
+    waiting = {"reason": "CreateContainerConfigError", "message": 'secret "demo-token" not found'}
+    container = {"name": "learner", "image": "i", "imageID": "", "restartCount": 0, "ready": False}
+    statuses = [{**container, "state": {"waiting": waiting}}]
+    await scene.client.merge_patch(f"{pod}/status", {"status": {"containerStatuses": statuses}})
+    await scene.settle()
+    assert token_of(await scene.client.get(SECRET))
+
+
 async def test_an_operator_that_comes_later_keeps_the_token_and_the_pods(scene):
     await scene.create()
     await scene.settle()
@@ -116,6 +129,7 @@ async def test_somebody_elses_secret_of_the_name_is_left_alone_and_the_run_says_
     assert reason == "NameTaken"
     assert "`pods.tokenSecretName`" in message
     assert await scene.client.get(SECRET) == theirs
+    assert scene.lines.tokens == {KEY: ""}, "what is theirs is shown to no learner"
 
 
 class Learner(control_pb2_grpc.ControlServiceServicer):
