@@ -42,6 +42,7 @@ from vcpo.wire.limits import MAX_MESSAGE_BYTES
 from vcpo.wire.server import WireServer
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan, trajectory_to_message
 from vcpo.wire.v1 import work_pb2_grpc
+from vcpo_learner.answer_bounds import answer_bounds
 from vcpo_learner.dispatch import Dispatcher, WorkRequest
 from vcpo_learner.memory_ledger import MemoryLedger
 from vcpo_learner.services.work import WorkService
@@ -140,8 +141,9 @@ async def _leased(
 async def over_grpc(dispatcher: Dispatcher, spec: VCPORunSpec) -> AsyncIterator[Submit]:
     """The worker's client, at the learner's service."""
     server = WireServer(token=None)
+    bounds = replace(answer_bounds(spec), vocabulary_size=_VOCABULARY)
     work_pb2_grpc.add_WorkServiceServicer_to_server(
-        WorkService(dispatcher, spec), server.grpc_server
+        WorkService(dispatcher, spec, bounds), server.grpc_server
     )
     port = await server.start("127.0.0.1:0", ())
     channel = open_channel(f"127.0.0.1:{port}", token=None)
