@@ -229,7 +229,7 @@ class _Parts:
                 ready = Ready(pid=os.getpid(), grpc_port=port, metrics_port=endpoint.port)
                 with starting():
                     write_ready(options.ready_file, ready)
-            refreshing = asyncio.create_task(self._refresh())
+            refreshing = asyncio.create_task(self._refresh(server))
             try:
                 return await self._train(options.linger_s)
             finally:
@@ -263,8 +263,9 @@ class _Parts:
             async with asyncio.timeout(linger_s):
                 await self._asked_to_stop.wait()
 
-    async def _refresh(self) -> None:
+    async def _refresh(self, server: WireServer) -> None:
         while True:
             self.gauges.refresh()
+            self.gauges.refused(server.guard.refusals)
             self.training.report_failures()
             await asyncio.sleep(_REFRESH_S)

@@ -8,14 +8,19 @@ from collections.abc import Mapping, Sequence
 
 from prometheus_client import Counter as CounterMetric
 
+from vcpo.control.quota import Trust
 from vcpo.journal import EvaluationRecord, StepRecord
 from vcpo.metrics import LearnerMetrics
+from vcpo.wire.guard import Refusal
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import control_pb2
 from vcpo_learner.accounting import TrajectoryCounts
 from vcpo_learner.dispatch import Dispatcher
 from vcpo_learner.groups import Group
 from vcpo_learner.signals import SignalWindow
+
+_MAX_GROUPS = 16
+"""Groups that workers of a run may say they are of; a label must not take any word."""
 
 
 class LearnerGauges:
@@ -28,6 +33,7 @@ class LearnerGauges:
         self._dispatcher = dispatcher
         self._signals = signals
         self._groups_seen: set[str] = set()
+        self._refused: Counter[Refusal] = Counter()
         self._counted = TrajectoryCounts(leased=0, in_flight=0, buffered=0, consumed=0)
         self._wasted_tokens: dict[str, int] = {}
 
@@ -113,10 +119,24 @@ class LearnerGauges:
         for phase in RunPhase:
             metrics.phase.labels(phase.value).set(float(phase is dispatcher.phase))
         self._windows(self._signals.message())
-        workers = Counter(worker.rollout_group for worker in dispatcher.workers())
-        self._groups_seen |= workers.keys()
+        workers = dispatcher.workers()
+        by_group = Counter(worker.rollout_group for worker in workers)
+        for group in by_group:
+            if len(self._groups_seen) < _MAX_GROUPS:
+                self._groups_seen.add(group)
         for group in self._groups_seen:
-            metrics.workers.labels(group).set(workers[group])
+            metrics.workers.labels(group).set(by_group[group])
+        by_trust = Counter(worker.trust for worker in workers)
+        for trust in Trust:
+            metrics.workers_by_trust.labels(trust.value).set(by_trust[trust])
+
+    def refused(self, refusals: Mapping[Refusal, int]) -> None:
+        """Note the calls that the server has refused so far."""
+        for reason, count in refusals.items():
+            _catch_up(
+                self._metrics.calls_refused.labels(reason.value), self._refused[reason], count
+            )
+            self._refused[reason] = count
 
     def _windows(self, signals: control_pb2.Signals) -> None:
         """Show the numbers whose windows are kept for whoever asks for the signals."""

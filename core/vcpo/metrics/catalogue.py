@@ -172,6 +172,16 @@ FAILURES_IN_A_ROW = _gauge(
     "vcpo_failures_in_a_row", "Failed generations since the last trajectory that was accepted."
 )
 WORKERS = _gauge("vcpo_workers", "Rollout workers that the learner heard of lately.", "group")
+WORKERS_BY_TRUST = _gauge(
+    "vcpo_workers_by_trust",
+    "Rollout workers by what their deliveries say: trusted, new, or doubted after a lease ran out.",
+    "trust",
+)
+CALLS_REFUSED = _counter(
+    "vcpo_learner_calls_refused_total",
+    "Calls refused, by reason: token, deadline, message, streams; or stalled: nobody read on.",
+    "reason",
+)
 REWARD_MEAN = _measure("vcpo_reward_mean", "Mean reward of the last step's trajectories.")
 EVALUATION_ACCURACY = _measure(
     "vcpo_evaluation_accuracy", "Mean reward of the newest evaluation on held-out prompts."
@@ -351,6 +361,8 @@ LEARNER = (
     ACCOUNTING_ERRORS,
     FAILURES_IN_A_ROW,
     WORKERS,
+    WORKERS_BY_TRUST,
+    CALLS_REFUSED,
     REWARD_MEAN,
     EVALUATION_ACCURACY,
 )

@@ -59,6 +59,8 @@ class LearnerMetrics:
         self.accounting_errors = part.counter(catalogue.ACCOUNTING_ERRORS)
         self.failures_in_a_row = part.gauge(catalogue.FAILURES_IN_A_ROW)
         self.workers = part.gauge(catalogue.WORKERS)
+        self.workers_by_trust = part.gauge(catalogue.WORKERS_BY_TRUST)
+        self.calls_refused = part.counter(catalogue.CALLS_REFUSED)
         self.reward_mean = part.gauge(catalogue.REWARD_MEAN)
         self.evaluation_accuracy = part.gauge(catalogue.EVALUATION_ACCURACY)
 

@@ -17,14 +17,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from enum import StrEnum
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
-from vcpo.wire.errors import InvalidMessageError, WireError
+from vcpo.wire.errors import WireError
 from vcpo.wire.limits import (
     MAX_DEADLINE_S,
     MAX_MESSAGES_READ,
@@ -39,11 +41,22 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 _PROBE = f"/{health.SERVICE_NAME}/Check"
 
 
+class Refusal(StrEnum):
+    """Why a call was refused, or a stream ended before its end."""
+
+    TOKEN = "token"  # noqa: S105 - a reason
+    DEADLINE = "deadline"
+    MESSAGE = "message"
+    STREAMS = "streams"
+    STALLED = "stalled"
+
+
 class _RefusedError(WireError):
     """A call that the guard does not let pass."""
 
-    def __init__(self, status: grpc.StatusCode, text: str) -> None:
+    def __init__(self, reason: Refusal, status: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
+        self.reason = reason
         self.status = status
 
 
@@ -62,6 +75,8 @@ class Guard(grpc.aio.ServerInterceptor):
         read_timeout_s: float = READ_TIMEOUT_S,
         stalled_reader_s: float = STALLED_READER_S,
     ) -> None:
+        self.refusals: Counter[Refusal] = Counter()
+        """Calls refused so far."""
         self._expected = f"Bearer {token}" if token else None
         self._read_timeout_s = read_timeout_s
         self._stalled_reader_s = stalled_reader_s
@@ -81,6 +96,7 @@ class Guard(grpc.aio.ServerInterceptor):
         if method == _PROBE:
             return _probe(handler)
         if not self._knows(handler_call_details.invocation_metadata):
+            self.refusals[Refusal.TOKEN] += 1
             return grpc.stream_stream_rpc_method_handler(_turn_away)
         if not method.startswith("/vcpo."):  # reflection, and what else the libraries serve
             return handler
@@ -128,6 +144,7 @@ class Guard(grpc.aio.ServerInterceptor):
     async def _stream(self, handler: Any, context: _Context) -> tuple[grpc.StatusCode, str] | None:
         """Send a stream; returns why it ended before its end."""
         if self._num_streams > MAX_STREAMS:
+            self.refusals[Refusal.STREAMS] += 1
             text = f"streams: {MAX_STREAMS} are open already; ask again later"
             return grpc.StatusCode.RESOURCE_EXHAUSTED, text
         try:
@@ -139,6 +156,7 @@ class Guard(grpc.aio.ServerInterceptor):
         except WireError as error:
             return error.status, str(error)
         except TimeoutError:
+            self.refusals[Refusal.STALLED] += 1
             text = f"stream: nothing of it was read for {self._stalled_reader_s:g} s"
             return grpc.StatusCode.DEADLINE_EXCEEDED, text
         except grpc.aio.InternalError:
@@ -148,27 +166,38 @@ class Guard(grpc.aio.ServerInterceptor):
 
     async def _request(self, decode: Callable[[bytes], Any], context: _Context) -> Any:
         """Read a call's message once there is room for it."""
-        remaining_s = context.time_remaining()
-        if remaining_s is None:
-            text = "deadline: every call must set a timeout"
-            raise _RefusedError(grpc.StatusCode.INVALID_ARGUMENT, text)
-        if remaining_s > MAX_DEADLINE_S:
-            raise InvalidMessageError(
-                "deadline", f"{remaining_s:.0f} s", f"at most {MAX_DEADLINE_S:.0f} seconds away"
-            )
+        try:
+            _check_deadline(context.time_remaining())
+            return await self._message(decode, context)
+        except _RefusedError as error:
+            self.refusals[error.reason] += 1
+            raise
+
+    async def _message(self, decode: Callable[[bytes], Any], context: _Context) -> Any:
         try:
             async with self._reading, asyncio.timeout(self._read_timeout_s):
                 message = await context.read()
         except TimeoutError as error:
             text = f"message: it did not arrive within {self._read_timeout_s:g} s"
-            raise _RefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, text) from error
+            status = grpc.StatusCode.DEADLINE_EXCEEDED
+            raise _RefusedError(Refusal.MESSAGE, status, text) from error
+        malformed = Refusal.MESSAGE, grpc.StatusCode.INVALID_ARGUMENT
         if message is grpc.aio.EOF:
-            raise InvalidMessageError("message", "none", "sent")
+            raise _RefusedError(*malformed, "message: one must be sent")
         try:
             return decode(message)
         except DecodeError as error:
-            text = f"{len(message)} bytes that are none"
-            raise InvalidMessageError("message", text, "one of this method's") from error
+            text = f"message: these {len(message)} bytes are none of this method's"
+            raise _RefusedError(*malformed, text) from error
+
+
+def _check_deadline(remaining_s: float | None) -> None:
+    invalid = Refusal.DEADLINE, grpc.StatusCode.INVALID_ARGUMENT
+    if remaining_s is None:
+        raise _RefusedError(*invalid, "deadline: every call must set a timeout")
+    if remaining_s > MAX_DEADLINE_S:
+        text = f"deadline: must be at most {MAX_DEADLINE_S:.0f} s away, not {remaining_s:.0f} s"
+        raise _RefusedError(*invalid, text)
 
 
 async def _turn_away(_: Any, context: _Context) -> None:

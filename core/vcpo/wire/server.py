@@ -21,8 +21,9 @@ class WireServer:
 
     def __init__(self, *, token: str | None, guard: Guard | None = None) -> None:
         """Guard the server with `token`, or with a guard of other limits."""
+        self.guard = guard or Guard(token)
         self.grpc_server = grpc.aio.server(
-            interceptors=[guard or Guard(token)],
+            interceptors=[self.guard],
             options=server_options(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
             maximum_concurrent_rpcs=MAX_CALLS,
         )

@@ -3,6 +3,7 @@ import pytest
 from tests.unit.learner.scenes import asking, make_desk
 from tests.unit.learner.steps import evaluated, stepped
 from vcpo.metrics import LearnerMetrics
+from vcpo.wire.guard import Refusal
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.gauges import LearnerGauges
 from vcpo_learner.roster import WORKER_LOST_AFTER_S
@@ -112,3 +113,30 @@ def test_before_the_first_step_there_is_a_batch_size_and_no_ess(gauges):
 def test_the_last_evaluation_is_shown(gauges):
     gauges.evaluation(evaluated(accuracy=0.75))
     assert value(gauges, "vcpo_evaluation_accuracy") == 0.75
+
+
+async def test_workers_are_counted_by_what_their_deliveries_say(gauges, desk):
+    first, *_ = await desk.dispatcher.lease(asking(room=2), wait_s=0)
+    desk.submit(first)
+    await desk.dispatcher.lease(asking(worker_id="another", room=2), wait_s=0)
+    gauges.refresh()
+    counts = {
+        trust: value(gauges, "vcpo_workers_by_trust", trust=trust)
+        for trust in ("trusted", "new", "doubted")
+    }
+    assert counts == {"trusted": 1, "new": 1, "doubted": 0}
+
+
+async def test_invented_groups_do_not_become_labels_without_end(gauges, desk):
+    for number in range(100):
+        desk.dispatcher._roster.enter(f"w{number}", f"group-{number}", 0)
+    gauges.refresh()
+    samples = gauges._metrics.workers.collect()[0].samples
+    assert len(samples) == 16
+
+
+def test_refused_calls_are_counted_once_by_reason(gauges):
+    gauges.refused({Refusal.TOKEN: 2})
+    gauges.refused({Refusal.TOKEN: 5, Refusal.STALLED: 1})
+    assert value(gauges, "vcpo_learner_calls_refused_total", reason="token") == 5
+    assert value(gauges, "vcpo_learner_calls_refused_total", reason="stalled") == 1
