@@ -20,7 +20,7 @@ from vcpo_learner.token_statistics import piece_sums
 
 LARGEST_FRESH_SHARE = 0.25
 """Part of a batch's tokens that may be scored beside it for calibration: without a backward pass,
-they cost a twelfth of the step at most."""
+they cost about a tenth of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
