@@ -108,7 +108,7 @@ class WeightReceiver:
         now_s, num_swaps = self._clock(), len(self._durations_s)
         if now_s - self._told_s >= _SUMMARY_EVERY_S:
             _LOGGER.info(
-                "version %d is in use; %d swaps since the last such line, %.2f s each",
+                "version %d is in use; swaps since the last such line: %d, %.2f s each",
                 policy_version,
                 num_swaps,
                 sum(self._durations_s) / num_swaps,

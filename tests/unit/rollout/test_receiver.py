@@ -118,9 +118,9 @@ async def test_swaps_are_summed_up_once_a_minute(server, engine, caplog):
             await eventually(lambda: len(caplog.messages) == 3)
     said = [message.rpartition(",")[0] for message in caplog.messages]
     assert said == [
-        "version 0 is in use; 1 swaps since the last such line",
-        "version 6 is in use; 6 swaps since the last such line",
-        "version 12 is in use; 6 swaps since the last such line",
+        "version 0 is in use; swaps since the last such line: 1",
+        "version 6 is in use; swaps since the last such line: 6",
+        "version 12 is in use; swaps since the last such line: 6",
     ]
 
 
