@@ -113,21 +113,44 @@ class PodRun:
 
     async def _fetched(self) -> Objects:
         """ConfigMaps and Secrets of the pod; waits for those that are not there yet."""
-        wanted = [*referenced(self._pod), *_referenced_by_variables(self._pod)]
-        while True:
-            try:
-                return {each: await self._fetch(*each) for each in wanted}
-            except ApiStatusError as error:
-                if error.code != NOT_FOUND:
-                    raise
-                self._wait_for(
-                    "ContainerCreating", f"a volume or variable needs what is not there: {error}"
-                )
+        of_volumes, objects = referenced(self._pod), {}
+        for plural, name in [*of_volumes, *_referenced_by_variables(self._pod)]:
+            is_told = False
+            while (body := await self._fetch(plural, name)) is None:
+                missing = f'{plural.removesuffix("s")} "{name}" not found'
+                if (plural, name) not in of_volumes:
+                    self._wait_for("CreateContainerConfigError", missing)
+                elif not is_told:
+                    await self._warn("FailedMount", f"MountVolume.SetUp failed: {missing}")
+                is_told = True
                 await asyncio.sleep(_RETRY_S)
+            objects[plural, name] = body
+        return objects
 
-    async def _fetch(self, plural: str, name: str) -> JsonObject:
+    async def _fetch(self, plural: str, name: str) -> JsonObject | None:
         path = f"/api/v1/namespaces/{self._paths.namespace}/{plural}/{name}"
-        return await self._node.client.get(path)
+        try:
+            return await self._node.client.get(path)
+        except ApiStatusError as error:
+            if error.code != NOT_FOUND:
+                raise
+            return None
+
+    async def _warn(self, reason: str, message: str) -> None:
+        """Post a Warning about the pod: what a kubelet says of volumes is in no status."""
+        metadata = self._pod["metadata"]
+        involved = {"apiVersion": "v1", "kind": "Pod"}
+        involved |= {name: metadata[name] for name in ("name", "namespace", "uid")}
+        event = {
+            "metadata": {"generateName": f"{metadata['name']}."},
+            "involvedObject": involved,
+            "type": "Warning",
+            "reason": reason,
+            "message": message,
+            "lastTimestamp": timestamp(),
+            "source": {"component": "kubelet"},
+        }
+        await self._node.client.create(f"/api/v1/namespaces/{metadata['namespace']}/events", event)
 
     async def _bind_claims(self) -> None:
         """Say of the claims that they have their volume: the directory is one."""

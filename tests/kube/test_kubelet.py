@@ -118,10 +118,22 @@ async def test_a_pod_waits_for_its_config_map(node):
         restartPolicy="Never",
     )
     await node.until(waits_for(node, "job", "ContainerCreating"))
+    await node.until(lambda: node.server.api.store.objects(("", "events"), "default"))
+    (event,) = node.server.api.store.objects(("", "events"), "default")
+    assert (event["type"], event["reason"]) == ("Warning", "FailedMount")
+    assert event["message"].endswith('configmap "greetings" not found')
     config = {"metadata": {"name": "greetings"}, "data": {"greeting": "hello"}}
     await node.client.create("/api/v1/namespaces/default/configmaps", config)
     await node.until(lambda: node.status("job").get("phase") == "Succeeded")
     assert node.log("job") == "hello\n"
+
+
+async def test_a_variable_whose_secret_is_missing_is_said_in_the_status(node):
+    source = {"secretKeyRef": {"name": "token", "key": "token"}}
+    await node.pod("job", "true", env=[{"name": "TOKEN", "valueFrom": source}])
+    await node.until(waits_for(node, "job", "CreateContainerConfigError"))
+    waiting = node.container("job")["state"]["waiting"]
+    assert waiting["message"] == 'secret "token" not found'
 
 
 async def test_a_pod_is_ready_once_its_probe_passes(node):
