@@ -14,13 +14,11 @@ from tests.unit.learner.scenes import answer, answers, asking, make_desk, make_r
 from tests.unit.update.models import PAD, VOCABULARY, llama
 from vcpo.algo import FreshTokens, MismatchError, NonFiniteWeightError
 from vcpo.exported_model import ExportedModel
-from vcpo.failures import Failure, FailureCause
 from vcpo.journal import Journal, read_events, read_metrics
 from vcpo.metrics import LearnerMetrics
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.checkpoint import CheckpointError, CheckpointFolder
-from vcpo_learner.failure_watch import TooManyFailuresError
 from vcpo_learner.gauges import LearnerGauges
 from vcpo_learner.groups import Group
 from vcpo_learner.pending_step import PendingStep
@@ -482,55 +480,6 @@ def test_lag_counts_every_token_once():
 def test_the_median_lag_is_the_lower_of_two_in_the_middle():
     assert lag_statistics([group(0, 0, 3, 3)], policy_version=3).p50 == 0
     assert lag_statistics([group(0, 0, 0, 3, 3)], policy_version=3).p50 == 3
-
-
-async def fail_every_lease(dispatcher):
-    """A worker whose environment never works."""
-    while dispatcher.phase is RunPhase.RUNNING:
-        held = asking(held=dispatcher.policy_version, room=2)
-        for given in await dispatcher.lease(held, wait_s=0):
-            dispatcher.fail("w", given.lease.lease_id, BROKEN)
-        await asyncio.sleep(0.001)
-
-
-BROKEN = Failure(cause=FailureCause.REWARD, exception_type="KeyError", message="'answer'")
-
-
-async def test_a_run_whose_environment_never_works_fails_with_the_reason(make_learner, tmp_path):
-    learner = make_learner(failurePolicy={"maxFailuresInARow": 4})
-    working = asyncio.create_task(fail_every_lease(learner.dispatcher))
-    with pytest.raises(TooManyFailuresError, match=r"^4 generations .*KeyError"):
-        await learner.training.run(drain_s=0)
-    working.cancel()
-    events = {event.kind: event.message for event in read_events(tmp_path)}
-    assert "KeyError: 'answer'" in events["GenerationFailed"]
-    assert "maxFailuresInARow" in events["Failed"]
-    assert not (tmp_path / "checkpoints").exists()
-
-
-async def test_the_steps_taken_before_an_environment_broke_are_saved(make_learner, tmp_path):
-    tolerance = {"maxFailuresInARow": 4, "failureToleranceSeconds": 1}
-    learner = make_learner(failurePolicy=tolerance, steps=100)
-    training = asyncio.create_task(learner.training.run(drain_s=0))
-    working = asyncio.create_task(learner._work(None, answers_evaluations=True))
-    while learner.dispatcher.policy_version < 2:
-        await asyncio.sleep(0.001)
-    working.cancel()
-    for lease in learner.dispatcher.ledger._book.all():
-        learner.dispatcher.fail("w", lease.lease_id, BROKEN)
-    for _ in range(4):
-        learner.dispatcher.fail("w", "train-now-0", BROKEN)
-    learner.desk.clock.advance(1.0)
-    learner.dispatcher.notify()
-    with pytest.raises(TooManyFailuresError):
-        await training
-    step = learner.dispatcher.policy_version
-    again = make_learner(failurePolicy=tolerance, steps=100)
-    assert again.training.resume() == step >= 2
-    # A run that has steps had answers: it is not judged as one that never worked.
-    for _ in range(4):
-        again.dispatcher.fail("w", "train-now-0", BROKEN)
-    again.dispatcher.failures.check()
 
 
 async def test_the_log_tells_of_steps_saves_and_evaluations_and_of_no_single_skip(
