@@ -7,6 +7,7 @@ import re
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from tests.unit.operator.scenes import DEFAULTS
 from vcpo.spec import VCPORun
@@ -140,3 +141,9 @@ def test_workers_of_a_run_with_dots_find_their_learner():
     (container,) = made[Kind.DEPLOYMENT].manifest["spec"]["template"]["spec"]["containers"]
     assert f"--learner={made[Kind.SERVICE].name}:7600" in container["command"]
     assert made[Kind.STATEFUL_SET].manifest["spec"]["serviceName"] == made[Kind.SERVICE].name
+
+
+@pytest.mark.parametrize("name", ["Qwen", "a..b", "-a", "a-", ".a", "a_b", "a" * 41, ""])
+def test_a_name_that_no_object_may_have_is_refused(name):
+    with pytest.raises(ValidationError, match=r"metadata\.name"):
+        family(name, "main")
