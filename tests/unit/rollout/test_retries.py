@@ -12,6 +12,7 @@ from tests.unit.rollout.test_learner import HELD, Troubled, calling, learner_at
 from tests.unit.rollout.versions import payload_of, store_of
 from vcpo.wire.errors import WireError
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+from vcpo_rollout import __main__ as command
 from vcpo_rollout.learner import Learner
 from vcpo_rollout.pieces import Piece, PieceKey
 from vcpo_rollout.retries import LearnerFailedError, Retries
@@ -117,6 +118,29 @@ async def test_an_outage_is_two_lines_of_the_log_however_many_calls_it_meets(cap
     began, ended = caplog.messages
     assert began.startswith("Lease failed with UNAVAILABLE: trouble with UNAVAILABLE; calls are")
     assert ended == "Lease succeeded after 30 failed calls"
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (LearnerFailedError("Lease failed 10 times in a row"), "Lease failed 10 times in a row"),
+        (
+            aio.AioRpcError(
+                StatusCode.UNAUTHENTICATED, aio.Metadata(), aio.Metadata(), details="set VCPO_TOKEN"
+            ),
+            "it refuses with UNAUTHENTICATED: set VCPO_TOKEN",
+        ),
+    ],
+    ids=["failed", "refused"],
+)
+def test_a_worker_that_ends_says_why_in_its_last_line(monkeypatch, capsys, error, sentence):
+    async def run_worker(options):
+        raise error
+
+    monkeypatch.setattr(command, "run_worker", run_worker)
+    monkeypatch.setattr("sys.argv", ["vcpo_rollout", "run.yaml", "--learner", "l", "--group", "g"])
+    assert command.main() == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"learner: {sentence}"
 
 
 class Breaking(policy_pb2_grpc.PolicyServiceServicer):
