@@ -155,7 +155,10 @@ class CheckpointFolder:
         except DamageError as error:
             raise DamagedCheckpointError(path, error) from error
         except FormatError as error:
-            raise CheckpointError(f"{error}; resume with the version that wrote it") from error
+            raise CheckpointError(
+                f"{error}; resume with the version that wrote it, or begin anew in another"
+                " --run-dir"
+            ) from error
 
     def set_aside(self, damaged: Iterable[DamagedCheckpointError]) -> None:
         """Rename damaged checkpoints, so that they are neither tried again nor counted."""

@@ -234,14 +234,9 @@ class MismatchCalibration:
     def restored(self, state: Mapping[str, Any]) -> Self:
         """This calibration's settings with the observations that `to_dict` returned.
 
-        A state that holds whole trajectories one by one counts as one step.
         Raises: ValueError when the state has another form or holds an impossible observation.
         """
         try:
-            if "trajectories" in state:
-                rows = [(float(x), int(length)) for x, length, _ in state["trajectories"]]
-                fresh = [x for x, _ in rows], [length for _, length in rows]
-                return replace(self, steps=(), age_steps=0).observe(*fresh)
             steps = tuple(
                 FreshSums(
                     count=int(count), num_tokens=int(num_tokens), square_sum=float(square_sum)

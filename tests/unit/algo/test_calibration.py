@@ -238,19 +238,13 @@ def test_settings_come_from_the_run_and_not_from_the_checkpoint() -> None:
     assert MismatchCalibration(minimum_count=5).restored(state).minimum_count == 5
 
 
-def test_a_checkpoint_of_whole_trajectories_counts_as_one_step() -> None:
-    rows = [[X_OF_V_1, 100, 7], [-X_OF_V_1, 100, 3]] * 32
-    restored = MismatchCalibration().restored({"trajectories": rows})
-    assert restored == calibrated(X_OF_V_1)
-
-
 @pytest.mark.parametrize(
     "state",
     [
         {},
-        {"trajectories": None},
-        {"trajectories": [[1.0, 2]]},
-        {"trajectories": [["x", 2, 0]]},
+        {"trajectories": [[1.0, 2, 0]]},
+        {"age_steps": 0, "steps": None},
+        {"age_steps": 0, "steps": [["x", 2, 0]]},
         {"age_steps": 0, "steps": [[1, 5]]},
         {"age_steps": 0, "steps": [[3, 2, 1.0]]},
         {"age_steps": 0, "steps": [[1, 2, math.inf]]},

@@ -258,7 +258,7 @@ def test_a_format_of_another_version_is_refused(folder):
 def test_a_manifest_without_a_sum_is_of_a_version_that_wrote_none(folder):
     path = folder.save(checkpoint(3)) / "meta.json"
     path.write_text('{"format": 1, "step": 3, "spec_sha256": "", "ledger_sha256": ""}')
-    with pytest.raises(CheckpointError, match=r"has format 1.*resume with the version"):
+    with pytest.raises(CheckpointError, match=r"has format 1.*begin anew in another --run-dir"):
         folder.load_newest()
 
 
