@@ -22,6 +22,7 @@ Source: VCPO, arXiv 2602.17616. Departures from the released reference: `vcpo.al
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from itertools import chain
 from statistics import fmean
@@ -112,18 +113,23 @@ class PolicyUpdate:
             calibrate the on-policy ESS ratio.
         With replay, the step is taken on groups drawn from the answers kept, and says what those
         are like.
-        Raises: ValueError for an empty batch or group, and as `batch_advantages`.
+        Raises: ValueError for an empty batch or group, and as `batch_advantages`. A critic has
+            learned nothing then.
         """
         if not all(groups) or not groups:
             raise ValueError("groups is empty: at least one trajectory is needed")
         if self._replay is not None:
             groups = self._replay.exchanged(groups)
         self._optimizer.zero_grad()
+        before = deepcopy(self._gathering.state_dict())
         batch: GatheredBatch | NonFiniteWeightError
         try:
             batch = self._gathered(groups, policy_version)
         except NonFiniteWeightError as error:
             batch = error
+        except Exception:
+            self._gathering.load_state_dict(before)
+            raise
         trajectories = tuple(chain.from_iterable(groups))
         num_pieces = len(batch.fresh.num_tokens) if isinstance(batch, GatheredBatch) else 0
         num_tokens = sum(trajectory.num_sampled_tokens for trajectory in trajectories)
@@ -156,16 +162,18 @@ class PolicyUpdate:
         return self._stepped(pending, batch, decision, fresh.tokens)
 
     def rehearse(self, group: Sequence[Trajectory], *, policy_version: int) -> None:
-        """Go the way to the gradient with one group, and leave parameters and moments as they are.
+        """Go the way to the gradient with one group, and leave everything as it was.
 
         Raises: what stands in its way.
         """
+        before = deepcopy(self._gathering.state_dict())
         try:
             scored = self._gathering.score([group], policy_version)
             self._gathering.gather(scored, [1.0] * len(group))
         except NonFiniteWeightError:
             pass  # a step is skipped for it, and not broken
         finally:
+            self._gathering.load_state_dict(before)
             self._optimizer.zero_grad()
 
     def forget(self, group: Sequence[Trajectory]) -> None:

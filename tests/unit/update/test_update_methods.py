@@ -159,3 +159,32 @@ def test_the_first_vtrace_step_credits_every_token_with_the_truncated_reward_to_
 
 def test_every_method_is_covered():
     assert set(RECIPES) == set(Method)
+
+
+def flat(state):
+    """All numbers of a state, whatever holds them."""
+    if isinstance(state, torch.Tensor):
+        return state.flatten().tolist()
+    if isinstance(state, dict):
+        return [flat(each) for each in state.values()]
+    return [flat(each) for each in state] if isinstance(state, list | tuple) else state
+
+
+def test_a_critic_learns_nothing_from_a_rehearsal_or_from_a_step_that_broke(monkeypatch):
+    def broken(*_):
+        raise MemoryError("in the second pass")
+
+    model = seeded(llama, dtype=torch.float64)
+    groups = sampled_groups(model)
+    update = PolicyUpdate(model, spec_of("vtrace"), PAD)
+    update.step(groups, policy_version=9)
+    before = flat(update.state_dict()["method"])
+    update.rehearse(groups[0], policy_version=10)
+    assert flat(update.state_dict()["method"]) == before
+    monkeypatch.setattr("vcpo_learner.gathering.token_coefficients", broken)
+    with pytest.raises(MemoryError, match="second pass"):
+        update.begin(groups, policy_version=10)
+    assert flat(update.state_dict()["method"]) == before
+    with pytest.raises(MemoryError, match="second pass"):
+        update.rehearse(groups[0], policy_version=10)
+    assert flat(update.state_dict()["method"]) == before
