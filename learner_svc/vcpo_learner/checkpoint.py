@@ -36,7 +36,7 @@ from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.disk import nested_bytes, whole_folder, write_state, write_tensors
 from vcpo_learner.manifest import DamageError, FormatError, Manifest, read_manifest, sum_up
 
-_NAME = re.compile(r"step-(\d{8,})")
+_NAME = re.compile(r"step-(\d+)")
 _DAMAGED = "damaged-"
 _PARAMETERS, _UPDATE, _LEDGER = "model.safetensors", "update.pt", "ledger.pb"
 _UNREADABLE = (
@@ -90,7 +90,7 @@ class CheckpointFolder:
         Raises:
             DiskFullError: when there is no room for it; those that there are stay.
         """
-        target = self._folder / f"step-{checkpoint.step:08d}"
+        target = self._folder / _name(checkpoint.step)
         ledger = checkpoint.ledger.SerializeToString()
         for abandoned in self._folder.glob(".step-*.partial"):
             shutil.rmtree(abandoned)
@@ -193,9 +193,11 @@ class CheckpointFolder:
         found = {}
         with contextlib.suppress(FileNotFoundError):
             for path in self._folder.iterdir():
-                name = _NAME.fullmatch(path.name.removeprefix(prefix))
-                if name and path.name.startswith(prefix) and path.is_dir():
-                    found[int(name[1])] = path
+                number = _NAME.fullmatch(path.name.removeprefix(prefix))
+                if number is None or not path.is_dir():
+                    continue
+                if path.name == prefix + _name(step := int(number[1])):
+                    found[step] = path
         return found
 
     def _remove_old(self, saved_step: int) -> None:
@@ -205,3 +207,8 @@ class CheckpointFolder:
         removed += [path for step, path in self._paths(_DAMAGED).items() if step <= saved_step]
         for path in removed:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _name(step: int) -> str:
+    """What the folder of a step's checkpoint is called; any other spelling is another folder."""
+    return f"step-{step:08d}"

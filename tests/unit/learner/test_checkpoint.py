@@ -160,7 +160,15 @@ def test_without_a_checkpoint_that_is_whole_each_is_named_with_what_to_do(folder
 
 @pytest.mark.parametrize(
     "stray",
-    ["step-backup", "step-99", "step-00000099.bak", "step-0000000x", "my-step-00000099", "step-"],
+    [
+        "step-backup",
+        "step-99",
+        "step-000000099",
+        "step-00000099.bak",
+        "step-0000000x",
+        "my-step-00000099",
+        "step-",
+    ],
 )
 def test_a_stray_folder_is_never_taken_for_a_checkpoint(folder, tmp_path, stray):
     folder.save(checkpoint(3))
@@ -169,6 +177,18 @@ def test_a_stray_folder_is_never_taken_for_a_checkpoint(folder, tmp_path, stray)
     for step in (4, 5):
         folder.save(checkpoint(step))
     assert stray in names(tmp_path)
+
+
+def test_a_folder_with_one_zero_too_many_does_not_hide_the_checkpoint_of_its_step(folder, tmp_path):
+    (tmp_path / "step-000000003").mkdir()
+    folder.save(checkpoint(3))
+    (tmp_path / "step-0000000003").mkdir()
+    assert newest(folder).step == 3
+
+
+def test_a_step_of_more_than_eight_digits_is_read_again(folder):
+    folder.save(checkpoint(123_456_789))
+    assert newest(folder).step == 123_456_789
 
 
 def test_a_file_by_the_name_of_a_checkpoint_is_none(folder, tmp_path):
