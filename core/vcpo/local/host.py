@@ -142,7 +142,7 @@ class Host:
 
     def _look_after_learner(self) -> bool:
         """Start the learner, or start it again; True when it has ended with the run."""
-        ended = self._learner.found_ended(step=self._link.step)
+        ended = self._learner.found_ended(step=self._link.furthest_step)
         if ended is not None:
             if ended.is_complete:
                 return True
@@ -208,7 +208,7 @@ class Host:
         if limit_s is not None and elapsed_s > limit_s:
             raise FleetError(f"spec.activeDeadlineSeconds: the run took longer than {limit_s} s")
         limit_s = self._spec.startup_deadline_seconds
-        if elapsed_s > limit_s and self._link.step == 0:
+        if elapsed_s > limit_s and self._link.furthest_step == 0:
             raise FleetError(
                 f"spec.startupDeadlineSeconds: no step within {limit_s} s; see the logs of the"
                 " processes, or raise it"

@@ -28,6 +28,8 @@ class LearnerLink:
         """Port of the learner; 0 before it first served."""
         self.latest: control_pb2.Signals | None = None
         """Its last signals; None before the first."""
+        self.furthest_step = 0
+        """Most steps that were taken, in any process: one that finds no checkpoint counts anew."""
         self.answers = False
         """Whether it answered when it was asked last: if not, no other call to it is worth its
         timeout."""
@@ -52,11 +54,6 @@ class LearnerLink:
         """The run's phase as the learner last told it."""
         return RunPhase.RUNNING if self.latest is None else phase_from_message(self.latest.phase)
 
-    @property
-    def step(self) -> int:
-        """Steps taken as the learner last told them; 0 before the first signals."""
-        return 0 if self.latest is None else self.latest.step
-
     def open(self, port: int) -> None:
         """Note where the learner serves."""
         self.port = port
@@ -69,6 +66,7 @@ class LearnerLink:
         if (control := self.control) is not None:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 self.latest = await control.signals(timeout_s=self._answer_timeout_s)
+                self.furthest_step = max(self.furthest_step, self.latest.step)
                 self._latest_s = self._clock()
                 self.answers = True
         return self.answers

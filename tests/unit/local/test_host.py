@@ -50,8 +50,13 @@ if (told := Path(os.environ["TOLD"])).with_suffix(".stall").exists():
     told.with_suffix(".stalls").write_text(str(os.getpid()))
     sys.stdin.read()
 
+starts_over = options.resume and told.with_suffix(".forgets").exists()
 signals = control_pb2.Signals(
-    step=20, total_steps=300, phase=1, on_policy_ess_ratio=1.0, batch_trajectories=1
+    step=0 if starts_over else 20,
+    total_steps=300,
+    phase=1,
+    on_policy_ess_ratio=1.0,
+    batch_trajectories=1,
 )
 
 class Control(control_pb2_grpc.ControlServiceServicer):
@@ -217,6 +222,20 @@ async def test_the_startup_deadline_acts_while_a_learner_is_stopped_before_it_se
     outcome = await scene.outcome()
     assert outcome.ending is Ending.FAILED
     assert outcome.message.startswith("spec.startupDeadlineSeconds: no step within 1800 s")
+
+
+async def test_the_startup_deadline_does_not_act_on_a_run_that_starts_over(scene):
+    scene.tell("forgets")
+    scene.start()
+    first = await scene.until_answered("learner")
+    await scene.until(lambda: scene.view.views[-1].step == 20)
+    os.kill(first, signal.SIGKILL)
+    await scene.until(lambda: scene.view.views[-1].step == 0)
+    scene.clock.added_s = 1801.0
+    views = len(scene.view.views)
+    await scene.until(lambda: len(scene.view.views) > views + 1)
+    assert scene.events("Failed") == []
+    assert len(scene.events("LearnerRestarted")) == 1
 
 
 async def test_a_run_is_not_complete_when_somebody_ends_its_learner(scene):
