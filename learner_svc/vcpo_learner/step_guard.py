@@ -105,34 +105,38 @@ class StepGuard:
         """What to raise for an error; the error itself when nothing may be used any longer."""
         if not self._update.is_whole:
             return error
-        reasons = self._reasons(groups, error, policy_version)
+        alone = self._broken_alone(groups, policy_version)
+        # Not before: what is tried alone may end the process as well.
+        self._quarantine.leave([group.lease_id for group in groups])
+        if _is_out_of_memory(error) and len(alone) in (0, len(groups)):
+            return StartError(
+                f"the update ran out of memory ({_told(error)}); lower"
+                " spec.batch.microBatchTrajectories or spec.sampling.maxNewTokens"
+            )
+        self._broken_in_row += 1
+        if self._broken_in_row >= _BROKEN_IN_ROW:
+            return StartError(
+                f"{self._broken_in_row} batches in a row broke the update, the last one with"
+                f" {_told(error)}; groups of the {self._broken_in_row - 1} before are in the"
+                " quarantine folder of the run directory"
+            )
+        reasons = alone or dict.fromkeys(
+            (group.lease_id for group in groups), f"{_told(error)}, in a batch"
+        )
         for group in groups:
             if group.lease_id in reasons:
                 self._update.forget(group.trajectories)
-        self._quarantine.leave([group.lease_id for group in groups])
         return BrokenBatchError(reasons)
 
-    def _reasons(
-        self, groups: Sequence[Group], error: Exception, policy_version: int
-    ) -> dict[str, str]:
+    def _broken_alone(self, groups: Sequence[Group], policy_version: int) -> dict[str, str]:
+        """What each group breaks at that breaks the update by itself, by its lease."""
         alone = {}
         for group in groups:
             try:
                 self._update.rehearse(group.trajectories, policy_version=policy_version)
             except Exception as own:  # noqa: BLE001 - as above
                 alone[group.lease_id] = _told(own)
-        if _is_out_of_memory(error) and len(alone) in (0, len(groups)):
-            raise StartError(
-                f"the update ran out of memory ({_told(error)}); lower"
-                " spec.batch.microBatchTrajectories or spec.sampling.maxNewTokens"
-            ) from error
-        self._broken_in_row += 1
-        if self._broken_in_row >= _BROKEN_IN_ROW:
-            raise StartError(
-                f"{self._broken_in_row} batches in a row broke the update, the last one with"
-                f" {_told(error)}; their groups are in the quarantine folder of the run directory"
-            ) from error
-        return alone or {group.lease_id: f"{_told(error)}, in a batch" for group in groups}
+        return alone
 
 
 def _told(error: Exception) -> str:

@@ -1,5 +1,6 @@
 """Steps that break, with a real model and its real update."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -88,6 +89,12 @@ GROUPS = [judged(1), judged(2)]
 EVERY_ID = [one.lease_id for one in GROUPS]
 
 
+def take_broken_steps(guard, count):
+    for _ in range(count):
+        with contextlib.suppress(BrokenBatchError):
+            take_step(guard, GROUPS, policy_version=0)
+
+
 def test_when_no_group_breaks_it_alone_all_of_them_go(quarantine):
     guard = StepGuard(BrokenUpdate(ValueError("odd")), quarantine)
     with pytest.raises(BrokenBatchError) as caught:
@@ -125,6 +132,27 @@ def test_memory_that_no_group_alone_is_to_blame_for_is_the_users_to_save(quarant
         take_step(guard, GROUPS, policy_version=0)
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), ValueError("odd")])
+def test_a_run_that_ends_with_a_sentence_counts_no_death(quarantine, tmp_path, error):
+    quarantine.enter(EVERY_ID)
+    found = Quarantine(tmp_path)  # as a successor of a learner that died once
+    guard = StepGuard(BrokenUpdate(error), found)
+    with pytest.raises(StartError):
+        take_broken_steps(guard, 3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_note_stays_while_groups_are_tried_one_by_one(quarantine, tmp_path):
+    class DyingUpdate(BrokenUpdate):
+        def rehearse(self, group, *, policy_version):
+            raise KeyboardInterrupt
+
+    guard = StepGuard(DyingUpdate(ValueError("odd")), quarantine)
+    with pytest.raises(KeyboardInterrupt):
+        take_step(guard, GROUPS, policy_version=0)
+    assert Quarantine(tmp_path).deaths("train-now-1") == 1
+
+
 def test_a_group_that_alone_is_too_large_goes(quarantine):
     guard = StepGuard(BrokenUpdate(MemoryError("large"), alone=["train-now-2"]), quarantine)
     with pytest.raises(BrokenBatchError) as caught:
@@ -134,8 +162,10 @@ def test_a_group_that_alone_is_too_large_goes(quarantine):
 
 def test_the_third_broken_batch_in_a_row_ends_the_run_with_the_reason(quarantine):
     guard = StepGuard(BrokenUpdate(ValueError("odd")), quarantine)
-    for _ in range(2):
-        with pytest.raises(BrokenBatchError):
-            take_step(guard, GROUPS, policy_version=0)
-    with pytest.raises(StartError, match=r"3 batches in a row broke the update.*ValueError: odd"):
+    take_broken_steps(guard, 2)
+    with pytest.raises(
+        StartError,
+        match=r"3 batches in a row broke the update, the last one with ValueError: odd; groups of"
+        " the 2 before are in the quarantine folder",
+    ):
         take_step(guard, GROUPS, policy_version=0)
