@@ -2,6 +2,7 @@
 
 Maps merge, null removes. Lists of named things merge by their key, so that a user adds one volume
 or sets the resources of one container without repeating ours; every other list is replaced.
+A value of another shape than ours is refused by its path: nothing after this has to look again.
 Departure: none of the `$patch` directives is understood.
 """
 
@@ -24,32 +25,47 @@ MERGE_KEYS: Final[Mapping[str, str]] = {
 """Lists of a pod template that merge, with the key of their items, as the API declares them."""
 
 
-def overlaid(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+_NEEDED: Final = frozenset({"spec", "spec.containers"})
+"""What a pod cannot be without."""
+
+
+def overlaid(
+    base: Mapping[str, Any], patch: Mapping[str, Any], *, path: str = ""
+) -> dict[str, Any]:
     """A copy of `base` with `patch` merged over it.
 
-    Raises: ValueError naming the list of `patch` whose items lack their key.
+    path: Where both stand in the template, such as `spec.containers[learner]`; empty at its root.
+    Raises: ValueError naming the value of `patch` that is no map or list where that of `base` is
+        one, the list whose items lack their key, or what cannot be removed.
     """
     merged = dict(base)
     for name, value in patch.items():
+        below, here = merged.get(name), f"{path}.{name}" if path else name
         if value is None:
+            if here in _NEEDED:
+                raise ValueError(f"template: `{here}` cannot be removed; leave it out to keep ours")
             merged.pop(name, None)
+        elif isinstance(below, Mapping) and not isinstance(value, Mapping):
+            raise ValueError(f"template: `{here}` must be a map, got {value!r}")
+        elif isinstance(below, list) and not isinstance(value, list):
+            raise ValueError(f"template: `{here}` must be a list, got {value!r}")
         elif isinstance(value, Mapping):
-            below = merged.get(name)
-            merged[name] = overlaid(below if isinstance(below, Mapping) else {}, value)
-        elif name in MERGE_KEYS and isinstance(value, Sequence):
-            merged[name] = _merged_list(name, merged.get(name) or (), value)
+            merged[name] = overlaid(below if isinstance(below, Mapping) else {}, value, path=here)
+        elif name in MERGE_KEYS and isinstance(value, list):
+            ours = below if isinstance(below, list) else []
+            merged[name] = _merged_list(ours, value, key=MERGE_KEYS[name], path=here)
         else:
             merged[name] = value
     return merged
 
 
 def _merged_list(
-    name: str, base: Sequence[Mapping[str, Any]], patch: Sequence[Any]
+    base: Sequence[Mapping[str, Any]], patch: Sequence[Any], *, key: str, path: str
 ) -> list[dict[str, Any]]:
-    key = MERGE_KEYS[name]
     merged = {item[key]: dict(item) for item in base}
     for item in patch:
-        if not isinstance(item, Mapping) or key not in item:
-            raise ValueError(f"template: each item of `{name}` must have `{key}`, got {item!r}")
-        merged[item[key]] = overlaid(merged.get(item[key], {}), item)
+        named = item.get(key) if isinstance(item, Mapping) else None
+        if named is None or isinstance(named, Mapping | list):
+            raise ValueError(f"template: each item of `{path}` must have `{key}`, got {item!r}")
+        merged[named] = overlaid(merged.get(named, {}), item, path=f"{path}[{named}]")
     return list(merged.values())

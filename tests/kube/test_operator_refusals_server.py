@@ -58,6 +58,46 @@ async def test_a_template_that_the_server_refuses_is_not_accepted_and_warned_of_
     assert new == [("InvalidSpec", f"Accepted: {message}")]
 
 
+BAD_SHAPES = [
+    ({"spec": None}, "spec"),
+    ({"spec": "gpu"}, "spec"),
+    ({"spec": {"containers": None}}, "spec.containers"),
+    ({"spec": {"containers": {"name": "main"}}}, "spec.containers"),
+    ({"metadata": {"labels": ["a"]}}, "metadata.labels"),
+    ({"metadata": {"annotations": "a"}}, "metadata.annotations"),
+]
+BAD_RESOURCES = [("big", ""), ({"limits": ["1Gi"]}, ".limits"), ({"requests": "1Gi"}, ".requests")]
+
+
+@pytest.mark.parametrize(("shape", "path"), BAD_SHAPES)
+@pytest.mark.parametrize("role", ["learner", "rollout"])
+async def test_a_template_of_a_wrong_shape_is_not_accepted_and_told_by_its_path(role, shape, path):
+    await assert_not_accepted(role, shape, path)
+
+
+@pytest.mark.parametrize(("resources", "path"), BAD_RESOURCES)
+@pytest.mark.parametrize("role", ["learner", "rollout"])
+async def test_resources_of_a_wrong_shape_are_not_accepted_and_told_by_their_path(
+    role, resources, path
+):
+    shape = {"spec": {"containers": [{"name": role, "resources": resources}]}}
+    await assert_not_accepted(role, shape, f"spec.containers[{role}].resources{path}")
+
+
+async def assert_not_accepted(role, shape, path):
+    """A run with this template is refused, and the field that is at fault is named."""
+    workers = {**run_body()["spec"]["rollouts"][0], "template": shape}
+    spec = {"learner": {"template": shape}} if role == "learner" else {"rollouts": [workers]}
+    async with operator_scene() as scene:
+        await scene.create(**spec)
+        await scene.look()
+        status, reason, message = await condition(scene, "Accepted")
+        assert (status, reason) == ("False", "InvalidSpec")
+        assert message.startswith(f"template: `{path}` ")
+        told = [reason for reason, _ in await warnings(scene)]
+        assert told == ["InvalidSpec"]
+
+
 async def test_what_runs_goes_on_beside_a_template_that_is_refused(scene):
     await scene.create()
     await scene.settle()

@@ -67,9 +67,9 @@ def pod_template(parent: Parent, workload: Workload) -> Manifest:
     template = overlaid(_base(parent, workload), workload.template)
     for container in template["spec"]["containers"]:
         if container["name"] == workload.role.value:
-            container["resources"] = with_defaults(container.get("resources") or {})
+            container["resources"] = with_defaults(container.get("resources", {}))
     metadata = template.setdefault("metadata", {})
-    metadata["labels"] = {**(metadata.get("labels") or {}), **_labels(parent, workload)}
+    metadata["labels"] = {**metadata.get("labels", {}), **_labels(parent, workload)}
     # Processes read the run file when they start, so its content is part of what a pod is;
     # and so is the token that they are given.
     content = {
@@ -77,7 +77,7 @@ def pod_template(parent: Parent, workload: Workload) -> Manifest:
         "run_file": parent.run_file,
         "credential": parent.credential_uid,
     }
-    annotations = {**(metadata.get("annotations") or {}), TEMPLATE_HASH_ANNOTATION: digest(content)}
+    annotations = {**metadata.get("annotations", {}), TEMPLATE_HASH_ANNOTATION: digest(content)}
     return {**template, "metadata": {**metadata, "annotations": annotations}}
 
 
@@ -115,7 +115,7 @@ def _base(parent: Parent, workload: Workload) -> Manifest:
     }
     if pods.priority_class_name is not None:
         spec["priorityClassName"] = pods.priority_class_name
-    return {"metadata": {"labels": {}}, "spec": spec}
+    return {"metadata": {"labels": {}, "annotations": {}}, "spec": spec}
 
 
 def _container(parent: Parent, workload: Workload) -> Manifest:
@@ -129,6 +129,7 @@ def _container(parent: Parent, workload: Workload) -> Manifest:
             {"name": "grpc", "containerPort": workload.port},
             {"name": "metrics", "containerPort": workload.metrics_port},
         ],
+        "resources": {"requests": {}, "limits": {}},
         # The last lines of a crashed process reach the run's conditions this way.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {

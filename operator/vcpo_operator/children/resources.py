@@ -23,11 +23,13 @@ def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
     Who gives a request or a limit for memory gives all that there is to say of it: our limit could
     be below that request, and our request above that limit.
+    given: Its shape is checked: what it has of requests and limits are maps.
     """
-    spoken_of = {name for part in ("requests", "limits") for name in given.get(part) or {}}
+    spoken_of = {name for part in ("requests", "limits") for name in given.get(part, {})}
     defaults = {
         part: {name: value for name, value in values.items() if name not in spoken_of}
         for part, values in _DEFAULTS.items()
     }
-    merged = {part: {**defaults[part], **(given.get(part) or {})} for part in defaults}
-    return {**given, **{part: values for part, values in merged.items() if values}}
+    merged = {part: {**defaults[part], **given.get(part, {})} for part in defaults}
+    others = {name: value for name, value in given.items() if name not in _DEFAULTS}
+    return {**others, **{part: values for part, values in merged.items() if values}}

@@ -8,6 +8,8 @@ subresource, and is released: no pod starts before the number is right.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from vcpo.spec.workloads import RolloutGroup
 from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, child
 from vcpo_operator.children.pods import RUN_FILE_PATH, Workload, pod_template, queue_labels
@@ -92,5 +94,7 @@ def _spread(parent: Parent, group: RolloutGroup) -> Manifest:
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": selector(parent.name, Role.ROLLOUT, group.name)},
     }
-    spec = group.template.get("spec") or {}
+    spec = group.template.get("spec", {})
+    if not isinstance(spec, Mapping):
+        return group.template  # refused where it is merged
     return {**group.template, "spec": {"topologySpreadConstraints": [constraint], **spec}}

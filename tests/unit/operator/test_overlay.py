@@ -53,5 +53,27 @@ def test_neither_side_is_changed():
 
 
 def test_an_item_without_its_key_is_refused_by_name():
-    with pytest.raises(ValueError, match="each item of `volumes` must have `name`"):
+    with pytest.raises(ValueError, match=r"each item of `spec.volumes` must have `name`"):
         spec_of(volumes=[{"emptyDir": {}}])
+
+
+@pytest.mark.parametrize(
+    ("patch", "complaint"),
+    [
+        ({"containers": {"name": "main"}}, "`spec.containers` must be a list"),
+        ({"containers": None}, "`spec.containers` cannot be removed"),
+        ({"containers": [{"name": ["main"]}]}, "each item of `spec.containers` must have `name`"),
+        ({"containers": [{"name": "main", "env": "A=1"}]}, r"`spec.containers\[main\].env` must"),
+        ({"nodeSelector": "gpu"}, "`spec.nodeSelector` must be a map, got 'gpu'"),
+    ],
+)
+def test_a_value_of_another_shape_than_ours_is_refused_by_its_path(
+    patch: dict[str, object], complaint: str
+):
+    with pytest.raises(ValueError, match=complaint):
+        spec_of(**patch)
+
+
+def test_a_label_with_the_name_of_a_list_is_a_label():
+    labels = {"metadata": {"labels": {"env": "prod", "ports": "open"}}}
+    assert overlaid({"metadata": {"labels": {}}}, labels) == labels
