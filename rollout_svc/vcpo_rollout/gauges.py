@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vcpo.failures import FailureCause
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.trajectory import PartialResponse, Trajectory
-from vcpo_rollout.sandbox import PROTECTIONS
+from vcpo_rollout.sandbox import PROTECTIONS, num_folders_left
 
 
 class RolloutGauges:
@@ -38,6 +38,7 @@ class RolloutGauges:
         for protection in PROTECTIONS:
             missing = float(protection in unprotected)
             self._metrics.sandbox_missing.labels(protection.replace(" ", "_")).set(missing)
+        self._metrics.sandbox_folders_left.set_function(num_folders_left)
 
     def lease_waited(self, duration_s: float) -> None:
         """Note time with free places and no lease."""

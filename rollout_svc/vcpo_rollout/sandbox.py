@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, Final
 
+_LOGGER = logging.getLogger(__name__)
 _CHILD: Final = Path(__file__).parent / "sandbox_child.py"
 _NOBODY: Final = 65_534
 """Whom a child becomes whose parent may do anything: user and group without any right."""
@@ -32,6 +35,9 @@ _MAX_PATH: Final = 256
 PROTECTIONS: Final = ("network", "files", "sockets", "shared memory", "disk")
 """What a program is kept from where the system lets it: a network, files but the interpreter's,
 local sockets, memory shared with other processes, and at every moment more files than its limit."""
+
+_FOLDERS_LEFT: Final[set[str]] = set()
+"""Those that could not be removed; the first is written of, all are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,26 +82,37 @@ def unprotected() -> tuple[str, ...]:
         raise OSError(f"sandbox: programs cannot be run on this system: {said}") from error
 
 
+def num_folders_left() -> int:
+    """How many folders of programs this process could not remove."""
+    return len(_FOLDERS_LEFT)
+
+
 def remove_folder(folder: str) -> None:
     """Remove a folder that a program had to itself.
 
     It may be deeper than any path is long, than Python calls, and than there are descriptors: this
-    goes down and up step by step.
+    goes down and up step by step. The program may have locked any of it: each folder is opened to
+    its owner before it is entered.
+
+    Raises: OSError when the system does not allow it, as where the folder above is locked.
     """
+    Path(folder).chmod(0o700)
     here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    way: list[str] = []
-    to_remove = [_remove_files(here)]
-    while to_remove:
-        if to_remove[-1]:
-            way.append(to_remove[-1].pop())
-            here = _step(here, way[-1])
-            to_remove.append(_remove_files(here))
-        else:
-            to_remove.pop()
-            if way:
-                here = _step(here, "..")
-                os.rmdir(way.pop(), dir_fd=here)
-    os.close(here)
+    try:
+        way: list[str] = []
+        to_remove = [_remove_files(here)]
+        while to_remove:
+            if to_remove[-1]:
+                way.append(to_remove[-1].pop())
+                here = _step(here, way[-1])
+                to_remove.append(_remove_files(here))
+            else:
+                to_remove.pop()
+                if way:
+                    here = _step(here, "..")
+                    os.rmdir(way.pop(), dir_fd=here)
+    finally:
+        os.close(here)
     Path(folder).rmdir()
 
 
@@ -107,14 +124,14 @@ def _step(here: int, name: str) -> int:
 
 
 def _remove_files(here: int) -> list[str]:
-    """Remove a folder's files; returns its folders, each made readable."""
+    """Remove a folder's files; returns its folders, each opened to its owner."""
     folders = []
     for name in os.listdir(here):
-        try:
-            os.unlink(name, dir_fd=here)
-        except (IsADirectoryError, PermissionError):
+        if stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
             os.chmod(name, 0o700, dir_fd=here)
             folders.append(name)
+        else:
+            os.unlink(name, dir_fd=here)
     return folders
 
 
@@ -137,7 +154,13 @@ def _run(source: str, limits: SandboxLimits, *, reports: bool) -> tuple[str, str
             printed.seek(0)
             return ending, printed.read(limits.file_bytes).decode(errors="replace")
     finally:
-        remove_folder(folder)
+        # What a program did to its folder must not cost the model the program's output.
+        try:
+            remove_folder(folder)
+        except OSError as error:
+            if not _FOLDERS_LEFT:
+                _LOGGER.warning("sandbox: a program's folder cannot be removed: %s", error)
+            _FOLDERS_LEFT.add(folder)
 
 
 def _ending(

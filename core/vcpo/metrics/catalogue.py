@@ -241,6 +241,10 @@ ROLLOUT_SANDBOX_MISSING = _gauge(
     "1 for a protection from a model's programs that this system refuses; absent without programs.",
     "protection",
 )
+ROLLOUT_SANDBOX_FOLDERS_LEFT = _measure(
+    "vcpo_rollout_sandbox_folders_left",
+    "Folders of a model's programs that could not be removed; absent without programs.",
+)
 ROLLOUT_LEASE_WAIT = _counter(
     "vcpo_rollout_lease_wait_seconds_total", "Time with free places and no lease to fill them."
 )
@@ -383,6 +387,7 @@ ROLLOUT = (
     ROLLOUT_PEERS_AVOIDED,
     ROLLOUT_WEIGHT_UPDATES_IN_FLIGHT,
     ROLLOUT_SANDBOX_MISSING,
+    ROLLOUT_SANDBOX_FOLDERS_LEFT,
     ROLLOUT_LEASE_WAIT,
 )
 """What a rollout worker exports, besides `BUILD_INFO`."""

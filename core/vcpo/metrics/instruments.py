@@ -85,6 +85,7 @@ class RolloutMetrics:
         self.peers_avoided = part.counter(catalogue.ROLLOUT_PEERS_AVOIDED)
         self.weight_updates_in_flight = part.counter(catalogue.ROLLOUT_WEIGHT_UPDATES_IN_FLIGHT)
         self.sandbox_missing = part.gauge(catalogue.ROLLOUT_SANDBOX_MISSING)
+        self.sandbox_folders_left = part.gauge(catalogue.ROLLOUT_SANDBOX_FOLDERS_LEFT)
         self.lease_wait_s = part.counter(catalogue.ROLLOUT_LEASE_WAIT)
 
 

@@ -303,3 +303,13 @@ def test_what_programs_are_not_kept_from_is_a_metric():
         for protection in ("network", "files", "sockets", "shared_memory", "disk")
     }
     assert missing == {"network": 0, "files": 0, "sockets": 0, "shared_memory": 1, "disk": 1}
+
+
+def test_folders_that_stay_are_a_metric(monkeypatch):
+    metrics = RolloutMetrics(run="run", group="main")
+    name, labels = "vcpo_rollout_sandbox_folders_left", {"run": "run", "group": "main"}
+    assert metrics.registry.get_sample_value(name, labels) is None
+    RolloutGauges(metrics).sandboxed(())
+    assert metrics.registry.get_sample_value(name, labels) == 0
+    monkeypatch.setattr(sandbox, "_FOLDERS_LEFT", {"/tmp/a", "/tmp/b"})
+    assert metrics.registry.get_sample_value(name, labels) == 2

@@ -1,0 +1,95 @@
+"""A worker without root's rights: its programs are as mighty as it is, and may lock it out."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+_NOBODY = 65_534
+# An interpreter in root's home can be read still, as it can be by who installed it.
+_DROP_ROOT = (
+    *("setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"),
+    *("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"),
+)
+
+_PRELUDE = """
+import ctypes, logging, os
+from vcpo_rollout import sandbox, sandbox_child
+from vcpo_rollout.sandbox import SandboxLimits, run_python, unprotected
+logging.basicConfig(format="%(levelname)s %(message)s")
+
+def run(source, **limits):
+    return run_python(source, SandboxLimits(wall_s=120.0, cpu_s=20, **limits))
+"""
+
+NO_NAMESPACES = """
+unshare = {"x86_64": 272, "aarch64": 97}[os.uname().machine]
+refused = 0x00050000 | 1  # EPERM
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, unshare), (0x06, 0, 0, refused), (0x06, 0, 0, 0x7FFF0000)]
+array = (sandbox_child._Instruction * 4)(*(sandbox_child._Instruction(*step) for step in steps))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+program = sandbox_child._Filter(4, array)
+assert libc.prctl(22, 2, ctypes.byref(program), 0, 0) == 0
+assert libc.unshare(0x10000000) == -1
+"""
+"""The worker's seccomp profile refuses `unshare`, as that of most pods does."""
+
+
+@pytest.fixture
+def folders():
+    """Where the worker's programs get their folders; outside of pytest's own, which root closes."""
+    with tempfile.TemporaryDirectory() as name:
+        if os.geteuid() == 0:
+            os.chown(name, _NOBODY, _NOBODY)
+        yield Path(name)
+
+
+def worker(folders, script):
+    """What a worker says that is nobody, or whoever runs the tests."""
+    done = subprocess.run(
+        [*(_DROP_ROOT if os.geteuid() == 0 else ()), sys.executable, "-c", _PRELUDE + script],
+        env={**os.environ, "TMPDIR": str(folders)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("mode", [0, 0o500], ids=["no rights", "no right to write"])
+def test_a_folder_that_its_program_locked_is_removed(folders, mode):
+    program = f"import os\nopen('file', 'w').close()\nos.chmod('.', {mode})\nprint('done')"
+    said = worker(folders, f"{NO_NAMESPACES}\nprint(run({program!r}))")
+    assert said == "done\n"
+    assert list(folders.iterdir()) == []
+
+
+def test_folders_within_that_a_program_locked_are_removed(folders):
+    program = (
+        "import os\nos.makedirs('a/b')\nopen('a/b/file', 'w').close()\nos.symlink('a', 'link')\n"
+        "os.chmod('a/b', 0)\nos.chmod('a', 0o500)\nprint('done')"
+    )
+    said = worker(folders, f"{NO_NAMESPACES}\nprint(run({program!r}))")
+    assert said == "done\n"
+    assert list(folders.iterdir()) == []
+
+
+def test_what_a_program_printed_counts_where_its_folder_cannot_be_removed(folders):
+    # The folder above belongs to the worker too, so nothing keeps the program from locking it.
+    program = "import os\nprint(os.listdir())\nos.chmod(os.path.dirname(os.getcwd()), 0o500)"
+    again = "os.chmod(os.environ['TMPDIR'], 0o700)"
+    runs = f"print(run({program!r}))\n{again}\nprint(run({program!r}))\n"
+    left = "print(sandbox.num_folders_left())"
+    said = worker(folders, f"{NO_NAMESPACES}\n{runs}{left}")
+    folders.chmod(0o700)
+    lines = said.splitlines()
+    assert lines[:3] == ["[]", "[]", "2"]
+    assert [line.rpartition(": [Errno 13]")[0] for line in lines[3:]] == [
+        "WARNING sandbox: a program's folder cannot be removed"
+    ]
+    assert len(list(folders.iterdir())) == 2
