@@ -142,6 +142,7 @@ class LearnerGauges:
         """Show the numbers whose windows are kept for whoever asks for the signals."""
         metrics = self._metrics
         metrics.batch_trajectories.set(signals.batch_trajectories)
+        metrics.skipped_steps_in_a_row.set(signals.skipped_steps_in_a_row)
         metrics.idle_ratio.set(signals.learner_idle_ratio)
         metrics.ess_ratio_mean.set(_measured(signals, "ess_ratio_mean"))
         metrics.ess_ratio_low.set(_measured(signals, "ess_ratio_low"))

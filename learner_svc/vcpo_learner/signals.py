@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from vcpo.control.signals import WINDOW_STEPS
 from vcpo.failures import FailureCount
 from vcpo.journal import EvaluationRecord, StepRecord
+from vcpo.no_update import skipped_at_the_end
 from vcpo.wire.phase import phase_to_message
 from vcpo.wire.v1 import control_pb2
 from vcpo_learner.accounting import TrajectoryCounts
@@ -58,9 +59,15 @@ class SignalWindow:
         self._on_policy_ess_ratio = 1.0
         self._failure = ""
         self._skipped_in_a_row = 0
+        self._skip_reason = ""
 
-    def resumed(self) -> None:
-        """Note that the totals are now those of a checkpoint; rates count from here."""
+    def resumed(self, steps: Sequence[StepRecord]) -> None:
+        """Note that the totals are now those of a checkpoint; rates count from here.
+
+        steps: The records up to the checkpoint, by step.
+        """
+        self._skipped_in_a_row = skipped_at_the_end(steps)
+        self._skip_reason = steps[-1].skipped or "" if steps else ""
         self._marks.clear()
         self._marks.append(self._mark())
 
@@ -85,6 +92,7 @@ class SignalWindow:
         self._waiting_since_s = self._working_since_s = None
         self._on_policy_ess_ratio = record.on_policy_ess_ratio
         self._skipped_in_a_row = 0 if record.skipped is None else self._skipped_in_a_row + 1
+        self._skip_reason = record.skipped or ""
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Note a finished evaluation."""
@@ -122,6 +130,8 @@ class SignalWindow:
             failures=[_failure_message(one, now.time_s) for one in dispatcher.failures.counts],
             failures_in_a_row=dispatcher.failures.in_a_row,
             failure=self._failure,
+            skipped_steps_in_a_row=self._skipped_in_a_row,
+            skip_reason=self._skip_reason,
         )
         if last is not None:
             self._describe_steps(signals, last)
@@ -136,8 +146,6 @@ class SignalWindow:
             signals.ess_ratio_low = _quantile(ratios, _LOW_QUANTILE)
         signals.calibration_age_steps = last.calibration_age_steps
         signals.learning_rate_scale = last.learning_rate_scale
-        signals.skipped_steps_in_a_row = self._skipped_in_a_row
-        signals.skip_reason = last.skipped or ""
         signals.lag_mean = last.lag_mean
         signals.lag_p50 = last.lag_p50
         signals.lag_max = last.lag_max

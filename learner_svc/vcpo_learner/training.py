@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from vcpo.algo import MismatchError, audited_gap
-from vcpo.journal import EvaluationRecord, StepRecord
+from vcpo.journal import EvaluationRecord, StepRecord, read_metrics
 from vcpo.spec import algorithm_warnings, batch_warnings
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.checkpoint import CheckpointError
@@ -93,7 +93,9 @@ class Training:
         if checkpoint.step:
             self._dispatcher.failures.succeeded()
         self._check_resumed()
-        self._parts.signals.resumed()
+        recorded_steps = read_metrics(self._parts.run_dir).steps
+        # What was recorded after the checkpoint is taken again.
+        self._parts.signals.resumed([one for one in recorded_steps if one.step <= checkpoint.step])
         self._parts.gauges.resumed()
         self._saving.saved_step = checkpoint.step
         self.event("Resumed", f"from the checkpoint of step {checkpoint.step}")

@@ -264,7 +264,8 @@ def _training(situation: Situation) -> Finding:
     """Ready, of a run that has all its parts and has taken a step."""
     report, policy = situation.report, situation.spec.failure_policy
     if report is not None and report.failures_in_a_row >= policy.max_failures_in_a_row:
-        return _false("Ready", "GenerationFailing", report.latest_generation_failure)
+        why = report.latest_generation_failure or _failing(report).lstrip()
+        return _false("Ready", "GenerationFailing", why)
     if report is not None and report.no_update:
         return _true("Ready", "NoUpdate", report.no_update)
     return _true("Ready", "Training", "The run trains.")
@@ -275,7 +276,8 @@ def _failing(report: LearnerReport | None) -> str:
     if report is None or report.failures_in_a_row == 0:
         return ""
     count, latest = report.failures_in_a_row, report.latest_generation_failure
-    return f" {count} generations in a row have failed, the latest so: {latest}"
+    rest = f", the latest so: {latest}" if latest else "; the learner's log says of what."
+    return f" {count} generations in a row have failed{rest}"
 
 
 def _complete(verdict: Verdict) -> Finding:

@@ -10,8 +10,9 @@ unknown, however recently it was there, so that two moments, or a learner and th
 are never mixed. Windows of steps (mean and low ESS) are the learner's own gauges: windows of time
 over scrapes would weigh a long step more often than a short one.
 
-What stays unknown: rates of trajectories, which the operator does not use, and workers whose series
-have no label `pod` (the PodMonitors of the chart and of runs give it to them).
+What stays unknown: rates of trajectories, which the operator does not use, why steps are skipped and
+generations fail, and workers whose series have no label `pod` (the PodMonitors of the chart and of
+runs give it to them).
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from vcpo.control import RunSignals
 from vcpo.metrics import Metric, catalogue
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.names import RunKey
-from vcpo_operator.report import LearnerReport, WorkerReport
+from vcpo_operator.report import LearnerReport, WorkerReport, no_update
 
 WINDOW: Final = "5m"
 """How far back a scrape is looked for; Prometheus itself looks back as far for an instant query."""
 
 _CLOCK_TOLERANCE_S = 5.0
+_WHY_SKIPPED = "the learner's log says why"
 _LARGEST_COUNT = 2.0**53
 """Beyond this a float does not hold every whole number."""
 
@@ -54,6 +56,8 @@ _OF_LEARNER: Final = (
     catalogue.LEARNER_IDLE,
     catalogue.WORKERS,
     catalogue.EVALUATION_ACCURACY,
+    catalogue.SKIPPED_STEPS_IN_A_ROW,
+    catalogue.FAILURES_IN_A_ROW,
 )
 _LEARNER_NAMES = frozenset(metric.name for metric in _OF_LEARNER)
 
@@ -107,12 +111,19 @@ def read_answer(answer: bytes, *, now_s: float) -> ScrapedReport | None:
 def _report(scrape: _Scrape, workers: Mapping[str, WorkerReport]) -> LearnerReport:
     # A step whose weights have no value reports 0, which no batch can have.
     ess_ratio = scrape.value(catalogue.ESS) or None
+    signals = _signals(scrape)
+    phase = _phase(scrape.values(catalogue.LEARNER_PHASE, "phase"))
+    skipped = scrape.count_or_none(catalogue.SKIPPED_STEPS_IN_A_ROW) or 0
+    has_never_updated = phase is RunPhase.COMPLETE and 0 < signals.step <= skipped
     return LearnerReport(
-        signals=_signals(scrape),
-        phase=_phase(scrape.values(catalogue.LEARNER_PHASE, "phase")),
+        signals=signals,
+        phase=phase,
         ess_ratio=ess_ratio,
         learning_rate_scale=scrape.value(catalogue.LEARNING_RATE_SCALE),
         accuracy=scrape.value(catalogue.EVALUATION_ACCURACY),
+        failures_in_a_row=scrape.count_or_none(catalogue.FAILURES_IN_A_ROW) or 0,
+        no_update=no_update(skipped, _WHY_SKIPPED, has_never_updated=has_never_updated),
+        has_never_updated=has_never_updated,
         workers=workers,
     )
 

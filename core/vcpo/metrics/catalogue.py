@@ -59,6 +59,9 @@ LEARNER_STEPS = _counter(
 LEARNER_SKIPPED_STEPS = _counter(
     "vcpo_learner_skipped_steps_total", "Optimizer steps that made no update, by reason.", "reason"
 )
+SKIPPED_STEPS_IN_A_ROW = _gauge(
+    "vcpo_skipped_steps_in_a_row", "Optimizer steps since the last one that made an update."
+)
 LEARNER_STEP_DURATION = _histogram(
     "vcpo_learner_step_duration_seconds",
     "Time to compute an update, without the wait for its batch.",
@@ -327,6 +330,7 @@ OPERATOR_LOOP_LAG = _gauge(
 LEARNER = (
     LEARNER_STEPS,
     LEARNER_SKIPPED_STEPS,
+    SKIPPED_STEPS_IN_A_ROW,
     LEARNER_STEP_DURATION,
     LEARNER_TOKENS,
     LEARNER_IDLE,

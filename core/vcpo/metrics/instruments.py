@@ -21,6 +21,7 @@ class LearnerMetrics:
         self.registry: CollectorRegistry = part.exported
         self.steps = part.counter(catalogue.LEARNER_STEPS)
         self.skipped_steps = part.counter(catalogue.LEARNER_SKIPPED_STEPS)
+        self.skipped_steps_in_a_row = part.gauge(catalogue.SKIPPED_STEPS_IN_A_ROW)
         self.step_duration_s = part.histogram(catalogue.LEARNER_STEP_DURATION)
         self.tokens = part.counter(catalogue.LEARNER_TOKENS)
         self.idle_ratio = part.gauge(catalogue.LEARNER_IDLE)

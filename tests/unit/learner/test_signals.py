@@ -89,7 +89,7 @@ async def test_rates_forget_what_was_before_the_window(signals, desk):
 
 async def test_totals_restored_from_a_checkpoint_are_not_a_burst_of_production(signals, desk):
     await answered(desk, 2)
-    signals.resumed()
+    signals.resumed([])
     desk.clock.advance(1.0)
     assert signals.message().produced_trajectories_per_second == 0.0
 
@@ -168,3 +168,12 @@ def test_steps_without_an_update_are_counted_in_a_row(signals):
     assert (message.skipped_steps_in_a_row, message.skip_reason) == (2, "no_gradient")
     signals.step(stepped())
     assert (signals.message().skipped_steps_in_a_row, signals.message().skip_reason) == (0, "")
+
+
+def test_steps_that_were_skipped_before_a_resume_count_with_those_after_it(signals):
+    signals.resumed([stepped(step=1), *(stepped(step=n, skipped="low_ess") for n in (2, 3))])
+    message = signals.message()
+    assert (message.skipped_steps_in_a_row, message.skip_reason) == (2, "low_ess")
+    signals.step(stepped(step=4, skipped="no_gradient"))
+    message = signals.message()
+    assert (message.skipped_steps_in_a_row, message.skip_reason) == (3, "no_gradient")

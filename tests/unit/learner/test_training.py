@@ -11,6 +11,7 @@ from itertools import chain
 import pytest
 
 from tests.unit.learner.scenes import answer, answers, asking, make_desk, make_run, settle
+from tests.unit.learner.steps import stepped
 from tests.unit.update.models import PAD, VOCABULARY, llama
 from vcpo.algo import FreshTokens, MismatchError, NonFiniteWeightError
 from vcpo.exported_model import ExportedModel
@@ -30,6 +31,7 @@ from vcpo_learner.training import Training
 from vcpo_learner.training_parts import TrainingParts
 from vcpo_learner.update import PolicyUpdate
 from vcpo_learner.update_result import SkipReason, UpdateResult
+from vcpo_operator.report import learner_report
 
 
 class CountingUpdate:
@@ -273,6 +275,27 @@ async def test_a_drained_run_saves_and_a_resumed_one_goes_on_from_there(make_lea
     assert await later.run() is RunPhase.COMPLETE
     assert later.update.versions == [1, 2]
     assert [step.step for step in read_metrics(tmp_path).steps] == [1, 2, 3]
+
+
+async def test_a_run_that_never_updated_says_so_however_often_it_was_resumed(make_learner):
+    for until_step in (1, None):
+        learner = make_learner()
+        learner.update.refused = {0, 1, 2}
+        learner.training.resume()
+        await learner.run(until_step=until_step)
+    assert learner_report(learner.signals.message()).has_never_updated
+    later = make_learner()  # with no step left to take
+    later.training.resume()
+    await later.training.run(drain_s=0)
+    assert learner_report(later.signals.message()).has_never_updated
+
+
+async def test_a_step_that_a_resume_takes_again_is_not_counted_twice(make_learner, tmp_path):
+    await make_learner().run(until_step=1)
+    Journal(tmp_path).step(stepped(step=2, skipped="low_ess"))  # after the checkpoint
+    later = make_learner()
+    assert later.training.resume() == 1
+    assert later.signals.message().skipped_steps_in_a_row == 0
 
 
 async def test_a_fresh_run_directory_has_nothing_to_resume(make_learner):

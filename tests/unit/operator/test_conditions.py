@@ -178,6 +178,18 @@ def test_an_environment_that_breaks_in_a_run_is_named(failures: int, reason: str
     assert (ready.message == why) == (reason == "GenerationFailing")
 
 
+@pytest.mark.parametrize("has_stepped", [True, False])
+def test_failures_whose_sentence_is_not_known_are_told_by_their_number(has_stepped: bool):
+    says = report(failures_in_a_row=32)  # as it is read out of a Prometheus
+    limits = Limits.of(make_run().spec)
+    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says.signals, 1.0)
+    ready = found(LEARNER, WORKER, report=says, decision=decision, has_stepped=has_stepped)["Ready"]
+    assert ready.reason == ("GenerationFailing" if has_stepped else "Initializing")
+    assert ready.message.endswith(
+        "32 generations in a row have failed; the learner's log says of what."
+    )
+
+
 def test_a_refused_write_is_said_before_all_else():
     refused = Obstacle(reason="ApplyFailed", message="422: no")
     ready = found(LEARNER, WORKER, obstacle=refused)["Ready"]

@@ -251,12 +251,41 @@ async def test_what_is_scraped_says_what_the_learner_says():
         gauges.step(record, [])
     window.evaluation(evaluated(accuracy=0.75))
     gauges.evaluation(evaluated(accuracy=0.75))
+    assert scraped_in_a_row(metrics) == 0.0
+    skipped = stepped(ess_ratio=0.25, lag_p50=1, lag_max=3, skipped="low_ess")
+    window.step(skipped)
+    gauges.step(skipped, [])
+    assert scraped_in_a_row(metrics) == 1.0
     told = learner_report(window.message())
     scraped = read(exported(metrics))
     rates = {"produced_per_s": told.signals.produced_per_s}
     rates["consumed_per_s"] = told.signals.consumed_per_s
     assert dataclasses.replace(scraped.signals, **rates) == told.signals
     assert dataclasses.replace(scraped, signals=told.signals, workers=told.workers) == told
+
+
+def test_steps_without_an_update_are_read_and_a_run_of_nothing_else_is_told_apart():
+    skipped = {"vcpo_skipped_steps_in_a_row": 12.0}
+    told = read(scrape(vcpo_policy_version=20.0, **skipped))
+    assert told.no_update == "The last 12 steps made no update: the learner's log says why."
+    assert not read(scrape(phase="complete", vcpo_policy_version=20.0, **skipped)).has_never_updated
+    assert not read(scrape(vcpo_policy_version=12.0, **skipped)).has_never_updated
+    never = read(scrape(phase="complete", vcpo_policy_version=12.0, **skipped))
+    assert never.has_never_updated
+    assert never.no_update.startswith("No step made an update (12 of 12 were skipped)")
+
+
+def test_failures_in_a_row_are_read():
+    assert read(scrape(vcpo_failures_in_a_row=32.0)).failures_in_a_row == 32
+
+
+def test_an_older_learner_that_counts_no_skipped_steps_is_a_report_too():
+    told = read(scrape(phase="complete"))
+    assert (told.no_update, told.has_never_updated, told.failures_in_a_row) == ("", False, 0)
+
+
+def scraped_in_a_row(metrics: LearnerMetrics) -> float | None:
+    return metrics.registry.get_sample_value("vcpo_skipped_steps_in_a_row", {"run": "demo"})
 
 
 def exported(metrics: LearnerMetrics):
