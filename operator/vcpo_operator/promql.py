@@ -10,9 +10,9 @@ unknown, however recently it was there, so that two moments, or a learner and th
 are never mixed. Windows of steps (mean and low ESS) are the learner's own gauges: windows of time
 over scrapes would weigh a long step more often than a short one.
 
-What stays unknown: rates of trajectories, which the operator does not use, why steps are skipped and
-generations fail, and workers whose series have no label `pod` (the PodMonitors of the chart and of
-runs give it to them).
+What stays unknown: rates of trajectories, which the operator does not use, why steps are skipped
+and generations fail, and workers whose series have no label `pod` (the PodMonitors of the chart and
+of runs give it to them).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vcpo.control import RunSignals
 from vcpo.metrics import Metric, catalogue
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.names import RunKey
-from vcpo_operator.report import LearnerReport, WorkerReport, no_update
+from vcpo_operator.report import LearnerReport, WorkerReport, no_update_message
 
 WINDOW: Final = "5m"
 """How far back a scrape is looked for; Prometheus itself looks back as far for an instant query."""
@@ -122,7 +122,7 @@ def _report(scrape: _Scrape, workers: Mapping[str, WorkerReport]) -> LearnerRepo
         learning_rate_scale=scrape.value(catalogue.LEARNING_RATE_SCALE),
         accuracy=scrape.value(catalogue.EVALUATION_ACCURACY),
         failures_in_a_row=scrape.count_or_none(catalogue.FAILURES_IN_A_ROW) or 0,
-        no_update=no_update(skipped, _WHY_SKIPPED, has_never_updated=has_never_updated),
+        no_update=no_update_message(skipped, _WHY_SKIPPED, has_never_updated=has_never_updated),
         has_never_updated=has_never_updated,
         workers=workers,
     )

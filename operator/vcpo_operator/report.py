@@ -40,7 +40,7 @@ class LearnerReport:
     failures_in_a_row: int = 0
     """Generations that failed since the last one that did not."""
     latest_generation_failure: str = ""
-    """What failed in the latest of them; empty when none has failed yet, and out of a Prometheus."""
+    """What failed in the latest of them; empty when none has failed, or out of a Prometheus."""
     no_update: str = ""
     """Why the last steps, or all, made no update, in a sentence; empty while they do."""
     has_never_updated: bool = False
@@ -60,7 +60,7 @@ class LearnerReport:
         return now_s - self.signals.age_s >= start_s
 
 
-def no_update(num_skipped: int, reason: str, *, has_never_updated: bool) -> str:
+def no_update_message(num_skipped: int, reason: str, *, has_never_updated: bool) -> str:
     """What to tell about so many skipped steps in a row; empty while it is nothing."""
     if has_never_updated:
         return no_step_updated(num_skipped, reason)
@@ -81,7 +81,7 @@ def learner_report(message: control_pb2.Signals) -> LearnerReport:
         ess_ratio=message.ess_ratio if message.HasField("ess_ratio") else None,
         learning_rate_scale=scale,
         failure=message.failure,
-        no_update=no_update(skipped, reason, has_never_updated=has_never_updated),
+        no_update=no_update_message(skipped, reason, has_never_updated=has_never_updated),
         has_never_updated=has_never_updated,
         failures_in_a_row=message.failures_in_a_row,
         latest_generation_failure=message.failures[0].message if message.failures else "",
