@@ -264,8 +264,18 @@ class _Parts:
                 await self._asked_to_stop.wait()
 
     async def _refresh(self, server: WireServer) -> None:
+        """Keep metrics and events up to date; an error is logged when it is new, and ends nothing.
+
+        A run goes on without them, and its exit status speaks of its training.
+        """
+        logged = ""
         while True:
-            self.gauges.refresh()
-            self.gauges.refused(server.guard.refusals)
-            self.training.report_failures()
+            try:
+                self.gauges.refresh()
+                self.gauges.refused(server.guard.refusals)
+                self.training.report_failures()
+            except Exception as error:
+                if repr(error) != logged:
+                    _LOGGER.exception("metrics and events are not up to date")
+                logged = repr(error)
             await asyncio.sleep(_REFRESH_S)

@@ -45,7 +45,11 @@ class LearnerGauges:
         self._counted = self._dispatcher.ledger.counts()
 
     def step(self, record: StepRecord, groups: Sequence[Group]) -> None:
-        """Note a finished step and the groups it consumed."""
+        """Note a finished step and the groups it consumed.
+
+        Only here is anything counted as consumed: until its step has ended, the ledger may be given
+        a batch back.
+        """
         metrics = self._metrics
         metrics.steps.inc()
         if record.skipped is not None:
@@ -64,6 +68,7 @@ class LearnerGauges:
         for group in groups:
             for trajectory in group.trajectories:
                 lag = sampled_before - trajectory.oldest_policy_version
+                metrics.consumed.inc()
                 metrics.policy_lag_steps.observe(lag)
                 metrics.tokens.inc(trajectory.num_sampled_tokens)
         self.refresh()
@@ -109,7 +114,6 @@ class LearnerGauges:
         metrics.in_flight.set(counts.in_flight)
         metrics.buffered.set(counts.buffered)
         _catch_up(metrics.leased, self._counted.leased, counts.leased)
-        _catch_up(metrics.consumed, self._counted.consumed, counts.consumed)
         self._drops(counts.dropped)
         self._waste(dispatcher.ledger.wasted_tokens())
         self._counted = counts

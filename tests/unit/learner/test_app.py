@@ -1,8 +1,11 @@
-"""The learner's process, before it trains."""
+"""The learner's process around its training."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,26 +14,56 @@ from vcpo.run_lock import LockHolder, run_lock
 from vcpo.wire.phase import RunPhase
 from vcpo_learner import __main__ as command
 from vcpo_learner import app
+from vcpo_learner.gauges import LearnerGauges
+
+
+def options(run_dir: Path, **changes: Any) -> app.Options:
+    settings = {
+        "run_file": run_dir / "absent.yaml",
+        "listen": "127.0.0.1:0",
+        "metrics_listen": "127.0.0.1:0",
+        "resume": False,
+        "drain_s": 0.0,
+        "linger_s": 0.0,
+        "ready_file": None,
+        "exit_with_parent": False,
+        **changes,
+    }
+    return app.Options(run_dir=run_dir, **settings)
 
 
 async def test_a_learner_leaves_a_directory_alone_that_another_one_trains_in(tmp_path, monkeypatch):
     monkeypatch.setattr(app, "_LOCK_PATIENCE_S", 0.0)
-    options = app.Options(
-        run_file=tmp_path / "absent.yaml",
-        run_dir=tmp_path,
-        listen="127.0.0.1:0",
-        metrics_listen="127.0.0.1:0",
-        resume=True,
-        drain_s=0.0,
-        linger_s=0.0,
-        ready_file=None,
-        exit_with_parent=False,
-    )
     with (
         run_lock(tmp_path, LockHolder.LEARNER),
         pytest.raises(StartError, match=r"another learner \(process \d+ on .+ works on this run"),
     ):
-        await app.run_learner(options)
+        await app.run_learner(options(tmp_path, resume=True))
+
+
+async def test_metrics_that_cannot_be_kept_up_to_date_end_no_run(tmp_path, monkeypatch, caplog):
+    refreshed = []
+
+    def refresh(gauges: LearnerGauges) -> None:
+        refreshed.append(gauges)
+        if len(refreshed) == 3:
+            gauges._dispatcher.phase = RunPhase.DRAINING
+            gauges._dispatcher.notify()
+        raise ValueError("counters go up only")
+
+    monkeypatch.setattr(LearnerGauges, "refresh", refresh)
+    monkeypatch.setattr(app, "_REFRESH_S", 0.0)
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text(
+        "metadata: {name: r}\nspec:\n  model: {name: examples/models/tiny}\n  steps: 1\n"
+        "  environment: {name: sort_digits}\n  sampling: {maxNewTokens: 8}\n"
+    )
+    async with asyncio.timeout(30):
+        phase = await app.run_learner(options(tmp_path, run_file=run_file))
+    assert phase is RunPhase.DRAINING
+    assert len(refreshed) >= 3
+    (told,) = [record for record in caplog.records if record.exc_info]
+    assert "counters go up only" in told.exc_text
 
 
 @pytest.mark.parametrize(

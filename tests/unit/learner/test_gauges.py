@@ -61,6 +61,20 @@ async def test_what_a_ledger_counted_before_a_restart_is_not_counted_again(gauge
     assert value(gauges, "vcpo_trajectories_leased_total") == 0
 
 
+async def test_a_batch_that_is_given_back_was_not_trained_on(gauges, desk):
+    for given in await desk.dispatcher.lease(asking(room=4), wait_s=0):
+        desk.submit(given)
+    groups = await desk.dispatcher.next_batch()
+    gauges.refresh()  # as every second while the update runs
+    desk.ledger.give_back(groups)
+    gauges.refresh()
+    assert value(gauges, "vcpo_trajectories_consumed_total") == 0
+    groups = await desk.dispatcher.next_batch()
+    gauges.step(stepped(), groups)
+    gauges.refresh()
+    assert value(gauges, "vcpo_trajectories_consumed_total") == 4
+
+
 async def test_a_rollout_group_whose_workers_are_gone_shows_zero(gauges, desk):
     await desk.dispatcher.lease(asking(), wait_s=0)
     gauges.refresh()
