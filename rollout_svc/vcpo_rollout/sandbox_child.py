@@ -36,6 +36,7 @@ _CAPABILITY_VERSION, _READ_SEARCH = 0x20080522, 1 << 2
 _NEW_MOUNTS, _NEW_IPC, _NEW_USER, _NEW_NETWORK = 0x20000, 0x8000000, 0x10000000, 0x40000000
 _PRIVATE_MOUNTS = 0x4000 | 0x40000
 _NO_SET_UID_NO_DEVICES = 0x2 | 0x4
+_DETACH = 2
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_FOLDER = 1, 2, 4, 8
 _READ = _EXECUTE | _READ_FILE | _READ_FOLDER
@@ -117,20 +118,25 @@ class _Filter(ctypes.Structure):
 
 
 def _leave_namespaces() -> bool:
-    """Whether the system does it: it takes a right of root, or a user namespace."""
+    """Whether the system does it: it takes a right of root, or a user namespace.
+
+    Where the system grants a user namespace and no map for it (AppArmor, as Ubuntu sets it), there
+    is no network and no memory of others all the same; only mounts are refused.
+    """
     user, group = os.getuid(), os.getgid()
     flags = _NEW_MOUNTS | _NEW_IPC | _NEW_NETWORK
     if os.geteuid() == 0:
         return bool(_libc.unshare(flags) == 0)
     if _libc.unshare(flags | _NEW_USER) != 0:
         return False
-    for name, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{user} {user} 1"),
-        ("gid_map", f"{group} {group} 1"),
-    ):
-        with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123 - no pathlib
-            file.write(text)
+    with contextlib.suppress(OSError):
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{user} {user} 1"),
+            ("gid_map", f"{group} {group} 1"),
+        ):
+            with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123 - no pathlib
+                file.write(text)
     return True
 
 
@@ -141,7 +147,11 @@ def _limit_disk(folder: str, user: int, group: int, disk_bytes: int) -> bool:
     flags = ctypes.c_ulong(_NO_SET_UID_NO_DEVICES)
     if _libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", flags, options.encode()) != 0:
         return False
-    os.chdir(folder)
+    try:
+        os.chdir(folder)
+    except OSError:  # what is mounted there is not for this user
+        _libc.umount2(os.fsencode(folder), _DETACH)
+        return False
     return True
 
 
@@ -164,7 +174,8 @@ def _restrict_files(folder: str) -> bool:
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
-    with contextlib.suppress(FileNotFoundError):
+    # What cannot be reached needs no rule.
+    with contextlib.suppress(FileNotFoundError, PermissionError):
         parent = os.open(path, _O_PATH | os.O_CLOEXEC)
         allowed = rights if os.path.isdir(path) else rights & _ON_FILES  # noqa: PTH112 - no pathlib
         rule = _PathBeneath(allowed, parent)

@@ -93,3 +93,33 @@ def test_what_a_program_printed_counts_where_its_folder_cannot_be_removed(folder
         "WARNING sandbox: a program's folder cannot be removed"
     ]
     assert len(list(folders.iterdir())) == 2
+
+
+NO_MAPS = """
+libc = ctypes.CDLL(None)
+ruleset = libc.syscall(444, ctypes.byref(ctypes.c_uint64(2)), ctypes.c_size_t(8), 0)
+for path in ("/dev", os.environ["TMPDIR"]):
+    beneath = sandbox_child._PathBeneath(2, os.open(path, os.O_RDONLY))
+    assert libc.syscall(445, ruleset, 1, ctypes.byref(beneath), 0) == 0
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.syscall(446, ruleset, 0) == 0
+"""
+"""The worker may make namespaces, but neither write in /proc (a user's map) nor mount.
+
+It stands under Landlock, which refuses it both, as AppArmor does where it restricts user
+namespaces.
+"""
+
+
+def test_only_the_disk_is_unprotected_where_namespaces_are_granted_and_maps_are_not(folders):
+    assert worker(folders, f"{NO_MAPS}\nprint(unprotected())") == "('disk',)\n"
+
+
+def test_a_program_runs_where_namespaces_are_granted_and_maps_are_not(folders):
+    program = (
+        "import os\nopen('file', 'w').write('kept')\nprint(open('file').read())\n"
+        "try: open('/proc/self/uid_map', 'w')\nexcept OSError: print('no map')"
+    )
+    said = worker(folders, f"{NO_MAPS}\nprint(run({program!r}))")
+    assert said == "kept\nno map\n"
+    assert list(folders.iterdir()) == []
