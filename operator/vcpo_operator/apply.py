@@ -40,8 +40,6 @@ from vcpo_operator.signals import LearnerLines, SignalsError
 
 _LOGGER = logging.getLogger(__name__)
 _TOKEN_BYTES = 32
-_REFUSALS = {403, 422}
-"""What an admission plugin and a validation answer."""
 
 
 class ObstacleError(Exception):
@@ -50,6 +48,17 @@ class ObstacleError(Exception):
     def __init__(self, obstacle: Obstacle) -> None:
         super().__init__(obstacle.message)
         self.obstacle = obstacle
+
+
+def is_refusal(action: Action, error: ApiError) -> bool:
+    """Whether the manifest itself is refused: the same again would be, whenever it is sent.
+
+    A storage class that does not let its claims expand answers 403, as an admission plugin does.
+    """
+    if not isinstance(action, Apply):
+        return False
+    is_growth = action.child.kind is Kind.CLAIM and action.force
+    return error.is_invalid or (is_growth and error.is_forbidden)
 
 
 class Executor:
@@ -145,7 +154,7 @@ class Executor:
                 resource, child.manifest, manager=FIELD_MANAGER, force=force
             )
         except ApiError as error:
-            if child.kind is Kind.CLAIM and force and error.status in _REFUSALS:
+            if child.kind is Kind.CLAIM and force and is_refusal(action, error):
                 raise ApiError(error.status, growth_refused(child.name, error.message)) from error
             raise
         return observed_child(child.kind, body)

@@ -26,6 +26,7 @@ _NOT_FOUND = 404
 _CONFLICT = 409
 _FIRST_ERROR = 400
 _BAD_REQUEST = 400
+_FORBIDDEN = 403
 _INVALID = 422
 _NO_SUCH_FIELD = "failed to create typed patch object"
 
@@ -44,6 +45,11 @@ class ApiError(Exception):
     def is_gone(self) -> bool:
         """Whether the object is not there, or another one is in its place."""
         return self.status in {_NOT_FOUND, _CONFLICT}
+
+    @property
+    def is_forbidden(self) -> bool:
+        """Whether an admission plugin refused it, or the right is missing."""
+        return self.status == _FORBIDDEN
 
     @property
     def is_invalid(self) -> bool:

@@ -99,6 +99,11 @@ def refusal(message: str) -> tuple[Finding, ...]:
     )
 
 
+def delay(trouble: str) -> tuple[Finding, ...]:
+    """The condition of a failed run that cannot be tried again yet; nothing else is judged."""
+    return (_false("Ready", "ApplyFailed", trouble),)
+
+
 def merged(
     found: Iterable[Finding], before: RunStatus, *, generation: int, now_s: float
 ) -> tuple[StatusCondition, ...]:

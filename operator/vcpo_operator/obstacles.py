@@ -74,7 +74,8 @@ def obstacle_of_claim(child: Child, there: ObservedClaim) -> Obstacle | None:
     message = (
         f"PersistentVolumeClaim {child.name} is there already with the storage class"
         f" '{there.storage_class or ''}', which cannot change;"
-        f" `learner.checkpointStorageClassName` asks for '{wanted}'. {_cure(child.name)}"
+        f" `learner.checkpointStorageClassName` asks for '{wanted}'. Make the run anew with that"
+        f" class; or {_deletion(child.name)}"
     )
     return Obstacle(reason="ClaimMismatch", message=message)
 
@@ -101,7 +102,10 @@ def larger_claims(learner: Learner, claims: Iterable[ObservedClaim]) -> str:
 
 def growth_refused(name: str, refusal: str) -> str:
     """The API server's refusal to make a claim what the run asks for, with the cure."""
-    return f"{refusal.rstrip('.')}. {_cure(name)}"
+    return (
+        f"{refusal.rstrip('.')}. Set `learner.checkpointStorageGibibytes` back to what it has; or"
+        f" suspend the run, {_deletion(name)}"
+    )
 
 
 def storage_bytes(quantity: str) -> Decimal:
@@ -117,8 +121,8 @@ def _asked(child: Child) -> str:
     return str(child.manifest["spec"]["resources"]["requests"]["storage"])
 
 
-def _cure(claim: str) -> str:
+def _deletion(claim: str) -> str:
     return (
-        "Ask for what it has, or delete it, and with it the checkpoints and models that it holds:"
+        "delete the claim, and with it the checkpoints and models that it holds:"
         f" kubectl delete pvc {claim}"
     )

@@ -21,11 +21,11 @@ from vcpo.spec import VCPORun
 from vcpo.spec.errors import problems_of
 from vcpo_operator import status
 from vcpo_operator.actions import Action, Apply, DeleteRun, IssueToken, SeedScaler, target_name
-from vcpo_operator.apply import Executor, ObstacleError
+from vcpo_operator.apply import Executor, ObstacleError, is_refusal
 from vcpo_operator.children.family import OperatorDefaults
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.cluster import ApiError
-from vcpo_operator.conditions import Situation, findings, refusal
+from vcpo_operator.conditions import Finding, Situation, delay, findings, refusal
 from vcpo_operator.course import Course, has_outlived_itself, is_tried_again, judge
 from vcpo_operator.draining import draining, has_workers
 from vcpo_operator.events import recreation, transitions
@@ -142,7 +142,8 @@ class Reconciler:
             run = accepted(record, memory)
         except ValidationError as error:
             message = "; ".join(str(problem) for problem in problems_of(error))
-            return await self._refuse(record, memory, before, message)
+            await self._tell(record, memory, before, refusal(message), record.generation)
+            return Outcome(wake_in_s=REST_S)
         now_s = self._clock()
         observed = await self._observed(record, run, memory, now_s)
         report = await self._report(record, run, before, observed)
@@ -185,7 +186,9 @@ class Reconciler:
             look = replace(look, observed=with_unwatched(look.observed, memory))
             done = await self._carry_out(look, memory, steering)
         if look.is_new_attempt and done.trouble:
-            # Pods of the attempt before may be left; the status must go on telling that it failed.
+            # Pods of the attempt before may be left: the status goes on telling that it failed.
+            generation = look.before.observed_generation
+            await self._tell(look.record, memory, look.before, delay(done.trouble), generation)
             wait_s = done.retry_after_s
             return Outcome(wake_in_s=REST_S, trouble=done.trouble, retry_after_s=wait_s)
         if steering is not None:
@@ -257,7 +260,7 @@ class Reconciler:
             try:
                 applied = await self._executor.carry_out(key, action)
             except ApiError as error:
-                if not (isinstance(action, Apply) and error.is_invalid):
+                if not (isinstance(action, Apply) and is_refusal(action, error)):
                     raise
                 _LOGGER.warning("%s: %s", key, error)
                 refuse(memory, action, str(error), look.now_s)
@@ -275,16 +278,18 @@ class Reconciler:
         await self._report_status(look, memory, None, CarriedOut())
         return Outcome(wake_in_s=0.0)
 
-    async def _refuse(
-        self, record: RunRecord, memory: RunMemory, before: RunStatus, message: str
-    ) -> Outcome:
-        """Say what is wrong with the spec; what runs goes on as it is."""
+    async def _tell(
+        self,
+        record: RunRecord,
+        memory: RunMemory,
+        before: RunStatus,
+        found: tuple[Finding, ...],
+        generation: int,
+    ) -> None:
+        """Say what holds the run up; nothing else in its status changes."""
         now_s = self._clock()
-        after = status.with_findings(
-            before, refusal(message), generation=record.generation, now_s=now_s
-        )
+        after = status.with_findings(before, found, generation=generation, now_s=now_s)
         await self._write(record, memory, before, after, now_s)
-        return Outcome(wake_in_s=REST_S)
 
     async def _observed(
         self, record: RunRecord, run: VCPORun, memory: RunMemory, now_s: float

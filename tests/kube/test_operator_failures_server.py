@@ -65,6 +65,11 @@ async def pods(scene):
     return [each["name"] for each in names if "deletionTimestamp" not in each]
 
 
+async def observed_generation(scene):
+    """Generation of the spec that the status is about."""
+    return (await scene.run())["status"]["observedGeneration"]
+
+
 async def test_a_run_whose_learner_crashes_frees_all_and_keeps_its_last_lines(scene):
     await scene.create()
     await scene.settle()
@@ -198,3 +203,26 @@ async def test_an_operator_that_dies_while_it_tries_a_run_again_is_made_up_for()
         await scene.settle()
         assert (await condition(scene, "Failed"))[0] == "False"
         assert "demo-learner-0" not in await pods(scene)
+
+
+async def test_trouble_that_holds_up_a_new_attempt_is_told_beside_the_old_failure():
+    async with operator_scene() as scene:
+        await scene.create()
+        await scene.settle()
+        await crash(scene, times=4)
+        await scene.settle()
+        failed, generation = await condition(scene, "Failed"), await observed_generation(scene)
+        fault = Fault(error=broken(), verb="patch", resource="services", times=None)
+        scene.server.faults.add(fault)
+        await scene.edit(steps=20)
+        assert (await scene.look()).trouble
+        assert await condition(scene, "Failed") == failed
+        assert await observed_generation(scene) == generation
+        status, reason, message = await condition(scene, "Ready")
+        assert (status, reason) == ("False", "ApplyFailed")
+        assert "scripted" in message
+        events = (await scene.client.get(EVENTS))["items"]
+        assert f"Ready: {message}" in {each["message"] for each in events}
+        await scene.settle()
+        assert (await condition(scene, "Failed"))[:2] == ("False", "NotFailed")
+        assert "demo-learner-0" in await pods(scene)

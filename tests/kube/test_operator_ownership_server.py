@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.kube.operator_scene import KEY, RUN, operator_scene, report
+from tests.kube.errors import forbidden
+from tests.kube.faults import Fault
+from tests.kube.operator_scene import KEY, RUN, USER_AGENT, operator_scene, report
 
 CONFIG_MAPS = f"/api/v1/namespaces/{KEY.namespace}/configmaps"
 SERVICES = f"/api/v1/namespaces/{KEY.namespace}/services"
@@ -128,3 +130,43 @@ async def test_a_growth_that_the_server_refuses_is_told_with_the_cure(scene):
     assert (status, reason) == ("False", "InvalidSpec")
     assert "spec is immutable after creation" in message
     assert "kubectl delete pvc demo-learner" in message
+
+
+def no_growth():
+    """What a server answers where a claim's storage class does not let it expand."""
+    why = (
+        "only dynamically provisioned pvc can be resized and the storageclass that provisions the"
+        " pvc must support resize"
+    )
+    error = forbidden("persistentvolumeclaims", "demo-learner", why)
+    claims = "persistentvolumeclaims"
+    return Fault(error=error, verb="patch", resource=claims, user_agent=USER_AGENT, times=None)
+
+
+async def test_a_growth_that_the_storage_class_forbids_holds_up_nothing_else():
+    async with operator_scene() as scene:
+        await scene.create(learner={"checkpointStorageGibibytes": 10})
+        await scene.settle()
+        scene.lines.says = report()
+        await scene.settle()
+        scene.server.faults.add(no_growth())
+        two = [{"name": "main", "minReplicas": 2, "maxReplicas": 3}]
+        await scene.edit(learner={"checkpointStorageGibibytes": 50}, rollouts=two)
+        assert not (await scene.look()).trouble
+        assert await scene.replicas() == 2
+        status, reason, message = await condition(scene, "Accepted")
+        assert (status, reason) == ("False", "InvalidSpec")
+        assert "must support resize" in message
+        assert "Set `learner.checkpointStorageGibibytes` back to what it has" in message
+
+
+async def test_a_growth_that_is_refused_can_be_taken_back():
+    async with operator_scene() as scene:
+        await scene.create(learner={"checkpointStorageGibibytes": 10})
+        await scene.settle()
+        scene.server.faults.add(no_growth())
+        await scene.edit(learner={"checkpointStorageGibibytes": 50})
+        await scene.look()
+        await scene.edit(learner={"checkpointStorageGibibytes": 10})
+        assert not (await scene.look()).trouble
+        assert (await condition(scene, "Accepted"))[:2] == ("True", "Accepted")

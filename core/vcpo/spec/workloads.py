@@ -132,7 +132,7 @@ class Learner(Section):
     threads: Threads | None = None
     """CPU threads for the tensor library; None lets it choose."""
     checkpoint_storage_gibibytes: Annotated[int, Field(ge=1, le=65_536)] = 50
-    """Size of the volume for checkpoints and the final model, in a cluster; it may only grow."""
+    """Size of the volume for checkpoints and the final model, in a cluster; it never shrinks."""
     checkpoint_storage_class_name: ObjectName | None = None
     """Storage class of that volume; None is the cluster's default. Immutable."""
     checkpoint_storage_retention: StorageRetention = StorageRetention.RETAIN

@@ -91,11 +91,6 @@ SPEC: Final = (
     _fixed_optional("managedBy"),
     _fixed_optional("pods.queueName"),
     _fixed_optional("learner.checkpointStorageClassName"),
-    Rule(
-        rule="self.learner.checkpointStorageGibibytes >="
-        " oldSelf.learner.checkpointStorageGibibytes",
-        message="`learner.checkpointStorageGibibytes` may not shrink",
-    ),
 )
 
 ALGORITHM: Final = (

@@ -98,6 +98,7 @@ def test_a_claim_of_another_class_is_named_with_the_cure():
     assert obstacle.reason == "ClaimMismatch"
     assert "the storage class 'slow', which cannot change" in obstacle.message
     assert "`learner.checkpointStorageClassName` asks for 'fast.ssd'" in obstacle.message
+    assert "Make the run anew with that class" in obstacle.message
     assert "kubectl delete pvc demo-learner" in obstacle.message
 
 
