@@ -168,23 +168,24 @@ class Host:
         self._event("WorkerLost", message)
 
     async def _ask_everybody(self) -> None:
-        """Ask the learner for signals and the workers whether they live; kill those that hang."""
-        workers = [child for group in self._fleet.workers.values() for child in group]
+        """Ask the learner for signals, and everybody for a sign of life; kill those that hang.
+
+        A learner that fails to tell its signals lives: they may wait for others, or be at fault.
+        """
+        children = [child for group in self._fleet.workers.values() for child in group]
+        if self._learner.child is not None:
+            children.append(self._learner.child)
         timeout_s = self._options.answer_timeout_s
-        told, *answered = await asyncio.gather(
-            self._link.ask(), *(answers(child, timeout_s) for child in workers)
-        )
-        asked = list(zip(workers, answered, strict=True))
-        if (learner := self._learner.child) is not None:
-            asked.append((learner, told))
-        if told and self._link.latest is not None:
+        health = asyncio.gather(*(answers(child, timeout_s) for child in children))
+        _, answered = await asyncio.gather(self._link.ask(), health)
+        if self._link.answers and self._link.latest is not None:
             delivered = [one for one in self._link.latest.workers if one.accepted_trajectories]
             self._fleet.note_productive(one.worker_id for one in delivered)
-        for child, did_answer in asked:
+        for child, did_answer in zip(children, answered, strict=True):
             self._liveness.note(child, answered=did_answer)
             if self._liveness.is_hung(child):
                 child.kill_hung(self._liveness.silent_s(child))
-        self._liveness.forget_all_but(child for child, _ in asked)
+        self._liveness.forget_all_but(children)
 
     async def _apply(self, decision: Decision) -> None:
         latest, control = self._link.latest, self._link.control

@@ -31,7 +31,7 @@ class LearnerLink:
         self.furthest_step = 0
         """Most steps that were taken, in any process: one that finds no checkpoint counts anew."""
         self.answers = False
-        """Whether it answered when it was asked last: if not, no other call to it is worth its
+        """Whether signals came when it was asked last: if not, no other call to it is worth its
         timeout."""
         self._token = token
         self._answer_timeout_s = answer_timeout_s
@@ -60,8 +60,8 @@ class LearnerLink:
         if self._channel is None:
             self._channel = open_channel(f"127.0.0.1:{port}", token=self._token)
 
-    async def ask(self) -> bool:
-        """Ask for signals; False when no answer came."""
+    async def ask(self) -> None:
+        """Ask for signals; `answers` tells whether they came."""
         self.answers = False
         if (control := self.control) is not None:
             with contextlib.suppress(grpc.aio.AioRpcError):
@@ -69,7 +69,6 @@ class LearnerLink:
                 self.furthest_step = max(self.furthest_step, self.latest.step)
                 self._latest_s = self._clock()
                 self.answers = True
-        return self.answers
 
     def signals(self) -> RunSignals | None:
         """The last signals with their age; None when there are none that make sense."""

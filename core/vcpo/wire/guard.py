@@ -28,17 +28,20 @@ from grpc_health.v1 import health, health_pb2
 
 from vcpo.wire.errors import WireError
 from vcpo.wire.limits import (
+    MAX_CONTROL_MESSAGES_READ,
     MAX_DEADLINE_S,
     MAX_MESSAGES_READ,
     MAX_STREAMS,
     READ_TIMEOUT_S,
     STALLED_READER_S,
 )
+from vcpo.wire.v1 import control_pb2
 
 TOKEN_KEY = "authorization"  # noqa: S105 - the metadata key, not a secret
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _PROBE = f"/{health.SERVICE_NAME}/Check"
+_CONTROL = f"/{control_pb2.DESCRIPTOR.services_by_name['ControlService'].full_name}/"
 
 
 class Refusal(StrEnum):
@@ -81,6 +84,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._read_timeout_s = read_timeout_s
         self._stalled_reader_s = stalled_reader_s
         self._reading = asyncio.Semaphore(MAX_MESSAGES_READ)
+        self._reading_control = asyncio.Semaphore(MAX_CONTROL_MESSAGES_READ)
         self._num_streams = 0
 
     async def intercept_service(
@@ -100,12 +104,14 @@ class Guard(grpc.aio.ServerInterceptor):
             return grpc.stream_stream_rpc_method_handler(_turn_away)
         if not method.startswith("/vcpo."):  # reflection, and what else the libraries serve
             return handler
+        reading = self._reading_control if method.startswith(_CONTROL) else self._reading
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(
-                self._guard_stream(handler), response_serializer=handler.response_serializer
+                self._guard_stream(handler, reading),
+                response_serializer=handler.response_serializer,
             )
         return grpc.stream_unary_rpc_method_handler(
-            self._guard_unary(handler), response_serializer=handler.response_serializer
+            self._guard_unary(handler, reading), response_serializer=handler.response_serializer
         )
 
     def _knows(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
@@ -114,11 +120,13 @@ class Guard(grpc.aio.ServerInterceptor):
         received = str(dict(metadata or ()).get(TOKEN_KEY, ""))
         return hmac.compare_digest(received.encode(), self._expected.encode())
 
-    def _guard_unary(self, handler: Any) -> Callable[[Any, _Context], Awaitable[Any]]:
+    def _guard_unary(
+        self, handler: Any, reading: asyncio.Semaphore
+    ) -> Callable[[Any, _Context], Awaitable[Any]]:
         async def guarded(_: Any, context: _Context) -> Any:
             try:
                 return await handler.unary_unary(
-                    await self._request(handler.request_deserializer, context), context
+                    await self._request(handler.request_deserializer, context, reading), context
                 )
             except WireError as error:
                 refusal = error.status, str(error)
@@ -127,11 +135,13 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return guarded
 
-    def _guard_stream(self, handler: Any) -> Callable[[Any, _Context], Awaitable[None]]:
+    def _guard_stream(
+        self, handler: Any, reading: asyncio.Semaphore
+    ) -> Callable[[Any, _Context], Awaitable[None]]:
         async def guarded(_: Any, context: _Context) -> None:
             self._num_streams += 1
             try:
-                refusal = await self._stream(handler, context)
+                refusal = await self._stream(handler, context, reading)
                 if refusal is not None:
                     # Behind a chunk that nobody takes this waits until the call's deadline; gRPC
                     # keeps the chunk for so long, and the stream its place.
@@ -141,14 +151,16 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return guarded
 
-    async def _stream(self, handler: Any, context: _Context) -> tuple[grpc.StatusCode, str] | None:
+    async def _stream(
+        self, handler: Any, context: _Context, reading: asyncio.Semaphore
+    ) -> tuple[grpc.StatusCode, str] | None:
         """Send a stream; returns why it ended before its end."""
         if self._num_streams > MAX_STREAMS:
             self.refusals[Refusal.STREAMS] += 1
             text = f"streams: {MAX_STREAMS} are open already; ask again later"
             return grpc.StatusCode.RESOURCE_EXHAUSTED, text
         try:
-            request = await self._request(handler.request_deserializer, context)
+            request = await self._request(handler.request_deserializer, context, reading)
             async with contextlib.aclosing(handler.unary_stream(request, context)) as responses:
                 async for response in responses:
                     async with asyncio.timeout(self._stalled_reader_s):
@@ -164,18 +176,22 @@ class Guard(grpc.aio.ServerInterceptor):
                 raise
         return None
 
-    async def _request(self, decode: Callable[[bytes], Any], context: _Context) -> Any:
+    async def _request(
+        self, decode: Callable[[bytes], Any], context: _Context, reading: asyncio.Semaphore
+    ) -> Any:
         """Read a call's message once there is room for it."""
         try:
             _check_deadline(context.time_remaining())
-            return await self._message(decode, context)
+            return await self._message(decode, context, reading)
         except _RefusedError as error:
             self.refusals[error.reason] += 1
             raise
 
-    async def _message(self, decode: Callable[[bytes], Any], context: _Context) -> Any:
+    async def _message(
+        self, decode: Callable[[bytes], Any], context: _Context, reading: asyncio.Semaphore
+    ) -> Any:
         try:
-            async with self._reading, asyncio.timeout(self._read_timeout_s):
+            async with reading, asyncio.timeout(self._read_timeout_s):
                 message = await context.read()
         except TimeoutError as error:
             text = f"message: it did not arrive within {self._read_timeout_s:g} s"

@@ -56,6 +56,8 @@ MAX_CALLS_PER_CONNECTION = 128
 """Of them over one connection; those beyond wait at their caller."""
 MAX_MESSAGES_READ = 8
 """Messages that arrive at one time; others wait. That bounds the memory that they take."""
+MAX_CONTROL_MESSAGES_READ = 2
+"""The same for whoever steers the run: its messages do not wait behind those of workers."""
 READ_TIMEOUT_S = 20.0
 """Time for a message to arrive."""
 MAX_STREAMS = 64

@@ -61,6 +61,8 @@ signals = control_pb2.Signals(
 
 class Control(control_pb2_grpc.ControlServiceServicer):
     async def GetSignals(self, request, context):
+        if told.with_suffix(".fails").exists():
+            raise RuntimeError("no signals")
         return signals
 
     async def SetThrottle(self, request, context):
@@ -267,6 +269,21 @@ async def test_a_learner_that_hangs_is_killed_and_started_again(scene):
     # What was shown meanwhile says how old it is.
     assert max(view.signals_age_s for view in scene.view.views if view.signals_age_s) >= 61.0
     await scene.until(lambda: scene.pid_of("learner") not in {None, first})
+    await scene.until(lambda: scene.view.views[-1].signals_age_s < 10.0)
+
+
+async def test_a_learner_that_fails_to_tell_its_signals_lives(scene):
+    scene.start()
+    first = await scene.until_answered("learner")
+    scene.tell("fails")
+    for _ in range(2):
+        scene.clock.added_s += 61.0
+        views = len(scene.view.views)
+        await scene.until(lambda seen=views: len(scene.view.views) > seen + 1)
+    assert scene.view.views[-1].signals_age_s >= 61.0
+    assert scene.events("LearnerRestarted") == []
+    assert scene.pid_of("learner") == first
+    scene.unsay("fails")
     await scene.until(lambda: scene.view.views[-1].signals_age_s < 10.0)
 
 

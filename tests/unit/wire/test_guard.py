@@ -15,10 +15,17 @@ from vcpo.wire.client import open_channel
 from vcpo.wire.guard import Guard
 from vcpo.wire.limits import server_options
 from vcpo.wire.server import WireServer
-from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+from vcpo.wire.v1 import control_pb2, control_pb2_grpc, policy_pb2, policy_pb2_grpc
 
 GET_MANIFEST = f"/{SERVICE}/GetManifest"
 CHECK = "/grpc.health.v1.Health/Check"
+
+
+class Steered(control_pb2_grpc.ControlServiceServicer):
+    """Has taken three steps."""
+
+    async def GetSignals(self, request, context):  # noqa: N802 - named by the contract
+        return control_pb2.Signals(step=3)
 
 
 @contextlib.asynccontextmanager
@@ -26,6 +33,7 @@ async def serving(servicer=None, *, token=None, guard=None, **limits):
     """The address of a server with these limits."""
     server = WireServer(token=token, guard=guard or Guard(token, **limits))
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(servicer or Echo(), server.grpc_server)
+    control_pb2_grpc.add_ControlServiceServicer_to_server(Steered(), server.grpc_server)
     port = await server.start("127.0.0.1:0", [SERVICE])
     try:
         yield f"127.0.0.1:{port}"
@@ -141,6 +149,20 @@ async def test_only_so_many_messages_arrive_at_one_time(monkeypatch):
         gate.set()
         assert policy_pb2.PolicyManifest.FromString(await first).policy_version == 1
         assert await second == 7
+
+
+async def test_whoever_steers_a_run_waits_for_no_message_of_its_workers():
+    guard = Guard(None)
+    async with serving(guard=guard) as address, grpc.aio.insecure_channel(address) as channel:
+        silent = [channel.stream_unary(GET_MANIFEST)(timeout=TIMEOUT_S) for _ in range(16)]
+        async with asyncio.timeout(TIMEOUT_S):
+            while not guard._reading.locked():
+                await asyncio.sleep(0.001)
+        control = control_pb2_grpc.ControlServiceStub(channel)
+        signals = await control.GetSignals(control_pb2.GetSignalsRequest(), timeout=3.0)
+        assert signals.step == 3
+        for one in silent:
+            one.cancel()
 
 
 class Long(policy_pb2_grpc.PolicyServiceServicer):
