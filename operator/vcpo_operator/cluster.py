@@ -28,7 +28,9 @@ _FIRST_ERROR = 400
 _BAD_REQUEST = 400
 _FORBIDDEN = 403
 _INVALID = 422
-_NO_SUCH_FIELD = "failed to create typed patch object"
+_OWN_FAULT = 500
+_UNREADABLE = ("failed to create typed patch object", "failed to convert new object")
+"""How a server begins what it says of an unknown field, and of a quantity that is none."""
 
 
 class ApiError(Exception):
@@ -55,9 +57,10 @@ class ApiError(Exception):
     def is_invalid(self) -> bool:
         """Whether the object itself is at fault: the same again would be refused again.
 
-        A server answers an apply with an unknown field as if it were its own mistake (500).
+        A server that cannot read what it is to apply answers as if it were its own mistake (500).
         """
-        return self.status in {_BAD_REQUEST, _INVALID} or _NO_SUCH_FIELD in str(self)
+        unreadable = self.status == _OWN_FAULT and self.message.startswith(_UNREADABLE)
+        return self.status in {_BAD_REQUEST, _INVALID} or unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

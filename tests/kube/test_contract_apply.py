@@ -125,6 +125,21 @@ async def test_containers_of_two_managers_live_side_by_side(api: Client, namespa
     ]
 
 
+async def test_applying_what_is_no_quantity_is_answered_as_a_fault_of_the_server(
+    api: Client, namespace: str
+) -> None:
+    config = deployment("web")
+    (container,) = config["spec"]["template"]["spec"]["containers"]
+    container["resources"] = {"limits": {"memory": "16GB"}}
+    refused = await api.apply(f"{_deployments(namespace)}/web", config, "one")
+    assert refused.code == 500
+    assert refused.body["message"].startswith(
+        f"failed to convert new object ({namespace.rpartition('/')[2]}/web; apps/v1, "
+        "Kind=Deployment) to proper version"
+    )
+    assert "quantities must match the regular expression" in refused.body["message"]
+
+
 async def test_a_container_no_longer_applied_is_removed_whole(api: Client, namespace: str) -> None:
     path = f"{_deployments(namespace)}/web"
     await api.apply(path, deployment("web", images={"a": "i", "b": "i"}), "one")

@@ -98,6 +98,17 @@ async def assert_not_accepted(role, shape, path):
         assert told == ["InvalidSpec"]
 
 
+async def test_a_quantity_that_is_none_is_not_accepted_and_no_trouble(scene):
+    memory = {"name": "learner", "resources": {"limits": {"memory": "16GB"}}}
+    await scene.create(learner={"template": {"spec": {"containers": [memory]}}})
+    outcome = await scene.look()
+    assert not outcome.trouble
+    status, reason, message = await condition(scene, "Accepted")
+    assert (status, reason) == ("False", "InvalidSpec")
+    assert "quantities must match" in message
+    assert await condition(scene, "Ready") == ("False", "InvalidSpec", message)
+
+
 async def test_what_runs_goes_on_beside_a_template_that_is_refused(scene):
     await scene.create()
     await scene.settle()

@@ -117,3 +117,20 @@ async def test_every_answer_is_counted(server: FakeApiServer):
     cluster = Cluster(client.ApiClient(settings), on_answer=lambda *answer: seen.append(answer))
     await cluster.get(SERVICE)
     assert seen == [("GET", "services", 404)]
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "is_invalid"),
+    [
+        (422, "anything", True),
+        (500, "failed to create typed patch object (ml/a; v1, Kind=Pod): .x: not declared", True),
+        (500, "failed to convert new object (ml/a; v1, Kind=Pod) to proper version: ...", True),
+        (500, "failed to create manager for existing fields: failed to convert new object", False),
+        (500, "etcdserver: request timed out", False),
+        (409, "conflict", False),
+    ],
+)
+def test_an_object_is_at_fault_where_the_same_again_would_be_refused_again(
+    status: int, message: str, is_invalid: bool
+):
+    assert ApiError(status, message).is_invalid is is_invalid
