@@ -70,6 +70,77 @@ def test_without_a_traceback_the_last_line_that_says_something_is_the_cause(log,
     assert crash_cause(log) == cause
 
 
+OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+CUT = TRACEBACK.partition("\n")[2][20:]  # as a kubelet keeps the last bytes only
+IGNORED = "Exception ignored in: <function Pool.__del__ at 0x7f01>\n"
+IGNORED_TRACEBACK = f"{IGNORED}{HEAD}    self.close()\nTypeError: 'NoneType' is not callable\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (CUT, OUT_OF_MEMORY),
+        (f"{CUT}{IGNORED}", OUT_OF_MEMORY),
+        (f"{CUT}{IGNORED_TRACEBACK}", OUT_OF_MEMORY),
+        (f"{TRACEBACK}{IGNORED_TRACEBACK}", OUT_OF_MEMORY),
+        (f"{CUT}Compile with TORCH_USE_CUDA_DSA to see more.\n", OUT_OF_MEMORY),
+        (f"{CUT}{HANDLING}", "SystemExit: 3"),
+        ("    load(\nException: no\nbye\n", "Exception: no"),
+        ("    wait()\nKeyboardInterrupt\nbye\n", "KeyboardInterrupt"),
+        ("    load(\nExceptionGroup: both (2 of them)\nbye\n", "ExceptionGroup: both (2 of them)"),
+        ("Errors were seen:\n  at dawn\nErrors: none at noon\nbye\n", "bye"),
+    ],
+    ids=["cut", "ignored", "ignored traceback", "whole, ignored traceback", "a hint after it",
+         "another after it", "Exception", "no message", "group", "no exception"],
+)  # fmt: skip
+def test_a_traceback_without_its_head_is_summed_up_by_its_exception(log, cause):
+    assert crash_cause(log) == cause
+
+
+def test_what_was_ignored_is_the_cause_where_nothing_else_is_said():
+    assert crash_cause(IGNORED) == "Exception ignored in: <function Pool.__del__ at 0x7f01>"
+
+
+GROUP = """  + Exception Group Traceback (most recent call last):
+  |   File "/app/app.py", line 4, in main
+  |     async with asyncio.TaskGroup() as tasks:
+  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Exception Group Traceback (most recent call last):
+    |   File "/app/learner.py", line 8, in step
+    | ExceptionGroup: one step (1 sub-exception)
+    +-+---------------- 1 ----------------
+      | Traceback (most recent call last):
+      |   File "/app/learner.py", line 2, in backward
+      | RuntimeError: CUDA out of memory.
+      +------------------------------------
+"""
+NEVER_RAISED = """  + Exception Group Traceback (most recent call last):
+  |   File "/app/app.py", line 4, in check
+  | ExceptionGroup: two fields (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | ValueError: a
+    +---------------- 2 ----------------
+    | KeyError: 'b'
+    +------------------------------------
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (GROUP, "RuntimeError: CUDA out of memory."),
+        (GROUP[GROUP.index("line 2,") :], "RuntimeError: CUDA out of memory."),
+        (f"{GROUP}{HANDLING}", "SystemExit: 3"),
+        (NEVER_RAISED, "ExceptionGroup: two fields (2 sub-exceptions)"),
+        (NEVER_RAISED[60:], "ExceptionGroup: two fields (2 sub-exceptions)"),
+    ],
+    ids=["nested", "nested, cut", "another after it", "never raised", "never raised, cut"],
+)
+def test_an_exception_group_is_summed_up_by_what_is_in_it(log, cause):
+    assert crash_cause(log) == cause
+
+
 def test_a_traceback_that_broke_off_is_summed_up_by_its_last_line():
     log = 'Traceback (most recent call last):\n  File "/app/learner.py", line 12, in step\n'
     assert crash_cause(log) == 'File "/app/learner.py", line 12, in step'
