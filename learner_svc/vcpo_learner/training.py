@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from vcpo.algo import MismatchError, audited_gap
+from vcpo.algo import FreshTokens, MismatchError, audited_gap
 from vcpo.journal import EvaluationRecord, StepRecord, read_metrics
 from vcpo.spec import algorithm_warnings, batch_warnings
 from vcpo.wire.phase import RunPhase
@@ -59,7 +59,8 @@ class Training:
         self._evaluation: asyncio.Task[None] | None = None
         """The round that runs beside training, until its outcome was looked at."""
         self._news = StepNews(parts.run.spec.steps)
-        self._is_audited = False
+        self._unaudited: FreshTokens | None = FreshTokens()
+        """Fresh tokens of the steps so far; None when they were enough and have been judged."""
 
     def require_unused(self) -> None:
         """Refuse to begin where another run has left checkpoints, which this one would mix up.
@@ -211,16 +212,20 @@ class Training:
             )
 
     def _audit(self, result: UpdateResult) -> None:
-        """Once after every start, on the first fresh tokens; before the step is published."""
-        if self._is_audited:
+        """Once after every start, when the steps since have enough fresh tokens between them.
+
+        The step that brings enough is judged before it is published.
+        """
+        if self._unaudited is None:
             return
+        self._unaudited += result.fresh
         try:
-            gap = audited_gap(result.fresh, self._spec.mismatch_limit_nats)
+            gap = audited_gap(self._unaudited, self._spec.mismatch_limit_nats)
         except MismatchError as error:
             self.event("SelfCheckFailed", str(error))
             raise
         if gap is not None:
-            self._is_audited = True
+            self._unaudited = None
             self.event("SelfCheck", f"sampler and learner differ by {gap:.2g} nats per token")
 
     async def _between_steps(self, step: int) -> None:

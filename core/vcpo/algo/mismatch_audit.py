@@ -61,6 +61,14 @@ class FreshTokens:
         """Whether they settle anything."""
         return self.num_pieces >= MIN_FRESH_PIECES
 
+    def __add__(self, other: "FreshTokens") -> "FreshTokens":
+        """The tokens of both; each was scored with the version that sampled it."""
+        return FreshTokens(
+            num_pieces=self.num_pieces + other.num_pieces,
+            num_tokens=self.num_tokens + other.num_tokens,
+            absolute_log_ratio=self.absolute_log_ratio + other.absolute_log_ratio,
+        )
+
 
 def audited_gap(fresh: FreshTokens, limit_nats: float) -> float | None:
     """Mean gap per token of fresh tokens, nats; None when there are too few.

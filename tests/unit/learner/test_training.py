@@ -213,13 +213,14 @@ async def test_sampler_and_learner_are_compared_once_and_when_there_is_enough_to
     make_learner, tmp_path
 ):
     learner = make_learner()
-    learner.update.fresh = fresh_tokens(0.7, num_pieces=7)
+    learner.update.fresh = fresh_tokens(0.0005, num_pieces=7)
     finish = learner.update.finish
 
     def finish_step(pending, newest=()):
         result = finish(pending, newest)
-        # Enough to compare in the second step; what the third says is training's.
-        learner.update.fresh = fresh_tokens(0.001 if pending.policy_version == 0 else 0.7)
+        # The first two steps together have enough to compare; what the third says is training's.
+        gap = 0.0015 if pending.policy_version == 0 else 0.7
+        learner.update.fresh = fresh_tokens(gap, num_pieces=1)
         return result
 
     learner.update.finish = finish_step
@@ -227,6 +228,23 @@ async def test_sampler_and_learner_are_compared_once_and_when_there_is_enough_to
     assert [event.message for event in read_events(tmp_path) if event.kind == "SelfCheck"] == [
         "sampler and learner differ by 0.001 nats per token"
     ]
+
+
+async def test_a_resumed_learner_of_small_batches_compares_what_its_steps_have_together(
+    make_learner, tmp_path
+):
+    # Each step has 4 answers of one token, hence at most 5 pieces; 8 settle something.
+    sections = {
+        "steps": 6,
+        "algorithm": {"maxPolicyLagSteps": 1, "onPolicyEssRatio": 0.9},
+        "learner": {"maxMismatchNats": 100},
+        "update_of": lambda model, spec: PolicyUpdate(model, spec, PAD),
+    }
+    await make_learner(**sections).run(until_step=1)
+    later = make_learner(**sections)
+    later.training.resume()
+    assert await later.run() is RunPhase.COMPLETE
+    assert [event.kind for event in read_events(tmp_path)].count("SelfCheck") == 1
 
 
 async def test_sampler_and_learner_are_compared_again_after_a_resume(make_learner, tmp_path):
