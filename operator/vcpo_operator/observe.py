@@ -166,7 +166,7 @@ def gather(
         learner=stateful[0] if stateful else None,
         claims={each.child.name: each for each in volumes},
         groups={each.group: each for each in deployments},
-        scalers={each.group: each for each in handles},
+        scalers={each.child.name: each for each in handles},
         pods=tuple(sorted(pods, key=lambda each: each.name)),
     )
 

@@ -224,10 +224,10 @@ def _scales(wish: Wish, observed: Observed, report: LearnerReport | None) -> Ite
 def _reports(wish: Wish, observed: Observed) -> Iterator[Action]:
     """What the scalers of this wish should tell and do not."""
     for child in wish.children:
-        group = child.manifest["spec"]["group"] if child.kind is Kind.SCALER else None
-        there = observed.scalers.get(group) if group is not None else None
-        if group is None or there is None or there.child.deleting:
+        there = observed.scalers.get(child.name) if child.kind is Kind.SCALER else None
+        if there is None or there.child.deleting:
             continue
+        group = child.manifest["spec"]["group"]
         workers = observed.groups.get(group)
         current = workers.current if workers else 0
         labels = selector(wish.run, Role.ROLLOUT, group)

@@ -161,7 +161,7 @@ class Observed:
     groups: Mapping[str, ObservedGroup] = field(default_factory=dict)
     """Deployments by rollout group, those of groups that left the spec included."""
     scalers: Mapping[str, ObservedScaler] = field(default_factory=dict)
-    """Scalers by rollout group, those of groups that left the spec included."""
+    """By name: beside a group's own, those of older names and of groups that left the spec."""
     pods: tuple[ObservedPod, ...] = ()
 
     @property

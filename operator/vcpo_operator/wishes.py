@@ -29,7 +29,7 @@ def wish_for(
     """Say what should be.
 
     decision: None while nothing is steered: the run rests or has ended.
-    asked: Workers that autoscalers ask for, by group, where a scaler says so.
+    asked: Workers that autoscalers ask for, by the name of the scaler that says so.
     draining: The learner's end in good order; None when it need not end.
     restarts_learner: Whether its pods are of an attempt that is over.
     Raises: ValueError when a user's template cannot be merged.
@@ -102,8 +102,10 @@ def _replicas(
 
 def _external(parent: Parent, asked: Mapping[str, int]) -> dict[str, int]:
     """Workers of the groups that autoscalers scale, within the run's bounds."""
+    outside = (group for group in parent.run.spec.rollouts if group.scaling is Scaling.EXTERNAL)
+    scalers = {rollout_name(parent.name, group.name): group for group in outside}
     return {
-        group.name: min(max(asked[group.name], group.min_replicas), group.max_replicas)
-        for group in parent.run.spec.rollouts
-        if group.scaling is Scaling.EXTERNAL and group.name in asked
+        group.name: min(max(asked[scaler], group.min_replicas), group.max_replicas)
+        for scaler, group in scalers.items()
+        if scaler in asked
     }

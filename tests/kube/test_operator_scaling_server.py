@@ -149,3 +149,22 @@ async def test_suspending_stops_every_worker_and_resuming_brings_them_back(scene
         await scene.edit(suspend=False)
         await scene.settle()
         assert await scene.replicas() == 1
+
+
+async def test_a_scaler_of_an_older_operators_name_makes_room_for_the_new_one(scene):
+    await scene.create(rollouts=[{**GROUP, "name": "tail", "scaling": "External"}])
+    await scene.settle()
+    collection, name = SCALER.rpartition("/")[0], "demo-rollout-tail"
+    new = await scene.client.get(f"{collection}/{name}")
+    copied = {part: new["metadata"][part] for part in ("labels", "ownerReferences")}
+    old = {**new, "metadata": {"name": "demo-tail", **copied}, "spec": {"group": "tail"}}
+    del old["status"]
+    await scene.client.create(collection, old)
+    stale = {"status": {"replicas": 3, "selector": "stale=yes"}}
+    await scene.client.merge_patch(f"{collection}/demo-tail/status", stale)
+    await scene.client.merge_patch(f"{collection}/{name}/scale", {"spec": {"replicas": 4}})
+    await scene.settle()
+    left = (await scene.client.get(collection))["items"]
+    assert [each["metadata"]["name"] for each in left] == [name]
+    deployment = await scene.client.get(DEPLOYMENT.replace("rollout-main", "rollout-tail"))
+    assert deployment["spec"]["replicas"] == 4

@@ -8,6 +8,7 @@ from tests.unit.operator.scenes import DEFAULTS, World, names, parent
 from vcpo.control import Decision, Direction
 from vcpo_operator.course import Course, Verdict
 from vcpo_operator.draining import Draining
+from vcpo_operator.names import rollout_name
 from vcpo_operator.plan import Wish, plan
 from vcpo_operator.wishes import wish_for
 
@@ -40,7 +41,7 @@ def wish(
         DEFAULTS,
         Verdict(course=course),
         decision=decided,
-        asked=asked or {},
+        asked={rollout_name("demo", group): number for group, number in (asked or {}).items()},
         draining=draining,
     )
 

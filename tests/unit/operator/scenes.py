@@ -24,7 +24,7 @@ from vcpo_operator.actions import (
 from vcpo_operator.children import Child, Kind, OperatorDefaults
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Owner, Parent
-from vcpo_operator.names import TEMPLATE_HASH_ANNOTATION, Role, RunKey
+from vcpo_operator.names import TEMPLATE_HASH_ANNOTATION, Role, RunKey, rollout_name
 from vcpo_operator.records import (
     Observed,
     ObservedChild,
@@ -152,7 +152,7 @@ class World:
 
     def ask(self, group: str, replicas: int) -> None:
         """Let an autoscaler ask for workers."""
-        there = self.observed.scalers[group]
+        there = self.observed.scalers[rollout_name(KEY.name, group)]
         self._set_scaler(dataclasses.replace(there, replicas=replicas))
 
     def touch(self, kind: Kind, name: str) -> None:
@@ -201,7 +201,7 @@ class World:
                 self._set_scaler(dataclasses.replace(there, **told))
 
     def _set_scaler(self, scaler: ObservedScaler) -> None:
-        scalers = {**self.observed.scalers, scaler.group: scaler}
+        scalers = {**self.observed.scalers, scaler.child.name: scaler}
         self.observed = dataclasses.replace(self.observed, scalers=scalers)
 
     def _seed(self, action: SeedScaler) -> None:
@@ -219,7 +219,7 @@ class World:
 
     def _put_scaler(self, record: ObservedChild, child: Child) -> None:
         group = child.manifest["spec"]["group"]
-        there = self.observed.scalers.get(group)
+        there = self.observed.scalers.get(record.name)
         new = ObservedScaler(
             child=record, group=group, replicas=1, reported_replicas=None, reported_selector=""
         )
@@ -256,9 +256,7 @@ class World:
         groups = {
             group: each for group, each in self.observed.groups.items() if each.child.name != name
         }
-        scalers = {
-            group: each for group, each in self.observed.scalers.items() if each.child.name != name
-        }
+        scalers = {key: each for key, each in self.observed.scalers.items() if key != name}
         gone = kind is Kind.STATEFUL_SET
         self.observed = dataclasses.replace(
             self.observed,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.operator.scenes import DEFAULTS, World, parent
+from tests.unit.operator.scenes import DEFAULTS, KEY, World, parent
 from vcpo.control import Decision, Direction
 from vcpo_operator.actions import Apply, Scale
 from vcpo_operator.children import Kind
 from vcpo_operator.course import Course, Verdict
+from vcpo_operator.names import rollout_name
 from vcpo_operator.plan import Wish, plan
 from vcpo_operator.wishes import wish_for
 
@@ -39,12 +40,13 @@ def wishes(draw: st.DrawFn) -> Wish:
         conditions=(),
         reasons=(),
     )
+    scalers = draw(st.sets(st.sampled_from([rollout_name(KEY.name, name) for name in chosen])))
     return wish_for(
         parent(rollouts=groups, pods={"disruptionBudgets": draw(st.booleans())}),
         DEFAULTS,
         Verdict(course=course),
         decision=decision if course is Course.RUN else None,
-        asked={name: draw(st.integers(0, 9)) for name in draw(st.sets(st.sampled_from(chosen)))},
+        asked={name: draw(st.integers(0, 9)) for name in scalers},
     )
 
 
