@@ -24,7 +24,9 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist, fmean, pstdev
-from typing import Final
+from typing import Final, SupportsInt
+
+from vcpo.algo.arrays import Scalar
 
 _DRAWS: Final = 1 << 16
 """Weights drawn for one law: 128 batches of 512, 1,024 of 64."""
@@ -57,13 +59,14 @@ EXACT: Final = FiniteBatchLaw(bias=0.0, deviation=0.0)
 """Of weights that are all 1."""
 
 
-def finite_batch_law(variance: float, num_weights: int) -> FiniteBatchLaw:
+def finite_batch_law(variance: Scalar, num_weights: SupportsInt) -> FiniteBatchLaw:
     """Law of a batch's ESS ratio on policy.
 
     variance: of each log weight, nats^2, at least 0; for unequal ones -log rho_on of them all.
     num_weights: N, at least 1.
     Raises: ValueError when a number is out of range.
     """
+    variance, num_weights = float(variance), int(num_weights)
     if not variance >= 0.0 or num_weights < 1:
         raise ValueError(
             f"variance is {variance} and num_weights {num_weights}: give at least 0 and 1"

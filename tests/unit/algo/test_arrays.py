@@ -78,6 +78,9 @@ def test_a_number_may_be_an_array_of_no_dimension(one):
     assert (type(scale), scale) == (float, 0.5)
     assert algo.truncated_weight(one(3.0), one(8.0)) == 8.0
     assert algo.near_equal_pieces(one(7), one(3)) == (4, 3)
+    law = algo.finite_batch_law(one(0.25), one(8))
+    assert (type(law.bias), type(law.deviation)) == (float, float)
+    assert law == algo.finite_batch_law(0.25, 8)
     verdict = algo.judge_step(one(0.25), one(1.0), StepLimits(), kl_per_token=one(0.5))
     assert verdict == algo.StepVerdict(scale=0.5)
 
