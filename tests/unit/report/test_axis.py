@@ -66,6 +66,12 @@ def test_a_single_value_stands_in_the_middle_of_its_range():
     assert widened(0.0, 0.0) == (-0.5, 0.5)
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.0, 5e-324), (5e-324, 5e-324), (-5e-324, 1e-310)])
+def test_a_range_too_narrow_to_be_cut_into_parts_is_that_of_a_single_value(low, high):
+    assert widened(low, high) == (-0.5, 0.5)
+    assert round_ticks(*widened(low, high), about=5) == (-0.4, -0.2, 0.0, 0.2, 0.4)
+
+
 def test_values_map_linearly_to_pixels_and_stay_on_the_axis():
     axis = Axis(low=0.0, high=10.0, ticks=(), pixel_low=200.0, pixel_high=100.0)
     assert [axis.pixel(value) for value in (-5, 0, 2.5, 10, 99)] == [200, 200, 175, 100, 100]
