@@ -272,12 +272,10 @@ class Dispatcher:
         if self._round_is_exclusive and not self._holds_newest(request):
             return []
         if self._round is not None:
-            held = self._round.num_in_flight(request.worker_id)
+            quota = self._quotas.evaluation(request.worker_id, request.rollout_group, self._round)
             leases = self._round.grant(
                 request.worker_id,
-                max_trajectories=min(
-                    request.max_trajectories, self._quotas.places(request.rollout_group) - held
-                ),
+                max_trajectories=min(request.max_trajectories, quota),
                 policy_version=self.policy_version,
             )
             if leases:
@@ -309,7 +307,7 @@ class Dispatcher:
             over_provision_ratio=batch.over_provision_ratio,
         )
         wanted = self._spec.steps * batch.trajectories - accepted - counts.in_flight
-        quota = self._quotas.trajectories(
+        quota = self._quotas.training(
             request.worker_id, request.rollout_group, budget=counts.in_flight + admissible
         )
         free = max(0, min(admissible, wanted, quota)) // batch.trajectories_per_prompt

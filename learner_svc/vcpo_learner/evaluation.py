@@ -6,7 +6,7 @@ apart from the ledger: its trajectories are never trained on and not part of the
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -92,9 +92,15 @@ class EvaluationRound:
             )
         return leases
 
-    def num_in_flight(self, worker_id: str) -> int:
-        """Answers promised by a worker and not yet there."""
-        return sum(lease.num_missing for lease in self._book.held_by(worker_id))
+    @property
+    def num_unanswered(self) -> int:
+        """Answers promised and not yet there, and those that nobody has been asked for."""
+        waiting = sum(owed.num_samples for owed in self._waiting)
+        return waiting + self.in_flight_by_worker().total()
+
+    def in_flight_by_worker(self) -> Counter[str]:
+        """Answers promised and not yet there, by worker."""
+        return self._book.in_flight_by_worker()
 
     def held_by(self, worker_id: str) -> list[str]:
         """Open leases of a worker, oldest first."""

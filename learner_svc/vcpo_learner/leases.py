@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -196,6 +196,13 @@ class LeaseBook:
             for lease in self._open.values()
             if lease.worker_id == worker_id and (not lease_ids or lease.lease_id in lease_ids)
         ]
+
+    def in_flight_by_worker(self) -> Counter[str]:
+        """Trajectories promised and not yet arrived, by worker."""
+        flights: Counter[str] = Counter()
+        for lease in self._open.values():
+            flights[lease.worker_id] += lease.num_missing
+        return flights
 
     def all(self) -> list[OpenLease]:
         """Every open lease, oldest first."""

@@ -84,10 +84,7 @@ class MemoryLedger:
 
     def in_flight_by_worker(self) -> Mapping[str, int]:
         """Trajectories promised and not yet arrived, by worker."""
-        flights: Counter[str] = Counter()
-        for lease in self._book.all():
-            flights[lease.worker_id] += lease.num_missing
-        return flights
+        return self._book.in_flight_by_worker()
 
     def grant(
         self,

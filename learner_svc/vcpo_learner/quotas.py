@@ -1,9 +1,12 @@
-"""How much one worker may hold of this run's work, by what the ledger and the roster say."""
+"""How much one worker may hold of this run's work, by what it holds and the roster says of it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from vcpo.control.quota import Fleet, Trust, quota_trajectories
 from vcpo.spec import VCPORunSpec
+from vcpo_learner.evaluation import EvaluationRound
 from vcpo_learner.ledger import Ledger
 from vcpo_learner.roster import Roster
 
@@ -20,21 +23,43 @@ class Quotas:
 
     def __init__(self, spec: VCPORunSpec, ledger: Ledger, roster: Roster) -> None:
         self._batch = spec.batch
+        self._samples_per_prompt = spec.evaluation.samples_per_prompt
         self._places = {group.name: group.max_concurrent_sequences for group in spec.rollouts}
         self._ledger = ledger
         self._roster = roster
 
-    def places(self, rollout_group: str) -> int:
-        """Sequences that a worker can have under way; of an unknown group as of the largest."""
-        return self._places.get(rollout_group, max(self._places.values()))
-
-    def trajectories(self, worker_id: str, rollout_group: str, *, budget: int) -> int:
+    def training(self, worker_id: str, rollout_group: str, *, budget: int) -> int:
         """Training trajectories that a worker may be granted now; see `vcpo.control.quota`.
 
         budget: Trajectories that may be in flight in all.
         """
-        trust = {worker.worker_id: worker.trust for worker in self._roster.workers()}
+        group = self._batch.trajectories_per_prompt
+        num_groups = self._places_of(rollout_group) // self._batch.sequences_per_prompt
         held = self._ledger.in_flight_by_worker()
+        return self._quota(worker_id, held, budget=budget, places=num_groups * group, group=group)
+
+    def evaluation(self, worker_id: str, rollout_group: str, current: EvaluationRound) -> int:
+        """Answers of a round that a worker may be asked for now, by the same rule.
+
+        All that is unanswered may be in flight. What workers without trust may hold of it shrinks
+        with it, so that a round ends whoever takes its prompts.
+        """
+        return self._quota(
+            worker_id,
+            current.in_flight_by_worker(),
+            budget=current.num_unanswered,
+            places=self._places_of(rollout_group),
+            group=self._samples_per_prompt,
+        )
+
+    def _places_of(self, rollout_group: str) -> int:
+        """Sequences that a worker can have under way; of an unknown group as of the largest."""
+        return self._places.get(rollout_group, max(self._places.values()))
+
+    def _quota(
+        self, worker_id: str, held: Mapping[str, int], *, budget: int, places: int, group: int
+    ) -> int:
+        trust = {worker.worker_id: worker.trust for worker in self._roster.workers()}
         fleet = Fleet(
             budget=budget,
             num_trusted=sum(one is Trust.TRUSTED for one in trust.values()),
@@ -43,11 +68,10 @@ class Quotas:
                 number for name, number in held.items() if trust.get(name) is not Trust.TRUSTED
             ),
         )
-        group = self._batch.trajectories_per_prompt
         return quota_trajectories(
             fleet,
             trust.get(worker_id, Trust.NEW),
-            places=self.places(rollout_group) // self._batch.sequences_per_prompt * group,
+            places=places,
             held=held.get(worker_id, 0),
             group=group,
         )

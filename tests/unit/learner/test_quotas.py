@@ -105,3 +105,68 @@ async def test_signals_name_a_bounded_number_of_workers_whoever_invents_some():
     message = signals.message()
     assert isinstance(message, control_pb2.Signals)
     assert len(message.workers) == 2 * 1 + 64
+
+
+HELD_OUT = {**RUN, "evaluation": {"prompts": 64, "everySteps": 100}}
+
+
+async def evaluating(desk, step=0):
+    round_ = asyncio.create_task(desk.dispatcher.evaluate(step, exclusive=True))
+    await settle()
+    return round_
+
+
+async def test_sixteen_that_hoard_leave_half_of_an_evaluation_to_one_that_delivers():
+    desk = make_desk(**HELD_OUT)
+    hoarders = [f"hoarder-{number}" for number in range(16)]
+    first, *_ = await leased(desk, "honest", room=2)
+    desk.submit(first, worker_id="honest")
+    round_ = await evaluating(desk)
+    for _ in range(3):
+        for hoarder in hoarders:
+            await leased(desk, hoarder, room=65_536)
+    answered = 0
+    while leases := await leased(desk, "honest", room=65_536):
+        assert len(leases) <= 16
+        for one in leases:
+            desk.submit(one, worker_id="honest")
+        answered += len(leases)
+    assert answered >= 32
+    round_.cancel()
+
+
+async def test_an_evaluation_ends_though_hoarders_ask_first_whenever_leases_run_out():
+    desk = make_desk(**HELD_OUT)
+    round_ = await evaluating(desk)
+    for _ in range(10):
+        for hoarder in range(4):
+            await leased(desk, f"hoarder-{hoarder}", room=65_536)
+        while leases := await leased(desk, "honest"):
+            for one in leases:
+                desk.submit(one, worker_id="honest")
+        await settle()
+        if round_.done():
+            break
+        desk.clock.advance(TIMEOUT_S)
+        await settle()
+    assert (await asyncio.wait_for(round_, 1)).num_trajectories == 64
+
+
+async def test_newcomers_share_all_of_the_first_evaluation():
+    desk = make_desk(**HELD_OUT)
+    round_ = await evaluating(desk)
+    shares = [len(await leased(desk, f"worker-{number}", room=16)) for number in range(4)]
+    assert shares == [16] * 4
+    round_.cancel()
+
+
+async def test_a_worker_that_let_a_held_out_prompt_run_out_gets_one_at_a_time_until_it_delivers():
+    desk = make_desk(**HELD_OUT)
+    round_ = await evaluating(desk)
+    await leased(desk, "hung")
+    desk.clock.advance(TIMEOUT_S)
+    (only,) = await leased(desk, "hung")
+    assert await leased(desk, "hung") == []
+    desk.submit(only, worker_id="hung")
+    assert len(await leased(desk, "hung")) == 16
+    round_.cancel()
