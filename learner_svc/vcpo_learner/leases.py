@@ -65,7 +65,8 @@ class OpenLease:
 
         Raises:
             InvalidMessageError: naming the first whose id is not one of this lease, or that answers
-                another prompt than the rest, or than those begun: a group is compared with itself.
+                another prompt than the rest, or than those begun. A group is compared with itself
+                only: the text that was leased, and its tokens, are not known here.
         """
         prompt = next(iter([*self.arrived.values(), *trajectories])).prompt_token_ids
         begun = {one.prompt_xxh3 for one in self.begun} - {0}

@@ -5,10 +5,11 @@ quarantine/train-1f6b0c2e-17.json   a group, with the reason and all of its numb
            step.json                the groups of the step under way, and how often each died in one
 ```
 
-A checkpoint holds groups that wait for their step, so what kills the learner would kill each of its
-successors. An exception names its group while the learner lives. A death does not: hence a note of
-what is under way, taken away when the step is over. Whoever finds one counts a death for each of
-its groups, and after the second they go, whether or not the checkpoint still holds them.
+A checkpoint holds groups that wait for their step, and answers kept for replay, so what kills the
+learner would kill each of its successors. An exception names its group while the learner lives. A
+death does not: hence a note of what is under way, taken away when the step is over. Whoever finds
+one counts a death for each of its groups, and after the second they go, whether or not the
+checkpoint still holds them.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from vcpo_learner.groups import Group
+from vcpo.wire.trajectory import Trajectory
 
 _NOTE = "step.json"
 _DEATHS_ALLOWED = 1
@@ -59,23 +60,33 @@ class Quarantine:
             self._deaths.pop(lease_id, None)
         self._write_note(())
 
-    def keep(self, group: Group, *, reason: str, step: int) -> Path:
-        """Write a group down.
+    def keep(
+        self,
+        lease_id: str,
+        trajectories: Sequence[Trajectory],
+        *,
+        prompt_index: int | None,
+        reason: str,
+        step: int,
+    ) -> Path:
+        """Write a group down, or what replay kept of it.
+
+        prompt_index: None where it is not known any longer.
 
         Raises:
             OSError: when it cannot be written.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{group.lease_id}.json"
-        head = {
-            "lease_id": group.lease_id,
-            "prompt_index": group.prompt_index,
+        path = self._folder / f"{lease_id}.json"
+        head: dict[str, object] = {
+            "lease_id": lease_id,
+            "prompt_index": prompt_index,
             "reason": reason,
             "step": step,
             "time_unix_s": time.time(),
         }
-        _replace(path, _document(head, [asdict(one) for one in group.trajectories]))
-        self._deaths.pop(group.lease_id, None)
+        _replace(path, _document(head, [asdict(one) for one in trajectories]))
+        self._deaths.pop(lease_id, None)
         return path
 
     def _write_note(self, lease_ids: Iterable[str]) -> None:

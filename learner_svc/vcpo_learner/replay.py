@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -117,14 +117,18 @@ class ReplayBuffer:
         held = self._held.get(prompt, ())
         self._held[prompt] = kept(held, arrived, self._settings.capacity_per_prompt)
 
-    def remove(self, trajectories: Sequence[Trajectory]) -> None:
-        """Forget answers to one prompt, at least one; of what is not kept nothing happens."""
-        prompt = trajectories[0].prompt_token_ids
-        removed = {each.trajectory_id for each in trajectories}
-        held = tuple(each for each in self.held(prompt) if each.trajectory_id not in removed)
-        self._held = {key: each for key, each in self._held.items() if key != prompt}
-        if held:
-            self._held[prompt] = held
+    def remove(self, lease_ids: Collection[str]) -> dict[str, tuple[Trajectory, ...]]:
+        """Forget the answers to these leases, and return what was kept of each."""
+        removed: dict[str, tuple[Trajectory, ...]] = {}
+        remaining: dict[Prompt, tuple[Trajectory, ...]] = {}
+        for prompt, held in self._held.items():
+            for each in held:
+                if each.lease_id in lease_ids:
+                    removed[each.lease_id] = (*removed.get(each.lease_id, ()), each)
+                else:
+                    remaining[prompt] = (*remaining.get(prompt, ()), each)
+        self._held = remaining
+        return removed
 
     def exchanged(self, groups: Iterable[Sequence[Trajectory]]) -> list[list[Trajectory]]:
         """Keep the groups that arrived, and draw as large ones to train on in their place.

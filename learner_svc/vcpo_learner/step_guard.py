@@ -6,11 +6,14 @@ the update breaks       parameters untouched?  no -> the learner ends, a success
                                                none does    -> all of them go
                                                out of memory, and none or all do -> settings
 ```
+
+With replay a step is taken on answers of earlier groups too: they are tried, and go, as groups do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -25,11 +28,15 @@ from vcpo_learner.update_result import UpdateResult
 _BROKEN_IN_ROW = 3
 """So many batches in a row that break are the run's fault, not the groups'."""
 
+_Parts = Mapping[str, tuple[Trajectory, ...]]
+"""What a step is taken on, by lease."""
+
 
 class BrokenBatchError(Exception):
     """A batch on which no step can be taken; nothing was changed.
 
-    reasons: what each group to be left out broke at, by its lease.
+    reasons: what each group to be left out broke at, by its lease; with replay, also groups of
+        earlier steps, whose kept answers this one was taken on.
     """
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
@@ -44,6 +51,9 @@ class GuardedUpdate(Protocol):
     def is_whole(self) -> bool:
         """Whether parameters and optimizer belong together."""
 
+    def drawn(self, groups: Sequence[Sequence[Trajectory]]) -> Sequence[Sequence[Trajectory]]:
+        """What a step is taken on when these groups arrive."""
+
     def begin(self, groups: Sequence[Sequence[Trajectory]], *, policy_version: int) -> PendingStep:
         """Find the gradient of a batch."""
 
@@ -52,9 +62,6 @@ class GuardedUpdate(Protocol):
 
     def rehearse(self, group: Sequence[Trajectory], *, policy_version: int) -> None:
         """Go the way to the gradient with one group, and leave everything as it was."""
-
-    def forget(self, group: Sequence[Trajectory]) -> None:
-        """Keep nothing of a group for later steps."""
 
 
 class StepGuard:
@@ -73,12 +80,13 @@ class StepGuard:
             StartError: when it is not the groups that break it; says what to change.
             Exception: what the update raised, when parameters or device are no longer to be used.
         """
-        self._quarantine.enter([group.lease_id for group in groups])
+        batch = self._update.drawn([group.trajectories for group in groups])
+        parts = _parts(groups, chain.from_iterable(batch))
+        self._quarantine.enter(parts)
         try:
-            batch = [group.trajectories for group in groups]
             return self._update.begin(batch, policy_version=policy_version)
         except Exception as error:  # a model's own code runs there
-            raise self._broken_batch(groups, error, policy_version) from error
+            raise self._broken_batch(groups, parts, error, policy_version) from error
 
     def finish(
         self, groups: Sequence[Group], pending: PendingStep, newest: Sequence[Trajectory]
@@ -89,26 +97,29 @@ class StepGuard:
             without. What breaks it is found when it is trained on.
         Raises: as `begin`.
         """
+        parts = _parts(groups, pending.trajectories)
         try:
             result = self._update.finish(pending, newest)
         except Exception as error:  # as above
             if newest and self._update.is_whole:
                 return self.finish(groups, pending, ())
-            raise self._broken_batch(groups, error, pending.policy_version) from error
-        self._quarantine.leave([group.lease_id for group in groups])
+            raise self._broken_batch(groups, parts, error, pending.policy_version) from error
+        self._quarantine.leave(parts)
         self._broken_in_row = 0
         return result
 
     def _broken_batch(
-        self, groups: Sequence[Group], error: Exception, policy_version: int
+        self, groups: Sequence[Group], parts: _Parts, error: Exception, policy_version: int
     ) -> Exception:
         """What to raise for an error; the error itself when nothing may be used any longer."""
         if not self._update.is_whole:
             return error
-        alone = self._broken_alone(groups, policy_version)
+        alone = self._broken_alone(parts, policy_version)
         # Not before: what is tried alone may end the process as well.
-        self._quarantine.leave([group.lease_id for group in groups])
-        if _is_out_of_memory(error) and len(alone) in (0, len(groups)):
+        self._quarantine.leave(parts)
+        # Of kept answers there may be so few that they fit where no group does.
+        every_group = all(group.lease_id in alone for group in groups)
+        if _is_out_of_memory(error) and (every_group or not alone):
             return StartError(
                 f"the update ran out of memory ({_told(error)}); lower"
                 " spec.batch.microBatchTrajectories or spec.sampling.maxNewTokens"
@@ -120,23 +131,29 @@ class StepGuard:
                 f" {_told(error)}; groups of the {self._broken_in_row - 1} before are in the"
                 " quarantine folder of the run directory"
             )
-        reasons = alone or dict.fromkeys(
-            (group.lease_id for group in groups), f"{_told(error)}, in a batch"
-        )
-        for group in groups:
-            if group.lease_id in reasons:
-                self._update.forget(group.trajectories)
-        return BrokenBatchError(reasons)
+        return BrokenBatchError(alone or dict.fromkeys(parts, f"{_told(error)}, in a batch"))
 
-    def _broken_alone(self, groups: Sequence[Group], policy_version: int) -> dict[str, str]:
-        """What each group breaks at that breaks the update by itself, by its lease."""
+    def _broken_alone(self, parts: _Parts, policy_version: int) -> dict[str, str]:
+        """What each part breaks at that breaks the update by itself, by its lease."""
         alone = {}
-        for group in groups:
+        for lease_id, trajectories in parts.items():
             try:
-                self._update.rehearse(group.trajectories, policy_version=policy_version)
+                self._update.rehearse(trajectories, policy_version=policy_version)
             except Exception as own:  # noqa: BLE001 - as above
-                alone[group.lease_id] = _told(own)
+                alone[lease_id] = _told(own)
         return alone
+
+
+def _parts(
+    groups: Sequence[Group], trained_on: Iterable[Trajectory]
+) -> dict[str, tuple[Trajectory, ...]]:
+    """Groups that arrived, and beside them what the step takes of answers that were kept."""
+    arrived = {group.lease_id: group.trajectories for group in groups}
+    kept: dict[str, tuple[Trajectory, ...]] = {}
+    for each in trained_on:
+        if each.lease_id not in arrived:
+            kept[each.lease_id] = (*kept.get(each.lease_id, ()), each)
+    return arrived | kept
 
 
 def _told(error: Exception) -> str:

@@ -194,21 +194,30 @@ class Training:
         return True
 
     def _leave_out(self, lease_ids: Collection[str], reasons: Mapping[str, str], step: int) -> None:
-        """Drop groups that no step can be taken on, and keep them on disk; none twice."""
+        """Drop groups that no step can be taken on, from the replay too; keep each on disk once."""
         kept = self._quarantine.kept()
+        left_out = self._parts.update.forget(lease_ids)
+        prompts: dict[str, int] = {}
         for group in self._dispatcher.ledger.quarantine(lease_ids):
-            deaths = f"the learner died {self._quarantine.deaths(group.lease_id)} times in a step"
-            reason = reasons.get(group.lease_id, f"{deaths} with it")
-            if group.lease_id in kept:
+            left_out[group.lease_id] = group.trajectories
+            prompts[group.lease_id] = group.prompt_index
+        for lease_id, trajectories in left_out.items():
+            if lease_id in kept:
                 continue
+            deaths = f"the learner died {self._quarantine.deaths(lease_id)} times in a step with it"
+            reason = reasons.get(lease_id, deaths)
+            prompt = prompts.get(lease_id)
             try:
-                where = str(self._quarantine.keep(group, reason=reason, step=step))
+                path = self._quarantine.keep(
+                    lease_id, trajectories, prompt_index=prompt, reason=reason, step=step
+                )
+                where = str(path)
             except OSError as error:
                 where = f"nowhere ({error.strerror})"
+            what = "kept for replay" if prompt is None else f"prompt {prompt}"
             self.event(
                 "GroupQuarantined",
-                f"{group.lease_id} (prompt {group.prompt_index}) is not trained on: {reason}; kept"
-                f" in {where}",
+                f"{lease_id} ({what}) is not trained on: {reason}; kept in {where}",
             )
 
     def _audit(self, result: UpdateResult) -> None:

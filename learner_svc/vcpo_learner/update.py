@@ -21,7 +21,7 @@ Source: VCPO, arXiv 2602.17616. Departures from the released reference: `vcpo.al
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from itertools import chain
@@ -102,8 +102,12 @@ class PolicyUpdate:
         return not self._is_stepping and _answers(next(self._model.parameters()).device)
 
     def step(self, groups: Groups, *, policy_version: int) -> UpdateResult:
-        """Take one optimizer step on a batch, or skip it and say why: `begin` and `finish`."""
-        return self.finish(self.begin(groups, policy_version=policy_version))
+        """Take one optimizer step on a batch, or skip it: `drawn`, `begin` and `finish`."""
+        return self.finish(self.begin(self.drawn(groups), policy_version=policy_version))
+
+    def drawn(self, groups: Groups) -> Groups:
+        """What a step is taken on when these groups arrive: with replay, answers that were kept."""
+        return groups if self._replay is None else self._replay.exchanged(groups)
 
     def begin(self, groups: Groups, *, policy_version: int) -> PendingStep:
         """Find the gradient of a batch; it stands in the parameters' `.grad` until `finish`.
@@ -111,15 +115,11 @@ class PolicyUpdate:
         groups: [num_prompts][trajectories]; the trajectories of one prompt make one group.
         policy_version: the version that the model's parameters are now; tokens that it sampled
             calibrate the on-policy ESS ratio.
-        With replay, the step is taken on groups drawn from the answers kept, and says what those
-        are like.
         Raises: ValueError for an empty batch or group, and as `batch_advantages`. A critic has
             learned nothing then.
         """
         if not all(groups) or not groups:
             raise ValueError("groups is empty: at least one trajectory is needed")
-        if self._replay is not None:
-            groups = self._replay.exchanged(groups)
         self._optimizer.zero_grad()
         before = deepcopy(self._gathering.state_dict())
         batch: GatheredBatch | NonFiniteWeightError
@@ -176,10 +176,9 @@ class PolicyUpdate:
             self._gathering.load_state_dict(before)
             self._optimizer.zero_grad()
 
-    def forget(self, group: Sequence[Trajectory]) -> None:
-        """Keep nothing of a group for later steps."""
-        if self._replay is not None:
-            self._replay.remove(group)
+    def forget(self, lease_ids: Collection[str]) -> dict[str, tuple[Trajectory, ...]]:
+        """Keep no answers to these leases for later steps; returns those that were, by lease."""
+        return {} if self._replay is None else self._replay.remove(lease_ids)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the model that the next step depends on: tensors and plain values."""

@@ -112,6 +112,11 @@ class Trajectory:
     and these and only these are trained on and counted."""
 
     @property
+    def lease_id(self) -> str:
+        """The lease that it answers, by its id."""
+        return self.trajectory_id.rpartition("/")[0]
+
+    @property
     def num_sampled_tokens(self) -> int:
         """Tokens of the response that the policy sampled, at least one."""
         return len(self.rollout_logprobs)

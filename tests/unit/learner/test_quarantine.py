@@ -29,7 +29,13 @@ IDS = ["train-now-1", "train-now-2"]
 def test_a_group_is_kept_where_people_can_read_what_was_in_it(tmp_path):
     quarantine = Quarantine(tmp_path / "quarantine")
     kept = group(3, response_token_ids=(99,), reward=0.25)
-    path = quarantine.keep(kept, reason="IndexError: index out of range", step=7)
+    path = quarantine.keep(
+        kept.lease_id,
+        kept.trajectories,
+        prompt_index=kept.prompt_index,
+        reason="IndexError: index out of range",
+        step=7,
+    )
     document = json.loads(path.read_text())
     assert path.name == "train-now-3.json"
     assert (document["prompt_index"], document["step"]) == (13, 7)

@@ -10,6 +10,7 @@ from tests.unit.learner.test_quarantine import group
 from tests.unit.update.estimator import make_spec
 from tests.unit.update.models import PAD, VOCABULARY, llama, seeded
 from vcpo.lifecycle import StartError
+from vcpo.spec import VCPORunSpec
 from vcpo_learner.quarantine import Quarantine
 from vcpo_learner.step_guard import BrokenBatchError, StepGuard
 from vcpo_learner.update import PolicyUpdate
@@ -81,8 +82,8 @@ class BrokenUpdate:
         if group[0].trajectory_id.rpartition("/")[0] in self.alone:
             raise self.error
 
-    def forget(self, group):
-        pass
+    def drawn(self, groups):
+        return groups
 
 
 GROUPS = [judged(1), judged(2)]
@@ -169,3 +170,63 @@ def test_the_third_broken_batch_in_a_row_ends_the_run_with_the_reason(quarantine
         " the 2 before are in the quarantine folder",
     ):
         take_step(guard, GROUPS, policy_version=0)
+
+
+def answered(number, *answers):
+    """A group with an answer for each pair of its only token and its reward."""
+    one = group(number)
+    (head, _) = one.trajectories
+    members = [
+        replace(
+            head,
+            trajectory_id=f"{one.lease_id}/{at}",
+            response_token_ids=(token,),
+            reward=reward,
+        )
+        for at, (token, reward) in enumerate(answers)
+    ]
+    return replace(one, trajectories=tuple(members))
+
+
+PRIZED = answered(1, (5, 500.0), (6, 501.0))
+HIDDEN = answered(2, (VOCABULARY + 5, 100.0), (7, 0.0))
+"""Rewards weigh exponentially: a group of two is drawn of the prized answers, a third is this."""
+LARGER = answered(3, (8, 0.0), (9, 0.0), (10, 0.0))
+
+
+def replaying(quarantine):
+    """A guard over answers kept, of which one breaks the step in which it is drawn."""
+    document = make_spec().model_dump(by_alias=True)
+    algorithm = {"method": "tba", "onPolicyEssRatio": 1.0, "onPolicyProbability": 0.0}
+    batch = {**document["batch"], "promptPool": 9}
+    document = {**document, "algorithm": algorithm, "batch": batch}
+    update = PolicyUpdate(seeded(llama), VCPORunSpec.model_validate(document), PAD)
+    guard = StepGuard(update, quarantine)
+    for version, one in enumerate([PRIZED, HIDDEN]):
+        take_step(guard, [one], policy_version=version)
+    return update, guard
+
+
+def test_a_kept_answer_that_breaks_a_step_goes_and_the_groups_that_arrived_stay(quarantine):
+    update, guard = replaying(quarantine)
+    with pytest.raises(BrokenBatchError) as caught:
+        take_step(guard, [LARGER], policy_version=2)
+    ((lease_id, reason),) = caught.value.reasons.items()
+    assert (lease_id, reason.partition(":")[0]) == ("train-now-2", "IndexError")
+    assert update.forget(caught.value.reasons) == {"train-now-2": HIDDEN.trajectories}
+    result = take_step(guard, [LARGER], policy_version=2)
+    assert (result.skipped, result.reward_mean) == (None, pytest.approx(1001 / 3))
+
+
+def test_the_note_of_a_step_names_the_groups_whose_kept_answers_it_is_taken_on(
+    quarantine, tmp_path, monkeypatch
+):
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    update, guard = replaying(quarantine)
+    monkeypatch.setattr(update, "begin", killed)
+    with pytest.raises(KeyboardInterrupt):
+        take_step(guard, [LARGER], policy_version=2)
+    found = Quarantine(tmp_path)
+    assert [found.deaths(f"train-now-{number}") for number in (1, 2, 3)] == [1, 1, 1]

@@ -50,8 +50,11 @@ class CountingUpdate:
     def rehearse(self, group, *, policy_version):
         pass
 
-    def forget(self, group):
-        pass
+    def forget(self, lease_ids):
+        return {}
+
+    def drawn(self, groups):
+        return groups
 
     def begin(self, groups, *, policy_version):
         return PendingStep(
@@ -461,7 +464,9 @@ async def test_what_is_in_quarantine_is_left_out_of_every_checkpoint_that_holds_
     first = make_learner()
     first.accept(*await first.dispatcher.lease(asking(room=4), wait_s=0))
     batch = first.dispatcher.ledger.take_batch(policy_version=0, max_lag_steps=1)
-    Quarantine(tmp_path / "quarantine").keep(batch[0], reason="it was odd", step=0)
+    Quarantine(tmp_path / "quarantine").keep(
+        batch[0].lease_id, batch[0].trajectories, prompt_index=0, reason="it was odd", step=0
+    )
     first.dispatcher.ledger.give_back(batch)
     first.drain()
     await first.training.run(drain_s=0)
@@ -469,6 +474,50 @@ async def test_what_is_in_quarantine_is_left_out_of_every_checkpoint_that_holds_
     later.training.resume()
     assert later.dispatcher.ledger.counts().dropped["quarantined"] == 2
     assert not any(event.kind == "GroupQuarantined" for event in read_events(tmp_path))
+
+
+REPLAYING = {
+    "update_of": lambda model, spec: PolicyUpdate(model, spec, PAD),
+    "algorithm": {"method": "tba", "maxPolicyLagSteps": 1, "onPolicyProbability": 0.5},
+    "batch": {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "promptPool": 9},
+    "learner": {"maxMismatchNats": 100.0},
+}
+
+
+async def test_a_kept_answer_that_breaks_the_update_is_forgotten_kept_on_disk_and_told(
+    make_learner, tmp_path
+):
+    learner = make_learner(**REPLAYING)
+    poison = replace(answer("train-past-1", 0), response_token_ids=(VOCABULARY,))
+    learner.update.drawn([[poison]])
+    assert await learner.run() is RunPhase.COMPLETE
+    (told,) = [event for event in read_events(tmp_path) if event.kind == "GroupQuarantined"]
+    assert told.message.startswith("train-past-1 (kept for replay) is not trained on: IndexError")
+    document = json.loads((tmp_path / "quarantine" / "train-past-1.json").read_text())
+    assert document["prompt_index"] is None
+    assert document["trajectories"][0]["response_token_ids"] == [VOCABULARY]
+    last = read_metrics(tmp_path).steps[-1]
+    assert (last.step, last.consumed, last.dropped) == (3, 12, {})
+
+
+async def test_a_replay_that_a_learner_died_with_twice_is_not_restored(make_learner, tmp_path):
+    def held(learner):
+        kept = chain.from_iterable(learner.update.state_dict()["replay"]["held"])
+        return [one["trajectory_id"].rpartition("/")[0] for one in kept]
+
+    first = make_learner(**REPLAYING)
+    first.update.drawn([[replace(answer("train-past-1", 0), response_token_ids=(9,))]])
+    await first.run(until_step=1)
+    assert "train-past-1" in held(first)
+    for _ in range(2):
+        Quarantine(tmp_path / "quarantine").enter(["train-past-1"])
+    for _ in range(2):
+        later = make_learner(**REPLAYING)
+        assert later.training.resume() == 1
+        assert set(held(later)) == set(held(first)) - {"train-past-1"}
+    (told,) = [event for event in read_events(tmp_path) if event.kind == "GroupQuarantined"]
+    assert "the learner died 2 times in a step with it" in told.message
+    assert (tmp_path / "quarantine" / "train-past-1.json").exists()
 
 
 async def test_a_round_beside_training_that_is_unanswered_when_the_run_drains_is_given_up(

@@ -192,11 +192,14 @@ def test_a_setting_out_of_range_is_named(field, value):
 
 
 def test_answers_that_are_removed_are_not_drawn_again_and_the_others_are():
-    buffer = ReplayBuffer(ReplaySettings(), seed=0)
-    good, bad = answer(1, name="good"), answer(2, name="bad")
+    buffer = make_buffer()
+    good, bad = answer(1, name="good/0"), answer(2, name="bad/0")
+    elsewhere = replace(bad, trajectory_id="bad/1", prompt_token_ids=(9,))
     buffer.add([good, bad])
-    buffer.remove([bad])
+    buffer.add([elsewhere])
+    assert buffer.remove(["bad", "unknown"]) == {"bad": (bad, elsewhere)}
     assert buffer.held((1, 2)) == (good,)
-    buffer.remove([good, bad])
+    assert buffer.remove(["bad"]) == {}
+    assert buffer.remove(["good"]) == {"good": (good,)}
     assert len(buffer) == 0
     assert buffer.state_dict()["held"] == []
