@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -18,6 +19,12 @@ _LOGGER = logging.getLogger(__name__)
 _WINDOW_S = 5.0
 """Time for each `LEAST_BYTES` of a peer: 1 MiB in 5 s is a hundredth of a slow network, and at that
 rate a model of 1 GB would take over an hour."""
+_PATIENCE_S = 120.0
+"""Time for all peers together to give a version; a larger one has what it takes at
+`_NETWORK_BYTES_PER_S`."""
+_NETWORK_BYTES_PER_S = 10 << 20
+"""A slow network with two workers on each sender. Were a large version cut off sooner, every worker
+would get the rest from the learner."""
 _AVOIDED_S = 300.0
 """How long a peer that failed is not asked again; a worker that was restarted is well by then."""
 
@@ -35,27 +42,35 @@ class Peers:
         worker_id: str,
         gauges: RolloutGauges,
         window_s: float = _WINDOW_S,
+        patience_s: float = _PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open_channel = open_channel
         self._worker_id = worker_id
         self._gauges = gauges
         self._window_s = window_s
+        self._patience_s = patience_s
         self._clock = clock
         self._avoided_until_s: dict[str, float] = {}
 
-    async def fetch(self, address: str, piece: Piece) -> int:
-        """Receive what a peer gives of a piece's rest; returns its bytes.
+    def deadline_s(self, num_bytes: int) -> float:
+        """When all peers together must have given that many bytes, on this object's clock."""
+        return self._clock() + max(self._patience_s, num_bytes / _NETWORK_BYTES_PER_S)
+
+    async def fetch(self, address: str, piece: Piece, *, deadline_s: float) -> int:
+        """Receive what a peer gives of a piece's rest until the deadline; returns its bytes.
 
         None come from a peer that failed lately.
         """
-        if self._avoided_until_s.get(address, 0.0) > self._clock():
+        now_s = self._clock()
+        if now_s >= deadline_s or self._avoided_until_s.get(address, 0.0) > now_s:
             return 0
         num_before = piece.num_arrived
         async with self._open_channel(address) as channel:
             stub = policy_pb2_grpc.PolicyServiceStub(channel)
             try:
-                await receive_rest(stub, self._worker_id, piece, window_s=self._window_s)
+                async with asyncio.timeout(deadline_s - now_s):
+                    await receive_rest(stub, self._worker_id, piece, window_s=self._window_s)
             except TimeoutError:
                 self.avoid(address, "slow")
             except CorruptWeightsError:

@@ -107,7 +107,7 @@ class WeightSupply:
             self._gauges.weights_fetched("archive", num_bytes)
 
     async def _fetch(
-        self, pieces: Iterable[Piece], manifest: policy_pb2.PolicyManifest
+        self, pieces: Sequence[Piece], manifest: policy_pb2.PolicyManifest
     ) -> set[str] | None:
         """Receive pieces whole, from peers and what they lack from the learner.
 
@@ -115,11 +115,13 @@ class WeightSupply:
         """
         senders = set()
         addresses = [manifest.peer, *manifest.other_peers] if manifest.peer else []
+        total_bytes = sum(piece.total_bytes for piece in pieces)
+        deadline_s = self._peers.deadline_s(total_bytes) if self._peers else 0.0
         for piece in pieces:
             for address in addresses:
                 if self._peers is None or piece.is_complete:
                     break
-                if num_bytes := await self._peers.fetch(address, piece):
+                if num_bytes := await self._peers.fetch(address, piece, deadline_s=deadline_s):
                     self._gauges.weights_fetched("peer", num_bytes)
                     senders.add(address)
             num_before = piece.num_arrived

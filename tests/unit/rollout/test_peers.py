@@ -27,8 +27,8 @@ add_policy_service = policy_pb2_grpc.add_PolicyServiceServicer_to_server
 class Sharer:
     """A worker as far as weights go: its supply, and the server that passes them on."""
 
-    def __init__(self, name, channel, *, window_s):
-        self.name, self._window_s = name, window_s
+    def __init__(self, name, channel, **times_s):
+        self.name, self._times_s = name, times_s
         self.clock = ManualClock()
         self.metrics = RolloutMetrics(run="run", group="main")
         self.shelf = PieceShelf()
@@ -47,14 +47,14 @@ class Sharer:
             retries=quick_retries(),
         )
         gauges = RolloutGauges(self.metrics)
-        peers = Peers(
+        self.peers = Peers(
             lambda address: open_channel(address, token=None),
             worker_id=self.name,
             gauges=gauges,
-            window_s=self._window_s,
             clock=self.clock,
+            **self._times_s,
         )
-        self.supply = WeightSupply(self.learner, gauges, shelf=self.shelf, peers=peers)
+        self.supply = WeightSupply(self.learner, gauges, shelf=self.shelf, peers=self.peers)
 
     async def manifest(self):
         return await self.learner.newest_policy(self.held, wait_s=0)
@@ -82,8 +82,8 @@ class Fleet:
         self.store, self.service, self._channel = store, service, channel
         self.sharers = []
 
-    async def join(self, name, *, window_s=60.0):
-        sharer = Sharer(name, self._channel, window_s=window_s)
+    async def join(self, name, **times_s):
+        sharer = Sharer(name, self._channel, **{"window_s": 60.0, **times_s})
         await sharer.start()
         self.sharers.append(sharer)
         return sharer
@@ -214,6 +214,51 @@ async def test_a_peer_that_drips_is_left_within_a_window_and_not_asked_for_five_
             await joiner.take(manifest)
             assert dripping.num_asked == num_asked
         assert joiner.num_avoided("slow") == 2
+
+
+async def test_a_peer_that_is_never_slow_enough_is_left_when_the_time_of_all_peers_is_up():
+    async with a_fleet(4) as fleet, a_bad_peer(Dripping()) as address:
+        joiner = await fleet.join("joiner", patience_s=0.2)  # a window is 60 s
+        manifest = await joiner.manifest()
+        manifest.peer = address
+        async with asyncio.timeout(4):  # the whole version would take it 40 s
+            assert (await joiner.take(manifest)).payload == payload_of(4)
+        assert joiner.num_bytes("peer") + joiner.num_bytes("learner") == len(payload_of(4))
+        assert joiner.num_avoided("slow") == 1
+
+
+class LeavingLate(policy_pb2_grpc.PolicyServiceServicer):
+    """Breaks off after a time on a joiner's clock."""
+
+    async def Fetch(self, request, context):  # noqa: N802 - named by the contract
+        self.clock.advance(self.after_s)
+        yield policy_pb2.PolicyChunk(offset=0, data=payload_of(4)[:50])
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "it has to go")
+
+
+@pytest.mark.parametrize(("after_s", "num_asked"), [(119, 1), (120, 0)])
+async def test_all_peers_together_have_two_minutes_before_the_learner_is_asked(after_s, num_asked):
+    late, lying = LeavingLate(), Lying()
+    async with a_fleet(4) as fleet, a_bad_peer(late) as first, a_bad_peer(lying) as second:
+        joiner = await fleet.join("joiner")
+        late.clock, late.after_s = joiner.clock, after_s
+        manifest = await joiner.manifest()
+        manifest.peer = first
+        manifest.other_peers.append(second)
+        assert (await joiner.take(manifest)).payload == payload_of(4)
+        assert lying.num_asked == num_asked
+        assert joiner.num_bytes("learner") > 0
+
+
+@pytest.mark.parametrize(
+    ("total_bytes", "seconds"),
+    [(1, 120), (1200 << 20, 120), (28 << 30, 2867.2)],  # 28,672 MiB, 10 in a second
+    ids=["small", "as large as fits", "14 billion elements of 2 bytes"],
+)
+async def test_a_large_version_has_the_time_that_a_slow_network_takes(total_bytes, seconds):
+    async with a_fleet(4) as fleet:
+        joiner = await fleet.join("joiner")
+        assert joiner.peers.deadline_s(total_bytes) == joiner.clock.now_s + seconds
 
 
 async def test_what_a_bad_peer_does_not_give_comes_from_another_before_the_learner():
