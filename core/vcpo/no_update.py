@@ -26,7 +26,7 @@ _EXPLANATIONS = {
         " a larger batch.trajectoriesPerPrompt or a higher sampling.temperature",
     ),
     "low_ess": _Explanation(
-        cause="too little is left of the batch against one on policy",
+        cause="the ESS is too small a share of the on-policy one",
         cure="a smaller algorithm.maxPolicyLagSteps, optimizer.learningRate or"
         " algorithm.refuseBelow",
     ),
@@ -69,7 +69,7 @@ def never_updated(steps: Sequence[StepRecord]) -> str | None:
 def no_step_updated(num_steps: int, reason: str) -> str:
     """What to tell about a run whose steps, so many, were all skipped."""
     counted = f"No step made an update ({num_steps} of {num_steps} were skipped)"
-    return f"{counted}, the model is what it was: {_with_cure(reason)}."
+    return f"{counted}, the model is unchanged: {_with_cure(reason)}."
 
 
 def skipped_at_the_end(steps: Sequence[StepRecord]) -> int:

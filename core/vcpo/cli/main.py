@@ -89,8 +89,8 @@ def run(
     (loads with AutoModelForCausalLM.from_pretrained), logs/ and report.html.
 
     Ends with status 0 when all steps were taken, 1 when the run failed, 2 when there is something
-    to put right first, 3 when every step was skipped so that the model is what it was, and 130
-    after Ctrl-C.
+    to put right first, 3 when every step was skipped and the model is unchanged, and 130 after
+    Ctrl-C.
     """
     loaded = _load(file)
     _warn(loaded)

@@ -177,12 +177,12 @@ FAILURES_IN_A_ROW = _gauge(
 WORKERS = _gauge("vcpo_workers", "Rollout workers that the learner heard of lately.", "group")
 WORKERS_BY_TRUST = _gauge(
     "vcpo_workers_by_trust",
-    "Rollout workers by what their deliveries say: trusted, new, or doubted after a lease ran out.",
+    "Rollout workers by trust: trusted (has delivered), new, doubted (has let a lease run out).",
     "trust",
 )
 CALLS_REFUSED = _counter(
     "vcpo_learner_calls_refused_total",
-    "Calls refused, by reason: token, deadline, message, streams; or stalled: nobody read on.",
+    "Calls refused, by reason: token, deadline, message, streams, stalled (reader too slow).",
     "reason",
 )
 REWARD_MEAN = _measure("vcpo_reward_mean", "Mean reward of the last step's trajectories.")
@@ -241,7 +241,7 @@ ROLLOUT_WEIGHT_UPDATES_IN_FLIGHT = _counter(
 )
 ROLLOUT_SANDBOX_MISSING = _gauge(
     "vcpo_rollout_sandbox_missing",
-    "1 for a protection from a model's programs that this system refuses; absent without programs.",
+    "1 for each protection of the sandbox that this system lacks; absent where no programs run.",
     "protection",
 )
 ROLLOUT_SANDBOX_FOLDERS_LEFT = _measure(

@@ -54,8 +54,8 @@ class Algorithm(Section):
     baseline_scope: BaselineScope = BaselineScope.GROUP
     """One baseline per prompt group, or one for the whole batch."""
     gradient_norms: GradientNormEstimator = GradientNormEstimator.EXACT
-    """How the baseline comes by each trajectory's gradient norm: measured (`exact`, of dense
-    models), or a cheaper stand-in for a guess at it; of a mixture of experts `logitEnergy`."""
+    """How the baseline gets each trajectory's gradient norm: `exact` measures it, in dense models;
+    the others estimate it for less. Use `logitEnergy` for a mixture of experts."""
     importance_weight_cap: Annotated[float, Field(ge=1.0, le=1e6)] | None = None
     """Importance weights above this are truncated, or dropped by methods that mask (never in the
     ESS); 8 for `vcpo`."""
@@ -91,7 +91,7 @@ class Algorithm(Section):
     blocks of them (`auto`), or always one kind."""
     dead_band: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
     """Part of the on-policy ESS ratio that may be missing before the step shrinks; 0 is the rule as
-    published. None is as much as chance takes from an on-policy batch of this size."""
+    published. None allows what chance takes from an on-policy batch of this size."""
     refuse_below: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Part of the on-policy ESS ratio below which a step is not taken at all; 0 takes every one."""
     refuse_kl_above: Annotated[float, Field(gt=0.0, le=1e6)] | None = None

@@ -28,7 +28,7 @@ class Scaling(StrEnum):
     DIRECT = "Direct"
     """The operator, from the learner's signals."""
     EXTERNAL = "External"
-    """Somebody else, on the group's Deployment (an autoscaler, a person); never the operator."""
+    """An autoscaler or a person, on the group's VCPORolloutScaler; the operator follows it."""
 
 
 class StorageRetention(StrEnum):
@@ -52,8 +52,8 @@ class NetworkIsolation(StrEnum):
     DISABLED = "Disabled"
     """No policy is made."""
     DENY_INGRESS = "DenyIngress"
-    """In: from the run's own pods, from the operator, and scrapes of the metrics from the run's own
-    namespace and those that the operator is told of. Out: all."""
+    """In: calls from the run's own pods and the operator; scrapes of the metrics from the run's own
+    namespace and those in the chart's `runs.monitoringNamespaces`. Out: all."""
     DENY_ALL = "DenyAll"
     """In: as above. Out: to the run's own pods and DNS only; models must come from a volume."""
 
@@ -70,8 +70,8 @@ class Pods(Section):
     queue_name: ObjectName | None = None
     """Kueue LocalQueue that admits the pods; None does without Kueue. Immutable."""
     token_secret_name: ObjectName | None = None
-    """Secret whose key `token` the run's parts show each other; None: the operator makes one for
-    this run alone."""
+    """Secret with the token, under the key `token`, that learner, workers and operator show each
+    other. None: the operator makes one for this run alone."""
     network_isolation: NetworkIsolation = NetworkIsolation.DENY_INGRESS
     """Which traffic is let through."""
     disruption_budgets: bool = True

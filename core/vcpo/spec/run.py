@@ -92,14 +92,14 @@ class VCPORunSpec(Section):
     suspend: bool = False
     """Keep the run's record and stop its workloads."""
     pending_deadline_seconds: Seconds | None = None
-    """The run fails when its pods wait longer than this to be placed, in a queue, for a quota or
-    for nodes, in a cluster; None waits for as long as it takes."""
+    """In a cluster, the run fails when its pods wait longer than this for a node: in a queue, for a
+    quota, or for machines. None waits without a limit."""
     active_deadline_seconds: Seconds | None = None
     """The run fails when it takes longer than this; None is no limit. In a cluster it counts from
-    when the learner and a worker have a node: time in a queue is no part of it."""
+    when the learner and a worker have a node: time in a queue does not count."""
     startup_deadline_seconds: Seconds = 1800
-    """The run fails when its first step takes longer than this to happen; counted as
-    `activeDeadlineSeconds` is."""
+    """The run fails when its first step is not taken within this time; it counts from the same
+    moment as `activeDeadlineSeconds`."""
     ttl_seconds_after_finished: Seconds | None = None
     """An ended run is deleted from the cluster after this time; None keeps it."""
     cleanup_policy: CleanupPolicy = CleanupPolicy()

@@ -102,8 +102,8 @@ class Environment(Section):
     """A prompt fails when one call of the environment's code for it takes longer than this; None is
     half of `lease.timeoutSeconds`."""
     max_absolute_reward: Annotated[float, Field(gt=0.0, le=1e9)] = 10_000.0
-    """Largest reward without its sign. The learner refuses an answer with a larger one, which would
-    drown the others of its step, and the generation counts as failed."""
+    """Largest absolute value of a reward. The learner refuses an answer with a larger one, which
+    would outweigh all others of its step, and the generation counts as failed."""
 
     @model_validator(mode="after")
     def _is_known(self) -> Self:
@@ -223,8 +223,9 @@ class Checkpoint(Section):
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
     """Newest checkpoints kept on disk."""
     full_disk_wait_seconds: Annotated[int, Field(ge=0, le=604_800)] = 600
-    """Time that the end of a run waits for room when the disk is full, for the last checkpoint and
-    for the model, before the run fails; until then training goes on and saving is tried again."""
+    """When the disk is full at the end of a run, the learner waits this long for room for the last
+    checkpoint and the model, then fails. Before the end, training goes on and saving is tried
+    again."""
 
 
 class Weights(Section):
@@ -243,8 +244,8 @@ class Control(Section):
     """How the run is steered: admission of work and number of workers."""
 
     ess_floor_ratio: Ratio = 0.1
-    """Below this share of the on-policy ESS ratio, the oldest age that is trained on is halved at
-    once, and again after every ten steps that stay below; healthy steps widen it slowly."""
+    """Below this share of the on-policy ESS ratio, the lag limit is halved at once, and again after
+    every ten steps that stay below; healthy steps raise it slowly."""
     poll_seconds: Annotated[float, Field(ge=0.1, le=300.0)] = 2.0
     """Seconds between decisions."""
     signals_max_age_seconds: Seconds = 60
@@ -274,7 +275,7 @@ class Cleanup(StrEnum):
     DELETE_ROLLOUTS = "DeleteRollouts"
     """Workers go; the learner's pod stays, with its GPU."""
     RETAIN_WORKLOADS = "RetainWorkloads"
-    """All pods stay, with their GPUs, and what crashes is started again."""
+    """All pods stay, with their GPUs, and crashed containers restart."""
 
 
 class CleanupPolicy(Section):
@@ -290,11 +291,11 @@ class FailurePolicy(Section):
     """How much may break before the run is called failed."""
 
     max_learner_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Restarts of the learner from its last checkpoint that may follow each other without progress,
-    that is without a step beyond the furthest one before. Workers restart freely."""
+    """Restarts of the learner in a row without progress, after which the run fails; progress is a
+    step beyond the furthest one before. Workers of a cluster restart without a limit."""
     max_failures_in_a_row: Annotated[int, Field(ge=1, le=1_000_000)] = 32
-    """The run fails after so many failed generations without one answer between them, as when the
-    environment always raises. Raise it when prompts often fail for a good reason."""
+    """The run fails after this many failed generations in a row, as when the environment always
+    raises. Raise it when prompts often fail for a good reason."""
     failure_tolerance_seconds: Seconds = 600
-    """A run that had answers before fails only when failures in a row last this long, so that it
-    outlives a reward server that restarts."""
+    """A run that had answers before fails only when failures in a row last this long, so that a
+    reward server may restart meanwhile."""

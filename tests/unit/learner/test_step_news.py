@@ -50,7 +50,7 @@ def test_a_run_that_makes_no_update_is_told_why_and_what_to_do(reason):
 def test_the_number_at_fault_is_told():
     record = replace(STEP, step=4, skipped="low_ess")
     assert dict(StepNews(9).events(record, "rho .01")) == {
-        "StepSkipped": "step 4: too little is left of the batch against one on policy (rho .01)"
+        "StepSkipped": "step 4: the ESS is too small a share of the on-policy one (rho .01)"
     }
 
 

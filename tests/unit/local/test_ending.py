@@ -24,7 +24,7 @@ def test_a_run_of_skipped_steps_alone_is_no_success_and_says_why():
     outcome = outcome_of_complete(steps(*["no_gradient"] * 8))
     assert int(outcome.ending) == 3
     assert outcome.message.startswith(
-        "No step made an update (8 of 8 were skipped), the model is what it was: the rewards of"
+        "No step made an update (8 of 8 were skipped), the model is unchanged: the rewards of"
         " each prompt's answers are all equal, so none is better than another. Cure: a reward that"
     )
 

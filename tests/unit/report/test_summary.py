@@ -117,7 +117,7 @@ def test_a_run_that_never_updated_is_bad_news_with_the_cure(run, make_step):
     steps = [make_step(number, skipped="no_gradient") for number in range(1, 9)]
     ((verdict, text),) = findings_about(run, steps, "made an update")
     assert verdict is Verdict.BAD
-    assert text.startswith("No step made an update (8 of 8 were skipped), the model is what it was")
+    assert text.startswith("No step made an update (8 of 8 were skipped), the model is unchanged")
     assert "Cure: a reward that tells answers apart" in text
 
 
