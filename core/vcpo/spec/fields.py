@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
@@ -43,6 +43,16 @@ def refuse(conflicts: Iterable[InitErrorDetails]) -> None:
     if details:
         raise ValidationError.from_exception_data("conflict", details)
 
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        message = "holds a NUL character, which no path or name may; delete it"
+        raise PydanticCustomError("nul", "{message}", {"message": message})
+    return text
+
+
+Text = Annotated[str, AfterValidator(_without_nul)]
+"""A string that may become a path or a process's argument."""
 
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 """A name that Kubernetes accepts in labels and host names."""

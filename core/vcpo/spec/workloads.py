@@ -18,7 +18,7 @@ from vcpo.spec.cluster import (
     StorageRetention,
 )
 from vcpo.spec.environments import environment_complaints
-from vcpo.spec.fields import DnsLabel, Ratio, Seconds, Section, Steps, conflict, refuse
+from vcpo.spec.fields import DnsLabel, Ratio, Seconds, Section, Steps, Text, conflict, refuse
 
 Threads = Annotated[int, Field(ge=1, le=256)]
 TargetModule = Annotated[str, Field(min_length=1, max_length=128)]
@@ -79,9 +79,9 @@ class Lora(Section):
 class Model(Section):
     """The policy to train."""
 
-    name: Annotated[str, Field(min_length=1, max_length=512)]
+    name: Annotated[Text, Field(min_length=1, max_length=512)]
     """A directory (relative to the run file) or a model name on the Hugging Face hub."""
-    revision: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    revision: Annotated[Text, Field(min_length=1, max_length=128)] | None = None
     """Branch, tag or commit on the hub; None is the default branch."""
     lora: Lora | None = None
     """Train adapters beside frozen parameters; None trains all parameters."""
@@ -90,7 +90,7 @@ class Model(Section):
 class Environment(Section):
     """Task and reward."""
 
-    name: Annotated[str, Field(min_length=1, max_length=256)]
+    name: Annotated[Text, Field(min_length=1, max_length=256)]
     """A task by its short name, as `countdown`, or `package.module:Class` for your own."""
     parameters: Annotated[dict[str, Any], Field(max_length=64)] = Field(default={})
     """Settings of the environment; its documentation lists them."""

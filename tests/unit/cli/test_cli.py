@@ -105,6 +105,12 @@ class TestValidate:
         assert checked.exit_code == USER_ERROR
         assert "spec.model.name: is no directory; looked at" in checked.stderr
 
+    def test_a_model_that_no_path_can_name_is_told(self, run_file):
+        run_file.write_text(RUN.replace("{name: m}", '{name: "./n\\0"}'), encoding="utf-8")
+        checked = vcpo("validate", run_file)
+        assert checked.exit_code == USER_ERROR
+        assert "spec.model.name: holds a NUL character" in checked.stderr
+
     def test_what_will_be_asked_for_on_the_hub_is_said_beside(self, run_file):
         run_file.write_text(RUN.replace("{name: m}", "{name: some/model}"), encoding="utf-8")
         checked = vcpo("validate", run_file)

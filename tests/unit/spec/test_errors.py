@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from textwrap import indent
 
 import pytest
@@ -45,6 +46,18 @@ def test_a_closed_set_tells_its_members():
     found = problems("steps: 3\nalgorithm: {baseline: best}")["spec.algorithm.baseline"]
     assert "'opob', 'groupMean', 'rloo', 'grpo', 'published' or 'none'" in found
     assert found.endswith("(got 'best')")
+
+
+@pytest.mark.parametrize("field", ["model.name", "model.revision", "environment.name"])
+def test_a_nul_character_that_no_path_may_hold_is_told(field: str):
+    section, name = field.split(".")
+    spec = {"model": {"name": "m"}, "environment": {"name": "countdown"}, "steps": 3}
+    spec[section] = {**spec[section], name: "a.b:C\0"}
+    with pytest.raises(SpecError) as refused:
+        parse_run(json.dumps({"metadata": {"name": "r"}, "spec": spec}))
+    (problem,) = refused.value.problems
+    told = "holds a NUL character, which no path or name may; delete it (got 'a.b:C\\x00')"
+    assert str(problem) == f"spec.{field}: {told}"
 
 
 def test_all_problems_come_together():
