@@ -99,12 +99,14 @@ def believed(
     """The report, unless an earlier run of the same name or the time before a rest is its origin.
 
     A Prometheus remembers both; without this a new run could complete with the old one's phase.
-    While the learner is waited for its reports only get newer. Of a learner whose pod is on its way
-    out, a failure is that of an attempt which is over.
+    While the learner is waited for its reports only get newer. The failure of a learner whose pod
+    is leaving is that of an attempt which is over; so may be one that is only remembered, and a
+    learner that failed lingers to say so again.
     """
     if report is None or before.drain_s is not None:
         return report
-    if report.phase is RunPhase.FAILED and not observed.pods_of(Role.LEARNER):
+    may_be_past = not report.is_news or not observed.pods_of(Role.LEARNER)
+    if report.phase is RunPhase.FAILED and may_be_past:
         return None
     start_s = now_s if before.start_s is None else before.start_s
     return report if report.is_since(start_s, now_s=now_s) else None

@@ -171,6 +171,12 @@ async def test_a_learner_that_gave_up_does_not_fail_the_attempt_after_it(scene):
     await scene.settle()
     assert (await condition(scene, "Failed"))[:2] == ("False", "NotFailed")
     assert "demo-learner-0" not in await pods(scene)
+    await scene.client.delete(f"{PODS}/demo-learner-0", {"gracePeriodSeconds": 0})
+    scene.lines.says = scene.lines.says.aged(1.0)  # until the new one answers
+    scene.now_s += 1.0
+    await scene.settle()
+    assert "demo-learner-0" in await pods(scene)
+    assert (await condition(scene, "Failed"))[:2] == ("False", "NotFailed")
 
 
 async def test_a_suspended_failed_run_is_tried_again_when_it_goes_on(scene):

@@ -84,3 +84,11 @@ def test_the_failure_of_a_learner_that_is_on_its_way_out_is_that_of_an_attempt_b
     assert believed(failed, RunStatus(start_s=90.0), leaving, now_s=100.0) is None
     assert believed(failed, RunStatus(start_s=90.0), LEARNER, now_s=100.0) is failed
     assert believed(report(), RunStatus(start_s=90.0), leaving, now_s=100.0) is not None
+
+
+def test_a_failure_counts_when_it_is_heard_and_not_when_it_is_remembered():
+    failed = report(phase=RunPhase.FAILED)
+    started = RunStatus(start_s=90.0)
+    assert believed(failed, started, LEARNER, now_s=100.0) is failed
+    assert believed(failed.aged(1.0), started, LEARNER, now_s=100.0) is None
+    assert believed(report().aged(1.0), started, LEARNER, now_s=100.0) is not None

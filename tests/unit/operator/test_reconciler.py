@@ -185,7 +185,7 @@ async def test_a_template_that_cannot_be_merged_is_said_in_the_status(made: Stag
     made.create_run(rollouts=[{**ROLLOUTS[0], "template": broken}])
     assert not (await made.look()).trouble
     assert made.condition("Accepted") == ("False", "InvalidSpec")
-    assert "each item of `volumes` must have `name`" in made.message("Accepted")
+    assert "each item of `spec.volumes` must have `name`" in made.message("Accepted")
     assert made.condition("Ready") == ("False", "InvalidSpec")
 
 
