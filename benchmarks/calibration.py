@@ -3,8 +3,9 @@
 The learner is the bottleneck: not one token of its batches is of its own version. What is fresh are
 a few answers that arrived while the step was computed, and the mismatch between the engines rises
 evenly over the run, from 0 to 6.5e-4 nats^2 a token, as under a noise schedule. Without staleness
-the scale should be 1. With staleness of a variance v a token it should be what the same batch would
-be given if the on-policy ratio were known; v is 1/2, 1 and 2 over the length.
+the scale should be 1. With staleness of a variance v a token it should be the true scale: what the
+same batch would be given if the mismatch were known, which sets where trajectories are cut, the
+exponent, the on-policy ratio and the dead band; v is 1/2, 1 and 2 over the length.
 
 Log ratios of tokens are drawn from normal laws, no model is run; what becomes of them is the
 learner's own code: pieces of fresh tokens, the calibration with its appetite for them, the unit of
@@ -12,11 +13,15 @@ the ESS, its reading for a batch of this size, and the verdict.
 
     python -m benchmarks.calibration
 
-scale_min            lowest mean scale of a run without staleness; single steps are lower by chance
-                     (`scale_lowest_step`), which on policy is what the dead band is for
-relative_error_max   largest mean over a run of |scale / scale under the true ratio - 1|; one step's
-                     may be far larger (`relative_error_largest_step`), see below
-fresh_share_max      largest mean share of a batch's tokens that was scored beside it
+Every number of the JSON is of the worst of the runs, each of one length, batch size and staleness:
+
+scale_min                     mean scale over a run without staleness
+scale_lowest_step             scale of a single step without staleness
+relative_error_max            mean over a run with staleness of |scale / true scale - 1|
+relative_error_cut_alike_max  the same over those steps that the true mismatch cuts into the same
+                              pieces; other pieces of the same batch are another throw of the dice
+relative_error_largest_step   the same of a single step, see below
+fresh_share_max               mean over a run of the share of a batch's tokens scored beside it
 
 The error of one step has a limit. With m pieces a step, the last W steps know the variance to
 sqrt(2 / (m W)) of it, and a mismatch that grows with the step number t was W / 2t of it less in
@@ -29,7 +34,7 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -37,7 +42,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vcpo.algo import EssUnit, MismatchCalibration, ess_reading, ess_unit, judge_step
+from vcpo.algo import MismatchCalibration, ess_reading, ess_unit, judge_step
 from vcpo.spec.algorithm import Algorithm
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
 from vcpo_learner.batch_signals import moments_of_batch
@@ -59,7 +64,9 @@ class Step:
 
     scale: float
     true_scale: float
-    """Under the on-policy ratio that the drawn law has."""
+    """Of the same batch when the mismatch of the drawn law is known."""
+    is_cut_alike: bool
+    """Whether the estimate of the mismatch cuts the batch into the pieces of the true one."""
     fresh_tokens: int
 
 
@@ -87,10 +94,9 @@ def run(
         ]
         moments_of = partial(moments_of_batch, batch, ratios, math.inf)
         decision = decide(batch, ALGORITHM, calibration, moments_of)
-        unit = ess_unit(
-            ALGORITHM.ess_kind, [num_tokens] * num_trajectories, calibration.variance_per_token
-        )
-        reading = ess_reading(with_true_ratio(unit, mismatch), moments_of(unit))
+        unit_of = partial(ess_unit, ALGORITHM.ess_kind, [num_tokens] * num_trajectories)
+        unit = unit_of(mismatch)
+        reading = ess_reading(unit, moments_of(unit))
         true = judge_step(
             reading.ess_ratio,
             reading.on_policy_ess_ratio,
@@ -101,6 +107,7 @@ def run(
             Step(
                 scale=decision.verdict.scale,
                 true_scale=true.scale,
+                is_cut_alike=unit_of(calibration.variance_per_token).pieces == unit.pieces,
                 fresh_tokens=sum(pieces.num_tokens),
             )
         )
@@ -128,28 +135,25 @@ def answer(num_tokens: int) -> Trajectory:
     )
 
 
-def with_true_ratio(unit: EssUnit, mismatch: float) -> EssUnit:
-    """The same pieces with the on-policy ratio of the law, 1 / mean exp(s2 n)."""
-    sizes = [size for pieces in unit.pieces for size in pieces]
-    nats = math.log(fmean(math.exp(mismatch * size) for size in sizes))
-    return replace(unit, on_policy_ess_ratio=math.exp(-nats), mismatch_nats=nats)
-
-
 def summary(
     num_trajectories: int, num_tokens: int, drift: float, run: list[Step]
 ) -> dict[str, Any]:
     """A run's numbers."""
     errors = [abs(step.scale / step.true_scale - 1.0) for step in run]
+    alike = [error for error, step in zip(errors, run, strict=True) if step.is_cut_alike]
     return {
         "trajectories": num_trajectories,
         "tokens": num_tokens,
         "drift": drift,
-        "scale": fmean(step.scale for step in run),
+        "scale_mean": fmean(step.scale for step in run),
         "scale_lowest_step": min(step.scale for step in run),
-        "true_scale": fmean(step.true_scale for step in run),
-        "relative_error": fmean(errors),
+        "true_scale_mean": fmean(step.true_scale for step in run),
+        "relative_error_mean": fmean(errors),
+        "relative_error_cut_alike_mean": fmean(alike),
+        "cut_alike_share": len(alike) / len(run),
         "relative_error_largest_step": max(errors),
-        "fresh_share": fmean(step.fresh_tokens for step in run) / (num_trajectories * num_tokens),
+        "fresh_share_mean": fmean(step.fresh_tokens for step in run)
+        / (num_trajectories * num_tokens),
     }
 
 
@@ -174,21 +178,24 @@ def main() -> None:
                 rows.append(row)
                 print(
                     f"B {num_trajectories:>2}  L {num_tokens:>4}  drift {drift:g}:"
-                    f" scale {row['scale']:.3f} of {row['true_scale']:.3f},"
-                    f" lowest {row['scale_lowest_step']:.3f};"
-                    f" error {row['relative_error']:.3f},"
-                    f" largest {row['relative_error_largest_step']:.3f};"
-                    f" scored beside {row['fresh_share']:.3f}",
+                    f" mean scale {row['scale_mean']:.3f} of {row['true_scale_mean']:.3f},"
+                    f" lowest step {row['scale_lowest_step']:.3f};"
+                    f" mean error {row['relative_error_mean']:.3f},"
+                    f" {row['relative_error_cut_alike_mean']:.3f}"
+                    f" of the {row['cut_alike_share']:.2f} cut alike,"
+                    f" largest step {row['relative_error_largest_step']:.3f};"
+                    f" mean scored beside {row['fresh_share_mean']:.3f}",
                     flush=True,
                 )
     fresh = [row for row in rows if row["drift"] == 0.0]
     stale = [row for row in rows if row["drift"] > 0.0]
     result = {
-        "scale_min": min(row["scale"] for row in fresh),
+        "scale_min": min(row["scale_mean"] for row in fresh),
         "scale_lowest_step": min(row["scale_lowest_step"] for row in fresh),
-        "relative_error_max": max(row["relative_error"] for row in stale),
+        "relative_error_max": max(row["relative_error_mean"] for row in stale),
+        "relative_error_cut_alike_max": max(row["relative_error_cut_alike_mean"] for row in stale),
         "relative_error_largest_step": max(row["relative_error_largest_step"] for row in stale),
-        "fresh_share_max": max(row["fresh_share"] for row in rows),
+        "fresh_share_max": max(row["fresh_share_mean"] for row in rows),
     }
     print(json.dumps({name: round(value, 4) for name, value in result.items()}))
 
