@@ -117,6 +117,10 @@ JSON_VALUES = st.recursive(
 )
 
 
+MODELS = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=20)
+PARAMETERS = st.text(max_size=6).filter(lambda name: name != "seed")  # it is the run's own
+
+
 @st.composite
 def documents(draw: st.DrawFn) -> dict[str, object]:
     """Valid runs, as JSON has them."""
@@ -124,10 +128,10 @@ def documents(draw: st.DrawFn) -> dict[str, object]:
     least = draw(st.integers(0, 9))
     group = {"name": "a-1", "minReplicas": least, "maxReplicas": least + draw(st.integers(1, 9))}
     spec = {
-        "model": {"name": draw(st.text(min_size=1, max_size=20))},
+        "model": {"name": draw(MODELS)},
         "environment": {
             "name": "tasks:Task",
-            "parameters": draw(st.dictionaries(st.text(max_size=6), JSON_VALUES, max_size=3)),
+            "parameters": draw(st.dictionaries(PARAMETERS, JSON_VALUES, max_size=3)),
         },
         "steps": draw(st.integers(1, 10_000_000)),
         "batch": {"trajectoriesPerPrompt": group_size},
