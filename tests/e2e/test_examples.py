@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from kubernetes.utils.quantity import parse_quantity
 from ruamel.yaml import YAML
 
 from tests.e2e.cluster import DEFINITIONS
@@ -70,10 +71,13 @@ def workloads(path):
 
 
 @named(NEEDS_A_GPU)
-def test_an_example_that_needs_a_gpu_asks_for_one_in_every_pod(path):
+def test_an_example_that_needs_a_gpu_asks_for_one_and_for_memory_in_every_pod(path):
     for pod in workloads(path):
         (container,) = pod["containers"]
-        assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+        limits = container["resources"]["limits"]
+        assert limits["nvidia.com/gpu"] == 1
+        copies = {"learner": 5, "rollout": 2}[container["name"]]  # of 1.54 B float32 parameters
+        assert parse_quantity(limits["memory"]) > 1.3 * copies * 4 * 1.54e9
 
 
 def test_some_example_needs_a_gpu():

@@ -62,7 +62,8 @@ def test_every_pod_of_the_guides_run_gets_the_gpu_it_asks_for():
     assert len(workloads) == 2
     for workload in workloads:
         (container,) = workload.manifest["spec"]["template"]["spec"]["containers"]
-        assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+        memory = {"learner": "48Gi", "rollout": "32Gi"}[container["name"]]
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": 1, "memory": memory}
         assert container["image"] in {"l", "r"}
 
 

@@ -27,7 +27,18 @@ QUANTITIES = {
         ({}, {"requests": REQUESTS, "limits": LIMITS}),
         (
             {"limits": {"nvidia.com/gpu": 1}},
-            {"requests": REQUESTS, "limits": {**LIMITS, "nvidia.com/gpu": 1}},
+            {"requests": REQUESTS, "limits": {"nvidia.com/gpu": 1}},
+        ),
+        (
+            {"requests": {"amd.com/gpu": 1}, "limits": {"amd.com/gpu": 1, "cpu": "8"}},
+            {
+                "requests": {"memory": "2Gi", "amd.com/gpu": 1},
+                "limits": {"amd.com/gpu": 1, "cpu": "8"},
+            },
+        ),
+        (
+            {"limits": {"ephemeral-storage": "1Gi"}},
+            {"requests": REQUESTS, "limits": {**LIMITS, "ephemeral-storage": "1Gi"}},
         ),
         (
             {"requests": {"memory": "64Gi"}},
@@ -43,7 +54,7 @@ QUANTITIES = {
         ),
         (
             {"claims": [{"name": "gpu"}]},
-            {"claims": [{"name": "gpu"}], "requests": REQUESTS, "limits": LIMITS},
+            {"claims": [{"name": "gpu"}], "requests": REQUESTS},
         ),
     ],
 )
