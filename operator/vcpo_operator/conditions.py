@@ -19,7 +19,7 @@ first visit on.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from vcpo.control import Decision
@@ -37,6 +37,8 @@ _HEARD_S: Final = 15.0
 """Who was heard of within this time answers, whatever a probe has said or not said yet."""
 _OVERDUE_S: Final = 30.0
 """A pod that has not ended so long after its grace period has a kubelet that does not answer."""
+_HEARD_OF_WORK: Final = frozenset({"GenerationFailing", "NoUpdate"})
+"""Reasons of `Ready` that only the learner can tell."""
 CONTROL_CONDITIONS: Final = ("SignalsFresh", "EssHealthy", "LearnerFed")
 """Conditions of the control loop; their reasons may turn with every poll."""
 
@@ -72,6 +74,8 @@ class Situation:
     """Why the spec cannot be carried out as it is; empty when it can."""
     keeps_signals: bool = False
     """Whether what an earlier operator heard of the learner still stands."""
+    before: RunStatus = field(default_factory=RunStatus)
+    """As the last look left it."""
 
 
 def findings(situation: Situation) -> tuple[Finding, ...]:
@@ -268,6 +272,11 @@ def _ready(situation: Situation, parts: tuple[Finding, ...]) -> Finding:
 def _training(situation: Situation) -> Finding:
     """Ready, of a run that has all its parts and has taken a step."""
     report, policy = situation.report, situation.spec.failure_policy
+    known = situation.before.condition("Ready")
+    if situation.keeps_signals and known is not None and known.reason in _HEARD_OF_WORK:
+        return Finding(
+            type=known.type, status=known.status, reason=known.reason, message=known.message
+        )
     if report is not None and report.failures_in_a_row >= policy.max_failures_in_a_row:
         why = report.latest_generation_failure or _failing(report).lstrip()
         return _false("Ready", "GenerationFailing", why)

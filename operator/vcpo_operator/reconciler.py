@@ -336,6 +336,7 @@ class Reconciler:
             obstacle=done.stopped_by(),
             refusal=done.refusal,
             keeps_signals=keeps_signals(look, memory.first_look_s),
+            before=look.before,
         )
         desired = decision.replicas if decision else {}
         after = status.with_groups(

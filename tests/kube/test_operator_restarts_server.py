@@ -61,6 +61,43 @@ async def test_a_fresh_operator_that_has_not_reached_the_learner_yet_changes_no_
     assert await events_of_the_run(scene) == told
 
 
+FAILING = {"failures_in_a_row": 1000, "latest_generation_failure": "It has no tokenizer."}
+UNCHANGED = {"no_update": "The last 5 steps made no update."}
+
+
+@pytest.mark.parametrize(
+    ("said", "ready"),
+    [(FAILING, ("False", "GenerationFailing")), (UNCHANGED, ("True", "NoUpdate"))],
+)
+async def test_what_the_learner_said_of_its_work_stands_until_a_fresh_operator_hears_it(
+    scene, said, ready
+):
+    await train(scene)
+    scene.lines.says = heard = dataclasses.replace(scene.lines.says, **said)
+    await scene.settle()
+    assert await condition(scene, "Ready") == ready
+    before, told = (await scene.run())["status"]["conditions"], await events_of_the_run(scene)
+    scene.restart_operator()
+    for says in (None, None, heard):
+        scene.lines.says = says
+        await scene.look()
+        assert (await scene.run())["status"]["conditions"] == before
+        scene.now_s += 1.0
+    assert await events_of_the_run(scene) == told
+
+
+async def test_a_part_that_is_lost_is_told_before_a_fresh_operator_hears_the_learner(scene):
+    await train(scene)
+    scene.lines.says = dataclasses.replace(scene.lines.says, **UNCHANGED)
+    await scene.settle()
+    scene.restart_operator()
+    scene.lines.says = None
+    unready = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
+    await scene.client.merge_patch(f"{PODS}/demo-learner-0/status", unready)
+    await scene.settle()
+    assert await condition(scene, "Ready") == ("False", "Degraded")
+
+
 async def test_a_learner_that_a_fresh_operator_never_reaches_is_told_in_the_end(scene):
     await train(scene)
     scene.restart_operator()
