@@ -128,14 +128,13 @@ class Executor:
         resource = _run(record.key, subresource="status")
         return await self._cluster.apply(resource, body, manager=FIELD_MANAGER, force=True)
 
-    async def read_warnings(self, key: RunKey, uid: str) -> list[Document]:
-        """Warnings about the object with this uid.
+    async def read_events(self, key: RunKey, uid: str) -> list[Document]:
+        """Events about the object with this uid.
 
         Raises: ApiError.
         """
         collection = Resource(api_version="v1", plural="events", namespace=key.namespace)
-        fields = f"involvedObject.uid={uid},type=Warning"
-        return await self._cluster.select(collection, fields=fields)
+        return await self._cluster.select(collection, fields=f"involvedObject.uid={uid}")
 
     async def post_event(self, key: RunKey, event: Document) -> None:
         """Post an event; the API server keeps it for an hour or so.

@@ -34,6 +34,8 @@ _TELLING_WARNINGS: Final = frozenset(
     }
 )
 """Reasons of events that tell why a pod is not made, or not started on its node."""
+_STEPS_BEYOND: Final = frozenset({"Pulling", "Pulled", "Created", "Started"})
+"""Reasons of events of a kubelet that has the pod's volumes and its sandbox."""
 _NOT_READY_REASONS: Final = frozenset(
     {"ContainersNotReady", "PodCompleted", "PodFailed", "ReadinessGatesNotReady"}
 )
@@ -136,14 +138,19 @@ def replica_failure(deployment: Mapping[str, Any]) -> Cause | None:
 
 
 def warned_cause(events: Iterable[Mapping[str, Any]]) -> Cause | None:
-    """What the newest telling Warning says; None when none does.
+    """What the newest telling Warning says; None when none does, or the pod has got beyond it.
 
-    events: about one object, as the API server sends them.
+    events: all about one object, as the API server sends them.
     """
+    known = tuple(events)
+    steps = (each for each in known if each.get("reason") in _STEPS_BEYOND)
+    # Times are of whole seconds: within one, the step comes after what it has waited for.
+    beyond = max(map(_last_seen, steps), default="")
     telling = [
         each
-        for each in events
+        for each in known
         if each.get("type") == "Warning" and each.get("reason") in _TELLING_WARNINGS
+        if not beyond or _last_seen(each) > beyond
     ]
     if not telling:
         return None

@@ -25,14 +25,16 @@ async def explain(
     uids = unexplained(observed)
     memory.causes = {uid: memory.causes[uid] for uid in uids if uid in memory.causes}
     if _is_due(memory, uids, now_s):
-        memory.warnings_read_s = now_s
+        memory.events_read_s = now_s
         for uid in uids:
             try:
-                cause = warned_cause(await executor.read_warnings(key, uid))
+                cause = warned_cause(await executor.read_events(key, uid))
             except ApiError as error:
                 _LOGGER.info("%s: no events: %s", key, error)
                 break
-            if cause is not None:
+            if cause is None:
+                memory.causes.pop(uid, None)
+            else:
                 memory.causes[uid] = cause
     return explained(observed, memory.causes)
 
@@ -40,10 +42,10 @@ async def explain(
 def _is_due(memory: RunMemory, uids: tuple[str, ...], now_s: float) -> bool:
     """Whether events are to be read now; keeps since when they would be of use."""
     if not uids:
-        memory.unexplained_s = memory.warnings_read_s = None
+        memory.unexplained_s = memory.events_read_s = None
         return False
     if memory.unexplained_s is None:
         memory.unexplained_s = now_s
-    if memory.warnings_read_s is None:
+    if memory.events_read_s is None:
         return now_s >= memory.unexplained_s + PATIENCE_S
-    return now_s >= memory.warnings_read_s + REREAD_S
+    return now_s >= memory.events_read_s + REREAD_S

@@ -60,7 +60,7 @@ class RunMemory:
     written_s: float = 0.0
     unexplained_s: float | None = None
     """Since when something does not get on for no known reason; None while nothing does."""
-    warnings_read_s: float | None = None
+    events_read_s: float | None = None
     causes: dict[str, Cause] = field(default_factory=dict)
     """What events gave as reasons, by uid of what they are about."""
 

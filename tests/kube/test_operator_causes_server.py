@@ -95,15 +95,28 @@ async def test_a_volume_that_is_missing_is_named_with_the_kubelet_s_sentence(sce
     await scene.settle()
     pod = await scene.client.get(f"{PODS}/demo-learner-0")
     await scene.place("demo-learner-0")
-    await warn(scene, pod, "FailedScheduling", "0/1 nodes are available")
+    await tell(scene, pod, "FailedScheduling", "0/1 nodes are available")
     told = 'MountVolume.SetUp failed for volume "task" : configmap "task" not found'
-    await warn(scene, pod, "FailedMount", told)
+    await tell(scene, pod, "FailedMount", told)
     found = await look_until(scene, "LearnerReady", "FailedMount")
     assert found == ("False", "FailedMount", f"pod demo-learner-0: {told}")
 
 
-async def warn(scene, pod, reason, message):
-    """Post a Warning about a pod, as a kubelet does."""
+async def test_a_volume_that_came_in_the_end_is_no_cause_while_the_image_is_pulled(scene):
+    await scene.create()
+    await scene.settle()
+    pod = await scene.client.get(f"{PODS}/demo-learner-0")
+    await scene.place("demo-learner-0")
+    await tell(scene, pod, "FailedMount", "failed to sync configmap cache: timed out")
+    await look_until(scene, "LearnerReady", "FailedMount")
+    pulling = {"type": "Normal", "lastTimestamp": "2026-11-20T10:00:02Z"}
+    await tell(scene, pod, "Pulling", 'Pulling image "learner:1"', **pulling)
+    found = await look_until(scene, "LearnerReady", "PodPending")
+    assert found == ("False", "PodPending", "The learner's pod is not ready yet.")
+
+
+async def tell(scene, pod, reason, message, **changes):
+    """Post an event about a pod, as a kubelet does: a Warning unless changed."""
     metadata = pod["metadata"]
     involved = {"apiVersion": "v1", "kind": "Pod"}
     involved |= {name: metadata[name] for name in ("name", "namespace", "uid")}
@@ -115,6 +128,7 @@ async def warn(scene, pod, reason, message):
         "message": message,
         "lastTimestamp": "2026-11-20T10:00:00Z",
         "source": {"component": "kubelet"},
+        **changes,
     }
     await scene.client.create(EVENTS, event)
 

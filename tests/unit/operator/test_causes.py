@@ -111,6 +111,23 @@ def test_the_newest_warning_counts_wherever_it_keeps_its_time():
     assert (cause.reason, cause.message) == ("FailedMount", "pod p: new")
 
 
+@pytest.mark.parametrize("step", ["Pulling", "Pulled", "Created", "Started"])
+def test_a_warning_that_the_pod_has_left_behind_is_no_cause(step: str):
+    transient = event("FailedMount", "timed out", lastTimestamp="2026-11-20T10:00:02Z")
+    later = event(step, "it goes on", type="Normal", lastTimestamp="2026-11-20T10:00:04Z")
+    assert warned_cause([transient, later]) is None
+    again = event("FailedMount", "gone", lastTimestamp="2026-11-20T10:00:06Z")
+    cause = warned_cause([transient, later, again])
+    assert cause is not None
+    assert cause.message == "pod p: gone"
+
+
+def test_a_pod_that_only_has_its_node_has_left_no_warning_behind():
+    lasting = event("FailedMount", "no such volume", lastTimestamp="2026-11-20T10:00:02Z")
+    placed = event("Scheduled", "on n", type="Normal", eventTime="2026-11-20T10:00:03.000000Z")
+    assert warned_cause([lasting, placed]) is not None
+
+
 @pytest.mark.parametrize(
     "told",
     [
