@@ -12,6 +12,7 @@ from vcpo_operator.actions import Action, Apply, DeleteChild, IssueToken
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Kind, Owner, Parent
 from vcpo_operator.names import credential_name
+from vcpo_operator.obstacles import Obstacle
 from vcpo_operator.plan import Wish
 from vcpo_operator.records import Cause, Observed, ObservedChild, RunRecord
 from vcpo_operator.run_status import RunStatus
@@ -55,6 +56,8 @@ class RunMemory:
     """By digest of the manifest."""
     unwatched: dict[tuple[Kind, str], ObservedChild] = field(default_factory=dict)
     read_s: float | None = None
+    token_obstacle: Obstacle | None = None
+    """Why the Secret with the token could not be read last; None when it could."""
     status: RunStatus | None = None
     status_version: int = 0
     written_s: float = 0.0

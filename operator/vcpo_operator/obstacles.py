@@ -108,6 +108,12 @@ def growth_refused(name: str, refusal: str) -> str:
     )
 
 
+def unreadable_token(refusal: str) -> Obstacle:
+    """The Secret with the run's token may not be read."""
+    message = f"{refusal.rstrip('.')}. Give the operator's role `get` and `create` of secrets"
+    return Obstacle(reason="ApplyFailed", message=message)
+
+
 def storage_bytes(quantity: str) -> Decimal:
     """Bytes of a size as Kubernetes writes it: `50Gi`, `1T`, `1000000`.
 

@@ -11,7 +11,7 @@ counting (docs/design/011-state-of-the-operator.md).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -46,7 +46,7 @@ from vcpo_operator.memory import (
     with_unwatched,
 )
 from vcpo_operator.names import OPERATOR_MANAGER, RunKey, credential_name
-from vcpo_operator.obstacles import is_ours
+from vcpo_operator.obstacles import is_ours, unreadable_token
 from vcpo_operator.plan import blocked_by, farewell, plan
 from vcpo_operator.records import Observed, RunRecord
 from vcpo_operator.report import LearnerReport
@@ -127,14 +127,12 @@ class Reconciler:
         A watch that went deaf says nothing, which is also what a quiet cluster says; but what was
         written must come back.
         """
-        now_s = self._clock()
-        return max((now_s - each for each in self._unechoed()), default=0.0)
-
-    def _unechoed(self) -> Iterator[float]:
+        now_s, lag_s = self._clock(), 0.0
         for key, memory in self._memories.items():
             record = self._view.run(key)
             if record is not None and record.resource_version < memory.status_version:
-                yield memory.written_s
+                lag_s = max(lag_s, now_s - memory.written_s)
+        return lag_s
 
     async def _look(self, record: RunRecord, memory: RunMemory) -> Outcome:
         before = known_status(record, memory)
@@ -142,7 +140,7 @@ class Reconciler:
             run = accepted(record, memory)
         except ValidationError as error:
             message = "; ".join(str(problem) for problem in problems_of(error))
-            await self._tell(record, memory, before, refusal(message), record.generation)
+            await self._tell(record, memory, refusal(message), record.generation)
             return Outcome(wake_in_s=REST_S)
         now_s = self._clock()
         observed = await self._observed(record, run, memory, now_s)
@@ -188,9 +186,8 @@ class Reconciler:
         if look.is_new_attempt and done.trouble:
             # Pods of the attempt before may be left: the status goes on telling that it failed.
             generation = look.before.observed_generation
-            await self._tell(look.record, memory, look.before, delay(done.trouble), generation)
-            wait_s = done.retry_after_s
-            return Outcome(wake_in_s=REST_S, trouble=done.trouble, retry_after_s=wait_s)
+            await self._tell(look.record, memory, delay(done.trouble), generation)
+            return Outcome(wake_in_s=REST_S, trouble=done.trouble, retry_after_s=done.retry_after_s)
         if steering is not None:
             memory.control = steering.state
         await self._report_status(look, memory, steering, done)
@@ -226,6 +223,8 @@ class Reconciler:
         except ValueError as error:
             return CarriedOut(refusal=str(error))
         actions = plan(wish, look.observed, applied=memory.applied, report=look.report)
+        if memory.token_obstacle is not None:  # there may be one, which only cannot be seen
+            actions = tuple(each for each in actions if not isinstance(each, IssueToken))
         try:
             await self._act(look, memory, actions)
         except ApiError as error:
@@ -236,7 +235,7 @@ class Reconciler:
             return CarriedOut(obstacle=error.obstacle)
         return CarriedOut(
             refusal=refusal_of(memory, wish),
-            obstacle=blocked_by(wish, look.observed),
+            obstacle=blocked_by(wish, look.observed) or memory.token_obstacle,
             goes_on=any(isinstance(action, IssueToken) for action in actions),
         )
 
@@ -279,15 +278,10 @@ class Reconciler:
         return Outcome(wake_in_s=0.0)
 
     async def _tell(
-        self,
-        record: RunRecord,
-        memory: RunMemory,
-        before: RunStatus,
-        found: tuple[Finding, ...],
-        generation: int,
+        self, record: RunRecord, memory: RunMemory, found: tuple[Finding, ...], generation: int
     ) -> None:
         """Say what holds the run up; nothing else in its status changes."""
-        now_s = self._clock()
+        before, now_s = known_status(record, memory), self._clock()
         after = status.with_findings(before, found, generation=generation, now_s=now_s)
         await self._write(record, memory, before, after, now_s)
 
@@ -301,17 +295,27 @@ class Reconciler:
         if read_s is None or now_s - read_s >= _UNWATCHED_PERIOD_S or watched.lacks_reference:
             monitor = await self._executor.read(key, Kind.POD_MONITOR, key.name)
             remember(memory, Kind.POD_MONITOR, key.name, monitor)
-            named = run.spec.pods.token_secret_name
-            own = credential_name(key.name)
-            owner_uid = None if named else record.uid
-            secret = await self._executor.read_token(key, named or own, owner_uid=owner_uid)
-            if named is None:
-                remember(memory, Kind.SECRET, own, secret)
+            await self._read_token(record, run, memory)
             memory.read_s = now_s
         observed = with_unwatched(watched, memory)
         ours = (each for each in observed.children if is_ours(each, record.uid))
         memory.made.update({(each.kind, each.name): each.uid for each in ours})
         return await explain(observed, key, memory, self._executor, now_s)
+
+    async def _read_token(self, record: RunRecord, run: VCPORun, memory: RunMemory) -> None:
+        """Read the Secret with the token; where that is forbidden, go on with what is known."""
+        named, own = run.spec.pods.token_secret_name, credential_name(record.key.name)
+        owner_uid = None if named else record.uid
+        try:
+            secret = await self._executor.read_token(record.key, named or own, owner_uid=owner_uid)
+        except ApiError as error:
+            if not error.is_forbidden:
+                raise
+            memory.token_obstacle = unreadable_token(str(error))
+            return
+        memory.token_obstacle = None
+        if named is None:
+            remember(memory, Kind.SECRET, own, secret)
 
     async def _report(
         self, record: RunRecord, run: VCPORun, before: RunStatus, observed: Observed

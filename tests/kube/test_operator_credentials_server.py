@@ -6,7 +6,18 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.kube.operator_scene import DEPLOYMENT, KEY, RUN, RUNS, operator_scene, run_body
+from tests.kube.errors import forbidden
+from tests.kube.faults import Fault
+from tests.kube.operator_scene import (
+    DEPLOYMENT,
+    KEY,
+    RUN,
+    RUNS,
+    USER_AGENT,
+    operator_scene,
+    report,
+    run_body,
+)
 from vcpo.wire.guard import TOKEN_KEY
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
@@ -181,3 +192,44 @@ async def test_the_secret_goes_with_the_run(scene):
     await scene.world.settled()
     listed = await scene.client.get(f"{NAMESPACE}/secrets")
     assert listed["items"] == []
+
+
+@pytest.fixture
+async def unreadable():
+    """A run that trains, and an operator that comes later and may not read Secrets."""
+    async with operator_scene() as scene:
+        await scene.create()
+        await scene.settle()
+        scene.lines.says = report()
+        await scene.settle()
+        why = 'User "operator" cannot get resource "secrets" in API group ""'
+        error = forbidden("secrets", "demo-token", why)
+        fault = Fault(error=error, resource="secrets", user_agent=USER_AGENT, times=None)
+        scene.server.faults.add(fault)
+        scene.restart_operator()
+        yield scene
+
+
+async def test_a_run_whose_secret_may_not_be_read_says_which_right_is_missing(unreadable):
+    assert not (await unreadable.look()).trouble
+    reason, message = await condition(unreadable, "Ready")
+    assert reason == "ApplyFailed"
+    assert 'cannot get resource "secrets"' in message
+    assert "`get` and `create` of secrets" in message
+    unreadable.server.faults.clear()
+    unreadable.now_s += PERIOD_S
+    await unreadable.settle()
+    assert (await condition(unreadable, "Ready"))[0] != "ApplyFailed"
+
+
+async def test_a_run_whose_secret_may_not_be_read_is_steered_and_keeps_its_pods(unreadable):
+    before, hash_before = await unreadable.client.get(SECRET), await template_hash(unreadable)
+    two = [{"name": "main", "minReplicas": 2, "maxReplicas": 3}]
+    await unreadable.edit(rollouts=two)
+    await unreadable.settle()
+    assert await unreadable.replicas() == 2
+    assert await template_hash(unreadable) == hash_before
+    assert await unreadable.client.get(SECRET) == before
+    assert unreadable.lines.tokens[KEY] == token_of(before)
+    generation = (await unreadable.run())["metadata"]["generation"]
+    assert (await unreadable.run())["status"]["observedGeneration"] == generation
