@@ -4,8 +4,9 @@ The learner is the bottleneck: not one token of its batches is of its own versio
 a few answers that arrived while the step was computed, and the mismatch between the engines rises
 evenly over the run, from 0 to 6.5e-4 nats^2 a token, as under a noise schedule. Without staleness
 the scale should be 1. With staleness of a variance v a token it should be the true scale: what the
-same batch would be given if the mismatch were known, which sets where trajectories are cut, the
-exponent, the on-policy ratio and the dead band; v is 1/2, 1 and 2 over the length.
+same pieces of the same batch would be given if the mismatch were known, which sets on-policy ratio,
+exponent and dead band; v is 1/2, 1 and 2 over the length. A known mismatch would also cut some
+batches into other pieces, which are another throw of the dice: that is told beside it.
 
 Log ratios of tokens are drawn from normal laws, no model is run; what becomes of them is the
 learner's own code: pieces of fresh tokens, the calibration with its appetite for them, the unit of
@@ -15,13 +16,12 @@ the ESS, its reading for a batch of this size, and the verdict.
 
 Every number of the JSON is of the worst of the runs, each of one length, batch size and staleness:
 
-scale_min                     mean scale over a run without staleness
-scale_lowest_step             scale of a single step without staleness
-relative_error_max            mean over a run with staleness of |scale / true scale - 1|
-relative_error_cut_alike_max  the same over those steps that the true mismatch cuts into the same
-                              pieces; other pieces of the same batch are another throw of the dice
-relative_error_largest_step   the same of a single step, see below
-fresh_share_max               mean over a run of the share of a batch's tokens scored beside it
+scale_min                    mean scale over a run without staleness
+scale_lowest_step            scale of a single step without staleness
+relative_error_max           mean over a run with staleness of |scale / true scale - 1|
+relative_error_cut_anew_max  the same where the true mismatch also says where to cut
+relative_error_largest_step  as relative_error_max, of a single step, see below
+fresh_share_max              mean over a run of the share of a batch's tokens scored beside it
 
 The error of one step has a limit. With m pieces a step, the last W steps know the variance to
 sqrt(2 / (m W)) of it, and a mismatch that grows with the step number t was W / 2t of it less in
@@ -34,7 +34,7 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -42,7 +42,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vcpo.algo import MismatchCalibration, ess_reading, ess_unit, judge_step
+from vcpo.algo import (
+    EssKind,
+    EssUnit,
+    MismatchCalibration,
+    WeightMoments,
+    ess_reading,
+    ess_unit,
+    judge_step,
+)
+from vcpo.algo.ess_unit import READABLE_NATS
 from vcpo.spec.algorithm import Algorithm
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
 from vcpo_learner.batch_signals import moments_of_batch
@@ -64,9 +73,9 @@ class Step:
 
     scale: float
     true_scale: float
-    """Of the same batch when the mismatch of the drawn law is known."""
-    is_cut_alike: bool
-    """Whether the estimate of the mismatch cuts the batch into the pieces of the true one."""
+    """Of the same pieces when the mismatch of the drawn law is known."""
+    true_scale_cut_anew: float
+    """Of the same batch, which the mismatch of the drawn law may cut into other pieces."""
     fresh_tokens: int
 
 
@@ -94,24 +103,44 @@ def run(
         ]
         moments_of = partial(moments_of_batch, batch, ratios, math.inf)
         decision = decide(batch, ALGORITHM, calibration, moments_of)
-        unit_of = partial(ess_unit, ALGORITHM.ess_kind, [num_tokens] * num_trajectories)
-        unit = unit_of(mismatch)
-        reading = ess_reading(unit, moments_of(unit))
-        true = judge_step(
-            reading.ess_ratio,
-            reading.on_policy_ess_ratio,
-            ALGORITHM.step_limits,
-            chance_nats=reading.chance_nats,
-        )
+        lengths = [num_tokens] * num_trajectories
+        unit = ess_unit(ALGORITHM.ess_kind, lengths, calibration.variance_per_token)
+        anew = ess_unit(ALGORITHM.ess_kind, lengths, mismatch)
         found.append(
             Step(
                 scale=decision.verdict.scale,
-                true_scale=true.scale,
-                is_cut_alike=unit_of(calibration.variance_per_token).pieces == unit.pieces,
+                true_scale=scale_of(under(unit, mismatch), moments_of(unit)),
+                true_scale_cut_anew=scale_of(anew, moments_of(anew)),
                 fresh_tokens=sum(pieces.num_tokens),
             )
         )
     return found
+
+
+def under(unit: EssUnit, mismatch: float) -> EssUnit:
+    """A unit's pieces with the ratio and the exponent that they have under the drawn law.
+
+    Worked out here anew, since `ess_unit` would also cut anew: -log rho_on is log mean exp(s2 n).
+    """
+    sizes = torch.tensor([size for pieces in unit.pieces for size in pieces], dtype=torch.float64)
+    nats = float(torch.logsumexp(mismatch * sizes, 0)) - math.log(len(sizes))
+    whole_nats = mismatch * sum(unit.pieces[0])
+    exponent = min(whole_nats, READABLE_NATS) / nats if unit.kind is EssKind.BLOCK else 1.0
+    return replace(
+        unit, exponent=exponent, on_policy_ess_ratio=math.exp(-nats), mismatch_nats=max(nats, 0.0)
+    )
+
+
+def scale_of(unit: EssUnit, moments: WeightMoments) -> float:
+    """Scale of a batch by a unit whose on-policy ratio is no estimate."""
+    reading = ess_reading(unit, moments)
+    verdict = judge_step(
+        reading.ess_ratio,
+        reading.on_policy_ess_ratio,
+        ALGORITHM.step_limits,
+        chance_nats=reading.chance_nats,
+    )
+    return verdict.scale
 
 
 def draw(
@@ -140,7 +169,7 @@ def summary(
 ) -> dict[str, Any]:
     """A run's numbers."""
     errors = [abs(step.scale / step.true_scale - 1.0) for step in run]
-    alike = [error for error, step in zip(errors, run, strict=True) if step.is_cut_alike]
+    anew = [abs(step.scale / step.true_scale_cut_anew - 1.0) for step in run]
     return {
         "trajectories": num_trajectories,
         "tokens": num_tokens,
@@ -149,8 +178,7 @@ def summary(
         "scale_lowest_step": min(step.scale for step in run),
         "true_scale_mean": fmean(step.true_scale for step in run),
         "relative_error_mean": fmean(errors),
-        "relative_error_cut_alike_mean": fmean(alike),
-        "cut_alike_share": len(alike) / len(run),
+        "relative_error_cut_anew_mean": fmean(anew),
         "relative_error_largest_step": max(errors),
         "fresh_share_mean": fmean(step.fresh_tokens for step in run)
         / (num_trajectories * num_tokens),
@@ -181,8 +209,7 @@ def main() -> None:
                     f" mean scale {row['scale_mean']:.3f} of {row['true_scale_mean']:.3f},"
                     f" lowest step {row['scale_lowest_step']:.3f};"
                     f" mean error {row['relative_error_mean']:.3f},"
-                    f" {row['relative_error_cut_alike_mean']:.3f}"
-                    f" of the {row['cut_alike_share']:.2f} cut alike,"
+                    f" {row['relative_error_cut_anew_mean']:.3f} cut anew,"
                     f" largest step {row['relative_error_largest_step']:.3f};"
                     f" mean scored beside {row['fresh_share_mean']:.3f}",
                     flush=True,
@@ -193,7 +220,7 @@ def main() -> None:
         "scale_min": min(row["scale_mean"] for row in fresh),
         "scale_lowest_step": min(row["scale_lowest_step"] for row in fresh),
         "relative_error_max": max(row["relative_error_mean"] for row in stale),
-        "relative_error_cut_alike_max": max(row["relative_error_cut_alike_mean"] for row in stale),
+        "relative_error_cut_anew_max": max(row["relative_error_cut_anew_mean"] for row in stale),
         "relative_error_largest_step": max(row["relative_error_largest_step"] for row in stale),
         "fresh_share_max": max(row["fresh_share_mean"] for row in rows),
     }

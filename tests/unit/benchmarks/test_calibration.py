@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from benchmarks import calibration
-from benchmarks.calibration import run
-from vcpo.algo import MismatchCalibration
+from benchmarks.calibration import run, under
+from vcpo.algo import EssKind, MismatchCalibration, ess_unit
 
 
 @pytest.mark.parametrize("num_tokens", [600, 3000])
@@ -18,11 +18,20 @@ def test_a_saturated_learner_follows_a_mismatch_that_moves(num_tokens):
 def test_staleness_is_told_from_a_mismatch_that_moves():
     steps = run(16, 3000, 2.0, 60, torch.Generator().manual_seed(4))
     assert fmean(step.true_scale for step in steps) < 0.75
+    assert fmean(abs(step.scale / step.true_scale - 1) for step in steps) < 0.06
     # A batch cut into other pieces is read anew: of those only the mean over many says anything.
-    alike = [abs(step.scale / step.true_scale - 1) for step in steps if step.is_cut_alike]
-    assert len(alike) > 30
-    assert fmean(alike) < 0.06
-    assert fmean(step.scale - step.true_scale for step in steps) == pytest.approx(0, abs=0.05)
+    differences = [step.scale - step.true_scale_cut_anew for step in steps]
+    assert fmean(differences) == pytest.approx(0, abs=0.05)
+
+
+@pytest.mark.parametrize("variance", [1e-5, 2e-4, 6.5e-4])
+def test_pieces_under_the_mismatch_that_cut_them_are_the_unit_itself(variance):
+    unit = ess_unit(EssKind.AUTO, [3000] * 16, variance)
+    again = under(unit, variance)
+    assert (again.kind, again.pieces) == (unit.kind, unit.pieces)
+    assert again.exponent == pytest.approx(unit.exponent, rel=1e-9)
+    assert again.on_policy_ess_ratio == pytest.approx(unit.on_policy_ess_ratio, rel=1e-9)
+    assert again.mismatch_nats == pytest.approx(unit.mismatch_nats, rel=1e-9)
 
 
 class Overestimating(MismatchCalibration):
@@ -38,8 +47,9 @@ def test_a_wrong_estimate_moves_the_scale_and_not_the_one_it_is_compared_with(mo
     found = run(16, 3000, 2.0, 40, torch.Generator().manual_seed(6))
     monkeypatch.setattr(calibration, "MismatchCalibration", Overestimating)
     wrong = run(16, 3000, 2.0, 40, torch.Generator().manual_seed(6))
-    assert [step.true_scale for step in wrong] == [step.true_scale for step in found]
-    assert [step.scale for step in wrong] != [step.scale for step in found]
+    truth = [step.true_scale_cut_anew for step in found]
+    assert [step.true_scale_cut_anew for step in wrong] == truth
+    assert fmean(abs(step.scale / step.true_scale - 1) for step in wrong) > 0.15
 
 
 def test_at_most_a_quarter_of_the_batch_is_scored_beside_it():
