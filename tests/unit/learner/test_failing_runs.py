@@ -5,18 +5,12 @@ import asyncio
 import pytest
 
 from tests.unit.learner.scenes import asking
-from tests.unit.learner.test_training import Learner
 from vcpo.failures import Failure, FailureCause
 from vcpo.journal import read_events
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.failure_watch import TooManyFailuresError
 
 BROKEN = Failure(cause=FailureCause.REWARD, exception_type="KeyError", message="'answer'")
-
-
-@pytest.fixture
-def make_learner(tmp_path):
-    return lambda **sections: Learner(tmp_path, **sections)
 
 
 async def fail_every_lease(dispatcher):

@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from tests.unit.disk_limits import files_of_at_most, limit_file_size
-from tests.unit.learner.test_training import Learner
+from tests.unit.learner.training_scene import Learner
 from vcpo.exported_model import ExportedModel, ExportKind
 from vcpo.journal import read_events, read_metrics
 from vcpo.lifecycle import StartError
