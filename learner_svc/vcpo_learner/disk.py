@@ -57,7 +57,7 @@ def whole_folder(target: Path, *, what: str, needed_bytes: int) -> Iterator[Path
         # The new name must be on the disk before anything else goes.
         _sync(target.parent)
         shutil.rmtree(replaced, ignore_errors=True)
-    except BaseException as error:
+    except BaseException as error:  # an interrupt leaves nothing half-written either
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, Exception):
             _raise_as_full(error, what=what, folder=target.parent, needed_bytes=needed_bytes)

@@ -127,7 +127,7 @@ class PolicyUpdate:
             batch = self._gathered(groups, policy_version)
         except NonFiniteWeightError as error:
             batch = error
-        except Exception:
+        except Exception:  # a model's own code runs there; the batch may come again
             self._gathering.load_state_dict(before)
             raise
         trajectories = tuple(chain.from_iterable(groups))
