@@ -51,12 +51,12 @@ from vcpo.algo import (
     ess_unit,
     judge_step,
 )
-from vcpo.algo.ess_unit import READABLE_NATS
+from vcpo.algo.ess.unit import READABLE_NATS
 from vcpo.spec.algorithm import Algorithm
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
-from vcpo_learner.batch_signals import moments_of_batch
-from vcpo_learner.decision import ScoredTrajectory, decide
-from vcpo_learner.freshness import fresh_pieces, wanted_fresh_tokens
+from vcpo_learner.update.batch_decision import ScoredTrajectory, decide
+from vcpo_learner.update.batch_statistics import moments_of_batch
+from vcpo_learner.update.fresh_tokens import fresh_pieces, wanted_fresh_tokens
 
 LAST_MISMATCH = 6.5e-4
 """Nats^2 per token at the end, typical of bfloat16."""

@@ -23,15 +23,15 @@ from vcpo.metrics import RolloutMetrics
 from vcpo.wire.client import open_channel
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
-from vcpo_learner.policies import PolicyStore
 from vcpo_learner.services.policy import PolicyService
-from vcpo_learner.sources import SourceBook
+from vcpo_learner.weights.peer_assignment import SourceBook
+from vcpo_learner.weights.store import PolicyStore
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.learner import HeldPolicy, Learner
-from vcpo_rollout.peers import Peers
-from vcpo_rollout.pieces import PieceShelf
-from vcpo_rollout.sharing import SharingService
-from vcpo_rollout.supply import WeightSupply
+from vcpo_rollout.transport.learner_client import HeldPolicy, Learner
+from vcpo_rollout.transport.peer_client import Peers
+from vcpo_rollout.transport.peer_service import SharingService
+from vcpo_rollout.transport.transfer_buffer import PieceShelf
+from vcpo_rollout.weights.fetcher import WeightSupply
 
 _INCARNATION = "benchmark"
 _ANY_PORT = "127.0.0.1:0"

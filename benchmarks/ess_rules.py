@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from vcpo.algo.ess_unit import EssKind, EssUnit, ess_reading, ess_unit
-from vcpo.algo.ess_window import EssWindow
-from vcpo.algo.moments import WeightMoments
-from vcpo.algo.step_verdict import StepLimits, judge_step
+from vcpo.algo.ess.moments import WeightMoments
+from vcpo.algo.ess.unit import EssKind, EssUnit, ess_reading, ess_unit
+from vcpo.algo.ess.verdict import StepLimits, judge_step
+from vcpo.algo.ess.window import EssWindow
 
 TRAJECTORIES = 64
 LENGTHS = (16, 256, 2048, 8192)

@@ -23,7 +23,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from vcpo_rollout.engines.engine import GenerationRequest, PolicyWeights
-from vcpo_rollout.engines.hf import HfEngine
+from vcpo_rollout.engines.hf.engine import HfEngine
 
 VOCABULARY_SIZE = 64
 PAD_TOKEN_ID = 0

@@ -42,11 +42,11 @@ from vcpo.wire.limits import MAX_MESSAGE_BYTES
 from vcpo.wire.server import WireServer
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan, trajectory_to_message
 from vcpo.wire.v1 import work_pb2_grpc
-from vcpo_learner.answer_bounds import answer_bounds
-from vcpo_learner.dispatch import Dispatcher, WorkRequest
-from vcpo_learner.memory_ledger import MemoryLedger
+from vcpo_learner.ledger.dispatcher import Dispatcher, WorkRequest
+from vcpo_learner.ledger.memory_ledger import MemoryLedger
+from vcpo_learner.services.response_bounds import response_bounds
 from vcpo_learner.services.work import WorkService
-from vcpo_rollout.learner import Learner
+from vcpo_rollout.transport.learner_client import Learner
 
 _RATIO_BAR = 4.0
 _VOCABULARY = 151_936
@@ -141,7 +141,7 @@ async def _leased(
 async def over_grpc(dispatcher: Dispatcher, spec: VCPORunSpec) -> AsyncIterator[Submit]:
     """The worker's client, at the learner's service."""
     server = WireServer(token=None)
-    bounds = replace(answer_bounds(spec), vocabulary_size=_VOCABULARY)
+    bounds = replace(response_bounds(spec), vocabulary_size=_VOCABULARY)
     work_pb2_grpc.add_WorkServiceServicer_to_server(
         WorkService(dispatcher, spec, bounds), server.grpc_server
     )

@@ -9,13 +9,13 @@ from benchmarks.group_gradients import GroupGradients, group_gradients
 from vcpo.algo import GradientNormEstimator, log_importance_weight
 from vcpo.spec import load_run
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.batch import token_batch
 from vcpo_learner.estimator.record import TokenLogprobs, batch_size
 from vcpo_learner.estimator.weights import local_weights
-from vcpo_learner.forward_pass import forward_pass
-from vcpo_learner.policy_model import load_policy, pad_token_id, policy_tensors
-from vcpo_learner.scoring import response_values, token_logprobs
-from vcpo_learner.update import PolicyUpdate
+from vcpo_learner.forward.forward_pass import forward_pass
+from vcpo_learner.forward.logprobs import response_values, token_logprobs
+from vcpo_learner.forward.token_batch import token_batch
+from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
+from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_study.sampling import Sampler
 from vcpo_study.study import cell_spec, load_study, model_directory

@@ -32,14 +32,14 @@ from benchmarks.egress import CountingService
 from vcpo.spec import VCPORun
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
-from vcpo_learner.archive import open_archive
-from vcpo_learner.dispatch import Dispatcher
-from vcpo_learner.memory_ledger import MemoryLedger
-from vcpo_learner.policies import PolicyStore
-from vcpo_learner.policy_model import policy_payload
-from vcpo_learner.prompt_selection import prompt_source
+from vcpo_learner.ledger.dispatcher import Dispatcher
+from vcpo_learner.ledger.memory_ledger import MemoryLedger
+from vcpo_learner.model.loading import policy_payload
+from vcpo_learner.prompts.selection import prompt_source
 from vcpo_learner.services.work import WorkService
-from vcpo_learner.sources import SourceBook
+from vcpo_learner.weights.archive import open_archive
+from vcpo_learner.weights.peer_assignment import SourceBook
+from vcpo_learner.weights.store import PolicyStore
 
 _INCARNATION = "benchmark"
 _GROUP = "main"

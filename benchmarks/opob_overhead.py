@@ -39,11 +39,11 @@ from benchmarks.random_llama import PAD_TOKEN_ID, random_groups, random_llama
 from vcpo.algo import optimal_baseline
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.batch import TokenBatch, token_batch
 from vcpo_learner.estimator.record import TokenLogprobs
-from vcpo_learner.passes import Passes
-from vcpo_learner.scores import OnePass
-from vcpo_learner.scoring import token_logprobs, weighted_logprobs
+from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs
+from vcpo_learner.forward.token_batch import TokenBatch, token_batch
+from vcpo_learner.update.micro_batch_passes import Passes
+from vcpo_learner.update.scores import OnePass
 
 WEIGHT_CAP = 8.0
 LONG_TOKENS = 128

@@ -40,19 +40,19 @@ from vcpo.spec import VCPORun, VCPORunSpec
 from vcpo.wire.client import open_channel
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2_grpc, work_pb2_grpc
-from vcpo_learner.dispatch import Dispatcher
-from vcpo_learner.groups import Group
-from vcpo_learner.memory_ledger import MemoryLedger
-from vcpo_learner.owed import restore_owed
-from vcpo_learner.policies import PolicyStore
+from vcpo_learner.ledger.dispatcher import Dispatcher
+from vcpo_learner.ledger.groups import Group
+from vcpo_learner.ledger.memory_ledger import MemoryLedger
+from vcpo_learner.ledger.requeue import restore_owed
 from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.services.work import WorkService
-from vcpo_learner.sources import SourceBook
+from vcpo_learner.weights.peer_assignment import SourceBook
+from vcpo_learner.weights.store import PolicyStore
 from vcpo_rollout.environments.environment import Prompt, Split
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.learner import Learner
-from vcpo_rollout.receiver import WeightReceiver
-from vcpo_rollout.worker import Worker, WorkerParts
+from vcpo_rollout.generation.worker import Worker, WorkerParts
+from vcpo_rollout.transport.learner_client import Learner
+from vcpo_rollout.weights.receiver import WeightReceiver
 
 _INCARNATION = "now"
 _WEIGHTS = safetensors.numpy.save({"weight": np.zeros(1, dtype=np.float32)})

@@ -29,9 +29,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from benchmarks.successive_versions import make_model, updates
 from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
-from vcpo_rollout.engines.vllm import VllmEngine
-from vcpo_rollout.engines.vllm_exchange import tensors_to_send
-from vcpo_rollout.engines.vllm_start import VllmSettings, load_skeleton, start_llm
+from vcpo_rollout.engines.vllm.engine import VllmEngine
+from vcpo_rollout.engines.vllm.exchange import tensors_to_send
+from vcpo_rollout.engines.vllm.start import VllmSettings, load_skeleton, start_llm
 
 _LAYER = "model.layers.0.mlp.down_proj.weight"
 

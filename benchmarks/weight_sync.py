@@ -38,11 +38,11 @@ from transformers import LlamaForCausalLM
 from benchmarks.egress import egress
 from benchmarks.successive_versions import Update, make_model, updates
 from vcpo.wire.weights import manifest_of, tensor_sections, verify
-from vcpo_learner.deltas import encode_delta
-from vcpo_rollout.deltas import advance
-from vcpo_rollout.engines.decoding import DecodeBatch
+from vcpo_learner.weights.deltas import encode_delta
 from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
+from vcpo_rollout.engines.hf.decoding import DecodeBatch
 from vcpo_rollout.engines.loading_weights import read_weights, stage_weights
+from vcpo_rollout.weights.deltas import advance
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:

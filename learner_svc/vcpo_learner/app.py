@@ -26,6 +26,7 @@ from vcpo.lifecycle import (
     starting,
     write_ready,
 )
+from vcpo.local.models import context_tokens
 from vcpo.metrics import LearnerMetrics, serve_metrics
 from vcpo.run_lock import LockHolder, run_lock
 from vcpo.spec import VCPORun, VCPORunSpec, load_run
@@ -39,25 +40,25 @@ from vcpo.wire.v1 import (
     work_pb2,
     work_pb2_grpc,
 )
-from vcpo_learner.accounting import AccountingError
-from vcpo_learner.answer_bounds import answer_bounds
-from vcpo_learner.archive import open_archive
-from vcpo_learner.dispatch import Dispatcher
-from vcpo_learner.failure_watch import TooManyFailuresError
-from vcpo_learner.gauges import LearnerGauges
-from vcpo_learner.memory_ledger import MemoryLedger
-from vcpo_learner.policies import PolicyStore
-from vcpo_learner.policy_model import load_policy, pad_token_id
-from vcpo_learner.prompt_selection import prompt_source
-from vcpo_learner.quotas import max_workers
+from vcpo_learner.ledger.accounting import AccountingError
+from vcpo_learner.ledger.dispatcher import Dispatcher
+from vcpo_learner.ledger.failure_watch import TooManyFailuresError
+from vcpo_learner.ledger.memory_ledger import MemoryLedger
+from vcpo_learner.ledger.quotas import max_workers
+from vcpo_learner.model.loading import load_policy, pad_token_id, vocabulary_size
+from vcpo_learner.prompts.selection import prompt_source
 from vcpo_learner.services.control import ControlService
 from vcpo_learner.services.policy import PolicyService
+from vcpo_learner.services.response_bounds import response_bounds
 from vcpo_learner.services.work import WorkService
-from vcpo_learner.signals import SignalWindow
-from vcpo_learner.sources import SourceBook
-from vcpo_learner.training import Training
-from vcpo_learner.training_parts import TrainingParts
-from vcpo_learner.update import PolicyUpdate
+from vcpo_learner.telemetry.gauges import LearnerGauges
+from vcpo_learner.telemetry.signals import SignalWindow
+from vcpo_learner.training.loop import Training
+from vcpo_learner.training.parts import TrainingParts
+from vcpo_learner.update.policy_update import PolicyUpdate
+from vcpo_learner.weights.archive import open_archive
+from vcpo_learner.weights.peer_assignment import SourceBook
+from vcpo_learner.weights.store import PolicyStore
 
 _LOGGER = logging.getLogger(__name__)
 _SERVICES = tuple(
@@ -190,7 +191,11 @@ class _Parts:
             )
         )
         self._spec = spec
-        self._bounds = answer_bounds(spec, model)
+        self._bounds = response_bounds(
+            spec,
+            vocabulary_size=vocabulary_size(model),
+            model_context_tokens=context_tokens(model.config.to_dict()),
+        )
 
     def drain(self, reason: str) -> None:
         """Stop leasing; the training loop then saves and ends. An ended run ends its linger."""

@@ -11,9 +11,9 @@ from transformers.utils import logging
 from vcpo.exported_model import ExportedModel
 from vcpo.lifecycle import CANNOT_START, StartError, starting
 from vcpo.spec import load_run
-from vcpo_learner.checkpoint import Checkpoint, CheckpointFolder
-from vcpo_learner.model_export import ModelExport
-from vcpo_learner.policy_model import load_policy, restore_policy
+from vcpo_learner.model.checkpoint import Checkpoint, CheckpointFolder
+from vcpo_learner.model.loading import load_policy, restore_policy
+from vcpo_learner.model.model_folder import ModelExport
 
 
 def main() -> int:

@@ -18,8 +18,8 @@ from vcpo.metrics import OperatorMetrics, serve_metrics
 from vcpo_operator.app import Operator, Options
 from vcpo_operator.children.family import OperatorDefaults
 from vcpo_operator.children.network import Visitors
-from vcpo_operator.cluster import Cluster
-from vcpo_operator.lease import Lease, LeaseLostError
+from vcpo_operator.cluster_api.client import Cluster
+from vcpo_operator.cluster_api.lease import Lease, LeaseLostError
 
 _LOG_FORMATS = {"text": kopf.LogFormat.FULL, "json": kopf.LogFormat.JSON}
 

@@ -12,20 +12,20 @@ from typing import Any
 import kopf
 
 from vcpo.metrics import OperatorMetrics
-from vcpo_operator.apply import Executor
 from vcpo_operator.children.family import OperatorDefaults
-from vcpo_operator.cluster import Cluster
-from vcpo_operator.exports import RunExports
+from vcpo_operator.cluster_api.client import Cluster
+from vcpo_operator.cluster_api.executor import Executor
+from vcpo_operator.cluster_api.lease import Lease
+from vcpo_operator.cluster_api.standby import standing_by
 from vcpo_operator.handlers import Health, Login, Wiring, login, register
-from vcpo_operator.lease import Lease
-from vcpo_operator.loop import ReconcileLoop
 from vcpo_operator.names import FIELD_MANAGER, learner_address
-from vcpo_operator.prometheus import Prometheus, ScrapedSignals
-from vcpo_operator.queue import RunQueue
-from vcpo_operator.reconciler import Reconciler
-from vcpo_operator.signals import AddressOf, LearnerLines, SignalSource
-from vcpo_operator.standby import standing_by
-from vcpo_operator.view import IndexedView
+from vcpo_operator.observed.index_view import IndexedView
+from vcpo_operator.reconcile.exports import RunExports
+from vcpo_operator.reconcile.loop import ReconcileLoop
+from vcpo_operator.reconcile.reconciler import Reconciler
+from vcpo_operator.reconcile.workqueue import RunQueue
+from vcpo_operator.signals.client import AddressOf, LearnerLines, SignalSource
+from vcpo_operator.signals.prometheus import Prometheus, ScrapedSignals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

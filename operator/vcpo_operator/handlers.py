@@ -19,8 +19,7 @@ import kopf
 from vcpo.metrics import OperatorMetrics
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.names import GROUP, PLURAL, RUN_LABEL, VERSION, RunKey
-from vcpo_operator.queue import RunQueue
-from vcpo_operator.view import (
+from vcpo_operator.observed.index_view import (
     INDICES,
     PODS,
     RUNS,
@@ -31,6 +30,7 @@ from vcpo_operator.view import (
     index_run,
     run_key,
 )
+from vcpo_operator.reconcile.workqueue import RunQueue
 
 _SERVER_WATCH_S = 300
 _CLIENT_WATCH_S = 310

@@ -15,7 +15,7 @@ import grpc
 from vcpo.lifecycle import StartError, complain
 from vcpo_rollout.app import Options, run_worker
 from vcpo_rollout.engines.engine import EngineError
-from vcpo_rollout.retries import LearnerFailedError
+from vcpo_rollout.transport.retries import LearnerFailedError
 
 
 def main() -> int:

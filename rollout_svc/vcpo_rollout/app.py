@@ -26,24 +26,24 @@ from vcpo.wire.client import open_channel
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
-from vcpo_rollout.archive import ArchiveReader
-from vcpo_rollout.engine_loading import load_engine, quantization_of
+from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import Engine
+from vcpo_rollout.engines.factory import load_engine, quantization_of
 from vcpo_rollout.environments.environment import (
     SandboxedEnvironment,
     import_from_run_folder,
     make_environment,
 )
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.learner import Learner
-from vcpo_rollout.peers import Peers
-from vcpo_rollout.pieces import PieceShelf
-from vcpo_rollout.preparation import Preparation, preparation_of
-from vcpo_rollout.prompting import PromptCodec
-from vcpo_rollout.receiver import WeightReceiver
-from vcpo_rollout.sharing import SharingService
-from vcpo_rollout.supply import WeightSupply
-from vcpo_rollout.worker import Worker, WorkerParts
+from vcpo_rollout.generation.worker import Worker, WorkerParts
+from vcpo_rollout.transport.learner_client import Learner
+from vcpo_rollout.transport.peer_client import Peers
+from vcpo_rollout.transport.peer_service import SharingService
+from vcpo_rollout.transport.transfer_buffer import PieceShelf
+from vcpo_rollout.weights.archive import ArchiveReader
+from vcpo_rollout.weights.fetcher import WeightSupply
+from vcpo_rollout.weights.postprocess import Preparation, preparation_of
+from vcpo_rollout.weights.receiver import WeightReceiver
 
 _LOGGER = logging.getLogger(__name__)
 _STOP_GRACE_S = 1.0

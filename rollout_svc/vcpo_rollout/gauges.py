@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vcpo.failures import FailureCause
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.trajectory import PartialResponse, Trajectory
-from vcpo_rollout.sandbox import PROTECTIONS, num_folders_left
+from vcpo_rollout.sandbox.runner import PROTECTIONS, num_folders_left
 
 
 class RolloutGauges:

@@ -14,9 +14,9 @@ import time
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from vcpo_learner.policy_model import load_policy, pad_token_id, policy_tensors
-from vcpo_learner.update import PolicyUpdate
-from vcpo_learner.update_result import UpdateResult
+from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
+from vcpo_learner.update.policy_update import PolicyUpdate
+from vcpo_learner.update.result import UpdateResult
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_study.cell import Cell
 from vcpo_study.records import CellRecord, EvaluationRow, StepRow

@@ -10,12 +10,12 @@ from transformers import PreTrainedTokenizerBase
 
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
-from vcpo_rollout.engines.decoding import DecodeBatch, Draft, Outcome
-from vcpo_rollout.engines.decoding_limits import check_decodable
+from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import EngineError, Generation, GenerationRequest
+from vcpo_rollout.engines.hf.decoding import DecodeBatch, Draft, Outcome
+from vcpo_rollout.engines.limits import check_decodable
 from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton, place_model
 from vcpo_rollout.environments import Environment, Prompt, Split
-from vcpo_rollout.prompting import PromptCodec
 from vcpo_study.versions import Version
 
 

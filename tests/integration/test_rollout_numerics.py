@@ -8,10 +8,10 @@ import torch
 from vcpo.algo import MISMATCH_LIMITS_NATS, MismatchClass, MismatchError, NoiseSchedule, audited_gap
 from vcpo.spec import load_run
 from vcpo.spec.workloads import Quantization
-from vcpo_learner.policy_model import load_policy, pad_token_id, policy_tensors
-from vcpo_learner.update import PolicyUpdate
-from vcpo_rollout.alteration import Alteration
+from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
+from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_rollout.environments import Split, make_environment
+from vcpo_rollout.weights.quantize_and_noise import Alteration
 from vcpo_study.sampling import Sampler
 from vcpo_study.versions import Version
 

@@ -24,16 +24,16 @@ from vcpo.control import RunSignals
 from vcpo.metrics import OperatorMetrics
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.app import Operator, Options
-from vcpo_operator.apply import Executor
 from vcpo_operator.children.family import OperatorDefaults
-from vcpo_operator.cluster import Cluster
+from vcpo_operator.cluster_api.client import Cluster
+from vcpo_operator.cluster_api.executor import Executor
 from vcpo_operator.crd import crd, scaler_crd
-from vcpo_operator.exports import RunExports
+from vcpo_operator.decisions.status import PROGRESS_PERIOD_S
 from vcpo_operator.names import RunKey
-from vcpo_operator.reconciler import Outcome, Reconciler
-from vcpo_operator.report import LearnerReport
-from vcpo_operator.signals import LearnerLines
-from vcpo_operator.status import PROGRESS_PERIOD_S
+from vcpo_operator.observed.report import LearnerReport
+from vcpo_operator.reconcile.exports import RunExports
+from vcpo_operator.reconcile.reconciler import Outcome, Reconciler
+from vcpo_operator.signals.client import LearnerLines
 
 KEY = RunKey("default", "demo")
 RUNS = "/apis/vcpo.dev/v1alpha1/namespaces/default/vcporuns"

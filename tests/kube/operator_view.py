@@ -6,11 +6,12 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from vcpo_operator.watch import index_view as view
+
 from tests.kube.fake_api_server import FakeApiServer
-from vcpo_operator import view
 from vcpo_operator.names import RunKey
-from vcpo_operator.observe import run_record
-from vcpo_operator.records import Observed, RunRecord
+from vcpo_operator.observed.parse import run_record
+from vcpo_operator.observed.records import Observed, RunRecord
 
 _RUN_RESOURCE = ("vcpo.dev", "vcporuns")
 

@@ -16,12 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from vcpo_operator.watch import index_view as view
+
 from tests.kube.fake_api_server import FakeApiServer
 from tests.kube.kubelet_client import ApiStatusError, KubeClient
 from tests.kube.kubelet_settings import ApiAccess
 from tests.kube.operator_view import ListedView, StoreView
 from tests.kube.real_api_server import Endpoint
-from vcpo_operator import view
 
 Document = dict[str, Any]
 

@@ -10,7 +10,7 @@ import pytest
 from tests.kube.errors import forbidden
 from tests.kube.faults import Fault
 from tests.kube.operator_scene import DEPLOYMENT, KEY, PODS, operator_scene
-from vcpo_operator.unexplained import PATIENCE_S, REREAD_S
+from vcpo_operator.decisions.unexplained import PATIENCE_S, REREAD_S
 
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
 EVENTS = "/api/v1/namespaces/default/events"

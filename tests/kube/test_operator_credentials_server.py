@@ -22,7 +22,7 @@ from vcpo.wire.guard import TOKEN_KEY
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
 from vcpo_operator.names import RunKey
-from vcpo_operator.signals import LearnerLines
+from vcpo_operator.signals.client import LearnerLines
 
 NAMESPACE = f"/api/v1/namespaces/{KEY.namespace}"
 SECRET = f"{NAMESPACE}/secrets/demo-token"

@@ -9,7 +9,7 @@ from tests.kube.faults import Effect, Fault
 from tests.kube.operator_scene import RUN, USER_AGENT, operator_scene, report
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
-from vcpo_operator.signals import LearnerLines, SignalsError
+from vcpo_operator.signals.client import LearnerLines, SignalsError
 
 DRAIN_S = 90
 LEARNER = "/apis/apps/v1/namespaces/default/statefulsets/demo-learner"

@@ -26,9 +26,9 @@ from tests.kube.operator_scene import (
 from tests.kube.recorder import Permission, granted, permissions
 from tests.unit.chart.rendering import NAMESPACE, render
 from vcpo.wire.phase import RunPhase
-from vcpo_operator.lease import Lease
-from vcpo_operator.report import WorkerReport
-from vcpo_operator.unexplained import PATIENCE_S
+from vcpo_operator.cluster_api.lease import Lease
+from vcpo_operator.decisions.unexplained import PATIENCE_S
+from vcpo_operator.observed.report import WorkerReport
 
 TOKEN = "token-of-the-operator"
 PATIENT_S = 30.0

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.kube.operator_scene import DEPLOYMENT, PODS, USER_AGENT, operator_scene, run_body
-from vcpo_operator.memory import REFUSED_S
+from vcpo_operator.reconcile.memory import REFUSED_S
 
 EVENTS = "/api/v1/namespaces/default/events"
 STATEFUL_SET = "/apis/apps/v1/namespaces/default/statefulsets/demo-learner"

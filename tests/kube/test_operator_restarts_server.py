@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tests.kube.operator_scene import PODS, operator_scene, report
-from vcpo_operator.report import WorkerReport
+from vcpo_operator.observed.report import WorkerReport
 
 EVENTS = "/api/v1/namespaces/default/events"
 SIGNALS_MAX_AGE_S = 60

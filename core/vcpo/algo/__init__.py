@@ -56,19 +56,39 @@ from vcpo.algo.baseline import (
     optimal_baseline,
     published_baseline,
 )
-from vcpo.algo.calibration import (
+from vcpo.algo.ess.blocks import near_equal_pieces, piece_log_weights
+from vcpo.algo.ess.calibration import (
     PIECE_TOKENS,
     STALE_STEPS,
     FreshSums,
     MismatchCalibration,
 )
-from vcpo.algo.diagnostics import BatchDiagnostics, NormStatistics, TokenSums, diagnose
-from vcpo.algo.early_warning import EarlyWarning, WarningLevel
-from vcpo.algo.ess_unit import EssKind, EssReading, EssUnit, ess_reading, ess_unit, log_norms
-from vcpo.algo.ess_window import EssWindow
-from vcpo.algo.finite_batch import FiniteBatchLaw, finite_batch_law
-from vcpo.algo.lag_breakdown import LagBucket, LaggedTrajectory, lag_breakdown, lag_budget
-from vcpo.algo.learning_rate import LearningRateRule, learning_rate_scale
+from vcpo.algo.ess.finite_batch import FiniteBatchLaw, finite_batch_law
+from vcpo.algo.ess.importance_weights import (
+    NonFiniteWeightError,
+    effective_sample_size,
+    ess_ratio,
+    log_importance_weight,
+    log_sum_exp,
+    truncated_weight,
+)
+from vcpo.algo.ess.learning_rate import LearningRateRule, learning_rate_scale
+from vcpo.algo.ess.moments import WeightMoments
+from vcpo.algo.ess.unit import EssKind, EssReading, EssUnit, ess_reading, ess_unit, log_norms
+from vcpo.algo.ess.verdict import RefusalReason, StepLimits, StepVerdict, judge_step
+from vcpo.algo.ess.window import EssWindow
+from vcpo.algo.health.diagnostics import BatchDiagnostics, NormStatistics, TokenSums, diagnose
+from vcpo.algo.health.early_warning import EarlyWarning, WarningLevel
+from vcpo.algo.health.lag_breakdown import LagBucket, LaggedTrajectory, lag_breakdown, lag_budget
+from vcpo.algo.health.mismatch_audit import (
+    MIN_FRESH_PIECES,
+    MISMATCH_LIMITS_NATS,
+    FreshTokens,
+    MismatchClass,
+    MismatchError,
+    audited_gap,
+)
+from vcpo.algo.health.warning_signals import StepHealth, WarningThresholds
 from vcpo.algo.methods import (
     RECIPES,
     Aggregation,
@@ -79,28 +99,8 @@ from vcpo.algo.methods import (
     Residual,
     Weight,
 )
-from vcpo.algo.mismatch_audit import (
-    MIN_FRESH_PIECES,
-    MISMATCH_LIMITS_NATS,
-    FreshTokens,
-    MismatchClass,
-    MismatchError,
-    audited_gap,
-)
-from vcpo.algo.moments import WeightMoments
-from vcpo.algo.pieces import near_equal_pieces, piece_log_weights
 from vcpo.algo.rollout_noise import NoiseSchedule
-from vcpo.algo.step_verdict import RefusalReason, StepLimits, StepVerdict, judge_step
 from vcpo.algo.vtrace import VTrace, vtrace
-from vcpo.algo.warning_signals import StepHealth, WarningThresholds
-from vcpo.algo.weights import (
-    NonFiniteWeightError,
-    effective_sample_size,
-    ess_ratio,
-    log_importance_weight,
-    log_sum_exp,
-    truncated_weight,
-)
 
 __all__ = [
     "MIN_FRESH_PIECES",

@@ -10,7 +10,7 @@ from itertools import accumulate
 from statistics import fmean, median
 from typing import Final
 
-from vcpo.algo.early_warning import WarningLevel
+from vcpo.algo.health.early_warning import WarningLevel
 
 COLLAPSE_SHARE: Final = 0.5
 """A run has collapsed when its performance is below this share of the best before it."""

@@ -37,7 +37,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from vcpo.algo.arrays import Vector, vector
-from vcpo.algo.weights import NonFiniteWeightError, require_log_weights
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError, require_log_weights
 
 
 class Baseline(StrEnum):

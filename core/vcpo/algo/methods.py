@@ -30,7 +30,7 @@ from types import MappingProxyType
 from typing import Final
 
 from vcpo.algo.baseline import Baseline
-from vcpo.algo.learning_rate import LearningRateRule
+from vcpo.algo.ess.learning_rate import LearningRateRule
 
 LARGEST_LOG_RATIO: Final = 20.0
 """Nats; a ratio is held at e^20 where a method has no cap."""

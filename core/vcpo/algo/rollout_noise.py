@@ -6,7 +6,7 @@ A run is cut into K equal stages. The first has none; the others go down geometr
 
 from s0 in the second to sK in the last. Noise makes the sampler more random where it is undecided;
 the log-probabilities that it reports are those of the noisy policy, so nothing is biased by it, but
-the ESS ratio at lag 0 is below 1 by as much as the stage asks for (`vcpo.algo.calibration`).
+the ESS ratio at lag 0 is below 1 by as much as the stage asks for (`vcpo.algo.ess.calibration`).
 
 Source: QeRL, arXiv 2510.11696, adaptive quantization noise; the exponent as in its code (NVlabs,
 trl_trainer/noise_scheduler.py), which differs from the paper's summaries.

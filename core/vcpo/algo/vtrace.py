@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vcpo.algo.arrays import Vector, vector
-from vcpo.algo.weights import NonFiniteWeightError, require_log_weights
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError, require_log_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

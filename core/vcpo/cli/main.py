@@ -15,15 +15,15 @@ from rich.table import Table
 
 from vcpo.exported_model import ExportedModel
 from vcpo.journal import read_metrics
-from vcpo.local.ending import Ending, Outcome, outcome_of_complete
 from vcpo.local.export import EXPORT_MODULES, ExportOptions, become_export
-from vcpo.local.fleet import FleetError, check_installed
 from vcpo.local.host import Host, HostOptions
 from vcpo.local.preflight import check_machine, machine_warnings, with_local_paths
+from vcpo.local.processes.fleet import FleetError, check_installed
 from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.local.study import STUDY_MODULES, StudyOptions, become_study
-from vcpo.local.summary import summarize
-from vcpo.local.view import make_view
+from vcpo.local.terminal.ending import Ending, Outcome, outcome_of_complete
+from vcpo.local.terminal.summary import summarize
+from vcpo.local.terminal.view import make_view
 from vcpo.metrics import AddressError
 from vcpo.report import write_report
 from vcpo.run_lock import LockHolder, RunLockedError, run_lock

@@ -21,17 +21,17 @@ from vcpo.control.decision import Decision, decide
 from vcpo.control.limits import Limits
 from vcpo.control.state import ControlState
 from vcpo.journal import EventRecord, EventTail, Journal, read_metrics
-from vcpo.local.ending import Ending, Outcome, outcome_of_complete
-from vcpo.local.event_feed import EventFeed
-from vcpo.local.fleet import Fleet, FleetError, LostWorker
-from vcpo.local.gpus import find_gpus
-from vcpo.local.learner_link import LearnerLink
-from vcpo.local.learner_process import LearnerProcess
-from vcpo.local.liveness import Liveness, answers
-from vcpo.local.processes import Child
+from vcpo.local.processes.child import Child
+from vcpo.local.processes.fleet import Fleet, FleetError, LostWorker
+from vcpo.local.processes.gpus import find_gpus
+from vcpo.local.processes.learner import LearnerProcess
+from vcpo.local.processes.learner_client import LearnerLink
+from vcpo.local.processes.liveness import Liveness, answers
 from vcpo.local.run_dir import RunDir
-from vcpo.local.view import LiveView
-from vcpo.local.watch import run_view
+from vcpo.local.terminal.ending import Ending, Outcome, outcome_of_complete
+from vcpo.local.terminal.event_feed import EventFeed
+from vcpo.local.terminal.view import LiveView
+from vcpo.local.terminal.watch import run_view
 from vcpo.metrics import HostMetrics, serve_metrics
 from vcpo.spec import VCPORun
 from vcpo.steering import SIGNALS_TIMEOUT_S

@@ -7,8 +7,8 @@ from typing import Any
 
 from vcpo.wire.phase import phase_to_message
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc
-from vcpo_learner.dispatch import Dispatcher
-from vcpo_learner.signals import SignalWindow
+from vcpo_learner.ledger.dispatcher import Dispatcher
+from vcpo_learner.telemetry.signals import SignalWindow
 
 
 class ControlService(control_pb2_grpc.ControlServiceServicer):

@@ -9,9 +9,9 @@ from vcpo.wire.checks import check_id, check_wait
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.limits import CHUNK_BYTES
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
-from vcpo_learner.archive import Archivist
-from vcpo_learner.policies import PolicyStore, PublishedPolicy
-from vcpo_learner.sources import SourceBook, serving_address
+from vcpo_learner.weights.archive import Archivist
+from vcpo_learner.weights.peer_assignment import SourceBook, serving_address
+from vcpo_learner.weights.store import PolicyStore, PublishedPolicy
 
 _MAX_PORT = 65_535
 

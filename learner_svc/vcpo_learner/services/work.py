@@ -17,9 +17,9 @@ from vcpo.wire.trajectory import (
     trajectory_from_message,
 )
 from vcpo.wire.v1 import work_pb2, work_pb2_grpc
-from vcpo_learner.answer_bounds import AnswerBounds, answer_bounds
-from vcpo_learner.dispatch import Assignment, Dispatcher, Purpose, WorkRequest
-from vcpo_learner.leases import SubmitOutcome
+from vcpo_learner.ledger.dispatcher import Assignment, Dispatcher, Purpose, WorkRequest
+from vcpo_learner.ledger.leases import SubmitOutcome
+from vcpo_learner.services.response_bounds import ResponseBounds, response_bounds
 
 _MAX_SEQUENCES = 65_536
 _RETRY_AFTER_S = 0.5
@@ -38,7 +38,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
     """Checks messages, asks the dispatcher, answers."""
 
     def __init__(
-        self, dispatcher: Dispatcher, spec: VCPORunSpec, bounds: AnswerBounds | None = None
+        self, dispatcher: Dispatcher, spec: VCPORunSpec, bounds: ResponseBounds | None = None
     ) -> None:
         """Serve a dispatcher.
 
@@ -46,7 +46,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         """
         self._dispatcher = dispatcher
         self._spec = spec
-        self._bounds = bounds or answer_bounds(spec)
+        self._bounds = bounds or response_bounds(spec)
 
     async def Lease(  # noqa: N802 - named by the contract
         self, request: work_pb2.LeaseRequest, context: Any

@@ -8,7 +8,12 @@ replaces a pod of an old template itself, stuck or not.
 from __future__ import annotations
 
 from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, child
-from vcpo_operator.children.pods import RUN_FILE_PATH, Workload, pod_template, queue_labels
+from vcpo_operator.children.pod_template.template import (
+    RUN_FILE_PATH,
+    Workload,
+    pod_template,
+    queue_labels,
+)
 from vcpo_operator.names import (
     LEARNER_METRICS_PORT,
     LEARNER_PORT,

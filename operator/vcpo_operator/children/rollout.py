@@ -12,7 +12,12 @@ from collections.abc import Mapping
 
 from vcpo.spec.workloads import RolloutGroup
 from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, child
-from vcpo_operator.children.pods import RUN_FILE_PATH, Workload, pod_template, queue_labels
+from vcpo_operator.children.pod_template.template import (
+    RUN_FILE_PATH,
+    Workload,
+    pod_template,
+    queue_labels,
+)
 from vcpo_operator.names import (
     LEARNER_PORT,
     ROLLOUT_METRICS_PORT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from vcpo_operator.causes import LONGEST_ENDING
+from vcpo_operator.observed.pod_causes import LONGEST_ENDING
 
 Schema = dict[str, Any]
 

@@ -2,7 +2,7 @@
 
 vLLM can quantize full-precision weights as it loads them, at its start and at every swap. Matrices
 and the activations that meet them are then multiplied as 8-bit numbers. Where it cannot, weights
-are rounded on their way into the engine (`vcpo_rollout.alteration`): the policy changes alike, its
+are rounded on their way into the engine (`quantize_and_noise`): the policy changes alike, its
 speed does not. Embeddings and output head are left alone either way.
 
 What vLLM 0.32.0 has for the matrices of linear layers:

@@ -24,8 +24,8 @@ from vcpo.spec import VCPORun
 from vcpo.spec.environments import BUILT_IN
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
 
-_VERIFIERS: Final = "vcpo_rollout.environments.verifiers_environments:VerifiersEnvironment"
-_VERIFIERS_V1: Final = "vcpo_rollout.environments.verifiers_tasks:VerifiersTasks"
+_VERIFIERS: Final = "vcpo_rollout.environments.verifiers.environments:VerifiersEnvironment"
+_VERIFIERS_V1: Final = "vcpo_rollout.environments.verifiers.tasks:VerifiersTasks"
 """Stand behind `verifiers:PACKAGE`, by the interface that the installed library has."""
 _ROLES: Final = ("system", "user", "assistant")
 
@@ -123,7 +123,7 @@ class SandboxedEnvironment(Environment, Protocol):
     """A task that runs programs of the model's."""
 
     def unprotected(self) -> tuple[str, ...]:
-        """What this system does not let programs be kept from; `vcpo_rollout.sandbox` has words."""
+        """What this system does not let programs be kept from; `sandbox.runner` has the words."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Arithmetic with a Python tool: the smallest task in which a model acts and looks at the result.
 
 The model may write a program in a fenced block and end its turn; it is run in a sandbox
-(`vcpo_rollout.sandbox`) and its output comes back as the next message.
+(`vcpo_rollout.sandbox.runner`) and its output comes back as the next message.
 """
 
 import logging
@@ -15,7 +15,7 @@ from vcpo_rollout.environments.arithmetic import calculate
 from vcpo_rollout.environments.draws import draw_item
 from vcpo_rollout.environments.environment import Conversation, Prompt, Split
 from vcpo_rollout.environments.parameters import parse_integer, parse_seconds, parse_span
-from vcpo_rollout.sandbox import SandboxLimits, run_python, unprotected
+from vcpo_rollout.sandbox.runner import SandboxLimits, run_python, unprotected
 
 _LOGGER = logging.getLogger(__name__)
 _PROGRAM: Final = re.compile(r"```python\n(.*?)```", re.DOTALL)

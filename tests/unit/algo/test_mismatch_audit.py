@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from vcpo.algo.mismatch_audit import FreshTokens, MismatchError, audited_gap
+from vcpo.algo.health.mismatch_audit import FreshTokens, MismatchError, audited_gap
 
 
 def fresh(gap, *, num_pieces=8, num_tokens=160):

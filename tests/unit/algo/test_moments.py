@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcpo.algo import NonFiniteWeightError, WeightMoments, ess_ratio
-from vcpo.algo.moments import entry, moments_from
+from vcpo.algo.ess.moments import entry, moments_from
 
 LOG_WEIGHTS = st.lists(st.floats(-50, 50), min_size=1, max_size=20)
 

@@ -5,7 +5,7 @@ from types import ModuleType
 
 from vcpo import algo
 
-SOURCES = sorted(Path(algo.__file__).parent.glob("*.py"))
+SOURCES = sorted(Path(algo.__file__).parent.rglob("*.py"))
 PURE = {
     "collections",
     "dataclasses",

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcpo.algo import StepHealth, WarningThresholds
-from vcpo.algo.warning_signals import signals
+from vcpo.algo.health.warning_signals import signals
 
 WARN, CRITICAL = pytest.approx(1 / 3), pytest.approx(2 / 3)
 THRESHOLDS = WarningThresholds()

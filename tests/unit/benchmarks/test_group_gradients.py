@@ -19,10 +19,10 @@ from benchmarks.group_gradients import (
 )
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
-from vcpo_learner.batch import token_batch
-from vcpo_learner.policy_model import load_policy
-from vcpo_learner.scoring import token_logprobs
-from vcpo_learner.update import PolicyUpdate
+from vcpo_learner.forward.logprobs import token_logprobs
+from vcpo_learner.forward.token_batch import token_batch
+from vcpo_learner.model.loading import load_policy
+from vcpo_learner.update.policy_update import PolicyUpdate
 
 TINY = str(Path(__file__).resolve().parents[3] / "examples" / "models" / "tiny")
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Owner
 from vcpo_operator.children.network import Visitors
 from vcpo_operator.names import LEARNER_PORT, ROLE_LABEL, RunKey
-from vcpo_operator.view import WATCHED
+from vcpo_operator.observed.index_view import WATCHED
 
 VARIANTS = all_variants()
 RUN = {

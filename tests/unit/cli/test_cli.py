@@ -14,10 +14,10 @@ from tests.unit.test_journal import EVALUATION, STEP
 from vcpo.cli.main import app
 from vcpo.exported_model import ExportedModel, ExportKind
 from vcpo.journal import METRICS_FILE, Journal
-from vcpo.local.ending import Ending, Outcome
-from vcpo.local.fleet import FleetError
 from vcpo.local.preflight import with_local_paths
+from vcpo.local.processes.fleet import FleetError
 from vcpo.local.run_dir import RunDir
+from vcpo.local.terminal.ending import Ending, Outcome
 from vcpo.run_lock import LockHolder, run_lock
 from vcpo.spec import json_schema, load_run, parse_run
 

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from vcpo_learner.critic import LEARNING_RATE, Critic
+from vcpo_learner.update.critic import LEARNING_RATE, Critic
 
 CPU = torch.device("cpu")
 ON_POLICY = [[0.0, 0.0]]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo_learner.curriculum import CurriculumSettings, PromptPosterior
+from vcpo_learner.prompts.posterior import CurriculumSettings, PromptPosterior
 
 observations = st.lists(
     st.tuples(

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from tests.unit.learner.scenes import answer, make_run
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.prompt_selection import (
+from vcpo_learner.prompts.selection import (
     PosteriorPrompts,
     TeacherPrompts,
     candidates,
     prompt_source,
 )
-from vcpo_learner.prompt_source import SequentialPrompts
+from vcpo_learner.prompts.source import SequentialPrompts
 
 
 def small_teacher(pool, *, seed=0):

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from vcpo_learner.teacher import PromptTeacher, TeacherSettings, undecidedness
+from vcpo_learner.prompts.teacher import PromptTeacher, TeacherSettings, undecidedness
 
 UNDECIDED, SOLVED, UNSOLVED = (1, 2, 3), (4, 5), (6, 7, 8, 9)
 

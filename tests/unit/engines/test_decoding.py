@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vcpo.wire.trajectory import FinishReason, VersionSpan
-from vcpo_rollout.engines.decoding import DecodeBatch, Draft, sample_tokens
 from vcpo_rollout.engines.engine import EngineError
+from vcpo_rollout.engines.hf.decoding import DecodeBatch, Draft, sample_tokens
 
 SHORT, MIDDLE, LONG = (5, 6), (9, 3, 3, 7, 12), tuple(range(1, 20))
 

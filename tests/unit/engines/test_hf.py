@@ -9,7 +9,7 @@ import torch
 from vcpo.spec.workloads import Precision
 from vcpo.wire.trajectory import FinishReason, PartialResponse
 from vcpo_rollout.engines.engine import EngineError
-from vcpo_rollout.engines.hf import HfEngine, worth_joining
+from vcpo_rollout.engines.hf.engine import HfEngine, worth_joining
 
 PROMPT = (5, 6, 7)
 END = 3

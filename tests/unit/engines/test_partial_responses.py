@@ -6,7 +6,7 @@ import pytest
 
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_rollout.engines.engine import EngineError, GenerationCutError
-from vcpo_rollout.engines.hf import HfEngine
+from vcpo_rollout.engines.hf.engine import HfEngine
 
 PROMPT = (5, 6, 7)
 ENDLESS = 1 << 19

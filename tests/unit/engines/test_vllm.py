@@ -20,7 +20,7 @@ from tests.unit.engines.vllm_scene import (
 from vcpo.spec.workloads import Precision
 from vcpo.wire.trajectory import FinishReason
 from vcpo_rollout.engines.engine import EngineError, GenerationCutError
-from vcpo_rollout.engines.vllm_start import (
+from vcpo_rollout.engines.vllm.start import (
     VllmSettings,
     engine_arguments,
 )

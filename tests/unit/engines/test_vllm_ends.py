@@ -12,8 +12,8 @@ import pytest
 
 from tests.unit.engines.vllm_scene import build, save_settings, start
 from vcpo_rollout.engines.engine import EngineError
-from vcpo_rollout.engines.vllm import VllmEngine
-from vcpo_rollout.engines.vllm_start import load_skeleton, start_llm
+from vcpo_rollout.engines.vllm.engine import VllmEngine
+from vcpo_rollout.engines.vllm.start import load_skeleton, start_llm
 
 PROMPT = (5, 6, 7)
 ENDLESS = 30_000
@@ -23,8 +23,8 @@ PATIENCE_S = 120.0
 STARTER = """
 import multiprocessing, sys
 from vcpo.spec.workloads import Precision
-from vcpo_rollout.engines.vllm import VllmEngine
-from vcpo_rollout.engines.vllm_start import VllmSettings
+from vcpo_rollout.engines.vllm.engine import VllmEngine
+from vcpo_rollout.engines.vllm.start import VllmSettings
 
 if __name__ == "__main__":
     settings = VllmSettings(

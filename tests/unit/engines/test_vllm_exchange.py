@@ -3,7 +3,7 @@
 import pytest
 
 from tests.unit.engines import vllm_scene  # noqa: F401  # skips where vLLM cannot be loaded
-from vcpo_rollout.engines.vllm_exchange import tensors_to_send
+from vcpo_rollout.engines.vllm.exchange import tensors_to_send
 
 EMBEDDING = "model.embed_tokens.weight"
 FIRST = {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"}

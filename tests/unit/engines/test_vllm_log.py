@@ -6,7 +6,7 @@ import pytest
 from torch import nn, zeros
 
 from tests.unit.engines import vllm_scene  # noqa: F401 - skips where vLLM cannot be loaded
-from vcpo_rollout.engines.vllm_worker import LayersWithParameters
+from vcpo_rollout.engines.vllm.worker import LayersWithParameters
 
 
 class Angles(nn.Module):

@@ -20,7 +20,7 @@ from tests.unit.engines.vllm_scene import (
 from vcpo.algo import MISMATCH_LIMITS_NATS, MismatchClass
 from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.quantization import FP8_PER_BLOCK, Device
-from vcpo_rollout.engines.vllm_start import engine_arguments, vllm_device
+from vcpo_rollout.engines.vllm.start import engine_arguments, vllm_device
 
 METHOD = "fp8_per_channel"
 """Slow on a CPU, and what runs there: on its way into the kernels it is a method like any other."""

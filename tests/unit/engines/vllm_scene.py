@@ -15,8 +15,8 @@ from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.engine import WeightChanges
 
 try:
-    from vcpo_rollout.engines.vllm import VllmEngine
-    from vcpo_rollout.engines.vllm_start import VllmSettings
+    from vcpo_rollout.engines.vllm.engine import VllmEngine
+    from vcpo_rollout.engines.vllm.start import VllmSettings
 except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit
     if os.environ.get("CI"):
         raise

@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from vcpo_rollout.environments.math_judge import MAX_CHARACTERS, MathJudge
+from vcpo_rollout.environments.mathematics.judge import MAX_CHARACTERS, MathJudge
 
 
 @pytest.fixture(scope="module")

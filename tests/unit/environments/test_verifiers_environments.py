@@ -8,12 +8,12 @@ import pytest
 
 from tests.unit.rollout.scenes import THREADS
 from vcpo.wire.trajectory import FinishReason, VersionSpan
-from vcpo_rollout.conversation import converse, resume
 from vcpo_rollout.engines.engine import Generation, GenerationCutError, GenerationRequest
 from vcpo_rollout.environments import Split, make_environment
-from vcpo_rollout.environments.verifiers_environments import ModelCalledError
-from vcpo_rollout.environments.verifiers_messages import prompt_from, reply_text
-from vcpo_rollout.history import History
+from vcpo_rollout.environments.verifiers.environments import ModelCalledError
+from vcpo_rollout.environments.verifiers.messages import prompt_from, reply_text
+from vcpo_rollout.generation.history import History
+from vcpo_rollout.generation.multi_turn import converse, resume
 
 END = 0
 ENDS = frozenset({END})

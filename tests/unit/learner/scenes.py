@@ -7,9 +7,9 @@ from typing import Any
 
 from vcpo.spec import VCPORun
 from vcpo.wire.trajectory import FinishReason, PartialResponse, Trajectory, VersionSpan
-from vcpo_learner.dispatch import Assignment, Dispatcher, WorkRequest
-from vcpo_learner.leases import OpenLease
-from vcpo_learner.memory_ledger import MemoryLedger
+from vcpo_learner.ledger.dispatcher import Assignment, Dispatcher, WorkRequest
+from vcpo_learner.ledger.leases import OpenLease
+from vcpo_learner.ledger.memory_ledger import MemoryLedger
 
 INCARNATION = "now"
 TIMEOUT_S = 10.0

@@ -8,11 +8,11 @@ from tests.unit.update.estimator import make_spec
 from tests.unit.update.models import PAD, llama, qwen2, sampled_groups, seeded
 from vcpo.lifecycle import StartError
 from vcpo.spec.workloads import Lora
-from vcpo_learner.adapters import add_adapters
-from vcpo_learner.model_export import ModelExport
-from vcpo_learner.policy_model import load_policy, policy_tensors, restore_policy
-from vcpo_learner.update import PolicyUpdate
-from vcpo_rollout.adapters import AdapterMerge
+from vcpo_learner.model.loading import load_policy, policy_tensors, restore_policy
+from vcpo_learner.model.lora import add_adapters
+from vcpo_learner.model.model_folder import ModelExport
+from vcpo_learner.update.policy_update import PolicyUpdate
+from vcpo_rollout.weights.lora_merge import AdapterMerge
 
 LORA = Lora(rank=2, alpha=4)
 TOKENS = torch.randint(1, 20, (3, 7), generator=torch.Generator().manual_seed(0))

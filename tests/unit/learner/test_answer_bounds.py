@@ -5,18 +5,27 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import LlamaConfig
 
 from tests.unit.learner.scenes import answer, begun_answer, make_run
 from tests.unit.update.models import gpt2, llama
+from vcpo.local.models import context_tokens
 from vcpo.spec import continuation_document
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import FinishReason, TokenSpan
-from vcpo_learner.answer_bounds import AnswerBounds, answer_bounds
+from vcpo_learner.model.loading import vocabulary_size
+from vcpo_learner.services.response_bounds import ResponseBounds, response_bounds
 
-BOUNDS = AnswerBounds(
+BOUNDS = ResponseBounds(
     vocabulary_size=23, max_new_tokens=6, context_tokens=7, max_absolute_reward=10.0
 )
+
+
+def bounds_of(run, model):
+    return response_bounds(
+        run.spec,
+        vocabulary_size=vocabulary_size(model),
+        model_context_tokens=context_tokens(model.config.to_dict()),
+    )
 
 
 def given(**changes):
@@ -89,7 +98,7 @@ def test_tokens_that_the_environment_wrote_count_as_the_others_do():
     ids=["nothing left to sample", "too long", "vocabulary"],
 )
 def test_an_answer_that_was_begun_keeps_to_the_same_bounds(vocabulary_size, begun, problem):
-    bounds = AnswerBounds(
+    bounds = ResponseBounds(
         vocabulary_size=vocabulary_size,
         max_new_tokens=6,
         context_tokens=None,
@@ -102,7 +111,7 @@ def test_an_answer_that_was_begun_keeps_to_the_same_bounds(vocabulary_size, begu
 
 def test_an_answer_that_was_begun_and_fills_the_model_cannot_be_gone_on_with():
     with pytest.raises(InvalidMessageError, match=r"b\.token_ids: must be at most 4 tokens"):
-        AnswerBounds(
+        ResponseBounds(
             vocabulary_size=None, max_new_tokens=9, context_tokens=5, max_absolute_reward=1.0
         ).check_begun(begun_answer(*[0] * 5), path="b")
 
@@ -113,7 +122,7 @@ def test_the_bounds_are_the_models_and_the_runs(make):
         sampling={"maxNewTokens": 5},
         environment={"name": "sort_digits", "maxAbsoluteReward": 2.5},
     )
-    assert answer_bounds(run.spec, make()) == AnswerBounds(
+    assert bounds_of(run, make()) == ResponseBounds(
         vocabulary_size=23, max_new_tokens=5, context_tokens=64, max_absolute_reward=2.5
     )
 
@@ -121,8 +130,8 @@ def test_the_bounds_are_the_models_and_the_runs(make):
 @pytest.mark.parametrize("make", [llama, gpt2])
 def test_a_longest_answer_that_fills_the_context_is_refused_at_the_start(make):
     with pytest.raises(ValueError, match=r"spec\.sampling\.maxNewTokens: leaves no room.*got 64"):
-        answer_bounds(make_run(sampling={"maxNewTokens": 64}).spec, make())
-    assert answer_bounds(make_run(sampling={"maxNewTokens": 63}).spec, make()).context_tokens == 64
+        bounds_of(make_run(sampling={"maxNewTokens": 64}), make())
+    assert bounds_of(make_run(sampling={"maxNewTokens": 63}), make()).context_tokens == 64
 
 
 def test_a_head_with_fewer_rows_than_the_embedding_bounds_the_tokens():
@@ -130,9 +139,8 @@ def test_a_head_with_fewer_rows_than_the_embedding_bounds_the_tokens():
     heads = SimpleNamespace(
         get_input_embeddings=lambda: torch.nn.Embedding(32, 4),
         get_output_embeddings=lambda: torch.nn.Linear(4, 30),
-        config=LlamaConfig(),
     )
-    assert answer_bounds(make_run().spec, heads).vocabulary_size == 30
+    assert vocabulary_size(heads) == 30
 
 
 @pytest.mark.parametrize("bound", ["maxAbsoluteReward", "callTimeoutSeconds"])

@@ -14,7 +14,7 @@ from vcpo.run_lock import LockHolder, run_lock
 from vcpo.wire.phase import RunPhase
 from vcpo_learner import __main__ as command
 from vcpo_learner import app
-from vcpo_learner.gauges import LearnerGauges
+from vcpo_learner.telemetry.gauges import LearnerGauges
 
 
 def options(run_dir: Path, **changes: Any) -> app.Options:

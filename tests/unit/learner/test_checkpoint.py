@@ -9,13 +9,13 @@ from tests.unit.learner.scenes import make_run
 from tests.unit.update.models import llama
 from vcpo.spec import continuation_changes, continuation_document
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.checkpoint import (
+from vcpo_learner.model.checkpoint import (
     Checkpoint,
     CheckpointError,
     CheckpointFolder,
     DamagedCheckpointError,
 )
-from vcpo_learner.policy_model import policy_tensors, restore_policy
+from vcpo_learner.model.loading import policy_tensors, restore_policy
 
 FILES = ["meta.json", "model.safetensors", "update.pt", "ledger.pb"]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.unit.disk_limits import files_of_at_most
-from vcpo_learner.disk import (
+from vcpo_learner.model.disk import (
     DiskFullError,
     nested_bytes,
     whole_folder,

@@ -18,8 +18,8 @@ from tests.unit.learner.scenes import (
 from vcpo.failures import Failure, FailureCause
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.phase import RunPhase
-from vcpo_learner.dispatch import Purpose
-from vcpo_learner.roster import WORKER_LOST_AFTER_S
+from vcpo_learner.ledger.dispatcher import Purpose
+from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
 
 FAILURE = Failure(cause=FailureCause.REWARD, message="no such item")
 

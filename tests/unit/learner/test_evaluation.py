@@ -1,7 +1,7 @@
 import pytest
 
 from tests.unit.learner.scenes import TIMEOUT_S, ManualClock, answer, answers, prompts
-from vcpo_learner.evaluation import EvaluationResult, EvaluationRound
+from vcpo_learner.ledger.evaluation import EvaluationResult, EvaluationRound
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from vcpo.lifecycle import StartError
 from vcpo.local.export import ExportOptions
 from vcpo.spec import run_to_yaml
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
 from vcpo_learner.export import export, main
-from vcpo_learner.policy_model import load_policy, policy_tensors
+from vcpo_learner.model.checkpoint import Checkpoint, CheckpointError, CheckpointFolder
+from vcpo_learner.model.loading import load_policy, policy_tensors
 
 TINY = str(Path("examples/models/tiny").resolve())
 TOKENS = torch.tensor([[3, 4, 5, 6]])

@@ -8,7 +8,7 @@ from tests.unit.learner.scenes import asking
 from vcpo.failures import Failure, FailureCause
 from vcpo.journal import read_events
 from vcpo.wire.phase import RunPhase
-from vcpo_learner.failure_watch import TooManyFailuresError
+from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 
 BROKEN = Failure(cause=FailureCause.REWARD, exception_type="KeyError", message="'answer'")
 

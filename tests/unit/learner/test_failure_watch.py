@@ -8,8 +8,8 @@ import pytest
 
 from tests.unit.learner.scenes import ManualClock, asking, make_desk, make_run
 from vcpo.failures import Failure, FailureCause
-from vcpo_learner.failure_watch import FailureWatch, TooManyFailuresError
-from vcpo_learner.signals import SignalWindow
+from vcpo_learner.ledger.failure_watch import FailureWatch, TooManyFailuresError
+from vcpo_learner.telemetry.signals import SignalWindow
 
 MISSING = Failure(
     cause=FailureCause.REWARD,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.unit.learner.scenes import answer
-from vcpo_learner.freshness import fresh_pieces
+from vcpo_learner.update.fresh_tokens import fresh_pieces
 
 
 def sampled_by(*versions):

@@ -5,9 +5,9 @@ from tests.unit.learner.steps import evaluated, stepped
 from vcpo.metrics import LearnerMetrics
 from vcpo.wire.guard import Refusal
 from vcpo.wire.phase import RunPhase
-from vcpo_learner.gauges import LearnerGauges
-from vcpo_learner.roster import WORKER_LOST_AFTER_S
-from vcpo_learner.signals import SignalWindow
+from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
+from vcpo_learner.telemetry.gauges import LearnerGauges
+from vcpo_learner.telemetry.signals import SignalWindow
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from tests.unit.learner.scenes import (
 from vcpo.algo import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.accounting import AccountingError, TrajectoryCounts
-from vcpo_learner.prompt_source import SequentialPrompts
+from vcpo_learner.ledger.accounting import AccountingError, TrajectoryCounts
+from vcpo_learner.prompts.source import SequentialPrompts
 
 
 @pytest.fixture

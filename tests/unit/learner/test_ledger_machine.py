@@ -18,8 +18,8 @@ from tests.unit.learner.scenes import (
 )
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.prompt_selection import PosteriorPrompts, TeacherPrompts
-from vcpo_learner.prompt_source import SequentialPrompts
+from vcpo_learner.prompts.selection import PosteriorPrompts, TeacherPrompts
+from vcpo_learner.prompts.source import SequentialPrompts
 
 MAX_LAG_STEPS = 1
 LIMITS = st.none() | st.integers(0, MAX_LAG_STEPS)

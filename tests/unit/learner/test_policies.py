@@ -6,7 +6,7 @@ import torch
 
 from tests.unit.learner.scenes import INCARNATION, ManualClock, settle
 from vcpo.wire.errors import NotFoundError
-from vcpo_learner.policies import PolicyStore
+from vcpo_learner.weights.store import PolicyStore
 
 
 @pytest.fixture

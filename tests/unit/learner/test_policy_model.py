@@ -7,8 +7,7 @@ import torch
 from tests.unit.learner.scenes import make_run
 from tests.unit.update.models import llama
 from vcpo.spec.workloads import Precision
-from vcpo_learner.model_export import ModelExport
-from vcpo_learner.policy_model import (
+from vcpo_learner.model.loading import (
     ModelLoadError,
     load_policy,
     pad_token_id,
@@ -17,6 +16,7 @@ from vcpo_learner.policy_model import (
     published_precision,
     restore_policy,
 )
+from vcpo_learner.model.model_folder import ModelExport
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 

@@ -7,8 +7,8 @@ from errno import ENOSPC
 import pytest
 
 from tests.unit.learner.scenes import answer
-from vcpo_learner.groups import Group
-from vcpo_learner.quarantine import Quarantine
+from vcpo_learner.ledger.groups import Group
+from vcpo_learner.training.quarantine import Quarantine
 
 
 def group(number, **changes):

@@ -4,8 +4,8 @@ import asyncio
 
 from tests.unit.learner.scenes import INCARNATION, TIMEOUT_S, asking, make_desk, settle
 from vcpo.wire.v1 import control_pb2
-from vcpo_learner.dispatch import WorkRequest
-from vcpo_learner.signals import SignalWindow
+from vcpo_learner.ledger.dispatcher import WorkRequest
+from vcpo_learner.telemetry.signals import SignalWindow
 
 RUN = {
     "steps": 1000,

@@ -1,7 +1,12 @@
 import pytest
 
 from tests.unit.learner.scenes import ManualClock
-from vcpo_learner.roster import WORKER_LOST_AFTER_S, Roster, WorkerCounts, WorkerSeen
+from vcpo_learner.ledger.worker_registry import (
+    WORKER_LOST_AFTER_S,
+    Roster,
+    WorkerCounts,
+    WorkerSeen,
+)
 
 
 @pytest.fixture

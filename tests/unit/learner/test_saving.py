@@ -10,7 +10,7 @@ from vcpo.exported_model import ExportedModel, ExportKind
 from vcpo.journal import read_events, read_metrics
 from vcpo.lifecycle import StartError
 from vcpo.wire.phase import RunPhase
-from vcpo_learner.saving import RETRY_S
+from vcpo_learner.training.saving import RETRY_S
 
 LIMIT_BYTES = 6_000
 """Less than the model has, more than a few records."""

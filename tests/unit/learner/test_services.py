@@ -14,7 +14,7 @@ from vcpo.wire.limits import CHUNK_BYTES
 from vcpo.wire.packing import pack_logprobs, pack_token_ids
 from vcpo.wire.trajectory import VersionSpan, trajectory_to_message
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
-from vcpo_learner.answer_bounds import AnswerBounds
+from vcpo_learner.services.response_bounds import ResponseBounds
 from vcpo_learner.services.work import WorkService
 
 
@@ -104,7 +104,7 @@ async def test_a_malformed_submission_names_the_field(place, request_, field):
 async def small_model():
     """A stub of a learner whose model has 9 tokens and a context of 6, and a lease from it."""
     desk = make_desk()
-    bounds = AnswerBounds(
+    bounds = ResponseBounds(
         vocabulary_size=9, max_new_tokens=4, context_tokens=6, max_absolute_reward=10.0
     )
     work = WorkService(desk.dispatcher, make_run().spec, bounds)

@@ -4,7 +4,7 @@ from tests.unit.learner.scenes import asking, make_desk
 from tests.unit.learner.steps import evaluated, stepped
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import work_pb2
-from vcpo_learner.signals import SignalWindow
+from vcpo_learner.telemetry.signals import SignalWindow
 
 
 @pytest.fixture

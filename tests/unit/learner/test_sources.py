@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.learner.scenes import ManualClock
-from vcpo_learner.roster import WORKER_LOST_AFTER_S
-from vcpo_learner.sources import SourceBook, serving_address
+from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
+from vcpo_learner.weights.peer_assignment import SourceBook, serving_address
 
 
 class Book:

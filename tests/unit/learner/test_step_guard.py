@@ -11,9 +11,9 @@ from tests.unit.update.estimator import make_spec
 from tests.unit.update.models import PAD, VOCABULARY, llama, seeded
 from vcpo.lifecycle import StartError
 from vcpo.spec import VCPORunSpec
-from vcpo_learner.quarantine import Quarantine
-from vcpo_learner.step_guard import BrokenBatchError, StepGuard
-from vcpo_learner.update import PolicyUpdate
+from vcpo_learner.training.quarantine import Quarantine
+from vcpo_learner.training.step_guard import BrokenBatchError, StepGuard
+from vcpo_learner.update.policy_update import PolicyUpdate
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_step_that_breaks_in_the_optimizer_is_half_taken(quarantine, monkeypat
     def broken(*_):
         raise RuntimeError("device-side assert")
 
-    monkeypatch.setattr("vcpo_learner.update.scaled_step", broken)
+    monkeypatch.setattr("vcpo_learner.update.policy_update.scaled_step", broken)
     with pytest.raises(RuntimeError, match="device-side assert"):
         take_step(StepGuard(update, quarantine), [judged(1)], policy_version=0)
     assert not update.is_whole

@@ -8,8 +8,8 @@ import pytest
 
 from tests.unit.test_journal import STEP
 from vcpo.journal import StepRecord
-from vcpo_learner.step_news import StepNews
-from vcpo_learner.update_result import SkipReason
+from vcpo_learner.telemetry.step_log import StepNews
+from vcpo_learner.update.result import SkipReason
 
 
 def told(news: StepNews, *, skipped: list[str | None]) -> list[tuple[int, str]]:

@@ -10,9 +10,9 @@ from tests.unit.update.models import PAD
 from vcpo.algo import FreshTokens, MismatchError
 from vcpo.journal import read_events, read_metrics
 from vcpo.wire.phase import RunPhase
-from vcpo_learner.groups import Group
-from vcpo_learner.step_record import LagStatistics, lag_statistics
-from vcpo_learner.update import PolicyUpdate
+from vcpo_learner.ledger.groups import Group
+from vcpo_learner.training.step_record import LagStatistics, lag_statistics
+from vcpo_learner.update.policy_update import PolicyUpdate
 
 
 async def test_a_run_takes_its_steps_and_is_complete(make_learner, tmp_path):

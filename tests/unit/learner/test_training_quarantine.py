@@ -11,8 +11,8 @@ from tests.unit.learner.scenes import answer, asking
 from tests.unit.update.models import PAD, VOCABULARY
 from vcpo.journal import read_events, read_metrics
 from vcpo.wire.phase import RunPhase
-from vcpo_learner.quarantine import Quarantine
-from vcpo_learner.update import PolicyUpdate
+from vcpo_learner.training.quarantine import Quarantine
+from vcpo_learner.update.policy_update import PolicyUpdate
 
 
 async def test_a_group_that_breaks_the_update_is_dropped_kept_on_disk_and_told_and_the_run_goes_on(

@@ -11,8 +11,8 @@ from vcpo.exported_model import ExportedModel
 from vcpo.journal import Journal, read_events, read_metrics
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.checkpoint import CheckpointError, CheckpointFolder
-from vcpo_operator.report import learner_report
+from vcpo_learner.model.checkpoint import CheckpointError, CheckpointFolder
+from vcpo_operator.observed.report import learner_report
 
 
 async def test_a_drained_run_saves_and_a_resumed_one_goes_on_from_there(make_learner, tmp_path):

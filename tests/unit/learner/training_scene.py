@@ -11,13 +11,13 @@ from vcpo.algo import FreshTokens, NonFiniteWeightError
 from vcpo.journal import Journal
 from vcpo.metrics import LearnerMetrics
 from vcpo.wire.phase import RunPhase
-from vcpo_learner.gauges import LearnerGauges
-from vcpo_learner.pending_step import PendingStep
-from vcpo_learner.policies import PolicyStore
-from vcpo_learner.signals import SignalWindow
-from vcpo_learner.training import Training
-from vcpo_learner.training_parts import TrainingParts
-from vcpo_learner.update_result import SkipReason, UpdateResult
+from vcpo_learner.telemetry.gauges import LearnerGauges
+from vcpo_learner.telemetry.signals import SignalWindow
+from vcpo_learner.training.loop import Training
+from vcpo_learner.training.parts import TrainingParts
+from vcpo_learner.update.pending_step import PendingStep
+from vcpo_learner.update.result import SkipReason, UpdateResult
+from vcpo_learner.weights.store import PolicyStore
 
 
 class CountingUpdate:

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from vcpo.local.fleet import Fleet
-from vcpo.local.processes import Child
+from vcpo.local.processes.child import Child
+from vcpo.local.processes.fleet import Fleet
 from vcpo.local.run_dir import RunDir
 from vcpo.spec import parse_run
 

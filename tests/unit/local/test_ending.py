@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.test_journal import STEP
 from vcpo.journal import StepRecord
-from vcpo.local.ending import Ending, outcome_of_complete
+from vcpo.local.terminal.ending import Ending, outcome_of_complete
 
 
 def steps(*skipped: str | None) -> list[StepRecord]:

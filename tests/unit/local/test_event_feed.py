@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vcpo.journal import EVENTS_FILE, EventRecord, EventTail, Journal
-from vcpo.local.event_feed import EventFeed, is_worth_showing
+from vcpo.local.terminal.event_feed import EventFeed, is_worth_showing
 
 
 def event(message: str, *, kind: str = "StepSkipped", source: str = "learner") -> EventRecord:

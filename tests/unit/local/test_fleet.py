@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from tests.unit.local.conftest import RUN, TIMEOUT_S, ended
-from vcpo.local.fleet import Fleet, FleetError, check_installed
-from vcpo.local.gpus import Gpu
-from vcpo.local.processes import Child
+from vcpo.local.processes.child import Child
+from vcpo.local.processes.fleet import Fleet, FleetError, check_installed
+from vcpo.local.processes.gpus import Gpu
 
 
 def names(children: list[Child]) -> list[str]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcpo.lifecycle import GPU_MEMORY_VARIABLE, gpu_memory_ratio
-from vcpo.local.gpus import Gpu, find_gpus, parse_gpus, plan_gpus, usable_gpus
+from vcpo.local.processes.gpus import Gpu, find_gpus, parse_gpus, plan_gpus, usable_gpus
 
 SMI = """\
 0, NVIDIA H200, 143771

@@ -16,10 +16,10 @@ import pytest
 from tests.unit.test_journal import STEP
 from vcpo.journal import EventRecord, Journal, read_events
 from vcpo.lifecycle import read_ready
-from vcpo.local.ending import Ending, Outcome
 from vcpo.local.host import Host, HostOptions
 from vcpo.local.run_dir import RunDir
-from vcpo.local.view import RunView
+from vcpo.local.terminal.ending import Ending, Outcome
+from vcpo.local.terminal.view import RunView
 from vcpo.spec import parse_run
 
 PATIENCE_S = 60.0

@@ -6,8 +6,8 @@ import pytest
 
 from tests.unit.local.conftest import Clock, ended
 from vcpo.lifecycle import DRAINED, Ready, write_ready
-from vcpo.local.fleet import Fleet, FleetError
-from vcpo.local.learner_process import LearnerEnd, LearnerProcess
+from vcpo.local.processes.fleet import Fleet, FleetError
+from vcpo.local.processes.learner import LearnerEnd, LearnerProcess
 
 
 @pytest.fixture

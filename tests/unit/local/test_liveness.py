@@ -10,8 +10,8 @@ import pytest
 
 from tests.unit.local.conftest import TIMEOUT_S, Clock
 from vcpo.lifecycle import Ready, write_ready
-from vcpo.local.liveness import Liveness, answers
-from vcpo.local.processes import Child, start_child
+from vcpo.local.processes.child import Child, start_child
+from vcpo.local.processes.liveness import Liveness, answers
 from vcpo.wire.server import WireServer
 
 

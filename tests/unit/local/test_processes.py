@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vcpo.lifecycle import Ready, write_ready
-from vcpo.local.processes import Child, start_child, stop_all, wait_for_exit
+from vcpo.local.processes.child import Child, start_child, stop_all, wait_for_exit
 
 TIMEOUT_S = 60
 OBEDIENT = "import sys; sys.stdin.read()"
@@ -25,7 +25,7 @@ signal.pause()
 """
 HOST = """
 import pathlib, sys, time
-from vcpo.local.processes import start_child
+from vcpo.local.processes.child import start_child
 folder = pathlib.Path(sys.argv[1])
 command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 files = {"log": folder / "log", "ready_file": folder / "ready"}

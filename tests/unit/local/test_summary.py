@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.test_journal import EVALUATION, STEP
 from vcpo.journal import Journal
-from vcpo.local.summary import summarize
+from vcpo.local.terminal.summary import summarize
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import io
 import pytest
 from rich.console import Console
 
-from vcpo.local.view import PlainView, RichView, RunView, make_view, plain_line, sparkline
+from vcpo.local.terminal.view import PlainView, RichView, RunView, make_view, plain_line, sparkline
 
 VIEW = RunView(
     run_name="countdown",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vcpo.local.view import RunView
-from vcpo.local.watch import run_view
+from vcpo.local.terminal.view import RunView
+from vcpo.local.terminal.watch import run_view
 from vcpo.spec import parse_run
 from vcpo.wire.v1 import control_pb2, work_pb2
 

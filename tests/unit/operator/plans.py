@@ -6,11 +6,11 @@ from typing import Any
 
 from tests.unit.operator.scenes import DEFAULTS, World, names, parent
 from vcpo.control import Decision, Direction
-from vcpo_operator.course import Course, Verdict
-from vcpo_operator.draining import Draining
+from vcpo_operator.decisions.desired import wish_for
+from vcpo_operator.decisions.draining import Draining
+from vcpo_operator.decisions.lifecycle import Course, Verdict
+from vcpo_operator.decisions.plan import Wish, plan
 from vcpo_operator.names import rollout_name
-from vcpo_operator.plan import Wish, plan
-from vcpo_operator.wishes import wish_for
 
 ROLLOUTS = [{"name": "main", "minReplicas": 2, "maxReplicas": 6}]
 

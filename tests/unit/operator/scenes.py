@@ -9,7 +9,10 @@ from typing import Any
 
 from vcpo.control import RunSignals
 from vcpo.spec import VCPORun
-from vcpo_operator.actions import (
+from vcpo_operator.children import Child, Kind, OperatorDefaults
+from vcpo_operator.children.config import make_parent
+from vcpo_operator.children.manifest import Owner, Parent
+from vcpo_operator.decisions.actions import (
     Action,
     Apply,
     DeleteChild,
@@ -21,11 +24,8 @@ from vcpo_operator.actions import (
     SeedScaler,
     SetDeletionCost,
 )
-from vcpo_operator.children import Child, Kind, OperatorDefaults
-from vcpo_operator.children.config import make_parent
-from vcpo_operator.children.manifest import Owner, Parent
 from vcpo_operator.names import TEMPLATE_HASH_ANNOTATION, Role, RunKey, rollout_name
-from vcpo_operator.records import (
+from vcpo_operator.observed.records import (
     Observed,
     ObservedChild,
     ObservedGroup,
@@ -33,7 +33,7 @@ from vcpo_operator.records import (
     ObservedPod,
     ObservedScaler,
 )
-from vcpo_operator.report import LearnerReport
+from vcpo_operator.observed.report import LearnerReport
 
 KEY = RunKey("ml", "demo")
 UID = "11111111-2222-3333-4444-555555555555"

@@ -17,16 +17,24 @@ from tests.kube.targets import DeleteOptions, WriteOptions, target_of
 from tests.unit.operator.scenes import DEFAULTS, KEY, document
 from vcpo.metrics import OperatorMetrics
 from vcpo.wire.phase import RunPhase
-from vcpo_operator.apply import Executor
-from vcpo_operator.cluster import Cluster
+from vcpo_operator.cluster_api.client import Cluster
+from vcpo_operator.cluster_api.executor import Executor
 from vcpo_operator.crd import crd, scaler_crd
-from vcpo_operator.exports import RunExports
 from vcpo_operator.names import RunKey
-from vcpo_operator.reconciler import Outcome, Reconciler
-from vcpo_operator.records import Observed, RunRecord
-from vcpo_operator.report import LearnerReport
-from vcpo_operator.signals import LearnerLines
-from vcpo_operator.view import PODS, RUNS, WATCHED, IndexedView, index_child, index_pod, index_run
+from vcpo_operator.observed.index_view import (
+    PODS,
+    RUNS,
+    WATCHED,
+    IndexedView,
+    index_child,
+    index_pod,
+    index_run,
+)
+from vcpo_operator.observed.records import Observed, RunRecord
+from vcpo_operator.observed.report import LearnerReport
+from vcpo_operator.reconcile.exports import RunExports
+from vcpo_operator.reconcile.reconciler import Outcome, Reconciler
+from vcpo_operator.signals.client import LearnerLines
 
 _DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _RUNS = f"/apis/vcpo.dev/v1alpha1/namespaces/{KEY.namespace}/vcporuns"

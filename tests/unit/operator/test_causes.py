@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vcpo_operator.causes import is_being_made, pod_cause, presentable, warned_cause
+from vcpo_operator.observed.pod_causes import is_being_made, pod_cause, presentable, warned_cause
 
 
 def pod(*containers: dict[str, Any], **status: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from kubernetes import client
 from tests.kube.errors import ApiError as ServerError
 from tests.kube.fake_api_server import FakeApiServer
 from tests.kube.faults import Effect, Fault
-from vcpo_operator.cluster import ApiError, Cluster, Resource
+from vcpo_operator.cluster_api.client import ApiError, Cluster, Resource
 
 SERVICE = Resource(api_version="v1", plural="services", namespace="default", name="s")
 BODY = {

@@ -9,15 +9,15 @@ import pytest
 
 from tests.unit.operator.scenes import make_run, pod, report
 from vcpo.control import ControlState, Limits, decide
-from vcpo_operator.causes import lost_node
 from vcpo_operator.children import Kind
-from vcpo_operator.conditions import Finding, Situation, findings, merged, refusal
-from vcpo_operator.course import Course, Verdict
+from vcpo_operator.decisions.conditions import Finding, Situation, findings, merged, refusal
+from vcpo_operator.decisions.lifecycle import Course, Verdict
+from vcpo_operator.decisions.obstacles import Obstacle
+from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.names import Role
-from vcpo_operator.obstacles import Obstacle
-from vcpo_operator.records import Cause, Observed, ObservedChild, ObservedGroup
-from vcpo_operator.report import WorkerReport
-from vcpo_operator.run_status import RunStatus
+from vcpo_operator.observed.pod_causes import lost_node
+from vcpo_operator.observed.records import Cause, Observed, ObservedChild, ObservedGroup
+from vcpo_operator.observed.report import WorkerReport
 
 LEARNER = pod("demo-learner-0", Role.LEARNER)
 WORKER = pod("demo-rollout-main-x")

@@ -10,7 +10,7 @@ from tests.unit.operator.scenes import make_run, report
 from vcpo.control.supervision import FailureStreak
 from vcpo.spec.workloads import Cleanup
 from vcpo.wire.phase import RunPhase
-from vcpo_operator.course import (
+from vcpo_operator.decisions.lifecycle import (
     Course,
     Verdict,
     cleanup,
@@ -19,7 +19,7 @@ from vcpo_operator.course import (
     judge,
     next_deadline_s,
 )
-from vcpo_operator.run_status import Restarts, RunStatus, StatusCondition
+from vcpo_operator.decisions.status_model import Restarts, RunStatus, StatusCondition
 
 START_S = 1_000.0
 

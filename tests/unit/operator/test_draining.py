@@ -10,9 +10,9 @@ import pytest
 from tests.unit.operator.scenes import make_run, report
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.children import Kind
-from vcpo_operator.course import Course, Verdict
-from vcpo_operator.draining import Draining, draining
-from vcpo_operator.records import Observed, ObservedChild, ObservedGroup, ObservedLearner
+from vcpo_operator.decisions.draining import Draining, draining
+from vcpo_operator.decisions.lifecycle import Course, Verdict
+from vcpo_operator.observed.records import Observed, ObservedChild, ObservedGroup, ObservedLearner
 
 NOW_S = 1_000.5
 CHILD = ObservedChild(

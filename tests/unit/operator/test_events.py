@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tests.unit.operator.scenes import KEY, UID
-from vcpo_operator.events import transitions
-from vcpo_operator.records import RunRecord
-from vcpo_operator.run_status import GroupStatus, RunStatus, StatusCondition
+from vcpo_operator.decisions.events import transitions
+from vcpo_operator.decisions.status_model import GroupStatus, RunStatus, StatusCondition
+from vcpo_operator.observed.records import RunRecord
 
 RECORD = RunRecord(
     key=KEY, uid=UID, generation=1, resource_version=1, deleting=False, spec={}, status={}

@@ -10,8 +10,8 @@ import pytest
 from kubernetes import client
 
 from tests.kube.fake_api_server import FakeApiServer
-from vcpo_operator.cluster import Cluster
-from vcpo_operator.lease import DURATION_S, Lease
+from vcpo_operator.cluster_api.client import Cluster
+from vcpo_operator.cluster_api.lease import DURATION_S, Lease
 
 
 @dataclass

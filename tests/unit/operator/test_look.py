@@ -6,12 +6,12 @@ from typing import Any
 
 from tests.unit.operator.scenes import KEY, UID, make_run, pod, report
 from vcpo.wire.phase import RunPhase
-from vcpo_operator.course import Course, Verdict
-from vcpo_operator.draining import Draining
-from vcpo_operator.look import Look, ask_period_s, believed
+from vcpo_operator.decisions.draining import Draining
+from vcpo_operator.decisions.lifecycle import Course, Verdict
+from vcpo_operator.decisions.snapshot import Look, ask_period_s, believed
+from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.names import Role
-from vcpo_operator.records import Observed, RunRecord
-from vcpo_operator.run_status import RunStatus
+from vcpo_operator.observed.records import Observed, RunRecord
 
 LEARNER = Observed(pods=(pod("demo-learner-0", Role.LEARNER),))
 RECORD = RunRecord(

@@ -6,7 +6,8 @@ from typing import Any
 
 from vcpo_operator.children import Kind
 from vcpo_operator.names import RunKey
-from vcpo_operator.observe import (
+from vcpo_operator.observed.index_view import index_child, run_key
+from vcpo_operator.observed.parse import (
     gather,
     observed_child,
     observed_group,
@@ -14,7 +15,6 @@ from vcpo_operator.observe import (
     observed_pod,
     run_record,
 )
-from vcpo_operator.view import index_child, run_key
 
 
 def body(**parts: Any) -> dict[str, Any]:

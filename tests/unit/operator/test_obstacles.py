@@ -13,7 +13,7 @@ from kubernetes.utils.quantity import parse_quantity
 from tests.unit.operator.plans import planned, settled, wish
 from tests.unit.operator.scenes import DEFAULTS, UID, make_run, parent
 from vcpo_operator.children import Child, Kind, children
-from vcpo_operator.obstacles import (
+from vcpo_operator.decisions.obstacles import (
     fitted,
     is_ours,
     larger_claims,
@@ -21,8 +21,8 @@ from vcpo_operator.obstacles import (
     obstacle_of_name,
     storage_bytes,
 )
-from vcpo_operator.plan import blocked_by
-from vcpo_operator.records import Observed, ObservedChild, ObservedClaim
+from vcpo_operator.decisions.plan import blocked_by
+from vcpo_operator.observed.records import Observed, ObservedChild, ObservedClaim
 
 
 def there(kind: Kind = Kind.CONFIG_MAP, name: str = "demo-config", **changes: Any) -> ObservedChild:

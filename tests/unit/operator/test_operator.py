@@ -20,7 +20,7 @@ from tests.unit.operator.scenes import DEFAULTS
 from tests.unit.operator.stage import Stage, stage
 from vcpo.metrics import OperatorMetrics
 from vcpo_operator.app import Operator, Options
-from vcpo_operator.cluster import Cluster
+from vcpo_operator.cluster_api.client import Cluster
 from vcpo_operator.handlers import Health
 
 RULES = Path(__file__).parents[3] / "charts/vcpo/templates/rbac/_rules.tpl"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from vcpo_operator.overlay import overlaid
+from vcpo_operator.children.pod_template.overlay import overlaid
 
 BASE = {
     "spec": {

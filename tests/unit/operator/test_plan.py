@@ -7,13 +7,13 @@ import dataclasses
 from tests.unit.operator.plans import ROLLOUTS, decision, planned, settled, wish, with_token
 from tests.unit.operator.scenes import KEY, UID, World, names, pod, report
 from tests.unit.operator.scenes import template_digest as digest_of
-from vcpo_operator.actions import ReleaseLeases, Throttle
 from vcpo_operator.children import Kind
-from vcpo_operator.course import Course
+from vcpo_operator.decisions.actions import ReleaseLeases, Throttle
+from vcpo_operator.decisions.lifecycle import Course
+from vcpo_operator.decisions.plan import blocked_by, plan
 from vcpo_operator.names import Role
-from vcpo_operator.plan import blocked_by, plan
-from vcpo_operator.records import Observed, ObservedChild
-from vcpo_operator.report import WorkerReport
+from vcpo_operator.observed.records import Observed, ObservedChild
+from vcpo_operator.observed.report import WorkerReport
 
 EVERYTHING = [
     "Apply ConfigMap demo-config",

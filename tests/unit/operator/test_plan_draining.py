@@ -5,11 +5,11 @@ from __future__ import annotations
 from tests.unit.operator.plans import planned, settled, wish
 from tests.unit.operator.scenes import names, report
 from vcpo.wire.phase import RunPhase
-from vcpo_operator.actions import ReleaseLeases
-from vcpo_operator.course import Course
-from vcpo_operator.draining import Draining
-from vcpo_operator.plan import farewell
-from vcpo_operator.report import WorkerReport
+from vcpo_operator.decisions.actions import ReleaseLeases
+from vcpo_operator.decisions.draining import Draining
+from vcpo_operator.decisions.lifecycle import Course
+from vcpo_operator.decisions.plan import farewell
+from vcpo_operator.observed.report import WorkerReport
 
 WAITING = Draining(reason="because", since_s=0.0, until_s=120.0)
 OVER = Draining(reason="because", since_s=0.0, until_s=None)

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from tests.unit.operator.scenes import DEFAULTS, KEY, World, parent
 from vcpo.control import Decision, Direction
-from vcpo_operator.actions import Apply, Scale
 from vcpo_operator.children import Kind
-from vcpo_operator.course import Course, Verdict
+from vcpo_operator.decisions.actions import Apply, Scale
+from vcpo_operator.decisions.desired import wish_for
+from vcpo_operator.decisions.lifecycle import Course, Verdict
+from vcpo_operator.decisions.plan import Wish, plan
 from vcpo_operator.names import rollout_name
-from vcpo_operator.plan import Wish, plan
-from vcpo_operator.wishes import wish_for
 
 _GROUP_NAMES = ("main", "extra", "eval")
 _MAX_TURNS = 4

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tests.unit.operator.plans import ROLLOUTS, planned, settled, wish, with_token
-from vcpo_operator.actions import ReportScale, Scale, SeedScaler
 from vcpo_operator.children import Kind
-from vcpo_operator.course import Course
-from vcpo_operator.plan import plan
+from vcpo_operator.decisions.actions import ReportScale, Scale, SeedScaler
+from vcpo_operator.decisions.lifecycle import Course
+from vcpo_operator.decisions.plan import plan
 
 OUTSIDE = [{**ROLLOUTS[0], "scaling": "External"}]
 

@@ -13,10 +13,15 @@ from aiohttp import web
 from tests.unit.operator.answers import SCRAPED_S, answer, scrape
 from tests.unit.operator.scenes import KEY
 from vcpo_operator.names import RunKey
-from vcpo_operator.prometheus import Prometheus, PrometheusError, ScrapedSignals, checked_url
-from vcpo_operator.promql import run_query
-from vcpo_operator.report import LearnerReport
-from vcpo_operator.signals import LearnerLines
+from vcpo_operator.observed.promql import run_query
+from vcpo_operator.observed.report import LearnerReport
+from vcpo_operator.signals.client import LearnerLines
+from vcpo_operator.signals.prometheus import (
+    Prometheus,
+    PrometheusError,
+    ScrapedSignals,
+    checked_url,
+)
 
 PERIOD_S = 2.0
 

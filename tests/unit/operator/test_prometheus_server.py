@@ -18,9 +18,9 @@ import pytest
 from tests.unit.operator.scenes import KEY
 from vcpo.metrics import LearnerMetrics, MetricsServer, RolloutMetrics, serve_metrics
 from vcpo.wire.phase import RunPhase
-from vcpo_operator.prometheus import Prometheus, ScrapedSignals
-from vcpo_operator.report import LearnerReport
-from vcpo_operator.signals import LearnerLines
+from vcpo_operator.observed.report import LearnerReport
+from vcpo_operator.signals.client import LearnerLines
+from vcpo_operator.signals.prometheus import Prometheus, ScrapedSignals
 
 POD = "demo-rollout-main-x"
 PERIOD_S = 0.1

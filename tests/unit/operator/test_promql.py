@@ -14,11 +14,11 @@ from tests.unit.learner.steps import evaluated, stepped
 from tests.unit.operator.answers import LEAST, SCRAPED_S, answer, phases, scrape
 from vcpo.metrics import LearnerMetrics
 from vcpo.wire.phase import RunPhase
-from vcpo_learner.gauges import LearnerGauges
-from vcpo_learner.signals import SignalWindow
+from vcpo_learner.telemetry.gauges import LearnerGauges
+from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_operator.names import RunKey
-from vcpo_operator.promql import read_answer, run_query
-from vcpo_operator.report import LearnerReport, WorkerReport, learner_report
+from vcpo_operator.observed.promql import read_answer, run_query
+from vcpo_operator.observed.report import LearnerReport, WorkerReport, learner_report
 
 NOW_S = SCRAPED_S + 4.0
 

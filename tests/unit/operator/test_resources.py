@@ -11,7 +11,7 @@ from kubernetes.utils.quantity import parse_quantity
 
 from tests.unit.operator.scenes import DEFAULTS, parent
 from vcpo_operator.children import Kind, children
-from vcpo_operator.children.resources import with_defaults
+from vcpo_operator.children.pod_template.resources import with_defaults
 
 REQUESTS, LIMITS = {"cpu": "500m", "memory": "2Gi"}, {"memory": "32Gi"}
 QUANTITIES = {

@@ -11,8 +11,8 @@ import pytest
 from tests.unit.operator.scenes import KEY
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
-from vcpo_operator.report import learner_report
-from vcpo_operator.signals import LearnerLines, SignalsError
+from vcpo_operator.observed.report import learner_report
+from vcpo_operator.signals.client import LearnerLines, SignalsError
 
 
 def message(**changes: object) -> control_pb2.Signals:

@@ -13,9 +13,9 @@ from tests.kube.fake_api_server import FakeApiServer
 from tests.unit.operator.scenes import DEFAULTS
 from vcpo.metrics import OperatorMetrics
 from vcpo_operator.app import Operator, Options
-from vcpo_operator.cluster import Cluster
-from vcpo_operator.lease import Lease
-from vcpo_operator.standby import standing_by
+from vcpo_operator.cluster_api.client import Cluster
+from vcpo_operator.cluster_api.lease import Lease
+from vcpo_operator.cluster_api.standby import standing_by
 
 
 @pytest.fixture(name="address")

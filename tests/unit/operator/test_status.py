@@ -8,11 +8,17 @@ import pytest
 
 from tests.unit.operator.scenes import make_run, pod, report
 from vcpo.control.supervision import FailureStreak
-from vcpo_operator import status
-from vcpo_operator.course import Course, Verdict
+from vcpo_operator.decisions import status
+from vcpo_operator.decisions.lifecycle import Course, Verdict
+from vcpo_operator.decisions.status_model import (
+    GroupStatus,
+    Progress,
+    Restarts,
+    RunStatus,
+    StatusCondition,
+)
 from vcpo_operator.names import Role
-from vcpo_operator.records import ContainerEnd, Observed
-from vcpo_operator.run_status import GroupStatus, Progress, Restarts, RunStatus, StatusCondition
+from vcpo_operator.observed.records import ContainerEnd, Observed
 
 FULL = RunStatus(
     observed_generation=3,

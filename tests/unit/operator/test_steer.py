@@ -7,8 +7,8 @@ from typing import Any
 from tests.unit.operator.scenes import make_run, report
 from vcpo.control import ControlState, Limits
 from vcpo_operator.children import Kind
-from vcpo_operator.records import Observed, ObservedChild, ObservedGroup
-from vcpo_operator.steer import Steering, steer, stored_form
+from vcpo_operator.decisions.autoscale import Steering, steer, stored_form
+from vcpo_operator.observed.records import Observed, ObservedChild, ObservedGroup
 
 NOW_S = 1_000_000.0
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
-from vcpo_learner.replay import ReplayBuffer, ReplaySettings, drawn, kept, reward_weights
+from vcpo_learner.update.replay import ReplayBuffer, ReplaySettings, drawn, kept, reward_weights
 
 
 def answer(*tokens, version=0, then=None, reward=0.0, name="a"):

@@ -21,10 +21,10 @@ from vcpo.wire.server import WireServer
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo.wire.v1 import policy_pb2_grpc, work_pb2_grpc
 from vcpo.wire.weights import manifest_of
-from vcpo_learner.policies import PolicyStore
 from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.services.work import WorkService
-from vcpo_learner.sources import SourceBook
+from vcpo_learner.weights.peer_assignment import SourceBook
+from vcpo_learner.weights.store import PolicyStore
 from vcpo_rollout.engines.engine import (
     EngineError,
     Generation,
@@ -33,12 +33,12 @@ from vcpo_rollout.engines.engine import (
     PolicyWeights,
 )
 from vcpo_rollout.environments.environment import Prompt, Split
-from vcpo_rollout.foreign import ForeignThreads
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.learner import Learner
-from vcpo_rollout.receiver import WeightReceiver
-from vcpo_rollout.retries import Retries
-from vcpo_rollout.worker import Worker, WorkerParts
+from vcpo_rollout.generation.environment_pool import ForeignThreads
+from vcpo_rollout.generation.worker import Worker, WorkerParts
+from vcpo_rollout.transport.learner_client import Learner
+from vcpo_rollout.transport.retries import Retries
+from vcpo_rollout.weights.receiver import WeightReceiver
 
 PATIENCE_S = 4.0
 THREADS = ForeignThreads(4)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vcpo.algo import NoiseSchedule
 from vcpo.spec.workloads import Quantization
-from vcpo_rollout.alteration import Alteration, fp8_rounded, int8_rounded
+from vcpo_rollout.weights.quantize_and_noise import Alteration, fp8_rounded, int8_rounded
 
 NOISE = NoiseSchedule(initial_sigma=0.1, final_sigma=0.01, num_stages=10, total_steps=10)
 WEIGHTS = {

@@ -8,11 +8,11 @@ from tests.unit.rollout.versions import TroubledService, payload_of, store_of
 from vcpo.metrics import RolloutMetrics
 from vcpo.spec.workloads import Weights
 from vcpo.wire.v1 import policy_pb2_grpc
-from vcpo_learner.archive import open_archive
-from vcpo_rollout.archive import ArchiveReader
+from vcpo_learner.weights.archive import open_archive
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.learner import HeldPolicy, Learner
-from vcpo_rollout.supply import WeightSupply
+from vcpo_rollout.transport.learner_client import HeldPolicy, Learner
+from vcpo_rollout.weights.archive import ArchiveReader
+from vcpo_rollout.weights.fetcher import WeightSupply
 
 
 def settings(folder, *, every=3):

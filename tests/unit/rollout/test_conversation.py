@@ -7,12 +7,12 @@ from tests.unit.engines.conftest import build_model, forward_logprobs, published
 from tests.unit.rollout.scenes import THREADS, a_learner, eventually
 from tests.unit.rollout.test_worker import counts, working
 from vcpo.wire.trajectory import FinishReason, TokenSpan, VersionSpan
-from vcpo_rollout.conversation import converse
 from vcpo_rollout.engines.engine import Generation, GenerationRequest
-from vcpo_rollout.engines.hf import HfEngine
+from vcpo_rollout.engines.hf.engine import HfEngine
 from vcpo_rollout.environments import Prompt
-from vcpo_rollout.foreign import EnvironmentFailedError
-from vcpo_rollout.history import History
+from vcpo_rollout.generation.environment_pool import EnvironmentFailedError
+from vcpo_rollout.generation.history import History
+from vcpo_rollout.generation.multi_turn import converse
 
 PROMPT = (3, 4)
 END = 1

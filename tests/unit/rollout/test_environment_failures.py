@@ -15,7 +15,11 @@ import torch
 
 from tests.unit.rollout.scenes import FakeEnvironment, a_learner, eventually, working
 from vcpo.failures import FailureCause
-from vcpo_rollout.foreign import EnvironmentFailedError, ForeignThreads, finite_reward
+from vcpo_rollout.generation.environment_pool import (
+    EnvironmentFailedError,
+    ForeignThreads,
+    finite_reward,
+)
 
 TASK = """\
 import json

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from tests.unit.rollout.scenes import FakeEnvironment, a_learner, eventually
 from tests.unit.rollout.test_worker import working
-from vcpo_rollout.foreign import THREAD_NAME, ForeignThreads, num_threads
+from vcpo_rollout.generation.environment_pool import THREAD_NAME, ForeignThreads, num_threads
 
 
 class Blocking(FakeEnvironment):

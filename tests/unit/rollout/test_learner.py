@@ -7,8 +7,8 @@ from vcpo.wire.client import open_channel
 from vcpo.wire.errors import InvalidMessageError, NotFoundError, UnavailableError
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
-from vcpo_rollout import learner as learner_module
-from vcpo_rollout.learner import HeldPolicy, Learner, SubmissionRefusedError
+from vcpo_rollout.transport import learner_client as learner_module
+from vcpo_rollout.transport.learner_client import HeldPolicy, Learner, SubmissionRefusedError
 
 HELD = HeldPolicy(incarnation="now", policy_version=0)
 

@@ -15,11 +15,11 @@ from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo.wire.weights import CorruptWeightsError
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.learner import HeldPolicy, Learner
-from vcpo_rollout.peers import Peers
-from vcpo_rollout.pieces import PieceShelf
-from vcpo_rollout.sharing import SharingService
-from vcpo_rollout.supply import WeightSupply
+from vcpo_rollout.transport.learner_client import HeldPolicy, Learner
+from vcpo_rollout.transport.peer_client import Peers
+from vcpo_rollout.transport.peer_service import SharingService
+from vcpo_rollout.transport.transfer_buffer import PieceShelf
+from vcpo_rollout.weights.fetcher import WeightSupply
 
 add_policy_service = policy_pb2_grpc.add_PolicyServiceServicer_to_server
 

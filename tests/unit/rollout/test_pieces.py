@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.learner.scenes import settle
 from vcpo.wire.errors import NotFoundError, UnavailableError
 from vcpo.wire.weights import CorruptWeightsError
-from vcpo_rollout.pieces import Piece, PieceKey, PieceShelf
+from vcpo_rollout.transport.transfer_buffer import Piece, PieceKey, PieceShelf
 
 
 def key(version=1, base=None, incarnation="now"):

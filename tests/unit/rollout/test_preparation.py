@@ -4,10 +4,10 @@ import torch
 
 from tests.unit.learner.scenes import make_run
 from vcpo.spec.workloads import Quantization
-from vcpo_rollout.adapters import AdapterMerge
-from vcpo_rollout.alteration import Alteration
 from vcpo_rollout.engines.loading import load_parameters
-from vcpo_rollout.preparation import Preparation, preparation_of
+from vcpo_rollout.weights.lora_merge import AdapterMerge
+from vcpo_rollout.weights.postprocess import Preparation, preparation_of
+from vcpo_rollout.weights.quantize_and_noise import Alteration
 
 TINY = "examples/models/tiny"
 

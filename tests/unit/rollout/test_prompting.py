@@ -5,8 +5,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from vcpo.spec.workloads import PromptFormat
+from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.environments import Prompt
-from vcpo_rollout.prompting import PromptCodec
 
 TEMPLATE = (
     "{% for message in messages %}<{{ message.content }}>{% endfor %}"

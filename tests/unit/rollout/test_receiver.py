@@ -22,12 +22,12 @@ from vcpo.metrics import RolloutMetrics
 from vcpo.spec.workloads import Quantization
 from vcpo.wire.errors import NotFoundError, UnavailableError
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
-from vcpo_rollout.alteration import Alteration
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.learner import HeldPolicy, Learner
-from vcpo_rollout.preparation import Preparation
-from vcpo_rollout.receiver import WeightReceiver
+from vcpo_rollout.transport.learner_client import HeldPolicy, Learner
+from vcpo_rollout.weights.postprocess import Preparation
+from vcpo_rollout.weights.quantize_and_noise import Alteration
+from vcpo_rollout.weights.receiver import WeightReceiver
 
 
 class PolicyServer(policy_pb2_grpc.PolicyServiceServicer):

@@ -21,10 +21,10 @@ from vcpo.wire.trajectory import (
     partial_to_message,
 )
 from vcpo.wire.v1 import work_pb2
-from vcpo_rollout.conversation import converse, resume
 from vcpo_rollout.engines.engine import Generation, GenerationCutError, GenerationRequest
 from vcpo_rollout.environments import Prompt
-from vcpo_rollout.history import History, Turn, replied_turns
+from vcpo_rollout.generation.history import History, Turn, replied_turns
+from vcpo_rollout.generation.multi_turn import converse, resume
 
 PROMPT = (3, 4)
 END = 1

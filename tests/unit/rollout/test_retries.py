@@ -13,9 +13,9 @@ from tests.unit.rollout.versions import payload_of, store_of
 from vcpo.wire.errors import WireError
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_rollout import __main__ as command
-from vcpo_rollout.learner import Learner
-from vcpo_rollout.pieces import Piece, PieceKey
-from vcpo_rollout.retries import LearnerFailedError, Retries
+from vcpo_rollout.transport.learner_client import Learner
+from vcpo_rollout.transport.retries import LearnerFailedError, Retries
+from vcpo_rollout.transport.transfer_buffer import Piece, PieceKey
 
 DOUBTFUL = [
     StatusCode.INTERNAL,

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from vcpo.metrics import RolloutMetrics
-from vcpo_rollout import sandbox
 from vcpo_rollout.environments import python_tool
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.sandbox import SandboxLimits, remove_folder, run_python, unprotected
+from vcpo_rollout.sandbox.runner import SandboxLimits, remove_folder, run_python, unprotected
+from vcpo_rollout.sandbox.runner import runner as sandbox
 
 
 def run(source, **limits):
@@ -261,7 +261,7 @@ ESCAPES = {
 @pytest.mark.parametrize("escape", ESCAPES, ids=list(ESCAPES))
 def test_a_program_ends_with_the_worker_that_is_killed(escape):
     program = f"{ESCAPES[escape]}\nimport time\ntime.sleep(600)"
-    imported = "from vcpo_rollout.sandbox import *"
+    imported = "from vcpo_rollout.sandbox.runner import *"
     worker = subprocess.Popen(
         [
             sys.executable,

@@ -17,8 +17,9 @@ _DROP_ROOT = (
 
 _PRELUDE = """
 import ctypes, logging, os
-from vcpo_rollout import sandbox, sandbox_child
-from vcpo_rollout.sandbox import SandboxLimits, run_python, unprotected
+from vcpo_rollout.sandbox.runner import runner as sandbox
+from vcpo_rollout.sandbox.runner import child as sandbox_child
+from vcpo_rollout.sandbox.runner import SandboxLimits, run_python, unprotected
 logging.basicConfig(format="%(levelname)s %(message)s")
 
 def run(source, **limits):

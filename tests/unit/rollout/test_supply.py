@@ -13,8 +13,8 @@ from vcpo.metrics import RolloutMetrics
 from vcpo.wire.v1 import policy_pb2_grpc
 from vcpo.wire.weights import CorruptWeightsError
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.learner import HeldPolicy, Learner
-from vcpo_rollout.supply import WeightSupply
+from vcpo_rollout.transport.learner_client import HeldPolicy, Learner
+from vcpo_rollout.weights.fetcher import WeightSupply
 
 
 class Scene:

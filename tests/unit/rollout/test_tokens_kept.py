@@ -17,13 +17,13 @@ from tests.unit.learner.scenes import INCARNATION, Desk, make_desk, make_run, se
 from tests.unit.rollout.scenes import FakeCodec, FakeEnvironment, ManualTime
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
-from vcpo_learner.groups import group_from_message
-from vcpo_learner.owed import restore_owed
+from vcpo_learner.ledger.groups import group_from_message
+from vcpo_learner.ledger.requeue import restore_owed
 from vcpo_learner.services.work import WorkService
 from vcpo_rollout.engines.engine import Generation, GenerationCutError
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.learner import HeldPolicy, Learner
-from vcpo_rollout.worker import Worker, WorkerParts
+from vcpo_rollout.generation.worker import Worker, WorkerParts
+from vcpo_rollout.transport.learner_client import HeldPolicy, Learner
 
 SECTIONS = {
     "steps": 1000,

@@ -8,10 +8,10 @@ from tests.unit.engines.conftest import build_model, request_for
 from tests.unit.learner.scenes import INCARNATION
 from tests.unit.rollout.scenes import a_learner
 from vcpo.spec.workloads import Precision
-from vcpo_learner.policy_model import policy_payload
-from vcpo_rollout.engines.hf import HfEngine
+from vcpo_learner.model.loading import policy_payload
+from vcpo_rollout.engines.hf.engine import HfEngine
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.receiver import WeightReceiver
+from vcpo_rollout.weights.receiver import WeightReceiver
 
 ENDLESS = 1 << 16
 

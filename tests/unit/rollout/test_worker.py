@@ -8,8 +8,8 @@ from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse, VersionSpan, prompt_sum
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.engines.engine import EngineError
-from vcpo_rollout.learner import HeldPolicy, LeaseAnswer
-from vcpo_rollout.retries import LearnerFailedError
+from vcpo_rollout.transport.learner_client import HeldPolicy, LeaseAnswer
+from vcpo_rollout.transport.retries import LearnerFailedError
 
 
 @pytest_asyncio.fixture

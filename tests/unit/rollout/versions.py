@@ -12,10 +12,10 @@ import torch
 from tests.unit.learner.scenes import INCARNATION, ManualClock
 from vcpo.wire.errors import UnavailableError
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
-from vcpo_learner.archive import Archivist
-from vcpo_learner.policies import PolicyStore
 from vcpo_learner.services.policy import PolicyService
-from vcpo_learner.sources import SourceBook
+from vcpo_learner.weights.archive import Archivist
+from vcpo_learner.weights.peer_assignment import SourceBook
+from vcpo_learner.weights.store import PolicyStore
 
 NUM_ELEMENTS = 2000
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vcpo.spec import VCPORunSpec
-from vcpo_learner.policy_model import load_policy, pad_token_id, policy_tensors
+from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_study.cell import Cell
 from vcpo_study.experiment import run_cell

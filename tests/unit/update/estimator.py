@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tests.unit.update.models import PAD, own_logprobs
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.update import PolicyUpdate
+from vcpo_learner.update.policy_update import PolicyUpdate
 
 CAP = 1.5
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.unit.update.models import trajectory
 from vcpo.wire.trajectory import TokenSpan
-from vcpo_learner.batch import micro_batches, token_batch
+from vcpo_learner.forward.token_batch import micro_batches, token_batch
 
 CPU = torch.device("cpu")
 SHORT = trajectory(0, prompt=(3,), response=(5,))

@@ -6,8 +6,7 @@ import pytest
 
 from vcpo.algo import EssKind, MismatchCalibration, NonFiniteWeightError, RefusalReason
 from vcpo.spec.algorithm import Algorithm
-from vcpo_learner.batch_signals import moments_of_batch
-from vcpo_learner.decision import (
+from vcpo_learner.update.batch_decision import (
     ScoredTrajectory,
     decide,
     goes_in_one_pass,
@@ -15,6 +14,7 @@ from vcpo_learner.decision import (
     on_policy_ess_ratio,
     trajectory_advantages,
 )
+from vcpo_learner.update.batch_statistics import moments_of_batch
 
 UNCALIBRATED = MismatchCalibration()
 

@@ -26,7 +26,7 @@ from tests.unit.update.models import (
 )
 from tests.unit.update.test_update_methods import SEEING, spec_of
 from vcpo.wire.trajectory import TokenSpan, VersionSpan
-from vcpo_learner.update import PolicyUpdate
+from vcpo_learner.update.policy_update import PolicyUpdate
 
 MODEL = seeded(llama, dtype=torch.float64)
 

@@ -10,9 +10,9 @@ from tests.unit.update.models import FAMILIES, PAD, VOCABULARY, llama, sampled_g
 from vcpo.algo import GradientNormEstimator
 from vcpo.lifecycle import StartError
 from vcpo.spec.workloads import Lora
-from vcpo_learner.adapters import add_adapters
-from vcpo_learner.measurable_norms import require_measurable_norms
-from vcpo_learner.update import PolicyUpdate
+from vcpo_learner.forward.measurable_norms import require_measurable_norms
+from vcpo_learner.model.lora import add_adapters
+from vcpo_learner.update.policy_update import PolicyUpdate
 
 SIZES = {
     "vocab_size": VOCABULARY,
@@ -120,6 +120,6 @@ def test_memory_that_runs_out_is_not_taken_for_an_answer(monkeypatch):
     def out_of_memory(*_, **__):
         raise torch.OutOfMemoryError("CUDA")
 
-    monkeypatch.setattr("vcpo_learner.measurable_norms.forward_pass", out_of_memory)
+    monkeypatch.setattr("vcpo_learner.forward.measurable_norms.forward_pass", out_of_memory)
     with pytest.raises(torch.OutOfMemoryError):
         require_measurable_norms(seeded(llama), EXACT, packs=False)

@@ -5,15 +5,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.unit.update.models import FAMILIES, PAD, llama, own_logprobs, seeded, trajectory
-from vcpo_learner.batch import token_batch
-from vcpo_learner.norm_proxies import (
+from vcpo_learner.forward.logprobs import token_logprobs, token_logprobs_and_energies
+from vcpo_learner.forward.norm_proxies import (
     length_norms,
     lm_head_norms,
     logit_energies,
     logit_energy_norms,
     recorded_head,
 )
-from vcpo_learner.scoring import token_logprobs, token_logprobs_and_energies
+from vcpo_learner.forward.token_batch import token_batch
 
 LOGITS = st.lists(st.floats(-20.0, 20.0), min_size=2, max_size=8)
 

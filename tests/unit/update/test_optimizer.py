@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.unit.update.models import llama
 from vcpo.spec.algorithm import Optimizer
-from vcpo_learner.optimizer import (
+from vcpo_learner.update.optimizer import (
     clip_gradient,
     make_optimizer,
     restore_optimizer,

@@ -19,15 +19,15 @@ from tests.unit.update.test_update_norm_proxies import PROXIES
 from vcpo.lifecycle import StartError
 from vcpo.spec.algorithm import RowLayout
 from vcpo.wire.trajectory import VersionSpan
-from vcpo_learner.batch import token_batch
-from vcpo_learner.packed_rows import packed_rows, require_kept_apart
-from vcpo_learner.scoring import (
+from vcpo_learner.forward.logprobs import (
     prefix_states,
     response_values,
     token_entropies,
     token_logprobs,
 )
-from vcpo_learner.update import PolicyUpdate
+from vcpo_learner.forward.packed_rows import packed_rows, require_kept_apart
+from vcpo_learner.forward.token_batch import token_batch
+from vcpo_learner.update.policy_update import PolicyUpdate
 
 CPU = torch.device("cpu")
 TOKEN_METHODS = ["vtrace", "stapo", "tba", "gspo"]

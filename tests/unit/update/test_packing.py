@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.unit.update.models import FAMILIES, VOCABULARY, seeded
-from vcpo_learner import trajectory_gradients
-from vcpo_learner.combination import Combination
-from vcpo_learner.module_calls import recorded_calls
-from vcpo_learner.packing import packing
-from vcpo_learner.trajectory_gradients import measure_gradients
+from vcpo_learner.per_sample_gradients import backward as trajectory_gradients
+from vcpo_learner.per_sample_gradients.backward import measure_gradients
+from vcpo_learner.per_sample_gradients.hooks import recorded_calls
+from vcpo_learner.per_sample_gradients.unpack_rows import packing
+from vcpo_learner.per_sample_gradients.weighted_sum import Combination
 
 ROWS = [[0, 3], [1, 4], [2]]
 """Trajectories of each row of the batch."""

@@ -14,14 +14,14 @@ from tests.unit.update.models import (
     seeded,
     trajectory,
 )
-from vcpo_learner.batch import token_batch
-from vcpo_learner.scoring import (
+from vcpo_learner.forward.logprobs import (
     prefix_states,
     response_values,
     token_entropies,
     token_logprobs,
     weighted_logprobs,
 )
+from vcpo_learner.forward.token_batch import token_batch
 
 CPU = torch.device("cpu")
 

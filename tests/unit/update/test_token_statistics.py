@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vcpo.algo import TokenSums, WeightMoments, near_equal_pieces, piece_log_weights
-from vcpo_learner.token_statistics import piece_moments, token_sums
+from vcpo_learner.update.token_statistics import piece_moments, token_sums
 
 
 def rows():

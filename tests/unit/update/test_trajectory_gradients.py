@@ -13,12 +13,12 @@ from tests.unit.update.models import (
     seeded,
     trajectory,
 )
-from vcpo_learner import trajectory_gradients
-from vcpo_learner.batch import token_batch
-from vcpo_learner.combination import Combination, relative_offsets
-from vcpo_learner.module_calls import recorded_calls
-from vcpo_learner.scoring import token_logprobs
-from vcpo_learner.trajectory_gradients import measure_gradients
+from vcpo_learner.forward.logprobs import token_logprobs
+from vcpo_learner.forward.token_batch import token_batch
+from vcpo_learner.per_sample_gradients import backward as trajectory_gradients
+from vcpo_learner.per_sample_gradients.backward import measure_gradients
+from vcpo_learner.per_sample_gradients.hooks import recorded_calls
+from vcpo_learner.per_sample_gradients.weighted_sum import Combination, relative_offsets
 
 ONE_TWO = torch.tensor([1.0, 2.0]).double()
 

@@ -27,7 +27,7 @@ from tests.unit.update.models import (
     with_rewards,
 )
 from vcpo.spec.workloads import Precision
-from vcpo_learner.update import PolicyUpdate
+from vcpo_learner.update.policy_update import PolicyUpdate
 
 BASELINES = ["opob", "groupMean", "rloo", "grpo", "none"]
 
@@ -75,7 +75,7 @@ def expected_of_dominated(model, group):
 @pytest.mark.parametrize("way", ["kept", "reduced"])
 @pytest.mark.parametrize("nats", [15.0, 20.0, 40.0])
 def test_a_trajectory_that_dominates_its_group_costs_the_others_no_digits(nats, way, monkeypatch):
-    module = "vcpo_learner.trajectory_gradients.is_kept_cheaper"
+    module = "vcpo_learner.per_sample_gradients.backward.is_kept_cheaper"
     monkeypatch.setattr(module, lambda *_: way == "kept")
     model, exact = seeded(llama), seeded(llama, dtype=torch.float64)
     exact.load_state_dict(model.state_dict())

@@ -15,7 +15,7 @@ from tests.unit.update.models import (
 from vcpo.algo import RECIPES, Method
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.trajectory import VersionSpan
-from vcpo_learner.update import PolicyUpdate
+from vcpo_learner.update.policy_update import PolicyUpdate
 
 
 def spec_of(method, **fields):
@@ -181,7 +181,7 @@ def test_a_critic_learns_nothing_from_a_rehearsal_or_from_a_step_that_broke(monk
     before = flat(update.state_dict()["method"])
     update.rehearse(groups[0], policy_version=10)
     assert flat(update.state_dict()["method"]) == before
-    monkeypatch.setattr("vcpo_learner.gathering.token_coefficients", broken)
+    monkeypatch.setattr("vcpo_learner.update.gradient.token_coefficients", broken)
     with pytest.raises(MemoryError, match="second pass"):
         update.begin(groups, policy_version=10)
     assert flat(update.state_dict()["method"]) == before

@@ -17,7 +17,7 @@ from tests.unit.update.estimator import (
 from tests.unit.update.models import PAD, llama, own_logprobs, sampled_groups, seeded
 from vcpo.lifecycle import StartError
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.update import PolicyUpdate
+from vcpo_learner.update.policy_update import PolicyUpdate
 
 PROXIES = ["lmHead", "logitEnergy", "length"]
 

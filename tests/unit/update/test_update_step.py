@@ -18,8 +18,8 @@ from tests.unit.update.models import (
     with_rewards,
 )
 from vcpo.wire.trajectory import VersionSpan
-from vcpo_learner.update import PolicyUpdate
-from vcpo_learner.update_result import SkipReason
+from vcpo_learner.update.policy_update import PolicyUpdate
+from vcpo_learner.update.result import SkipReason
 
 
 def flat(model):

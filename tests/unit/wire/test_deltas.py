@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from vcpo.wire.deltas import element_width, filler
 from vcpo.wire.weights import CorruptWeightsError
-from vcpo_learner.deltas import encode_delta, encode_gaps
-from vcpo_rollout.deltas import advance, decode_gaps, read_delta
+from vcpo_learner.weights.deltas import encode_delta, encode_gaps
+from vcpo_rollout.weights.deltas import advance, decode_gaps, read_delta
 
 NOT_A_NUMBER, OTHER_NOT_A_NUMBER = 0x7FC0, 0x7FC1
 ZERO, MINUS_ZERO, ONE, TWO = 0x0000, 0x8000, 0x3F80, 0x4000

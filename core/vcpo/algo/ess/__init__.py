@@ -1,0 +1,1 @@
+"""Effective sample size: importance weights, its calibration, and the learning rate it allows."""

@@ -1,0 +1,120 @@
+"""Sums that an ESS is made of, which can be added up over micro-batches, ranks and steps.
+
+The ESS of any set of weights follows from three numbers,
+
+    n,    log S1 = LSE(log w),    log S2 = LSE(2 log w),    ESS = exp(2 log S1 - log S2),
+
+and the three numbers of a union follow from those of its parts. So the ESS of a window of batches,
+of all batches up to some lag, or of half a million tokens needs no weight to be kept.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from vcpo.algo.arrays import Vector, vector
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError, log_sum_exp, require_log_weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightMoments:
+    """How many weights there are, their sum and the sum of their squares, in log space."""
+
+    count: int
+    """Weights, at least 1."""
+
+    log_sum: float
+    """Log of the sum of the weights, nats; -inf when every weight is 0."""
+
+    log_sum_squares: float
+    """Log of the sum of the squared weights, nats; -inf when every weight is 0."""
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"count is {self.count}: give at least 1")
+        for name in ("log_sum", "log_sum_squares"):
+            value = getattr(self, name)
+            if math.isnan(value) or value == math.inf:
+                raise NonFiniteWeightError(name, None, value)
+
+    @classmethod
+    def of(cls, log_weights: Vector) -> Self:
+        """Moments of the weights with these logarithms.
+
+        log_weights: [n] nats; -inf is a weight of 0.
+        Raises: ValueError when empty; NonFiniteWeightError at a NaN or +inf.
+        """
+        log_weights = vector(log_weights, "log_weights")
+        require_log_weights(log_weights)
+        return cls(
+            count=len(log_weights),
+            log_sum=log_sum_exp(log_weights),
+            log_sum_squares=log_sum_exp([2.0 * each for each in log_weights]),
+        )
+
+    @classmethod
+    def merged(cls, parts: Sequence["WeightMoments"]) -> Self:
+        """Moments of the union of the weights behind `parts`.
+
+        Raises: ValueError when there is no part.
+        """
+        if not parts:
+            raise ValueError("parts is empty: at least one is needed")
+        return cls(
+            count=sum(part.count for part in parts),
+            log_sum=log_sum_exp([part.log_sum for part in parts]),
+            log_sum_squares=log_sum_exp([part.log_sum_squares for part in parts]),
+        )
+
+    @property
+    def ess(self) -> float:
+        """Effective sample size, in [1, n].
+
+        Raises: NonFiniteWeightError when every weight is 0.
+        Source: Kish, Survey Sampling (1965).
+        """
+        if self.log_sum == -math.inf:
+            raise NonFiniteWeightError("log_sum", None, self.log_sum)
+        return min(max(math.exp(2.0 * self.log_sum - self.log_sum_squares), 1.0), self.count)
+
+    @property
+    def ess_ratio(self) -> float:
+        """Effective part of the weights, ESS / n, in [1/n, 1].
+
+        Raises: NonFiniteWeightError when every weight is 0.
+        """
+        return self.ess / self.count
+
+    def to_list(self) -> list[float]:
+        """Count and the two sums, as plain JSON values for a checkpoint; no weight may be 0."""
+        return [self.count, self.log_sum, self.log_sum_squares]
+
+
+def moments_from(state: Any) -> WeightMoments:
+    """Moments that `WeightMoments.to_list` wrote.
+
+    Raises: ValueError when the state has another form.
+    """
+    try:
+        count, log_sum, log_sum_squares = state
+        return WeightMoments(
+            count=int(count), log_sum=float(log_sum), log_sum_squares=float(log_sum_squares)
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"state is {str(state)[:80]}: give what to_list returned, [count, log_sum, log_squares]"
+        ) from error
+
+
+def entry(state: Mapping[str, Any], name: str, owner: str) -> Any:
+    """Value of one key of a checkpoint's record.
+
+    Raises: ValueError when the state is no mapping or lacks the key.
+    """
+    try:
+        return state[name]
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"state is {str(state)[:80]}: give what to_dict of {owner} returned, with '{name}'"
+        ) from error

@@ -1,0 +1,1 @@
+"""What `vcpo run` shows on the terminal."""

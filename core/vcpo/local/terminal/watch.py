@@ -1,0 +1,77 @@
+"""What a person watching a run is shown, from the learner's signals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vcpo.local.terminal.view import RunView
+from vcpo.no_update import no_update_notice
+from vcpo.spec import VCPORun
+from vcpo.wire.phase import phase_from_message
+from vcpo.wire.v1 import control_pb2
+
+_FAILURES_NOTICED = 3
+"""Failed generations in a row that are worth a notice."""
+
+
+def run_view(
+    run: VCPORun,
+    signals: control_pb2.Signals | None,
+    *,
+    signals_age_s: float | None,
+    learner_serves: bool,
+    workers_desired: int,
+    elapsed_s: float,
+) -> RunView:
+    """Describe the run at this moment; before the first signals it is `starting`."""
+    if signals is None:
+        signals = control_pb2.Signals(total_steps=run.spec.steps, on_policy_ess_ratio=1.0)
+        phase = "starting"
+    elif not learner_serves:
+        phase = "restarting"
+    else:
+        phase = phase_from_message(signals.phase).value
+
+    def known(field: str) -> bool:
+        return signals.HasField(field)  # type: ignore[arg-type]  # the stub wants literals
+
+    return RunView(
+        run_name=run.metadata.name,
+        phase=phase,
+        step=signals.step,
+        total_steps=run.spec.steps,
+        reward_mean=signals.reward_mean if known("reward_mean") else None,
+        accuracy=signals.evaluations[-1].accuracy if signals.evaluations else None,
+        ess_ratio=signals.ess_ratio if known("ess_ratio") else None,
+        on_policy_ess_ratio=signals.on_policy_ess_ratio,
+        learning_rate_scale=signals.learning_rate_scale if known("learning_rate_scale") else None,
+        lag_p50=signals.lag_p50 if known("lag_p50") else None,
+        lag_max=signals.lag_max if known("lag_max") else None,
+        lag_bound=run.spec.algorithm.max_policy_lag_steps,
+        buffered=signals.trajectories.buffered,
+        in_flight=signals.trajectories.in_flight,
+        workers_ready=len(signals.workers),
+        workers_desired=workers_desired,
+        tokens_per_s=signals.generated_tokens_per_second,
+        elapsed_s=elapsed_s,
+        eta_s=_eta_s(signals),
+        signals_age_s=signals_age_s,
+        notices=tuple(_notices(signals)),
+    )
+
+
+def _notices(signals: control_pb2.Signals) -> Iterator[str]:
+    if signals.failures_in_a_row >= _FAILURES_NOTICED and signals.failures:
+        latest = signals.failures[0].message
+        yield f"The last {signals.failures_in_a_row} generations failed: {latest}"
+    notice = no_update_notice(signals.skipped_steps_in_a_row, signals.skip_reason)
+    if notice is not None:
+        yield notice
+
+
+def _eta_s(signals: control_pb2.Signals) -> float | None:
+    consumed_per_s = signals.consumed_trajectories_per_second
+    if consumed_per_s <= 0:
+        return None
+    left = (signals.total_steps - signals.step) * signals.batch_trajectories
+    return left / consumed_per_s

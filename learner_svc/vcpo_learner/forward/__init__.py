@@ -1,0 +1,1 @@
+"""The model's forward passes, in tensors: token batches, log-probabilities, gradient norms."""

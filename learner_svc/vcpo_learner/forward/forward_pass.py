@@ -1,0 +1,156 @@
+"""A forward pass over a micro-batch, and what its trajectories' gradient norms are.
+
+    exact    the pass is recorded; its backward pass measures the norms and forms the sum
+    proxy    norms are known after the forward pass; the sum is a plain backward pass
+    none     like a proxy whose norms are all 0
+
+All of them offer the same: log-probabilities, then, for weights of the tokens, squared norms, then,
+for slopes that follow from those, the sum of gradients.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vcpo.algo import GradientNormEstimator
+from vcpo_learner.forward.logprobs import (
+    token_logprobs,
+    token_logprobs_and_energies,
+    weighted_logprobs,
+)
+from vcpo_learner.forward.norm_proxies import length_norms, logit_energy_norms, recorded_head
+from vcpo_learner.forward.packed_rows import PackedRows
+from vcpo_learner.forward.token_batch import TokenBatch
+from vcpo_learner.per_sample_gradients.backward import MeasuredGradients, measure_gradients
+from vcpo_learner.per_sample_gradients.hooks import Recording, recorded_calls
+from vcpo_learner.per_sample_gradients.weighted_sum import Combination
+
+NormsOf = Callable[[Tensor, Tensor], Tensor]
+"""Squared norms [batch] by proxy, from the objectives [batch] and weights [batch, width]."""
+
+
+class GradientSum(Protocol):
+    """Norms, and the sum that waits for its slopes."""
+
+    @property
+    def squared_norms(self) -> Tensor:
+        """[batch] float64, at least 0."""
+
+    def add_to_parameters(self, slopes: Sequence[float]) -> None:
+        """Complete the sum in the parameters' `.grad`; slopes: [num_groups]; call once."""
+
+
+class ForwardPass(Protocol):
+    """Log-probabilities with their graph, and the way to norms."""
+
+    @property
+    def logprobs(self) -> Tensor:
+        """[batch, width] nats, as `token_logprobs`."""
+
+    def measured(
+        self, weights: Tensor, combination: Combination | None = None, *, retain_graph: bool = False
+    ) -> GradientSum:
+        """Norms of the gradients of sum_t a_t log pi(y_t); call once.
+
+        weights: [batch, width] a_t.
+        combination: the sum that is wanted beside the norms; None wants none.
+        retain_graph: keep the graph of `logprobs` for another backward pass.
+        """
+
+
+def forward_pass(
+    model: nn.Module,
+    batch: TokenBatch,
+    estimator: GradientNormEstimator | None,
+    *,
+    temperature: float,
+) -> ForwardPass:
+    """Go forward, and keep what the estimator needs; None finds no norms, and reports 0.
+
+    Raises: ValueError when the model has no output head that the estimator could look at.
+    """
+    match estimator:
+        case GradientNormEstimator.EXACT:
+            with recorded_calls(model) as recording:
+                logprobs = token_logprobs(model, batch, temperature=temperature)
+            return _RecordedPass(
+                model=model, recording=recording, logprobs=logprobs, rows=batch.rows
+            )
+        case GradientNormEstimator.LM_HEAD:
+            with recorded_head(model) as head:
+                logprobs = token_logprobs(model, batch, temperature=temperature)
+            return _PlainPass(
+                logprobs=logprobs,
+                norms_of=lambda objectives, _: head.squared_norms(objectives.sum(), batch.rows),
+            )
+        case GradientNormEstimator.LOGIT_ENERGY:
+            logprobs, energies = token_logprobs_and_energies(model, batch, temperature=temperature)
+            return _PlainPass(
+                logprobs=logprobs, norms_of=lambda _, weights: logit_energy_norms(weights, energies)
+            )
+        case GradientNormEstimator.LENGTH:
+            logprobs = token_logprobs(model, batch, temperature=temperature)
+            return _PlainPass(logprobs=logprobs, norms_of=lambda _, weights: length_norms(weights))
+        case None:
+            logprobs = token_logprobs(model, batch, temperature=temperature)
+            return _PlainPass(logprobs=logprobs, norms_of=lambda _, weights: _no_norms(weights))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _RecordedPass:
+    model: nn.Module
+    recording: Recording
+    logprobs: Tensor
+    rows: PackedRows | None
+
+    def measured(
+        self, weights: Tensor, combination: Combination | None = None, *, retain_graph: bool = False
+    ) -> MeasuredGradients:
+        objectives = weighted_logprobs(self.logprobs, weights)
+        return measure_gradients(
+            self.model,
+            objectives,
+            self.recording,
+            combination,
+            segments=None if self.rows is None else self.rows.segments,
+            retain_graph=retain_graph,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _PlainPass:
+    logprobs: Tensor
+    norms_of: NormsOf
+
+    def measured(
+        self, weights: Tensor, combination: Combination | None = None, *, retain_graph: bool = False
+    ) -> "_PlainSum":
+        objectives = weighted_logprobs(self.logprobs, weights)
+        return _PlainSum(
+            squared_norms=self.norms_of(objectives, weights),
+            objectives=objectives,
+            combination=combination,
+            retain_graph=retain_graph,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _PlainSum:
+    squared_norms: Tensor
+    objectives: Tensor
+    combination: Combination | None
+    retain_graph: bool
+
+    def add_to_parameters(self, slopes: Sequence[float]) -> None:
+        if self.combination is None:
+            raise ValueError("combination is None: only norms were measured; give one")
+        coefficients = self.combination.coefficients(self.objectives.new_tensor(slopes))
+        total = (self.objectives * coefficients).sum()
+        torch.autograd.backward(total, retain_graph=self.retain_graph)
+
+
+def _no_norms(weights: Tensor) -> Tensor:
+    return torch.zeros(len(weights), dtype=torch.float64, device=weights.device)

@@ -1,0 +1,96 @@
+"""Whether a model's gradient norms can be measured, tried out before they are relied upon.
+
+Exact norms rest on how a model is made: every module that owns a trainable parameter sees the
+trajectories apart, on the first axis of what it is given and returns. A mixture of experts sees
+tokens instead, sorted by expert. Whatever the reason, three short trajectories show it in a moment,
+and a comparison with autograd finds what no module shows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vcpo.algo import GradientNormEstimator
+from vcpo.lifecycle import StartError
+from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
+from vcpo_learner.forward.forward_pass import forward_pass
+from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs
+from vcpo_learner.forward.token_batch import TokenBatch, token_batch
+
+_TOLERANCE = 1e-3
+"""Relative, of a squared norm: rounding in float32 stays below 1e-6, so that even a slight use of a
+parameter that went unseen shows."""
+_MEASURED = (GradientNormEstimator.EXACT, GradientNormEstimator.LM_HEAD)
+"""Estimators that look into the model."""
+
+
+def require_measurable_norms(
+    model: nn.Module, estimator: GradientNormEstimator, *, packs: bool
+) -> None:
+    """Try out whether the norms that a run asks for can be had of its model.
+
+    model: in evaluation mode; is left as it is.
+    packs: whether several trajectories share a row.
+
+    Raises:
+        StartError: naming the field, what stands in the way and the cure.
+    """
+    if estimator not in _MEASURED:
+        return
+    batch = _batch(model, packs=packs)
+    try:
+        found = _measured(model, estimator, batch)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a model's own code runs there
+        raise _refusal(model, estimator, str(error)) from error
+    if estimator is GradientNormEstimator.EXACT:
+        expected = _by_autograd(model, batch)
+        difference = float(((found - expected).abs() / expected.clamp_min(1e-30)).max())
+        if not difference <= _TOLERANCE:
+            reason = f"squared, they differ from autograd's by a share of {difference:.2g}"
+            raise _refusal(model, estimator, reason)
+
+
+def _refusal(model: nn.Module, estimator: GradientNormEstimator, reason: str) -> StartError:
+    return StartError(
+        f"spec.algorithm.gradientNorms: '{estimator}' norms of {type(model).__name__} cannot be"
+        f" measured ({reason}); use 'logitEnergy', or a method without norms such as 'grpo'"
+    )
+
+
+def _batch(model: nn.Module, *, packs: bool) -> TokenBatch:
+    """Three trajectories, of which two share a row where rows are shared."""
+    device = next(model.parameters()).device
+    return token_batch([_short(3, 0), _short(1, 1), _short(1, 2)], 0, device, packs=packs)
+
+
+def _short(num_tokens: int, first: int) -> Trajectory:
+    return Trajectory(
+        trajectory_id=str(first),
+        prompt_token_ids=(first,),
+        response_token_ids=tuple((first + at) % 3 for at in range(1, num_tokens + 1)),
+        rollout_logprobs=(0.0,) * num_tokens,
+        version_spans=(VersionSpan(policy_version=0, num_tokens=num_tokens),),
+        reward=0.0,
+        finish_reason=FinishReason.STOP,
+    )
+
+
+def _measured(model: nn.Module, estimator: GradientNormEstimator, batch: TokenBatch) -> Tensor:
+    weights = batch.response_mask.to(torch.float32)
+    passed = forward_pass(model, batch, estimator, temperature=1.0)
+    return passed.measured(weights).squared_norms
+
+
+def _by_autograd(model: nn.Module, batch: TokenBatch) -> Tensor:
+    """Squared norms [batch], one backward pass for each trajectory."""
+    weights = batch.response_mask.to(torch.float32)
+    objectives = weighted_logprobs(token_logprobs(model, batch, temperature=1.0), weights)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    norms = []
+    for objective in objectives:
+        gradients = torch.autograd.grad(objective, trained, retain_graph=True, allow_unused=True)
+        norms.append(sum(each.double().square().sum() for each in gradients if each is not None))
+    return torch.stack([torch.as_tensor(norm) for norm in norms])

@@ -1,0 +1,125 @@
+"""Several trajectories in one row, so that little of what the model goes through is padding.
+
+```
+padded   1 1 1 1 1 1      packed   1 1 1 1 1 1
+         2 2 . . . .               2 2 3 3 3 .
+         3 3 3 . . .
+```
+
+Positions begin anew in each trajectory. Given those and no attention mask, the models of
+transformers hide trajectories that share a row from each other; that a model does so is tried out
+before it is relied upon, since a leak is silent: it only makes every number a little wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vcpo.lifecycle import StartError
+from vcpo_learner.per_sample_gradients.unpack_rows import PADDING
+
+_TOLERANCE = 1e-3
+"""Of logits in one row and in another, over the largest: rounding is a hundredth of it at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedRows:
+    """Where the tokens of a padded batch [batch, width] stand in fewer rows."""
+
+    segments: Tensor
+    """[rows, tokens] int64; the trajectory of each token, by its row in the padded batch, or
+    PADDING."""
+    position_ids: Tensor
+    """[rows, tokens] int64; from 0 in each trajectory, and in what is left of a row."""
+    places: Tensor
+    """[batch, width] int64; the token's place among all rows' tokens, one row after another; 0 for
+    padding."""
+    is_own: Tensor
+    """[batch, width] bool; False for padding."""
+
+    def packed(self, padded: Tensor, fill: int) -> Tensor:
+        """Lay [batch, width] numbers out in rows, [rows, tokens], with `fill` where nothing is."""
+        rows, columns = self.segments.clamp_min(0), self.position_ids
+        return padded[rows, columns].masked_fill(self.segments == PADDING, fill)
+
+    def unpacked(self, values: Tensor) -> Tensor:
+        """Lay [rows, tokens, ...] out as [batch, width, ...], with zeros for padding."""
+        padding = ~self.is_own.view(*self.is_own.shape, *[1] * (values.ndim - 2))
+        return values.flatten(0, 1)[self.places].masked_fill(padding, 0.0)
+
+
+def packed_rows(lengths: Sequence[int], device: torch.device) -> PackedRows | None:
+    """Fit trajectories into rows as long as the longest of them; None when that saves no row.
+
+    Longer rows would be filled better, but attention goes over them whole, with what it hides.
+    lengths: [batch] tokens, at least 1 each.
+    """
+    width = max(lengths)
+    rows = _fitted(lengths, width)
+    if len(rows) == len(lengths):
+        return None
+    segments = torch.full((len(rows), width), PADDING)
+    positions = torch.zeros(len(rows), width, dtype=torch.int64)
+    places = torch.zeros(len(lengths), width, dtype=torch.int64)
+    for row, members in enumerate(rows):
+        end = 0
+        for trajectory in members:
+            start, end = end, end + lengths[trajectory]
+            segments[row, start:end] = trajectory
+            positions[row, start:end] = torch.arange(end - start)
+            places[trajectory, : end - start] = row * width + torch.arange(start, end)
+        positions[row, end:] = torch.arange(width - end)
+    return PackedRows(
+        segments=segments.to(device),
+        position_ids=positions.to(device),
+        places=places.to(device),
+        is_own=(torch.arange(width) < torch.tensor(lengths)[:, None]).to(device),
+    )
+
+
+def _fitted(lengths: Sequence[int], width: int) -> list[list[int]]:
+    """Longest first, each into the first row that has room: at most 11/9 of the fewest rows, and 1.
+
+    Source: first fit decreasing, Johnson 1973.
+    """
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for trajectory in sorted(range(len(lengths)), key=lambda at: -lengths[at]):
+        length = lengths[trajectory]
+        row = next((at for at, left in enumerate(room) if left >= length), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(width)
+        rows[row].append(trajectory)
+        room[row] -= length
+    return rows
+
+
+@torch.no_grad()
+def require_kept_apart(model: nn.Module) -> None:
+    """Try out whether a model keeps trajectories that share a row apart.
+
+    Raises: StartError, naming the field, when one sees the other or its own position is off.
+    """
+    alone = _last_two_logits(model, [[3, 4]])
+    first, second = (_last_two_logits(model, [[*other, 3, 4]]) for other in ([1, 2], [2, 1]))
+    # What is masked counts as nothing at all: not even the last digit may differ.
+    is_off = float((first - alone).abs().max()) > _TOLERANCE * float(alone.abs().max())
+    if is_off or not torch.equal(first, second):
+        raise StartError(
+            f"spec.batch.rowLayout: packed, but {type(model).__name__} lets trajectories in one"
+            " row see each other; use padded"
+        )
+
+
+def _last_two_logits(model: nn.Module, rows: list[list[int]]) -> Tensor:
+    """Logits [1, 2, vocabulary] of the last pair of tokens, where every pair begins at 0."""
+    device = next(model.parameters()).device
+    tokens = torch.tensor(rows, device=device)
+    positions = torch.arange(tokens.shape[1], device=device)[None] % 2
+    logits: Tensor = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
+    return logits[:, -2:]

@@ -1,0 +1,1 @@
+"""The policy and its files, in tensors: loading, LoRA, checkpoints, exported folders."""

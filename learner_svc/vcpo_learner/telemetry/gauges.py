@@ -1,0 +1,175 @@
+"""The learner's metrics, kept up to date from its records and its ledger."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from prometheus_client import Counter as CounterMetric
+
+from vcpo.control.quota import Trust
+from vcpo.journal import EvaluationRecord, StepRecord
+from vcpo.metrics import LearnerMetrics
+from vcpo.wire.guard import Refusal
+from vcpo.wire.phase import RunPhase
+from vcpo.wire.v1 import control_pb2
+from vcpo_learner.ledger.accounting import TrajectoryCounts
+from vcpo_learner.ledger.dispatcher import Dispatcher
+from vcpo_learner.ledger.groups import Group
+from vcpo_learner.telemetry.signals import SignalWindow
+
+_MAX_GROUPS = 16
+"""Groups that workers of a run may say they are of; a label must not take any word."""
+
+
+class LearnerGauges:
+    """Writes what happens into the learner's metrics. Owner: the learner's event loop."""
+
+    def __init__(
+        self, metrics: LearnerMetrics, *, dispatcher: Dispatcher, signals: SignalWindow
+    ) -> None:
+        self._metrics = metrics
+        self._dispatcher = dispatcher
+        self._signals = signals
+        self._groups_seen: set[str] = set()
+        self._refused: Counter[Refusal] = Counter()
+        self._counted = TrajectoryCounts(leased=0, in_flight=0, buffered=0, consumed=0)
+        self._wasted_tokens: dict[str, int] = {}
+
+    def resumed(self) -> None:
+        """Count from a restored ledger on: what it counted before a restart is no new event.
+
+        Tokens it counts since its start only.
+        """
+        self._counted = self._dispatcher.ledger.counts()
+
+    def step(self, record: StepRecord, groups: Sequence[Group]) -> None:
+        """Note a finished step and the groups it consumed.
+
+        Only here is anything counted as consumed: until its step has ended, the ledger may be given
+        a batch back.
+        """
+        metrics = self._metrics
+        metrics.steps.inc()
+        if record.skipped is not None:
+            metrics.skipped_steps.labels(record.skipped).inc()
+        metrics.step_duration_s.observe(record.step_s)
+        metrics.ess_ratio.set(record.ess_ratio)
+        metrics.on_policy_ess_ratio.set(record.on_policy_ess_ratio)
+        metrics.calibration_age_steps.set(record.calibration_age_steps)
+        metrics.importance_weight_max.set(record.importance_weight_max)
+        metrics.learning_rate_scale.set(record.learning_rate_scale)
+        metrics.learning_rate.set(record.learning_rate)
+        metrics.gradient_norm.set(record.gradient_norm)
+        metrics.reward_mean.set(record.reward_mean)
+        self._diagnostics(record)
+        sampled_before = record.step - 1
+        for group in groups:
+            for trajectory in group.trajectories:
+                lag = sampled_before - trajectory.oldest_policy_version
+                metrics.consumed.inc()
+                metrics.policy_lag_steps.observe(lag)
+                metrics.tokens.inc(trajectory.num_sampled_tokens)
+        self.refresh()
+
+    def _diagnostics(self, record: StepRecord) -> None:
+        metrics = self._metrics
+        metrics.baseline_shift.set(record.baseline_shift)
+        metrics.masked_tokens.set(record.masked_share)
+        metrics.collapse_warning.set(record.warning_score)
+        shown = {
+            "token_ess_ratio": metrics.token_ess_ratio,
+            "truncated_ess_ratio": metrics.truncated_ess_ratio,
+            "kl_per_token": metrics.divergence_nats,
+            "top_gradient_share": metrics.top_gradient_share,
+        }
+        for name, gauge in shown.items():
+            value = record.diagnostics.get(name)
+            if value is not None:
+                gauge.set(value)
+        for lag, ratio in record.ess_by_lag.items():
+            metrics.lag_ess_ratio.labels(lag).set(ratio)
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """Note a finished evaluation."""
+        self._metrics.evaluation_accuracy.set(record.accuracy)
+
+    def checkpoint(self, time_unix_s: float) -> None:
+        """Note a checkpoint."""
+        self._metrics.checkpoint_timestamp_s.set(time_unix_s)
+
+    def disk_full(self) -> None:
+        """Note that a checkpoint or a model found no room."""
+        self._metrics.disk_full.inc()
+
+    def accounting_error(self) -> None:
+        """Note that trajectories appeared or vanished."""
+        self._metrics.accounting_errors.inc()
+
+    def refresh(self) -> None:
+        """Bring up to date what changes between steps."""
+        metrics, dispatcher = self._metrics, self._dispatcher
+        counts = dispatcher.ledger.counts()
+        metrics.in_flight.set(counts.in_flight)
+        metrics.buffered.set(counts.buffered)
+        _catch_up(metrics.leased, self._counted.leased, counts.leased)
+        self._drops(counts.dropped)
+        self._waste(dispatcher.ledger.wasted_tokens())
+        self._counted = counts
+        metrics.policy_version.set(dispatcher.policy_version)
+        metrics.admission_lag_steps.set(dispatcher.admission_lag_steps)
+        metrics.failures_in_a_row.set(dispatcher.failures.in_a_row)
+        for phase in RunPhase:
+            metrics.phase.labels(phase.value).set(float(phase is dispatcher.phase))
+        self._windows(self._signals.message())
+        workers = dispatcher.workers()
+        by_group = Counter(worker.rollout_group for worker in workers)
+        for group in by_group:
+            if len(self._groups_seen) < _MAX_GROUPS:
+                self._groups_seen.add(group)
+        for group in self._groups_seen:
+            metrics.workers.labels(group).set(by_group[group])
+        by_trust = Counter(worker.trust for worker in workers)
+        for trust in Trust:
+            metrics.workers_by_trust.labels(trust.value).set(by_trust[trust])
+
+    def refused(self, refusals: Mapping[Refusal, int]) -> None:
+        """Note the calls that the server has refused so far."""
+        for reason, count in refusals.items():
+            _catch_up(
+                self._metrics.calls_refused.labels(reason.value), self._refused[reason], count
+            )
+            self._refused[reason] = count
+
+    def _windows(self, signals: control_pb2.Signals) -> None:
+        """Show the numbers whose windows are kept for whoever asks for the signals."""
+        metrics = self._metrics
+        metrics.batch_trajectories.set(signals.batch_trajectories)
+        metrics.skipped_steps_in_a_row.set(signals.skipped_steps_in_a_row)
+        metrics.idle_ratio.set(signals.learner_idle_ratio)
+        metrics.ess_ratio_mean.set(_measured(signals, "ess_ratio_mean"))
+        metrics.ess_ratio_low.set(_measured(signals, "ess_ratio_low"))
+        metrics.token_lag_median_steps.set(_measured(signals, "lag_p50"))
+        metrics.token_lag_max_steps.set(_measured(signals, "lag_max"))
+
+    def _drops(self, dropped: Mapping[str, int]) -> None:
+        for reason, count in dropped.items():
+            before = self._counted.dropped.get(reason, 0)
+            _catch_up(self._metrics.dropped.labels(reason), before, count)
+
+    def _waste(self, wasted_tokens: Mapping[str, int]) -> None:
+        for reason, count in wasted_tokens.items():
+            before = self._wasted_tokens.get(reason, 0)
+            _catch_up(self._metrics.wasted_tokens.labels(reason), before, count)
+        self._wasted_tokens = dict(wasted_tokens)
+
+
+def _measured(signals: control_pb2.Signals, field: str) -> float:
+    """A field's value; NaN, which is not exported, when it has none."""
+    known = signals.HasField(field)  # type: ignore[arg-type]  # the stub wants literals
+    return float(getattr(signals, field)) if known else math.nan
+
+
+def _catch_up(metric: CounterMetric, counted: int, total: int) -> None:
+    metric.inc(total - counted)

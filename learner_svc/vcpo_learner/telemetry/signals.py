@@ -1,0 +1,221 @@
+"""Signals: the run as whoever steers it sees it, over a window of recent steps.
+
+Ratios and rates are over the last `WINDOW_STEPS` steps, the wait under way included, so that a
+learner that starves shows it before its next step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vcpo.control.signals import WINDOW_STEPS
+from vcpo.failures import FailureCount
+from vcpo.journal import EvaluationRecord, StepRecord
+from vcpo.no_update import skipped_at_the_end
+from vcpo.wire.phase import phase_to_message
+from vcpo.wire.v1 import control_pb2
+from vcpo_learner.ledger.accounting import TrajectoryCounts
+from vcpo_learner.ledger.dispatcher import Dispatcher
+from vcpo_learner.ledger.leases import Clock
+
+_LOW_QUANTILE = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    """Totals at one instant, for rates."""
+
+    time_s: float
+    accepted: int
+    consumed: int
+    tokens: int
+
+
+class SignalWindow:
+    """Collects what the training loop reports. Owner: the learner's event loop."""
+
+    def __init__(
+        self,
+        *,
+        run_name: str,
+        total_steps: int,
+        batch_trajectories: int,
+        dispatcher: Dispatcher,
+        clock: Clock,
+    ) -> None:
+        self._run_name = run_name
+        self._total_steps = total_steps
+        self._batch_trajectories = batch_trajectories
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._steps: deque[StepRecord] = deque(maxlen=WINDOW_STEPS)
+        self._evaluations: list[EvaluationRecord] = []
+        self._marks: deque[_Mark] = deque([self._mark()], maxlen=WINDOW_STEPS + 1)
+        self._last_step_s = clock()
+        self._waiting_since_s: float | None = None
+        self._working_since_s: float | None = None
+        self._on_policy_ess_ratio = 1.0
+        self._failure = ""
+        self._skipped_in_a_row = 0
+        self._skip_reason = ""
+
+    def resumed(self, steps: Sequence[StepRecord]) -> None:
+        """Note that the totals are now those of a checkpoint; rates count from here.
+
+        steps: The records up to the checkpoint, by step.
+        """
+        self._skipped_in_a_row = skipped_at_the_end(steps)
+        self._skip_reason = steps[-1].skipped or "" if steps else ""
+        self._marks.clear()
+        self._marks.append(self._mark())
+
+    def waiting(self) -> None:
+        """Note that the learner begins to wait for a batch."""
+        self._waiting_since_s = self._clock()
+        self._working_since_s = None
+
+    def working(self) -> None:
+        """Note that the batch is there and the step begins."""
+        self._working_since_s = self._clock()
+
+    def failed(self, why: str) -> None:
+        """Note why the run is given up, in a sentence."""
+        self._failure = why
+
+    def step(self, record: StepRecord) -> None:
+        """Note a finished step."""
+        self._steps.append(record)
+        self._marks.append(self._mark())
+        self._last_step_s = self._clock()
+        self._waiting_since_s = self._working_since_s = None
+        self._on_policy_ess_ratio = record.on_policy_ess_ratio
+        self._skipped_in_a_row = 0 if record.skipped is None else self._skipped_in_a_row + 1
+        self._skip_reason = record.skipped or ""
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """Note a finished evaluation."""
+        self._evaluations.append(record)
+
+    def tokens_per_s(self) -> float:
+        """Response tokens accepted per second over the window."""
+        first, now = self._marks[0], self._mark()
+        return (now.tokens - first.tokens) / max(now.time_s - first.time_s, 1e-9)
+
+    def message(self) -> control_pb2.Signals:
+        """The signals now."""
+        dispatcher = self._dispatcher
+        counts = dispatcher.ledger.counts()
+        first, now = self._marks[0], self._mark()
+        span_s = max(now.time_s - first.time_s, 1e-9)
+        last = self._steps[-1] if self._steps else None
+        signals = control_pb2.Signals(
+            run_name=self._run_name,
+            phase=phase_to_message(dispatcher.phase),
+            step=dispatcher.policy_version,
+            total_steps=self._total_steps,
+            policy_version=dispatcher.policy_version,
+            on_policy_ess_ratio=self._on_policy_ess_ratio,
+            trajectories=_counts_message(counts),
+            batch_trajectories=self._batch_trajectories,
+            admission_lag_steps=dispatcher.admission_lag_steps,
+            learner_idle_ratio=self.idle_ratio(),
+            produced_trajectories_per_second=(now.accepted - first.accepted) / span_s,
+            consumed_trajectories_per_second=(now.consumed - first.consumed) / span_s,
+            generated_tokens_per_second=(now.tokens - first.tokens) / span_s,
+            evaluations=[_evaluation_message(record) for record in self._evaluations],
+            workers=self._worker_messages(),
+            seconds_since_step=now.time_s - self._last_step_s,
+            failures=[_failure_message(one, now.time_s) for one in dispatcher.failures.counts],
+            failures_in_a_row=dispatcher.failures.in_a_row,
+            failure=self._failure,
+            skipped_steps_in_a_row=self._skipped_in_a_row,
+            skip_reason=self._skip_reason,
+        )
+        if last is not None:
+            self._describe_steps(signals, last)
+        return signals
+
+    def _describe_steps(self, signals: control_pb2.Signals, last: StepRecord) -> None:
+        # A step whose weights have no value reports 0, which no batch can have.
+        ratios = [record.ess_ratio for record in self._steps if record.ess_ratio > 0]
+        if ratios:
+            signals.ess_ratio = ratios[-1]
+            signals.ess_ratio_mean = sum(ratios) / len(ratios)
+            signals.ess_ratio_low = _quantile(ratios, _LOW_QUANTILE)
+        signals.calibration_age_steps = last.calibration_age_steps
+        signals.learning_rate_scale = last.learning_rate_scale
+        signals.lag_mean = last.lag_mean
+        signals.lag_p50 = last.lag_p50
+        signals.lag_max = last.lag_max
+        signals.reward_mean = sum(record.reward_mean for record in self._steps) / len(self._steps)
+
+    def idle_ratio(self) -> float:
+        """Share of the window that the learner waited for data, in [0, 1].
+
+        The step under way counts with what it has waited and worked so far.
+        """
+        idle_s = sum(record.idle_s for record in self._steps)
+        busy_s = sum(record.step_s for record in self._steps)
+        if self._waiting_since_s is not None:
+            now_s = self._clock()
+            waited_until_s = now_s if self._working_since_s is None else self._working_since_s
+            idle_s += waited_until_s - self._waiting_since_s
+            busy_s += now_s - waited_until_s
+        return idle_s / (idle_s + busy_s) if idle_s + busy_s > 0 else 0.0
+
+    def _worker_messages(self) -> list[control_pb2.Worker]:
+        now_s = self._clock()
+        in_flight = self._dispatcher.in_flight_by_worker()
+        return [
+            control_pb2.Worker(
+                worker_id=worker.worker_id,
+                rollout_group=worker.rollout_group,
+                policy_version=worker.policy_version,
+                seconds_since_seen=now_s - worker.seen_s,
+                in_flight_trajectories=in_flight.get(worker.worker_id, 0),
+                accepted_trajectories=worker.accepted_trajectories,
+            )
+            for worker in self._dispatcher.workers()
+        ]
+
+    def _mark(self) -> _Mark:
+        counts = self._dispatcher.ledger.counts()
+        return _Mark(
+            time_s=self._clock(),
+            accepted=counts.buffered + counts.consumed,
+            consumed=counts.consumed,
+            tokens=self._dispatcher.accepted_tokens,
+        )
+
+
+def _counts_message(counts: TrajectoryCounts) -> control_pb2.TrajectoryCounts:
+    return control_pb2.TrajectoryCounts(
+        leased=counts.leased,
+        in_flight=counts.in_flight,
+        buffered=counts.buffered,
+        consumed=counts.consumed,
+        dropped=dict(counts.dropped),
+    )
+
+
+def _failure_message(failure: FailureCount, now_s: float) -> control_pb2.FailureCount:
+    return control_pb2.FailureCount(
+        cause=failure.latest.cause,
+        message=failure.latest.sentence,
+        count=failure.count,
+        seconds_since_latest=now_s - failure.latest_s,
+    )
+
+
+def _evaluation_message(record: EvaluationRecord) -> control_pb2.Evaluation:
+    return control_pb2.Evaluation(
+        step=record.step, accuracy=record.accuracy, num_trajectories=record.num_trajectories
+    )
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """The value below which about `share` of the values lie; the lowest of up to ten."""
+    ordered = sorted(values)
+    return ordered[int(share * (len(ordered) - 1))]

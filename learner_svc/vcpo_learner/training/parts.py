@@ -1,0 +1,52 @@
+"""What the training loop, and what saves for it, work with."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vcpo.journal import EventRecord, Journal
+from vcpo.spec import VCPORun
+from vcpo_learner.ledger.dispatcher import Dispatcher
+from vcpo_learner.ledger.leases import Clock
+from vcpo_learner.telemetry.gauges import LearnerGauges
+from vcpo_learner.telemetry.signals import SignalWindow
+from vcpo_learner.update.policy_update import PolicyUpdate
+from vcpo_learner.weights.archive import Archivist
+from vcpo_learner.weights.store import PolicyStore
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingParts:
+    """The parts of one learner; each has its owner."""
+
+    run: VCPORun
+    run_dir: Path
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    update: PolicyUpdate
+    dispatcher: Dispatcher
+    policies: PolicyStore
+    signals: SignalWindow
+    gauges: LearnerGauges
+    journal: Journal
+    clock: Clock
+    archivist: Archivist | None = None
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    """Waits so many seconds of `clock`."""
+
+    def event(self, kind: str, message: str) -> None:
+        """Write an event of the learner, into its log too."""
+        # Single steps are skipped in any run; its log tells of them in the lines on steps.
+        level = logging.DEBUG if kind == "StepSkipped" else logging.INFO
+        _LOGGER.log(level, "%s: %s", kind, message)
+        record = EventRecord(time_unix_s=time.time(), source="learner", kind=kind, message=message)
+        self.journal.event(record)

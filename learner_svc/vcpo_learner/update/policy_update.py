@@ -1,0 +1,389 @@
+r"""One update: from groups of judged trajectories to one AdamW step.
+
+What the step descends is linear in the gradients of the tokens' log-probabilities,
+
+    sum_{i,t} k_it grad log pi(y_it),    k_it = -A_it a_it g_it,        lr = base_lr * scale(ESS),
+
+with advantage A, the trajectory's own weight a, and the gate g of the method (`vcpo.algo.methods`).
+Of VCPO, A_i = R_i - b, a_it = min(w_i, 8) / (B T_i), g = 1. Advantages and scale depend on more
+than memory holds at once. Hence:
+
+    score    log-probabilities under the learner, and norms for baselines that ask    (`passes`)
+    decide   weights, ESS, advantages: plain numbers                                   (`decision`)
+    combine  coefficients of every token, where they ask for the whole batch           (`estimator`)
+    gather   the gradient; in the first pass already where the group decides           (`passes`)
+    step     AdamW at the scaled rate                                                  (`optimizer`)
+
+A step that cannot be taken is skipped: parameters, moments and warm-up stay as they are.
+
+Source: VCPO, arXiv 2602.17616. Departures from the released reference: `vcpo.algo` lists them.
+"""
+
+import math
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
+from itertools import chain
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vcpo.algo import (
+    MIN_FRESH_PIECES,
+    EarlyWarning,
+    FreshTokens,
+    MismatchCalibration,
+    NonFiniteWeightError,
+    RefusalReason,
+    StepHealth,
+    StepVerdict,
+)
+from vcpo.spec import VCPORunSpec
+from vcpo.spec.algorithm import NORM_BASELINES, RowLayout
+from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.forward.measurable_norms import require_measurable_norms
+from vcpo_learner.update.batch_decision import (
+    Decision,
+    ScoredTrajectory,
+    decide,
+    on_policy_ess_ratio,
+    trajectory_advantages,
+)
+from vcpo_learner.update.batch_statistics import by_lag, diagnosed, moments_of_batch
+from vcpo_learner.update.fresh_tokens import fresh_pieces, wanted_fresh_tokens
+from vcpo_learner.update.gradient import GradientGathering, Groups, ScoredBatch
+from vcpo_learner.update.optimizer import (
+    clip_gradient,
+    make_optimizer,
+    restore_optimizer,
+    scaled_step,
+    set_learning_rate,
+    warmed_up_learning_rate,
+)
+from vcpo_learner.update.pending_step import GatheredBatch, PendingStep
+from vcpo_learner.update.replay import ReplayBuffer, ReplaySettings
+from vcpo_learner.update.result import SkipReason, UpdateResult
+from vcpo_learner.update.token_statistics import token_log_ratios, token_sums
+
+
+class PolicyUpdate:
+    """Trains a causal language model in place; owns its optimizer and its calibration.
+
+    The model is put into evaluation mode for good: with dropout, learner and rollout workers would
+    disagree about the policy.
+
+    Raises: StartError when the norms that the method asks for cannot be had of the model.
+    """
+
+    def __init__(self, model: nn.Module, spec: VCPORunSpec, pad_token_id: int) -> None:
+        self._model = model.eval()
+        self._algorithm = spec.algorithm
+        self._settings = spec.optimizer
+        self._gathering = GradientGathering(model, spec, pad_token_id)
+        if spec.algorithm.recipe.baseline in NORM_BASELINES:
+            packs = spec.batch.row_layout is RowLayout.PACKED
+            require_measurable_norms(model, spec.algorithm.gradient_norms, packs=packs)
+        self._optimizer = make_optimizer(model, spec.optimizer)
+        self._calibration = MismatchCalibration()
+        self._warning = EarlyWarning()
+        self._replay = _replay_buffer(spec)
+        self._steps_taken = 0
+        self._num_fresh_pieces = 0
+        """Seen since this process started, in which sampler and learner are to be compared."""
+        self._is_stepping = False
+        """Also when a step broke after it had begun to change something."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether parameters and optimizer belong together, and their device still answers."""
+        return not self._is_stepping and _answers(next(self._model.parameters()).device)
+
+    def step(self, groups: Groups, *, policy_version: int) -> UpdateResult:
+        """Take one optimizer step on a batch, or skip it: `drawn`, `begin` and `finish`."""
+        return self.finish(self.begin(self.drawn(groups), policy_version=policy_version))
+
+    def drawn(self, groups: Groups) -> Groups:
+        """What a step is taken on when these groups arrive: with replay, answers that were kept."""
+        return groups if self._replay is None else self._replay.exchanged(groups)
+
+    def begin(self, groups: Groups, *, policy_version: int) -> PendingStep:
+        """Find the gradient of a batch; it stands in the parameters' `.grad` until `finish`.
+
+        groups: [num_prompts][trajectories]; the trajectories of one prompt make one group.
+        policy_version: the version that the model's parameters are now; tokens that it sampled
+            calibrate the on-policy ESS ratio.
+        Raises: ValueError for an empty batch or group, and as `batch_advantages`. A critic has
+            learned nothing then.
+        """
+        if not all(groups) or not groups:
+            raise ValueError("groups is empty: at least one trajectory is needed")
+        self._optimizer.zero_grad()
+        before = deepcopy(self._gathering.state_dict())
+        batch: GatheredBatch | NonFiniteWeightError
+        try:
+            batch = self._gathered(groups, policy_version)
+        except NonFiniteWeightError as error:
+            batch = error
+        except Exception:  # a model's own code runs there; the batch may come again
+            self._gathering.load_state_dict(before)
+            raise
+        trajectories = tuple(chain.from_iterable(groups))
+        num_pieces = len(batch.fresh.num_tokens) if isinstance(batch, GatheredBatch) else 0
+        num_tokens = sum(trajectory.num_sampled_tokens for trajectory in trajectories)
+        return PendingStep(
+            trajectories=trajectories,
+            policy_version=policy_version,
+            batch=batch,
+            wanted_fresh_tokens=self._wanted_fresh_tokens(num_pieces, num_tokens),
+        )
+
+    def finish(self, pending: PendingStep, newest: Sequence[Trajectory] = ()) -> UpdateResult:
+        """Decide the step and take it, or skip it and say why.
+
+        newest: answers beside the batch with tokens of the pending step's version. They are scored
+            with the parameters as they are before the step, and calibrate; nothing is learned from
+            them here.
+        """
+        batch, version = pending.batch, pending.policy_version
+        fresh = fresh_pieces(newest, self._log_ratios(newest), version)
+        if isinstance(batch, GatheredBatch):
+            fresh = batch.fresh.joined(fresh)
+        self._calibration = self._calibration.observe(fresh.log_weights, fresh.num_tokens)
+        self._num_fresh_pieces += len(fresh.num_tokens)
+        if isinstance(batch, NonFiniteWeightError):
+            return self._refused(pending.trajectories, fresh.tokens, batch)
+        try:
+            decision = self._decided(batch)
+        except NonFiniteWeightError as error:
+            return self._refused(pending.trajectories, fresh.tokens, error)
+        return self._stepped(pending, batch, decision, fresh.tokens)
+
+    def rehearse(self, group: Sequence[Trajectory], *, policy_version: int) -> None:
+        """Go the way to the gradient with one group, and leave everything as it was.
+
+        Raises: what stands in its way.
+        """
+        before = deepcopy(self._gathering.state_dict())
+        try:
+            scored = self._gathering.score([group], policy_version)
+            self._gathering.gather(scored, [1.0] * len(group))
+        except NonFiniteWeightError:
+            pass  # a step is skipped for it, and not broken
+        finally:
+            self._gathering.load_state_dict(before)
+            self._optimizer.zero_grad()
+
+    def forget(self, lease_ids: Collection[str]) -> dict[str, tuple[Trajectory, ...]]:
+        """Keep no answers to these leases for later steps; returns those that were, by lease."""
+        return {} if self._replay is None else self._replay.remove(lease_ids)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the model that the next step depends on: tensors and plain values."""
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "steps_taken": self._steps_taken,
+            "calibration": self._calibration.to_dict(),
+            "warning": self._warning.to_dict(),
+            "method": self._gathering.state_dict(),
+            "replay": None if self._replay is None else self._replay.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`; settings stay those of this run's spec.
+
+        Raises: ValueError when the state is not of this form or belongs to other parameters.
+        """
+        missing = set(self.state_dict()) - set(state)
+        if missing:
+            raise ValueError(f"state lacks {sorted(missing)}: give what state_dict returned")
+        restore_optimizer(self._optimizer, state["optimizer"])
+        self._steps_taken = int(state["steps_taken"])
+        self._calibration = self._calibration.restored(state["calibration"])
+        self._warning = self._warning.restored(state["warning"])
+        self._gathering.load_state_dict(state["method"])
+        if self._replay is not None and state["replay"] is not None:
+            self._replay.load_state_dict(state["replay"])
+
+    def _gathered(self, groups: Groups, policy_version: int) -> GatheredBatch:
+        scored = self._gathering.score(groups, policy_version)
+        trajectories = list(chain.from_iterable(groups))
+        ratios = token_log_ratios(trajectories, scored.scores.logprobs)
+        judged = _scored_groups(scored)
+        advantages = trajectory_advantages(judged, self._algorithm)
+        return GatheredBatch(
+            groups=judged,
+            log_ratios=ratios,
+            sums=token_sums(ratios, self._algorithm.recipe.largest_weight),
+            advantages=advantages,
+            masked_share=self._gathering.gather(scored, advantages),
+            fresh=fresh_pieces(trajectories, ratios, policy_version),
+        )
+
+    def _wanted_fresh_tokens(self, num_pieces: int, batch_tokens: int) -> int:
+        """Fresh tokens to look for beside a batch that has so many fresh pieces."""
+        is_given = self._algorithm.on_policy_ess_ratio is not None
+        if is_given and self._num_fresh_pieces + num_pieces >= MIN_FRESH_PIECES:
+            return 0
+        return wanted_fresh_tokens(self._calibration, batch_tokens, num_pieces=num_pieces)
+
+    def _calibration_age_steps(self) -> int:
+        is_given = self._algorithm.on_policy_ess_ratio is not None
+        return 0 if is_given else self._calibration.age_steps
+
+    def _log_ratios(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        return token_log_ratios(trajectories, self._gathering.logprobs(trajectories))
+
+    def _decided(self, batch: GatheredBatch) -> Decision:
+        """What the step will be, by all of the batch."""
+        judged = list(chain.from_iterable(batch.groups))
+        moments_of = partial(
+            moments_of_batch, judged, batch.log_ratios, self._algorithm.recipe.largest_weight
+        )
+        return decide(
+            judged,
+            self._algorithm,
+            self._calibration,
+            moments_of,
+            kl_per_token=batch.sums.kl_per_token,
+        )
+
+    def _stepped(
+        self, pending: PendingStep, batch: GatheredBatch, decision: Decision, fresh: FreshTokens
+    ) -> UpdateResult:
+        """Descend as decided, and say what became of it."""
+        self._is_stepping = True
+        gradient_norm, skipped, learning_rate = self._descend(decision.verdict)
+        finite_norm = gradient_norm if math.isfinite(gradient_norm) else 0.0
+        self._warning = self._warning.observe(_health(decision, batch, finite_norm))
+        result = UpdateResult(
+            reward_mean=_reward_mean(pending.trajectories),
+            response_tokens_mean=_response_tokens_mean(pending.trajectories),
+            log_weights=batch.log_weights,
+            importance_weight_max=_clamped_exp(max(batch.log_weights)),
+            ess_ratio=decision.reading.ess_ratio,
+            on_policy_ess_ratio=decision.reading.on_policy_ess_ratio,
+            ess_kind=decision.reading.kind,
+            diagnostics=diagnosed(
+                batch.groups, batch.advantages, batch.sums, self._algorithm.recipe
+            ),
+            fresh=fresh,
+            calibration_age_steps=self._calibration_age_steps(),
+            lags=by_lag(pending.trajectories, batch.log_ratios, pending.policy_version),
+            warning_level=self._warning.level,
+            warning_score=self._warning.score,
+            baseline_shift=-fmean(batch.advantages),
+            masked_share=batch.masked_share,
+            gradient_norm=finite_norm,
+            learning_rate_scale=0.0 if skipped else decision.verdict.scale,
+            learning_rate=learning_rate,
+            skipped=skipped,
+        )
+        self._is_stepping = False
+        return result
+
+    def _descend(self, verdict: StepVerdict) -> tuple[float, SkipReason | None, float]:
+        """Take the step, or skip it: the gradient's norm, why it is skipped, the rate it took."""
+        gradient_norm = clip_gradient(self._model.parameters(), self._settings.max_gradient_norm)
+        skipped = _skip_reason(verdict, gradient_norm)
+        learning_rate = 0.0 if skipped else self._take_step(verdict.scale)
+        self._optimizer.zero_grad()
+        return gradient_norm, skipped, learning_rate
+
+    def _take_step(self, scale: float) -> float:
+        """Step at the scaled rate, and return it."""
+        base = warmed_up_learning_rate(self._settings, self._steps_taken)
+        set_learning_rate(self._optimizer, base)
+        scaled_step(self._optimizer, scale)
+        self._steps_taken += 1
+        return base * scale
+
+    def _refused(
+        self,
+        trajectories: Sequence[Trajectory],
+        fresh: FreshTokens,
+        error: NonFiniteWeightError,
+    ) -> UpdateResult:
+        self._optimizer.zero_grad()
+        self._warning = self._warning.observe(StepHealth(relative_ess=0.0))
+        lengths = [trajectory.num_sampled_tokens for trajectory in trajectories]
+        return UpdateResult(
+            reward_mean=_reward_mean(trajectories),
+            response_tokens_mean=_response_tokens_mean(trajectories),
+            on_policy_ess_ratio=on_policy_ess_ratio(lengths, self._algorithm, self._calibration),
+            fresh=fresh,
+            calibration_age_steps=self._calibration_age_steps(),
+            warning_level=self._warning.level,
+            warning_score=self._warning.score,
+            skipped=SkipReason.NON_FINITE_WEIGHT,
+            skip_detail=str(error),
+        )
+
+
+def _answers(device: torch.device) -> bool:
+    """Whether a device computes at all: after some errors a GPU does nothing more for a process."""
+    try:
+        return torch.ones(1, device=device).item() == 1.0
+    except RuntimeError:
+        return False
+
+
+def _replay_buffer(spec: VCPORunSpec) -> ReplayBuffer | None:
+    """Where the run keeps answers; None when it trains on what arrives."""
+    probability = spec.algorithm.on_policy_probability
+    if probability is None:
+        return None
+    return ReplayBuffer(ReplaySettings(on_policy_probability=probability), seed=spec.seed)
+
+
+def _scored_groups(batch: ScoredBatch) -> list[list[ScoredTrajectory]]:
+    rows = iter(zip(batch.rewards, batch.log_weights, batch.scores.squared_norms, strict=True))
+    return [[_scored(trajectory, *next(rows)) for trajectory in group] for group in batch.groups]
+
+
+def _scored(
+    trajectory: Trajectory, reward: float, log_weight: float, squared_norm: float
+) -> ScoredTrajectory:
+    return ScoredTrajectory(
+        reward=reward,
+        num_tokens=trajectory.num_sampled_tokens,
+        log_weight=log_weight,
+        squared_gradient_norm=squared_norm,
+    )
+
+
+def _skip_reason(verdict: StepVerdict, gradient_norm: float) -> SkipReason | None:
+    if not math.isfinite(gradient_norm):
+        return SkipReason.NON_FINITE_GRADIENT
+    match verdict.refusal:
+        case RefusalReason.LOW_ESS:
+            return SkipReason.LOW_ESS
+        case RefusalReason.HIGH_DIVERGENCE:
+            return SkipReason.HIGH_DIVERGENCE
+    return SkipReason.NO_GRADIENT if gradient_norm == 0.0 else None
+
+
+def _health(decision: Decision, batch: GatheredBatch, gradient_norm: float) -> StepHealth:
+    """What the warning sees of a step; a gradient of 0 says that nothing is left to be learned."""
+    reading = decision.reading
+    return StepHealth(
+        relative_ess=reading.ess_ratio / reading.on_policy_ess_ratio,
+        ess=reading.ess_ratio * len(batch.log_weights),
+        kl_per_token=batch.sums.kl_per_token,
+        gradient_norm=gradient_norm or None,
+    )
+
+
+def _clamped_exp(exponent: float) -> float:
+    largest = sys.float_info.max
+    return math.exp(exponent) if exponent < math.log(largest) else largest
+
+
+def _reward_mean(trajectories: Sequence[Trajectory]) -> float:
+    return fmean(trajectory.reward for trajectory in trajectories)
+
+
+def _response_tokens_mean(trajectories: Sequence[Trajectory]) -> float:
+    return fmean(trajectory.num_sampled_tokens for trajectory in trajectories)

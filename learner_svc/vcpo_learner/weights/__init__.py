@@ -1,0 +1,1 @@
+"""Policy versions on the event loop: stored, encoded as deltas, archived, assigned to peers."""

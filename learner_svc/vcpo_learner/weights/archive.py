@@ -1,0 +1,140 @@
+"""Writing versions to a folder in any storage that fsspec knows: a volume, an object store.
+
+Full sets are large, so only every so many versions one is written, the anchor; between two lie
+deltas. The anchor before the last stays, for who reads it at this moment; what is older goes.
+
+```
+newest version  --one at a time, in a thread-->  files  -->  `archived` names them
+```
+
+Versions that come while one is written are left out, but for the newest. Training never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import fsspec
+
+from vcpo.spec.workloads import Weights
+from vcpo.wire.archive import delta_name, full_set_name, incarnation_folder
+from vcpo.wire.v1 import policy_pb2
+from vcpo_learner.weights.store import PublishedPolicy
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class ArchiveFolder:
+    """The files of one learner's versions. Owner: whoever calls it, one call at a time.
+
+    url: As fsspec names it; nobody else may write there.
+
+    Raises:
+        OSError, ValueError, ImportError: from fsspec, when it cannot use the URL.
+    """
+
+    def __init__(self, url: str, *, anchor_every: int) -> None:
+        self._files, self._root = fsspec.core.url_to_fs(url)
+        self._files.makedirs(self._root, exist_ok=True)
+        self._anchor_every = anchor_every
+        self._kept: list[list[str]] = []
+        """Names of the files of each anchor and its deltas, the newest last."""
+        self._newest: policy_pb2.ArchivedSet | None = None
+
+    def write(self, policy: PublishedPolicy) -> policy_pb2.ArchivedSet:
+        """Write a version and return how it lies in the archive.
+
+        Raises:
+            OSError: when the storage does not take it; the next one begins with an anchor.
+        """
+        before, self._newest = self._newest, None
+        if before is not None and self._continues(before, policy):
+            newest = self._write_delta(before, policy)
+        else:
+            newest = self._write_anchor(policy)
+        self._newest = newest
+        return newest
+
+    def _continues(self, before: policy_pb2.ArchivedSet, policy: PublishedPolicy) -> bool:
+        return (
+            policy.delta is not None
+            and policy.delta.entry.base_policy_version == before.policy_version
+            and policy.manifest.policy_version < before.anchor_policy_version + self._anchor_every
+        )
+
+    def _write_delta(
+        self, before: policy_pb2.ArchivedSet, policy: PublishedPolicy
+    ) -> policy_pb2.ArchivedSet:
+        assert policy.delta is not None
+        entry = policy.delta.entry
+        self._put(delta_name(entry.base_policy_version, entry.policy_version), policy.delta.data)
+        return policy_pb2.ArchivedSet(
+            policy_version=entry.policy_version,
+            anchor_policy_version=before.anchor_policy_version,
+            deltas=[*before.deltas, entry],
+        )
+
+    def _write_anchor(self, policy: PublishedPolicy) -> policy_pb2.ArchivedSet:
+        version = policy.manifest.policy_version
+        self._kept.append([])
+        self._put(full_set_name(version), policy.payload)
+        while len(self._kept) > 2:
+            if old := self._kept.pop(0):
+                self._files.rm(old)
+        return policy_pb2.ArchivedSet(policy_version=version, anchor_policy_version=version)
+
+    def _put(self, name: str, data: bytes) -> None:
+        path = f"{self._root}/{name}"
+        self._files.pipe_file(path, data)
+        self._kept[-1].append(path)
+
+
+class Archivist:
+    """Keeps an archive up with the newest version. Owner: the learner's event loop."""
+
+    def __init__(self, folder: ArchiveFolder) -> None:
+        self.archived: policy_pb2.ArchivedSet | None = None
+        """What was written last; None before."""
+        self._folder = folder
+        self._waiting: PublishedPolicy | None = None
+        self._writing: asyncio.Task[None] | None = None
+
+    def offer(self, policy: PublishedPolicy) -> None:
+        """Write a version as soon as the one under way is written."""
+        self._waiting = policy
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write())
+
+    async def settle(self) -> None:
+        """Return when what was offered is written."""
+        if self._writing is not None:
+            await self._writing
+
+    async def _write(self) -> None:
+        while (policy := self._waiting) is not None:
+            self._waiting = None
+            try:
+                self.archived = await asyncio.to_thread(self._folder.write, policy)
+            except OSError:
+                version = policy.manifest.policy_version
+                _LOGGER.exception("version %d is not in the archive", version)
+
+
+def open_archive(settings: Weights, run: str, incarnation: str) -> Archivist | None:
+    """The archive of a learner; None when the run has none.
+
+    Raises:
+        ValueError: naming the field, when the archive cannot be used.
+    """
+    if settings.archive_url is None:
+        return None
+    url = incarnation_folder(settings.archive_url, run, incarnation)
+    try:
+        folder = ArchiveFolder(url, anchor_every=settings.archive_anchor_every_steps)
+    except (OSError, ValueError, ImportError) as error:
+        raise ValueError(
+            f"spec.weights.archiveUrl: cannot write to '{settings.archive_url}' ({error}); give a"
+            " folder that learner and workers mount, or a URL whose fsspec package is installed"
+        ) from error
+    return Archivist(folder)

@@ -1,0 +1,1 @@
+"""What all pods of a run have in common. Pure."""

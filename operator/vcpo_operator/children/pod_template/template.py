@@ -1,0 +1,169 @@
+"""What all pods of a run have in common: security, files, identity, probes.
+
+Pods pass the Pod Security Standard "restricted". A user's template is merged over this and may
+loosen it; what selectors and the operator stand on (labels, digests) it cannot change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from vcpo.lifecycle import SERVICE_ENVIRONMENT, TOKEN_VARIABLE
+from vcpo_operator.children.manifest import Manifest, Parent, digest
+from vcpo_operator.children.pod_template.overlay import overlaid
+from vcpo_operator.children.pod_template.resources import with_defaults
+from vcpo_operator.names import (
+    QUEUE_LABEL,
+    RUN_FILE,
+    TEMPLATE_HASH_ANNOTATION,
+    TOKEN_KEY,
+    Role,
+    account_name,
+    config_name,
+    credential_name,
+    labels,
+)
+
+CONFIG_PATH: Final = "/etc/vcpo"
+SCRATCH_PATH: Final = "/tmp"  # noqa: S108 - an emptyDir of the pod's own
+RUN_FILE_PATH: Final = f"{CONFIG_PATH}/{RUN_FILE}"
+
+_USER = 65_532
+_GRACE_MARGIN_S = 30
+"""Time after draining to write, close and exit before the kubelet kills."""
+_STARTUP_PERIOD_S = 2
+"""Short: until it has passed, nobody knows that a pod answers."""
+_STARTUP_PROBES = 1800
+_PROBE_PERIOD_S = 10
+_LIVENESS_FAILURES = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What distinguishes the pods of one role."""
+
+    role: Role
+    group: str | None
+    image: str
+    command: Sequence[str]
+    port: int
+    metrics_port: int
+    drain_s: int
+    """Time to leave in good order before the margin for writing and exiting."""
+    env: Sequence[Manifest]
+    mounts: Sequence[Manifest]
+    volumes: Sequence[Manifest]
+    template: Mapping[str, Any]
+    """The user's part of the pod template."""
+
+
+def pod_template(parent: Parent, workload: Workload) -> Manifest:
+    """Build the template of a role's pods, the user's part merged in.
+
+    Raises: ValueError when the user's part cannot be merged.
+    """
+    template = overlaid(_base(parent, workload), workload.template)
+    for container in template["spec"]["containers"]:
+        if container["name"] == workload.role.value:
+            container["resources"] = with_defaults(container.get("resources", {}))
+    metadata = template.setdefault("metadata", {})
+    metadata["labels"] = {**metadata.get("labels", {}), **_labels(parent, workload)}
+    # Processes read the run file when they start, so its content is part of what a pod is;
+    # and so is the token that they are given.
+    content = {
+        "template": template,
+        "run_file": parent.run_file,
+        "credential": parent.credential_uid,
+    }
+    annotations = {**metadata.get("annotations", {}), TEMPLATE_HASH_ANNOTATION: digest(content)}
+    return {**template, "metadata": {**metadata, "annotations": annotations}}
+
+
+def queue_labels(parent: Parent) -> dict[str, str]:
+    """Kueue's label, when the run is queued; it belongs on the workload and on its pods."""
+    queue = parent.run.spec.pods.queue_name
+    return {} if queue is None else {QUEUE_LABEL: queue}
+
+
+def _labels(parent: Parent, workload: Workload) -> dict[str, str]:
+    return labels(parent.name, workload.role, workload.group) | queue_labels(parent)
+
+
+def _base(parent: Parent, workload: Workload) -> Manifest:
+    pods = parent.run.spec.pods
+    spec: Manifest = {
+        "serviceAccountName": pods.service_account_name or account_name(parent.name),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": workload.drain_s + _GRACE_MARGIN_S,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(parent, workload)],
+        "volumes": [
+            {"name": "config", "configMap": {"name": config_name(parent.name)}},
+            {"name": "scratch", "emptyDir": {}},
+            *workload.volumes,
+        ],
+    }
+    if pods.priority_class_name is not None:
+        spec["priorityClassName"] = pods.priority_class_name
+    return {"metadata": {"labels": {}, "annotations": {}}, "spec": spec}
+
+
+def _container(parent: Parent, workload: Workload) -> Manifest:
+    return {
+        "name": workload.role.value,
+        "image": workload.image,
+        "imagePullPolicy": parent.run.spec.pods.image_pull_policy.value,
+        "command": list(workload.command),
+        "env": [*_environment(parent), *workload.env],
+        "ports": [
+            {"name": "grpc", "containerPort": workload.port},
+            {"name": "metrics", "containerPort": workload.metrics_port},
+        ],
+        "resources": {"requests": {}, "limits": {}},
+        # The last lines of a crashed process reach the run's conditions this way.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "startupProbe": _probe(workload.port, failures=_STARTUP_PROBES, period_s=_STARTUP_PERIOD_S),
+        "readinessProbe": _probe(workload.port, failures=1),
+        "livenessProbe": _probe(workload.port, failures=_LIVENESS_FAILURES),
+        "volumeMounts": [
+            {"name": "config", "mountPath": CONFIG_PATH, "readOnly": True},
+            {"name": "scratch", "mountPath": SCRATCH_PATH},
+            *workload.mounts,
+        ],
+    }
+
+
+def _environment(parent: Parent) -> list[Manifest]:
+    secret = parent.run.spec.pods.token_secret_name or credential_name(parent.name)
+    token = {"secretKeyRef": {"name": secret, "key": TOKEN_KEY}}
+    return [
+        # The root file system is read-only; libraries cache under the home directory.
+        {"name": "HOME", "value": SCRATCH_PATH},
+        {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        *({"name": name, "value": value} for name, value in SERVICE_ENVIRONMENT.items()),
+        {"name": TOKEN_VARIABLE, "valueFrom": token},
+    ]
+
+
+def _probe(port: int, *, failures: int, period_s: int = _PROBE_PERIOD_S) -> Manifest:
+    return {
+        "grpc": {"port": port},
+        "periodSeconds": period_s,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }

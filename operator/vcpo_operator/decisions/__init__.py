@@ -1,0 +1,1 @@
+"""What the operator decides, from records alone: no client, no clock. Pure."""

@@ -1,0 +1,127 @@
+"""Events: what `kubectl describe` shows of a run's turns. Pure.
+
+One event per condition that changed its status or reason, for the conditions that people follow,
+and one per limit that the control loop moved. What is bad is a Warning, also at the first look. The
+status before is the stored one, so an operator that was restarted repeats nothing. The status is
+the interface; an event that is lost loses nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+from vcpo.spec import API_VERSION, KIND
+from vcpo_operator.decisions.status_model import RunStatus, StatusCondition, rfc3339
+from vcpo_operator.names import FIELD_MANAGER
+from vcpo_operator.observed.records import ObservedChild, RunRecord
+
+_FOLLOWED: Final = (
+    "Accepted",
+    "LearnerReady",
+    "RolloutsReady",
+    "EssHealthy",
+    "Suspended",
+    "Ready",
+    "Complete",
+    "Failed",
+)
+_BAD_WHEN_FALSE: Final = {"Accepted", "LearnerReady", "RolloutsReady", "EssHealthy", "Ready"}
+_NORMAL_REASONS: Final = {
+    "BelowMinimum",
+    "Ended",
+    "Initializing",
+    "PodPending",
+    "SchedulingGated",
+    "Suspended",
+}
+
+
+def transitions(
+    record: RunRecord, before: RunStatus, after: RunStatus, now_s: float
+) -> Iterator[dict[str, Any]]:
+    """Events for what changed between two statuses; of a run seen first, for what is bad."""
+    is_tried_again = before.holds("Failed") and not after.holds("Failed")
+    for kind in _FOLLOWED:
+        old, new = before.condition(kind), after.condition(kind)
+        if kind == "Failed" and is_tried_again:
+            yield _event(record, "TriedAgain", "The spec was edited: the run starts anew.", now_s)
+            continue
+        if new is None or _is_known(old, new) or _is_said_already(new, after):
+            continue
+        message = f"{new.type}: {new.message}"
+        yield _event(record, new.reason, message, now_s, is_bad=_is_bad(new))
+    for reason, message in _moves(before, after):
+        yield _event(record, reason, message, now_s)
+
+
+def recreation(record: RunRecord, child: ObservedChild, now_s: float) -> dict[str, Any]:
+    """The event that says which child was made again, and why."""
+    message = f"{child.kind.kind} {child.name} was deleted by somebody else and is made again."
+    return _event(record, "Recreated", message, now_s, is_bad=True)
+
+
+def _moves(before: RunStatus, after: RunStatus) -> Iterator[tuple[str, str]]:
+    """Limits that the control loop moved, as (reason, message)."""
+    desired = {group.name: group.desired for group in before.groups}
+    for group in after.groups:
+        old = desired.get(group.name)
+        if old is not None and old != group.desired:
+            yield "Scaled", f"Rollout group '{group.name}': {old} -> {group.desired} workers."
+    lag, new_lag = before.admission_lag_steps, after.admission_lag_steps
+    if lag is not None and new_lag is not None and lag != new_lag:
+        yield "Throttled" if new_lag < lag else "Relaxed", f"Admission lag: {lag} -> {new_lag}."
+
+
+def _event(
+    record: RunRecord, reason: str, message: str, now_s: float, *, is_bad: bool = False
+) -> dict[str, Any]:
+    key = record.key
+    content = f"{record.uid}/{message}/{reason}/{int(now_s)}"
+    suffix = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{key.name}.{suffix}", "namespace": key.namespace},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": key.name,
+            "namespace": key.namespace,
+            "uid": record.uid,
+        },
+        "type": "Warning" if is_bad else "Normal",
+        "reason": reason,
+        "message": message,
+        "source": {"component": FIELD_MANAGER},
+        "reportingComponent": FIELD_MANAGER,
+        "firstTimestamp": rfc3339(now_s),
+        "lastTimestamp": rfc3339(now_s),
+        "count": 1,
+    }
+
+
+def _is_known(old: StatusCondition | None, new: StatusCondition) -> bool:
+    """Whether a condition is no news: it stands as before, or is as any run's at first."""
+    if old is None:
+        return not _is_bad(new)
+    return (old.status, old.reason) == (new.status, new.reason)
+
+
+def _is_said_already(condition: StatusCondition, status: RunStatus) -> bool:
+    """Whether Ready only repeats why the spec was refused or the run has ended."""
+    said = (condition.reason, condition.message)
+    first = (status.condition(kind) for kind in ("Accepted", "Complete", "Failed"))
+    others = ((each.reason, each.message) for each in first if each is not None)
+    return condition.type == "Ready" and said in others
+
+
+def _is_bad(condition: StatusCondition) -> bool:
+    if condition.type == "Failed":
+        return condition.status == "True"
+    if condition.reason in _NORMAL_REASONS:
+        return False
+    if condition.reason == "PartiallyAvailable":
+        return True
+    return condition.type in _BAD_WHEN_FALSE and condition.status == "False"

@@ -1,0 +1,295 @@
+"""The status of a run as a value: read from the object, written back to it.
+
+Times are Unix seconds inside and RFC 3339 outside, to the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from vcpo.control.supervision import FailureStreak
+from vcpo_operator.names import Role
+from vcpo_operator.observed.records import ContainerEnd, Observed, ObservedPod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusCondition:
+    """One condition as Kubernetes keeps it."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    transition_s: float
+    """When `status` changed last."""
+    observed_generation: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarts:
+    """Restarts of the learner, over all its pods.
+
+    A pod's own count ends with the pod; what was counted of which pod is kept, so that counting
+    again adds nothing and a new pod starts from zero. A pod that was replaced is no restart.
+    """
+
+    total: int = 0
+    pod_uid: str = ""
+    pod_restarts: int = 0
+    streak: FailureStreak = field(default_factory=FailureStreak)
+    """Those in a row without a step beyond the furthest one before; these are what is limited."""
+
+    def counted(self, pod: ObservedPod, *, step: int) -> Restarts:
+        """The count with what a pod shows now; `step` is the last one that is known of."""
+        known = self.pod_restarts if pod.uid == self.pod_uid else 0
+        new, streak = max(0, pod.restarts - known), self.streak
+        for _ in range(new):
+            streak = streak.after_failure(step)
+        return Restarts(
+            total=self.total + new,
+            pod_uid=pod.uid,
+            pod_restarts=max(known, pod.restarts),
+            streak=streak,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Numbers of the learner; None is what it has not measured."""
+
+    step: int | None = None
+    policy_version: int | None = None
+    ess_ratio: float | None = None
+    learning_rate_scale: float | None = None
+    accuracy: float | None = None
+    lag_p50: int | None = None
+    lag_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStatus:
+    """Workers of one rollout group."""
+
+    name: str
+    desired: int
+    replicas: int
+    ready: int
+    scaled_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """Everything in `status`."""
+
+    observed_generation: int = 0
+    conditions: tuple[StatusCondition, ...] = ()
+    start_s: float | None = None
+    admission_s: float | None = None
+    """When the learner and a worker first had a node; deadlines count from here."""
+    first_step_s: float | None = None
+    completion_s: float | None = None
+    drain_s: float | None = None
+    updated_s: float | None = None
+    admission_lag_steps: int | None = None
+    restarts: Restarts = Restarts()
+    last_end: ContainerEnd | None = None
+    """How the learner's container ended last; stays when its pod is gone."""
+    progress: Progress = Progress()
+    groups: tuple[GroupStatus, ...] = ()
+    control: Mapping[str, Any] = field(default_factory=dict)
+    """`ControlState.to_dict()`; empty before the first decision."""
+
+    def condition(self, kind: str) -> StatusCondition | None:
+        """The condition of a type; None when it was never set."""
+        return next((each for each in self.conditions if each.type == kind), None)
+
+    def holds(self, kind: str) -> bool:
+        """Whether a condition is true."""
+        condition = self.condition(kind)
+        return condition is not None and condition.status == "True"
+
+    def with_restarts(self, observed: Observed) -> RunStatus:
+        """The same status with the learner's restarts counted, and how it ended last."""
+        pods = observed.pods_of(Role.LEARNER)
+        if not pods:
+            return self
+        last_end = pods[0].last_end or self.last_end
+        restarts = self.restarts.counted(pods[0], step=self.progress.step or 0)
+        return replace(self, restarts=restarts, last_end=last_end)
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Self:
+        """Read a status; what is missing stands at its default.
+
+        Raises: ValueError when it is none that this operator wrote.
+        """
+        try:
+            return cls(**_parsed(entry))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"status: not written by this operator ({error!r})") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """The status as the object holds it, without what is unknown."""
+        progress = self.progress
+        ready = sum(group.ready for group in self.groups)
+        desired = sum(group.desired for group in self.groups)
+        document = {
+            "observedGeneration": self.observed_generation,
+            "conditions": [_condition_to_dict(each) for each in self.conditions],
+            "startTime": rfc3339(self.start_s),
+            "admissionTime": rfc3339(self.admission_s),
+            "firstStepTime": rfc3339(self.first_step_s),
+            "completionTime": rfc3339(self.completion_s),
+            "drainTime": rfc3339(self.drain_s),
+            "updateTime": rfc3339(self.updated_s),
+            "step": progress.step,
+            "policyVersion": progress.policy_version,
+            "essRatio": _rounded(progress.ess_ratio),
+            "learningRateScale": _rounded(progress.learning_rate_scale),
+            "evaluationAccuracy": _rounded(progress.accuracy),
+            "admissionLagSteps": self.admission_lag_steps,
+            "lag": _known({"p50": progress.lag_p50, "max": progress.lag_max}) or None,
+            "learner": {
+                "restarts": self.restarts.total,
+                "podUid": self.restarts.pod_uid or None,
+                "podRestarts": self.restarts.pod_restarts,
+                "restartsInARow": self.restarts.streak.failures,
+                "furthestStep": self.restarts.streak.progress,
+                "lastTermination": _end_to_dict(self.last_end),
+            },
+            "rollouts": [_group_to_dict(each) for each in self.groups],
+            "workers": f"{ready}/{desired}" if self.groups else None,
+            "control": dict(self.control) or None,
+        }
+        document["learner"] = _known(document["learner"])  # type: ignore[arg-type]  # a dict above
+        return _known(document)
+
+
+def rfc3339(time_s: float | None) -> str | None:
+    """Write a time as Kubernetes does; None stays None."""
+    if time_s is None:
+        return None
+    return datetime.fromtimestamp(int(time_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def from_rfc3339(text: str | None) -> float | None:
+    """Read a time as Kubernetes writes it; None stays None."""
+    return None if text is None else datetime.fromisoformat(text).timestamp()
+
+
+def _parsed(entry: Mapping[str, Any]) -> dict[str, Any]:
+    learner, lag = entry.get("learner") or {}, entry.get("lag") or {}
+    return {
+        "observed_generation": int(entry.get("observedGeneration", 0)),
+        "conditions": tuple(_condition_from(each) for each in entry.get("conditions") or ()),
+        "start_s": from_rfc3339(entry.get("startTime")),
+        "admission_s": from_rfc3339(entry.get("admissionTime")),
+        "first_step_s": from_rfc3339(entry.get("firstStepTime")),
+        "completion_s": from_rfc3339(entry.get("completionTime")),
+        "drain_s": from_rfc3339(entry.get("drainTime")),
+        "updated_s": from_rfc3339(entry.get("updateTime")),
+        "admission_lag_steps": entry.get("admissionLagSteps"),
+        "restarts": Restarts(
+            total=int(learner.get("restarts", 0)),
+            pod_uid=learner.get("podUid", ""),
+            pod_restarts=int(learner.get("podRestarts", 0)),
+            streak=FailureStreak(
+                failures=int(learner.get("restartsInARow", 0)),
+                progress=int(learner.get("furthestStep", 0)),
+            ),
+        ),
+        "last_end": _end_from(learner.get("lastTermination")),
+        "progress": Progress(
+            step=entry.get("step"),
+            policy_version=entry.get("policyVersion"),
+            ess_ratio=entry.get("essRatio"),
+            learning_rate_scale=entry.get("learningRateScale"),
+            accuracy=entry.get("evaluationAccuracy"),
+            lag_p50=lag.get("p50"),
+            lag_max=lag.get("max"),
+        ),
+        "groups": tuple(_group_from(each) for each in entry.get("rollouts") or ()),
+        "control": dict(entry.get("control") or {}),
+    }
+
+
+def _end_from(entry: Mapping[str, Any] | None) -> ContainerEnd | None:
+    if entry is None:
+        return None
+    return ContainerEnd(
+        pod=entry["pod"],
+        exit_code=int(entry["exitCode"]),
+        reason=entry["reason"],
+        message=entry.get("message", ""),
+        time=entry.get("finishedTime", ""),
+    )
+
+
+def _end_to_dict(end: ContainerEnd | None) -> dict[str, Any] | None:
+    if end is None:
+        return None
+    return _known(
+        {
+            "pod": end.pod,
+            "exitCode": end.exit_code,
+            "reason": end.reason,
+            "message": end.message or None,
+            "finishedTime": end.time or None,
+        }
+    )
+
+
+def _condition_from(entry: Mapping[str, Any]) -> StatusCondition:
+    return StatusCondition(
+        type=entry["type"],
+        status=entry["status"],
+        reason=entry["reason"],
+        message=entry["message"],
+        transition_s=from_rfc3339(entry["lastTransitionTime"]) or 0.0,
+        observed_generation=int(entry.get("observedGeneration", 0)),
+    )
+
+
+def _condition_to_dict(condition: StatusCondition) -> dict[str, Any]:
+    return {
+        "type": condition.type,
+        "status": condition.status,
+        "reason": condition.reason,
+        "message": condition.message,
+        "lastTransitionTime": rfc3339(condition.transition_s),
+        "observedGeneration": condition.observed_generation,
+    }
+
+
+def _group_from(entry: Mapping[str, Any]) -> GroupStatus:
+    return GroupStatus(
+        name=entry["name"],
+        desired=int(entry.get("desiredReplicas", 0)),
+        replicas=int(entry.get("replicas", 0)),
+        ready=int(entry.get("readyReplicas", 0)),
+        scaled_s=from_rfc3339(entry.get("lastScaleTime")),
+    )
+
+
+def _group_to_dict(group: GroupStatus) -> dict[str, Any]:
+    return _known(
+        {
+            "name": group.name,
+            "desiredReplicas": group.desired,
+            "replicas": group.replicas,
+            "readyReplicas": group.ready,
+            "lastScaleTime": rfc3339(group.scaled_s),
+        }
+    )
+
+
+def _known(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if value is not None}
+
+
+def _rounded(value: float | None) -> float | None:
+    """Four digits say all there is to see, and make a column that fits."""
+    return None if value is None else round(value, 4)

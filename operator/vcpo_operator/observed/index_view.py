@@ -1,0 +1,115 @@
+"""The view: what kopf's indices hold, put together by run.
+
+kopf fills every index before it calls any handler, so a run is never looked at with half of its
+children unseen. Records are slim; whole objects are not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from vcpo_operator.children.manifest import Kind
+from vcpo_operator.names import RUN_LABEL, RunKey
+from vcpo_operator.observed.parse import (
+    gather,
+    observed_child,
+    observed_claim,
+    observed_group,
+    observed_learner,
+    observed_pod,
+    observed_scaler,
+    run_record,
+)
+from vcpo_operator.observed.records import Observed, RunRecord
+
+Body = Mapping[str, Any]
+Index = Mapping[RunKey, Iterable[Any]]
+
+RUNS: Final = "vcporuns"
+PODS: Final = "pods"
+WATCHED: Final = (
+    Kind.CONFIG_MAP,
+    Kind.STATEFUL_SET,
+    Kind.DEPLOYMENT,
+    Kind.SCALER,
+    Kind.SERVICE,
+    Kind.SERVICE_ACCOUNT,
+    Kind.CLAIM,
+    Kind.BUDGET,
+    Kind.NETWORK_POLICY,
+)
+"""Kinds of children whose changes are watched."""
+
+INDICES: Final = (RUNS, PODS, *(kind.plural for kind in WATCHED))
+"""Ids of all indices."""
+
+_SPECIAL: Final[Mapping[Kind, Callable[[Body], Any]]] = {
+    Kind.STATEFUL_SET: observed_learner,
+    Kind.DEPLOYMENT: observed_group,
+    Kind.SCALER: observed_scaler,
+    Kind.CLAIM: observed_claim,
+}
+
+
+def child_record(kind: Kind, body: Body) -> Any:
+    """The record that the index of a kind keeps of an object."""
+    special = _SPECIAL.get(kind)
+    return observed_child(kind, body) if special is None else special(body)
+
+
+def run_key(body: Body) -> RunKey | None:
+    """The run that a child or pod belongs to; None when it belongs to none."""
+    metadata = body["metadata"]
+    name = (metadata.get("labels") or {}).get(RUN_LABEL)
+    return None if name is None else RunKey(metadata["namespace"], name)
+
+
+def index_run(body: Body) -> dict[RunKey, RunRecord]:
+    """What the index of runs keeps."""
+    record = run_record(body)
+    return {record.key: record}
+
+
+def index_child(kind: Kind, body: Body) -> dict[RunKey, Any]:
+    """What the index of a kind keeps; nothing of objects that belong to no run."""
+    key = run_key(body)
+    return {} if key is None else {key: child_record(kind, body)}
+
+
+def index_pod(body: Body) -> dict[RunKey, Any]:
+    """What the index of pods keeps."""
+    key, pod = run_key(body), observed_pod(body)
+    return {} if key is None or pod is None else {key: pod}
+
+
+class IndexedView:
+    """Reads runs and what belongs to them from indices by name; see `reconciler.View`."""
+
+    def __init__(self) -> None:
+        self.indices: Mapping[str, Index] = {}
+        """Set once, when the operator starts."""
+
+    def run(self, key: RunKey) -> RunRecord | None:
+        """A run; None when there is none."""
+        return next(iter(self._of(RUNS, key)), None)
+
+    def observed(self, key: RunKey) -> Observed:
+        """What belongs to a run and is watched."""
+        others = [
+            child
+            for kind in WATCHED
+            if kind not in _SPECIAL
+            for child in self._of(kind.plural, key)
+        ]
+        return gather(
+            learners=self._of(Kind.STATEFUL_SET.plural, key),
+            groups=self._of(Kind.DEPLOYMENT.plural, key),
+            scalers=self._of(Kind.SCALER.plural, key),
+            claims=self._of(Kind.CLAIM.plural, key),
+            pods=self._of(PODS, key),
+            others=others,
+        )
+
+    def _of(self, index: str, key: RunKey) -> Iterable[Any]:
+        return self.indices.get(index, {}).get(key, ())

@@ -1,0 +1,187 @@
+"""Observing: from objects as the API server sends them to the records of a run. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from vcpo_operator.children.manifest import Kind
+from vcpo_operator.names import (
+    ADOPT_ANNOTATION,
+    DELETION_COST_ANNOTATION,
+    GROUP_LABEL,
+    HASH_ANNOTATION,
+    ROLE_LABEL,
+    TEMPLATE_HASH_ANNOTATION,
+    Role,
+    RunKey,
+)
+from vcpo_operator.observed.pod_causes import (
+    container_end,
+    is_being_made,
+    pod_cause,
+    replica_failure,
+)
+from vcpo_operator.observed.records import (
+    Observed,
+    ObservedChild,
+    ObservedClaim,
+    ObservedGroup,
+    ObservedLearner,
+    ObservedPod,
+    ObservedScaler,
+    RunRecord,
+)
+
+Body = Mapping[str, Any]
+
+
+def run_record(body: Body) -> RunRecord:
+    """Read a VCPORun."""
+    metadata = body["metadata"]
+    return RunRecord(
+        key=RunKey(metadata["namespace"], metadata["name"]),
+        uid=metadata["uid"],
+        generation=int(metadata.get("generation", 0)),
+        resource_version=int(metadata.get("resourceVersion", 0)),
+        deleting="deletionTimestamp" in metadata,
+        spec=dict(body.get("spec") or {}),
+        status=dict(body.get("status") or {}),
+    )
+
+
+def observed_child(kind: Kind, body: Body) -> ObservedChild:
+    """Read what all children have in common."""
+    metadata = body["metadata"]
+    owners = metadata.get("ownerReferences") or ()
+    controllers = (owner["uid"] for owner in owners if owner.get("controller"))
+    annotations = metadata.get("annotations") or {}
+    return ObservedChild(
+        kind=kind,
+        name=metadata["name"],
+        uid=metadata["uid"],
+        owner_uid=next(controllers, None),
+        digest=annotations.get(HASH_ANNOTATION),
+        version=int(metadata.get("generation") or metadata.get("resourceVersion") or 0),
+        deleting="deletionTimestamp" in metadata,
+        adoptable=annotations.get(ADOPT_ANNOTATION) == "true",
+    )
+
+
+def observed_learner(body: Body) -> ObservedLearner:
+    """Read the learner's StatefulSet."""
+    spec, status = body["spec"], body.get("status") or {}
+    generation = int(body["metadata"].get("generation", 0))
+    return ObservedLearner(
+        child=observed_child(Kind.STATEFUL_SET, body),
+        replicas=int(spec.get("replicas", 1)),
+        settled=int(status.get("observedGeneration", 0)) >= generation,
+    )
+
+
+def observed_group(body: Body) -> ObservedGroup:
+    """Read a rollout group's Deployment."""
+    spec, status = body["spec"], body.get("status") or {}
+    labels = body["metadata"].get("labels") or {}
+    return ObservedGroup(
+        child=observed_child(Kind.DEPLOYMENT, body),
+        group=labels.get(GROUP_LABEL, ""),
+        replicas=int(spec.get("replicas", 1)),
+        current=int(status.get("replicas") or 0),
+        ready=int(status.get("readyReplicas") or 0),
+        paused=bool(spec.get("paused", False)),
+        cause=replica_failure(body),
+    )
+
+
+def observed_claim(body: Body) -> ObservedClaim:
+    """Read the claim for checkpoints and models."""
+    spec = body["spec"]
+    return ObservedClaim(
+        child=observed_child(Kind.CLAIM, body),
+        storage=spec["resources"]["requests"]["storage"],
+        storage_class=spec.get("storageClassName"),
+    )
+
+
+def observed_scaler(body: Body) -> ObservedScaler:
+    """Read a rollout group's scaler."""
+    spec, status = body["spec"], body.get("status") or {}
+    return ObservedScaler(
+        child=observed_child(Kind.SCALER, body),
+        group=spec["group"],
+        replicas=int(spec.get("replicas", 1)),
+        reported_replicas=_integer(status.get("replicas")),
+        reported_selector=status.get("selector") or "",
+    )
+
+
+def observed_pod(body: Body) -> ObservedPod | None:
+    """Read a pod; None when its role is none that this version knows."""
+    metadata = body["metadata"]
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    if labels.get(ROLE_LABEL) not in set(Role):
+        return None
+    status = body.get("status") or {}
+    conditions = status.get("conditions") or ()
+    containers = status.get("containerStatuses") or ()
+    return ObservedPod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        role=Role(labels[ROLE_LABEL]),
+        group=labels.get(GROUP_LABEL),
+        template_digest=annotations.get(TEMPLATE_HASH_ANNOTATION),
+        ready=any(each["type"] == "Ready" and each["status"] == "True" for each in conditions),
+        leaving="deletionTimestamp" in metadata,
+        deletion_cost=_integer(annotations.get(DELETION_COST_ANNOTATION)),
+        restarts=sum(int(each.get("restartCount", 0)) for each in containers),
+        cause=pod_cause(body),
+        last_end=container_end(body, labels[ROLE_LABEL]),
+        has_ended=status.get("phase") in {"Failed", "Succeeded"},
+        node=(body.get("spec") or {}).get("nodeName"),
+        is_gated=bool((body.get("spec") or {}).get("schedulingGates")),
+        gone_by_s=None
+        if metadata.get("finalizers")
+        else _unix_s(metadata.get("deletionTimestamp")),
+        is_being_made=is_being_made(body),
+    )
+
+
+def gather(
+    learners: Iterable[ObservedLearner],
+    groups: Iterable[ObservedGroup],
+    scalers: Iterable[ObservedScaler],
+    claims: Iterable[ObservedClaim],
+    pods: Iterable[ObservedPod],
+    others: Iterable[ObservedChild],
+) -> Observed:
+    """Put the records of one run together, in an order that does not depend on arrival."""
+    stateful, deployments = list(learners), sorted(groups, key=lambda each: each.child.name)
+    handles, volumes = list(scalers), list(claims)
+    children = [
+        *others,
+        *(each.child for each in stateful),
+        *(each.child for each in deployments),
+        *(each.child for each in handles),
+        *(each.child for each in volumes),
+    ]
+    return Observed(
+        children=tuple(sorted(children, key=lambda each: (each.kind.kind, each.name))),
+        learner=stateful[0] if stateful else None,
+        claims={each.child.name: each for each in volumes},
+        groups={each.group: each for each in deployments},
+        scalers={each.child.name: each for each in handles},
+        pods=tuple(sorted(pods, key=lambda each: each.name)),
+    )
+
+
+def _unix_s(text: str | None) -> float | None:
+    return None if text is None else datetime.fromisoformat(text).timestamp()
+
+
+def _integer(text: str | int | None) -> int | None:
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return None

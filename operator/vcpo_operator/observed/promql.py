@@ -1,0 +1,274 @@
+"""A run's report out of a Prometheus: the query, and what its answer says. Pure.
+
+One instant query over a window of time, so that samples come as they were scraped, with their
+times:
+
+    {__name__=~"vcpo_policy_version|...", namespace="ml", run="demo"}[5m]
+
+What the learner says is taken from its newest scrape alone. A series that this scrape lacks is
+unknown, however recently it was there, so that two moments, or a learner and the one before it,
+are never mixed. Windows of steps (mean and low ESS) are the learner's own gauges: windows of time
+over scrapes would weigh a long step more often than a short one.
+
+What stays unknown: rates of trajectories, which the operator does not use, why steps are skipped
+and generations fail, and workers whose series have no label `pod` (the PodMonitors of the chart and
+of runs give it to them).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from vcpo.control import RunSignals
+from vcpo.metrics import Metric, catalogue
+from vcpo.wire.phase import RunPhase
+from vcpo_operator.names import RunKey
+from vcpo_operator.observed.report import LearnerReport, WorkerReport, no_update_message
+
+WINDOW: Final = "5m"
+"""How far back a scrape is looked for; Prometheus itself looks back as far for an instant query."""
+
+_CLOCK_TOLERANCE_S = 5.0
+_WHY_SKIPPED = "the learner's log says why"
+_LARGEST_COUNT = 2.0**53
+"""Beyond this a float does not hold every whole number."""
+
+_OF_LEARNER: Final = (
+    catalogue.LEARNER_PHASE,
+    catalogue.POLICY_VERSION,
+    catalogue.ESS,
+    catalogue.ESS_MEAN,
+    catalogue.ESS_LOW,
+    catalogue.ON_POLICY_ESS,
+    catalogue.LEARNING_RATE_SCALE,
+    catalogue.TOKEN_LAG_MEDIAN,
+    catalogue.TOKEN_LAG_MAX,
+    catalogue.TRAJECTORIES_BUFFERED,
+    catalogue.TRAJECTORIES_IN_FLIGHT,
+    catalogue.BATCH_TRAJECTORIES,
+    catalogue.ADMISSION_LAG,
+    catalogue.LEARNER_IDLE,
+    catalogue.WORKERS,
+    catalogue.EVALUATION_ACCURACY,
+    catalogue.SKIPPED_STEPS_IN_A_ROW,
+    catalogue.FAILURES_IN_A_ROW,
+)
+_LEARNER_NAMES = frozenset(metric.name for metric in _OF_LEARNER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrapedReport:
+    """A report and when Prometheus scraped it."""
+
+    report: LearnerReport
+    """As of `scraped_s`: its age is 0."""
+    scraped_s: float
+    """Unix time, by the clock of Prometheus."""
+
+    def at(self, now_s: float, *, is_news: bool) -> LearnerReport:
+        """The report with the age that it has at a Unix time."""
+        aged = self.report.aged(max(0.0, now_s - self.scraped_s))
+        return replace(aged, is_news=is_news)
+
+
+def run_query(key: RunKey) -> str:
+    """The query for everything that a run's report is made of."""
+    names = "|".join(metric.name for metric in (*_OF_LEARNER, catalogue.ROLLOUT_INFLIGHT))
+    matchers = (
+        f'__name__=~"{names}"',
+        f"namespace={_quoted(key.namespace)}",
+        f"run={_quoted(key.name)}",
+    )
+    return f"{{{','.join(matchers)}}}[{WINDOW}]"
+
+
+def read_answer(answer: bytes, *, now_s: float) -> ScrapedReport | None:
+    """Read the answer to `run_query`; None when Prometheus knows nothing of the run.
+
+    Raises: ValueError when the answer is none, lacks or repeats a series that a report needs, or
+        holds a value out of its range, and when the clocks of both sides disagree.
+    """
+    samples = _samples(answer)
+    of_learner = [sample for sample in samples if sample.name in _LEARNER_NAMES]
+    if not of_learner:
+        return None
+    scraped_s = max(sample.time_s for sample in of_learner)
+    if scraped_s - now_s > _CLOCK_TOLERANCE_S:
+        raise ValueError(
+            f"the newest sample is {scraped_s - now_s:.0f} s in the future;"
+            " synchronize the clocks of the operator's node and of Prometheus"
+        )
+    scrape = _Scrape(tuple(sample for sample in of_learner if sample.time_s == scraped_s))
+    return ScrapedReport(report=_report(scrape, _workers(samples, now_s)), scraped_s=scraped_s)
+
+
+def _report(scrape: _Scrape, workers: Mapping[str, WorkerReport]) -> LearnerReport:
+    # A step whose weights have no value reports 0, which no batch can have.
+    ess_ratio = scrape.value(catalogue.ESS) or None
+    signals = _signals(scrape)
+    phase = _phase(scrape.values(catalogue.LEARNER_PHASE, "phase"))
+    skipped = scrape.count_or_none(catalogue.SKIPPED_STEPS_IN_A_ROW) or 0
+    has_never_updated = phase is RunPhase.COMPLETE and 0 < signals.step <= skipped
+    return LearnerReport(
+        signals=signals,
+        phase=phase,
+        ess_ratio=ess_ratio,
+        learning_rate_scale=scrape.value(catalogue.LEARNING_RATE_SCALE),
+        accuracy=scrape.value(catalogue.EVALUATION_ACCURACY),
+        failures_in_a_row=scrape.count_or_none(catalogue.FAILURES_IN_A_ROW) or 0,
+        no_update=no_update_message(skipped, _WHY_SKIPPED, has_never_updated=has_never_updated),
+        has_never_updated=has_never_updated,
+        workers=workers,
+    )
+
+
+def _signals(scrape: _Scrape) -> RunSignals:
+    on_policy = scrape.value(catalogue.ON_POLICY_ESS)
+    groups = scrape.values(catalogue.WORKERS, "group")
+    return RunSignals(
+        step=scrape.count(catalogue.POLICY_VERSION),
+        policy_version=scrape.count(catalogue.POLICY_VERSION),
+        ess_ratio_mean=scrape.value(catalogue.ESS_MEAN),
+        ess_ratio_low=scrape.value(catalogue.ESS_LOW),
+        # What the learner says over gRPC before its first step.
+        on_policy_ess_ratio=1.0 if on_policy is None else on_policy,
+        lag_p50=scrape.count_or_none(catalogue.TOKEN_LAG_MEDIAN),
+        lag_max=scrape.count_or_none(catalogue.TOKEN_LAG_MAX),
+        buffered=scrape.count(catalogue.TRAJECTORIES_BUFFERED),
+        in_flight=scrape.count(catalogue.TRAJECTORIES_IN_FLIGHT),
+        batch_trajectories=scrape.count(catalogue.BATCH_TRAJECTORIES),
+        admission_lag_steps=scrape.count(catalogue.ADMISSION_LAG),
+        learner_idle_ratio=scrape.needed(catalogue.LEARNER_IDLE),
+        ready_workers={
+            group: _whole(catalogue.WORKERS.name, each) for group, each in groups.items()
+        },
+    )
+
+
+def _phase(phases: Mapping[str, float]) -> RunPhase:
+    """The phase whose series is 1; one that this version does not know counts as running."""
+    current = [phase for phase, value in phases.items() if value == 1.0]
+    if len(current) != 1:
+        raise ValueError(f"{catalogue.LEARNER_PHASE.name} must be 1 for one phase, not {current}")
+    known = {phase.value: phase for phase in RunPhase}
+    return known.get(current[0], RunPhase.RUNNING)
+
+
+def _workers(samples: Sequence[_Sample], now_s: float) -> dict[str, WorkerReport]:
+    """Workers by pod, each by its own newest scrape."""
+    newest: dict[str, _Sample] = {}
+    for sample in samples:
+        pod = sample.labels.get("pod")
+        if sample.name != catalogue.ROLLOUT_INFLIGHT.name or not pod:
+            continue
+        if pod not in newest or sample.time_s > newest[pod].time_s:
+            newest[pod] = sample
+    return {
+        pod: WorkerReport(
+            in_flight=_whole(sample.name, sample.value), silent_s=max(0.0, now_s - sample.time_s)
+        )
+        for pod, sample in newest.items()
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sample:
+    """The newest sample of a series."""
+
+    name: str
+    labels: Mapping[str, str]
+    time_s: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Scrape:
+    """What one scrape of a learner found."""
+
+    samples: Sequence[_Sample]
+
+    def values(self, metric: Metric, label: str) -> dict[str, float]:
+        """Values of a metric by one of its labels, `""` where it has none.
+
+        Raises: ValueError when two series have the same label.
+        """
+        found: dict[str, float] = {}
+        for sample in self.samples:
+            if sample.name != metric.name:
+                continue
+            word = sample.labels.get(label, "")
+            if word in found:
+                raise ValueError(f"two series of {metric.name} answer for the run; keep one target")
+            found[word] = sample.value
+        return found
+
+    def value(self, metric: Metric) -> float | None:
+        """Value of a metric without labels; None when the scrape did not find it."""
+        return self.values(metric, "").get("")
+
+    def needed(self, metric: Metric) -> float:
+        """Value of a metric without which there is no report."""
+        value = self.value(metric)
+        if value is None:
+            raise ValueError(
+                f"the newest scrape lacks {metric.name}; is the learner's image older?"
+            )
+        return value
+
+    def count(self, metric: Metric) -> int:
+        """Whole number without which there is no report."""
+        return _whole(metric.name, self.needed(metric))
+
+    def count_or_none(self, metric: Metric) -> int | None:
+        """Whole number that the learner may not have measured yet."""
+        value = self.value(metric)
+        return None if value is None else _whole(metric.name, value)
+
+
+def _whole(name: str, value: float) -> int:
+    if not (0.0 <= value <= _LARGEST_COUNT and value.is_integer()):
+        raise ValueError(f"{name} must be a whole number of at least 0, not {value}")
+    return int(value)
+
+
+class _Series(BaseModel):
+    metric: dict[str, str]
+    values: list[tuple[Annotated[float, Field(allow_inf_nan=False)], float]] = []
+
+
+class _Matrix(BaseModel):
+    resultType: Literal["matrix"]  # noqa: N815 - Prometheus' word
+    result: list[_Series]
+
+
+class _Answer(BaseModel):
+    """Source: https://prometheus.io/docs/prometheus/latest/querying/api, range vectors."""
+
+    status: Literal["success"]
+    data: _Matrix
+
+
+def _samples(answer: bytes) -> list[_Sample]:
+    try:
+        series = _Answer.model_validate_json(answer).data.result
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the answer"
+        raise ValueError(f"no answer of Prometheus' query API: {where}: {first['msg']}") from error
+    newest = [(each.metric, *max(each.values)) for each in series if each.values]
+    return [
+        _Sample(name=labels.get("__name__", ""), labels=labels, time_s=time_s, value=value)
+        for labels, time_s, value in newest
+        if not math.isnan(value)
+    ]
+
+
+def _quoted(value: str) -> str:
+    """A PromQL string: its escapes are Go's, of which JSON's are a part."""
+    return json.dumps(value, ensure_ascii=False)

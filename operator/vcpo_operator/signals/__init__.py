@@ -1,0 +1,1 @@
+"""The learner's signals: asked for by gRPC, or read from a Prometheus."""

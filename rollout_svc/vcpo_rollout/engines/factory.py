@@ -1,0 +1,132 @@
+"""The engine that a rollout group asks for, and who quantizes what it is given."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from vcpo.lifecycle import gpu_memory_ratio
+from vcpo.spec import VCPORunSpec
+from vcpo.spec.workloads import EngineName, Quantization, RolloutGroup
+from vcpo_rollout.engines.chat_codec import PromptCodec
+from vcpo_rollout.engines.engine import Engine
+from vcpo_rollout.engines.hf.engine import HfEngine
+from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton, load_tokenizer
+from vcpo_rollout.engines.quantization import Device, QuantizationPlan, plan_quantization
+
+_LOGGER = logging.getLogger(__name__)
+
+
+def quantization_of(group: RolloutGroup) -> QuantizationPlan:
+    """Who quantizes a group's weights on this machine; the log says it, with the reason.
+
+    Raises:
+        ValueError: when the group asks for vLLM, and it is not installed.
+    """
+    asks = group.quantization is not Quantization.NONE
+    device = _vllm_device() if asks and group.engine is EngineName.VLLM else None
+    plan = plan_quantization(group.quantization, precision=group.precision, device=device)
+    if asks:
+        _LOGGER.info("quantization: %s", plan)
+    return plan
+
+
+def load_engine(
+    spec: VCPORunSpec, group: RolloutGroup, plan: QuantizationPlan, *, seed: int
+) -> tuple[Engine, PromptCodec]:
+    """Start a group's engine, and make what turns prompts into its tokens.
+
+    seed: of the sampling, one for each worker.
+
+    Raises:
+        ValueError: when there is no such model, or the engine cannot run it here.
+    """
+    name, revision = spec.model.name, spec.model.revision
+    tokenizer = load_tokenizer(name, revision=revision)
+    environment = spec.environment
+    codec = PromptCodec(tokenizer, environment.prompt_format, environment.system_prompt)
+    end_token_ids = load_end_token_ids(name, tokenizer, revision=revision)
+    if group.engine is EngineName.VLLM:
+        return _start_vllm(spec, group, plan, end_token_ids, seed), codec
+    return _start_hf(spec, group, tokenizer, end_token_ids, seed), codec
+
+
+def _start_hf(
+    spec: VCPORunSpec,
+    group: RolloutGroup,
+    tokenizer: PreTrainedTokenizerBase,
+    end_token_ids: frozenset[int],
+    seed: int,
+) -> Engine:
+    if group.threads is not None:
+        torch.set_num_threads(group.threads)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and (ratio := gpu_memory_ratio()) is not None:
+        torch.cuda.set_per_process_memory_fraction(ratio)
+    pad_token_id = tokenizer.pad_token_id
+    return HfEngine(
+        load_model_skeleton(
+            spec.model.name, revision=spec.model.revision, precision=group.precision
+        ),
+        end_token_ids=end_token_ids,
+        pad_token_id=pad_token_id if isinstance(pad_token_id, int) else min(end_token_ids),
+        max_concurrent_sequences=group.max_concurrent_sequences,
+        seed=seed,
+        device=device,
+        precision=group.precision,
+    )
+
+
+def _start_vllm(
+    spec: VCPORunSpec,
+    group: RolloutGroup,
+    plan: QuantizationPlan,
+    end_token_ids: frozenset[int],
+    seed: int,
+) -> Engine:
+    with _vllm_needed():
+        from vcpo_rollout.engines.vllm.engine import VllmEngine
+        from vcpo_rollout.engines.vllm.start import VllmSettings
+    settings = VllmSettings(
+        model_name=spec.model.name,
+        revision=spec.model.revision,
+        precision=group.precision,
+        max_concurrent_sequences=group.max_concurrent_sequences,
+        seed=seed,
+        kv_cache_gibibytes=group.kv_cache_gibibytes,
+        online_quantization=plan.online_method,
+        gpu_memory_ratio=gpu_memory_ratio(),
+    )
+    return VllmEngine.start(settings, end_token_ids=end_token_ids)
+
+
+def _vllm_device() -> Device:
+    with _vllm_needed():
+        from vcpo_rollout.engines.vllm.start import vllm_device
+    return vllm_device()
+
+
+@contextmanager
+def _vllm_needed() -> Iterator[None]:
+    """Around the import of the engine that not every environment has.
+
+    vLLM makes its loggers when it is imported, for its processes too. At their own level they write
+    three lines for every swap; warnings are kept, and a user's own level.
+
+    Raises:
+        ValueError: when vLLM is not installed; it says what to do.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    try:
+        yield
+    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit
+        raise ValueError(
+            f"spec.rollouts[].engine: vllm cannot be loaded here ({error}). Cure: pip install "
+            "'vcpo[rollout]' with a GPU; without one see docs/design/032-vllm-engine.md; or "
+            "engine: hf"
+        ) from error

@@ -1,0 +1,210 @@
+"""Continuous batching, one step at a time: sequences join, grow by a token, and leave.
+
+`DecodeBatch` is synchronous and knows neither threads nor clocks; whoever drives it (the thread of
+`hf.py`, or a test) decides when sequences join and when weights change. Invariant between calls:
+row i of the logits is what the weights in use say comes after sequence i. A token is therefore
+always drawn from, scored by and labelled with one and the same policy version.
+
+    admit        step                 step                      swap            step
+    prefill ->   draw, drop, extend   draw, drop, extend   ->   prefill all ->  draw, ...
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
+from vcpo_rollout.engines.engine import EngineError, Generation, GenerationRequest
+from vcpo_rollout.engines.hf.cache import DecodingCache
+from vcpo_rollout.engines.loading_weights import StagedWeights, copy_weights
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Draft:
+    """A sequence being sampled; it grows, and two are the same only if they are one object.
+
+    It starts with what its request says was sampled before.
+    """
+
+    request: GenerationRequest
+    token_ids: list[int] = field(default_factory=list)
+    """Sampled so far."""
+    logprobs: list[float] = field(default_factory=list)
+    """Of each sampled token, after temperature."""
+    policy_versions: list[int] = field(default_factory=list)
+    """The version that sampled each token."""
+
+    def __post_init__(self) -> None:
+        if (begun := self.request.begun) is not None:
+            self.token_ids += begun.token_ids
+            self.logprobs += begun.logprobs
+            for span in begun.version_spans:
+                self.policy_versions += [span.policy_version] * span.num_tokens
+
+    @property
+    def context(self) -> list[int]:
+        """Prompt and sampled tokens: what the next token follows."""
+        return [*self.request.prompt_token_ids, *self.token_ids]
+
+    @property
+    def version_spans(self) -> tuple[VersionSpan, ...]:
+        """Which version sampled which tokens, in order."""
+        return tuple(
+            VersionSpan(policy_version=version, num_tokens=len(list(tokens)))
+            for version, tokens in groupby(self.policy_versions)
+        )
+
+    def generation(self, finish_reason: FinishReason) -> Generation:
+        """The finished sequence."""
+        return Generation(
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            version_spans=self.version_spans,
+            finish_reason=finish_reason,
+        )
+
+    def partial(self) -> PartialResponse | None:
+        """The sequence so far; None before its first token."""
+        if not self.token_ids:
+            return None
+        return PartialResponse(
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            version_spans=self.version_spans,
+        )
+
+
+Outcome = Generation | EngineError
+"""How a draft ended."""
+
+
+class DecodeBatch:
+    """Sequences decoded together by one model; the owner of the model and its parameters.
+
+    Two batches with the same seed that are driven alike sample the same tokens.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        end_token_ids: frozenset[int],
+        pad_token_id: int,
+        seed: int,
+    ) -> None:
+        self._model = model.train(mode=False)
+        self._end_token_ids = end_token_ids
+        self._cache = DecodingCache(model, pad_token_id=pad_token_id)
+        self._generator = torch.Generator(model.device).manual_seed(seed)
+        self._drafts: list[Draft] = []
+        self._logits: Tensor | None = None
+        self._policy_version: int | None = None
+
+    @property
+    def policy_version(self) -> int | None:
+        """Version in use; None before the first swap."""
+        return self._policy_version
+
+    @property
+    def drafts(self) -> tuple[Draft, ...]:
+        """Sequences under way."""
+        return tuple(self._drafts)
+
+    @torch.inference_mode()
+    def admit(self, drafts: Sequence[Draft]) -> None:
+        """Take sequences in; they get their first token in the next step."""
+        if self._policy_version is None:
+            raise EngineError("nothing can be generated before the first swap of weights")
+        if drafts:
+            logits = self._cache.join([draft.context for draft in drafts])
+            self._logits = logits if self._logits is None else torch.cat((self._logits, logits))
+            self._drafts += drafts
+
+    @torch.inference_mode()
+    def step(self) -> Mapping[Draft, Outcome]:
+        """Sample one token for each sequence; return those that ended, which leave the batch.
+
+        A sequence whose logits are not numbers ends with an EngineError; the others go on.
+        """
+        if self._logits is None or self._policy_version is None:
+            return {}
+        temperatures = [draft.request.temperature for draft in self._drafts]
+        token_ids, logprobs = sample_tokens(self._logits, temperatures, self._generator)
+        ended: dict[Draft, Outcome] = {}
+        for draft, token_id, logprob in zip(self._drafts, token_ids, logprobs, strict=True):
+            outcome = self._record(draft, token_id, logprob, self._policy_version)
+            if outcome is not None:
+                ended[draft] = outcome
+        self._remove(ended.keys())
+        if self._drafts:
+            self._logits = self._cache.extend([draft.token_ids[-1] for draft in self._drafts])
+        return ended
+
+    @torch.inference_mode()
+    def drop(self, drafts: Sequence[Draft]) -> None:
+        """Forget sequences that nobody waits for."""
+        self._remove(drafts)
+
+    @torch.inference_mode()
+    def swap(self, policy_version: int, weights: StagedWeights) -> None:
+        """Put new weights in place; sequences under way go on from there.
+
+        weights: as `stage_weights` returned them for this model and the version in use.
+        """
+        copy_weights(self._model, weights)
+        self._policy_version = policy_version
+        self._cache.clear()
+        if self._drafts:
+            self._logits = self._cache.join([draft.context for draft in self._drafts])
+
+    def _record(
+        self, draft: Draft, token_id: int, logprob: float, policy_version: int
+    ) -> Outcome | None:
+        """Append a token; return how the draft ended, None if it goes on."""
+        if not math.isfinite(logprob):
+            return EngineError(
+                f"policy version {policy_version} gives logits that are not finite after "
+                f"{len(draft.context)} tokens; look at the learner's last steps"
+            )
+        draft.token_ids.append(token_id)
+        draft.logprobs.append(logprob)
+        draft.policy_versions.append(policy_version)
+        if token_id in self._end_token_ids:
+            return draft.generation(FinishReason.STOP)
+        if len(draft.token_ids) >= draft.request.max_new_tokens:
+            return draft.generation(FinishReason.LENGTH)
+        return None
+
+    def _remove(self, drafts: Collection[Draft]) -> None:
+        gone = {row for row, draft in enumerate(self._drafts) if draft in drafts}
+        if gone:
+            order = self._cache.remove(gone)
+            self._drafts = [self._drafts[row] for row in order]
+            self._logits = self._logits[order] if order and self._logits is not None else None
+
+
+def sample_tokens(
+    logits: Tensor, temperatures: Sequence[float], generator: torch.Generator
+) -> tuple[list[int], list[float]]:
+    """Draw one token per row from softmax(logits / temperature), over the whole vocabulary.
+
+    logits: [rows, vocab], any float type; everything after them is float32. Returns token ids and
+    the natural logarithms of the probabilities they were drawn with, which are not finite where the
+    logits are not numbers.
+
+    The draw is the Gumbel-max trick (Gumbel 1954; https://arxiv.org/abs/1611.00712, eq. 2): the
+    index of the largest `log p + g`, where `g = -log e` and `e` is a standard exponential. It works
+    on the very logarithms that are returned, and never picks a token of probability 0.
+    """
+    scale = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)[:, None]
+    logprobs = torch.log_softmax(logits.float() / scale, dim=-1)
+    noise = torch.empty_like(logprobs).exponential_(generator=generator)
+    token_ids = (logprobs - noise.log_()).argmax(dim=-1, keepdim=True)
+    return token_ids[:, 0].tolist(), logprobs.gather(1, token_ids)[:, 0].tolist()

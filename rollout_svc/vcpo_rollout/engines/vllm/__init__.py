@@ -1,0 +1,1 @@
+"""The engine for throughput: vLLM, in processes of its own."""

@@ -1,0 +1,284 @@
+"""The engine for throughput: vLLM, in processes of its own, through its public interface.
+
+    generate      --> AsyncLLM --> scheduler, model        (continuous batching is vLLM's own)
+    swap_weights  --> pause, keeping sequences --> load from a file --> label --> resume
+
+A pause stands between two decoding steps and forgets all keys and values, so sequences under way
+are read again with the new weights: a full forward pass of the version that labels a token gives
+the token's log-probability.
+
+Lifecycle: it serves until `close`, until its processes end, or until a swap fails half-way, when
+nobody knows which weights are in place. In each case every call still open fails with EngineError,
+and so does every later one. vLLM's processes end with ours, however ours ends (`vllm_worker`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+from collections.abc import Coroutine
+from typing import Any, Self, TypeVar
+
+from transformers import PreTrainedModel
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferInitRequest,
+    WeightTransferUpdateRequest,
+)
+from vllm.inputs import tokens_input
+from vllm.outputs import CompletionOutput
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from vcpo_rollout.engines.engine import (
+    EngineError,
+    Generation,
+    GenerationCutError,
+    GenerationRequest,
+    PolicyWeights,
+)
+from vcpo_rollout.engines.limits import RequestLimits
+from vcpo_rollout.engines.loading_weights import changed_parameters, read_weights
+from vcpo_rollout.engines.vllm.exchange import (
+    generation_of,
+    memory_file,
+    sampling_of,
+    tensors_to_send,
+)
+from vcpo_rollout.engines.vllm.start import VllmSettings, load_skeleton, start_llm
+
+logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+SWAP_TIMEOUT_S = 300.0
+_WATCH_S = 0.5
+_DIED = "vLLM's engine process has died; its log says why"
+_ABORT_TIMEOUT_S = 5.0
+_ABORT_AGAIN_S = 0.05
+_SHUTDOWN_S = 5.0
+"""How long vLLM's processes may take to end by themselves."""
+
+
+class VllmEngine:
+    """Samples with vLLM; an `Engine`.
+
+    Requests beyond `max_num_seqs` wait in vLLM's queue, first come first served. Cancelling a
+    `generate` frees its place.
+
+    llm: without sequences under way; the engine owns it from then on.
+    skeleton: the model as `transformers` has it, against which weights are checked.
+    swap_timeout_s: for a whole swap; one that takes longer is stuck, and the engine ends.
+    """
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        *,
+        skeleton: PreTrainedModel,
+        end_token_ids: frozenset[int],
+        swap_timeout_s: float = SWAP_TIMEOUT_S,
+    ) -> None:
+        self._swap_timeout_s = swap_timeout_s
+        self._llm = llm
+        self._skeleton = skeleton
+        self._end_token_ids = end_token_ids
+        self._limits = RequestLimits(
+            vocabulary_size=RequestLimits.of(skeleton).vocabulary_size,
+            context_tokens=llm.model_config.max_model_len,
+        )
+        self._numbers = itertools.count()
+        self._policy_version: int | None = None
+        self._ready = asyncio.Event()
+        self._swap_order = asyncio.Lock()
+        self._can_receive = False
+        self._open: set[asyncio.Task[Any]] = set()
+        self._ended: str | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    @classmethod
+    def start(cls, settings: VllmSettings, *, end_token_ids: frozenset[int]) -> Self:
+        """Start vLLM's processes; takes from seconds to minutes, so call it from a thread.
+
+        Raises:
+            ValueError: when vLLM cannot run this model here; its log says more.
+        """
+        skeleton = load_skeleton(settings)
+        return cls(start_llm(settings), skeleton=skeleton, end_token_ids=end_token_ids)
+
+    @property
+    def policy_version(self) -> int | None:
+        """Version in use; None before the first swap."""
+        return self._policy_version
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return self._end_token_ids
+
+    async def generate(
+        self, request: GenerationRequest, *, cut: asyncio.Event | None = None
+    ) -> Generation:
+        """Sample one sequence; waits for the first policy and for a free place.
+
+        Raises:
+            GenerationCutError: with what was sampled, when it was cut.
+            EngineError: when the request cannot be served, generation failed, or the engine ended.
+        """
+        self._limits.check(request)
+        return await self._until_ended(self._sample(request, cut))
+
+    async def swap_weights(self, weights: PolicyWeights) -> int:
+        """Use `weights` from the next decoding step on; returns when they are in use.
+
+        They are read and checked beside generation. Concurrent swaps take effect in the order of
+        the calls. A swap that has begun is finished even when the caller is cancelled: half a swap
+        is the end of the engine.
+
+        Returns: how many sequences under way go on with them.
+
+        Raises:
+            EngineError: when the tensors do not fit the model, and the old weights stay in use; or
+                when vLLM fails in the swap, and the engine has ended.
+        """
+        return await asyncio.shield(self._until_ended(self._swap(weights)))
+
+    async def close(self) -> None:
+        """Stop vLLM's processes; all that is open fails with EngineError."""
+        self._end("the engine is closed")
+        if self._open:
+            await asyncio.wait(self._open, timeout=_ABORT_TIMEOUT_S)
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._llm.output_handler is not None:
+            self._llm.output_handler.cancel()  # or it reports the end of the processes as a failure
+        await asyncio.to_thread(self._llm.shutdown, timeout=_SHUTDOWN_S)
+
+    async def _until_ended(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Do the work, unless the engine ends before.
+
+        Raises:
+            EngineError: saying why the engine has ended.
+        """
+        self._watching = self._watching or asyncio.create_task(self._watch())
+        task = asyncio.create_task(work)
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+        if self._ended is not None:
+            task.cancel()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._ended is None or (caller is not None and caller.cancelling()):
+                raise
+            raise EngineError(self._ended) from None
+        except EngineDeadError as error:
+            self._end(_DIED)
+            raise EngineError(self._ended) from error
+
+    async def _watch(self) -> None:
+        """End the engine with vLLM's process: of calls to one that has died some never return."""
+        while not self._llm.errored:
+            await asyncio.sleep(_WATCH_S)
+        self._end(_DIED)
+
+    def _end(self, reason: str) -> None:
+        """Refuse what comes, fail what is open; the first reason stays."""
+        if self._ended is None:
+            self._ended = reason
+            logger.info("the engine ends: %s", reason)
+        for task in self._open - {asyncio.current_task()}:
+            task.cancel()
+
+    async def _sample(self, request: GenerationRequest, cut: asyncio.Event | None) -> Generation:
+        name = str(next(self._numbers))
+        cutting = None if cut is None else asyncio.create_task(self._abort_when(cut, name))
+        try:
+            await self._wait_until_ready(cut)
+            output = await self._answered(request, name, cut)
+        finally:
+            if cutting is not None:
+                cutting.cancel()
+        return generation_of(output, request.begun)
+
+    async def _answered(
+        self, request: GenerationRequest, name: str, cut: asyncio.Event | None
+    ) -> CompletionOutput | None:
+        begun = () if request.begun is None else request.begun.token_ids
+        params = sampling_of(request, self._end_token_ids)
+        prompt = tokens_input([*request.prompt_token_ids, *begun])
+        output: CompletionOutput | None = None
+        if cut is not None and cut.is_set():
+            raise GenerationCutError(request.begun)
+        try:
+            async for answer in self._llm.generate(prompt, params, name):
+                output = answer.outputs[0]
+        except (EngineGenerateError, ValueError) as error:
+            raise EngineError(f"vLLM could not generate: {error.__cause__ or error}") from error
+        return output
+
+    async def _wait_until_ready(self, cut: asyncio.Event | None) -> None:
+        """Wait for the first policy, or for a cut."""
+        events = [self._ready] if cut is None else [self._ready, cut]
+        waits = [asyncio.create_task(event.wait()) for event in events]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _abort_when(self, cut: asyncio.Event, name: str) -> None:
+        """Have vLLM end a request with what it has; one that it does not know yet, it ignores."""
+        await cut.wait()
+        while True:
+            await self._llm.abort(name)
+            await asyncio.sleep(_ABORT_AGAIN_S)
+
+    async def _swap(self, weights: PolicyWeights) -> int:
+        async with self._swap_order:
+            # No other swap is under way: what is in use now is so when this one takes its turn.
+            changed = changed_parameters(self._skeleton, weights, in_use=self._policy_version)
+            tensors = await asyncio.to_thread(read_weights, self._skeleton, weights.payload)
+            sent = tensors_to_send(tensors, changed)
+            with await asyncio.to_thread(memory_file, sent) as file:
+                path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+                update = {"path": path, "is_whole": changed is None}
+                num_under_way = await self._swap_or_end(update, weights.policy_version)
+        self._policy_version = weights.policy_version
+        self._ready.set()
+        return num_under_way
+
+    async def _swap_or_end(self, update: dict[str, Any], policy_version: int) -> int:
+        try:
+            async with asyncio.timeout(self._swap_timeout_s):
+                return await self._swap_between_steps(update, policy_version)
+        except Exception as error:  # vLLM passes on whatever its processes raise
+            self._end_in_swap(policy_version, f"{type(error).__name__}: {error}")
+            raise EngineError(self._ended) from error
+
+    async def _swap_between_steps(self, update: dict[str, Any], policy_version: int) -> int:
+        """Load weights while nothing is decoded.
+
+        update: the fields of `vllm_worker.WeightFile`.
+        """
+        if not self._can_receive:
+            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
+            self._can_receive = True
+        await self._llm.pause_generation(mode="keep", clear_cache=True)
+        try:
+            num_under_way: int = self._llm.get_num_unfinished_requests()
+            await self._llm.start_weight_update()
+            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+            await self._llm.finish_weight_update(weight_version=str(policy_version))
+        except BaseException as error:
+            # Half of a swap leaves layers without values, and a decoding step there kills vLLM's
+            # process: this must come before the pause could end.
+            self._end_in_swap(policy_version, f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            if self._ended is None:
+                await self._llm.resume_generation()
+        return num_under_way
+
+    def _end_in_swap(self, policy_version: int, what: str) -> None:
+        self._end(f"vLLM failed to take policy version {policy_version}: {what}")

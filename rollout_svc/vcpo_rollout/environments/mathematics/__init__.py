@@ -1,0 +1,1 @@
+"""GSM8K and MATH, and the judge that compares mathematical expressions."""

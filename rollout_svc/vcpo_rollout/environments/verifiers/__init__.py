@@ -1,0 +1,1 @@
+"""Environments and tasks of the `verifiers` library."""

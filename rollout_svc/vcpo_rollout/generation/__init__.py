@@ -1,0 +1,1 @@
+"""The worker's event loop: leases turned into responses, in one turn or in several."""

@@ -1,0 +1,267 @@
+"""How a lease is answered: prompt, sequences, rewards; in one turn or in several."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+from vcpo.failures import FailureCause
+from vcpo.wire.trajectory import (
+    PartialResponse,
+    Trajectory,
+    partial_from_message,
+    prompt_sum,
+)
+from vcpo.wire.v1 import work_pb2
+from vcpo_rollout.engines.chat_codec import PromptCodec
+from vcpo_rollout.engines.engine import (
+    Engine,
+    EngineError,
+    Generation,
+    GenerationRequest,
+)
+from vcpo_rollout.environments.environment import (
+    Conversation,
+    Environment,
+    MultiTurnEnvironment,
+    Prompt,
+    Split,
+)
+from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.generation.environment_pool import (
+    ForeignThreads,
+    finite_reward,
+    foreign_code,
+    require_type,
+)
+from vcpo_rollout.generation.group_sampling import GroupCutError, first_complete, sample_group
+from vcpo_rollout.generation.history import History
+from vcpo_rollout.generation.multi_turn import converse, resume
+
+_LOGGER = logging.getLogger(__name__)
+_ENGINE_FAILURES_TOLERATED = 8
+"""So many leases in a row that fail in the engine are the engine's fault, not the prompts'."""
+_SPLITS = {work_pb2.SPLIT_TRAIN: Split.TRAIN, work_pb2.SPLIT_EVALUATION: Split.EVALUATION}
+
+
+class Answering:
+    """Answers leases with one engine and one environment; many at a time."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        environment: Environment,
+        codec: PromptCodec,
+        gauges: RolloutGauges,
+        threads: ForeignThreads,
+    ) -> None:
+        self._threads = threads
+        self._engine = engine
+        self._environment = environment
+        self._codec = codec
+        self._gauges = gauges
+        self._engine_failures: list[EngineError] = []
+        """Of the last leases, in a row."""
+
+    def require_engine(self) -> None:
+        """Refuse to go on with an engine that answers nothing any more.
+
+        Raises: EngineError, the last of too many in a row.
+        """
+        if len(self._engine_failures) >= _ENGINE_FAILURES_TOLERATED:
+            raise self._engine_failures[-1]
+
+    async def answers(self, lease: work_pb2.Lease, cut: asyncio.Event) -> list[Trajectory]:
+        """Sample and judge what a lease asks for.
+
+        cut: when it is set, the sequences under way end with their next step.
+
+        Raises:
+            GroupCutError: with what was sampled, when it was cut.
+            EngineError: when an answer could not be sampled.
+            EnvironmentFailedError: when the environment's code fails, or its reward is no number.
+        """
+        prompt, prompt_token_ids = await self._threads.call(partial(self._prompt, lease))
+        request = GenerationRequest(
+            prompt_token_ids=prompt_token_ids,
+            temperature=lease.sampling.temperature,
+            max_new_tokens=lease.sampling.max_new_tokens,
+        )
+        try:
+            return await self._sampled(lease, prompt, request, cut)
+        except GroupCutError as error:
+            answered = prompt_sum(prompt_token_ids)
+            raise GroupCutError(
+                [replace(one, prompt_xxh3=answered) for one in error.begun]
+            ) from error
+
+    async def _sampled(
+        self,
+        lease: work_pb2.Lease,
+        prompt: Prompt,
+        request: GenerationRequest,
+        cut: asyncio.Event,
+    ) -> list[Trajectory]:
+        """Sample and judge, in one turn or in several."""
+        if isinstance(self._environment, MultiTurnEnvironment):
+            return await self._converse(lease, self._environment, prompt, request, cut)
+        started_s = time.monotonic()
+        generations = await self._generate(request, lease, cut)
+        self._gauges.generated(time.monotonic() - started_s)
+        rewards = await self._threads.call(partial(self._rewards, prompt, generations))
+        return [
+            _trajectory(f"{lease.lease_id}/{number}", request, generation, reward)
+            for number, (generation, reward) in enumerate(zip(generations, rewards, strict=True))
+        ]
+
+    async def _generate(
+        self, request: GenerationRequest, lease: work_pb2.Lease, cut: asyncio.Event
+    ) -> list[Generation]:
+        begun = _begun(lease)
+        self._gauges.resumed(begun)
+        with self._engine_failures_counted():
+            return await sample_group(
+                self._engine,
+                request,
+                lease.num_trajectories,
+                num_redundant=lease.num_redundant,
+                begun=begun,
+                cut=cut,
+            )
+
+    async def _converse(
+        self,
+        lease: work_pb2.Lease,
+        environment: MultiTurnEnvironment,
+        prompt: Prompt,
+        request: GenerationRequest,
+        cut: asyncio.Event,
+    ) -> list[Trajectory]:
+        begun = _begun(lease)
+        starts = [*begun, *[None] * (lease.num_trajectories + lease.num_redundant - len(begun))]
+        started_s = time.monotonic()
+        with self._engine_failures_counted():
+            trajectories = await first_complete(
+                (self._hold(lease, environment, prompt, request, start, cut) for start in starts),
+                lease.num_trajectories,
+                as_partial=_as_partial,
+            )
+        self._gauges.generated(time.monotonic() - started_s)
+        return [
+            replace(one, trajectory_id=f"{lease.lease_id}/{number}")
+            for number, one in enumerate(trajectories)
+        ]
+
+    async def _hold(
+        self,
+        lease: work_pb2.Lease,
+        environment: MultiTurnEnvironment,
+        prompt: Prompt,
+        request: GenerationRequest,
+        begun: PartialResponse | None,
+        cut: asyncio.Event,
+    ) -> Trajectory:
+        """Hold one conversation, from where it was cut if the environment says the same again."""
+        engine, codec, threads = self._engine, self._codec, self._threads
+
+        def begin() -> Conversation:
+            with foreign_code(FailureCause.PROMPT):
+                return environment.converse(prompt)
+
+        resumed = None
+        if begun is not None:
+            resumed = await resume(
+                begin,
+                request,
+                begun,
+                codec=codec,
+                end_token_ids=engine.end_token_ids,
+                threads=threads,
+            )
+            if resumed is None:
+                _LOGGER.warning(
+                    "prompt %d: an answer is begun anew, its environment does not say the same "
+                    "again to the same turns; %d tokens are lost",
+                    lease.prompt_index,
+                    len(begun.token_ids),
+                )
+                self._gauges.begun_anew()
+            else:
+                self._gauges.resumed([begun])
+        conversation, history = resumed or (
+            await self._threads.call(begin),
+            History(request=request),
+        )
+        return await converse(
+            lease.lease_id,
+            conversation,
+            history,
+            engine=engine,
+            codec=codec,
+            threads=threads,
+            cut=cut,
+        )
+
+    @contextlib.contextmanager
+    def _engine_failures_counted(self) -> Iterator[None]:
+        try:
+            yield
+        except EngineError as error:
+            self._engine_failures.append(error)
+            raise
+        self._engine_failures.clear()
+
+    def _prompt(self, lease: work_pb2.Lease) -> tuple[Prompt, tuple[int, ...]]:
+        with foreign_code(FailureCause.PROMPT):
+            made = self._environment.prompt(_SPLITS[lease.split], lease.prompt_index)
+            prompt = require_type(made, Prompt, self._environment.prompt)
+            return prompt, self._codec.encode(prompt)
+
+    def _rewards(self, prompt: Prompt, generations: list[Generation]) -> list[float]:
+        reward = self._environment.reward
+        end_token_ids = self._engine.end_token_ids
+        with foreign_code(FailureCause.REWARD):
+            return [
+                finite_reward(
+                    reward(prompt, self._codec.decode(generation.token_ids, end_token_ids)), reward
+                )
+                for generation in generations
+            ]
+
+
+def _begun(lease: work_pb2.Lease) -> list[PartialResponse]:
+    return [
+        partial_from_message(message, path=f"begun[{index}]")
+        for index, message in enumerate(lease.begun)
+    ]
+
+
+def _as_partial(trajectory: Trajectory) -> PartialResponse:
+    """A complete conversation without its reward: whoever submits the group has it judged."""
+    return PartialResponse(
+        token_ids=trajectory.response_token_ids,
+        logprobs=trajectory.rollout_logprobs,
+        version_spans=trajectory.version_spans,
+        finish_reason=trajectory.finish_reason,
+        inserted_spans=trajectory.inserted_spans,
+    )
+
+
+def _trajectory(
+    trajectory_id: str, request: GenerationRequest, generation: Generation, reward: float
+) -> Trajectory:
+    return Trajectory(
+        trajectory_id=trajectory_id,
+        prompt_token_ids=request.prompt_token_ids,
+        response_token_ids=generation.token_ids,
+        rollout_logprobs=generation.logprobs,
+        version_spans=generation.version_spans,
+        reward=reward,
+        finish_reason=generation.finish_reason,
+    )

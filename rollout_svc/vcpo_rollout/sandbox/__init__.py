@@ -1,0 +1,1 @@
+"""Python that a model wrote, run within limits in a process of its own."""

@@ -1,0 +1,1 @@
+"""Calls over gRPC: to the learner, to other workers, and from them."""

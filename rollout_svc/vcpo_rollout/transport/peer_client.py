@@ -1,0 +1,94 @@
+"""The worker's view of other workers: sources of weights that may fail at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import grpc
+
+from vcpo.wire.v1 import policy_pb2_grpc
+from vcpo.wire.weights import CorruptWeightsError
+from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.transport.stream import receive_rest
+from vcpo_rollout.transport.transfer_buffer import Piece
+
+_LOGGER = logging.getLogger(__name__)
+_WINDOW_S = 5.0
+"""Time for each `LEAST_BYTES` of a peer: 1 MiB in 5 s is a hundredth of a slow network, and at that
+rate a model of 1 GB would take over an hour."""
+_PATIENCE_S = 120.0
+"""Time for all peers together to give a version; a larger one has what it takes at
+`_NETWORK_BYTES_PER_S`."""
+_NETWORK_BYTES_PER_S = 10 << 20
+"""A slow network with two workers on each sender. Were a large version cut off sooner, every worker
+would get the rest from the learner."""
+_AVOIDED_S = 300.0
+"""How long a peer that failed is not asked again; a worker that was restarted is well by then."""
+
+
+class Peers:
+    """Transfers from other workers. Nothing depends on them: the learner has what they lack.
+
+    open_channel: Opens a channel to `host:port`.
+    """
+
+    def __init__(
+        self,
+        open_channel: Callable[[str], grpc.aio.Channel],
+        *,
+        worker_id: str,
+        gauges: RolloutGauges,
+        window_s: float = _WINDOW_S,
+        patience_s: float = _PATIENCE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._open_channel = open_channel
+        self._worker_id = worker_id
+        self._gauges = gauges
+        self._window_s = window_s
+        self._patience_s = patience_s
+        self._clock = clock
+        self._avoided_until_s: dict[str, float] = {}
+
+    def deadline_s(self, num_bytes: int) -> float:
+        """When all peers together must have given that many bytes, on this object's clock."""
+        return self._clock() + max(self._patience_s, num_bytes / _NETWORK_BYTES_PER_S)
+
+    async def fetch(self, address: str, piece: Piece, *, deadline_s: float) -> int:
+        """Receive what a peer gives of a piece's rest until the deadline; returns its bytes.
+
+        None come from a peer that failed lately.
+        """
+        now_s = self._clock()
+        if now_s >= deadline_s or self._avoided_until_s.get(address, 0.0) > now_s:
+            return 0
+        num_before = piece.num_arrived
+        async with self._open_channel(address) as channel:
+            stub = policy_pb2_grpc.PolicyServiceStub(channel)
+            try:
+                async with asyncio.timeout(deadline_s - now_s):
+                    await receive_rest(stub, self._worker_id, piece, window_s=self._window_s)
+            except TimeoutError:
+                self.avoid(address, "slow")
+            except CorruptWeightsError:
+                self.avoid(address, "corrupt")
+            except grpc.aio.AioRpcError as error:
+                # A peer that does not hold the version is as well as any.
+                if error.code() is not grpc.StatusCode.NOT_FOUND:
+                    self.avoid(address, "failed")
+        return piece.num_arrived - num_before
+
+    def avoid(self, address: str, reason: str) -> None:
+        """Ask a peer for nothing for a time, because it was `slow`, `failed` or was `corrupt`."""
+        now_s = self._clock()
+        self._avoided_until_s = {
+            name: until_s for name, until_s in self._avoided_until_s.items() if until_s > now_s
+        }
+        self._avoided_until_s[address] = now_s + _AVOIDED_S
+        self._gauges.peer_avoided(reason)
+        _LOGGER.info(
+            "%s gives no weights (%s); it is not asked for %g s", address, reason, _AVOIDED_S
+        )

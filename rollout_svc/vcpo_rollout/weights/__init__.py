@@ -1,0 +1,1 @@
+"""Policy versions on their way into the engine: fetched, checked, merged, quantized."""

@@ -1,0 +1,51 @@
+"""Reading versions from an archive; `vcpo_learner.weights.archive` writes it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import fsspec
+
+from vcpo.wire.archive import delta_name, full_set_name, incarnation_folder
+from vcpo.wire.v1 import policy_pb2
+from vcpo.wire.weights import CorruptWeightsError, verify
+from vcpo_rollout.weights.deltas import advance
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class ArchiveReader:
+    """A source of full sets that may fail at any time; peers and learner have what it lacks.
+
+    url: As fsspec names it.
+    run: Name of the run.
+    """
+
+    def __init__(self, url: str, run: str) -> None:
+        self._url = url
+        self._run = run
+
+    async def full_set(self, manifest: policy_pb2.PolicyManifest) -> tuple[bytes, int] | None:
+        """Return a version's checked payload and the bytes read for it; None when it has none."""
+        try:
+            return await asyncio.to_thread(self._read, manifest)
+        except (OSError, CorruptWeightsError) as error:
+            version = manifest.policy_version
+            _LOGGER.warning("version %d is not read from the archive: %s", version, error)
+            return None
+
+    def _read(self, manifest: policy_pb2.PolicyManifest) -> tuple[bytes, int]:
+        archived = manifest.archived
+        folder = incarnation_folder(self._url, self._run, manifest.incarnation)
+        files, root = fsspec.core.url_to_fs(folder)
+        payload: bytes = files.cat_file(f"{root}/{full_set_name(archived.anchor_policy_version)}")
+        deltas: list[bytes] = [
+            files.cat_file(f"{root}/{delta_name(entry.base_policy_version, entry.policy_version)}")
+            for entry in archived.deltas
+        ]
+        num_bytes = len(payload) + sum(map(len, deltas))
+        if deltas:
+            payload, _ = advance(payload, deltas)
+        verify(payload, manifest)
+        return payload, num_bytes

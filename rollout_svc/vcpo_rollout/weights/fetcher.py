@@ -1,0 +1,171 @@
+"""The supply of weights: from a manifest to checked weights, whole or by deltas on those held.
+
+```
+manifest --deltas lead from what is held--> fetch them, change a copy -+-> check every tensor
+         --otherwise----------------------> fetch the full set --------+
+```
+
+Whichever way they came, and from whom, the manifest describes the full set, and every tensor of it
+is checked. What arrives is passed on meanwhile. Nothing here touches the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from vcpo.wire.deltas import check_chain
+from vcpo.wire.v1 import policy_pb2
+from vcpo.wire.weights import CorruptWeightsError, verify
+from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
+from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.transport.learner_client import HeldPolicy, Learner
+from vcpo_rollout.transport.peer_client import Peers
+from vcpo_rollout.transport.transfer_buffer import Piece, PieceKey, PieceShelf
+from vcpo_rollout.weights.archive import ArchiveReader
+from vcpo_rollout.weights.deltas import advance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HeldSet:
+    policy: HeldPolicy
+    payload: bytes
+
+
+class WeightSupply:
+    """Fetches and checks versions, and passes them on. Owner: the worker's event loop.
+
+    It keeps the newest full set, which the next deltas start from.
+
+    peers: Other workers, asked before the learner; None to ask none.
+    archive: Where full sets are looked for first, if the learner says that they are there.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        gauges: RolloutGauges,
+        *,
+        shelf: PieceShelf | None = None,
+        peers: Peers | None = None,
+        archive: ArchiveReader | None = None,
+    ) -> None:
+        self._learner = learner
+        self._gauges = gauges
+        self._shelf = shelf or PieceShelf()
+        self._peers = peers
+        self._archive = archive
+        self._held: _HeldSet | None = None
+
+    async def bring(self, manifest: policy_pb2.PolicyManifest) -> PolicyWeights | None:
+        """Return a version's weights; None when it was retired meanwhile.
+
+        Raises:
+            CorruptWeightsError: when what arrived is not that version; it names the tensor.
+        """
+        base = self._base_of(manifest) if manifest.deltas else None
+        whole = Piece(_key(manifest), manifest.total_bytes)
+        deltas = [Piece(_key(manifest, entry), entry.total_bytes) for entry in manifest.deltas]
+        self._shelf.expect(whole, deltas)
+        weights = None
+        try:
+            await self._read_archive(manifest, whole)
+            senders = await self._fetch(deltas or [whole], manifest)
+            if senders is not None:
+                try:
+                    weights = await asyncio.to_thread(_made, manifest, base, whole, deltas)
+                except CorruptWeightsError:
+                    self._avoid(senders)
+                    raise
+                self._held = _HeldSet(policy=names_of(manifest), payload=weights.payload)
+        finally:
+            if weights is None:
+                self._shelf.give_up()
+        if weights is not None:
+            whole.fill(weights.payload)
+            self._shelf.settle()
+        return weights
+
+    def _base_of(self, manifest: policy_pb2.PolicyManifest) -> _HeldSet:
+        if self._held is None or self._held.policy.incarnation != manifest.incarnation:
+            raise CorruptWeightsError("delta: starts from a version that is not held here")
+        check_chain(
+            manifest.deltas,
+            base_policy_version=self._held.policy.policy_version,
+            policy_version=manifest.policy_version,
+        )
+        return self._held
+
+    async def _read_archive(self, manifest: policy_pb2.PolicyManifest, whole: Piece) -> None:
+        if self._archive is None or not manifest.HasField("archived"):
+            return
+        found = await self._archive.full_set(manifest)
+        if found is not None:
+            payload, num_bytes = found
+            whole.fill(payload)
+            self._gauges.weights_fetched("archive", num_bytes)
+
+    async def _fetch(
+        self, pieces: Sequence[Piece], manifest: policy_pb2.PolicyManifest
+    ) -> set[str] | None:
+        """Receive pieces whole, from peers and what they lack from the learner.
+
+        Returns the peers that sent something; None when a piece was retired.
+        """
+        senders = set()
+        addresses = [manifest.peer, *manifest.other_peers] if manifest.peer else []
+        total_bytes = sum(piece.total_bytes for piece in pieces)
+        deadline_s = self._peers.deadline_s(total_bytes) if self._peers else 0.0
+        for piece in pieces:
+            for address in addresses:
+                if self._peers is None or piece.is_complete:
+                    break
+                if num_bytes := await self._peers.fetch(address, piece, deadline_s=deadline_s):
+                    self._gauges.weights_fetched("peer", num_bytes)
+                    senders.add(address)
+            num_before = piece.num_arrived
+            if not piece.is_complete and not await self._learner.fetch(piece):
+                return None
+            self._gauges.weights_fetched("learner", piece.num_arrived - num_before)
+        return senders
+
+    def _avoid(self, senders: Iterable[str]) -> None:
+        """Do not ask those again that had a part in a version that is none."""
+        for address in senders:
+            assert self._peers is not None
+            self._peers.avoid(address, "corrupt")
+
+
+def names_of(manifest: policy_pb2.PolicyManifest) -> HeldPolicy:
+    """The names of the version that a manifest describes."""
+    return HeldPolicy(incarnation=manifest.incarnation, policy_version=manifest.policy_version)
+
+
+def _key(
+    manifest: policy_pb2.PolicyManifest, delta: policy_pb2.DeltaEntry | None = None
+) -> PieceKey:
+    return PieceKey(
+        incarnation=manifest.incarnation,
+        policy_version=delta.policy_version if delta else manifest.policy_version,
+        base_policy_version=delta.base_policy_version if delta else None,
+    )
+
+
+def _made(
+    manifest: policy_pb2.PolicyManifest,
+    base: _HeldSet | None,
+    whole: Piece,
+    deltas: Sequence[Piece],
+) -> PolicyWeights:
+    """Turn complete pieces into the version's weights, and check them.
+
+    Raises:
+        CorruptWeightsError: when they are not that version.
+    """
+    payload, changes = whole.content() if base is None else b"", None
+    if base is not None:
+        payload, positions = advance(base.payload, [delta.content() for delta in deltas])
+        changes = WeightChanges(base_policy_version=base.policy.policy_version, positions=positions)
+    verify(payload, manifest)
+    return PolicyWeights(policy_version=manifest.policy_version, payload=payload, changes=changes)
