@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import LaggedTrajectory, NonFiniteWeightError, lag_budget
-from vcpo.algo.health import lag_breakdown
+from vcpo.algo import LaggedTrajectory, NonFiniteWeightError, lag_breakdown, lag_budget
 
 
 def trajectory(lag, weight, num_tokens=10, absolute=0.0):

@@ -5,8 +5,7 @@ import torch
 
 from benchmarks import calibration
 from benchmarks.calibration import run, under
-from vcpo.algo import EssKind, MismatchCalibration
-from vcpo.algo.ess import unit as ess_unit
+from vcpo.algo import EssKind, MismatchCalibration, ess_unit
 
 
 @pytest.mark.parametrize("num_tokens", [600, 3000])

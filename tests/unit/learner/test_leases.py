@@ -5,8 +5,8 @@ import pytest
 from tests.unit.learner.scenes import TIMEOUT_S, ManualClock, answer, answers, begun_answer
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import prompt_sum
+from vcpo_learner.ledger import leases
 from vcpo_learner.ledger.leases import LeaseBook
-from vcpo_learner.ledger.protocol import leases
 
 
 @pytest.fixture

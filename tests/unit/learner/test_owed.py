@@ -15,7 +15,7 @@ from vcpo.algo import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import FinishReason
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.ledger.protocol import memory_ledger as ledger_module
+from vcpo_learner.ledger import memory_ledger as ledger_module
 
 UNDER_WAY = begun_answer(0, 1)
 COMPLETE = begun_answer(1, finish_reason=FinishReason.STOP)

@@ -13,8 +13,8 @@ import pytest
 from vcpo.metrics import RolloutMetrics
 from vcpo_rollout.environments import python_tool
 from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.sandbox import runner as sandbox
 from vcpo_rollout.sandbox.runner import SandboxLimits, remove_folder, run_python, unprotected
-from vcpo_rollout.sandbox.runner import runner as sandbox
 
 
 def run(source, **limits):

@@ -17,8 +17,8 @@ _DROP_ROOT = (
 
 _PRELUDE = """
 import ctypes, logging, os
-from vcpo_rollout.sandbox.runner import runner as sandbox
-from vcpo_rollout.sandbox.runner import child as sandbox_child
+from vcpo_rollout.sandbox import runner as sandbox
+from vcpo_rollout.sandbox import child as sandbox_child
 from vcpo_rollout.sandbox.runner import SandboxLimits, run_python, unprotected
 logging.basicConfig(format="%(levelname)s %(message)s")
 
