@@ -43,7 +43,7 @@ from vcpo.wire.server import WireServer
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan, trajectory_to_message
 from vcpo.wire.v1 import work_pb2_grpc
 from vcpo_learner.ledger.dispatcher import Dispatcher, WorkRequest
-from vcpo_learner.ledger.memory_ledger import MemoryLedger
+from vcpo_learner.ledger.memory_ledger import TrajectoryLedger
 from vcpo_learner.services.response_bounds import response_bounds
 from vcpo_learner.services.work import WorkService
 from vcpo_rollout.transport.learner_client import Learner
@@ -84,7 +84,7 @@ def _answer(rng: random.Random, prompt: tuple[int, ...], size: int) -> Trajector
 
 def make_dispatcher(spec: VCPORunSpec) -> Dispatcher:
     """A learner's desk with an empty ledger."""
-    ledger = MemoryLedger(
+    ledger = TrajectoryLedger(
         prompts_per_step=spec.batch.prompts_per_step,
         trajectories_per_prompt=spec.batch.trajectories_per_prompt,
         lease_timeout_s=3600.0,

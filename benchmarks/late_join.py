@@ -33,12 +33,12 @@ from vcpo.spec import VCPORun
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo_learner.ledger.dispatcher import Dispatcher
-from vcpo_learner.ledger.memory_ledger import MemoryLedger
+from vcpo_learner.ledger.memory_ledger import TrajectoryLedger
 from vcpo_learner.model.loading import policy_payload
 from vcpo_learner.prompts.selection import prompt_source
 from vcpo_learner.services.work import WorkService
 from vcpo_learner.weights.archive import open_archive
-from vcpo_learner.weights.peer_assignment import SourceBook
+from vcpo_learner.weights.peer_assignment import PeerAssignment
 from vcpo_learner.weights.store import PolicyStore
 
 _INCARNATION = "benchmark"
@@ -106,7 +106,7 @@ class Place:
         self.run_file = folder / "run.yaml"
         self.run_file.write_text(self.run.model_dump_json(by_alias=True, exclude_unset=True))
         spec = self.run.spec
-        ledger = MemoryLedger(
+        ledger = TrajectoryLedger(
             prompts_per_step=spec.batch.prompts_per_step,
             trajectories_per_prompt=spec.batch.trajectories_per_prompt,
             lease_timeout_s=spec.lease.timeout_seconds,
@@ -118,12 +118,14 @@ class Place:
         dispatcher = Dispatcher(
             spec=spec, ledger=ledger, incarnation=_INCARNATION, clock=time.monotonic
         )
-        self.archivist = open_archive(spec.weights, self.run.metadata.name, _INCARNATION)
+        self.archive_writer = open_archive(spec.weights, self.run.metadata.name, _INCARNATION)
         store = PolicyStore(incarnation=_INCARNATION, clock=time.monotonic)
         self.version = store.prepare(0, self.payload)
         store.publish(self.version)
         self.work = WatchingWorkService(dispatcher, spec)
-        self.policy = WatchingPolicyService(store, SourceBook(time.monotonic), self.archivist)
+        self.policy = WatchingPolicyService(
+            store, PeerAssignment(time.monotonic), self.archive_writer
+        )
 
     async def serve(self, stack: AsyncExitStack) -> int:
         """Serve until the stack unwinds; returns the port."""
@@ -209,9 +211,9 @@ async def measure(folder: Path, *, hidden: int, layers: int) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         port = await place.serve(stack)
         for source in ("learner", "peer", "archive"):
-            if source == "archive" and place.archivist is not None:
-                place.archivist.offer(place.version)
-                await place.archivist.settle()
+            if source == "archive" and place.archive_writer is not None:
+                place.archive_writer.offer(place.version)
+                await place.archive_writer.settle()
             report[source] = await place.join(stack, port, f"from-{source}")
             print(json.dumps({source: report[source]}), flush=True)
     return report

@@ -42,11 +42,11 @@ from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2_grpc, work_pb2_grpc
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.groups import Group
-from vcpo_learner.ledger.memory_ledger import MemoryLedger
-from vcpo_learner.ledger.requeue import restore_owed
+from vcpo_learner.ledger.memory_ledger import TrajectoryLedger
+from vcpo_learner.ledger.requeue import restore_requeued
 from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.services.work import WorkService
-from vcpo_learner.weights.peer_assignment import SourceBook
+from vcpo_learner.weights.peer_assignment import PeerAssignment
 from vcpo_learner.weights.store import PolicyStore
 from vcpo_rollout.environments.environment import Prompt, Split
 from vcpo_rollout.gauges import RolloutGauges
@@ -119,7 +119,7 @@ class Desk:
 
     def __init__(self, spec: VCPORunSpec) -> None:
         self.spec = spec
-        self.ledger = MemoryLedger(
+        self.ledger = TrajectoryLedger(
             prompts_per_step=spec.batch.prompts_per_step,
             trajectories_per_prompt=spec.batch.trajectories_per_prompt,
             lease_timeout_s=spec.lease.timeout_seconds,
@@ -147,7 +147,7 @@ class Desk:
             WorkService(self.dispatcher, self.spec), server.grpc_server
         )
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            PolicyService(self.store, SourceBook(time.monotonic)), server.grpc_server
+            PolicyService(self.store, PeerAssignment(time.monotonic)), server.grpc_server
         )
         port = await server.start("127.0.0.1:0", ())
         channel = open_channel(f"127.0.0.1:{port}", token=None)
@@ -175,7 +175,7 @@ class Desk:
     def tokens_left(self) -> int:
         """Buffered, or begun and owed; only when nothing is in flight."""
         snapshot = self.ledger.snapshot()
-        owed = sum(prompt.num_begun_tokens for prompt in restore_owed(snapshot))
+        owed = sum(prompt.num_partial_tokens for prompt in restore_requeued(snapshot))
         buffered = (
             len(one.rollout_logprobs) // 4 for g in snapshot.buffered for one in g.trajectories
         )

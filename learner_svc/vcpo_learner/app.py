@@ -43,7 +43,7 @@ from vcpo.wire.v1 import (
 from vcpo_learner.ledger.accounting import AccountingError
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
-from vcpo_learner.ledger.memory_ledger import MemoryLedger
+from vcpo_learner.ledger.memory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.quotas import max_workers
 from vcpo_learner.model.loading import load_policy, pad_token_id, vocabulary_size
 from vcpo_learner.prompts.selection import prompt_source
@@ -57,7 +57,7 @@ from vcpo_learner.training.loop import Training
 from vcpo_learner.training.parts import TrainingParts
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.weights.archive import open_archive
-from vcpo_learner.weights.peer_assignment import SourceBook
+from vcpo_learner.weights.peer_assignment import PeerAssignment
 from vcpo_learner.weights.store import PolicyStore
 
 _LOGGER = logging.getLogger(__name__)
@@ -120,8 +120,8 @@ async def _run_alone(options: Options) -> RunPhase:
     return await learner.serve(options)
 
 
-def _ledger(spec: VCPORunSpec, incarnation: str) -> MemoryLedger:
-    return MemoryLedger(
+def _ledger(spec: VCPORunSpec, incarnation: str) -> TrajectoryLedger:
+    return TrajectoryLedger(
         prompts_per_step=spec.batch.prompts_per_step,
         trajectories_per_prompt=spec.batch.trajectories_per_prompt,
         lease_timeout_s=spec.lease.timeout_seconds,
@@ -173,7 +173,7 @@ class _Parts:
         self.metrics = LearnerMetrics(run=run.metadata.name)
         self.gauges = LearnerGauges(self.metrics, dispatcher=self.dispatcher, signals=self.signals)
         self.policies = PolicyStore(incarnation=incarnation, clock=time.monotonic)
-        self.archivist = open_archive(spec.weights, run.metadata.name, incarnation)
+        self.archive_writer = open_archive(spec.weights, run.metadata.name, incarnation)
         self.training = Training(
             TrainingParts(
                 run=run,
@@ -187,7 +187,7 @@ class _Parts:
                 gauges=self.gauges,
                 journal=Journal(options.run_dir),
                 clock=time.monotonic,
-                archivist=self.archivist,
+                archive_writer=self.archive_writer,
             )
         )
         self._spec = spec
@@ -214,8 +214,8 @@ class _Parts:
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
             PolicyService(
                 self.policies,
-                SourceBook(time.monotonic, max_workers=max_workers(self._spec)),
-                self.archivist,
+                PeerAssignment(time.monotonic, max_workers=max_workers(self._spec)),
+                self.archive_writer,
             ),
             server.grpc_server,
         )

@@ -12,7 +12,7 @@ class DropReason(StrEnum):
 
     LEASE_EXPIRED = "lease_expired"
     """The worker did not answer in time."""
-    HANDED_BACK = "handed_back"
+    RELEASED = "handed_back"
     """The worker left or ran out of time, or somebody saw it die."""
     GENERATION_FAILED = "generation_failed"
     """The worker reported a typed failure."""

@@ -17,14 +17,14 @@ from vcpo.spec import VCPORunSpec
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse, Trajectory
+from vcpo_learner.ledger.change_notifier import ChangeNotifier
 from vcpo_learner.ledger.evaluation import EvaluationResult, EvaluationRound
 from vcpo_learner.ledger.failure_watch import FailureWatch
 from vcpo_learner.ledger.groups import Group
 from vcpo_learner.ledger.leases import Clock, OpenLease, SubmitOutcome
-from vcpo_learner.ledger.notify import Broadcast
 from vcpo_learner.ledger.protocol import Ledger
 from vcpo_learner.ledger.quotas import Quotas, max_workers
-from vcpo_learner.ledger.worker_registry import Roster, WorkerCounts, WorkerSeen
+from vcpo_learner.ledger.worker_registry import RegisteredWorker, WorkerCounters, WorkerRegistry
 
 _POLL_S = 1.0
 """Waiting loops look again at least this often, for leases that expire."""
@@ -76,21 +76,21 @@ class Dispatcher:
         self._ledger = ledger
         self._incarnation = incarnation
         self._clock = clock
-        self._roster = Roster(clock, max_workers=max_workers(spec))
-        self._quotas = Quotas(spec, ledger, self._roster)
-        self._updates_in_flight = WorkerCounts(max_workers=4 * max_workers(spec))
+        self._registry = WorkerRegistry(clock, max_workers=max_workers(spec))
+        self._quotas = Quotas(spec, ledger, self._registry)
+        self._updates_in_flight = WorkerCounters(max_workers=4 * max_workers(spec))
         self._round: EvaluationRound | None = None
         self._round_is_exclusive = False
-        self._changed = Broadcast()
+        self._changed = ChangeNotifier()
 
     @property
     def ledger(self) -> Ledger:
         """Where the training trajectories are kept."""
         return self._ledger
 
-    def workers(self) -> list[WorkerSeen]:
+    def workers(self) -> list[RegisteredWorker]:
         """Workers heard of lately."""
-        return self._roster.workers()
+        return self._registry.workers()
 
     def weight_updates_in_flight(self) -> int:
         """Versions that workers, those gone included, swapped in while sequences were under way."""
@@ -118,10 +118,14 @@ class Dispatcher:
         """
         deadline_s = self._clock() + wait_s
         worker_id = request.worker_id
-        visit = self._roster.enter(worker_id, request.rollout_group, request.held_policy_version)
+        request_number = self._registry.register(
+            worker_id, request.rollout_group, request.held_policy_version
+        )
         self._updates_in_flight.set(worker_id, request.weight_updates_in_flight)
         self._release_lost(request)
-        while self.phase is RunPhase.RUNNING and self._roster.confirm(worker_id, visit=visit):
+        while self.phase is RunPhase.RUNNING and self._registry.record_contact(
+            worker_id, request_number=request_number
+        ):
             self._expire()
             assignments = self._grant(request)
             remaining_s = deadline_s - self._clock()
@@ -139,9 +143,9 @@ class Dispatcher:
             InvalidMessageError: when an id does not belong to the lease, or a token is labelled
                 with a version that does not exist yet.
         """
-        if self._has_granted(lease_id):
+        if self._has_issued(lease_id):
             self._check_versions("trajectories", trajectories)
-        if self._round is not None and self._round.granted(lease_id):
+        if self._round is not None and self._round.has_issued(lease_id):
             outcomes = self._round.submit(lease_id, trajectories)
         else:
             outcomes = self._ledger.submit(lease_id, trajectories)
@@ -151,21 +155,21 @@ class Dispatcher:
                 if outcome is SubmitOutcome.ACCEPTED
             )
             if self._ledger.counts().buffered >= self._spec.batch.trajectories:
-                self._recall_surplus()
+                self._preempt_surplus()
         num_accepted = sum(outcome is SubmitOutcome.ACCEPTED for outcome in outcomes)
-        self._roster.confirm(worker_id, num_accepted=num_accepted)
+        self._registry.record_contact(worker_id, num_accepted=num_accepted)
         if num_accepted:
-            self.failures.succeeded()
+            self.failures.record_success()
         self.notify()
         return outcomes
 
-    async def recalled(
+    async def wait_for_preemptions(
         self, worker_id: str, heard_lease_ids: Collection[str], *, wait_s: float
     ) -> list[str]:
         """Leases that a worker is to cut, waiting up to `wait_s` for one it has not heard of."""
         deadline_s = self._clock() + wait_s
         while True:
-            lease_ids = self._ledger.recalled(worker_id)
+            lease_ids = self._ledger.preempted_leases(worker_id)
             remaining_s = deadline_s - self._clock()
             if remaining_s <= 0 or not set(lease_ids).issubset(heard_lease_ids):
                 return lease_ids
@@ -173,9 +177,9 @@ class Dispatcher:
 
     def fail(self, worker_id: str, lease_id: str, failure: Failure) -> None:
         """End a lease whose generation failed; the prompt is granted again, a few times."""
-        if self._has_granted(lease_id):
-            self.failures.failed(failure)
-        self._roster.confirm(worker_id)
+        if self._has_issued(lease_id):
+            self.failures.record_failure(failure)
+        self._registry.record_contact(worker_id)
         if self._round is not None:
             self._round.fail(lease_id)
         self._ledger.fail(lease_id)
@@ -195,13 +199,13 @@ class Dispatcher:
             InvalidMessageError: when there are too many answers, or a token is labelled with a
                 version that does not exist yet.
         """
-        if begun and self._has_granted(lease_ids[0]):
+        if begun and self._has_issued(lease_ids[0]):
             self._check_versions("begun", begun)
         released = self._ledger.release(worker_id, lease_ids, begun)
         if self._round is not None:
             released += self._round.release(worker_id, lease_ids)
         if not lease_ids:
-            self._roster.leave(worker_id)
+            self._registry.deregister(worker_id)
         self.notify()
         return released
 
@@ -220,7 +224,7 @@ class Dispatcher:
                 admission_lag_steps=self.admission_lag_steps,
             )
             if batch is not None:
-                self._recall_surplus()
+                self._preempt_surplus()
                 self.notify()
                 return batch
             await self._changed.wait(_POLL_S)
@@ -286,7 +290,7 @@ class Dispatcher:
             request.worker_id,
             num_groups=self._admissible_groups(request),
             policy_version=self.policy_version,
-            oldest_begun_version=self._oldest_begun_version(),
+            oldest_partial_version=self._oldest_partial_version(),
         )
         return [Assignment(purpose=Purpose.TRAIN, lease=lease) for lease in leases]
 
@@ -326,7 +330,7 @@ class Dispatcher:
             if lost and book.release(request.worker_id, lost):
                 self.notify()
 
-    def _recall_surplus(self) -> None:
+    def _preempt_surplus(self) -> None:
         """Have cut what an over-provisioned run does not need now that a batch is complete."""
         if (ratio := self._spec.batch.over_provision_ratio) == 1.0:
             return
@@ -339,9 +343,9 @@ class Dispatcher:
             in_flight=counts.in_flight,
             over_provision_ratio=ratio,
         )
-        self._ledger.recall(surplus)
+        self._ledger.preempt(surplus)
 
-    def _oldest_begun_version(self) -> int:
+    def _oldest_partial_version(self) -> int:
         """The oldest version of a token that could still be trained on, in the very next batch."""
         return max(0, self._next_version() - self.admission_lag_steps)
 
@@ -370,14 +374,14 @@ class Dispatcher:
         if self._round is not None:
             expired += self._round.expire()
         for worker_id in expired:
-            self._roster.doubt(worker_id)
+            self._registry.mark_doubted(worker_id)
         if expired:
             self.notify()
 
-    def _has_granted(self, lease_id: str) -> bool:
+    def _has_issued(self, lease_id: str) -> bool:
         """Whether a lease is this process's own; versions of the learner before went further."""
-        in_round = self._round is not None and self._round.granted(lease_id)
-        return in_round or self._ledger.granted(lease_id)
+        in_round = self._round is not None and self._round.has_issued(lease_id)
+        return in_round or self._ledger.has_issued(lease_id)
 
     def _check_versions(self, name: str, answers: Sequence[Trajectory | PartialResponse]) -> None:
         for index, answer in enumerate(answers):

@@ -106,9 +106,9 @@ class EvaluationRound:
         """Open leases of a worker, oldest first."""
         return [lease.lease_id for lease in self._book.held_by(worker_id)]
 
-    def granted(self, lease_id: str) -> bool:
+    def has_issued(self, lease_id: str) -> bool:
         """Whether the lease is one of this round, open or closed."""
-        return self._book.granted(lease_id)
+        return self._book.has_issued(lease_id)
 
     def submit(self, lease_id: str, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
         """Accept answers; repeating a submission changes nothing.
@@ -123,13 +123,13 @@ class EvaluationRound:
 
     def fail(self, lease_id: str) -> None:
         """End a lease whose generation failed; its answers are given up after `max_attempts`."""
-        lease = self._book.abandon(lease_id)
+        lease = self._book.close(lease_id)
         if lease is not None and lease.attempt < self._max_attempts:
             self._owe(lease, failures=lease.attempt)
 
     def expire(self) -> list[str]:
         """Let others answer the prompts of leases past their time; returns the worker of each."""
-        expired = self._book.expired()
+        expired = self._book.expired_leases()
         self._hand_back(expired)
         return [lease.worker_id for lease in expired]
 
@@ -152,7 +152,7 @@ class EvaluationRound:
 
     def _hand_back(self, leases: Sequence[OpenLease]) -> int:
         for lease in leases:
-            self._book.abandon(lease.lease_id)
+            self._book.close(lease.lease_id)
             self._owe(lease, failures=lease.attempt - 1)
         return len(leases)
 

@@ -40,12 +40,12 @@ class FailureWatch:
         """The distinct failures, the latest first."""
         return list(self._counts)
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Note an accepted trajectory, or a run that had some before this process."""
         self._has_succeeded = True
         self.in_a_row = 0
 
-    def failed(self, failure: Failure) -> None:
+    def record_failure(self, failure: Failure) -> None:
         """Note a failed generation."""
         now_s = self._clock()
         if self.in_a_row == 0:
@@ -55,7 +55,7 @@ class FailureWatch:
         if (line := self._counts.add(failure, now_s=now_s)) is not None:
             self._news.append(self._named(line, failure))
 
-    def take_news(self) -> list[str]:
+    def take_event_lines(self) -> list[str]:
         """Lines worth an event that were not taken before."""
         news = list(self._news)
         self._news.clear()

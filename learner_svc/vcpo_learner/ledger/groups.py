@@ -48,7 +48,7 @@ def groups_in_time(
     return in_time
 
 
-def group_of(lease: OpenLease) -> Group:
+def group_from_lease(lease: OpenLease) -> Group:
     """The group of a lease whose trajectories have all arrived."""
     return Group(
         grant_number=lease.grant_number,

@@ -39,7 +39,7 @@ class OpenLease:
     expires_s: float
     begun: tuple[PartialResponse, ...] = ()
     """Answers to go on with."""
-    recalled: bool = False
+    preempted: bool = False
     """Whether its worker is to cut it."""
     arrived: dict[str, Trajectory] = field(default_factory=dict)
     """Trajectories so far, by id."""
@@ -118,7 +118,7 @@ class LeaseBook:
         """Grants made so far, those before a restart included."""
         return self._grants
 
-    def continue_from(self, grant_number: int) -> None:
+    def resume_numbering(self, grant_number: int) -> None:
         """Number the next grant `grant_number`, after a restart."""
         self._grants = grant_number
 
@@ -152,7 +152,7 @@ class LeaseBook:
         self._open[lease.lease_id] = lease
         return lease
 
-    def granted(self, lease_id: str) -> bool:
+    def has_issued(self, lease_id: str) -> bool:
         """Whether the id has the form of this book's leases, open or closed."""
         return lease_id.startswith(f"{self._prefix}-")
 
@@ -181,11 +181,11 @@ class LeaseBook:
             self._fulfilled.popitem(last=False)
         return outcomes, lease
 
-    def abandon(self, lease_id: str) -> OpenLease | None:
+    def close(self, lease_id: str) -> OpenLease | None:
         """Close a lease that will not be fulfilled; None when it is not open."""
         return self._open.pop(lease_id, None)
 
-    def expired(self) -> list[OpenLease]:
+    def expired_leases(self) -> list[OpenLease]:
         """Open leases past their time."""
         now_s = self._clock()
         return [lease for lease in self._open.values() if lease.expires_s <= now_s]

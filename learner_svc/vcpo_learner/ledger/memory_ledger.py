@@ -14,17 +14,22 @@ from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.ledger.accounting import DropReason, TrajectoryCounts
 from vcpo_learner.ledger.groups import (
     Group,
+    group_from_lease,
     group_from_message,
-    group_of,
     group_to_message,
     groups_in_time,
 )
 from vcpo_learner.ledger.leases import Clock, LeaseBook, OpenLease, SubmitOutcome
-from vcpo_learner.ledger.requeue import OwedPrompt, num_sampled_tokens, restore_owed, save_owed
+from vcpo_learner.ledger.requeue import (
+    RequeuedPrompt,
+    num_sampled_tokens,
+    restore_requeued,
+    save_requeued,
+)
 from vcpo_learner.prompts.source import PromptSource, SequentialPrompts
 
 
-class MemoryLedger:
+class TrajectoryLedger:
     """A ledger in the memory of one process. Owner: the learner's event loop."""
 
     def __init__(
@@ -55,7 +60,7 @@ class MemoryLedger:
         self._book = LeaseBook(
             prefix=f"train-{incarnation}", timeout_s=lease_timeout_s, clock=clock
         )
-        self._owed: deque[OwedPrompt] = deque()
+        self._owed: deque[RequeuedPrompt] = deque()
         self._buffer: list[Group] = []
         self._leased = 0
         self._consumed = 0
@@ -92,22 +97,22 @@ class MemoryLedger:
         *,
         num_groups: int,
         policy_version: int,
-        oldest_begun_version: int = 0,
+        oldest_partial_version: int = 0,
     ) -> list[OpenLease]:
         """Lease `num_groups` prompts: requeued ones first, then those that the source chooses.
 
         Fewer when it has none to choose, as when its whole pool is in flight, and when the answers
         begun would be more than `MAX_BEGUN_TOKENS`. Those with a token older than
-        `oldest_begun_version` are forgotten.
+        `oldest_partial_version` are forgotten.
         """
         leases: list[OpenLease] = []
-        num_begun_tokens = 0
+        num_partial_tokens = 0
         while len(leases) < num_groups and (owed := self._next_prompt()) is not None:
-            prompt = owed.not_older_than(oldest_begun_version)
+            prompt = owed.without_tokens_before(oldest_partial_version)
             forgotten = num_sampled_tokens(owed.begun) - num_sampled_tokens(prompt.begun)
             self._waste(forgotten, DropReason.LAG_EXCEEDED)
-            num_begun_tokens += prompt.num_begun_tokens
-            if num_begun_tokens > MAX_BEGUN_TOKENS and leases:
+            num_partial_tokens += prompt.num_partial_tokens
+            if num_partial_tokens > MAX_BEGUN_TOKENS and leases:
                 self._owed.appendleft(prompt)
                 break
             leases.append(
@@ -123,9 +128,9 @@ class MemoryLedger:
             self._leased += self._trajectories_per_prompt
         return leases
 
-    def granted(self, lease_id: str) -> bool:
+    def has_issued(self, lease_id: str) -> bool:
         """Whether the id has the form of this ledger's leases, open or closed."""
-        return self._book.granted(lease_id)
+        return self._book.has_issued(lease_id)
 
     def submit(self, lease_id: str, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
         """Accept trajectories; repeating a submission changes nothing.
@@ -135,7 +140,7 @@ class MemoryLedger:
         """
         outcomes, fulfilled = self._book.submit(lease_id, trajectories)
         if fulfilled is not None:
-            self._receive(group_of(fulfilled))
+            self._receive(group_from_lease(fulfilled))
         for trajectory, outcome in zip(trajectories, outcomes, strict=True):
             if outcome is SubmitOutcome.LEASE_ENDED:
                 self._waste(trajectory.num_sampled_tokens, DropReason.LEASE_EXPIRED)
@@ -163,7 +168,7 @@ class MemoryLedger:
             raise InvalidMessageError("begun", f"{len(begun)} answers", requirement)
         leases = self._book.held_by(worker_id, lease_ids)
         for lease in leases:
-            reason = DropReason.SURPLUS if lease.recalled else DropReason.HANDED_BACK
+            reason = DropReason.SURPLUS if lease.preempted else DropReason.RELEASED
             self._end(lease.lease_id, reason, begun)
         return len(leases)
 
@@ -173,7 +178,7 @@ class MemoryLedger:
 
     def expire(self) -> list[str]:
         """End the leases past their time; returns the worker of each."""
-        leases = self._book.expired()
+        leases = self._book.expired_leases()
         for lease in leases:
             self._end(lease.lease_id, DropReason.LEASE_EXPIRED)
         return [lease.worker_id for lease in leases]
@@ -197,7 +202,7 @@ class MemoryLedger:
         self._consumed += sum(len(group.trajectories) for group in batch)
         return batch
 
-    def give_back(self, batch: Sequence[Group]) -> None:
+    def return_batch(self, batch: Sequence[Group]) -> None:
         """Take back a batch on which no step was taken, as if it had not been consumed."""
         self._consumed -= sum(len(group.trajectories) for group in batch)
         self._buffer.extend(batch)
@@ -214,7 +219,7 @@ class MemoryLedger:
             self._waste(group.num_sampled_tokens, DropReason.QUARANTINED)
         return dropped
 
-    def newest(self, policy_version: int, *, num_tokens: int) -> list[Trajectory]:
+    def newest_trajectories(self, policy_version: int, *, num_tokens: int) -> list[Trajectory]:
         """Arrived trajectories with tokens of a version: as few as have so many of them.
 
         One answer of every prompt is taken before a second of any. They stay where they are. Fewer
@@ -247,25 +252,25 @@ class MemoryLedger:
         if admission_lag_steps is not None:
             self._drop_beyond(admission_lag_steps, policy_version, DropReason.THROTTLED)
 
-    def recall(self, num_trajectories: int) -> None:
+    def preempt(self, num_trajectories: int) -> None:
         """Recall open leases with the newest tokens, until so many trajectories are recalled.
 
         Whole leases only, and never more. Those recalled before and not ended yet count.
         """
         leases = sorted(
             self._book.all(),
-            key=lambda lease: (lease.recalled, lease.oldest_policy_version, lease.grant_number),
+            key=lambda lease: (lease.preempted, lease.oldest_policy_version, lease.grant_number),
             reverse=True,
         )
         for lease in leases:
             num_trajectories -= lease.num_missing
             if num_trajectories < 0:
                 break
-            lease.recalled = True
+            lease.preempted = True
 
-    def recalled(self, worker_id: str) -> list[str]:
+    def preempted_leases(self, worker_id: str) -> list[str]:
         """Open leases that a worker is to cut and hand back, oldest first."""
-        return [lease.lease_id for lease in self._book.held_by(worker_id) if lease.recalled]
+        return [lease.lease_id for lease in self._book.held_by(worker_id) if lease.preempted]
 
     def snapshot(self) -> ledger_pb2.LedgerSnapshot:
         """What a checkpoint keeps: the buffer, the prompts owed, the counts."""
@@ -279,7 +284,7 @@ class MemoryLedger:
             dropped=dict(counts.dropped),
             next_grant_number=self._book.next_grant_number,
         )
-        save_owed([*(_owed(lease) for lease in self._book.all()), *self._owed], snapshot)
+        save_requeued([*(_owed(lease) for lease in self._book.all()), *self._owed], snapshot)
         self._source.save(snapshot)
         return snapshot
 
@@ -290,9 +295,9 @@ class MemoryLedger:
         anew: what made them fail may have been the learner that is gone.
         """
         self._source.restore(snapshot)
-        self._owed = deque(restore_owed(snapshot))
+        self._owed = deque(restore_requeued(snapshot))
         self._buffer = [group_from_message(group) for group in snapshot.buffered]
-        self._book.continue_from(snapshot.next_grant_number)
+        self._book.resume_numbering(snapshot.next_grant_number)
         self._leased = snapshot.leased
         self._consumed = snapshot.consumed
         self._dropped = Counter(dict(snapshot.dropped))
@@ -308,7 +313,7 @@ class MemoryLedger:
         )
         kept = {group.grant_number for group in in_time}
         for group in sorted(one for one in self._buffer if one.grant_number not in kept):
-            owed = OwedPrompt(prompt_index=group.prompt_index, attempts=group.attempt - 1)
+            owed = RequeuedPrompt(prompt_index=group.prompt_index, attempts=group.attempt - 1)
             self._drop(len(group.trajectories), owed, reason)
             self._waste(group.num_sampled_tokens, reason)
         self._buffer = in_time
@@ -329,25 +334,25 @@ class MemoryLedger:
     def _end(
         self, lease_id: str, reason: DropReason, begun: Sequence[PartialResponse] = ()
     ) -> None:
-        lease = self._book.abandon(lease_id)
+        lease = self._book.close(lease_id)
         if lease is None:
             return
         if reason is DropReason.GENERATION_FAILED:
-            owed = OwedPrompt(prompt_index=lease.prompt_index, attempts=lease.attempt)
+            owed = RequeuedPrompt(prompt_index=lease.prompt_index, attempts=lease.attempt)
         else:
             owed = _owed(lease, begun)
         lost_tokens = max(0, num_sampled_tokens(lease.begun) - num_sampled_tokens(owed.begun))
         self._waste(lease.num_arrived_tokens + lost_tokens, reason)
         self._drop(lease.num_trajectories, owed, reason)
 
-    def _next_prompt(self) -> OwedPrompt | None:
+    def _next_prompt(self) -> RequeuedPrompt | None:
         if self._owed:
             return self._owed.popleft()
         in_flight = {lease.prompt_index for lease in self._book.all()}
         prompt_index = self._source.next_prompt(in_flight)
-        return None if prompt_index is None else OwedPrompt(prompt_index=prompt_index)
+        return None if prompt_index is None else RequeuedPrompt(prompt_index=prompt_index)
 
-    def _drop(self, size: int, owed: OwedPrompt, reason: DropReason) -> None:
+    def _drop(self, size: int, owed: RequeuedPrompt, reason: DropReason) -> None:
         self._dropped[reason] += size
         if owed.attempts < self._max_attempts:
             self._owed.append(owed)
@@ -357,9 +362,9 @@ class MemoryLedger:
             self._wasted_tokens[reason] += num_tokens
 
 
-def _owed(lease: OpenLease, begun: Sequence[PartialResponse] = ()) -> OwedPrompt:
+def _owed(lease: OpenLease, begun: Sequence[PartialResponse] = ()) -> RequeuedPrompt:
     """What is owed when a lease ends that did not fail itself: no attempt of it is counted."""
-    return OwedPrompt(
+    return RequeuedPrompt(
         prompt_index=lease.prompt_index,
         attempts=lease.attempt - 1,
         begun=tuple(begun) or lease.begun,

@@ -44,7 +44,7 @@ from vcpo_learner.ledger.leases import OpenLease, SubmitOutcome
 
 
 class Ledger(Protocol):
-    """The seam behind which trajectories are kept; `MemoryLedger` is one process's."""
+    """The seam behind which trajectories are kept; `TrajectoryLedger` is one process's."""
 
     def counts(self) -> TrajectoryCounts:
         """Where every trajectory is now."""
@@ -61,16 +61,16 @@ class Ledger(Protocol):
         *,
         num_groups: int,
         policy_version: int,
-        oldest_begun_version: int = 0,
+        oldest_partial_version: int = 0,
     ) -> list[OpenLease]:
         """Lease `num_groups` prompts: requeued ones first, then those that the source chooses.
 
         Fewer when it has none to choose, as when its whole pool is in flight, and when the answers
         begun would be more than `MAX_BEGUN_TOKENS`. Those with a token older than
-        `oldest_begun_version` are forgotten.
+        `oldest_partial_version` are forgotten.
         """
 
-    def granted(self, lease_id: str) -> bool:
+    def has_issued(self, lease_id: str) -> bool:
         """Whether the id has the form of this ledger's leases, open or closed."""
 
     def submit(self, lease_id: str, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
@@ -108,7 +108,7 @@ class Ledger(Protocol):
     ) -> list[Group] | None:
         """Consume one step's groups, oldest tokens first, or None while there are too few."""
 
-    def give_back(self, batch: Sequence[Group]) -> None:
+    def return_batch(self, batch: Sequence[Group]) -> None:
         """Take back a batch on which no step was taken, as if it had not been consumed."""
 
     def quarantine(self, lease_ids: Collection[str]) -> list[Group]:
@@ -117,7 +117,7 @@ class Ledger(Protocol):
         Their prompts are not granted again: what ended an update may come from the prompt.
         """
 
-    def newest(self, policy_version: int, *, num_tokens: int) -> list[Trajectory]:
+    def newest_trajectories(self, policy_version: int, *, num_tokens: int) -> list[Trajectory]:
         """Arrived trajectories with tokens of a version: as few as have so many of them."""
 
     def drop_late(
@@ -128,10 +128,10 @@ class Ledger(Protocol):
         admission_lag_steps: the limit in force, where it is below the run's own `max_lag_steps`.
         """
 
-    def recall(self, num_trajectories: int) -> None:
+    def preempt(self, num_trajectories: int) -> None:
         """Recall open leases with the newest tokens, until so many trajectories are recalled."""
 
-    def recalled(self, worker_id: str) -> list[str]:
+    def preempted_leases(self, worker_id: str) -> list[str]:
         """Open leases that a worker is to cut and hand back, oldest first."""
 
     def snapshot(self) -> ledger_pb2.LedgerSnapshot:

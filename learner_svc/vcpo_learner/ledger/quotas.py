@@ -1,4 +1,4 @@
-"""How much one worker may hold of this run's work, by what it holds and the roster says of it."""
+"""How much one worker may hold of this run's work, by what it holds and the registry says of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vcpo.control.quota import Fleet, Trust, quota_trajectories
 from vcpo.spec import VCPORunSpec
 from vcpo_learner.ledger.evaluation import EvaluationRound
 from vcpo_learner.ledger.protocol import Ledger
-from vcpo_learner.ledger.worker_registry import Roster
+from vcpo_learner.ledger.worker_registry import WorkerRegistry
 
 _SPARE_WORKERS = 64
 
@@ -21,12 +21,12 @@ def max_workers(spec: VCPORunSpec) -> int:
 class Quotas:
     """Judges what a worker may be granted. Owner: the learner's event loop."""
 
-    def __init__(self, spec: VCPORunSpec, ledger: Ledger, roster: Roster) -> None:
+    def __init__(self, spec: VCPORunSpec, ledger: Ledger, registry: WorkerRegistry) -> None:
         self._batch = spec.batch
         self._samples_per_prompt = spec.evaluation.samples_per_prompt
         self._places = {group.name: group.max_concurrent_sequences for group in spec.rollouts}
         self._ledger = ledger
-        self._roster = roster
+        self._registry = registry
 
     def training(self, worker_id: str, rollout_group: str, *, budget: int) -> int:
         """Training trajectories that a worker may be granted now; see `vcpo.control.quota`.
@@ -59,7 +59,7 @@ class Quotas:
     def _quota(
         self, worker_id: str, held: Mapping[str, int], *, budget: int, places: int, group: int
     ) -> int:
-        trust = {worker.worker_id: worker.trust for worker in self._roster.workers()}
+        trust = {worker.worker_id: worker.trust for worker in self._registry.workers()}
         fleet = Fleet(
             budget=budget,
             num_trusted=sum(one is Trust.TRUSTED for one in trust.values()),

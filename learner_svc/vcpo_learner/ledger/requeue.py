@@ -15,7 +15,7 @@ from vcpo.wire.v1 import ledger_pb2, work_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwedPrompt:
+class RequeuedPrompt:
     """A prompt to be granted again, before new ones."""
 
     prompt_index: int
@@ -25,11 +25,11 @@ class OwedPrompt:
     """Answers to go on with, at most one for each trajectory of a grant."""
 
     @property
-    def num_begun_tokens(self) -> int:
+    def num_partial_tokens(self) -> int:
         """Tokens of the answers that were begun."""
         return sum(len(one.token_ids) for one in self.begun)
 
-    def not_older_than(self, policy_version: int) -> Self:
+    def without_tokens_before(self, policy_version: int) -> Self:
         """The same without answers that hold a token of an older version."""
         kept = tuple(one for one in self.begun if one.oldest_policy_version >= policy_version)
         return replace(self, begun=kept)
@@ -40,7 +40,7 @@ def num_sampled_tokens(begun: Iterable[PartialResponse]) -> int:
     return sum(one.num_sampled_tokens for one in begun)
 
 
-def save_owed(owed: Iterable[OwedPrompt], snapshot: ledger_pb2.LedgerSnapshot) -> None:
+def save_requeued(owed: Iterable[RequeuedPrompt], snapshot: ledger_pb2.LedgerSnapshot) -> None:
     """Write owed prompts into a snapshot; failed attempts are not kept."""
     for place, prompt in enumerate(owed):
         snapshot.requeued_prompt_indices.append(prompt.prompt_index)
@@ -49,7 +49,7 @@ def save_owed(owed: Iterable[OwedPrompt], snapshot: ledger_pb2.LedgerSnapshot) -
             snapshot.begun.append(ledger_pb2.BegunGroup(place=place, responses=responses))
 
 
-def restore_owed(snapshot: ledger_pb2.LedgerSnapshot) -> list[OwedPrompt]:
+def restore_requeued(snapshot: ledger_pb2.LedgerSnapshot) -> list[RequeuedPrompt]:
     """Read the owed prompts of a snapshot, in their order.
 
     Raises:
@@ -57,7 +57,7 @@ def restore_owed(snapshot: ledger_pb2.LedgerSnapshot) -> list[OwedPrompt]:
     """
     begun = {group.place: _responses(group.responses) for group in snapshot.begun}
     return [
-        OwedPrompt(prompt_index=prompt_index, begun=begun.get(place, ()))
+        RequeuedPrompt(prompt_index=prompt_index, begun=begun.get(place, ()))
         for place, prompt_index in enumerate(snapshot.requeued_prompt_indices)
     ]
 

@@ -1,4 +1,4 @@
-"""The roster: which workers there are, going by when each was last heard of."""
+"""The registry: which workers there are, going by when each was last heard of."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _MAX_WORKERS = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSeen:
+class RegisteredWorker:
     """A worker's last sign of life."""
 
     worker_id: str
     rollout_group: str
     policy_version: int
     """Version it held when it last asked for work."""
-    seen_s: float
-    """On the clock of the roster."""
+    last_seen_s: float
+    """On the clock of the registry."""
     accepted_trajectories: int = 0
     """Since it entered."""
     trust: Trust = Trust.NEW
-    visit: int = 1
+    request_number: int = 1
     """How often it has asked for work since it entered."""
 
 
-class Roster:
+class WorkerRegistry:
     """Workers heard of lately; those lost are forgotten. Owner: the learner's event loop.
 
     max_workers: The most it keeps. A further one takes the place of the one that was not heard of
@@ -41,63 +41,65 @@ class Roster:
     def __init__(self, clock: Clock, *, max_workers: int = _MAX_WORKERS) -> None:
         self._clock = clock
         self._max_workers = max_workers
-        self._workers: OrderedDict[str, WorkerSeen] = OrderedDict()
+        self._workers: OrderedDict[str, RegisteredWorker] = OrderedDict()
         """Least recently heard of first."""
 
-    def workers(self) -> list[WorkerSeen]:
+    def workers(self) -> list[RegisteredWorker]:
         """Workers heard of lately."""
         oldest_s = self._clock() - WORKER_LOST_AFTER_S
-        return [worker for worker in self._workers.values() if worker.seen_s >= oldest_s]
+        return [worker for worker in self._workers.values() if worker.last_seen_s >= oldest_s]
 
-    def enter(self, worker_id: str, rollout_group: str, policy_version: int) -> int:
-        """Note a worker that asks for work, and forget those that are lost; returns its visit."""
+    def register(self, worker_id: str, rollout_group: str, policy_version: int) -> int:
+        """Record a request for work, forget lost workers, and return the request's number."""
         self._forget_lost()
         known = self._workers.get(worker_id)
         if known is None and len(self._workers) >= self._max_workers:
             self._forget_one()
-        visit = known.visit + 1 if known else 1
-        self._workers[worker_id] = WorkerSeen(
+        request_number = known.request_number + 1 if known else 1
+        self._workers[worker_id] = RegisteredWorker(
             worker_id=worker_id,
             rollout_group=rollout_group,
             policy_version=policy_version,
-            seen_s=self._clock(),
+            last_seen_s=self._clock(),
             accepted_trajectories=known.accepted_trajectories if known else 0,
             trust=known.trust if known else Trust.NEW,
-            visit=visit,
+            request_number=request_number,
         )
         self._workers.move_to_end(worker_id)
-        return visit
+        return request_number
 
-    def confirm(self, worker_id: str, *, num_accepted: int = 0, visit: int | None = None) -> bool:
+    def record_contact(
+        self, worker_id: str, *, num_accepted: int = 0, request_number: int | None = None
+    ) -> bool:
         """Note that a worker lives; False, and no note, when it has not entered or has left.
 
         num_accepted: trajectories of it that have just been accepted.
-        visit: False as well when the worker has asked for work again since.
+        request_number: False as well when the worker has asked for work again since.
         """
         worker = self._workers.get(worker_id)
-        if worker is None or visit not in {None, worker.visit}:
+        if worker is None or request_number not in {None, worker.request_number}:
             return False
         self._workers[worker_id] = replace(
             worker,
-            seen_s=self._clock(),
+            last_seen_s=self._clock(),
             accepted_trajectories=worker.accepted_trajectories + num_accepted,
             trust=Trust.TRUSTED if num_accepted else worker.trust,
         )
         self._workers.move_to_end(worker_id)
         return True
 
-    def doubt(self, worker_id: str) -> None:
+    def mark_doubted(self, worker_id: str) -> None:
         """Note that a worker let a lease run out; it is trusted again when it delivers."""
         if worker_id in self._workers:
             self._workers[worker_id] = replace(self._workers[worker_id], trust=Trust.DOUBTED)
 
-    def leave(self, worker_id: str) -> None:
+    def deregister(self, worker_id: str) -> None:
         """Forget a worker that is gone."""
         self._workers.pop(worker_id, None)
 
     def _forget_lost(self) -> None:
         oldest_s = self._clock() - WORKER_LOST_AFTER_S
-        while self._workers and next(iter(self._workers.values())).seen_s < oldest_s:
+        while self._workers and next(iter(self._workers.values())).last_seen_s < oldest_s:
             self._workers.popitem(last=False)
 
     def _forget_one(self) -> None:
@@ -105,7 +107,7 @@ class Roster:
         del self._workers[next(untrusted, next(iter(self._workers)))]
 
 
-class WorkerCounts:
+class WorkerCounters:
     """What each worker counts since its start, added up, those that are gone included.
 
     max_workers: The most that it tells apart; what one counted that came back after so many others

@@ -37,10 +37,10 @@ from vcpo_learner.model.checkpoint_manifest import (
     DamageError,
     FormatError,
     Manifest,
+    file_sums,
     read_manifest,
-    sum_up,
 )
-from vcpo_learner.model.disk import nested_bytes, whole_folder, write_state, write_tensors
+from vcpo_learner.model.disk import atomic_folder, nested_bytes, write_state, write_tensors
 
 _NAME = re.compile(r"step-(\d+)")
 _DAMAGED = "damaged-"
@@ -100,7 +100,7 @@ class CheckpointFolder:
         ledger = checkpoint.ledger.SerializeToString()
         for abandoned in self._folder.glob(".step-*.partial"):
             shutil.rmtree(abandoned)
-        with whole_folder(
+        with atomic_folder(
             target,
             what=f"the checkpoint of step {checkpoint.step}",
             needed_bytes=nested_bytes([checkpoint.parameters, checkpoint.update_state])
@@ -112,7 +112,7 @@ class CheckpointFolder:
             Manifest(
                 step=checkpoint.step,
                 spec=self._spec,
-                files=sum_up(partial, (_PARAMETERS, _UPDATE, _LEDGER)),
+                files=file_sums(partial, (_PARAMETERS, _UPDATE, _LEDGER)),
             ).write(partial)
         self._remove_old(checkpoint.step)
         return target

@@ -83,7 +83,7 @@ class Manifest:
                 raise DamageError(f"{folder / name}: {sums}")
 
 
-def sum_up(folder: Path, names: Iterable[str]) -> dict[str, FileSum]:
+def file_sums(folder: Path, names: Iterable[str]) -> dict[str, FileSum]:
     """Sum up files as they are read back from a folder."""
     return {name: FileSum.of(folder / name) for name in names}
 

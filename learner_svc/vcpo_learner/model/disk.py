@@ -33,7 +33,7 @@ class DiskFullError(OSError):
 
 
 @contextlib.contextmanager
-def whole_folder(target: Path, *, what: str, needed_bytes: int) -> Iterator[Path]:
+def atomic_folder(target: Path, *, what: str, needed_bytes: int) -> Iterator[Path]:
     """A folder to write into that replaces `target` when the block is done, and else is removed.
 
     what: in words, for the error.

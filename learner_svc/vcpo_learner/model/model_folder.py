@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vcpo.exported_model import ExportedModel, ExportKind
 from vcpo.spec import VCPORun
-from vcpo_learner.model.disk import whole_folder
+from vcpo_learner.model.disk import atomic_folder
 from vcpo_learner.model.loading import policy_tensors
 
 
@@ -41,7 +41,7 @@ class ModelExport:
 
             merge_adapters(self._model)
         size_bytes = sum(each.numel() * each.element_size() for each in self._model.parameters())
-        with whole_folder(folder, what="the model", needed_bytes=size_bytes) as partial:
+        with atomic_folder(folder, what="the model", needed_bytes=size_bytes) as partial:
             self._model.save_pretrained(partial)
             self._tokenizer.save_pretrained(partial)
             self._origin(ExportKind.MODEL, step).write(partial)
@@ -56,7 +56,7 @@ class ModelExport:
 
         tensors = policy_tensors(self._model)
         size_bytes = sum(each.numel() * each.element_size() for each in tensors.values())
-        with whole_folder(folder, what="the adapters", needed_bytes=size_bytes) as partial:
+        with atomic_folder(folder, what="the adapters", needed_bytes=size_bytes) as partial:
             save_adapters(self._model, tensors, self._run.spec.model, partial)
             self._tokenizer.save_pretrained(partial)
             self._origin(ExportKind.ADAPTERS, step).write(partial)

@@ -26,7 +26,7 @@ from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CurriculumSettings:
+class PosteriorSettings:
     """How fast to forget, and how often to choose blindly."""
 
     half_life_versions: float = 32.0
@@ -70,7 +70,7 @@ class Evidence:
         )
 
 
-def merged(one: Evidence, other: Evidence, half_life_versions: float) -> Evidence:
+def merge_evidence(one: Evidence, other: Evidence, half_life_versions: float) -> Evidence:
     """Both together, at the later version of the two; their order does not matter."""
     version = max(one.policy_version, other.policy_version)
     first, second = (each.at(version, half_life_versions) for each in (one, other))
@@ -87,7 +87,7 @@ class PromptPosterior:
     Owner: whoever grants prompts. Two of the same history and generator make the same choices.
     """
 
-    def __init__(self, settings: CurriculumSettings) -> None:
+    def __init__(self, settings: PosteriorSettings) -> None:
         self._settings = settings
         self._evidence: dict[int, Evidence] = {}
         self._newest_version = 0
@@ -114,7 +114,7 @@ class PromptPosterior:
         known = self._evidence.get(prompt_index)
         half_life = self._settings.half_life_versions
         self._evidence[prompt_index] = (
-            arrived if known is None else merged(known, arrived, half_life)
+            arrived if known is None else merge_evidence(known, arrived, half_life)
         )
         self._newest_version = max(self._newest_version, policy_version)
 
@@ -143,7 +143,7 @@ class PromptPosterior:
         return {"newest_version": self._newest_version, "prompts": prompts}
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any], settings: CurriculumSettings) -> Self:
+    def from_dict(cls, state: Mapping[str, Any], settings: PosteriorSettings) -> Self:
         """Go on from a `to_dict`; the settings may be others."""
         posterior = cls(settings)
         posterior._newest_version = int(state["newest_version"])

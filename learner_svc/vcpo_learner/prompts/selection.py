@@ -27,7 +27,7 @@ from vcpo.spec import VCPORunSpec
 from vcpo.spec.algorithm import PromptSelection
 from vcpo.wire.trajectory import Trajectory
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.prompts.posterior import CurriculumSettings, PromptPosterior
+from vcpo_learner.prompts.posterior import PosteriorSettings, PromptPosterior
 from vcpo_learner.prompts.source import PromptSource, SequentialPrompts
 from vcpo_learner.prompts.teacher import PromptTeacher, TeacherSettings
 
@@ -57,7 +57,7 @@ class PosteriorPrompts:
     def __init__(self, pool: int, *, seed: int) -> None:
         self._pool = pool
         self._rng = random.Random(seed)  # noqa: S311 - no secret
-        self._settings = CurriculumSettings()
+        self._settings = PosteriorSettings()
         self._posterior = PromptPosterior(self._settings)
 
     def next_prompt(self, in_flight: Collection[int]) -> int | None:
@@ -79,7 +79,7 @@ class PosteriorPrompts:
         """Go on with counts and generator, when a posterior saved the snapshot."""
         if snapshot.HasField("posterior"):
             state = json.loads(snapshot.posterior)
-            self._posterior = PromptPosterior.restored(state["posterior"], self._settings)
+            self._posterior = PromptPosterior.from_dict(state["posterior"], self._settings)
             _set_state(self._rng, state["generator"])
 
 

@@ -9,8 +9,8 @@ from vcpo.wire.checks import check_id, check_wait
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.limits import CHUNK_BYTES
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
-from vcpo_learner.weights.archive import Archivist
-from vcpo_learner.weights.peer_assignment import SourceBook, serving_address
+from vcpo_learner.weights.archive import ArchiveWriter
+from vcpo_learner.weights.peer_assignment import PeerAssignment, serving_address
 from vcpo_learner.weights.store import PolicyStore, PublishedPolicy
 
 _MAX_PORT = 65_535
@@ -20,11 +20,11 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
     """Serves the policy store, and sends those who ask to each other."""
 
     def __init__(
-        self, store: PolicyStore, sources: SourceBook, archivist: Archivist | None = None
+        self, store: PolicyStore, peers: PeerAssignment, archive_writer: ArchiveWriter | None = None
     ) -> None:
         self._store = store
-        self._sources = sources
-        self._archivist = archivist
+        self._peers = peers
+        self._archivist = archive_writer
 
     async def GetManifest(  # noqa: N802 - named by the contract
         self, request: policy_pb2.GetManifestRequest, context: Any
@@ -34,9 +34,9 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         if request.serving_port > _MAX_PORT:
             raise InvalidMessageError("serving_port", request.serving_port, f"0 to {_MAX_PORT}")
         address = serving_address(context.peer(), request.serving_port)
-        self._sources.enter(request.worker_id, address, self._held_version(request))
+        self._peers.register(request.worker_id, address, self._held_version(request))
         holds_one = request.HasField("held_policy_version")
-        policy = await self._store.newest(
+        policy = await self._store.wait_for_newest(
             held_incarnation=request.held_incarnation,
             held_version=request.held_policy_version if holds_one else None,
             wait_s=check_wait("wait_seconds", request.wait_seconds),
@@ -71,15 +71,15 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         answer.CopyFrom(policy.manifest)
         answer.deltas.extend(delta.entry for delta in deltas)
         archived = self._archivist.archived if self._archivist else None
-        again = self._sources.has_asked(request.worker_id, newest)
+        again = self._peers.is_assigned(request.worker_id, newest)
         if archived is not None and archived.policy_version == newest and not (deltas or again):
             answer.archived.CopyFrom(archived)
         base_version = held if deltas else None
-        answer.peer = self._sources.source(
+        answer.peer = self._peers.assign(
             request.worker_id, policy_version=newest, base_version=base_version
         )
         if answer.peer:
-            others = self._sources.others(request.worker_id, base_version=base_version)
+            others = self._peers.fallbacks(request.worker_id, base_version=base_version)
             answer.other_peers.extend(one for one in others if one != answer.peer)
         return answer
 

@@ -49,7 +49,7 @@ class ResponseBounds:
             bound = f"{-most:g} to {most:g} (spec.environment.maxAbsoluteReward)"
             raise InvalidMessageError(f"{path}.reward", trajectory.reward, bound)
 
-    def check_begun(self, begun: PartialResponse, *, path: str) -> None:
+    def check_partial_response(self, begun: PartialResponse, *, path: str) -> None:
         """Check an answer that was begun; one that is not complete needs room for a further token.
 
         Raises:

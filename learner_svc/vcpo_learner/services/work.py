@@ -118,7 +118,9 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         check_id("worker_id", request.worker_id)
         wait_s = check_wait("wait_seconds", request.wait_seconds)
         heard = frozenset(request.heard_lease_ids)
-        lease_ids = await self._dispatcher.recalled(request.worker_id, heard, wait_s=wait_s)
+        lease_ids = await self._dispatcher.wait_for_preemptions(
+            request.worker_id, heard, wait_s=wait_s
+        )
         return work_pb2.RecallResponse(lease_ids=lease_ids)
 
     def _begun(self, request: work_pb2.ReleaseRequest) -> list[PartialResponse]:
@@ -134,7 +136,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
             requirement = f"at most {MAX_BEGUN_TOKENS} tokens in all"
             raise InvalidMessageError("begun", f"{num_tokens} tokens", requirement)
         for index, one in enumerate(begun):
-            self._bounds.check_begun(one, path=f"begun[{index}]")
+            self._bounds.check_partial_response(one, path=f"begun[{index}]")
             if one.prompt_xxh3 != begun[0].prompt_xxh3:
                 requirement = "that of begun[0]: one lease is one prompt"
                 name = f"begun[{index}].prompt_xxh3"

@@ -173,7 +173,7 @@ class SignalWindow:
                 worker_id=worker.worker_id,
                 rollout_group=worker.rollout_group,
                 policy_version=worker.policy_version,
-                seconds_since_seen=now_s - worker.seen_s,
+                seconds_since_seen=now_s - worker.last_seen_s,
                 in_flight_trajectories=in_flight.get(worker.worker_id, 0),
                 accepted_trajectories=worker.accepted_trajectories,
             )

@@ -89,10 +89,10 @@ class Training:
         restore_policy(self._parts.model, checkpoint.parameters)
         self._parts.update.load_state_dict(checkpoint.update_state)
         self._dispatcher.ledger.restore(checkpoint.ledger)
-        self._leave_out(self._quarantine.lease_ids(), {}, checkpoint.step)
+        self._leave_out(self._quarantine.excluded_lease_ids(), {}, checkpoint.step)
         self._dispatcher.policy_version = checkpoint.step
         if checkpoint.step:
-            self._dispatcher.failures.succeeded()
+            self._dispatcher.failures.record_success()
         self._check_resumed()
         recorded_steps = read_metrics(self._parts.run_dir).steps
         # What was recorded after the checkpoint is taken again.
@@ -135,7 +135,7 @@ class Training:
 
     def report_failures(self) -> None:
         """Write an event for each failed generation that is a new one, or one of very many."""
-        for line in self._dispatcher.failures.take_news():
+        for line in self._dispatcher.failures.take_event_lines():
             self.event("GenerationFailed", line)
 
     def event(self, kind: str, message: str) -> None:
@@ -167,10 +167,10 @@ class Training:
             )
             # What workers answered meanwhile is of the version that the parameters still are.
             wanted = pending.wanted_fresh_tokens
-            newest = self._dispatcher.ledger.newest(version, num_tokens=wanted)
+            newest = self._dispatcher.ledger.newest_trajectories(version, num_tokens=wanted)
             result = await self._in_thread(lambda: self._guard.finish(groups, pending, newest))
         except BrokenBatchError as error:
-            self._dispatcher.ledger.give_back(groups)
+            self._dispatcher.ledger.return_batch(groups)
             self._leave_out(error.reasons, error.reasons, version)
             self._dispatcher.notify()
             return True
@@ -195,7 +195,7 @@ class Training:
 
     def _leave_out(self, lease_ids: Collection[str], reasons: Mapping[str, str], step: int) -> None:
         """Drop groups that no step can be taken on, from the replay too; keep each on disk once."""
-        kept = self._quarantine.kept()
+        kept = self._quarantine.kept_lease_ids()
         left_out = self._parts.update.forget(lease_ids)
         prompts: dict[str, int] = {}
         for group in self._dispatcher.ledger.quarantine(lease_ids):
@@ -291,8 +291,8 @@ class Training:
             lambda: policies.prepare(version, policy_payload(model, self._precision))
         )
         policies.publish(prepared)
-        if self._parts.archivist is not None:
-            self._parts.archivist.offer(prepared)
+        if self._parts.archive_writer is not None:
+            self._parts.archive_writer.offer(prepared)
         self._dispatcher.notify()
 
     async def _evaluate(self, *, exclusive: bool) -> None:

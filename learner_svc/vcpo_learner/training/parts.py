@@ -18,7 +18,7 @@ from vcpo_learner.ledger.leases import Clock
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.update.policy_update import PolicyUpdate
-from vcpo_learner.weights.archive import Archivist
+from vcpo_learner.weights.archive import ArchiveWriter
 from vcpo_learner.weights.store import PolicyStore
 
 _LOGGER = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class TrainingParts:
     gauges: LearnerGauges
     journal: Journal
     clock: Clock
-    archivist: Archivist | None = None
+    archive_writer: ArchiveWriter | None = None
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     """Waits so many seconds of `clock`."""
 

@@ -36,12 +36,12 @@ class Quarantine:
         self._note = folder / _NOTE
         self._deaths = _deaths(self._note)
 
-    def lease_ids(self) -> frozenset[str]:
+    def excluded_lease_ids(self) -> frozenset[str]:
         """Groups that are not trained on: those kept here, and those that died too often."""
         died = {one for one, count in self._deaths.items() if count > _DEATHS_ALLOWED}
-        return self.kept() | died
+        return self.kept_lease_ids() | died
 
-    def kept(self) -> frozenset[str]:
+    def kept_lease_ids(self) -> frozenset[str]:
         """Groups that are written down here."""
         files = self._folder.glob("*.json")
         return frozenset(path.stem for path in files if path.name != _NOTE)
@@ -50,11 +50,11 @@ class Quarantine:
         """How often the learner died in a step with a group, as far as is noted."""
         return self._deaths.get(lease_id, 0)
 
-    def enter(self, lease_ids: Collection[str]) -> None:
+    def begin_step(self, lease_ids: Collection[str]) -> None:
         """Note that a step with these groups begins."""
         self._write_note(lease_ids)
 
-    def leave(self, lease_ids: Collection[str]) -> None:
+    def end_step(self, lease_ids: Collection[str]) -> None:
         """Note that the step is over, whatever became of it: nobody died."""
         for lease_id in lease_ids:
             self._deaths.pop(lease_id, None)

@@ -82,7 +82,7 @@ class StepGuard:
         """
         batch = self._update.drawn([group.trajectories for group in groups])
         parts = _parts(groups, chain.from_iterable(batch))
-        self._quarantine.enter(parts)
+        self._quarantine.begin_step(parts)
         try:
             return self._update.begin(batch, policy_version=policy_version)
         except Exception as error:  # a model's own code runs there
@@ -104,7 +104,7 @@ class StepGuard:
             if newest and self._update.is_whole:
                 return self.finish(groups, pending, ())
             raise self._broken_batch(groups, parts, error, pending.policy_version) from error
-        self._quarantine.leave(parts)
+        self._quarantine.end_step(parts)
         self._broken_in_row = 0
         return result
 
@@ -116,7 +116,7 @@ class StepGuard:
             return error
         alone = self._broken_alone(parts, policy_version)
         # Not before: what is tried alone may end the process as well.
-        self._quarantine.leave(parts)
+        self._quarantine.end_step(parts)
         # Of kept answers there may be so few that they fit where no group does.
         every_group = all(group.lease_id in alone for group in groups)
         if _is_out_of_memory(error) and (every_group or not alone):

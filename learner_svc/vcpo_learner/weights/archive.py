@@ -90,7 +90,7 @@ class ArchiveFolder:
         self._kept[-1].append(path)
 
 
-class Archivist:
+class ArchiveWriter:
     """Keeps an archive up with the newest version. Owner: the learner's event loop."""
 
     def __init__(self, folder: ArchiveFolder) -> None:
@@ -121,7 +121,7 @@ class Archivist:
                 _LOGGER.exception("version %d is not in the archive", version)
 
 
-def open_archive(settings: Weights, run: str, incarnation: str) -> Archivist | None:
+def open_archive(settings: Weights, run: str, incarnation: str) -> ArchiveWriter | None:
     """The archive of a learner; None when the run has none.
 
     Raises:
@@ -137,4 +137,4 @@ def open_archive(settings: Weights, run: str, incarnation: str) -> Archivist | N
             f"spec.weights.archiveUrl: cannot write to '{settings.archive_url}' ({error}); give a"
             " folder that learner and workers mount, or a URL whose fsspec package is installed"
         ) from error
-    return Archivist(folder)
+    return ArchiveWriter(folder)

@@ -49,7 +49,7 @@ class _Way:
     """Workers that hold it already."""
 
 
-class SourceBook:
+class PeerAssignment:
     """Assigns sources for the newest version. Owner: the learner's event loop.
 
     max_workers: The most it assigns sources to; any further one is sent to the learner.
@@ -64,7 +64,7 @@ class SourceBook:
         self._ways: dict[int | None, _Way] = {}
         self._asked: set[str] = set()
 
-    def enter(self, worker_id: str, address: str, held_version: int | None) -> None:
+    def register(self, worker_id: str, address: str, held_version: int | None) -> None:
         """Note where a worker serves, and the version of this learner that it holds."""
         while self._workers and not self._lives(next(iter(self._workers.values()))):
             self._forget(next(iter(self._workers)))
@@ -77,11 +77,11 @@ class SourceBook:
             whole.children.setdefault(worker_id, 0)
             whole.complete.add(worker_id)
 
-    def has_asked(self, worker_id: str, policy_version: int) -> bool:
+    def is_assigned(self, worker_id: str, policy_version: int) -> bool:
         """Whether a worker was given a source for this version before."""
         return policy_version == self._policy_version and worker_id in self._asked
 
-    def source(self, worker_id: str, *, policy_version: int, base_version: int | None) -> str:
+    def assign(self, worker_id: str, *, policy_version: int, base_version: int | None) -> str:
         """Where a worker should fetch the newest version; empty for the learner itself.
 
         base_version: what its deltas start from; None when it fetches the full set.
@@ -102,7 +102,7 @@ class SourceBook:
         way.children.setdefault(worker_id, 0)
         return self._workers[parent].address if parent is not None else ""
 
-    def others(self, worker_id: str, *, base_version: int | None) -> list[str]:
+    def fallbacks(self, worker_id: str, *, base_version: int | None) -> list[str]:
         """Where to go when the source fails, best first: a few that hold it, or asked earlier."""
         way = self._way(base_version)
         earlier = set(itertools.takewhile(worker_id.__ne__, way.children))

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from vcpo.wire.errors import NotFoundError
 from vcpo.wire.v1 import policy_pb2
 from vcpo.wire.weights import manifest_of
+from vcpo_learner.ledger.change_notifier import ChangeNotifier
 from vcpo_learner.ledger.leases import Clock
-from vcpo_learner.ledger.notify import Broadcast
 from vcpo_learner.weights.deltas import encode_delta
 
 _KEPT_VERSIONS = 3
@@ -54,7 +54,7 @@ class PolicyStore:
         self._clock = clock
         self._versions: OrderedDict[int, PublishedPolicy] = OrderedDict()
         self._deltas: list[PublishedDelta] = []
-        self._changed = Broadcast()
+        self._changed = ChangeNotifier()
 
     def prepare(self, policy_version: int, payload: bytes) -> PublishedPolicy:
         """Compute a version's manifest and delta; safe to call from another thread.
@@ -74,7 +74,7 @@ class PolicyStore:
         self._deltas = useful_deltas(known[-_KEPT_DELTAS:], len(policy.payload))
         self._changed.notify()
 
-    async def newest(
+    async def wait_for_newest(
         self, *, held_incarnation: str, held_version: int | None, wait_s: float
     ) -> PublishedPolicy:
         """The newest version; waits up to `wait_s` for one the caller does not hold.

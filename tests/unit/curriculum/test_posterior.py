@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo_learner.prompts.posterior import CurriculumSettings, PromptPosterior
+from vcpo_learner.prompts.posterior import PosteriorSettings, PromptPosterior
 
 observations = st.lists(
     st.tuples(
@@ -17,7 +17,7 @@ observations = st.lists(
 
 def posterior(*seen, half_life_versions=8.0, exploration=0.0):
     """What is known after observations (prompt index, rewards, policy version)."""
-    settings = CurriculumSettings(half_life_versions=half_life_versions, exploration=exploration)
+    settings = PosteriorSettings(half_life_versions=half_life_versions, exploration=exploration)
     known = PromptPosterior(settings)
     for index, rewards, version in seen:
         known.observe(index, rewards, policy_version=version)
@@ -110,13 +110,13 @@ def test_a_reward_that_is_no_share_of_a_success_is_refused_and_nothing_is_learne
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan")], ids=str)
 def test_a_half_life_that_does_not_pass_is_refused(value):
     with pytest.raises(ValueError, match="half_life_versions is"):
-        CurriculumSettings(half_life_versions=value)
+        PosteriorSettings(half_life_versions=value)
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")], ids=str)
 def test_an_exploration_that_is_no_share_is_refused(value):
     with pytest.raises(ValueError, match="exploration is"):
-        CurriculumSettings(exploration=value)
+        PosteriorSettings(exploration=value)
 
 
 def test_the_state_holds_the_prompts_that_were_seen():
@@ -130,8 +130,8 @@ def test_the_state_holds_the_prompts_that_were_seen():
 def test_one_restored_from_json_knows_and_chooses_the_same(seen):
     known = posterior(*seen)
     state = json.loads(json.dumps(known.to_dict()))
-    settings = CurriculumSettings(half_life_versions=8.0, exploration=0.0)
-    restored = PromptPosterior.restored(state, settings)
+    settings = PosteriorSettings(half_life_versions=8.0, exploration=0.0)
+    restored = PromptPosterior.from_dict(state, settings)
     assert restored.to_dict() == known.to_dict()
     assert choices(restored, range(5), 10) == choices(known, range(5), 10)
 

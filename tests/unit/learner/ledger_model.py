@@ -24,7 +24,7 @@ class Promise:
     expires_s: float
     begun: int | None = None
     """Oldest version of the answer that the grant goes on with."""
-    recalled: bool = False
+    preempted: bool = False
     versions: dict[int, int] = field(default_factory=dict)
     """Oldest version of each answer that has arrived."""
 
@@ -95,13 +95,13 @@ class LedgerModel:
             kept = promise.begun if begun is None else begun
             self.owed.append((promise.prompt_index, failures, None if failed else kept))
 
-    def recalled(self) -> set[str]:
+    def preempted(self) -> set[str]:
         """Open leases that their workers are to hand back."""
-        return {lease_id for lease_id, promise in self.open.items() if promise.recalled}
+        return {lease_id for lease_id, promise in self.open.items() if promise.preempted}
 
     def reason_to_hand_back(self, lease_id: str) -> str:
         """Why answers are dropped when the lease is handed back."""
-        return "surplus" if self.open[lease_id].recalled else "handed_back"
+        return "surplus" if self.open[lease_id].preempted else "handed_back"
 
     def held_by(self, worker_id: str, lease_ids: Sequence[str]) -> list[str]:
         """Open leases of a worker, all or those named."""

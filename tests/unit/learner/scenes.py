@@ -9,7 +9,7 @@ from vcpo.spec import VCPORun
 from vcpo.wire.trajectory import FinishReason, PartialResponse, Trajectory, VersionSpan
 from vcpo_learner.ledger.dispatcher import Assignment, Dispatcher, WorkRequest
 from vcpo_learner.ledger.leases import OpenLease
-from vcpo_learner.ledger.memory_ledger import MemoryLedger
+from vcpo_learner.ledger.memory_ledger import TrajectoryLedger
 
 INCARNATION = "now"
 TIMEOUT_S = 10.0
@@ -52,7 +52,7 @@ def make_ledger(clock: ManualClock, *, incarnation: str = INCARNATION, **changes
         "max_attempts": 2,
         **changes,
     }
-    return MemoryLedger(incarnation=incarnation, clock=clock, **settings)
+    return TrajectoryLedger(incarnation=incarnation, clock=clock, **settings)
 
 
 def answer(
@@ -95,7 +95,7 @@ class Desk:
     """A dispatcher with the parts that a test turns by hand."""
 
     clock: ManualClock
-    ledger: MemoryLedger
+    ledger: TrajectoryLedger
     dispatcher: Dispatcher
 
     def submit(self, assignment: Assignment, *, worker_id: str = "w", **details: Any) -> list[str]:

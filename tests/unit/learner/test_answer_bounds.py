@@ -105,7 +105,7 @@ def test_an_answer_that_was_begun_keeps_to_the_same_bounds(vocabulary_size, begu
         max_absolute_reward=1.0,
     )
     with pytest.raises(InvalidMessageError) as caught:
-        bounds.check_begun(begun, path="b")
+        bounds.check_partial_response(begun, path="b")
     assert str(caught.value).startswith(problem)
 
 
@@ -113,7 +113,7 @@ def test_an_answer_that_was_begun_and_fills_the_model_cannot_be_gone_on_with():
     with pytest.raises(InvalidMessageError, match=r"b\.token_ids: must be at most 4 tokens"):
         ResponseBounds(
             vocabulary_size=None, max_new_tokens=9, context_tokens=5, max_absolute_reward=1.0
-        ).check_begun(begun_answer(*[0] * 5), path="b")
+        ).check_partial_response(begun_answer(*[0] * 5), path="b")
 
 
 @pytest.mark.parametrize("make", [llama, gpt2])

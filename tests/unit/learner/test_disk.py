@@ -8,8 +8,8 @@ import torch
 from tests.unit.disk_limits import files_of_at_most
 from vcpo_learner.model.disk import (
     DiskFullError,
+    atomic_folder,
     nested_bytes,
-    whole_folder,
     write_state,
     write_tensors,
 )
@@ -27,7 +27,7 @@ WRITERS = {
 
 
 def write(target, writer):
-    with whole_folder(target, what="the thing", needed_bytes=4 * LIMIT_BYTES) as folder:
+    with atomic_folder(target, what="the thing", needed_bytes=4 * LIMIT_BYTES) as folder:
         WRITERS[writer](folder / "file")
 
 
@@ -59,7 +59,7 @@ def test_how_much_is_missing_is_said_when_the_disk_is_smaller(tmp_path, monkeypa
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
     with (
         pytest.raises(DiskFullError, match=r"10\.0 MiB are needed and 3\.0 MiB are free, 7\.0 MiB"),
-        whole_folder(tmp_path / "thing", what="it", needed_bytes=10 << 20),
+        atomic_folder(tmp_path / "thing", what="it", needed_bytes=10 << 20),
     ):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -69,7 +69,7 @@ def test_how_much_is_missing_is_said_when_the_disk_is_smaller(tmp_path, monkeypa
 )
 def test_another_error_stays_what_it_is_and_leaves_nothing(tmp_path, error):
     def fail():
-        with whole_folder(tmp_path / "thing", what="it", needed_bytes=1) as folder:
+        with atomic_folder(tmp_path / "thing", what="it", needed_bytes=1) as folder:
             (folder / "half").touch()
             raise error
 

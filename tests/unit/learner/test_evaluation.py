@@ -106,6 +106,6 @@ def test_a_repeated_answer_is_a_duplicate_and_counts_once(make_round):
 def test_a_round_tells_its_own_leases_from_those_of_training(make_round):
     round_ = make_round()
     (lease,) = grant(round_, 1)
-    assert round_.granted(lease.lease_id)
-    assert not round_.granted("train-now-0")
-    assert not round_.granted("evaluation-now-70-0")
+    assert round_.has_issued(lease.lease_id)
+    assert not round_.has_issued("train-now-0")
+    assert not round_.has_issued("evaluation-now-70-0")

@@ -26,7 +26,7 @@ def watch(clock=None, **policy):
 
 def fail(watched, times):
     for _ in range(times):
-        watched.failed(MISSING)
+        watched.record_failure(MISSING)
 
 
 def test_an_environment_that_never_worked_ends_the_run_with_the_reason_and_the_place():
@@ -47,14 +47,14 @@ def test_an_answer_between_failures_begins_the_count_anew():
     for _ in range(10):
         fail(watched, 2)
         watched.check()
-        watched.succeeded()
+        watched.record_success()
     assert watched.in_a_row == 0
 
 
 def test_one_that_worked_may_fail_for_as_long_as_is_tolerated():
     clock = ManualClock()
     watched = watch(clock, failureToleranceSeconds=60)
-    watched.succeeded()
+    watched.record_success()
     fail(watched, 1000)
     clock.advance(59.0)
     watched.check()
@@ -66,7 +66,7 @@ def test_one_that_worked_may_fail_for_as_long_as_is_tolerated():
 def test_what_the_engine_cannot_do_is_not_blamed_on_the_environment():
     watched = watch()
     for _ in range(3):
-        watched.failed(Failure(cause=FailureCause.ENGINE, message="no memory"))
+        watched.record_failure(Failure(cause=FailureCause.ENGINE, message="no memory"))
     with pytest.raises(TooManyFailuresError, match="the last by engine: no memory"):
         watched.check()
 
@@ -75,8 +75,8 @@ def test_news_are_told_once():
     watched = watch()
     fail(watched, 150)
     line = "environment 'sort_digits': reward: KeyError: 'answer' (/app/task.py:12)"
-    assert watched.take_news() == [line, f"{line}; 100 times so far"]
-    assert watched.take_news() == []
+    assert watched.take_event_lines() == [line, f"{line}; 100 times so far"]
+    assert watched.take_event_lines() == []
 
 
 async def failing(desk, times):

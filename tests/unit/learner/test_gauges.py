@@ -66,7 +66,7 @@ async def test_a_batch_that_is_given_back_was_not_trained_on(gauges, desk):
         desk.submit(given)
     groups = await desk.dispatcher.next_batch()
     gauges.refresh()  # as every second while the update runs
-    desk.ledger.give_back(groups)
+    desk.ledger.return_batch(groups)
     gauges.refresh()
     assert value(gauges, "vcpo_trajectories_consumed_total") == 0
     groups = await desk.dispatcher.next_batch()
@@ -143,7 +143,7 @@ async def test_workers_are_counted_by_what_their_deliveries_say(gauges, desk):
 
 async def test_invented_groups_do_not_become_labels_without_end(gauges, desk):
     for number in range(100):
-        desk.dispatcher._roster.enter(f"w{number}", f"group-{number}", 0)
+        desk.dispatcher._registry.register(f"w{number}", f"group-{number}", 0)
     gauges.refresh()
     samples = gauges._metrics.workers.collect()[0].samples
     assert len(samples) == 16

@@ -24,15 +24,15 @@ def test_lease_ids_carry_the_prefix_and_count_the_grants(book):
 
 def test_a_book_knows_its_own_ids_by_their_form(book):
     lease = open_lease(book)
-    book.abandon(lease.lease_id)
-    assert book.granted(lease.lease_id)
-    assert not book.granted("train-nowhere-0")
+    book.close(lease.lease_id)
+    assert book.has_issued(lease.lease_id)
+    assert not book.has_issued("train-nowhere-0")
 
 
 def test_abandoning_twice_says_that_there_is_nothing_left(book):
     lease = open_lease(book)
-    assert book.abandon(lease.lease_id) is lease
-    assert book.abandon(lease.lease_id) is None
+    assert book.close(lease.lease_id) is lease
+    assert book.close(lease.lease_id) is None
 
 
 def test_the_memory_of_fulfilled_leases_is_bounded(book, monkeypatch):

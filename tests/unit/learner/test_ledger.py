@@ -321,7 +321,7 @@ def test_of_complete_groups_the_one_with_the_oldest_token_is_consumed_first(ledg
 def test_a_batch_that_is_given_back_is_taken_again(ledger):
     submit_all(ledger, grant(ledger, 3))
     batch = ledger.take_batch(policy_version=0, max_lag_steps=1)
-    ledger.give_back(batch)
+    ledger.return_batch(batch)
     counts = ledger.counts()
     counts.check()
     assert (counts.consumed, counts.buffered) == (0, 6)
@@ -355,18 +355,18 @@ def test_leases_with_the_newest_tokens_are_recalled_first_and_only_whole(ledger)
     ledger.release("w", [begun.lease_id], [begun_answer(2)])
     again, newest = grant(ledger, 2, version=3)
     assert again.prompt_index == begun.prompt_index
-    ledger.recall(5)
-    assert ledger.recalled("w") == [other.lease_id, newest.lease_id]
-    ledger.recall(4)  # those count
-    assert len(ledger.recalled("w")) == 2
-    assert ledger.recalled("another") == []
+    ledger.preempt(5)
+    assert ledger.preempted_leases("w") == [other.lease_id, newest.lease_id]
+    ledger.preempt(4)  # those count
+    assert len(ledger.preempted_leases("w")) == 2
+    assert ledger.preempted_leases("another") == []
 
 
 def test_a_recalled_lease_that_is_answered_in_time_is_as_good_as_any(ledger):
     (lease,) = grant(ledger, 1)
-    ledger.recall(2)
+    ledger.preempt(2)
     submit_all(ledger, [lease])
-    assert ledger.recalled("w") == []
+    assert ledger.preempted_leases("w") == []
     assert (ledger.counts().buffered, ledger.counts().dropped) == (2, {})
 
 
@@ -381,17 +381,17 @@ def arrived(ledger, *versions_of_groups):
 def test_the_newest_answers_are_those_with_tokens_of_a_version_one_of_each_prompt_first():
     ledger = make_ledger(ManualClock())
     _, first, second = arrived(ledger, (2, 2), (2, 3), (3, 3))
-    ids = [one.trajectory_id for one in ledger.newest(3, num_tokens=100)]
+    ids = [one.trajectory_id for one in ledger.newest_trajectories(3, num_tokens=100)]
     assert ids == [f"{lease.lease_id}/{n}" for n in (0, 1) for lease in (second, first)]
-    assert ledger.newest(4, num_tokens=100) == []
-    assert [one.num_tokens_of(2) for one in ledger.newest(2, num_tokens=3)] == [1, 2]
+    assert ledger.newest_trajectories(4, num_tokens=100) == []
+    assert [one.num_tokens_of(2) for one in ledger.newest_trajectories(2, num_tokens=3)] == [1, 2]
     assert ledger.counts().buffered == 6
 
 
 def test_the_newest_answers_are_as_few_as_have_the_tokens_wanted():
     ledger = make_ledger(ManualClock())
     arrived(ledger, (3, 3), (3, 3))
-    sizes = [len(ledger.newest(3, num_tokens=wanted)) for wanted in (0, 1, 2, 3, 4, 5)]
+    sizes = [len(ledger.newest_trajectories(3, num_tokens=wanted)) for wanted in (0, 1, 2, 3, 4, 5)]
     assert sizes == [0, 1, 1, 2, 2, 3]
 
 
@@ -399,4 +399,4 @@ def test_answers_of_a_group_that_is_not_complete_are_among_the_newest():
     ledger = make_ledger(ManualClock())
     (lease,) = ledger.grant("w", num_groups=1, policy_version=3)
     ledger.submit(lease.lease_id, answers(lease, versions=(3,))[:1])
-    assert len(ledger.newest(3, num_tokens=9)) == 1
+    assert len(ledger.newest_trajectories(3, num_tokens=9)) == 1

@@ -72,7 +72,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(worker=WORKERS, num_groups=st.integers(1, 3))
     def grant(self, worker, num_groups):
         version = self.model.version
-        limits = {"oldest_begun_version": max(0, version - MAX_LAG_STEPS)}
+        limits = {"oldest_partial_version": max(0, version - MAX_LAG_STEPS)}
         leases = self.ledger.grant(worker, num_groups=num_groups, policy_version=version, **limits)
         for lease in leases:
             self.check_choice(lease)
@@ -81,7 +81,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 lease.lease_id,
                 worker,
                 self.clock(),
-                oldest_begun=limits["oldest_begun_version"],
+                oldest_begun=limits["oldest_partial_version"],
                 chosen=chosen,
             )
             assert [one.oldest_policy_version for one in lease.begun] == (
@@ -139,14 +139,16 @@ class LedgerMachine(RuleBasedStateMachine):
         self.model.end(lease_id, self.model.reason_to_hand_back(lease_id), oldest)
 
     @rule(num_trajectories=st.integers(0, 6))
-    def recall(self, num_trajectories):
-        self.ledger.recall(num_trajectories)
-        recalled = {one for worker in ("left", "right") for one in self.ledger.recalled(worker)}
-        assert self.model.recalled() <= recalled <= self.model.open.keys()
-        missing = sum(2 - len(self.model.open[one].versions) for one in recalled)
-        assert missing <= num_trajectories or recalled == self.model.recalled()
-        for lease_id in recalled:
-            self.model.open[lease_id].recalled = True
+    def preempt(self, num_trajectories):
+        self.ledger.preempt(num_trajectories)
+        preempted = {
+            one for worker in ("left", "right") for one in self.ledger.preempted_leases(worker)
+        }
+        assert self.model.preempted() <= preempted <= self.model.open.keys()
+        missing = sum(2 - len(self.model.open[one].versions) for one in preempted)
+        assert missing <= num_trajectories or preempted == self.model.preempted()
+        for lease_id in preempted:
+            self.model.open[lease_id].preempted = True
 
     @rule(seconds=st.sampled_from([0.0, TIMEOUT_S / 2, TIMEOUT_S]))
     def expire(self, seconds):

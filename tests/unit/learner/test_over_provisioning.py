@@ -31,11 +31,11 @@ async def test_what_cannot_be_used_in_time_is_recalled_and_nothing_before():
     leases = await leased(desk)
     submit(desk, leases[:2])
     # 4 accepted of the 8 that can be used: 4 and 4 more may be in flight, and 8 are.
-    assert desk.ledger.recalled("w") == []
+    assert desk.ledger.preempted_leases("w") == []
     submit(desk, leases[2:3])
     assert await desk.dispatcher.next_batch()
     # 6 accepted: 2 and 2 more may be in flight, and 6 are.
-    assert desk.ledger.recalled("w") == [leases[5].lease_id]
+    assert desk.ledger.preempted_leases("w") == [leases[5].lease_id]
     assert await leased(desk) == []
 
 
@@ -44,7 +44,7 @@ async def test_a_run_that_does_not_over_provision_recalls_nothing():
     submit(desk, (await leased(desk))[:2])
     desk.dispatcher.throttle(0)
     assert await desk.dispatcher.next_batch()
-    assert desk.ledger.recalled("w") == []
+    assert desk.ledger.preempted_leases("w") == []
 
 
 async def test_what_was_cut_is_gone_on_with_after_the_step():
@@ -66,14 +66,14 @@ async def test_what_was_cut_is_gone_on_with_after_the_step():
 async def test_a_worker_hears_of_a_recall_while_it_waits_and_of_each_once():
     desk = make_desk(**SECTIONS)
     leases = await leased(desk)
-    asked = asyncio.create_task(desk.dispatcher.recalled("w", frozenset(), wait_s=30))
+    asked = asyncio.create_task(desk.dispatcher.wait_for_preemptions("w", frozenset(), wait_s=30))
     await settle()
     assert not asked.done()
     submit(desk, leases[:3])
     await desk.dispatcher.next_batch()
     heard = await asked
     assert heard == [leases[5].lease_id]
-    again = asyncio.create_task(desk.dispatcher.recalled("w", heard, wait_s=30))
+    again = asyncio.create_task(desk.dispatcher.wait_for_preemptions("w", heard, wait_s=30))
     await settle()
     assert not again.done()
     desk.clock.advance(30)

@@ -98,7 +98,7 @@ def test_more_answers_than_the_lease_wants_are_refused(ledger):
 
 def test_answers_with_a_token_that_is_too_old_are_forgotten(ledger):
     handed_back(ledger, UNDER_WAY, COMPLETE)
-    lease = grant_one(ledger, oldest_begun_version=1)
+    lease = grant_one(ledger, oldest_partial_version=1)
     assert lease.begun == (COMPLETE,)
 
 
@@ -155,7 +155,7 @@ def test_what_is_kept_is_not_wasted(ledger):
 
 def test_forgotten_answers_are_wasted_tokens_of_their_reason(ledger):
     handed_back(ledger, UNDER_WAY, COMPLETE)  # two tokens and one
-    lease = grant_one(ledger, oldest_begun_version=1)
+    lease = grant_one(ledger, oldest_partial_version=1)
     assert ledger.wasted_tokens() == {"lag_exceeded": 2}
     ledger.fail(lease.lease_id)
     assert ledger.wasted_tokens() == {"lag_exceeded": 2, "generation_failed": 1}

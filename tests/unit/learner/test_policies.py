@@ -25,7 +25,7 @@ def publish(store, version):
 
 
 def newest(store, *, held=None, incarnation="", wait_s=0.0):
-    return store.newest(held_incarnation=incarnation, held_version=held, wait_s=wait_s)
+    return store.wait_for_newest(held_incarnation=incarnation, held_version=held, wait_s=wait_s)
 
 
 async def test_whoever_holds_nothing_gets_the_newest_at_once(store):

@@ -44,43 +44,43 @@ def test_a_group_is_kept_where_people_can_read_what_was_in_it(tmp_path):
     assert (first["response_token_ids"], first["reward"]) == ([99], 0.25)
     assert first["version_spans"] == [{"policy_version": 0, "num_tokens": 1}]
     assert len(path.read_text().splitlines()) == 11
-    assert Quarantine(tmp_path / "quarantine").lease_ids() == {"train-now-3"}
+    assert Quarantine(tmp_path / "quarantine").excluded_lease_ids() == {"train-now-3"}
 
 
 def test_a_step_that_is_over_leaves_nothing(tmp_path):
     quarantine = Quarantine(tmp_path)
-    quarantine.enter(IDS)
-    quarantine.leave(IDS)
+    quarantine.begin_step(IDS)
+    quarantine.end_step(IDS)
     assert list(tmp_path.iterdir()) == []
-    assert Quarantine(tmp_path).lease_ids() == frozenset()
+    assert Quarantine(tmp_path).excluded_lease_ids() == frozenset()
 
 
 def test_a_second_death_in_a_step_with_a_group_is_one_too_many(tmp_path):
-    Quarantine(tmp_path).enter(IDS)
+    Quarantine(tmp_path).begin_step(IDS)
     first = Quarantine(tmp_path)
-    assert first.lease_ids() == frozenset()
+    assert first.excluded_lease_ids() == frozenset()
     assert first.deaths("train-now-1") == 1
-    first.enter(["train-now-2", "train-now-3"])
+    first.begin_step(["train-now-2", "train-now-3"])
     second = Quarantine(tmp_path)
-    assert second.lease_ids() == {"train-now-2"}
+    assert second.excluded_lease_ids() == {"train-now-2"}
     assert second.deaths("train-now-2") == 2
 
 
 def test_steps_in_between_that_went_well_forgive_only_the_groups_they_were_taken_on(tmp_path):
-    Quarantine(tmp_path).enter(IDS)
+    Quarantine(tmp_path).begin_step(IDS)
     again = Quarantine(tmp_path)
     for lease_ids in (["train-now-2"], ["train-now-5"]):
-        again.enter(lease_ids)
-        again.leave(lease_ids)
+        again.begin_step(lease_ids)
+        again.end_step(lease_ids)
     assert (again.deaths("train-now-1"), again.deaths("train-now-2")) == (1, 0)
-    again.enter(["train-now-1"])
-    assert Quarantine(tmp_path).lease_ids() == {"train-now-1"}
+    again.begin_step(["train-now-1"])
+    assert Quarantine(tmp_path).excluded_lease_ids() == {"train-now-1"}
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"under_way": 3, "deaths": {}}'])
 def test_a_note_that_cannot_be_read_says_nothing(tmp_path, content):
     (tmp_path / "step.json").write_text(content)
-    assert Quarantine(tmp_path).lease_ids() == frozenset()
+    assert Quarantine(tmp_path).excluded_lease_ids() == frozenset()
 
 
 def test_a_full_disk_costs_the_note_and_not_the_step(tmp_path, monkeypatch):
@@ -89,5 +89,5 @@ def test_a_full_disk_costs_the_note_and_not_the_step(tmp_path, monkeypatch):
 
     quarantine = Quarantine(tmp_path)
     monkeypatch.setattr("pathlib.Path.write_text", refused)
-    quarantine.enter(IDS)
-    quarantine.leave(IDS)
+    quarantine.begin_step(IDS)
+    quarantine.end_step(IDS)

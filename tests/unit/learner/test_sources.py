@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.unit.learner.scenes import ManualClock
 from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
-from vcpo_learner.weights.peer_assignment import SourceBook, serving_address
+from vcpo_learner.weights.peer_assignment import PeerAssignment, serving_address
 
 
 class Book:
@@ -14,15 +14,15 @@ class Book:
 
     def __init__(self):
         self.clock = ManualClock()
-        self.book = SourceBook(self.clock)
+        self.book = PeerAssignment(self.clock)
 
     def ask(self, worker, *, version=1, base=None, held=None, serves=True):
-        self.book.enter(worker, worker if serves else "", held)
-        return self.book.source(worker, policy_version=version, base_version=base)
+        self.book.register(worker, worker if serves else "", held)
+        return self.book.assign(worker, policy_version=version, base_version=base)
 
     def hold(self, worker, version):
         """A worker that holds a version waits for the next one."""
-        self.book.enter(worker, worker, version)
+        self.book.register(worker, worker, version)
 
 
 @pytest.fixture
@@ -76,16 +76,16 @@ def test_when_a_source_fails_there_are_three_others_that_hold_the_version_or_ask
     for worker in "abcdef":
         book.ask(worker)
     book.hold("f", 1)
-    assert book.book.others("e", base_version=None) == ["f", "c", "d"]
-    assert book.book.others("a", base_version=None) == ["f"]
+    assert book.book.fallbacks("e", base_version=None) == ["f", "c", "d"]
+    assert book.book.fallbacks("a", base_version=None) == ["f"]
 
 
 def test_workers_beyond_the_most_are_sent_to_the_learner_and_forgotten():
-    book = SourceBook(ManualClock(), max_workers=3)
+    book = PeerAssignment(ManualClock(), max_workers=3)
     sources = []
     for number in range(1000):
-        book.enter(f"w{number}", f"w{number}", None)
-        sources.append(book.source(f"w{number}", policy_version=1, base_version=None))
+        book.register(f"w{number}", f"w{number}", None)
+        sources.append(book.assign(f"w{number}", policy_version=1, base_version=None))
     assert sources == ["", "", "w0", *[""] * 997]
     assert len(book._workers) == len(book._asked) == len(book._ways[None].children) == 3
 

@@ -135,7 +135,7 @@ def test_memory_that_no_group_alone_is_to_blame_for_is_the_users_to_save(quarant
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), ValueError("odd")])
 def test_a_run_that_ends_with_a_sentence_counts_no_death(quarantine, tmp_path, error):
-    quarantine.enter(EVERY_ID)
+    quarantine.begin_step(EVERY_ID)
     found = Quarantine(tmp_path)  # as a successor of a learner that died once
     guard = StepGuard(BrokenUpdate(error), found)
     with pytest.raises(StartError):

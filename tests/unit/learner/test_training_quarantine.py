@@ -85,7 +85,7 @@ async def test_what_is_in_quarantine_is_left_out_of_every_checkpoint_that_holds_
     Quarantine(tmp_path / "quarantine").keep(
         batch[0].lease_id, batch[0].trajectories, prompt_index=0, reason="it was odd", step=0
     )
-    first.dispatcher.ledger.give_back(batch)
+    first.dispatcher.ledger.return_batch(batch)
     first.drain()
     await first.training.run(drain_s=0)
     later = make_learner()
@@ -128,7 +128,7 @@ async def test_a_replay_that_a_learner_died_with_twice_is_not_restored(make_lear
     await first.run(until_step=1)
     assert "train-past-1" in held(first)
     for _ in range(2):
-        Quarantine(tmp_path / "quarantine").enter(["train-past-1"])
+        Quarantine(tmp_path / "quarantine").begin_step(["train-past-1"])
     for _ in range(2):
         later = make_learner(**REPLAYING)
         assert later.training.resume() == 1

@@ -23,7 +23,7 @@ from vcpo.wire.v1 import policy_pb2_grpc, work_pb2_grpc
 from vcpo.wire.weights import manifest_of
 from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.services.work import WorkService
-from vcpo_learner.weights.peer_assignment import SourceBook
+from vcpo_learner.weights.peer_assignment import PeerAssignment
 from vcpo_learner.weights.store import PolicyStore
 from vcpo_rollout.engines.engine import (
     EngineError,
@@ -265,7 +265,7 @@ async def a_learner(**sections: Any) -> AsyncIterator[Place]:
     async with served(
         lambda server: work_pb2_grpc.add_WorkServiceServicer_to_server(work, server),
         lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            PolicyService(store, SourceBook(desk.clock)), server
+            PolicyService(store, PeerAssignment(desk.clock)), server
         ),
     ) as channel:
         yield Place(spec=spec, desk=desk, store=store, channel=channel)

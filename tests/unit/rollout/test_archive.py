@@ -25,22 +25,22 @@ class Scene:
     def __init__(self, folder, *, every=3):
         self.folder = folder
         self.store = store_of()
-        self.archivist = open_archive(settings(folder, every=every), "run", INCARNATION)
+        self.archive_writer = open_archive(settings(folder, every=every), "run", INCARNATION)
 
     async def publish(self, *versions, archive=True):
         for version in versions:
             policy = self.store.prepare(version, payload_of(version))
             self.store.publish(policy)
             if archive:
-                self.archivist.offer(policy)
-                await self.archivist.settle()
+                self.archive_writer.offer(policy)
+                await self.archive_writer.settle()
 
     def files(self):
         return sorted(path.name for path in (self.folder / "run" / INCARNATION).iterdir())
 
     async def join(self, url=None, *, times=1):
         """A worker that joins; its weights, and the bytes of them by source."""
-        service = TroubledService(self.store, self.archivist)
+        service = TroubledService(self.store, self.archive_writer)
         metrics = RolloutMetrics(run="run", group="main")
         async with served(
             lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(service, server)
@@ -98,9 +98,9 @@ async def test_of_the_versions_that_come_while_one_is_written_the_newest_is_next
     scene = Scene(folder)
     policies = [scene.store.prepare(version, payload_of(version)) for version in range(4)]
     for policy in policies:
-        scene.archivist.offer(policy)
-    await scene.archivist.settle()
-    assert scene.archivist.archived.policy_version == 3
+        scene.archive_writer.offer(policy)
+    await scene.archive_writer.settle()
+    assert scene.archive_writer.archived.policy_version == 3
     assert scene.files() == ["00000003.full"]
 
 
@@ -116,7 +116,7 @@ async def test_a_version_that_is_not_archived_yet_comes_from_elsewhere(folder):
 async def test_a_holder_is_told_deltas_and_not_the_archive(folder):
     scene = Scene(folder)
     await scene.publish(0, 1)
-    service = TroubledService(scene.store, scene.archivist)
+    service = TroubledService(scene.store, scene.archive_writer)
     async with served(
         lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(service, server)
     ) as channel:
@@ -160,18 +160,18 @@ async def test_a_storage_that_takes_nothing_stops_nobody(folder):
     (folder / "run" / INCARNATION).rmdir()
     (folder / "run" / INCARNATION).write_text("no folder any more")
     await scene.publish(1)
-    assert scene.archivist.archived.policy_version == 0
+    assert scene.archive_writer.archived.policy_version == 0
     assert (await scene.join())[0].payload == payload_of(1)
 
 
 async def test_any_storage_of_fsspec_will_do():
-    archivist = open_archive(settings("memory://weights"), "run", INCARNATION)
+    archive_writer = open_archive(settings("memory://weights"), "run", INCARNATION)
     store = store_of()
     policy = store.prepare(0, payload_of(0))
-    archivist.offer(policy)
-    await archivist.settle()
+    archive_writer.offer(policy)
+    await archive_writer.settle()
     manifest = policy.manifest
-    manifest.archived.CopyFrom(archivist.archived)
+    manifest.archived.CopyFrom(archive_writer.archived)
     found = await ArchiveReader("memory://weights", "run").full_set(manifest)
     assert found == (payload_of(0), len(payload_of(0)))
 

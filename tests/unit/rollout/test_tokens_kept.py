@@ -18,7 +18,7 @@ from tests.unit.rollout.scenes import FakeCodec, FakeEnvironment, ManualTime
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_learner.ledger.groups import group_from_message
-from vcpo_learner.ledger.requeue import restore_owed
+from vcpo_learner.ledger.requeue import restore_requeued
 from vcpo_learner.services.work import WorkService
 from vcpo_rollout.engines.engine import Generation, GenerationCutError
 from vcpo_rollout.gauges import RolloutGauges
@@ -189,7 +189,7 @@ class Floor:
         snapshot = self.desk.ledger.snapshot()
         buffered = [group_from_message(group) for group in snapshot.buffered]
         kept = [one.response_token_ids for group in buffered for one in group.trajectories]
-        kept += [one.token_ids for owed in restore_owed(snapshot) for one in owed.begun]
+        kept += [one.token_ids for owed in restore_requeued(snapshot) for one in owed.begun]
         return self.consumed + [token for token_ids in kept for token in token_ids]
 
     def tokens_under_way(self) -> list[int]:

@@ -40,13 +40,13 @@ async def test_prompts_are_answered_judged_and_submitted(place):
 
 async def test_no_prompt_is_leased_before_the_first_policy(place):
     asked = asyncio.Event()
-    newest = place.store.newest
+    newest = place.store.wait_for_newest
 
     async def observed(**request):
         asked.set()
         return await newest(**request)
 
-    place.store.newest = observed
+    place.store.wait_for_newest = observed
     async with working(place.worker()):
         await asked.wait()
         assert place.desk.dispatcher.workers() == []

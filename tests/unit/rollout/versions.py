@@ -13,8 +13,8 @@ from tests.unit.learner.scenes import INCARNATION, ManualClock
 from vcpo.wire.errors import UnavailableError
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_learner.services.policy import PolicyService
-from vcpo_learner.weights.archive import Archivist
-from vcpo_learner.weights.peer_assignment import SourceBook
+from vcpo_learner.weights.archive import ArchiveWriter
+from vcpo_learner.weights.peer_assignment import PeerAssignment
 from vcpo_learner.weights.store import PolicyStore
 
 NUM_ELEMENTS = 2000
@@ -46,8 +46,8 @@ class TroubledService(policy_pb2_grpc.PolicyServiceServicer):
     connection breaks; None, and it does not break.
     """
 
-    def __init__(self, store: PolicyStore, archivist: Archivist | None = None) -> None:
-        self._service = PolicyService(store, SourceBook(ManualClock()), archivist)
+    def __init__(self, store: PolicyStore, archive_writer: ArchiveWriter | None = None) -> None:
+        self._service = PolicyService(store, PeerAssignment(ManualClock()), archive_writer)
         self.troubles: list[Callable[[bytes], bytes | None]] = []
         self.fetches: list[policy_pb2.FetchRequest] = []
         self.num_bytes = 0

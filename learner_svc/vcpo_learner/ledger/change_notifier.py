@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Broadcast:
+class ChangeNotifier:
     """A change that many coroutines wait for; each `notify` wakes all that wait at that moment."""
 
     def __init__(self) -> None:
