@@ -33,14 +33,14 @@ from typing import Any
 
 import grpc
 
-from tests.e2e.control_plane import ControlPlane
-from tests.e2e.operator_process import operator_process
-from tests.kube.fake_api_server import FakeApiServer
-from tests.kube.kubelet_client import KubeClient
-from tests.kube.kubelet_network import ClusterNetwork
-from tests.kube.kubelet_settings import ApiAccess
-from tests.kube.recorder import WRITES
-from tests.kube.store import Event
+from tests.fakes.kubelet.client import KubeClient
+from tests.fakes.kubelet.network import ClusterNetwork
+from tests.fakes.kubelet.settings import ApiAccess
+from tests.fakes.kubernetes.api_server import FakeApiServer
+from tests.fakes.kubernetes.recorder import WRITES
+from tests.fakes.kubernetes.store import Event
+from tests.fixtures.kubernetes.control_plane import ControlPlane
+from tests.fixtures.kubernetes.operator_process import operator_process
 from vcpo.wire.phase import RunPhase, phase_to_message
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc
 from vcpo_operator.crd import crd, scaler_crd

@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.control_plane import ControlPlane, control_plane
 from tests.e2e.leftovers import objects_of, processes_below
-from tests.e2e.operator_process import operator_process
 from tests.e2e.sightings import Sightings
 from tests.e2e.user import NAMESPACE, RUNS, User, config_map, load
-from tests.kube.kubelet import Kubelet
-from tests.kube.kubelet_client import KubeClient
-from tests.kube.kubelet_settings import KubeletSettings
+from tests.fakes.kubelet.client import KubeClient
+from tests.fakes.kubelet.kubelet import Kubelet
+from tests.fakes.kubelet.settings import KubeletSettings
+from tests.fixtures.kubernetes.control_plane import ControlPlane, control_plane
+from tests.fixtures.kubernetes.operator_process import operator_process
 from vcpo.journal import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.e2e.user import NAMESPACE
-from tests.kube.kubelet_client import KubeClient
+from tests.fakes.kubelet.client import KubeClient
 
 _COLLECTIONS = (
     "/api/v1/namespaces/{}/pods",

@@ -20,8 +20,8 @@ from typing import Any
 
 import helm_python
 
-from tests.unit.chart.rendering import NAMESPACE, Values, render_files
-from tests.unit.chart.variants import EVERYTHING, NARROW
+from tests.fixtures.chart.rendering import NAMESPACE, Values, render_files
+from tests.fixtures.chart.variants import EVERYTHING, NARROW
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("helm", "kubectl")

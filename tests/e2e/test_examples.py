@@ -10,10 +10,10 @@ from ruamel.yaml import YAML
 
 from tests.e2e.cluster import DEFINITIONS
 from tests.e2e.user import RUNS, config_map, load
-from tests.kube.fake_api_server import FakeApiServer
-from tests.kube.kubelet_client import KubeClient
-from tests.kube.kubelet_settings import ApiAccess
-from tests.unit.chart.rendering import ROOT
+from tests.fakes.kubelet.client import KubeClient
+from tests.fakes.kubelet.settings import ApiAccess
+from tests.fakes.kubernetes.api_server import FakeApiServer
+from tests.fixtures.chart.rendering import ROOT
 from vcpo.spec import load_run
 from vcpo_operator.children import Kind, OperatorDefaults, children
 from vcpo_operator.children.config import make_parent

@@ -20,9 +20,9 @@ import pytest
 
 from tests.e2e.printed_commands import NOTES, ROOT, Typist, documents, named_files
 from tests.e2e.user import RUNS
-from tests.kube.fake_api_server import FakeApiServer
-from tests.kube.kubelet_client import ApiStatusError, KubeClient
-from tests.kube.kubelet_settings import ApiAccess
+from tests.fakes.kubelet.client import ApiStatusError, KubeClient
+from tests.fakes.kubelet.settings import ApiAccess
+from tests.fakes.kubernetes.api_server import FakeApiServer
 from vcpo_operator.names import RunKey
 
 KUBECTL = shutil.which("kubectl")

@@ -7,9 +7,9 @@ import pytest
 
 from tests.e2e.cluster import DEFINITIONS, MODEL, RUN_FILE
 from tests.e2e.user import RUNS, User, config_map, load
-from tests.kube.fake_api_server import FakeApiServer
-from tests.kube.kubelet_client import KubeClient
-from tests.kube.kubelet_settings import ApiAccess
+from tests.fakes.kubelet.client import KubeClient
+from tests.fakes.kubelet.settings import ApiAccess
+from tests.fakes.kubernetes.api_server import FakeApiServer
 
 KUBECTL = shutil.which("kubectl")
 BOTH = [

@@ -11,8 +11,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tests.kube.kubelet_client import KubeClient
-from tests.kube.kubelet_environment import JsonObject
+from tests.fakes.kubelet.client import KubeClient
+from tests.fakes.kubelet.environment import JsonObject
 
 NAMESPACE = "default"
 RUNS = f"/apis/vcpo.dev/v1alpha1/namespaces/{NAMESPACE}/vcporuns"

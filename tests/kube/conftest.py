@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.kube.access import ADMIN, User
-from tests.kube.contract_client import Client
-from tests.kube.contract_objects import WIDGET_DEFINITION
-from tests.kube.fake_api_server import FakeApiServer
-from tests.kube.real_api_server import (
+from tests.fakes.kubernetes.access import ADMIN, User
+from tests.fakes.kubernetes.api_server import FakeApiServer
+from tests.fixtures.kubernetes.client import Client
+from tests.fixtures.kubernetes.objects import WIDGET_DEFINITION
+from tests.fixtures.kubernetes.real_api_server import (
     ADMIN_TOKEN,
     USER_NAME,
     USER_TOKEN,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.disk_limits import files_of_at_most
+from tests.fixtures.disk_limits import files_of_at_most
 from vcpo.journal import (
     EVENTS_FILE,
     METRICS_FILE,

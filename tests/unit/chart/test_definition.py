@@ -8,7 +8,7 @@ import helm_python
 import pytest
 from ruamel.yaml import YAML
 
-from tests.unit.chart.rendering import CHART, of_kind
+from tests.fixtures.chart.rendering import CHART, of_kind
 
 KEEP = {"helm.sh/resource-policy": "keep"}
 

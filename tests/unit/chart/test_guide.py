@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.unit.chart.rendering import ROOT, of_kind
+from tests.fixtures.chart.rendering import ROOT, of_kind
 from vcpo.spec import VCPORun, parse_run
 from vcpo_operator.children import Kind, OperatorDefaults, children
 from vcpo_operator.children.config import make_parent

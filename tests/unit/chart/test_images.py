@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.unit.chart.rendering import ROOT
+from tests.fixtures.chart.rendering import ROOT
 
 DOCKERFILES = {
     "operator": ROOT / "operator" / "Dockerfile",

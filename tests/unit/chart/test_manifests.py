@@ -6,7 +6,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from scripts.render_manifests import DEFINITIONS, MANIFESTS, rendered_files
-from tests.unit.chart.rendering import Manifest, render
+from tests.fixtures.chart.rendering import Manifest, render
 
 FILES: dict[str, list[Manifest]] = {
     path.name: list(YAML(typ="safe").load_all(path.read_text()))

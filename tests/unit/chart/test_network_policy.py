@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.chart.rendering import Values, of_kind, only
+from tests.fixtures.chart.rendering import Values, of_kind, only
 
 TEST_POD = {
     "podSelector": {

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.unit.chart.rendering import Values, render_files
-from tests.unit.chart.variants import NARROW
+from tests.fixtures.chart.rendering import Values, render_files
+from tests.fixtures.chart.variants import NARROW
 
 
 def notes(values: Values | None = None) -> str:

@@ -9,7 +9,7 @@ import helm_python
 import kubernetes_validate
 import pytest
 
-from tests.unit.chart.rendering import (
+from tests.fixtures.chart.rendering import (
     CHART,
     NAMESPACE,
     of_kind,
@@ -18,7 +18,7 @@ from tests.unit.chart.rendering import (
     render,
     render_files,
 )
-from tests.unit.chart.variants import EVERYTHING, all_variants, flipped_booleans
+from tests.fixtures.chart.variants import EVERYTHING, all_variants, flipped_booleans
 
 VARIANTS = all_variants()
 WITHOUT_SCHEMA = {"ServiceMonitor", "PodMonitor"}

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.unit.chart.rendering import NAMESPACE, of_kind, only, operator_pod
-from tests.unit.chart.variants import EVERYTHING, NARROW, all_variants
+from tests.fixtures.chart.rendering import NAMESPACE, of_kind, only, operator_pod
+from tests.fixtures.chart.variants import EVERYTHING, NARROW, all_variants
 from vcpo.lifecycle import TOKEN_VARIABLE
 from vcpo.spec import VCPORun
 from vcpo_operator.__main__ import parser

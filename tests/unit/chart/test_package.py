@@ -6,7 +6,7 @@ import tomllib
 
 import helm_python
 
-from tests.unit.chart.rendering import CHART, NAMESPACE, ROOT, chart, render_files
+from tests.fixtures.chart.rendering import CHART, NAMESPACE, ROOT, chart, render_files
 
 
 def test_chart_application_and_project_have_one_version():

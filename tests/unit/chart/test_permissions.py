@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.chart.rendering import NAMESPACE, Manifest, Values, of_kind, only, render
-from tests.unit.chart.variants import EVERYTHING, NARROW, all_variants
+from tests.fixtures.chart.rendering import NAMESPACE, Manifest, Values, of_kind, only, render
+from tests.fixtures.chart.variants import EVERYTHING, NARROW, all_variants
 
 VARIANTS = all_variants()
 CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}

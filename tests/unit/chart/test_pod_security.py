@@ -6,9 +6,9 @@ import copy
 
 import pytest
 
+from tests.fixtures.chart.rendering import of_kind, operator_pod
+from tests.fixtures.chart.variants import all_variants
 from tests.unit.chart.pod_security import violations
-from tests.unit.chart.rendering import of_kind, operator_pod
-from tests.unit.chart.variants import all_variants
 
 VARIANTS = all_variants()
 

@@ -9,7 +9,7 @@ from typing import Any
 import helm_python
 import pytest
 
-from tests.unit.chart.rendering import (
+from tests.fixtures.chart.rendering import (
     CHART,
     Values,
     chart,

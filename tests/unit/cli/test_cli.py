@@ -9,7 +9,7 @@ import socket
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.unit.disk_limits import files_of_at_most
+from tests.fixtures.disk_limits import files_of_at_most
 from tests.unit.test_journal import EVALUATION, STEP
 from vcpo.cli.main import app
 from vcpo.exported_model import ExportedModel, ExportKind

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.learner.training_scene import Learner
+from tests.fixtures.learner.training_scene import Learner
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.unit.disk_limits import files_of_at_most
-from tests.unit.learner.scenes import make_run
+from tests.fixtures.disk_limits import files_of_at_most
+from tests.fixtures.learner.scenes import make_run
 from vcpo.exported_model import ExportedModel, ExportKind
 from vcpo.lifecycle import StartError
 from vcpo.local.export import ExportOptions

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.unit.operator.scenes import DEFAULTS
+from tests.fixtures.operator.runs import DEFAULTS
 from vcpo.spec import VCPORun
 from vcpo_operator.children import Child, Kind, children
 from vcpo_operator.children.config import make_parent

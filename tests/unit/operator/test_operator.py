@@ -14,10 +14,10 @@ import pytest
 from kubernetes import client
 from ruamel.yaml import YAML
 
-from tests.kube.kubelet_scene import until_stored
-from tests.kube.recorder import granted, permissions
-from tests.unit.operator.scenes import DEFAULTS
-from tests.unit.operator.stage import Stage, stage
+from tests.fakes.kubernetes.recorder import granted, permissions
+from tests.fixtures.kubernetes.kubelet import until_stored
+from tests.fixtures.operator.reconciler import Stage, stage
+from tests.fixtures.operator.runs import DEFAULTS
 from vcpo.metrics import OperatorMetrics
 from vcpo_operator.app import Operator, Options
 from vcpo_operator.cluster_api.client import Cluster

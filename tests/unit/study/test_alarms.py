@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.unit.study.scenes import record, step_row
+from tests.fixtures.study import record, step_row
 from vcpo.algo import WarningLevel
 from vcpo_study.alarms import alarm_quality
 

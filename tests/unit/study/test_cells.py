@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.study.scenes import cell, study
+from tests.fixtures.study import cell, study
 from vcpo_study.cell import Selection, grid_cells, tuning_cells
 
 ALL = Selection()

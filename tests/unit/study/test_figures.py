@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.unit.study.scenes import record, study
+from tests.fixtures.study import record, study
 from vcpo_study.figures import figures
 from vcpo_study.summary import grid_rows
 from vcpo_study.svg import COLORS, Curve, Panel, Scale, draw

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.study.scenes import evaluations
+from tests.fixtures.study import evaluations
 from vcpo_study.measures import collapse_step, deepest_fall, final_accuracy, steps_to
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import multiprocessing
 
+from tests.fixtures.study import cell
 from tests.unit.study import work
-from tests.unit.study.scenes import cell
 from vcpo_study.pool import run_cells
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.unit.learner.scenes import ManualClock
-from tests.unit.study.scenes import cell
+from tests.fixtures.learner.scenes import ManualClock
+from tests.fixtures.study import cell
 from vcpo_study.pool import Outcome
 from vcpo_study.progress import Progress
 

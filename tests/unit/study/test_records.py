@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.study.scenes import cell, record
+from tests.fixtures.study import cell, record
 from vcpo_study.records import CellStore
 
 

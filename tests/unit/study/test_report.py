@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.unit.study.scenes import record, study_document
+from tests.fixtures.study import record, study_document
 from vcpo_study.report import Findings, write_report
 from vcpo_study.tuning import tuned_rates
 

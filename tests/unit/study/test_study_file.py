@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.study.scenes import STUDY, study, study_document
+from tests.fixtures.study import STUDY, study, study_document
 from vcpo.algo import Baseline, LearningRateRule
 from vcpo.spec import SpecError
 from vcpo_study.study import cell_spec, load_study, model_directory

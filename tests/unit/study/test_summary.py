@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tests.unit.study.scenes import record
+from tests.fixtures.study import record
 from vcpo_study.summary import grid_rows, headline
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.study.scenes import STUDY, record, study, study_document
+from tests.fixtures.study import STUDY, record, study, study_document
 from vcpo_study.tuning import learning_rates, tuned_rates
 
 

@@ -1,0 +1,198 @@
+"""One container: started, probed, started again, stopped.
+
+waiting --start--> running --exit--> terminated            (restartPolicy forbids another)
+   ^                  |
+   '---- back-off ----'  exit or failed probe, restartPolicy allows
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.fakes.kubelet import process as kubelet_process
+from tests.fakes.kubelet.environment import JsonObject
+from tests.fakes.kubelet.probes import ProbeTarget, verdicts
+from tests.fakes.kubelet.settings import KubeletSettings
+from tests.fakes.kubelet.status import (
+    BACK_OFF_RESTARTING,
+    ContainerState,
+    restart_delay_s,
+    terminated,
+)
+
+UNPULLABLE_TAG = "unpullable"
+"""Tag of images that no registry has: their pods wait with `ImagePullBackOff`."""
+
+
+def timestamp() -> str:
+    """The time as the API writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """All that starting a container takes."""
+
+    command: list[str]
+    environment: dict[str, str]
+    directory: Path
+    """Working directory."""
+    logs: Path
+    """Directory of the output: one file for each start."""
+    pod_ip: str
+    restart_policy: str
+    grace_s: float
+    """Time between SIGTERM and SIGKILL when a probe has failed."""
+
+
+class Container:
+    """Keeps one container of a pod running. Owner of its process and its state: its own task."""
+
+    def __init__(
+        self, spec: JsonObject, settings: KubeletSettings, changed: Callable[[], None]
+    ) -> None:
+        self.state = ContainerState(name=spec["name"], image=spec["image"])
+        self._spec = spec
+        self._settings = settings
+        self._period_s = settings.longest_probe_period_s
+        self._changed = changed
+        self._process: kubelet_process.Process | None = None
+        self._stopping = False
+
+    @property
+    def pid(self) -> int | None:
+        """Number of the running process."""
+        return None if self._process is None else self._process.pid
+
+    def wait_for(self, reason: str, message: str) -> None:
+        """Say why the container does not run yet."""
+        self._become(waiting=(reason, message))
+
+    async def run(self, launch: Launch) -> None:
+        """Run until the pod's restart policy is content, or until stopped."""
+        if self._spec["image"].endswith(f":{UNPULLABLE_TAG}"):
+            await self._fail_to_pull()
+        while not self._stopping:
+            ended = await self._run_once(launch)
+            if self._stopping or not _again(launch.restart_policy, ended["exitCode"]):
+                self._become(terminated=ended, running_since=None, waiting=None)
+                return
+            await self._back_off(ended)
+
+    async def stop(self, grace_s: float) -> None:
+        """End the process, and start none again."""
+        self._stopping = True
+        self._become(ready=False)
+        if self._process is not None:
+            await self._process.stop(grace_s)
+
+    async def _fail_to_pull(self) -> None:
+        image = self._spec["image"]
+        self.wait_for("ErrImagePull", f'failed to pull image "{image}": not found')
+        await asyncio.sleep(self._settings.first_back_off_s / 10)
+        self.wait_for("ImagePullBackOff", f'Back-off pulling image "{image}"')
+        await asyncio.Event().wait()
+
+    async def _run_once(self, launch: Launch) -> JsonObject:
+        started_at = timestamp()
+        self._process = process = await kubelet_process.start(
+            launch.command,
+            environment=launch.environment,
+            directory=launch.directory,
+            log=launch.logs / f"{self._spec['name']}.{self.state.restarts}.log",
+        )
+        self._become(running_since=started_at, waiting=None)
+        probing = asyncio.create_task(self._probe(launch, process))
+        try:
+            exit_code = await process.wait()
+        except asyncio.CancelledError:
+            await process.end_at_once()
+            raise
+        finally:
+            probing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await probing
+            self._process = None
+        self._become(started=False, ready=False)
+        return terminated(
+            exit_code,
+            killed_by_us=process.stopped_by_us,
+            started_at=started_at,
+            finished_at=timestamp(),
+            tail=process.tail(),
+        )
+
+    async def _back_off(self, ended: JsonObject) -> None:
+        delay_s = restart_delay_s(
+            self.state.restarts,
+            first_s=self._settings.first_back_off_s,
+            last_s=self._settings.last_back_off_s,
+        )
+        message = f"back-off {delay_s:g}s restarting failed container={self._spec['name']}"
+        self._become(
+            running_since=None,
+            waiting=(BACK_OFF_RESTARTING, message),
+            last_terminated=ended,
+            restarts=self.state.restarts + 1,
+        )
+        await asyncio.sleep(delay_s)
+
+    async def _probe(self, launch: Launch, process: kubelet_process.Process) -> None:
+        """Start-up first; readiness and liveness only once that has passed."""
+        target = ProbeTarget(
+            container=self._spec,
+            pod_ip=launch.pod_ip,
+            execute=lambda command: self._execute(command, launch),
+        )
+        if "startupProbe" in self._spec and not await self._has_begun(target):
+            await process.stop(launch.grace_s)
+            return
+        self._become(started=True, ready="readinessProbe" not in self._spec)
+        async with asyncio.TaskGroup() as tasks:
+            if "readinessProbe" in self._spec:
+                tasks.create_task(self._follow_readiness(target))
+            if "livenessProbe" in self._spec:
+                await self._wait_for_failure(target)
+                await process.stop(launch.grace_s)
+
+    async def _has_begun(self, target: ProbeTarget) -> bool:
+        asking = verdicts(self._spec["startupProbe"], target, self._period_s)
+        async with contextlib.aclosing(asking) as found:
+            return await anext(found)
+
+    async def _follow_readiness(self, target: ProbeTarget) -> None:
+        async for verdict in verdicts(self._spec["readinessProbe"], target, self._period_s):
+            self._become(ready=verdict)
+
+    async def _wait_for_failure(self, target: ProbeTarget) -> None:
+        async for verdict in verdicts(self._spec["livenessProbe"], target, self._period_s):
+            if not verdict:
+                return
+
+    async def _execute(self, command: list[str], launch: Launch) -> int:
+        process = await kubelet_process.start(
+            command,
+            environment=launch.environment,
+            directory=launch.directory,
+            log=launch.logs / f"{self._spec['name']}.probes.log",
+        )
+        try:
+            return await process.wait()
+        except asyncio.CancelledError:
+            await process.end_at_once()
+            raise
+
+    def _become(self, **changes: object) -> None:
+        state = replace(self.state, **changes)  # type: ignore[arg-type]  # fields by their names
+        if state != self.state:
+            self.state = state
+            self._changed()
+
+
+def _again(restart_policy: str, exit_code: int) -> bool:
+    return restart_policy == "Always" or (restart_policy == "OnFailure" and exit_code != 0)

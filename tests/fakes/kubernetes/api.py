@@ -1,0 +1,313 @@
+"""The verbs of the API server, without HTTP: get, list, create, update, patch, apply, delete.
+
+Both the HTTP front and the controllers go through here, so every change obeys the same rules:
+`lifecycle` decides what is kept, `ownership` who owns it, `store` keeps it.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from tests.fakes.kubernetes.errors import (
+    Cause,
+    JsonObject,
+    already_exists,
+    bad_request,
+    conflict,
+    forbidden,
+    invalid,
+    not_found,
+)
+from tests.fakes.kubernetes.objects import deletion, lifecycle, scaling
+from tests.fakes.kubernetes.objects.configurations import configuration
+from tests.fakes.kubernetes.objects.definitions import established
+from tests.fakes.kubernetes.objects.deletion import DEFINITIONS, NAMESPACES, PODS, timestamp
+from tests.fakes.kubernetes.objects.quotas import refuse_beyond_quota
+from tests.fakes.kubernetes.objects.resources import Catalogue, Resource
+from tests.fakes.kubernetes.objects.selectors import Matcher, field_matcher, label_matcher
+from tests.fakes.kubernetes.patching import patches
+from tests.fakes.kubernetes.patching.list_types import list_types
+from tests.fakes.kubernetes.patching.ownership import (
+    Writer,
+    apply_configuration,
+    owners,
+    record_apply,
+    record_update,
+)
+from tests.fakes.kubernetes.requests.targets import DeleteOptions, Target, WriteOptions, checked
+from tests.fakes.kubernetes.store import Event, Store
+
+_SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+
+
+class Api:
+    """Objects and the rules on them. Owner: the API server's event loop.
+
+    clock: answers the present time, zone included. seed: decides generated names and UIDs.
+    """
+
+    def __init__(self, *, clock: Callable[[], datetime] | None = None, seed: int = 0) -> None:
+        self.store = Store()
+        self.catalogue = Catalogue()
+        self.clock = clock or (lambda: datetime.now(UTC))
+        self._random = random.Random(seed)
+        self._addresses = 0
+        self.store.subscribe(self._serve_definitions)
+
+    def now(self) -> str:
+        """The present as objects hold it."""
+        return timestamp(self.clock())
+
+    def suffix(self) -> str:
+        """Five letters that make a generated name unlike the others."""
+        return "".join(self._random.choices(_SUFFIX_LETTERS, k=5))
+
+    def get(self, target: Target) -> JsonObject:
+        """The object in the version of the target's resource, or its Scale.
+
+        Raises:
+            ApiError: 404.
+        """
+        body = self._existing(target)
+        if target.subresource == "scale":
+            return scaling.scale_of(target.resource, body)
+        return presented(target.resource, body)
+
+    def list(self, target: Target, labels: str = "", fields: str = "") -> list[JsonObject]:
+        """Objects that both selectors match, ordered by namespace and name."""
+        matches = both(label_matcher(labels), field_matcher(fields))
+        found = self.store.objects(target.resource.key, target.namespace)
+        return [presented(target.resource, body) for body in found if matches(body)]
+
+    def create(self, target: Target, body: Any, options: WriteOptions) -> JsonObject:
+        """A new object.
+
+        Raises:
+            ApiError: 400, 403, 404 (namespace), 409 (name taken) or 422.
+        """
+        body = checked(target, body)
+        if body["metadata"].get("resourceVersion"):
+            raise bad_request("resourceVersion should not be set on objects to be created")
+        new = self._completed(target.resource, self._fresh(target, body), None, options)
+        recorded = record_update(
+            None, new, _writer(target, options, "Update"), self.now(), list_types(target.resource)
+        )
+        return self._add(target, recorded, options)
+
+    def update(self, target: Target, body: Any, options: WriteOptions) -> JsonObject:
+        """Replace the object, its status or its scale.
+
+        Raises:
+            ApiError: 400, 404, 409 or 422.
+        """
+        return self._change(target, body, options, version_required=True)
+
+    def patch(
+        self, target: Target, content_type: str, patch: Any, options: WriteOptions
+    ) -> tuple[JsonObject, bool]:
+        """Change the object by a patch; the answer's second half says whether it is new.
+
+        Raises:
+            ApiError: 400, 404, 409, 415 or 422.
+        """
+        if content_type == patches.APPLY:
+            return self._apply(target, patch, options)
+        if options.force:
+            message = "Forbidden: may not be specified for non-apply patch"
+            cause = Cause(field="force", message=message, reason="FieldValueForbidden")
+            raise invalid("PatchOptions", "meta.k8s.io", "", [cause])
+        patched = patches.patched(target.resource, self.get(target), content_type, patch)
+        return self._change(target, patched, options), False
+
+    def delete(self, target: Target, options: DeleteOptions) -> JsonObject:
+        """Remove the object, or mark it as terminating; answers its last or present state.
+
+        Raises:
+            ApiError: 404, or 409 when a precondition does not hold.
+        """
+        resource, old = target.resource, self._existing(target)
+        deletion.check_preconditions(target, old, options)
+        left = deletion.after_delete(resource, old, options, self.clock())
+        if options.dry_run or left is old:
+            return presented(resource, old)
+        if left is None:
+            return presented(resource, self.store.remove(resource.key, old))
+        return presented(resource, self.store.put(resource.key, left))
+
+    def schedule(self, target: Target, node: str) -> None:
+        """Place a pod on a node.
+
+        Raises:
+            ApiError: 404 without the pod, 409 when it has a place.
+        """
+        old = self._existing(target)
+        if old["spec"].get("nodeName"):
+            why = f"pod {target.name} is already assigned to node {old['spec']['nodeName']!r}"
+            raise conflict(target.resource.qualified, target.name, why)
+        self.store.put(target.resource.key, {**old, "spec": {**old["spec"], "nodeName": node}})
+
+    def finish_deletion(self, resource: Resource, body: JsonObject) -> None:
+        """Remove a terminating namespace, which no finalizer holds."""
+        self.store.remove(resource.key, body)
+
+    def _existing(self, target: Target) -> JsonObject:
+        body = self.store.get(target.resource.key, target.namespace, target.name)
+        if body is None:
+            raise not_found(target.resource.qualified, target.name)
+        return body
+
+    def _fresh(self, target: Target, body: JsonObject) -> JsonObject:
+        """body as a new object: named, placed and numbered."""
+        self._refuse_namespace(target)
+        if target.resource.key == PODS:
+            refuse_beyond_quota(self.store, target.namespace, body)
+        identity: JsonObject = {
+            "uid": str(uuid.UUID(int=self._random.getrandbits(128), version=4)),
+            "creationTimestamp": self.now(),
+        }
+        identity |= {"generation": 1} if target.resource.generation else {}
+        fresh = lifecycle.fresh(target.resource, body, identity, self.suffix())
+        if self.store.get(target.resource.key, target.namespace, fresh["metadata"]["name"]):
+            raise already_exists(target.resource.qualified, fresh["metadata"]["name"])
+        return fresh
+
+    def _refuse_namespace(self, target: Target) -> None:
+        if not target.resource.namespaced:
+            return
+        if not target.namespace:
+            raise bad_request("an empty namespace may not be set during creation")
+        namespace = self.store.get(NAMESPACES, "", target.namespace)
+        if namespace is None:
+            raise not_found("namespaces", target.namespace)
+        if namespace["metadata"].get("deletionTimestamp"):
+            why = f"unable to create new content in namespace {target.namespace}"
+            raise forbidden(target.resource.qualified, target.name, f"{why}: being terminated")
+
+    def _completed(
+        self, resource: Resource, new: JsonObject, old: JsonObject | None, options: WriteOptions
+    ) -> JsonObject:
+        """new with defaults and allocated values, checked; a copy that nothing else holds."""
+        new, warnings = lifecycle.completed(resource, new, strict=options.strict)
+        options.warnings.extend(warnings)
+        if resource.kind == "Service" and not resource.custom:
+            self._allocate_address(new, old)
+        lifecycle.refuse_invalid(resource, new, old)
+        if resource.key == DEFINITIONS and (old is None or old["spec"] != new["spec"]):
+            new["status"] = established(new, self.now())
+        return new
+
+    def _allocate_address(self, new: JsonObject, old: JsonObject | None) -> None:
+        spec = new["spec"]
+        if spec["type"] == "ExternalName" or spec.get("clusterIP"):
+            return
+        if old is not None and old["spec"].get("clusterIP"):
+            spec["clusterIP"] = old["spec"]["clusterIP"]
+            return
+        self._addresses += 1
+        spec["clusterIP"] = f"10.96.{self._addresses // 250}.{self._addresses % 250 + 1}"
+
+    def _change(
+        self, target: Target, body: Any, options: WriteOptions, *, version_required: bool = False
+    ) -> JsonObject:
+        """Keep body instead of what is there: the end of every update and patch."""
+        resource, old = target.resource, self._existing(target)
+        scaled = target.subresource == "scale"
+        if scaled:
+            lifecycle.check_version(resource, old, body)
+            body = scaling.rescaled(resource, old, body)
+        body = checked(target, body)
+        lifecycle.check_version(resource, old, body, required=version_required)
+        new = self._transition(target, old, body, options)
+        if not scaled or owners(old, scaling.path_of(resource)):
+            writer = _writer(target, options, "Update")
+            new = record_update(old, new, writer, self.now(), list_types(resource))
+        kept = self._keep(target, old, new, options)
+        return scaling.scale_of(resource, kept) if scaled else kept
+
+    def _transition(
+        self, target: Target, old: JsonObject, wanted: JsonObject, options: WriteOptions
+    ) -> JsonObject:
+        resource = target.resource
+        new = lifecycle.carried_over(resource, old, wanted, target.subresource)
+        if target.subresource == "status" and not resource.custom:
+            return new
+        new = self._completed(resource, new, old, options)
+        return lifecycle.with_generation(resource, old, new)
+
+    def _add(self, target: Target, new: JsonObject, options: WriteOptions) -> JsonObject:
+        key = target.resource.key
+        return presented(target.resource, new if options.dry_run else self.store.put(key, new))
+
+    def _keep(
+        self, target: Target, old: JsonObject, new: JsonObject, options: WriteOptions
+    ) -> JsonObject:
+        """Store a change; the same again is no change, and the last finalizer's end is the end."""
+        resource = target.resource
+        if new == old or options.dry_run:
+            return presented(resource, new)
+        kept = self.store.put(resource.key, new)
+        gone = deletion.released(resource, kept)
+        return presented(resource, self.store.remove(resource.key, kept) if gone else kept)
+
+    def _apply(self, target: Target, config: Any, options: WriteOptions) -> tuple[JsonObject, bool]:
+        resource = target.resource
+        config = configuration(target, config, options.manager)
+        live = self.store.get(resource.key, target.namespace, target.name)
+        if live is None and target.subresource:
+            raise not_found(resource.qualified, target.name)
+        if live is None and config["metadata"].get("uid"):
+            raise conflict(resource.qualified, target.name, "uid mismatch: no such object")
+        if live is not None:
+            lifecycle.check_version(resource, live, config)
+        kept = self._merge(target, live, config, options)
+        shown = scaling.scale_of(resource, kept) if target.subresource == "scale" else kept
+        return shown, live is None
+
+    def _merge(
+        self, target: Target, live: JsonObject | None, config: JsonObject, options: WriteOptions
+    ) -> JsonObject:
+        """Apply config onto live, or create it."""
+        resource, lists = target.resource, list_types(target.resource)
+        writer = _writer(target, options, "Apply")
+        base = live or {"metadata": {}}
+        merged, applied = apply_configuration(
+            base, config, writer, force=options.force, lists=lists
+        )
+        if live is None:
+            new = self._completed(resource, self._fresh(target, merged), None, options)
+        else:
+            new = self._transition(target, live, merged, options)
+        recorded = record_apply(base, new, writer, applied, self.now(), lists)
+        if live is None:
+            return self._add(target, recorded, options)
+        return self._keep(target, live, recorded, options)
+
+    def _serve_definitions(self, event: Event) -> None:
+        if event.resource == DEFINITIONS:
+            serve = self.catalogue.undefine if event.kind == "DELETED" else self.catalogue.define
+            serve(event.body)
+
+
+def presented(resource: Resource, body: JsonObject) -> JsonObject:
+    """A stored object in the version that was asked for."""
+    if body["apiVersion"] == resource.api_version:
+        return body
+    return {**body, "apiVersion": resource.api_version}
+
+
+def both(first: Matcher, second: Matcher) -> Matcher:
+    """A test that both tests pass."""
+    return lambda body: first(body) and second(body)
+
+
+def _writer(target: Target, options: WriteOptions, operation: str) -> Writer:
+    return Writer(
+        manager=options.manager,
+        operation=operation,
+        api_version=target.resource.api_version,
+        subresource=target.subresource,
+    )

@@ -1,0 +1,210 @@
+"""Deployments and ReplicaSets, with the real roll-out arithmetic.
+
+Departures: no adoption of orphans, no minReadySeconds, no progress deadline, no proportional
+scaling of several ReplicaSets at once.
+Source: kubernetes/pkg/controller/deployment (`rolling.go`, `recreate.go`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tests.fakes.kubernetes.api import Api
+from tests.fakes.kubernetes.controllers.garbage import OPTIONS, change, delete
+from tests.fakes.kubernetes.controllers.pods import (
+    controller_reference,
+    count_ready,
+    create_pod,
+    is_active,
+    owned,
+    template_hash,
+    victims_first,
+    warn,
+)
+from tests.fakes.kubernetes.errors import JsonObject
+from tests.fakes.kubernetes.objects.deletion import PODS
+from tests.fakes.kubernetes.requests.targets import Target
+
+DEPLOYMENTS = ("apps", "deployments")
+REPLICA_SETS = ("apps", "replicasets")
+HASH_LABEL = "pod-template-hash"
+REVISION = "deployment.kubernetes.io/revision"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How far a rolling update may go: pods above and below the wanted number."""
+
+    surge: int
+    unavailable: int
+
+
+def bounds_of(deployment: JsonObject) -> Bounds:
+    """The bounds of a deployment's strategy; a share is rounded up above and down below."""
+    replicas = deployment["spec"]["replicas"]
+    rolling = deployment["spec"]["strategy"].get("rollingUpdate") or {}
+    surge = _resolved(rolling.get("maxSurge", 0), replicas, up=True)
+    unavailable = _resolved(rolling.get("maxUnavailable", 0), replicas, up=False)
+    return Bounds(surge=surge, unavailable=unavailable or int(surge == 0))
+
+
+def _resolved(value: int | str, replicas: int, *, up: bool) -> int:
+    if isinstance(value, int):
+        return value
+    exact = int(value.rstrip("%")) * replicas / 100
+    return math.ceil(exact) if up else math.floor(exact)
+
+
+def reconcile_deployment(api: Api, deployment: JsonObject) -> None:
+    """One step towards the wanted ReplicaSets, and the status."""
+    if deployment["metadata"].get("deletionTimestamp"):
+        return
+    sets = owned(api, deployment, REPLICA_SETS)
+    hashed = template_hash(deployment["spec"]["template"])
+    current = next((s for s in sets if s["metadata"]["labels"].get(HASH_LABEL) == hashed), None)
+    old = [s for s in sets if s is not current]
+    if current is None:
+        if _may_start(api, deployment, old):
+            _create_replica_set(api, deployment, hashed, len(sets) + 1)
+    elif deployment["spec"]["strategy"]["type"] == "Recreate":
+        _recreate(api, deployment, current, old)
+    else:
+        _roll(api, deployment, current, old)
+    _report(api, deployment, hashed)
+
+
+def _may_start(api: Api, deployment: JsonObject, old: list[JsonObject]) -> bool:
+    """Recreate waits until the last pod of the old template is gone."""
+    if deployment["spec"]["strategy"]["type"] != "Recreate":
+        return True
+    for replica_set in old:
+        _scale(api, replica_set, 0)
+    return not any(owned(api, replica_set, PODS) for replica_set in old)
+
+
+def _create_replica_set(api: Api, deployment: JsonObject, hashed: str, revision: int) -> None:
+    spec, metadata = deployment["spec"], deployment["metadata"]
+    template = spec["template"]
+    labels = {**template["metadata"]["labels"], HASH_LABEL: hashed}
+    match_labels = {**(spec["selector"].get("matchLabels") or {}), HASH_LABEL: hashed}
+    first = revision == 1 or spec["strategy"]["type"] == "Recreate"
+    body: JsonObject = {
+        "metadata": {
+            "name": f"{metadata['name']}-{hashed}",
+            "labels": labels,
+            "annotations": {REVISION: str(revision)},
+            "ownerReferences": [controller_reference(deployment)],
+        },
+        "spec": {
+            "replicas": spec["replicas"] if first else 0,
+            "selector": {**spec["selector"], "matchLabels": match_labels},
+            "template": {**template, "metadata": {**template["metadata"], "labels": labels}},
+        },
+    }
+    resource = api.catalogue.by_key(*REPLICA_SETS)
+    api.create(Target(resource=resource, namespace=metadata["namespace"]), body, OPTIONS)
+    change(api, DEPLOYMENTS, deployment, {"metadata": {"annotations": {REVISION: str(revision)}}})
+
+
+def _recreate(api: Api, deployment: JsonObject, current: JsonObject, old: list[JsonObject]) -> None:
+    if _may_start(api, deployment, old):
+        _scale(api, current, deployment["spec"]["replicas"])
+
+
+def _roll(api: Api, deployment: JsonObject, current: JsonObject, old: list[JsonObject]) -> None:
+    wanted, bounds = deployment["spec"]["replicas"], bounds_of(deployment)
+    have = current["spec"]["replicas"]
+    total = have + sum(s["spec"]["replicas"] for s in old)
+    if have > wanted:
+        _scale(api, current, wanted)
+    elif have < wanted and total < wanted + bounds.surge:
+        _scale(api, current, have + min(wanted + bounds.surge - total, wanted - have))
+    waiting = have - current["status"].get("availableReplicas", 0)
+    spare = total - (wanted - bounds.unavailable) - waiting
+    for replica_set in sorted(old, key=lambda s: count_ready(owned(api, s, PODS))):
+        less = min(max(spare, 0), replica_set["spec"]["replicas"])
+        _scale(api, replica_set, replica_set["spec"]["replicas"] - less)
+        spare -= less
+
+
+def _scale(api: Api, replica_set: JsonObject, replicas: int) -> None:
+    if replica_set["spec"]["replicas"] != replicas:
+        change(api, REPLICA_SETS, replica_set, {"spec": {"replicas": replicas}})
+
+
+def _report(api: Api, deployment: JsonObject, hashed: str) -> None:
+    sets = owned(api, deployment, REPLICA_SETS)
+    total = sum(s["status"].get("replicas", 0) for s in sets)
+    ready = sum(s["status"].get("readyReplicas", 0) for s in sets)
+    updated = sum(
+        s["status"].get("replicas", 0)
+        for s in sets
+        if s["metadata"]["labels"].get(HASH_LABEL) == hashed
+    )
+    wanted = deployment["spec"]["replicas"]
+    enough = ready >= wanted - bounds_of(deployment).unavailable
+    done = updated == total == ready == wanted
+    available = f"MinimumReplicas{'Available' if enough else 'Unavailable'}"
+    progress = "NewReplicaSetAvailable" if done else "ReplicaSetUpdated"
+    current = next((s for s in sets if s["metadata"]["labels"].get(HASH_LABEL) == hashed), None)
+    failures = [] if current is None else current["status"].get("conditions") or []
+    status = {
+        "observedGeneration": deployment["metadata"]["generation"],
+        "replicas": total or None,
+        "updatedReplicas": updated or None,
+        "readyReplicas": ready or None,
+        "availableReplicas": ready or None,
+        "unavailableReplicas": max(wanted - ready, 0) or None,
+        "conditions": [
+            _condition(api, deployment, "Available", "True" if enough else "False", available),
+            _condition(api, deployment, "Progressing", "True", progress),
+            *failures,
+        ],
+    }
+    change(api, DEPLOYMENTS, deployment, {"status": status}, "status")
+
+
+def _condition(
+    api: Api, body: JsonObject, kind: str, status: str, reason: str, message: str = ""
+) -> JsonObject:
+    """A condition whose transition time moves only with its status."""
+    before = next((c for c in body["status"].get("conditions") or () if c["type"] == kind), None)
+    same = before is not None and before["status"] == status
+    since = before["lastTransitionTime"] if before is not None and same else api.now()
+    return {
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": since,
+    }
+
+
+def reconcile_replica_set(api: Api, replica_set: JsonObject) -> None:
+    """Create or delete pods until their number is the wanted one, and report."""
+    if replica_set["metadata"].get("deletionTimestamp"):
+        return
+    active = [pod for pod in owned(api, replica_set, PODS) if is_active(pod)]
+    wanted = replica_set["spec"]["replicas"]
+    refusal = ""
+    for _ in range(wanted - len(active)):
+        name = {"generateName": f"{replica_set['metadata']['name']}-"}
+        refusal = create_pod(api, replica_set, name, {}, {})
+        if refusal:
+            warn(api, replica_set, "FailedCreate", f"Error creating: {refusal}")
+            break
+    for pod in victims_first(active)[: max(len(active) - wanted, 0)]:
+        delete(api, PODS, pod)
+    active = [pod for pod in owned(api, replica_set, PODS) if is_active(pod)]
+    ready = count_ready(active)
+    failure = _condition(api, replica_set, "ReplicaFailure", "True", "FailedCreate", refusal)
+    status = {
+        "conditions": [failure] if refusal else None,
+        "replicas": len(active),
+        "fullyLabeledReplicas": len(active) or None,
+        "readyReplicas": ready or None,
+        "availableReplicas": ready or None,
+        "observedGeneration": replica_set["metadata"]["generation"],
+    }
+    change(api, REPLICA_SETS, replica_set, {"status": status}, "status")

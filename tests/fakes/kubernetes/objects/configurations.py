@@ -1,0 +1,75 @@
+"""Apply configurations: the part of an object that one manager states."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tests.fakes.kubernetes.errors import ApiError, Cause, JsonObject, bad_request, invalid
+from tests.fakes.kubernetes.objects import scaling
+from tests.fakes.kubernetes.requests.targets import Target, checked
+
+_STATUS_FIELDS = ("apiVersion", "kind", "metadata", "status")
+_QUANTITY = r"^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
+
+
+def configuration(target: Target, body: Any, manager: str) -> JsonObject:
+    """What a manager states about the target, less what this address may not set.
+
+    Raises:
+        ApiError: 400 when the body contradicts its address, 422 without a manager, 500 when an
+            amount of a built-in kind's resources is no quantity.
+    """
+    if not manager:
+        message = "Required value: is required for apply patch"
+        cause = Cause(field="fieldManager", message=message, reason="FieldValueRequired")
+        raise invalid("PatchOptions", "meta.k8s.io", "", [cause])
+    if target.subresource == "scale":
+        body = scaling.configuration_of(target.resource, body)
+    stated = checked(target, _without_nulls(body))
+    if "managedFields" in stated["metadata"]:
+        raise bad_request("metadata.managedFields must be nil")
+    if not target.resource.custom:
+        _refuse_amounts(target, stated)
+    if "status" not in target.resource.subresources:
+        return stated
+    if target.subresource == "status":
+        return {key: value for key, value in stated.items() if key in _STATUS_FIELDS}
+    return {key: value for key, value in stated.items() if key != "status"}
+
+
+def _refuse_amounts(target: Target, stated: JsonObject) -> None:
+    """A server finds these when it converts what it has merged, and says that it has failed.
+
+    Source: https://github.com/kubernetes/apimachinery/blob/master/pkg/util/managedfields/internal/structuredmerge.go
+    """
+    if all(re.match(_QUANTITY, amount) for amount in _amounts(stated)):
+        return
+    kind = f"{target.resource.api_version}, Kind={target.resource.kind}"
+    message = (
+        f"failed to convert new object ({target.namespace}/{target.name}; {kind}) to proper version"
+        f" ({target.resource.api_version}): unable to convert unstructured object to {kind}:"
+        f" quantities must match the regular expression '{_QUANTITY}'"
+    )
+    raise ApiError(500, "", message)
+
+
+def _amounts(value: Any) -> Iterator[str]:
+    """Every request and limit below a value."""
+    for child in value if isinstance(value, list) else ():
+        yield from _amounts(child)
+    for name, child in value.items() if isinstance(value, dict) else ():
+        if name == "resources" and isinstance(child, dict):
+            for part in ("requests", "limits"):
+                yield from (str(amount) for amount in (child.get(part) or {}).values())
+        else:
+            yield from _amounts(child)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_nulls(child) for key, child in value.items() if child is not None}

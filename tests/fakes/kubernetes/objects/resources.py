@@ -1,0 +1,250 @@
+"""The kinds that the fake API server knows: a catalogue, and those that CRDs add.
+
+Only what the project and kubectl's everyday words touch is listed; one line adds a kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from tests.fakes.kubernetes.errors import JsonObject, no_such_path
+from tests.fakes.kubernetes.objects.schema import Schema
+
+CORE_VERBS = (
+    "create",
+    "delete",
+    "deletecollection",
+    "get",
+    "list",
+    "patch",
+    "update",
+    "watch",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """One served resource: where it lives in the URL and which rules apply to it.
+
+    subresources: names after the object's own, such as `status` and `scale`.
+    generation: whether metadata.generation counts changes of what the user asked for.
+    scale: JSON paths of a custom resource's `scale` subresource, None for built-ins.
+    schema: the structural schema of a custom resource, None for built-ins.
+    columns: `additionalPrinterColumns`.
+    """
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+    singular: str = ""
+    short_names: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    subresources: tuple[str, ...] = ()
+    generation: bool = False
+    scale: JsonObject | None = None
+    schema: Schema | None = field(default=None, compare=False)
+    columns: tuple[JsonObject, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(group, plural): what all versions of the resource share."""
+        return self.group, self.plural
+
+    @property
+    def api_version(self) -> str:
+        """`group/version`, or the version alone in the core group."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def qualified(self) -> str:
+        """`plural.group` as error messages write it."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
+    def custom(self) -> bool:
+        """Whether a CRD brought it."""
+        return self.schema is not None
+
+
+def _builtin(
+    group_version: str,
+    plural: str,
+    kind: str,
+    *short_names: str,
+    subresources: tuple[str, ...] = (),
+    generation: bool = False,
+    namespaced: bool = True,
+    categories: tuple[str, ...] = (),
+) -> Resource:
+    group, _, version = group_version.rpartition("/")
+    return Resource(
+        group=group,
+        version=version,
+        plural=plural,
+        kind=kind,
+        namespaced=namespaced,
+        singular=kind.lower(),
+        short_names=short_names,
+        categories=categories,
+        subresources=subresources,
+        generation=generation,
+    )
+
+
+_STATUS = ("status",)
+_SCALED = ("status", "scale")
+_ALL = ("all",)
+_RBAC = "rbac.authorization.k8s.io/v1"
+
+BUILTINS = (
+    _builtin("v1", "namespaces", "Namespace", "ns", subresources=_STATUS, namespaced=False),
+    _builtin("v1", "nodes", "Node", "no", subresources=_STATUS, namespaced=False),
+    _builtin("v1", "pods", "Pod", "po", subresources=("status", "binding"), categories=_ALL),
+    _builtin("v1", "services", "Service", "svc", subresources=_STATUS, categories=_ALL),
+    _builtin("v1", "configmaps", "ConfigMap", "cm"),
+    _builtin("v1", "secrets", "Secret"),
+    _builtin("v1", "serviceaccounts", "ServiceAccount", "sa", subresources=("token",)),
+    _builtin("v1", "events", "Event", "ev"),
+    _builtin("v1", "resourcequotas", "ResourceQuota", "quota", subresources=_STATUS),
+    _builtin("v1", "endpoints", "Endpoints", "ep"),
+    _builtin("v1", "persistentvolumeclaims", "PersistentVolumeClaim", "pvc", subresources=_STATUS),
+    _builtin(
+        "apps/v1",
+        "deployments",
+        "Deployment",
+        "deploy",
+        subresources=_SCALED,
+        generation=True,
+        categories=_ALL,
+    ),
+    _builtin(
+        "apps/v1",
+        "replicasets",
+        "ReplicaSet",
+        "rs",
+        subresources=_SCALED,
+        generation=True,
+        categories=_ALL,
+    ),
+    _builtin(
+        "apps/v1",
+        "statefulsets",
+        "StatefulSet",
+        "sts",
+        subresources=_SCALED,
+        generation=True,
+        categories=_ALL,
+    ),
+    _builtin(
+        "autoscaling/v2",
+        "horizontalpodautoscalers",
+        "HorizontalPodAutoscaler",
+        "hpa",
+        subresources=_STATUS,
+        categories=_ALL,
+    ),
+    _builtin(
+        "policy/v1",
+        "poddisruptionbudgets",
+        "PodDisruptionBudget",
+        "pdb",
+        subresources=_STATUS,
+        generation=True,
+    ),
+    _builtin("networking.k8s.io/v1", "networkpolicies", "NetworkPolicy", "netpol", generation=True),
+    _builtin("coordination.k8s.io/v1", "leases", "Lease"),
+    _builtin("scheduling.k8s.io/v1", "priorityclasses", "PriorityClass", "pc", namespaced=False),
+    _builtin(_RBAC, "roles", "Role"),
+    _builtin(_RBAC, "rolebindings", "RoleBinding"),
+    _builtin(_RBAC, "clusterroles", "ClusterRole", namespaced=False),
+    _builtin(_RBAC, "clusterrolebindings", "ClusterRoleBinding", namespaced=False),
+    _builtin(
+        "apiextensions.k8s.io/v1",
+        "customresourcedefinitions",
+        "CustomResourceDefinition",
+        "crd",
+        "crds",
+        subresources=_STATUS,
+        generation=True,
+        namespaced=False,
+    ),
+)
+
+
+def resources_of(definition: JsonObject) -> Iterator[Resource]:
+    """The resources that a CustomResourceDefinition serves, one for each served version."""
+    spec = definition["spec"]
+    names = spec["names"]
+    for version in spec["versions"]:
+        if not version.get("served"):
+            continue
+        subresources = version.get("subresources") or {}
+        yield Resource(
+            group=spec["group"],
+            version=version["name"],
+            plural=names["plural"],
+            kind=names["kind"],
+            namespaced=spec["scope"] == "Namespaced",
+            singular=names.get("singular") or names["kind"].lower(),
+            short_names=tuple(names.get("shortNames") or ()),
+            categories=tuple(names.get("categories") or ()),
+            subresources=tuple(subresources),
+            generation=True,
+            scale=subresources.get("scale"),
+            schema=Schema(version["schema"]["openAPIV3Schema"]),
+            columns=tuple(version.get("additionalPrinterColumns") or ()),
+        )
+
+
+class Catalogue:
+    """All resources served now. Owner: the API server's event loop."""
+
+    def __init__(self, resources: Iterable[Resource] = BUILTINS) -> None:
+        self._resources = {(r.group, r.version, r.plural): r for r in resources}
+
+    def __iter__(self) -> Iterator[Resource]:
+        return iter(self._resources.values())
+
+    def find(self, group: str, version: str, plural: str) -> Resource:
+        """The resource at that address.
+
+        Raises:
+            ApiError: 404 when nothing is served there.
+        """
+        try:
+            return self._resources[group, version, plural]
+        except KeyError:
+            raise no_such_path() from None
+
+    def by_key(self, group: str, plural: str) -> Resource:
+        """Any served version of the resource; built-ins have one.
+
+        Raises:
+            ApiError: 404 when no version is served.
+        """
+        for resource in self:
+            if resource.key == (group, plural):
+                return resource
+        raise no_such_path()
+
+    def by_kind(self, api_version: str, kind: str) -> Resource | None:
+        """The resource of an object's apiVersion and kind, None when unknown."""
+        for resource in self:
+            if resource.kind == kind and resource.api_version == api_version:
+                return resource
+        return None
+
+    def define(self, definition: JsonObject) -> None:
+        """Serve what a CustomResourceDefinition declares, instead of what it declared before."""
+        self.undefine(definition)
+        for resource in resources_of(definition):
+            self._resources[resource.group, resource.version, resource.plural] = resource
+
+    def undefine(self, definition: JsonObject) -> None:
+        """Serve the definition's resources no longer."""
+        key = (definition["spec"]["group"], definition["spec"]["names"]["plural"])
+        for address in [a for a, resource in self._resources.items() if resource.key == key]:
+            del self._resources[address]

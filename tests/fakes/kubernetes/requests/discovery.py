@@ -1,0 +1,215 @@
+"""What the server tells about itself: versions, groups, resources and a small OpenAPI document."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+
+from tests.fakes.kubernetes.errors import JsonObject, no_such_path
+from tests.fakes.kubernetes.objects.resources import CORE_VERBS, Catalogue, Resource
+
+VERSION = {
+    "major": "1",
+    "minor": "34",
+    "gitVersion": "v1.34.0+fake",
+    "gitCommit": "0" * 40,
+    "gitTreeState": "clean",
+    "buildDate": "2026-01-01T00:00:00Z",
+    "goVersion": "none",
+    "compiler": "python",
+    "platform": "linux/amd64",
+}
+_AGGREGATED = "as=APIGroupDiscoveryList"
+_AGGREGATED_TYPE = f"application/json;g=apidiscovery.k8s.io;v=v2;{_AGGREGATED}"
+_PATCH_OPTIONS = ("dryRun", "fieldManager", "fieldValidation", "force")
+
+
+def document(catalogue: Catalogue, path: str, accept: str) -> JsonObject:
+    """The document at a path that names no object.
+
+    Raises:
+        ApiError: 404.
+    """
+    parts = [part for part in path.split("/") if part]
+    match parts:
+        case ["version"]:
+            return dict(VERSION)
+        case ["api"] | ["apis"] if _AGGREGATED in accept:
+            return _aggregated(r for r in catalogue if bool(r.group) == (parts == ["apis"]))
+        case ["api"]:
+            return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
+        case ["apis"]:
+            groups = [_group(name, rs) for name, rs in _by_group(catalogue).items() if name]
+            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+        case ["api", version]:
+            return _resource_list(catalogue, "", version)
+        case ["apis", group]:
+            if group in _by_group(catalogue):
+                return {"apiVersion": "v1", **_group(group, _by_group(catalogue)[group])}
+        case ["apis", group, version]:
+            return _resource_list(catalogue, group, version)
+        case ["openapi", *rest]:
+            return _openapi(catalogue, rest)
+    raise no_such_path()
+
+
+def content_type(found: JsonObject) -> str:
+    """The media type of a document; clients tell aggregated discovery by it."""
+    aggregated = found.get("kind") == "APIGroupDiscoveryList"
+    return _AGGREGATED_TYPE if aggregated else "application/json"
+
+
+def _by_group(resources: Iterable[Resource]) -> dict[str, list[Resource]]:
+    groups: dict[str, list[Resource]] = defaultdict(list)
+    for resource in resources:
+        groups[resource.group].append(resource)
+    return groups
+
+
+def _group(name: str, resources: list[Resource]) -> JsonObject:
+    versions = sorted({resource.version for resource in resources}, key=_maturity)
+    listed = [{"groupVersion": f"{name}/{version}", "version": version} for version in versions]
+    return {
+        "kind": "APIGroup",
+        "name": name,
+        "versions": listed,
+        "preferredVersion": listed[0],
+    }
+
+
+def _maturity(version: str) -> tuple[int, str]:
+    return (2 if "alpha" in version else 1 if "beta" in version else 0), version
+
+
+def _resource_list(catalogue: Catalogue, group: str, version: str) -> JsonObject:
+    resources = [r for r in catalogue if (r.group, r.version) == (group, version)]
+    if not resources:
+        raise no_such_path()
+    listed: list[JsonObject] = []
+    for resource in resources:
+        listed.append(_entry(resource, resource.plural, CORE_VERBS, resource.kind))
+        for subresource in resource.subresources:
+            name = f"{resource.plural}/{subresource}"
+            kind = _subresource_kind(resource, subresource)
+            listed.append(_entry(resource, name, _subresource_verbs(subresource), kind))
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": resources[0].api_version,
+        "resources": listed,
+    }
+
+
+def _entry(resource: Resource, name: str, verbs: Iterable[str], kind: str) -> JsonObject:
+    entry: JsonObject = {
+        "name": name,
+        "singularName": "" if "/" in name else resource.singular,
+        "namespaced": resource.namespaced,
+        "kind": kind,
+        "verbs": list(verbs),
+    }
+    if "/" not in name:
+        entry |= {"shortNames": list(resource.short_names)} if resource.short_names else {}
+        entry |= {"categories": list(resource.categories)} if resource.categories else {}
+    return entry
+
+
+def _subresource_kind(resource: Resource, subresource: str) -> str:
+    kinds = {"scale": "Scale", "binding": "Binding", "token": "TokenRequest"}
+    return kinds.get(subresource, resource.kind)
+
+
+def _subresource_verbs(subresource: str) -> tuple[str, ...]:
+    return ("create",) if subresource in ("binding", "token") else ("get", "patch", "update")
+
+
+def _aggregated(resources: Iterable[Resource]) -> JsonObject:
+    items = []
+    for name, members in _by_group(resources).items():
+        versions: dict[str, list[JsonObject]] = defaultdict(list)
+        for resource in members:
+            versions[resource.version].append(_aggregated_entry(resource))
+        listed = [
+            {"version": version, "resources": versions[version], "freshness": "Current"}
+            for version in sorted(versions, key=_maturity)
+        ]
+        items.append({"metadata": {"name": name} if name else {}, "versions": listed})
+    return {
+        "kind": "APIGroupDiscoveryList",
+        "apiVersion": "apidiscovery.k8s.io/v2",
+        "metadata": {},
+        "items": items,
+    }
+
+
+def _aggregated_entry(resource: Resource) -> JsonObject:
+    return {
+        "resource": resource.plural,
+        "responseKind": _kind(resource, resource.kind),
+        "scope": "Namespaced" if resource.namespaced else "Cluster",
+        "singularResource": resource.singular,
+        "verbs": list(CORE_VERBS),
+        "shortNames": list(resource.short_names),
+        "categories": list(resource.categories),
+        "subresources": [
+            {
+                "subresource": name,
+                "responseKind": _kind(resource, _subresource_kind(resource, name)),
+                "verbs": list(_subresource_verbs(name)),
+            }
+            for name in resource.subresources
+        ],
+    }
+
+
+def _kind(resource: Resource, kind: str) -> JsonObject:
+    if kind == "Scale":
+        return {"group": "autoscaling", "version": "v1", "kind": kind}
+    return {"group": resource.group, "version": resource.version, "kind": kind}
+
+
+def _openapi(catalogue: Catalogue, parts: list[str]) -> JsonObject:
+    """The index, or one group's document with what kubectl looks at before it applies."""
+    if parts == ["v2"]:
+        return {"swagger": "2.0", "info": {"title": "fake"}, "paths": {}, "definitions": {}}
+    path = "/".join(parts[1:])
+    documents: dict[str, JsonObject] = {}
+    for resource in catalogue:
+        place = f"apis/{resource.api_version}" if resource.group else f"api/{resource.version}"
+        documents.setdefault(place, _empty_openapi())
+        _describe(documents[place], place, resource)
+    if path:
+        if path not in documents:
+            raise no_such_path()
+        return documents[path]
+    urls = {
+        place: {"serverRelativeURL": f"/openapi/v3/{place}?hash={_digest(document)}"}
+        for place, document in documents.items()
+    }
+    return {"paths": urls}
+
+
+def _empty_openapi() -> JsonObject:
+    info = {"title": "fake", "version": VERSION["gitVersion"]}
+    return {"openapi": "3.0.0", "info": info, "paths": {}, "components": {"schemas": {}}}
+
+
+def _describe(openapi: JsonObject, place: str, resource: Resource) -> None:
+    scope = "/namespaces/{namespace}" if resource.namespaced else ""
+    kind = _kind(resource, resource.kind)
+    options = [
+        {"name": name, "in": "query", "schema": {"type": "string"}} for name in _PATCH_OPTIONS
+    ]
+    patch = {"parameters": options, "x-kubernetes-group-version-kind": kind, "responses": {}}
+    address = f"/{place}{scope}/{resource.plural}/{{name}}"
+    openapi["paths"][address] = {"patch": {**patch, "x-kubernetes-action": "patch"}}
+    name = ".".join([*reversed(resource.group.split(".")), resource.version, resource.kind])
+    document = resource.schema.document if resource.schema else {"type": "object"}
+    schema = {**document, "x-kubernetes-group-version-kind": [kind]}
+    openapi["components"]["schemas"][name.lstrip(".")] = schema
+
+
+def _digest(document: JsonObject) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]

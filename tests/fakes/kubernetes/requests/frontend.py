@@ -1,0 +1,225 @@
+"""The HTTP side of the fake API server: requests into verbs, results into answers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from typing import Any
+
+from aiohttp import web
+
+from tests.fakes.kubernetes.access import User, authorize, user_of
+from tests.fakes.kubernetes.api import Api
+from tests.fakes.kubernetes.errors import ApiError, JsonObject, unsupported_media_type
+from tests.fakes.kubernetes.faults import Faults, broken
+from tests.fakes.kubernetes.patching.patches import APPLY, PATCH_TYPES
+from tests.fakes.kubernetes.recorder import Recorder, recorded
+from tests.fakes.kubernetes.requests import actions, discovery
+from tests.fakes.kubernetes.requests.exchange import fail_after, fail_before, parsed, refused
+from tests.fakes.kubernetes.requests.paging import page
+from tests.fakes.kubernetes.requests.representations import (
+    Form,
+    form_of,
+    metadata_only,
+    object_list,
+    shown,
+    table,
+)
+from tests.fakes.kubernetes.requests.targets import (
+    Target,
+    delete_options,
+    target_of,
+    write_options,
+)
+from tests.fakes.kubernetes.requests.watches import Seen, Watches, watch_request
+
+_log = logging.getLogger(__name__)
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
+_HEALTH = ("healthz", "livez", "readyz")
+
+
+class Frontend:
+    """Answers HTTP requests. tokens: holders of the bearer tokens that are accepted."""
+
+    def __init__(
+        self,
+        api: Api,
+        watches: Watches,
+        recorder: Recorder,
+        faults: Faults,
+        *,
+        tokens: dict[str, User],
+    ) -> None:
+        self._api = api
+        self._watches = watches
+        self._recorder = recorder
+        self._faults = faults
+        self._tokens = tokens
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer any request; a failure is answered with a Status object."""
+        try:
+            return await self._answer(request)
+        except ApiError as refusal:
+            return refused(refusal)
+        except Exception:  # noqa: BLE001 - see below
+            # A bug of the fake must be an answer, or a client retries for ever in silence.
+            _log.exception("%s %s", request.method, request.path_qs)
+            return refused(broken())
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        user = user_of(request.headers, self._tokens)
+        if request.path.strip("/").partition("/")[0] in _HEALTH:
+            return web.Response(text="ok")
+        body = parsed(await request.read(), request.headers.get("Content-Type", ""))
+        if review := actions.review(self._api, user, request.path, body):
+            return web.json_response(review, status=201)
+        try:
+            target = target_of(self._api.catalogue, request.path)
+        except ApiError:
+            accept = request.headers.get("Accept", "")
+            found = discovery.document(self._api.catalogue, request.path, accept)
+            headers = {"Content-Type": discovery.content_type(found)}
+            return web.Response(text=json.dumps(found), headers=headers)
+        verb = _verb(request, target)
+        record = recorded(
+            verb,
+            target,
+            user=user.name,
+            headers=request.headers,
+            query=request.query,
+            body=body,
+        )
+        self._recorder.add(record)
+        fault = self._faults.on(record)
+        await fail_before(fault, request)
+        authorize(self._api.store, user, verb, target)
+        response = await self._perform(verb, target, request, body)
+        fail_after(fault, request)
+        return response
+
+    async def _perform(
+        self, verb: str, target: Target, request: web.BaseRequest, body: Any
+    ) -> web.StreamResponse:
+        match verb:
+            case "watch":
+                return await self._watch(target, request)
+            case "list":
+                return self._list(target, request)
+            case "deletecollection":
+                return self._delete_collection(target, request, body)
+            case "delete":
+                return self._delete(target, request, body)
+            case "get":
+                return self._show(target, request, self._api.get(target), 200)
+        return self._write(verb, target, request, body)
+
+    def _write(
+        self, verb: str, target: Target, request: web.BaseRequest, body: Any
+    ) -> web.StreamResponse:
+        # Only an apply must name its manager itself.
+        applying = request.content_type == APPLY
+        program = "" if applying else request.headers.get("User-Agent", "").partition("/")[0]
+        options = write_options(request.query, program)
+        code = 200
+        if verb == "create" and target.subresource:
+            return web.json_response(actions.act(self._api, target, body, self._tokens), status=201)
+        if verb == "create":
+            result, code = self._api.create(target, body, options), 201
+        elif verb == "update":
+            result = self._api.update(target, body, options)
+        else:
+            if request.content_type not in PATCH_TYPES:
+                raise unsupported_media_type(request.content_type, PATCH_TYPES)
+            result, new = self._api.patch(target, request.content_type, body, options)
+            code = 201 if new else 200
+        response = self._show(target, request, result, code)
+        for warning in options.warnings:
+            response.headers.add("Warning", f'299 - "{warning}"')
+        return response
+
+    def _delete(self, target: Target, request: web.BaseRequest, body: Any) -> web.Response:
+        options = delete_options(request.query, body or {})
+        left = self._api.delete(target, options)
+        if left["metadata"].get("deletionTimestamp") or target.resource.kind == "Pod":
+            return self._show(target, request, left, 200)
+        resource = target.resource
+        details = {
+            "name": target.name,
+            "group": resource.group,
+            "kind": resource.plural,
+            "uid": left["metadata"]["uid"],
+        }
+        status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+        return web.json_response({**status, "details": details})
+
+    def _delete_collection(
+        self, target: Target, request: web.BaseRequest, body: Any
+    ) -> web.Response:
+        options = delete_options(request.query, body or {})
+        doomed = self._selected(target, request)
+        for found in doomed:
+            metadata = found["metadata"]
+            one = Target(
+                resource=target.resource,
+                namespace=metadata.get("namespace", ""),
+                name=metadata["name"],
+            )
+            self._api.delete(one, options)
+        metadata = {"resourceVersion": str(self._api.store.revision)}
+        return web.json_response(object_list(target.resource, doomed, metadata, Form.FULL))
+
+    def _selected(self, target: Target, request: web.BaseRequest) -> list[JsonObject]:
+        labels = request.query.get("labelSelector", "")
+        return self._api.list(target, labels, request.query.get("fieldSelector", ""))
+
+    def _list(self, target: Target, request: web.BaseRequest) -> web.Response:
+        store = self._api.store
+        found, metadata = page(
+            self._selected(target, request), request.query, store.revision, store.oldest_revision
+        )
+        form = form_of(request.headers.get("Accept", ""))
+        if form is Form.TABLE:
+            return web.json_response(table(target.resource, found, metadata, self._api.clock()))
+        return web.json_response(object_list(target.resource, found, metadata, form))
+
+    def _show(
+        self, target: Target, request: web.BaseRequest, body: JsonObject, code: int
+    ) -> web.Response:
+        form = form_of(request.headers.get("Accept", ""))
+        return web.json_response(shown(target.resource, body, form, self._api.clock()), status=code)
+
+    async def _watch(self, target: Target, request: web.BaseRequest) -> web.StreamResponse:
+        wanted = watch_request(target, request.query)
+        form = form_of(request.headers.get("Accept", ""))
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        # Who has seen enough just goes away.
+        with contextlib.suppress(ConnectionResetError):
+            async for seen in self._watches.stream(wanted):
+                await response.write(self._line(target, seen, form))
+            await response.write_eof()
+        return response
+
+    def _line(self, target: Target, seen: Seen, form: Form) -> bytes:
+        body = seen.body
+        if seen.kind == "BOOKMARK" and form is not Form.FULL:
+            body = metadata_only(body)
+        elif seen.kind not in ("ERROR", "BOOKMARK"):
+            body = shown(target.resource, body, form, self._api.clock())
+        return json.dumps({"type": seen.kind, "object": body}).encode() + b"\n"
+
+
+def _verb(request: web.BaseRequest, target: Target) -> str:
+    query = request.query
+    if request.method == "DELETE":
+        return "delete" if target.name else "deletecollection"
+    if request.method in _VERBS:
+        return _VERBS[request.method]
+    if query.get("watch") in ("true", "1"):
+        return "watch"
+    if request.method != "GET":
+        raise ApiError(405, "MethodNotAllowed", f"{request.method} is not supported")
+    return "get" if target.name else "list"

@@ -1,0 +1,127 @@
+"""What a request is about and how it is to be carried out; the address and the options in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.fakes.kubernetes.errors import JsonObject, bad_request, no_such_path
+from tests.fakes.kubernetes.objects.resources import Catalogue, Resource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a request is about. namespace: empty means all, or that there are none."""
+
+    resource: Resource
+    namespace: str = ""
+    name: str = ""
+    subresource: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """How to write. strict: refuse unknown fields. warnings: filled with what was dropped."""
+
+    manager: str
+    dry_run: bool = False
+    force: bool = False
+    strict: bool = False
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteOptions:
+    """How to delete. grace_s: None means what the object asks for."""
+
+    uid: str = ""
+    resource_version: str = ""
+    policy: str = "Background"
+    grace_s: int | None = None
+    dry_run: bool = False
+
+
+def write_options(query: Mapping[str, str], program: str) -> WriteOptions:
+    """Options of a write. program: stands for a manager that the query does not name."""
+    return WriteOptions(
+        manager=query.get("fieldManager") or program,
+        dry_run=query.get("dryRun") == "All",
+        force=query.get("force") == "true",
+        strict=query.get("fieldValidation") == "Strict",
+    )
+
+
+def delete_options(query: Mapping[str, str], body: JsonObject) -> DeleteOptions:
+    """Options of a deletion, from its body or else from the query."""
+    preconditions = body.get("preconditions") or {}
+    grace = body.get("gracePeriodSeconds", query.get("gracePeriodSeconds"))
+    policy = body.get("propagationPolicy") or query.get("propagationPolicy") or "Background"
+    return DeleteOptions(
+        uid=preconditions.get("uid", ""),
+        resource_version=preconditions.get("resourceVersion", ""),
+        policy=policy,
+        grace_s=None if grace is None else int(grace),
+        dry_run=query.get("dryRun") == "All" or "All" in body.get("dryRun", ()),
+    )
+
+
+def target_of(catalogue: Catalogue, path: str) -> Target:
+    """The target that a URL path names.
+
+    Raises:
+        ApiError: 404 when nothing is served there.
+    """
+    parts = [part for part in path.split("/") if part]
+    group, rest = ("", parts[1:]) if parts[:1] == ["api"] else (_group(parts), parts[2:])
+    if len(rest) < 2:
+        raise no_such_path()
+    version, rest = rest[0], rest[1:]
+    namespace = ""
+    if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in ("status", "finalize"):
+        namespace, rest = rest[1], rest[2:]
+    resource = catalogue.find(group, version, rest[0])
+    return _placed(resource, namespace, rest[1:])
+
+
+def _group(parts: Sequence[str]) -> str:
+    if parts[:1] != ["apis"] or len(parts) < 2:
+        raise no_such_path()
+    return parts[1]
+
+
+def _placed(resource: Resource, namespace: str, rest: Sequence[str]) -> Target:
+    name, subresource = (*rest, "", "")[:2]
+    misplaced = bool(namespace) and not resource.namespaced
+    homeless = bool(name) and resource.namespaced and not namespace
+    unknown = bool(subresource) and subresource not in resource.subresources
+    if misplaced or homeless or unknown or len(rest) > 2:
+        raise no_such_path()
+    return Target(resource=resource, namespace=namespace, name=name, subresource=subresource)
+
+
+def checked(target: Target, body: Any) -> JsonObject:
+    """A request's body with the kind and metadata that its address implies.
+
+    Raises:
+        ApiError: 400 when it contradicts the address.
+    """
+    resource = target.resource
+    if not isinstance(body, dict):
+        raise bad_request(f"the body must be an object, not {type(body).__name__}")
+    for key, expected in (("apiVersion", resource.api_version), ("kind", resource.kind)):
+        if body.get(key, None if resource.custom else expected) != expected:
+            raise bad_request(
+                f"the {key} in the data ({body.get(key)}) does not match the expected "
+                f"{key} ({expected})"
+            )
+    metadata = dict(body.get("metadata") or {})
+    for key, expected in (("namespace", target.namespace), ("name", target.name)):
+        if expected and (metadata.get(key) or expected) != expected:
+            raise bad_request(
+                f"the {key} of the object ({metadata[key]}) does not match the {key} on "
+                f"the URL ({expected})"
+            )
+        metadata |= {key: expected} if expected else {}
+    typed = {"apiVersion": resource.api_version, "kind": resource.kind}
+    return {**typed, **body, "metadata": metadata}

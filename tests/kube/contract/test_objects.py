@@ -1,0 +1,273 @@
+"""Objects: creating, reading, changing and deleting them, on the fake and on a real server."""
+
+from __future__ import annotations
+
+from tests.fixtures.kubernetes.client import JSON_PATCH, STRATEGIC, Client
+from tests.fixtures.kubernetes.objects import config_map, deployment, owned_by, widget
+from tests.fixtures.kubernetes.real_api_server import USER_NAME
+
+
+async def test_a_new_object_gets_its_identity_from_the_server(api: Client, widgets: str) -> None:
+    created = await api.post(widgets, widget("a"))
+    assert created.code == 201
+    assert created.metadata["generation"] == 1
+    assert {"uid", "resourceVersion", "creationTimestamp", "managedFields"} <= {*created.metadata}
+
+
+async def test_a_taken_name_is_refused(api: Client, widgets: str) -> None:
+    await api.post(widgets, widget("a"))
+    refused = await api.post(widgets, widget("a"))
+    assert (refused.code, refused.body["reason"]) == (409, "AlreadyExists")
+
+
+async def test_a_missing_object_is_not_found(api: Client, widgets: str) -> None:
+    missing = await api.get(f"{widgets}/nobody")
+    assert (missing.code, missing.body["reason"]) == (404, "NotFound")
+
+
+async def test_an_unknown_kind_is_not_found(api: Client, namespace: str) -> None:
+    assert (await api.post(f"/apis/contract.test/v1{namespace}/gizmos", {})).code == 404
+
+
+async def test_an_object_needs_a_name(api: Client, widgets: str) -> None:
+    assert (await api.post(widgets, widget())).code == 422
+
+
+async def test_a_generated_name_starts_as_asked(api: Client, widgets: str) -> None:
+    created = await api.post(widgets, widget(metadata={"generateName": "gen-"}))
+    assert len(created.metadata["name"]) == len("gen-") + 5
+    assert created.metadata["name"].startswith("gen-")
+
+
+async def test_a_name_must_be_a_dns_subdomain(api: Client, widgets: str) -> None:
+    refused = await api.post(widgets, widget("Not_a_name"))
+    assert (refused.code, refused.body["reason"]) == (422, "Invalid")
+
+
+async def test_a_label_longer_than_63_characters_is_refused(api: Client, widgets: str) -> None:
+    labels = {"labels": {"run": "x" * 64}}
+    assert (await api.post(widgets, widget("a", metadata=labels))).code == 422
+
+
+async def test_the_status_of_a_new_object_is_dropped(api: Client, widgets: str) -> None:
+    created = await api.post(widgets, widget("a") | {"status": {"phase": "Done"}})
+    assert "status" not in created.body
+
+
+async def test_a_dry_run_keeps_nothing(api: Client, widgets: str) -> None:
+    assert (await api.post(widgets, widget("a"), dryRun="All")).code == 201
+    assert (await api.get(f"{widgets}/a")).code == 404
+
+
+async def test_null_in_a_merge_patch_removes(api: Client, widgets: str) -> None:
+    await api.post(widgets, widget("a", metadata={"labels": {"x": "1", "y": "2"}}))
+    patched = await api.patch(f"{widgets}/a", {"metadata": {"labels": {"x": None}}})
+    assert patched.metadata["labels"] == {"y": "2"}
+
+
+async def test_a_patch_that_changes_nothing_is_no_new_version(api: Client, widgets: str) -> None:
+    created = await api.post(widgets, widget("a", workers=3))
+    patched = await api.patch(f"{widgets}/a", {"spec": {"workers": 3}})
+    assert patched.version == created.version
+
+
+async def test_labels_leave_the_generation_alone(api: Client, widgets: str) -> None:
+    created = await api.post(widgets, widget("a"))
+    patched = await api.patch(f"{widgets}/a", {"metadata": {"labels": {"x": "1"}}})
+    assert patched.metadata["generation"] == 1
+    assert patched.version != created.version
+
+
+async def test_a_change_of_the_spec_raises_the_generation(api: Client, widgets: str) -> None:
+    await api.post(widgets, widget("a"))
+    patched = await api.patch(f"{widgets}/a", {"spec": {"workers": 3}})
+    assert patched.metadata["generation"] == 2
+
+
+async def test_the_status_endpoint_changes_the_status_only(api: Client, widgets: str) -> None:
+    await api.post(widgets, widget("a"))
+    patch = {"status": {"phase": "Done"}, "spec": {"workers": 7}}
+    patched = await api.patch(f"{widgets}/a/status", patch)
+    assert patched.body["status"] == {"phase": "Done"}
+    assert patched.body["spec"]["workers"] == 1
+    assert patched.metadata["generation"] == 1
+
+
+async def test_the_main_endpoint_leaves_the_status_alone(api: Client, widgets: str) -> None:
+    await api.post(widgets, widget("a"))
+    patched = await api.patch(f"{widgets}/a", {"status": {"phase": "Done"}})
+    assert "status" not in patched.body
+
+
+async def test_a_json_patch_applies_in_order(api: Client, widgets: str) -> None:
+    await api.post(widgets, widget("a"))
+    operations = [
+        {"op": "add", "path": "/metadata/annotations", "value": {"k": "v"}},
+        {"op": "replace", "path": "/metadata/annotations/k", "value": "w"},
+    ]
+    patched = await api.patch(f"{widgets}/a", operations, JSON_PATCH)
+    assert patched.metadata["annotations"] == {"k": "w"}
+
+
+async def test_a_json_patch_whose_test_fails_is_refused(api: Client, widgets: str) -> None:
+    await api.post(widgets, widget("a"))
+    operations = [{"op": "test", "path": "/spec/model", "value": "other"}]
+    assert (await api.patch(f"{widgets}/a", operations, JSON_PATCH)).code == 422
+
+
+async def test_a_strategic_patch_merges_containers_by_name(api: Client, namespace: str) -> None:
+    path = f"/apis/apps/v1{namespace}/deployments"
+    await api.post(path, deployment("web", images={"c1": "i1", "c2": "i2"}))
+    spec = {"containers": [{"name": "c2", "image": "new"}]}
+    patched = await api.patch(f"{path}/web", {"spec": {"template": {"spec": spec}}}, STRATEGIC)
+    containers = patched.body["spec"]["template"]["spec"]["containers"]
+    assert {c["name"]: c["image"] for c in containers} == {"c1": "i1", "c2": "new"}
+
+
+async def test_custom_resources_take_no_strategic_patch(api: Client, widgets: str) -> None:
+    await api.post(widgets, widget("a"))
+    assert (await api.patch(f"{widgets}/a", {"spec": {"workers": 2}}, STRATEGIC)).code == 415
+
+
+async def test_a_patch_of_an_old_version_conflicts(api: Client, widgets: str) -> None:
+    created = await api.post(widgets, widget("a"))
+    await api.patch(f"{widgets}/a", {"spec": {"workers": 2}})
+    stale = {"metadata": {"resourceVersion": created.version}, "spec": {"workers": 3}}
+    refused = await api.patch(f"{widgets}/a", stale)
+    assert (refused.code, refused.body["reason"]) == (409, "Conflict")
+
+
+async def test_replacing_an_old_version_conflicts(api: Client, widgets: str) -> None:
+    read = (await api.post(widgets, widget("a"))).body
+    read["spec"]["workers"] = 5
+    assert (await api.put(f"{widgets}/a", read)).body["spec"]["workers"] == 5
+    assert (await api.put(f"{widgets}/a", read)).code == 409
+
+
+async def test_replacing_a_custom_resource_needs_its_version(api: Client, widgets: str) -> None:
+    await api.post(widgets, widget("a"))
+    assert (await api.put(f"{widgets}/a", widget("a", workers=2))).code == 422
+
+
+async def test_a_stale_lease_cannot_be_taken(api: Client, namespace: str) -> None:
+    path = f"/apis/coordination.k8s.io/v1{namespace}/leases"
+    lease = {"metadata": {"name": "lead"}, "spec": {"holderIdentity": "a"}}
+    read = (await api.post(path, lease)).body
+    read["spec"]["holderIdentity"] = "b"
+    assert (await api.put(f"{path}/lead", read)).code == 200
+    read["spec"]["holderIdentity"] = "c"
+    assert (await api.put(f"{path}/lead", read)).code == 409
+
+
+async def test_a_finalizer_keeps_a_deleted_object(api: Client, widgets: str) -> None:
+    await api.post(widgets, widget("a", metadata={"finalizers": ["contract.test/hold"]}))
+    deleted = await api.delete(f"{widgets}/a")
+    assert deleted.code == 200
+    kept = await api.get(f"{widgets}/a")
+    assert "deletionTimestamp" in kept.metadata
+    assert kept.metadata["deletionGracePeriodSeconds"] == 0
+
+
+async def test_a_terminating_object_takes_no_new_finalizer(api: Client, widgets: str) -> None:
+    await api.post(widgets, widget("a", metadata={"finalizers": ["contract.test/hold"]}))
+    await api.delete(f"{widgets}/a")
+    more = {"metadata": {"finalizers": ["contract.test/hold", "contract.test/more"]}}
+    assert (await api.patch(f"{widgets}/a", more)).code == 422
+
+
+async def test_the_last_finalizer_takes_the_object_with_it(api: Client, widgets: str) -> None:
+    await api.post(widgets, widget("a", metadata={"finalizers": ["contract.test/hold"]}))
+    await api.delete(f"{widgets}/a")
+    assert (await api.patch(f"{widgets}/a", {"metadata": {"finalizers": None}})).code == 200
+    assert (await api.get(f"{widgets}/a")).code == 404
+
+
+async def test_a_deletion_of_another_uid_conflicts(api: Client, widgets: str) -> None:
+    await api.post(widgets, widget("a"))
+    options = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": "other"}}
+    assert (await api.delete(f"{widgets}/a", options)).code == 409
+
+
+async def test_a_collection_is_deleted_by_selector(api: Client, widgets: str) -> None:
+    await api.post(widgets, widget("a", metadata={"labels": {"gone": "yes"}}))
+    await api.post(widgets, widget("b"))
+    assert (await api.delete(widgets, labelSelector="gone=yes")).code == 200
+    assert (await api.get(widgets)).names == ["b"]
+
+
+async def test_an_absent_namespace_takes_no_objects(api: Client, widgets: str) -> None:
+    elsewhere = "/apis/contract.test/v1/namespaces/absent/widgets"
+    assert (await api.post(elsewhere, widget("a"))).code == 404
+
+
+async def test_dependents_go_with_their_last_owner(
+    api: Client, namespace: str, widgets: str, with_controllers: None
+) -> None:
+    owner = (await api.post(widgets, widget("a"))).body
+    path = f"/api/v1{namespace}/configmaps"
+    await api.post(path, config_map("child", metadata=owned_by(owner)))
+    await api.delete(f"{widgets}/a")
+    await api.until_gone(path, "child")
+
+
+async def test_orphaned_dependents_stay_without_owner(
+    api: Client, namespace: str, widgets: str, with_controllers: None
+) -> None:
+    owner = (await api.post(widgets, widget("a"))).body
+    path = f"/api/v1{namespace}/configmaps"
+    await api.post(path, config_map("child", metadata=owned_by(owner)))
+    await api.delete(f"{widgets}/a", propagationPolicy="Orphan")
+    await api.until_gone(widgets, "a")
+    assert "ownerReferences" not in (await api.get(f"{path}/child")).metadata
+
+
+async def test_a_foreground_deletion_waits_for_blocking_dependents(
+    api: Client, namespace: str, widgets: str, with_controllers: None
+) -> None:
+    owner = (await api.post(widgets, widget("a"))).body
+    held = owned_by(owner, blockOwnerDeletion=True) | {"finalizers": ["contract.test/hold"]}
+    path = f"/api/v1{namespace}/configmaps"
+    await api.post(path, config_map("child", metadata=held))
+    await api.delete(f"{widgets}/a", propagationPolicy="Foreground")
+    await api.until(path, lambda body: "deletionTimestamp" in body["metadata"])
+    assert (await api.get(f"{widgets}/a")).code == 200
+    await api.patch(f"{path}/child", {"metadata": {"finalizers": None}})
+    await api.until_gone(widgets, "a")
+
+
+async def test_a_namespace_takes_its_contents_along(api: Client, with_controllers: None) -> None:
+    await api.post("/api/v1/namespaces", {"metadata": {"name": "doomed"}})
+    path = "/api/v1/namespaces/doomed/configmaps"
+    await api.post(path, config_map("child"))
+    await api.delete("/api/v1/namespaces/doomed")
+    await api.until_gone("/api/v1/namespaces", "doomed")
+    assert (await api.get(f"{path}/child")).code == 404
+
+
+async def test_an_unknown_token_is_nobody(api: Client, widgets: str) -> None:
+    stranger = {"Authorization": "Bearer stranger"}
+    assert (await api.send("GET", widgets, headers=stranger)).code == 401
+
+
+async def test_a_user_without_rights_is_refused(api: Client, widgets: str) -> None:
+    refused = await api.send("GET", widgets, headers={"Impersonate-User": USER_NAME})
+    assert (refused.code, refused.body["reason"]) == (403, "Forbidden")
+
+
+async def test_a_role_grants_its_verbs_and_no_others(
+    api: Client, namespace: str, widgets: str
+) -> None:
+    rbac = f"/apis/rbac.authorization.k8s.io/v1{namespace}"
+    rule = {"apiGroups": ["contract.test"], "resources": ["widgets"], "verbs": ["list"]}
+    await api.post(f"{rbac}/roles", {"metadata": {"name": "reader"}, "rules": [rule]})
+    binding = {
+        "metadata": {"name": "reader"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"},
+        "subjects": [
+            {"kind": "User", "name": "ann", "apiGroup": "rbac.authorization.k8s.io"},
+        ],
+    }
+    await api.post(f"{rbac}/rolebindings", binding)
+    as_ann = {"Impersonate-User": "ann"}
+    assert (await api.send("GET", widgets, headers=as_ann)).code == 200
+    assert (await api.send("DELETE", f"{widgets}/a", headers=as_ann)).code == 403

@@ -1,0 +1,60 @@
+"""The operator killed at every one of its calls: whoever comes after it ends in the same place.
+
+On the fake server only: about a hundred lives are lived, each on a server of its own.
+"""
+
+import pytest
+
+from tests.fakes.kubernetes.faults import Effect, Fault
+from tests.fixtures.operator.server_scene import USER_AGENT, operator_scene, report
+from vcpo.wire.phase import RunPhase
+
+TWO_GROUPS = [
+    {"name": "main", "minReplicas": 1, "maxReplicas": 3},
+    {"name": "more", "minReplicas": 1, "maxReplicas": 1},
+]
+
+
+async def live(scene):
+    """A life in four turns: made, changed, made smaller, done. What is there after each."""
+    states = []
+    await scene.create()
+    states.append(await settled(scene))
+    scene.lines.says = report()
+    await scene.edit(learner={"image": "learner:2"}, rollouts=TWO_GROUPS)
+    states.append(await settled(scene))
+    await scene.edit(rollouts=TWO_GROUPS[:1])
+    states.append(await settled(scene))
+    scene.lines.says = report(RunPhase.COMPLETE)
+    states.append(await settled(scene))
+    return states
+
+
+async def settled(scene):
+    await scene.rest()
+    return await scene.objects()
+
+
+async def undisturbed():
+    """A life without any failure, and its number of calls."""
+    async with operator_scene() as scene:
+        states = await live(scene)
+        calls = [each for each in scene.server.recorder if each.user_agent == USER_AGENT]
+        return states, len(calls)
+
+
+@pytest.mark.parametrize(
+    ("effect", "times"),
+    [
+        pytest.param(Effect.DROP, None, id="before the call arrives"),
+        pytest.param(Effect.LOSE_REPLY, 1, id="after the call, before its answer"),
+    ],
+)
+async def test_killed_at_any_call_the_operator_ends_in_the_same_state(effect, times):
+    states, num_calls = await undisturbed()
+    assert num_calls > 30
+    for position in range(num_calls):
+        async with operator_scene() as scene:
+            fault = Fault(effect=effect, after=position, times=times, user_agent=USER_AGENT)
+            scene.server.faults.add(fault)
+            assert await live(scene) == states, f"killed at call {position}"

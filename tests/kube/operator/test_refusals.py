@@ -1,0 +1,155 @@
+"""A spec that the API server does not take: said once, in words, and not tried again and again."""
+
+import pytest
+
+from tests.fixtures.operator.server_scene import (
+    DEPLOYMENT,
+    PODS,
+    USER_AGENT,
+    operator_scene,
+    run_body,
+)
+from vcpo_operator.reconcile.memory import REFUSED_S
+
+EVENTS = "/api/v1/namespaces/default/events"
+STATEFUL_SET = "/apis/apps/v1/namespaces/default/statefulsets/demo-learner"
+SENTENCE = 'spec.template.spec.containers[0].volumeMounts[2].name: Not found: "absent"'
+MOUNT = {"name": "absent", "mountPath": "/data"}
+
+
+def template(container, mounts):
+    """A user's part of a pod template."""
+    return {"spec": {"containers": [{"name": container, "volumeMounts": mounts}]}}
+
+
+def group(mounts):
+    """The run's group with mounts in its template."""
+    return {**run_body()["spec"]["rollouts"][0], "template": template("rollout", mounts)}
+
+
+@pytest.fixture
+async def scene(endpoint):
+    async with operator_scene(endpoint) as started:
+        yield started
+
+
+async def condition(scene, kind):
+    """Status, reason and message of a condition of the run."""
+    conditions = (await scene.run())["status"]["conditions"]
+    (found,) = [each for each in conditions if each["type"] == kind]
+    return found["status"], found["reason"], found["message"]
+
+
+async def warnings(scene):
+    """Reasons and messages of the Warnings about the run."""
+    events = (await scene.client.get(EVENTS))["items"]
+    return [
+        (event["reason"], event["message"])
+        for event in events
+        if event["type"] == "Warning" and event["involvedObject"]["kind"] == "VCPORun"
+    ]
+
+
+async def test_a_template_that_the_server_refuses_is_not_accepted_and_warned_of_once(scene):
+    before = await warnings(scene)
+    await scene.create(rollouts=[group([MOUNT])])
+    await scene.settle()
+    status, reason, message = await condition(scene, "Accepted")
+    assert (status, reason) == ("False", "InvalidSpec")
+    assert SENTENCE in message
+    assert await condition(scene, "Ready") == ("False", "InvalidSpec", message)
+    scene.restart_operator()
+    await scene.settle()
+    new = [each for each in await warnings(scene) if each not in before]
+    assert new == [("InvalidSpec", f"Accepted: {message}")]
+
+
+BAD_SHAPES = [
+    ({"spec": None}, "spec"),
+    ({"spec": "gpu"}, "spec"),
+    ({"spec": {"containers": None}}, "spec.containers"),
+    ({"spec": {"containers": {"name": "main"}}}, "spec.containers"),
+    ({"metadata": {"labels": ["a"]}}, "metadata.labels"),
+    ({"metadata": {"annotations": "a"}}, "metadata.annotations"),
+]
+BAD_RESOURCES = [("big", ""), ({"limits": ["1Gi"]}, ".limits"), ({"requests": "1Gi"}, ".requests")]
+
+
+@pytest.mark.parametrize(("shape", "path"), BAD_SHAPES)
+@pytest.mark.parametrize("role", ["learner", "rollout"])
+async def test_a_template_of_a_wrong_shape_is_not_accepted_and_told_by_its_path(role, shape, path):
+    await assert_not_accepted(role, shape, path)
+
+
+@pytest.mark.parametrize(("resources", "path"), BAD_RESOURCES)
+@pytest.mark.parametrize("role", ["learner", "rollout"])
+async def test_resources_of_a_wrong_shape_are_not_accepted_and_told_by_their_path(
+    role, resources, path
+):
+    shape = {"spec": {"containers": [{"name": role, "resources": resources}]}}
+    await assert_not_accepted(role, shape, f"spec.containers[{role}].resources{path}")
+
+
+async def assert_not_accepted(role, shape, path):
+    """A run with this template is refused, and the field that is at fault is named."""
+    workers = {**run_body()["spec"]["rollouts"][0], "template": shape}
+    spec = {"learner": {"template": shape}} if role == "learner" else {"rollouts": [workers]}
+    async with operator_scene() as scene:
+        await scene.create(**spec)
+        await scene.look()
+        status, reason, message = await condition(scene, "Accepted")
+        assert (status, reason) == ("False", "InvalidSpec")
+        assert message.startswith(f"template: `{path}` ")
+        told = [reason for reason, _ in await warnings(scene)]
+        assert told == ["InvalidSpec"]
+
+
+async def test_a_quantity_that_is_none_is_not_accepted_and_no_trouble(scene):
+    memory = {"name": "learner", "resources": {"limits": {"memory": "16GB"}}}
+    await scene.create(learner={"template": {"spec": {"containers": [memory]}}})
+    outcome = await scene.look()
+    assert not outcome.trouble
+    status, reason, message = await condition(scene, "Accepted")
+    assert (status, reason) == ("False", "InvalidSpec")
+    assert "quantities must match" in message
+    assert await condition(scene, "Ready") == ("False", "InvalidSpec", message)
+
+
+async def test_what_runs_goes_on_beside_a_template_that_is_refused(scene):
+    await scene.create()
+    await scene.settle()
+    old = (await scene.client.get(DEPLOYMENT))["spec"]["template"]
+    await scene.edit(rollouts=[group([MOUNT])])
+    outcome = await scene.look()
+    assert not outcome.trouble
+    assert (await scene.client.get(DEPLOYMENT))["spec"]["template"] == old
+    assert (await scene.client.get(PODS))["items"]
+
+
+async def test_a_template_that_was_put_right_is_applied(scene):
+    await scene.create(rollouts=[group([MOUNT])])
+    await scene.settle()
+    await scene.edit(rollouts=[group([])])
+    await scene.settle()
+    assert (await condition(scene, "Accepted"))[:2] == ("True", "Accepted")
+    assert await scene.replicas() == 1
+
+
+async def test_no_worker_waits_for_a_learner_that_is_refused(scene):
+    await scene.create(learner={"template": template("learner", [MOUNT])})
+    await scene.settle()
+    assert (await condition(scene, "Accepted"))[:2] == ("False", "InvalidSpec")
+    assert (await scene.client.get(PODS))["items"] == []
+
+
+async def test_what_was_refused_is_tried_again_every_few_minutes_only():
+    async with operator_scene() as scene:
+        await scene.create(rollouts=[{**group([MOUNT]), "minReplicas": 2}])
+        await scene.settle()
+        start_s = scene.now_s
+        while scene.now_s < start_s + 2 * REFUSED_S:
+            scene.now_s += 10.0
+            await scene.look()
+        asked = [each for each in scene.server.recorder.writes() if each.user_agent == USER_AGENT]
+        tries = [each for each in asked if each.resource.startswith("deployments")]
+        assert len(tries) == 3

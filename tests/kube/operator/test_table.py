@@ -1,0 +1,80 @@
+"""What `kubectl get vcporuns` shows."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+
+import aiohttp
+import pytest
+
+from tests.fixtures.operator.server_scene import RUNS, operator_scene, report
+
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
+
+
+@pytest.fixture
+async def scene(endpoint):
+    """A run whose learner has taken five steps."""
+    async with operator_scene(endpoint) as started:
+        await started.create()
+        await started.settle()
+        started.lines.says = report()
+        await started.rest()
+        yield started
+
+
+async def table(scene):
+    access = scene.world.access
+    token = {"Authorization": f"Bearer {access.token}"} if access.token else {}
+    headers = {"Accept": TABLE, **token}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.get(access.url + RUNS, ssl=access.tls or True) as answer,
+    ):
+        return await answer.json()
+
+
+def kubeconfig(world):
+    cluster = {"server": world.access.url}
+    if world.certificate is not None:
+        cluster["certificate-authority"] = str(world.certificate)
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "here", "cluster": cluster}],
+        "users": [{"name": "me", "user": {"token": world.access.token or ""}}],
+        "contexts": [{"name": "it", "context": {"cluster": "here", "user": "me"}}],
+        "current-context": "it",
+    }
+
+
+async def test_the_columns_say_how_a_run_is(scene):
+    shown = await table(scene)
+    names = [column["name"] for column in shown["columnDefinitions"] if not column["priority"]]
+    assert names == ["Name", "Ready", "Reason", "Step", "ESS", "LR scale", "Lag", "Rollouts", "Age"]
+
+
+async def test_wide_columns_say_why(scene):
+    shown = await table(scene)
+    names = [column["name"] for column in shown["columnDefinitions"] if column["priority"]]
+    assert names == ["Max lag", "Restarts", "Message"]
+
+
+async def test_cells_are_the_runs_numbers(scene):
+    shown = await table(scene)
+    names = [column["name"] for column in shown["columnDefinitions"]]
+    cells = dict(zip(names, shown["rows"][0]["cells"], strict=True))
+    wanted = {"Name": "demo", "Step": 5, "Lag": 1, "Max lag": 2, "Restarts": 0, "Rollouts": "0/1"}
+    assert {name: cells[name] for name in wanted} == wanted
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+async def test_kubectl_prints_them(scene, tmp_path):
+    config = tmp_path / "kubeconfig.json"
+    config.write_text(json.dumps(kubeconfig(scene.world)))
+    command = ["kubectl", f"--kubeconfig={config}", f"--cache-dir={tmp_path}", "get", "vrun"]
+    ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+    header, row = ran.stdout.splitlines()
+    assert header.split()[:4] == ["NAME", "READY", "REASON", "STEP"]
+    assert row.split()[0] == "demo"

@@ -1,0 +1,125 @@
+"""Models whose gradient norms cannot be measured are refused before the first step."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from tests.fixtures.learner.models import FAMILIES, PAD, VOCABULARY, llama, sampled_groups, seeded
+from tests.fixtures.learner.updates import make_spec
+from vcpo.algo import GradientNormEstimator
+from vcpo.lifecycle import StartError
+from vcpo.spec.workloads import Lora
+from vcpo_learner.forward.measurable_norms import require_measurable_norms
+from vcpo_learner.model.lora import add_adapters
+from vcpo_learner.update.policy_update import PolicyUpdate
+
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": PAD,
+}
+
+
+def qwen3_moe():
+    config = Qwen3MoeConfig(**SIZES, head_dim=8, moe_intermediate_size=8, num_experts=4)
+    return Qwen3MoeForCausalLM(config)
+
+
+def mixtral():
+    return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4))
+
+
+EXPERTS = pytest.mark.parametrize("make", [qwen3_moe, mixtral])
+EXACT, LM_HEAD = GradientNormEstimator.EXACT, GradientNormEstimator.LM_HEAD
+
+
+@EXPERTS
+def test_a_mixture_of_experts_is_refused_with_the_cure(make):
+    with pytest.raises(StartError) as caught:
+        PolicyUpdate(seeded(make), make_spec(), PAD)
+    message = str(caught.value)
+    assert message.startswith("spec.algorithm.gradientNorms: 'exact' norms of ")
+    assert f"{make().__class__.__name__} cannot be measured (module 'model.layers.0.mlp" in message
+    assert message.endswith("use 'logitEnergy', or a method without norms such as 'grpo'")
+
+
+@EXPERTS
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"gradientNorms": "logitEnergy"},
+        {"gradientNorms": "lmHead"},
+        {"method": "grpo", "baseline": None, "importanceWeightCap": None},
+    ],
+    ids=["logitEnergy", "lmHead", "grpo"],
+)
+def test_with_the_cure_a_mixture_of_experts_takes_its_step(make, algorithm):
+    model = seeded(make)
+    result = PolicyUpdate(model, make_spec(**algorithm), PAD).step(
+        sampled_groups(model), policy_version=9
+    )
+    assert result.skipped is None
+    assert result.gradient_norm > 0
+
+
+@EXPERTS
+@pytest.mark.filterwarnings("ignore:The following .* keys did not match")
+def test_adapters_of_experts_are_refused_and_those_beside_them_are_not(make):
+    everywhere, attention = seeded(make), seeded(make)
+    add_adapters(everywhere, Lora(rank=2, alpha=4))
+    with pytest.raises(StartError, match=r"gradientNorms: 'exact' norms"):
+        PolicyUpdate(everywhere, make_spec(), PAD)
+    chosen = Lora.model_validate({"rank": 2, "targetModules": ["q_proj", "v_proj"]})
+    add_adapters(attention, chosen)
+    update = PolicyUpdate(attention, make_spec(), PAD)
+    assert update.step(sampled_groups(attention), policy_version=9).skipped is None
+
+
+@pytest.mark.parametrize("packs", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dense_models_are_accepted_and_left_as_they_are(family, packs):
+    model = seeded(FAMILIES[family])
+    before = {name: each.clone() for name, each in model.named_parameters()}
+    require_measurable_norms(model, EXACT, packs=packs)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name])
+        assert parameter.grad is None
+
+
+class Bypassing(nn.Module):
+    """Uses the weight of one of its modules a second time, outside of that module."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = seeded(llama)
+
+    def forward(self, **inputs):
+        output = self.model(**inputs)
+        output.logits = output.logits * self.model.model.norm.weight.sum()
+        return output
+
+
+def test_a_use_that_no_module_shows_is_found_by_its_number():
+    with pytest.raises(StartError, match=r"differ from autograd's by a share of 0.01"):
+        require_measurable_norms(Bypassing(), EXACT, packs=False)
+
+
+def test_a_model_that_names_no_head_cannot_have_the_heads_norms():
+    with pytest.raises(StartError, match=r"'lmHead' norms of Bypassing cannot be measured"):
+        require_measurable_norms(Bypassing(), LM_HEAD, packs=False)
+
+
+def test_memory_that_runs_out_is_not_taken_for_an_answer(monkeypatch):
+    def out_of_memory(*_, **__):
+        raise torch.OutOfMemoryError("CUDA")
+
+    monkeypatch.setattr("vcpo_learner.forward.measurable_norms.forward_pass", out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        require_measurable_norms(seeded(llama), EXACT, packs=False)

@@ -1,0 +1,168 @@
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.fixtures.learner.models import FAMILIES, PAD, llama, own_logprobs, sampled_groups, seeded
+from tests.fixtures.learner.updates import (
+    expected_gradient,
+    gradient_of_step,
+    make_spec,
+    with_micro_batches,
+)
+from tests.unit.learner.update.test_methods import spec_of
+from tests.unit.learner.update.test_norm_proxies import PROXIES
+from vcpo.lifecycle import StartError
+from vcpo.spec.algorithm import RowLayout
+from vcpo.wire.trajectory import VersionSpan
+from vcpo_learner.forward.logprobs import (
+    prefix_states,
+    response_values,
+    token_entropies,
+    token_logprobs,
+)
+from vcpo_learner.forward.packed_rows import packed_rows, require_kept_apart
+from vcpo_learner.forward.token_batch import token_batch
+from vcpo_learner.update.policy_update import PolicyUpdate
+
+CPU = torch.device("cpu")
+TOKEN_METHODS = ["vtrace", "stapo", "tba", "gspo"]
+"""One that reads hidden states, one entropies, one a reference policy, and one that reads none."""
+
+
+def packing_spec(spec, micro_batch=64):
+    batch = spec.batch.model_copy(update={"row_layout": RowLayout.PACKED})
+    return with_micro_batches(spec.model_copy(update={"batch": batch}), micro_batch)
+
+
+def assert_same(gradient, expected):
+    torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-9 * float(expected.norm()))
+
+
+def test_rows_are_filled_with_the_longest_first():
+    rows = packed_rows([1, 4, 2, 1, 3], CPU)
+    assert rows.segments.tolist() == [[1, 1, 1, 1], [4, 4, 4, 0], [2, 2, 3, -1]]
+    assert rows.position_ids.tolist() == [[0, 1, 2, 3], [0, 1, 2, 0], [0, 1, 0, 0]]
+    assert rows.places.tolist()[4] == [4, 5, 6, 0]
+
+
+def test_a_batch_that_would_not_get_shorter_stays_as_it_is():
+    assert packed_rows([3, 3, 2], CPU) is None
+
+
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12))
+def test_every_token_stands_in_one_place_with_its_own_position(lengths):
+    rows = packed_rows(lengths, CPU)
+    width = max(lengths)
+    if rows is None:
+        # First fit opens a row for each only where no two fit into one.
+        assert all(a + b > width for i, a in enumerate(lengths) for b in lengths[:i])
+        return
+    named = torch.arange(len(lengths) * width).view(len(lengths), width) + 100
+    packed = rows.packed(named, fill=-7)
+    kept = [named[row, :length] for row, length in enumerate(lengths)]
+    assert sorted(packed[packed != -7].tolist()) == sorted(torch.cat(kept).tolist())
+    expected = [[*own.tolist(), *[0] * (width - len(own))] for own in kept]
+    assert rows.unpacked(packed).tolist() == expected
+    assert len(packed) < len(lengths)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packing_does_not_change_what_is_said_of_a_token(family):
+    model = seeded(FAMILIES[family], dtype=torch.float64)
+    trajectories = [one for group in sampled_groups(model) for one in group]
+    padded, packed = (token_batch(trajectories, PAD, CPU, packs=flag) for flag in (False, True))
+    assert packed.rows is not None
+    rows = response_values(token_logprobs(model, packed, temperature=0.7), packed)
+    for own, one in zip(rows, trajectories, strict=True):
+        assert own == pytest.approx(own_logprobs(model, one, temperature=0.7).tolist(), rel=1e-9)
+    entropies = [token_entropies(model, batch, temperature=0.7) for batch in (padded, packed)]
+    torch.testing.assert_close(*entropies)
+    states = [prefix_states(model, batch)[padded.response_mask] for batch in (padded, packed)]
+    torch.testing.assert_close(*states)
+
+
+@pytest.mark.parametrize("micro_batch", [64, 5], ids=["one micro-batch", "three micro-batches"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_on_packed_rows_has_the_gradient_written_out_by_hand(family, micro_batch):
+    model = seeded(FAMILIES[family], dtype=torch.float64)
+    groups = sampled_groups(model)
+    expected = expected_gradient(model, groups, "opob")
+    assert_same(gradient_of_step(model, packing_spec(make_spec(), micro_batch), groups), expected)
+
+
+@pytest.mark.parametrize("norms", PROXIES)
+def test_proxies_of_norms_are_those_of_padded_rows(norms):
+    groups = sampled_groups(seeded(llama, dtype=torch.float64))
+    spec = make_spec(gradientNorms=norms)
+    padded, packed = (
+        gradient_of_step(seeded(llama, dtype=torch.float64), each, groups)
+        for each in (spec, packing_spec(spec))
+    )
+    assert_same(packed, padded)
+
+
+@pytest.mark.parametrize("method", TOKEN_METHODS)
+def test_methods_that_look_at_tokens_see_the_same(method):
+    groups = sampled_groups(seeded(llama, dtype=torch.float64))
+    padded, packed = (
+        PolicyUpdate(seeded(llama, dtype=torch.float64), each, PAD).step(groups, policy_version=9)
+        for each in (spec_of(method), packing_spec(spec_of(method)))
+    )
+    assert packed.gradient_norm == pytest.approx(padded.gradient_norm, rel=1e-6)
+    assert packed.ess_ratio == pytest.approx(padded.ess_ratio, rel=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_of_every_family_keep_the_trajectories_of_a_row_apart(family):
+    require_kept_apart(seeded(FAMILIES[family]))
+
+
+class Leaking(nn.Module):
+    """Sums up all tokens before; or only those of its segment, one position too far."""
+
+    def __init__(self, *, forgets_positions):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.forgets_positions = forgets_positions
+
+    def forward(self, input_ids, position_ids, **_):
+        if self.forgets_positions:
+            position_ids = torch.arange(input_ids.shape[1])[None]
+            return SimpleNamespace(logits=self.weight * position_ids[:, :, None].float())
+        weighed = input_ids * torch.arange(1, input_ids.shape[1] + 1)
+        return SimpleNamespace(logits=self.weight * weighed.cumsum(1)[:, :, None])
+
+
+@pytest.mark.parametrize("forgets_positions", [True, False])
+def test_a_model_that_does_not_is_refused_with_the_field_and_the_cure(forgets_positions):
+    message = r"spec.batch.rowLayout: packed, but Leaking lets .* use padded"
+    with pytest.raises(StartError, match=message):
+        PolicyUpdate(Leaking(forgets_positions=forgets_positions), packing_spec(make_spec()), PAD)
+
+
+def test_fresh_tokens_of_packed_rows_are_those_of_padded_ones():
+    model = seeded(llama, dtype=torch.float64)
+    groups = sampled_groups(model)
+    newest = [one for group in groups for one in group if len(one.response_token_ids) > 1]
+    mixed = [
+        replace(
+            one,
+            version_spans=(
+                VersionSpan(policy_version=8, num_tokens=1),
+                VersionSpan(policy_version=9, num_tokens=len(one.response_token_ids) - 1),
+            ),
+        )
+        for one in newest
+    ]
+    found = []
+    for spec in (make_spec(), packing_spec(make_spec())):
+        update = PolicyUpdate(seeded(llama, dtype=torch.float64), spec, PAD)
+        found.append(update.finish(update.begin(groups, policy_version=9), mixed).fresh)
+    padded, packed = found
+    assert packed.num_tokens == padded.num_tokens == sum(one.num_tokens_of(9) for one in mixed)
+    assert packed.absolute_log_ratio == pytest.approx(padded.absolute_log_ratio, rel=1e-9)

@@ -1,0 +1,65 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fixtures.learner.models import trajectory
+from vcpo.wire.trajectory import TokenSpan
+from vcpo_learner.forward.token_batch import micro_batches, token_batch
+
+CPU = torch.device("cpu")
+SHORT = trajectory(0, prompt=(3,), response=(5,))
+LONG = trajectory(1, prompt=(3, 4), response=(5, 6))
+
+
+def test_prompt_and_response_stand_side_by_side_and_padding_right_of_them():
+    batch = token_batch([SHORT, LONG], 9, CPU)
+    assert batch.input_ids.tolist() == [[3, 5, 9, 9], [3, 4, 5, 6]]
+
+
+def test_padding_is_not_attended_to():
+    batch = token_batch([SHORT, LONG], 9, CPU)
+    assert batch.attention_mask.tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+
+
+def test_only_response_tokens_are_trained_on():
+    batch = token_batch([SHORT, LONG], 9, CPU)
+    assert batch.response_mask.int().tolist() == [[0, 1, 0, 0], [0, 0, 1, 1]]
+
+
+def test_tokens_that_the_environment_wrote_are_read_and_not_trained_on():
+    sampled = trajectory(2, prompt=(3,), response=(5, 8, 9, 6), logprobs=(-1.0, -2.0))
+    one = replace(sampled, inserted_spans=(TokenSpan(start=1, num_tokens=2),))
+    batch = token_batch([one], 0, CPU)
+    assert batch.input_ids.tolist() == [[3, 5, 8, 9, 6]]
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 1, 1]]
+    assert batch.response_mask.int().tolist() == [[0, 1, 0, 0, 1]]
+    assert batch.rollout_logprobs.tolist() == [[0.0, -1.0, 0.0, 0.0, -2.0]]
+
+
+def test_a_trajectory_without_prompt_is_named():
+    with pytest.raises(ValueError, match="prompt_token_ids of trajectory 'lease/7' is empty"):
+        token_batch([trajectory(7, prompt=())], 0, CPU)
+
+
+def test_an_empty_batch_is_refused():
+    with pytest.raises(ValueError, match="trajectories is empty"):
+        token_batch([], 0, CPU)
+
+
+def test_micro_batches_take_the_shortest_first():
+    assert micro_batches([5, 1, 4, 2, 3], 2) == [[1, 3], [4, 2], [0]]
+
+
+@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 9))
+def test_every_position_is_in_one_micro_batch_of_bounded_size(lengths, size):
+    parts = micro_batches(lengths, size)
+    assert sorted(position for part in parts for position in part) == list(range(len(lengths)))
+    assert all(1 <= len(part) <= size for part in parts)
+
+
+def test_a_micro_batch_of_none_is_refused():
+    with pytest.raises(ValueError, match="size is 0"):
+        micro_batches([1], 0)

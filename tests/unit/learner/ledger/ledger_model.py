@@ -1,0 +1,163 @@
+"""What a ledger must do, written down a second time: plain sets and lists, and every fate kept."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tests.fixtures.learner.scenes import TIMEOUT_S
+
+SIZE = 2  # trajectories per prompt
+PROMPTS = 2  # per step
+MAX_ATTEMPTS = 2
+
+
+@dataclass
+class Promise:
+    """An open lease."""
+
+    number: int
+    worker_id: str
+    prompt_index: int
+    failures: int
+    expires_s: float
+    begun: int | None = None
+    """Oldest version of the answer that the grant goes on with."""
+    preempted: bool = False
+    versions: dict[int, int] = field(default_factory=dict)
+    """Oldest version of each answer that has arrived."""
+
+
+@dataclass
+class LedgerModel:
+    """One surviving history; a crash goes back to a copy of it."""
+
+    fates: dict[tuple[int, int], str] = field(default_factory=dict)
+    """What became of answer n of grant g, for every answer ever leased."""
+    open: dict[str, Promise] = field(default_factory=dict)
+    fulfilled: set[str] = field(default_factory=set)
+    buffered: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Prompt and oldest version of each complete group, by grant."""
+    owed: deque[tuple[int, int, int | None]] = field(default_factory=deque)
+    """Prompt, failures, oldest version of the answer begun."""
+    next_prompt: int = 0
+    next_grant: int = 0
+    version: int = 0
+    consumed: list[int] = field(default_factory=list)
+
+    def grant(
+        self,
+        lease_id: str,
+        worker_id: str,
+        now_s: float,
+        *,
+        oldest_begun: int = 0,
+        chosen: int | None = None,
+    ) -> Promise:
+        """Lease the next prompt: one owed, else the one chosen, else the next in order."""
+        fresh = self.next_prompt if chosen is None else chosen
+        prompt_index, failures, begun = self.owed.popleft() if self.owed else (fresh, 0, None)
+        self.next_prompt = max(self.next_prompt, prompt_index + 1)
+        kept = begun if begun is not None and begun >= oldest_begun else None
+        promise = Promise(
+            self.next_grant, worker_id, prompt_index, failures, now_s + TIMEOUT_S, kept
+        )
+        self.open[lease_id] = promise
+        self.fates |= {(promise.number, one): "in_flight" for one in range(SIZE)}
+        self.next_grant += 1
+        return promise
+
+    def submit(self, lease_id: str, numbers: Collection[int], oldest: int) -> list[str]:
+        """Hand in answers; returns the outcomes."""
+        if lease_id not in self.open:
+            return ["duplicate" if lease_id in self.fulfilled else "lease_ended"] * len(numbers)
+        promise = self.open[lease_id]
+        outcomes = []
+        for number in numbers:
+            outcomes.append("duplicate" if number in promise.versions else "accepted")
+            promise.versions.setdefault(number, oldest)
+            self.fates[promise.number, number] = "buffered"
+        if len(promise.versions) == SIZE:
+            del self.open[lease_id]
+            self.fulfilled.add(lease_id)
+            oldest_of_all = min(promise.versions.values())
+            self.buffered[promise.number] = (promise.prompt_index, oldest_of_all)
+        return outcomes
+
+    def end(self, lease_id: str, reason: str, begun: int | None = None) -> None:
+        """End an open lease, with the oldest version of an answer handed back or none."""
+        promise = self.open.pop(lease_id)
+        failed = reason == "generation_failed"
+        failures = promise.failures + failed
+        self._drop(promise.number, reason)
+        if failures < MAX_ATTEMPTS:
+            kept = promise.begun if begun is None else begun
+            self.owed.append((promise.prompt_index, failures, None if failed else kept))
+
+    def preempted(self) -> set[str]:
+        """Open leases that their workers are to hand back."""
+        return {lease_id for lease_id, promise in self.open.items() if promise.preempted}
+
+    def reason_to_hand_back(self, lease_id: str) -> str:
+        """Why answers are dropped when the lease is handed back."""
+        return "surplus" if self.open[lease_id].preempted else "handed_back"
+
+    def held_by(self, worker_id: str, lease_ids: Sequence[str]) -> list[str]:
+        """Open leases of a worker, all or those named."""
+        return [
+            lease_id
+            for lease_id, promise in self.open.items()
+            if promise.worker_id == worker_id and (not lease_ids or lease_id in lease_ids)
+        ]
+
+    def take(
+        self, failures_of: Mapping[int, int], max_lag_steps: int, limit: int | None = None
+    ) -> list[int] | None:
+        """Take a step's groups: their grants, or None."""
+        self.drop_late(failures_of, max_lag_steps, limit)
+        if len(self.buffered) < PROMPTS:
+            return None
+        taken = sorted(self.buffered, key=lambda one: (self.buffered[one][1], one))[:PROMPTS]
+        for number in taken:
+            del self.buffered[number]
+            self.fates |= {(number, one): "consumed" for one in range(SIZE)}
+        self.consumed += taken
+        self.version += 1
+        return taken
+
+    def drop_late(
+        self, failures_of: Mapping[int, int], max_lag_steps: int, limit: int | None = None
+    ) -> None:
+        """Drop what will be too old for the run, then what will be for the throttle."""
+        self._drop_beyond(failures_of, max_lag_steps, "lag_exceeded")
+        if limit is not None:
+            self._drop_beyond(failures_of, limit, "throttled")
+
+    def _drop_beyond(self, failures_of: Mapping[int, int], bound: int, reason: str) -> None:
+        """Play the steps to come with what there is now."""
+        left = sorted((oldest, number) for number, (_, oldest) in self.buffered.items())
+        version, late = self.version, []
+        while left:
+            late += [number for oldest, number in left if oldest < version - bound]
+            left = [one for one in left if one[0] >= version - bound][PROMPTS:]
+            version += 1
+        for number in sorted(late):
+            prompt_index, _ = self.buffered.pop(number)
+            self._drop(number, reason)
+            self.owed.append((prompt_index, failures_of[number], None))
+
+    def restart(self) -> None:
+        """Come back from a copy: what was open is owed again, and failures are forgotten."""
+        opened = [(promise.prompt_index, 0, promise.begun) for promise in self.open.values()]
+        for promise in self.open.values():
+            self._drop(promise.number, "learner_restarted")
+        self.owed = deque([*opened, *((index, 0, begun) for index, _, begun in self.owed)])
+        self.open, self.fulfilled = {}, set()
+
+    def tally(self) -> Counter[str]:
+        """How many answers have each fate."""
+        return Counter(self.fates.values())
+
+    def _drop(self, number: int, reason: str) -> None:
+        self.fates |= {(number, one): reason for one in range(SIZE)}

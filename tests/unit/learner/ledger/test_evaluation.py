@@ -1,0 +1,111 @@
+import pytest
+
+from tests.fixtures.learner.scenes import TIMEOUT_S, ManualClock, answer, answers, prompts
+from vcpo_learner.ledger.evaluation import EvaluationResult, EvaluationRound
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def make_round(clock):
+    def make(*, num_prompts=2, samples_per_prompt=1):
+        return EvaluationRound(
+            step=7,
+            num_prompts=num_prompts,
+            samples_per_prompt=samples_per_prompt,
+            lease_timeout_s=TIMEOUT_S,
+            max_attempts=2,
+            incarnation="now",
+            clock=clock,
+        )
+
+    return make
+
+
+def grant(round_, room, *, worker="w"):
+    return round_.grant(worker, max_trajectories=room, policy_version=7)
+
+
+def test_every_held_out_prompt_is_leased_once(make_round):
+    round_ = make_round(num_prompts=3)
+    assert prompts(grant(round_, 2) + grant(round_, 9)) == [0, 1, 2]
+    assert grant(round_, 9) == []
+
+
+def test_a_prompt_that_does_not_fit_a_worker_is_shared_between_leases(make_round):
+    round_ = make_round(num_prompts=2, samples_per_prompt=3)
+    leases = grant(round_, 2) + grant(round_, 3) + grant(round_, 3)
+    sizes = [(lease.prompt_index, lease.num_trajectories) for lease in leases]
+    assert sizes == [(0, 2), (0, 1), (1, 2), (1, 1)]
+
+
+def test_a_round_is_done_when_every_prompt_was_answered(make_round):
+    round_ = make_round()
+    for lease in grant(round_, 2):
+        assert not round_.done
+        round_.submit(lease.lease_id, answers(lease))
+    assert round_.done
+
+
+def test_the_result_is_the_mean_reward_and_the_range_of_versions(make_round):
+    round_ = make_round()
+    first, second = grant(round_, 2)
+    round_.submit(first.lease_id, answers(first, reward=1.0, versions=(6, 7)))
+    round_.submit(second.lease_id, answers(second, reward=0.5, versions=(7, 9)))
+    assert round_.result() == EvaluationResult(
+        step=7, accuracy=0.75, num_trajectories=2, policy_version_min=6, policy_version_max=9
+    )
+
+
+def test_an_expired_prompt_is_leased_to_somebody_else(make_round, clock):
+    round_ = make_round(num_prompts=1)
+    (lost,) = grant(round_, 1)
+    clock.advance(TIMEOUT_S)
+    assert len(round_.expire()) == 1
+    assert round_.submit(lost.lease_id, answers(lost)) == ["lease_ended"]
+    assert prompts(grant(round_, 1, worker="other")) == [0]
+
+
+def test_a_prompt_is_given_up_after_its_last_failed_attempt(make_round):
+    round_ = make_round(num_prompts=1)
+    for _ in range(2):
+        assert not round_.done
+        (lease,) = grant(round_, 1)
+        round_.fail(lease.lease_id)
+    assert round_.done
+    assert round_.result() is None
+
+
+def test_a_prompt_handed_back_has_not_failed(make_round):
+    round_ = make_round(num_prompts=1)
+    for _ in range(5):
+        (lease,) = grant(round_, 1)
+        assert (lease.attempt, round_.release("w", [])) == (1, 1)
+
+
+def test_a_worker_hands_back_only_its_own(make_round):
+    round_ = make_round()
+    (mine,) = grant(round_, 1, worker="mine")
+    (other,) = grant(round_, 1, worker="other")
+    assert round_.release("mine", [other.lease_id]) == 0
+    assert round_.release("mine", [mine.lease_id]) == 1
+
+
+def test_a_repeated_answer_is_a_duplicate_and_counts_once(make_round):
+    round_ = make_round()
+    (lease,) = grant(round_, 1)
+    sent = [answer(lease.lease_id, 0)]
+    assert round_.submit(lease.lease_id, sent) == ["accepted"]
+    assert round_.submit(lease.lease_id, sent) == ["duplicate"]
+    assert round_.result().num_trajectories == 1
+
+
+def test_a_round_tells_its_own_leases_from_those_of_training(make_round):
+    round_ = make_round()
+    (lease,) = grant(round_, 1)
+    assert round_.has_issued(lease.lease_id)
+    assert not round_.has_issued("train-now-0")
+    assert not round_.has_issued("evaluation-now-70-0")

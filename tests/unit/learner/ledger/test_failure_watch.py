@@ -1,0 +1,133 @@
+"""A run whose environment never works ends soon; one that worked outlives a short outage."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.fixtures.learner.scenes import ManualClock, asking, make_desk, make_run
+from vcpo.failures import Failure, FailureCause
+from vcpo_learner.ledger.failure_watch import FailureWatch, TooManyFailuresError
+from vcpo_learner.telemetry.signals import SignalWindow
+
+MISSING = Failure(
+    cause=FailureCause.REWARD,
+    exception_type="KeyError",
+    message="'answer'",
+    location="/app/task.py:12",
+)
+
+
+def watch(clock=None, **policy):
+    spec = make_run(failurePolicy={"maxFailuresInARow": 3, **policy}).spec
+    return FailureWatch(spec, clock or ManualClock())
+
+
+def fail(watched, times):
+    for _ in range(times):
+        watched.record_failure(MISSING)
+
+
+def test_an_environment_that_never_worked_ends_the_run_with_the_reason_and_the_place():
+    watched = watch()
+    fail(watched, 2)
+    watched.check()
+    fail(watched, 1)
+    said = (
+        r"^3 generations in a row failed, the last by environment 'sort_digits': "
+        r"reward: KeyError: 'answer' \(/app/task.py:12\)\..*maxFailuresInARow"
+    )
+    with pytest.raises(TooManyFailuresError, match=said):
+        watched.check()
+
+
+def test_an_answer_between_failures_begins_the_count_anew():
+    watched = watch()
+    for _ in range(10):
+        fail(watched, 2)
+        watched.check()
+        watched.record_success()
+    assert watched.in_a_row == 0
+
+
+def test_one_that_worked_may_fail_for_as_long_as_is_tolerated():
+    clock = ManualClock()
+    watched = watch(clock, failureToleranceSeconds=60)
+    watched.record_success()
+    fail(watched, 1000)
+    clock.advance(59.0)
+    watched.check()
+    clock.advance(1.0)
+    with pytest.raises(TooManyFailuresError, match="1000 generations in a row"):
+        watched.check()
+
+
+def test_what_the_engine_cannot_do_is_not_blamed_on_the_environment():
+    watched = watch()
+    for _ in range(3):
+        watched.record_failure(Failure(cause=FailureCause.ENGINE, message="no memory"))
+    with pytest.raises(TooManyFailuresError, match="the last by engine: no memory"):
+        watched.check()
+
+
+def test_news_are_told_once():
+    watched = watch()
+    fail(watched, 150)
+    line = "environment 'sort_digits': reward: KeyError: 'answer' (/app/task.py:12)"
+    assert watched.take_event_lines() == [line, f"{line}; 100 times so far"]
+    assert watched.take_event_lines() == []
+
+
+async def failing(desk, times):
+    """Report the failure of so many leases, one after the other."""
+    for _ in range(times):
+        (given,) = await desk.dispatcher.lease(asking(room=2), wait_s=0)
+        desk.dispatcher.fail("w", given.lease.lease_id, MISSING)
+
+
+async def test_a_learner_that_waits_for_a_batch_hears_that_there_will_be_none():
+    desk = make_desk(failurePolicy={"maxFailuresInARow": 3})
+    waiting = asyncio.create_task(desk.dispatcher.next_batch())
+    await failing(desk, 3)
+    with pytest.raises(TooManyFailuresError, match="KeyError: 'answer'"):
+        await waiting
+
+
+async def test_so_does_one_that_waits_for_its_first_evaluation():
+    desk = make_desk(
+        failurePolicy={"maxFailuresInARow": 3}, evaluation={"prompts": 5, "everySteps": 100}
+    )
+    round_ = asyncio.create_task(desk.dispatcher.evaluate(0, exclusive=True))
+    await asyncio.sleep(0)
+    for _ in range(3):
+        (given,) = await desk.dispatcher.lease(asking(room=1), wait_s=0)
+        desk.dispatcher.fail("w", given.lease.lease_id, MISSING)
+    with pytest.raises(TooManyFailuresError):
+        await round_
+
+
+async def test_an_accepted_answer_ends_the_row():
+    desk = make_desk()
+    await failing(desk, 2)
+    (given,) = await desk.dispatcher.lease(asking(room=2), wait_s=0)
+    assert desk.dispatcher.failures.in_a_row == 2
+    desk.submit(given)
+    assert desk.dispatcher.failures.in_a_row == 0
+
+
+async def test_signals_tell_what_fails_how_often_and_when():
+    desk = make_desk()
+    window = SignalWindow(
+        run_name="run",
+        total_steps=3,
+        batch_trajectories=4,
+        dispatcher=desk.dispatcher,
+        clock=desk.clock,
+    )
+    await failing(desk, 2)
+    desk.clock.advance(5.0)
+    (told,) = window.message().failures
+    assert (told.cause, told.count, told.seconds_since_latest) == ("reward", 2, 5.0)
+    assert told.message == "reward: KeyError: 'answer' (/app/task.py:12)"
+    assert window.message().failures_in_a_row == 2

@@ -1,0 +1,73 @@
+from dataclasses import replace
+
+import pytest
+
+from tests.fixtures.learner.scenes import TIMEOUT_S, ManualClock, answer, answers, begun_answer
+from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.trajectory import prompt_sum
+from vcpo_learner.ledger import leases
+from vcpo_learner.ledger.leases import LeaseBook
+
+
+@pytest.fixture
+def book():
+    return LeaseBook(prefix="train-now", timeout_s=TIMEOUT_S, clock=ManualClock())
+
+
+def open_lease(book):
+    return book.open(worker_id="w", prompt_index=0, num_trajectories=1, attempt=1, policy_version=0)
+
+
+def test_lease_ids_carry_the_prefix_and_count_the_grants(book):
+    assert [open_lease(book).lease_id for _ in range(2)] == ["train-now-0", "train-now-1"]
+
+
+def test_a_book_knows_its_own_ids_by_their_form(book):
+    lease = open_lease(book)
+    book.close(lease.lease_id)
+    assert book.has_issued(lease.lease_id)
+    assert not book.has_issued("train-nowhere-0")
+
+
+def test_abandoning_twice_says_that_there_is_nothing_left(book):
+    lease = open_lease(book)
+    assert book.close(lease.lease_id) is lease
+    assert book.close(lease.lease_id) is None
+
+
+def test_the_memory_of_fulfilled_leases_is_bounded(book, monkeypatch):
+    monkeypatch.setattr(leases, "_REMEMBERED_LEASES", 2)
+    closed = [open_lease(book) for _ in range(3)]
+    for lease in closed:
+        book.submit(lease.lease_id, answers(lease))
+    outcomes = [book.submit(lease.lease_id, answers(lease))[0][0] for lease in closed]
+    assert outcomes == ["lease_ended", "duplicate", "duplicate"]
+
+
+def test_all_answers_of_a_lease_are_to_one_prompt(book):
+    lease = book.open(
+        worker_id="w", prompt_index=0, num_trajectories=2, attempt=1, policy_version=0
+    )
+    book.submit(lease.lease_id, [answer(lease.lease_id, 0)])
+    other = replace(answer(lease.lease_id, 1), prompt_token_ids=(3, 4, 5))
+    with pytest.raises(InvalidMessageError, match=r"trajectories\[0\]\.prompt_token_ids: must be"):
+        book.submit(lease.lease_id, [other])
+    assert lease.num_missing == 1
+
+
+@pytest.mark.parametrize(("begun_for", "is_fine"), [((3, 4), True), ((4, 3), False), (None, True)])
+def test_an_answer_is_to_the_prompt_that_the_lease_was_begun_for(book, begun_for, is_fine):
+    begun = replace(begun_answer(0), prompt_xxh3=prompt_sum(begun_for) if begun_for else 0)
+    lease = book.open(
+        worker_id="w",
+        prompt_index=0,
+        num_trajectories=1,
+        attempt=1,
+        policy_version=0,
+        begun=(begun,),
+    )
+    if is_fine:
+        assert book.submit(lease.lease_id, answers(lease))[0] == ["accepted"]
+    else:
+        with pytest.raises(InvalidMessageError, match="those that the lease's answers were begun"):
+            book.submit(lease.lease_id, answers(lease))

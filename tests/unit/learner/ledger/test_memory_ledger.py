@@ -1,0 +1,402 @@
+import struct
+from collections import Counter
+
+import pytest
+
+from tests.fixtures.learner.scenes import (
+    TIMEOUT_S,
+    ManualClock,
+    answer,
+    answers,
+    begun_answer,
+    make_ledger,
+    prompts,
+)
+from vcpo.algo import GroupFilter
+from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.v1 import ledger_pb2
+from vcpo_learner.ledger.accounting import AccountingError, TrajectoryCounts
+from vcpo_learner.prompts.source import SequentialPrompts
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def ledger(clock):
+    return make_ledger(clock)
+
+
+def grant(ledger, count, *, worker="w", version=0):
+    return ledger.grant(worker, num_groups=count, policy_version=version)
+
+
+def submit_all(ledger, leases, **details):
+    for lease in leases:
+        ledger.submit(lease.lease_id, answers(lease, **details))
+
+
+def restarted(ledger, clock):
+    """Another process's ledger that goes on from this one's snapshot, through its bytes."""
+    data = ledger.snapshot().SerializeToString()
+    other = make_ledger(clock, incarnation="later")
+    other.restore(ledger_pb2.LedgerSnapshot.FromString(data))
+    return other
+
+
+def test_new_prompts_are_granted_in_their_order(ledger):
+    assert prompts(grant(ledger, 2) + grant(ledger, 1)) == [0, 1, 2]
+
+
+def test_an_expired_lease_is_granted_again_before_new_prompts(ledger, clock):
+    grant(ledger, 2)
+    clock.advance(TIMEOUT_S)
+    assert len(ledger.expire()) == 2
+    assert prompts(grant(ledger, 3)) == [0, 1, 2]
+    assert ledger.counts().dropped == {"lease_expired": 4}
+
+
+def test_a_lease_is_open_until_its_last_instant(ledger, clock):
+    grant(ledger, 1)
+    clock.advance(TIMEOUT_S - 0.001)
+    assert ledger.expire() == []
+
+
+def test_a_late_submission_finds_its_lease_ended(ledger, clock):
+    (lease,) = grant(ledger, 1)
+    clock.advance(TIMEOUT_S)
+    ledger.expire()
+    assert ledger.submit(lease.lease_id, answers(lease)) == ["lease_ended"] * 2
+    assert ledger.counts().buffered == 0
+
+
+def test_a_repeated_submission_is_a_duplicate_and_changes_nothing(ledger):
+    (lease,) = grant(ledger, 1)
+    assert ledger.submit(lease.lease_id, answers(lease)) == ["accepted"] * 2
+    before = ledger.counts()
+    assert ledger.submit(lease.lease_id, answers(lease, reward=9.0)) == ["duplicate"] * 2
+    assert ledger.counts() == before
+
+
+def test_the_first_answer_under_an_id_is_the_one_that_stays(ledger):
+    (lease, _) = leases = grant(ledger, 2)
+    ledger.submit(lease.lease_id, [answer(lease.lease_id, 0, reward=0.25)])
+    ledger.submit(lease.lease_id, [answer(lease.lease_id, 0, reward=0.75)])
+    submit_all(ledger, leases)
+    batch = ledger.take_batch(policy_version=0, max_lag_steps=1)
+    assert [one.reward for one in batch[0].trajectories] == [0.25, 1.0]
+
+
+def test_one_answer_sent_twice_in_one_submission_counts_once(ledger):
+    (lease,) = grant(ledger, 1)
+    twice = [answer(lease.lease_id, 1)] * 2
+    assert ledger.submit(lease.lease_id, twice) == ["accepted", "duplicate"]
+
+
+def test_part_of_a_group_is_buffered_but_never_taken(ledger):
+    first, second, third = grant(ledger, 3)
+    ledger.submit(first.lease_id, [answer(first.lease_id, 0)])
+    submit_all(ledger, [second])
+    assert (ledger.counts().in_flight, ledger.counts().buffered) == (3, 3)
+    assert ledger.take_batch(policy_version=0, max_lag_steps=1) is None
+    submit_all(ledger, [third])
+    batch = ledger.take_batch(policy_version=0, max_lag_steps=1)
+    assert [group.lease_id for group in batch] == [second.lease_id, third.lease_id]
+
+
+def test_groups_are_consumed_in_the_order_of_their_grants(ledger):
+    leases = grant(ledger, 3)
+    submit_all(ledger, reversed(leases))
+    batch = ledger.take_batch(policy_version=0, max_lag_steps=1)
+    assert [group.prompt_index for group in batch] == [0, 1]
+
+
+def test_an_answer_of_another_lease_is_refused_whole(ledger):
+    first, second = grant(ledger, 2)
+    sent = [answer(first.lease_id, 0), answer(second.lease_id, 1)]
+    with pytest.raises(InvalidMessageError, match=r"trajectories\[1\]\.trajectory_id.*<0 to 1>"):
+        ledger.submit(first.lease_id, sent)
+    assert ledger.counts().buffered == 0
+
+
+def test_a_filter_drops_groups_of_equal_rewards_and_never_grants_their_prompts_again(clock):
+    ledger = make_ledger(clock, group_filter=GroupFilter.INFORMATIVE)
+    first, second = ledger.grant("w", num_groups=2, policy_version=0)
+    ledger.submit(first.lease_id, answers(first, reward=1.0))
+    ledger.submit(
+        second.lease_id,
+        [answer(second.lease_id, number, reward=float(number)) for number in range(2)],
+    )
+    counts = ledger.counts()
+    assert (counts.buffered, counts.dropped) == (2, {"no_signal": 2})
+    assert [lease.prompt_index for lease in ledger.grant("w", num_groups=1, policy_version=0)] == [
+        2
+    ]
+
+
+class Notebook(SequentialPrompts):
+    """Counts up to 3 prompts, then has none; notes what it hears."""
+
+    def __init__(self):
+        super().__init__()
+        self.heard = []
+
+    def next_prompt(self, in_flight):
+        return None if len(in_flight) == 3 else super().next_prompt(in_flight)
+
+    def observe(self, prompt_index, trajectories):
+        self.heard.append((prompt_index, [each.reward for each in trajectories]))
+
+
+@pytest.fixture
+def notebook():
+    return Notebook()
+
+
+def test_the_source_hears_of_groups_that_say_nothing_too(clock, notebook):
+    ledger = make_ledger(clock, group_filter=GroupFilter.INFORMATIVE, prompt_source=notebook)
+    submit_all(ledger, grant(ledger, 2), reward=0.5)
+    assert notebook.heard == [(0, [0.5, 0.5]), (1, [0.5, 0.5])]
+    assert ledger.counts().dropped == {"no_signal": 4}
+
+
+def test_the_source_hears_of_a_group_once_and_only_when_it_is_whole(clock, notebook):
+    ledger = make_ledger(clock, prompt_source=notebook)
+    (lease,) = grant(ledger, 1)
+    ledger.submit(lease.lease_id, [answer(lease.lease_id, 0)])
+    assert notebook.heard == []
+    submit_all(ledger, [lease, lease])
+    assert notebook.heard == [(0, [1.0, 1.0])]
+
+
+def test_fewer_prompts_are_leased_when_the_source_has_no_more(clock, notebook):
+    ledger = make_ledger(clock, prompt_source=notebook)
+    first, *_ = leases = grant(ledger, 5)
+    assert prompts(leases) == [0, 1, 2]
+    assert ledger.counts().leased == 6
+    submit_all(ledger, [first])
+    assert prompts(grant(ledger, 5)) == [3]
+
+
+def test_prompts_that_are_owed_are_granted_though_the_source_has_none(clock, notebook):
+    ledger = make_ledger(clock, prompt_source=notebook)
+    leases = grant(ledger, 3)
+    ledger.release("w", [leases[1].lease_id])
+    assert prompts(grant(ledger, 1)) == [1]
+
+
+def test_a_group_older_than_the_bound_is_dropped_and_its_prompt_granted_again(ledger):
+    leases = grant(ledger, 3)
+    submit_all(ledger, leases[:1], versions=(3, 4))
+    submit_all(ledger, leases[1:], versions=(4, 5))
+    batch = ledger.take_batch(policy_version=5, max_lag_steps=1)
+    assert [group.prompt_index for group in batch] == [1, 2]
+    assert ledger.counts().dropped == {"lag_exceeded": 2}
+    assert prompts(grant(ledger, 2)) == [0, 3]
+
+
+def test_stale_groups_are_dropped_even_when_too_few_are_left_for_a_step(ledger):
+    submit_all(ledger, grant(ledger, 2))
+    assert ledger.take_batch(policy_version=2, max_lag_steps=1) is None
+    assert ledger.counts().dropped == {"lag_exceeded": 4}
+
+
+def test_stale_prompts_are_granted_again_in_the_order_of_their_first_grants(ledger):
+    first, second, third = grant(ledger, 3)
+    submit_all(ledger, [first, third, second])
+    ledger.take_batch(policy_version=2, max_lag_steps=1)
+    assert prompts(grant(ledger, 3)) == [0, 1, 2]
+
+
+def test_a_prompt_is_given_up_after_its_last_failed_attempt(ledger):
+    for _ in range(2):
+        (lease,) = grant(ledger, 1)
+        assert lease.prompt_index == 0
+        ledger.fail(lease.lease_id)
+    assert prompts(grant(ledger, 1)) == [1]
+    assert ledger.counts().dropped == {"generation_failed": 4}
+
+
+def test_only_failed_generations_count_as_attempts(ledger, clock):
+    for _ in range(5):
+        ledger.release("w", [grant(ledger, 1)[0].lease_id])
+        grant(ledger, 1)
+        clock.advance(TIMEOUT_S)
+        ledger.expire()
+    (lease,) = grant(ledger, 1)
+    assert (lease.prompt_index, lease.attempt) == (0, 1)
+
+
+def test_release_without_ids_ends_every_lease_of_the_worker_and_of_no_other(ledger):
+    grant(ledger, 2, worker="gone")
+    grant(ledger, 1, worker="here")
+    assert ledger.release("gone", []) == 2
+    assert ledger.in_flight_by_worker() == {"here": 2}
+
+
+def test_a_worker_cannot_hand_back_the_lease_of_another(ledger):
+    (lease,) = grant(ledger, 1, worker="owner")
+    assert ledger.release("other", [lease.lease_id]) == 0
+    assert ledger.counts().in_flight == 2
+
+
+def test_naming_a_lease_twice_hands_it_back_once(ledger):
+    (lease,) = grant(ledger, 1)
+    assert ledger.release("w", [lease.lease_id, lease.lease_id, "unknown"]) == 1
+    assert ledger.counts().dropped == {"handed_back": 2}
+
+
+def test_accepted_groups_survive_a_restart_bit_for_bit(ledger, clock):
+    (float32,) = struct.unpack("<f", struct.pack("<f", -0.1))
+    submit_all(ledger, grant(ledger, 2), versions=(0, 1), reward=0.1, logprob=float32)
+    before = sorted(ledger._buffer)
+    batch = restarted(ledger, clock).take_batch(policy_version=1, max_lag_steps=1)
+    assert [group.trajectories for group in batch] == [group.trajectories for group in before]
+
+
+def test_what_was_in_flight_at_a_restart_is_dropped_by_name_and_granted_again(ledger, clock):
+    first, second = grant(ledger, 2)
+    ledger.submit(first.lease_id, [answer(first.lease_id, 0)])
+    later = restarted(ledger, clock)
+    counts = later.counts()
+    assert counts == TrajectoryCounts(
+        leased=4, in_flight=0, buffered=0, consumed=0, dropped={"learner_restarted": 4}
+    )
+    assert prompts(grant(later, 3)) == [first.prompt_index, second.prompt_index, 2]
+
+
+def test_a_lease_from_before_a_restart_is_unknown_after_it(ledger, clock):
+    (lease,) = grant(ledger, 1)
+    later = restarted(ledger, clock)
+    grant(later, 1)
+    assert later.submit(lease.lease_id, answers(lease)) == ["lease_ended"] * 2
+
+
+def test_groups_from_before_a_restart_are_consumed_before_those_after_it(ledger, clock):
+    old = grant(ledger, 2)
+    submit_all(ledger, old[1:])
+    later = restarted(ledger, clock)
+    submit_all(later, grant(later, 2))
+    batch = later.take_batch(policy_version=0, max_lag_steps=1)
+    assert [group.prompt_index for group in batch] == [1, 0]
+
+
+def test_a_crash_goes_back_to_the_snapshot_and_consumes_again_what_it_rolled_back(ledger, clock):
+    submit_all(ledger, grant(ledger, 2))
+    later = restarted(ledger, clock)
+    lost = ledger.take_batch(policy_version=0, max_lag_steps=1)
+    again = later.take_batch(policy_version=0, max_lag_steps=1)
+    assert [group.trajectories for group in again] == [group.trajectories for group in lost]
+    assert later.counts().consumed == 4
+
+
+def test_a_snapshot_does_not_change_the_ledger(ledger):
+    (lease, _) = grant(ledger, 2)
+    ledger.submit(lease.lease_id, [answer(lease.lease_id, 0)])
+    before = ledger.counts()
+    ledger.snapshot()
+    assert ledger.counts() == before
+    assert ledger.submit(lease.lease_id, [answer(lease.lease_id, 1)]) == ["accepted"]
+
+
+def test_counts_that_do_not_add_up_are_an_error_that_shows_them():
+    counts = TrajectoryCounts(
+        leased=9, in_flight=1, buffered=2, consumed=3, dropped=Counter({"handed_back": 2})
+    )
+    with pytest.raises(AccountingError, match=r"\(8\).*leased=9"):
+        counts.check()
+
+
+def test_of_complete_groups_the_one_with_the_oldest_token_is_consumed_first(ledger):
+    new, old, newest = grant(ledger, 3, version=2)
+    submit_all(ledger, [new], versions=(2,))
+    submit_all(ledger, [old], versions=(1, 2))
+    submit_all(ledger, [newest], versions=(2,))
+    batch = ledger.take_batch(policy_version=2, max_lag_steps=1)
+    assert [group.lease_id for group in batch] == [old.lease_id, new.lease_id]
+
+
+def test_a_batch_that_is_given_back_is_taken_again(ledger):
+    submit_all(ledger, grant(ledger, 3))
+    batch = ledger.take_batch(policy_version=0, max_lag_steps=1)
+    ledger.return_batch(batch)
+    counts = ledger.counts()
+    counts.check()
+    assert (counts.consumed, counts.buffered) == (0, 6)
+    assert ledger.take_batch(policy_version=0, max_lag_steps=1) == batch
+
+
+def test_a_group_in_quarantine_is_dropped_by_name_and_its_prompt_granted_to_nobody(ledger):
+    submit_all(ledger, leases := grant(ledger, 2))
+    (dropped,) = ledger.quarantine([leases[0].lease_id, "unknown"])
+    assert dropped.lease_id == leases[0].lease_id
+    counts = ledger.counts()
+    counts.check()
+    assert (counts.buffered, counts.dropped) == (2, {"quarantined": 2})
+    assert ledger.wasted_tokens() == {"quarantined": 2}
+    assert prompts(grant(ledger, 1)) == [2]
+
+
+def test_redundant_answers_are_accounted_for_when_their_group_is_complete(clock):
+    ledger = make_ledger(clock, redundant_trajectories=3)
+    first, _ = grant(ledger, 2)
+    assert (ledger.counts().leased, ledger.counts().in_flight) == (4, 4)
+    submit_all(ledger, [first])
+    counts = ledger.counts()
+    counts.check()
+    assert (counts.leased, counts.in_flight, counts.buffered) == (7, 2, 2)
+    assert counts.dropped == {"redundant": 3}
+
+
+def test_leases_with_the_newest_tokens_are_recalled_first_and_only_whole(ledger):
+    begun, other = grant(ledger, 2, version=3)
+    ledger.release("w", [begun.lease_id], [begun_answer(2)])
+    again, newest = grant(ledger, 2, version=3)
+    assert again.prompt_index == begun.prompt_index
+    ledger.preempt(5)
+    assert ledger.preempted_leases("w") == [other.lease_id, newest.lease_id]
+    ledger.preempt(4)  # those count
+    assert len(ledger.preempted_leases("w")) == 2
+    assert ledger.preempted_leases("another") == []
+
+
+def test_a_recalled_lease_that_is_answered_in_time_is_as_good_as_any(ledger):
+    (lease,) = grant(ledger, 1)
+    ledger.preempt(2)
+    submit_all(ledger, [lease])
+    assert ledger.preempted_leases("w") == []
+    assert (ledger.counts().buffered, ledger.counts().dropped) == (2, {})
+
+
+def arrived(ledger, *versions_of_groups):
+    """A ledger's buffer with a group of two answers for each tuple of versions."""
+    leases = ledger.grant("w", num_groups=len(versions_of_groups), policy_version=0)
+    for lease, versions in zip(leases, versions_of_groups, strict=True):
+        ledger.submit(lease.lease_id, answers(lease, versions=versions))
+    return leases
+
+
+def test_the_newest_answers_are_those_with_tokens_of_a_version_one_of_each_prompt_first():
+    ledger = make_ledger(ManualClock())
+    _, first, second = arrived(ledger, (2, 2), (2, 3), (3, 3))
+    ids = [one.trajectory_id for one in ledger.newest_trajectories(3, num_tokens=100)]
+    assert ids == [f"{lease.lease_id}/{n}" for n in (0, 1) for lease in (second, first)]
+    assert ledger.newest_trajectories(4, num_tokens=100) == []
+    assert [one.num_tokens_of(2) for one in ledger.newest_trajectories(2, num_tokens=3)] == [1, 2]
+    assert ledger.counts().buffered == 6
+
+
+def test_the_newest_answers_are_as_few_as_have_the_tokens_wanted():
+    ledger = make_ledger(ManualClock())
+    arrived(ledger, (3, 3), (3, 3))
+    sizes = [len(ledger.newest_trajectories(3, num_tokens=wanted)) for wanted in (0, 1, 2, 3, 4, 5)]
+    assert sizes == [0, 1, 1, 2, 2, 3]
+
+
+def test_answers_of_a_group_that_is_not_complete_are_among_the_newest():
+    ledger = make_ledger(ManualClock())
+    (lease,) = ledger.grant("w", num_groups=1, policy_version=3)
+    ledger.submit(lease.lease_id, answers(lease, versions=(3,))[:1])
+    assert len(ledger.newest_trajectories(3, num_tokens=9)) == 1

@@ -1,0 +1,242 @@
+"""The ledger against its model, through any order of grants, answers, ends, steps and crashes."""
+
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.fixtures.learner.scenes import (
+    TIMEOUT_S,
+    ManualClock,
+    answer,
+    begun_answer,
+    make_ledger,
+)
+from tests.unit.learner.ledger.ledger_model import LedgerModel
+from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.v1 import ledger_pb2
+from vcpo_learner.prompts.selection import PosteriorPrompts, TeacherPrompts
+from vcpo_learner.prompts.source import SequentialPrompts
+
+MAX_LAG_STEPS = 1
+LIMITS = st.none() | st.integers(0, MAX_LAG_STEPS)
+"""Of the throttle, or none."""
+POOL = 4
+WORKERS = st.sampled_from(["left", "right"])
+PICKS = st.integers(0, 10**6)
+PLACES = {"in_flight", "buffered", "consumed"}
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    counts_up = True
+
+    def source(self):
+        return SequentialPrompts()
+
+    def check_choice(self, lease):
+        """Nothing beside what the model foretells."""
+
+    def check_number(self, leases, num_groups):
+        assert len(leases) == num_groups
+
+    def start(self, incarnation):
+        return make_ledger(self.clock, incarnation=incarnation, prompt_source=self.source())
+
+    @initialize()
+    def begin(self):
+        self.clock = ManualClock()
+        self.starts = 0
+        self.ledger = self.start("start0")
+        self.model = LedgerModel()
+        self.lease_ids = ["train-start0-999"]  # the first was never granted
+        self.failures_of = {}
+        self.keep()
+
+    @rule()
+    def keep(self):
+        self.kept = self.ledger.snapshot().SerializeToString(), deepcopy(self.model)
+
+    @rule()
+    def crash(self):
+        snapshot, model = self.kept
+        self.starts += 1
+        self.ledger = self.start(f"start{self.starts}")
+        self.ledger.restore(ledger_pb2.LedgerSnapshot.FromString(snapshot))
+        self.model = deepcopy(model)
+        self.model.restart()
+        self.failures_of = dict.fromkeys(self.model.buffered, 0)
+
+    @rule(worker=WORKERS, num_groups=st.integers(1, 3))
+    def grant(self, worker, num_groups):
+        version = self.model.version
+        limits = {"oldest_partial_version": max(0, version - MAX_LAG_STEPS)}
+        leases = self.ledger.grant(worker, num_groups=num_groups, policy_version=version, **limits)
+        for lease in leases:
+            self.check_choice(lease)
+            chosen = None if self.counts_up else lease.prompt_index
+            promise = self.model.grant(
+                lease.lease_id,
+                worker,
+                self.clock(),
+                oldest_begun=limits["oldest_partial_version"],
+                chosen=chosen,
+            )
+            assert [one.oldest_policy_version for one in lease.begun] == (
+                [] if promise.begun is None else [promise.begun]
+            )
+            assert lease.lease_id not in self.lease_ids
+            assert (lease.grant_number, lease.prompt_index) == (
+                promise.number,
+                promise.prompt_index,
+            )
+            self.failures_of[promise.number] = promise.failures
+            self.lease_ids.append(lease.lease_id)
+        self.check_number(leases, num_groups)
+
+    @rule(pick=PICKS, numbers=st.sampled_from([(0,), (1,), (0, 1), (1, 0)]), age=st.integers(0, 2))
+    def submit(self, pick, numbers, age):
+        lease_id = self.lease_ids[-1 - pick % len(self.lease_ids)]
+        oldest = max(0, self.model.version - age)
+        versions = (oldest, self.model.version)
+        sent = [answer(lease_id, number, versions=versions) for number in numbers]
+        outcomes = self.ledger.submit(lease_id, sent)
+        assert [str(one) for one in outcomes] == self.model.submit(lease_id, numbers, oldest)
+
+    @precondition(lambda self: self.model.open)
+    @rule(pick=PICKS, name=st.sampled_from(["{}/2", "{}/-1", "{}/00", "{}/", "{}", "other/0"]))
+    def submit_what_was_not_asked_for(self, pick, name):
+        lease_id = list(self.model.open)[pick % len(self.model.open)]
+        foreign = replace(answer(lease_id, 0), trajectory_id=name.format(lease_id))
+        with pytest.raises(InvalidMessageError, match=r"trajectories\[1\]\.trajectory_id"):
+            self.ledger.submit(lease_id, [answer(lease_id, 0), foreign])
+
+    @rule(pick=PICKS)
+    def fail(self, pick):
+        lease_id = self.lease_ids[-1 - pick % len(self.lease_ids)]
+        self.ledger.fail(lease_id)
+        if lease_id in self.model.open:
+            self.model.end(lease_id, "generation_failed")
+
+    @rule(worker=WORKERS, picks=st.lists(PICKS, max_size=3))
+    def release(self, worker, picks):
+        lease_ids = [self.lease_ids[-1 - pick % len(self.lease_ids)] for pick in picks]
+        ended = self.model.held_by(worker, lease_ids)
+        assert self.ledger.release(worker, lease_ids) == len(ended)
+        for lease_id in ended:
+            self.model.end(lease_id, self.model.reason_to_hand_back(lease_id))
+
+    @precondition(lambda self: self.model.open)
+    @rule(pick=PICKS, age=st.integers(0, 2))
+    def hand_back_what_was_begun(self, pick, age):
+        lease_id = list(self.model.open)[pick % len(self.model.open)]
+        oldest = max(0, self.model.version - age)
+        worker = self.model.open[lease_id].worker_id
+        begun = [begun_answer(oldest, self.model.version)]
+        assert self.ledger.release(worker, [lease_id], begun) == 1
+        self.model.end(lease_id, self.model.reason_to_hand_back(lease_id), oldest)
+
+    @rule(num_trajectories=st.integers(0, 6))
+    def preempt(self, num_trajectories):
+        self.ledger.preempt(num_trajectories)
+        preempted = {
+            one for worker in ("left", "right") for one in self.ledger.preempted_leases(worker)
+        }
+        assert self.model.preempted() <= preempted <= self.model.open.keys()
+        missing = sum(2 - len(self.model.open[one].versions) for one in preempted)
+        assert missing <= num_trajectories or preempted == self.model.preempted()
+        for lease_id in preempted:
+            self.model.open[lease_id].preempted = True
+
+    @rule(seconds=st.sampled_from([0.0, TIMEOUT_S / 2, TIMEOUT_S]))
+    def expire(self, seconds):
+        self.clock.advance(seconds)
+        expired = [one for one, it in self.model.open.items() if it.expires_s <= self.clock()]
+        assert len(self.ledger.expire()) == len(expired)
+        for lease_id in expired:
+            self.model.end(lease_id, "lease_expired")
+
+    @rule(limit=LIMITS)
+    def drop_late(self, limit):
+        self.ledger.drop_late(
+            policy_version=self.model.version,
+            max_lag_steps=MAX_LAG_STEPS,
+            admission_lag_steps=limit,
+        )
+        self.model.drop_late(self.failures_of, MAX_LAG_STEPS, limit)
+
+    @rule(limit=LIMITS)
+    def take_batch(self, limit):
+        version = self.model.version
+        batch = self.ledger.take_batch(
+            policy_version=version, max_lag_steps=MAX_LAG_STEPS, admission_lag_steps=limit
+        )
+        expected = self.model.take(self.failures_of, MAX_LAG_STEPS, limit)
+        assert (batch and [group.grant_number for group in batch]) == expected
+        for group in batch or []:
+            spans = [one for each in group.trajectories for one in each.version_spans]
+            allowed = MAX_LAG_STEPS if limit is None else limit
+            assert all(version - span.policy_version <= allowed for span in spans)
+
+    @invariant()
+    def every_answer_is_in_exactly_one_place(self):
+        counts, tally = self.ledger.counts(), self.model.tally()
+        counts.check()
+        assert counts.leased == tally.total()
+        assert (counts.in_flight, counts.buffered, counts.consumed) == (
+            tally["in_flight"],
+            tally["buffered"],
+            tally["consumed"],
+        )
+        dropped = {reason: count for reason, count in tally.items() if reason not in PLACES}
+        assert dict(counts.dropped) == dropped
+
+    @invariant()
+    def nothing_is_consumed_twice(self):
+        assert len(set(self.model.consumed)) == len(self.model.consumed)
+
+    @invariant()
+    def each_version_has_consumed_one_batch(self):
+        assert self.ledger.counts().consumed == 4 * self.model.version
+
+    @invariant()
+    def flights_are_those_of_the_open_leases(self):
+        flights = {"left": 0, "right": 0}
+        for promise in self.model.open.values():
+            flights[promise.worker_id] += 2 - len(promise.versions)
+        by_worker = self.ledger.in_flight_by_worker()
+        assert {worker: by_worker.get(worker, 0) for worker in flights} == flights
+
+
+class PosteriorMachine(LedgerMachine):
+    """Prompts are chosen: what is owed comes first all the same, what is in flight not again."""
+
+    counts_up = False
+
+    def source(self):
+        return PosteriorPrompts(POOL, seed=0)
+
+    def in_flight(self):
+        return {promise.prompt_index for promise in self.model.open.values()}
+
+    def check_choice(self, lease):
+        if not self.model.owed:
+            assert lease.prompt_index in set(range(POOL)) - self.in_flight()
+
+    def check_number(self, leases, num_groups):
+        assert len(leases) == num_groups or self.in_flight() == set(range(POOL))
+
+
+class TeacherMachine(PosteriorMachine):
+    def source(self):
+        return TeacherPrompts(POOL, seed=0, num_rows=8)
+
+
+TestLedgerMachine = LedgerMachine.TestCase
+TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPosteriorMachine = PosteriorMachine.TestCase
+TestPosteriorMachine.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestTeacherMachine = TeacherMachine.TestCase
+TestTeacherMachine.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)

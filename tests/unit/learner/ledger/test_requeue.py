@@ -1,0 +1,176 @@
+"""What was sampled of a grant that ended stays with its prompt, for the next grant."""
+
+import pytest
+
+from tests.fixtures.learner.scenes import (
+    TIMEOUT_S,
+    ManualClock,
+    answers,
+    asking,
+    begun_answer,
+    make_desk,
+    make_ledger,
+)
+from vcpo.algo import GroupFilter
+from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.trajectory import FinishReason
+from vcpo.wire.v1 import ledger_pb2
+from vcpo_learner.ledger import memory_ledger as ledger_module
+
+UNDER_WAY = begun_answer(0, 1)
+COMPLETE = begun_answer(1, finish_reason=FinishReason.STOP)
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def ledger(clock):
+    return make_ledger(clock)
+
+
+def grant_one(ledger, *, version=1, **limits):
+    (lease,) = ledger.grant("w", num_groups=1, policy_version=version, **limits)
+    return lease
+
+
+def handed_back(ledger, *begun):
+    """The ledger's first prompt, leased and handed back with what was sampled."""
+    lease = grant_one(ledger)
+    ledger.release("w", [lease.lease_id], begun)
+
+
+def test_the_next_grant_of_the_prompt_goes_on_with_it(ledger):
+    handed_back(ledger, COMPLETE, UNDER_WAY)
+    lease = grant_one(ledger)
+    assert (lease.prompt_index, lease.begun) == (0, (COMPLETE, UNDER_WAY))
+    assert grant_one(ledger).begun == ()
+
+
+def test_it_is_no_trajectory_of_the_accounting(ledger):
+    handed_back(ledger, COMPLETE, UNDER_WAY)
+    counts = ledger.counts()
+    counts.check()
+    assert (counts.leased, counts.in_flight, counts.buffered) == (2, 0, 0)
+    assert counts.dropped == {"handed_back": 2}
+
+
+def test_a_worker_that_dies_takes_nothing_of_it_away(ledger, clock):
+    handed_back(ledger, UNDER_WAY)
+    grant_one(ledger)
+    ledger.release("w", [])
+    assert grant_one(ledger).begun == (UNDER_WAY,)
+    clock.advance(TIMEOUT_S)
+    ledger.expire()
+    assert grant_one(ledger).begun == (UNDER_WAY,)
+
+
+def test_a_failed_generation_begins_anew(ledger):
+    handed_back(ledger, UNDER_WAY)
+    ledger.fail(grant_one(ledger).lease_id)
+    assert grant_one(ledger).begun == ()
+
+
+def test_a_group_that_was_too_old_begins_anew(ledger):
+    handed_back(ledger, UNDER_WAY)
+    lease = grant_one(ledger)
+    ledger.submit(lease.lease_id, answers(lease, versions=(0, 1)))
+    assert ledger.take_batch(policy_version=2, max_lag_steps=1) is None
+    again = grant_one(ledger)
+    assert (again.prompt_index, again.begun) == (0, ())
+
+
+def test_what_is_handed_back_later_replaces_it(ledger):
+    handed_back(ledger, UNDER_WAY)
+    longer = begun_answer(0, 1, 1)
+    ledger.release("w", [grant_one(ledger).lease_id], [longer])
+    assert grant_one(ledger).begun == (longer,)
+
+
+def test_more_answers_than_the_lease_wants_are_refused(ledger):
+    lease = grant_one(ledger)
+    with pytest.raises(InvalidMessageError, match="begun: must be at most 2 answers"):
+        ledger.release("w", [lease.lease_id], [UNDER_WAY] * 3)
+    assert ledger.counts().in_flight == 2
+
+
+def test_answers_with_a_token_that_is_too_old_are_forgotten(ledger):
+    handed_back(ledger, UNDER_WAY, COMPLETE)
+    lease = grant_one(ledger, oldest_partial_version=1)
+    assert lease.begun == (COMPLETE,)
+
+
+def test_grants_stop_before_a_message_grows_too_large(ledger, monkeypatch):
+    monkeypatch.setattr(ledger_module, "MAX_BEGUN_TOKENS", 3)
+    for lease in ledger.grant("w", num_groups=3, policy_version=1):
+        ledger.release("w", [lease.lease_id], [UNDER_WAY])
+    first = ledger.grant("w", num_groups=3, policy_version=1)
+    assert [lease.prompt_index for lease in first] == [0]
+    assert [lease.prompt_index for lease in ledger.grant("w", num_groups=1, policy_version=1)] == [
+        1
+    ]
+
+
+def test_a_restart_goes_on_with_what_was_owed_and_with_what_was_in_flight(ledger, clock):
+    handed_back(ledger, UNDER_WAY)
+    in_flight = grant_one(ledger)
+    ledger.release("w", [grant_one(ledger).lease_id], [COMPLETE])
+    data = ledger.snapshot().SerializeToString()
+    later = make_ledger(clock, incarnation="later")
+    later.restore(ledger_pb2.LedgerSnapshot.FromString(data))
+    leases = later.grant("w", num_groups=3, policy_version=1)
+    assert in_flight.begun == (UNDER_WAY,)
+    assert [lease.begun for lease in leases] == [(UNDER_WAY,), (COMPLETE,), ()]
+
+
+async def test_a_token_at_the_bound_may_still_be_trained_on_and_an_older_one_not():
+    # Two batches are consumed and the lag bound is 1: the next may train on tokens of version 1.
+    desk = make_desk()
+    for version in (0, 1):
+        for lease in desk.ledger.grant("w", num_groups=2, policy_version=version):
+            desk.ledger.submit(lease.lease_id, answers(lease, versions=(version,)))
+        assert desk.ledger.take_batch(policy_version=version, max_lag_steps=1)
+    desk.dispatcher.policy_version = 2
+    old, young = await desk.dispatcher.lease(asking(held=2, room=4), wait_s=0)
+    for begun, assignment in ((UNDER_WAY, old), (COMPLETE, young)):
+        desk.dispatcher.release("w", [assignment.lease.lease_id], [begun])
+    again = await desk.dispatcher.lease(asking(held=2, room=4), wait_s=0)
+    assert [one.lease.begun for one in again] == [(), (COMPLETE,)]
+
+
+async def test_a_version_that_does_not_exist_yet_is_refused():
+    desk = make_desk()
+    (assignment,) = await desk.dispatcher.lease(asking(room=2), wait_s=0)
+    with pytest.raises(InvalidMessageError, match=r"begun\[0\]\.version_spans"):
+        desk.dispatcher.release("w", [assignment.lease.lease_id], [begun_answer(1)])
+
+
+def test_what_is_kept_is_not_wasted(ledger):
+    handed_back(ledger, UNDER_WAY)
+    ledger.release("w", [])
+    assert ledger.wasted_tokens() == {}
+
+
+def test_forgotten_answers_are_wasted_tokens_of_their_reason(ledger):
+    handed_back(ledger, UNDER_WAY, COMPLETE)  # two tokens and one
+    lease = grant_one(ledger, oldest_partial_version=1)
+    assert ledger.wasted_tokens() == {"lag_exceeded": 2}
+    ledger.fail(lease.lease_id)
+    assert ledger.wasted_tokens() == {"lag_exceeded": 2, "generation_failed": 1}
+
+
+def test_what_had_arrived_of_an_unfinished_group_is_wasted_when_its_lease_ends(ledger, clock):
+    lease = grant_one(ledger)
+    ledger.submit(lease.lease_id, answers(lease, versions=(0, 1))[:1])
+    clock.advance(TIMEOUT_S)
+    ledger.expire()
+    assert ledger.wasted_tokens() == {"lease_expired": 2}
+
+
+def test_equal_rewards_waste_their_tokens_where_groups_must_tell_something(clock):
+    ledger = make_ledger(clock, group_filter=GroupFilter.INFORMATIVE)
+    lease = grant_one(ledger)
+    ledger.submit(lease.lease_id, answers(lease, versions=(0, 1, 1)))
+    assert ledger.wasted_tokens() == {"no_signal": 6}

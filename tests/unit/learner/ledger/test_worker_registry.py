@@ -1,0 +1,119 @@
+import pytest
+
+from tests.fixtures.learner.scenes import ManualClock
+from vcpo_learner.ledger.worker_registry import (
+    WORKER_LOST_AFTER_S,
+    RegisteredWorker,
+    WorkerCounters,
+    WorkerRegistry,
+)
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def registry(clock):
+    registry = WorkerRegistry(clock)
+    registry.register("first", "main", 3)
+    return registry
+
+
+def names(registry):
+    return [worker.worker_id for worker in registry.workers()]
+
+
+def test_a_worker_is_listed_as_it_last_asked(registry, clock):
+    registry.register("first", "main", 4)
+    assert registry.workers() == [
+        RegisteredWorker(
+            worker_id="first",
+            rollout_group="main",
+            policy_version=4,
+            last_seen_s=clock(),
+            request_number=2,
+        )
+    ]
+
+
+def test_a_worker_not_heard_of_is_no_longer_listed(registry, clock):
+    clock.advance(WORKER_LOST_AFTER_S)
+    assert names(registry) == ["first"]
+    clock.advance(0.001)
+    assert names(registry) == []
+
+
+def test_a_sign_of_life_keeps_a_worker_listed(registry, clock):
+    clock.advance(WORKER_LOST_AFTER_S)
+    assert registry.record_contact("first")
+    clock.advance(WORKER_LOST_AFTER_S)
+    assert names(registry) == ["first"]
+
+
+def test_a_worker_that_left_is_confirmed_only_after_it_enters_again(registry):
+    registry.deregister("first")
+    assert not registry.record_contact("first")
+    assert names(registry) == []
+    registry.register("first", "main", 5)
+    assert registry.record_contact("first")
+
+
+def test_lost_workers_take_no_room(registry, clock):
+    for number in range(100):
+        clock.advance(WORKER_LOST_AFTER_S + 1)
+        registry.register(f"worker-{number}", "main", 0)
+    assert len(registry._workers) == 1
+
+
+def test_accepted_trajectories_add_up_while_a_worker_goes_on_asking(registry):
+    registry.record_contact("first", num_accepted=3)
+    registry.register("first", "main", 4)
+    registry.record_contact("first", num_accepted=2)
+    assert [worker.accepted_trajectories for worker in registry.workers()] == [5]
+
+
+def test_a_worker_that_left_begins_with_none_accepted(registry):
+    registry.record_contact("first", num_accepted=3)
+    registry.deregister("first")
+    registry.register("first", "main", 4)
+    assert [worker.accepted_trajectories for worker in registry.workers()] == [0]
+
+
+def test_who_invents_workers_drives_out_none_that_delivers(clock):
+    registry = WorkerRegistry(clock, max_workers=3)
+    for name in ("delivers", "new"):
+        registry.register(name, "main", 0)
+    registry.record_contact("delivers", num_accepted=1)
+    for number in range(8_214):
+        clock.advance(0.001)
+        registry.register(f"invented-{number}", "main", 0)
+    assert names(registry) == ["delivers", "invented-8212", "invented-8213"]
+
+
+def test_trust_comes_with_a_delivery_and_goes_with_a_lease_that_ran_out(registry):
+    trust = [registry.workers()[0].trust]
+    for change in (
+        lambda: registry.record_contact("first", num_accepted=1),
+        lambda: registry.mark_doubted("first"),
+    ):
+        change()
+        trust.append(registry.workers()[0].trust)
+    registry.register("first", "main", 4)
+    assert [*trust, registry.workers()[0].trust] == ["new", "trusted", "doubted", "doubted"]
+
+
+def test_a_visit_ends_with_the_next_one(registry):
+    request_number = registry.register("first", "main", 3)
+    assert registry.record_contact("first", request_number=request_number)
+    assert registry.register("first", "main", 3) == request_number + 1
+    assert not registry.record_contact("first", request_number=request_number)
+
+
+def test_counts_of_workers_that_are_gone_stay_in_the_total():
+    counts = WorkerCounters(max_workers=2)
+    for worker_id, count in (("a", 2), ("a", 5), ("b", 1), ("c", 3)):
+        counts.set(worker_id, count)
+    assert counts.total == 9
+    assert len(counts._counts) == 2

@@ -1,0 +1,91 @@
+"""Writing to a disk that is full: the limit on a file's size is the kernel's own."""
+
+import errno
+
+import pytest
+import torch
+
+from tests.fixtures.disk_limits import files_of_at_most
+from vcpo_learner.model.disk import (
+    DiskFullError,
+    atomic_folder,
+    nested_bytes,
+    write_state,
+    write_tensors,
+)
+
+LIMIT_BYTES = 1 << 14
+LARGE = torch.zeros(LIMIT_BYTES)
+"""Four times as many bytes as a file may have."""
+
+
+WRITERS = {
+    "tensors": lambda path: write_tensors({"weight": LARGE}, path),
+    "state": lambda path: write_state({"moment": LARGE}, path),
+    "bytes": lambda path: path.write_bytes(bytes(4 * LIMIT_BYTES)),
+}
+
+
+def write(target, writer):
+    with atomic_folder(target, what="the thing", needed_bytes=4 * LIMIT_BYTES) as folder:
+        WRITERS[writer](folder / "file")
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_no_room_is_said_in_a_sentence_and_leaves_nothing(tmp_path, writer):
+    with files_of_at_most(LIMIT_BYTES), pytest.raises(DiskFullError) as caught:
+        write(tmp_path / "thing", writer)
+    assert caught.value.errno == errno.EFBIG
+    assert str(caught.value).startswith(
+        f"{tmp_path}: no room for the thing: 0.1 MiB are needed and "
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_stood_there_stays_when_there_is_no_room_for_its_successor(tmp_path, writer):
+    (tmp_path / "thing").mkdir()
+    (tmp_path / "thing" / "file").write_text("before")
+    with files_of_at_most(LIMIT_BYTES), pytest.raises(DiskFullError):
+        write(tmp_path / "thing", writer)
+    assert (tmp_path / "thing" / "file").read_text() == "before"
+    write(tmp_path / "thing", writer)
+    assert (tmp_path / "thing" / "file").stat().st_size >= 4 * LIMIT_BYTES
+    assert [path.name for path in tmp_path.iterdir()] == ["thing"]
+
+
+def test_how_much_is_missing_is_said_when_the_disk_is_smaller(tmp_path, monkeypatch):
+    usage = type("Usage", (), {"free": 3 << 20})
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    with (
+        pytest.raises(DiskFullError, match=r"10\.0 MiB are needed and 3\.0 MiB are free, 7\.0 MiB"),
+        atomic_folder(tmp_path / "thing", what="it", needed_bytes=10 << 20),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EACCES, "no"), ValueError("a bug"), KeyboardInterrupt()]
+)
+def test_another_error_stays_what_it_is_and_leaves_nothing(tmp_path, error):
+    def fail():
+        with atomic_folder(tmp_path / "thing", what="it", needed_bytes=1) as folder:
+            (folder / "half").touch()
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        fail()
+    assert caught.value is error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_writer_left_is_no_hindrance(tmp_path):
+    (tmp_path / ".thing.partial").mkdir()
+    (tmp_path / ".thing.partial" / "stale").touch()
+    write(tmp_path / "thing", "bytes")
+    assert [path.name for path in (tmp_path / "thing").iterdir()] == ["file"]
+
+
+def test_a_state_is_as_large_as_its_tensors():
+    state = {"a": [torch.zeros(3), {"b": (torch.zeros(2, dtype=torch.float64),)}], "c": "text"}
+    assert nested_bytes(state) == 3 * 4 + 2 * 8

@@ -1,0 +1,124 @@
+from types import SimpleNamespace
+
+import pytest
+import safetensors.torch
+import torch
+
+from tests.fixtures.learner.models import llama
+from tests.fixtures.learner.scenes import make_run
+from vcpo.spec.workloads import Precision
+from vcpo_learner.model.loading import (
+    ModelLoadError,
+    load_policy,
+    pad_token_id,
+    policy_payload,
+    policy_tensors,
+    published_precision,
+    restore_policy,
+)
+from vcpo_learner.model.model_folder import ModelExport
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@pytest.fixture
+def broken_folder(tmp_path):
+    """A model whose weights are no safetensors file."""
+    llama().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
+    return tmp_path
+
+
+def test_a_payload_holds_every_parameter():
+    model = llama()
+    tensors = safetensors.torch.load(policy_payload(model, Precision.FLOAT32))
+    assert set(tensors) == {name for name, _ in model.named_parameters()}
+    assert torch.equal(tensors[HEAD], model.lm_head.weight)
+
+
+def test_a_tensor_shared_by_two_modules_is_published_once():
+    tensors = safetensors.torch.load(policy_payload(llama(tied=True), Precision.FLOAT32))
+    assert EMBEDDING in tensors
+    assert HEAD not in tensors
+
+
+def test_bfloat16_workers_get_what_they_would_round_themselves():
+    model = llama()
+    tensors = safetensors.torch.load(policy_payload(model, Precision.BFLOAT16))
+    assert tensors[HEAD].dtype is torch.bfloat16
+    assert torch.equal(tensors[HEAD], model.lm_head.weight.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("precisions", "model", "published"),
+    [
+        ("float32", {}, Precision.FLOAT32),
+        ("bfloat16", {}, Precision.BFLOAT16),
+        ("bfloat16 float32", {}, Precision.FLOAT32),
+        ("bfloat16", {"lora": {}}, Precision.FLOAT32),
+    ],
+)
+def test_no_group_gets_less_than_it_generates_with(precisions, model, published):
+    groups = [
+        {"name": f"group-{number}", "precision": precision}
+        for number, precision in enumerate(precisions.split())
+    ]
+    run = make_run(rollouts=groups, model={"name": "tiny", **model})
+    assert published_precision(run.spec) is published
+
+
+def test_published_tensors_do_not_change_with_the_model():
+    model = llama()
+    tensors = policy_tensors(model)
+    before = tensors[HEAD].clone()
+    with torch.no_grad():
+        model.lm_head.weight.add_(1.0)
+    assert torch.equal(tensors[HEAD], before)
+
+
+def test_restoring_keeps_shared_tensors_shared():
+    model = llama(tied=True)
+    restore_policy(model, {EMBEDDING: torch.full_like(model.lm_head.weight, 0.5)})
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert bool((model.lm_head.weight == 0.5).all())
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [{"other": torch.zeros(1)}, {HEAD: torch.zeros(1)}],
+    ids=["name", "shape"],
+)
+def test_a_tensor_that_does_not_fit_is_named(tensors):
+    (name,) = tensors
+    with pytest.raises(ValueError, match=f"tensor {name}: does not fit"):
+        restore_policy(llama(), tensors)
+
+
+def test_a_model_that_is_nowhere_is_an_error_with_field_value_and_cure(tmp_path):
+    missing = str(tmp_path / "missing")
+    with pytest.raises(ModelLoadError) as caught:
+        load_policy(missing, None)
+    message = str(caught.value)
+    assert message.startswith(f"spec.model.name: cannot load '{missing}' (")
+    assert "give a directory with config.json, model.safetensors and tokenizer files" in message
+    assert "\n" not in message
+
+
+def test_damaged_weights_are_the_same_error(broken_folder):
+    with pytest.raises(ModelLoadError, match=r"spec\.model\.name: cannot load .*SafetensorError"):
+        load_policy(str(broken_folder), None)
+
+
+def test_the_saved_policy_can_be_loaded_again(tmp_path):
+    model, tokenizer = load_policy("examples/models/tiny", None)
+    ModelExport(make_run(), model, tokenizer).write_model(tmp_path / "model", step=1)
+    again, _ = load_policy(str(tmp_path / "model"), None)
+    for name, tensor in policy_tensors(model).items():
+        assert torch.equal(tensor, policy_tensors(again)[name]), name
+
+
+@pytest.mark.parametrize(
+    ("pad", "end", "expected"), [(7, 8, 7), (None, 8, 8), (None, None, 0)], ids=str
+)
+def test_short_rows_are_filled_with_the_first_token_there_is(pad, end, expected):
+    assert pad_token_id(SimpleNamespace(pad_token_id=pad, eos_token_id=end)) == expected

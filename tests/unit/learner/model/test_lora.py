@@ -1,0 +1,96 @@
+"""Adapters in the learner: what is trained, published and saved, and that workers see the same."""
+
+import pytest
+import torch
+
+from tests.fixtures.learner.models import PAD, llama, qwen2, sampled_groups, seeded
+from tests.fixtures.learner.scenes import make_run
+from tests.fixtures.learner.updates import make_spec
+from vcpo.lifecycle import StartError
+from vcpo.spec.workloads import Lora
+from vcpo_learner.model.loading import load_policy, policy_tensors, restore_policy
+from vcpo_learner.model.lora import add_adapters
+from vcpo_learner.model.model_folder import ModelExport
+from vcpo_learner.update.policy_update import PolicyUpdate
+from vcpo_rollout.weights.lora_merge import AdapterMerge
+
+LORA = Lora(rank=2, alpha=4)
+TOKENS = torch.randint(1, 20, (3, 7), generator=torch.Generator().manual_seed(0))
+FAMILIES = pytest.mark.parametrize("make", [llama, qwen2])
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(TOKENS).logits
+
+
+def trained(make):
+    """A model with adapters after two steps, and the parameters it had before."""
+    model = seeded(make)
+    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    add_adapters(model, LORA)
+    update = PolicyUpdate(model, make_spec(), PAD)
+    for _ in range(2):
+        assert update.step(sampled_groups(model), policy_version=9).skipped is None
+    return model, before
+
+
+@FAMILIES
+def test_adapters_leave_the_policy_as_it_is_at_first(make):
+    plain, adapted = seeded(make), seeded(make)
+    add_adapters(adapted, LORA)
+    assert torch.equal(logits(adapted), logits(plain))
+
+
+@FAMILIES
+def test_only_adapters_are_trained_and_published(make):
+    model, before = trained(make)
+    kept = {name.replace(".base_layer", ""): each for name, each in model.named_parameters()}
+    assert all(torch.equal(kept[name], each) for name, each in before.items())
+    published = policy_tensors(model)
+    assert {name.split(".")[-3] for name in published} == {"lora_A", "lora_B"}
+    # Seven linear layers in each of two blocks, two matrices each.
+    assert len(published) == 28
+
+
+@FAMILIES
+def test_workers_make_the_learners_policy_from_its_adapters(make):
+    model, before = trained(make)
+    merge = AdapterMerge(base=before, scale=LORA.scale)
+    worker = seeded(make)
+    restore_policy(worker, merge(policy_tensors(model), 2))
+    assert not torch.equal(logits(worker), logits(seeded(make)))
+    torch.testing.assert_close(logits(worker), logits(model), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_saved_is_a_whole_model_without_adapters(tmp_path):
+    model, tokenizer = load_policy("examples/models/tiny", None, LORA)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.05)
+    expected = logits(model)
+    ModelExport(make_run(model={"name": "t", "lora": {"rank": 2}}), model, tokenizer).write_model(
+        tmp_path / "model", step=1
+    )
+    loaded, _ = load_policy(str(tmp_path / "model"), None)
+    assert all(parameter.requires_grad for parameter in loaded.parameters())
+    torch.testing.assert_close(logits(loaded), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_adapters_go_on_from_a_checkpoint():
+    model, _ = trained(llama)
+    resumed = seeded(llama)
+    add_adapters(resumed, LORA)
+    restore_policy(resumed, policy_tensors(model))
+    assert torch.equal(logits(resumed), logits(model))
+
+
+def test_layers_may_be_chosen_by_name():
+    model = seeded(llama)
+    add_adapters(model, Lora.model_validate({"targetModules": ["q_proj"]}))
+    assert {name.split(".")[4] for name in policy_tensors(model)} == {"q_proj"}
+
+
+def test_a_name_that_fits_no_layer_is_refused():
+    with pytest.raises(StartError, match=r"targetModules: \['qproj'\] fits no layer"):
+        add_adapters(seeded(llama), Lora.model_validate({"targetModules": ["qproj"]}))

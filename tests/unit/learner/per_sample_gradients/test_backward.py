@@ -1,0 +1,395 @@
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.fixtures.learner.models import (
+    FAMILIES,
+    PAD,
+    VOCABULARY,
+    llama,
+    own_logprobs,
+    sampled_groups,
+    seeded,
+    trajectory,
+)
+from vcpo_learner.forward.logprobs import token_logprobs
+from vcpo_learner.forward.token_batch import token_batch
+from vcpo_learner.per_sample_gradients import backward as trajectory_gradients
+from vcpo_learner.per_sample_gradients.backward import measure_gradients
+from vcpo_learner.per_sample_gradients.hooks import recorded_calls
+from vcpo_learner.per_sample_gradients.weighted_sum import Combination, relative_offsets
+
+ONE_TWO = torch.tensor([1.0, 2.0]).double()
+
+
+def measured(model, trajectories, combination=None):
+    batch = token_batch(trajectories, PAD, torch.device("cpu"))
+    with recorded_calls(model) as recording:
+        logprobs = token_logprobs(model, batch, temperature=1.0)
+    means = logprobs.sum(dim=1) / batch.response_mask.sum(dim=1)
+    return measure_gradients(model, means, recording, combination)
+
+
+def batched_norms(model, trajectories):
+    return measured(model, trajectories).squared_norms
+
+
+def looped_norms(model, trajectories):
+    return torch.stack([loop_norm(model, own_logprobs(model, one).mean()) for one in trajectories])
+
+
+def loop_norm(model: nn.Module, objective: Tensor) -> Tensor:
+    gradients = torch.autograd.grad(objective, list(model.parameters()), materialize_grads=True)
+    return torch.stack([gradient.double().square().sum() for gradient in gradients]).sum()
+
+
+def recorded_norms(model, inputs, objectives=lambda output: output.flatten(1).square().sum(dim=1)):
+    with recorded_calls(model) as recording:
+        output = model(inputs)
+    return measure_gradients(model, objectives(output), recording).squared_norms
+
+
+def assert_module_agrees(model, inputs):
+    expected = [loop_norm(model, model(one[None]).square().sum()) for one in inputs]
+    torch.testing.assert_close(
+        recorded_norms(model, inputs), torch.stack(expected), rtol=1e-9, atol=0.0
+    )
+
+
+def long_trajectories(model):
+    responses = [tuple(1 + (7 * t + row) % (VOCABULARY - 1) for t in range(40)) for row in range(3)]
+    return [trajectory(row, response=response) for row, response in enumerate(responses)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)], ids=["f64", "f32"]
+)
+def test_norms_of_a_padded_batch_agree_with_one_backward_pass_each(family, dtype, tolerance):
+    model = seeded(FAMILIES[family], dtype=dtype)
+    trajectories = [one for group in sampled_groups(model) for one in group]
+    expected = looped_norms(model, trajectories)
+    torch.testing.assert_close(
+        batched_norms(model, trajectories), expected, rtol=tolerance, atol=0.0
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_norms_of_sequences_too_long_for_token_matrices_agree_too(family):
+    model = seeded(FAMILIES[family], dtype=torch.float64)
+    trajectories = long_trajectories(model)
+    expected = looped_norms(model, trajectories)
+    torch.testing.assert_close(batched_norms(model, trajectories), expected, rtol=1e-9, atol=0.0)
+
+
+@pytest.mark.parametrize("elements", [1, 1000])
+def test_the_size_of_a_chunk_does_not_matter(monkeypatch, elements):
+    model = seeded(FAMILIES["llama tied"], dtype=torch.float64)
+    trajectories = [one for group in sampled_groups(model) for one in group]
+    expected = batched_norms(model, trajectories)
+    monkeypatch.setitem(trajectory_gradients._CHUNK_ELEMENTS, "cpu", elements)
+    torch.testing.assert_close(batched_norms(model, trajectories), expected, rtol=1e-12, atol=0.0)
+
+
+def test_a_worked_linear_layer_has_the_norm_of_its_summed_outer_products():
+    # Inputs (1,0),(1,2) and output gradients (1,1),(0,2): G = [[1,0],[3,4]], squared norm 26.
+    layer = nn.Linear(2, 2, bias=False).double()
+    inputs = torch.tensor([[[1.0, 0.0], [1.0, 2.0]]]).double()
+    output_gradients = torch.tensor([[[1.0, 1.0], [0.0, 2.0]]]).double()
+    norms = recorded_norms(
+        layer, inputs, objectives=lambda output: (output * output_gradients).sum(dim=(1, 2))
+    )
+    assert norms.tolist() == [26.0]
+
+
+def test_a_module_called_twice_counts_with_the_sum_of_its_gradients():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, inputs):
+            return self.layer(torch.tanh(self.layer(inputs)))
+
+    torch.manual_seed(0)
+    assert_module_agrees(Twice().double(), torch.randn(4, 5, 3).double())
+
+
+def test_a_module_with_parameters_beside_children_agrees_with_the_loop():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+            self.scale = nn.Parameter(torch.randn(2))
+
+        def forward(self, inputs):
+            return self.layer(inputs) * self.scale
+
+    torch.manual_seed(0)
+    assert_module_agrees(Scaled().double(), torch.randn(4, 3).double())
+
+
+def test_a_convolution_goes_through_its_own_forward():
+    torch.manual_seed(0)
+    assert_module_agrees(nn.Conv1d(2, 3, kernel_size=2).double(), torch.randn(4, 2, 5).double())
+
+
+class OnePlusWeight(nn.Module):
+    """A normalization whose weight is counted from 1, as in Gemma."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+
+    def forward(self, inputs):
+        return nn.functional.rms_norm(inputs, (4,)) * (1.0 + self.weight)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.LayerNorm(4), lambda: nn.RMSNorm(4), OnePlusWeight])
+def test_normalizations_agree_with_the_loop_even_at_a_weight_of_zero(make):
+    torch.manual_seed(0)
+    model = make().double()
+    with torch.no_grad():
+        model.weight[1:] = torch.randn(3)
+        model.weight[0] = 0.0
+    assert_module_agrees(
+        nn.Sequential(model, nn.Linear(4, 2).double()), torch.randn(3, 5, 4).double()
+    )
+
+
+def test_one_token_per_trajectory_needs_no_token_axis():
+    # The gradient is (2, 4) in the token's row.
+    embedding = nn.Embedding(4, 2).double()
+    norms = recorded_norms(
+        embedding, torch.tensor([3, 1]), objectives=lambda output: 2.0 * (output @ ONE_TWO)
+    )
+    assert norms.tolist() == [20.0, 20.0]
+
+
+def test_the_padding_row_of_an_embedding_has_no_gradient():
+    embedding = nn.Embedding(4, 1, padding_idx=0).double()
+    norms = recorded_norms(
+        embedding, torch.tensor([[0, 0], [1, 0]]), objectives=lambda output: output.sum(dim=(1, 2))
+    )
+    assert norms.tolist() == [0.0, 1.0]
+
+
+def test_frozen_parameters_do_not_count():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1, bias=False)).double()
+    model[0].requires_grad_(False)
+    inputs = torch.tensor([[1.0, 2.0]]).double()
+    (expected,) = model[0](inputs).square().sum(dim=1).tolist()
+    norms = recorded_norms(model, inputs, objectives=lambda output: output.sum(dim=1))
+    assert norms.tolist() == pytest.approx([expected], rel=1e-12)
+
+
+def test_norms_leave_the_gradients_of_parameters_alone():
+    model = seeded(llama)
+    batched_norms(model, [trajectory(0), trajectory(1)])
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_recording_ends_with_its_block():
+    model = nn.Linear(2, 2)
+    with recorded_calls(model) as recording:
+        model(torch.ones(1, 2))
+    model(torch.ones(1, 2))
+    assert len(recording.calls) == 1
+
+
+def test_a_module_without_the_batch_on_its_first_axis_is_named():
+    class Transposed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, inputs):
+            return self.layer(inputs.transpose(0, 1)).transpose(0, 1)
+
+    with pytest.raises(ValueError, match=r"module 'layer' \(Linear\) returned shape \(5, 4, 3\)"):
+        recorded_norms(Transposed(), torch.randn(4, 5, 3))
+
+
+def test_a_module_that_sees_no_trajectory_is_named():
+    class Constant(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(2))
+
+        def forward(self, size):
+            return self.bias.expand(size, 2)
+
+    with pytest.raises(ValueError, match=r"\(Constant\) has no argument with 4 entries"):
+        recorded_norms(Constant(), 4)
+
+
+def test_an_output_changed_in_place_counts_as_the_module_returned_it():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True)).double()
+    assert_module_agrees(model, torch.randn(3, 2).double())
+
+
+def test_an_input_changed_in_place_is_refused():
+    class Overwriting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Embedding(2, 1)
+
+        def forward(self, inputs):
+            output = self.layer(inputs)
+            inputs.zero_()
+            return output
+
+    with pytest.raises(ValueError, match=r"'layer' \(Embedding\) had its input changed in place"):
+        recorded_norms(Overwriting(), torch.ones(3, 2).long())
+
+
+def test_a_trainable_parameter_whose_module_was_not_called_is_refused():
+    class Bypassed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.bypassed = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, inputs):
+            return nn.functional.linear(self.used(inputs), self.bypassed.weight)
+
+    with pytest.raises(ValueError, match=r"'bypassed.weight' is trainable, but its module was not"):
+        recorded_norms(Bypassed(), torch.ones(3, 2))
+
+
+def test_an_embedding_scaled_by_frequency_is_refused():
+    embedding = nn.Embedding(4, 2, scale_grad_by_freq=True)
+    with pytest.raises(ValueError, match="scale_grad_by_freq or max_norm"):
+        recorded_norms(embedding, torch.tensor([[1, 2]]))
+
+
+class LoRA(nn.Module):
+    """A frozen linear layer and a trained update of low rank beside it."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.base(inputs) + self.up(self.down(inputs))
+
+
+def with_lora() -> nn.Module:
+    model = llama().requires_grad_(False)
+    for layer in model.model.layers:
+        layer.self_attn.q_proj = LoRA(layer.self_attn.q_proj, rank=2)
+    return model
+
+
+def test_adapters_count_and_frozen_weights_do_not():
+    model = seeded(with_lora, dtype=torch.float64)
+    trajectories = [trajectory(0), trajectory(1, response=(8, 9))]
+    expected = [trainable_norm(model, own_logprobs(model, one).mean()) for one in trajectories]
+    torch.testing.assert_close(
+        batched_norms(model, trajectories), torch.stack(expected), rtol=1e-9, atol=0.0
+    )
+
+
+def trainable_norm(model: nn.Module, objective: Tensor) -> Tensor:
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    gradients = torch.autograd.grad(objective, parameters)
+    return torch.stack([gradient.square().sum() for gradient in gradients]).sum()
+
+
+def test_activations_that_are_computed_twice_count_once():
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.inner = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+
+        def forward(self, inputs):
+            return checkpoint(self.inner, self.first(inputs), use_reentrant=False)
+
+    torch.manual_seed(0)
+    assert_module_agrees(Checkpointed().double(), torch.randn(4, 5, 3).double())
+
+
+GROUPS = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+SLOPES = [0.7, -1.3, 0.2]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "reduced"])
+def test_the_sum_is_that_of_one_backward_pass_with_the_same_coefficients(monkeypatch, family, kept):
+    monkeypatch.setattr(trajectory_gradients, "is_kept_cheaper", lambda *_: kept)
+    model = seeded(FAMILIES[family], dtype=torch.float64)
+    trajectories = [one for group in sampled_groups(model) for one in group]
+    offsets = torch.linspace(-1.0, 1.0, len(trajectories)).double()
+    coefficients = offsets + torch.tensor(SLOPES, dtype=torch.float64)[GROUPS]
+    total = sum(
+        c * own_logprobs(model, one).mean()
+        for c, one in zip(coefficients, trajectories, strict=True)
+    )
+    expected = torch.autograd.grad(total, list(model.parameters()))
+    found = measured(model, trajectories, Combination(offsets=offsets, groups=GROUPS))
+    found.add_to_parameters(SLOPES)
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "reduced"])
+def test_sums_of_several_batches_add_up(monkeypatch, kept):
+    monkeypatch.setattr(trajectory_gradients, "is_kept_cheaper", lambda *_: kept)
+    model = seeded(llama, dtype=torch.float64)
+    once = measured(model, [trajectory(0)], Combination(offsets=torch.ones(1), groups=[0]))
+    once.add_to_parameters([0.5])
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    again = measured(model, [trajectory(0)], Combination(offsets=torch.ones(1), groups=[0]))
+    again.add_to_parameters([0.5])
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, 2.0 * gradient, rtol=1e-9, atol=1e-12)
+
+
+def test_offsets_are_relative_to_the_most_frequent_where_weights_are_alike():
+    assert relative_offsets([-1.0, 0.0, -1.0], [1.0] * 3) == [0.0, 1.0, 0.0]
+
+
+def test_offsets_are_relative_to_that_of_a_trajectory_which_outweighs_the_others():
+    assert relative_offsets([-1.0, 0.5, -1.0], [1e-9, 1.0, 1e-9]) == [-1.5, 0.0, -1.5]
+
+
+def test_trajectories_reduced_one_by_one_add_up_as_in_one_go(monkeypatch):
+    monkeypatch.setattr(trajectory_gradients, "is_kept_cheaper", lambda *_: False)
+    gradients = []
+    for elements in (1, 1 << 20):
+        monkeypatch.setitem(trajectory_gradients._CHUNK_ELEMENTS, "cpu", elements)
+        model = seeded(llama, dtype=torch.float64)
+        trajectories = [one for group in sampled_groups(model) for one in group]
+        combination = Combination(offsets=torch.arange(12.0).double(), groups=GROUPS)
+        measured(model, trajectories, combination).add_to_parameters(SLOPES)
+        gradients.append(torch.cat([each.grad.flatten() for each in model.parameters()]))
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-9, atol=1e-12)
+
+
+def test_a_recording_lets_calls_go_as_it_hears_of_them():
+    layer = nn.Linear(2, 2)
+    with recorded_calls(layer) as recording:
+        objectives = layer(torch.ones(1, 2)).sum(dim=1)
+    measure_gradients(layer, objectives, recording)
+    assert recording.calls == []
+
+
+def test_without_a_combination_there_is_no_sum():
+    model = seeded(llama)
+    with pytest.raises(ValueError, match="combination is None"):
+        measured(model, [trajectory(0)]).add_to_parameters([0.0])
+
+
+def test_short_sequences_are_kept_and_long_ones_reduced():
+    # 2 tokens: 4 * 16 multiplications against 3 * 24 * 64 elements; 200 tokens: 40,000 * 16.
+    weight = nn.Linear(8, 8).weight
+
+    def factors(tokens):
+        rows = torch.zeros(1, tokens, 8)
+        return [trajectory_gradients.Factors(rows=rows, columns=rows)]
+
+    assert trajectory_gradients.is_kept_cheaper(weight, factors(2))
+    assert not trajectory_gradients.is_kept_cheaper(weight, factors(200))

@@ -1,0 +1,149 @@
+"""What no answer of a run may be beyond; each refusal names its field."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.fixtures.learner.models import gpt2, llama
+from tests.fixtures.learner.scenes import answer, begun_answer, make_run
+from vcpo.local.models import context_tokens
+from vcpo.spec import continuation_document
+from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.trajectory import FinishReason, TokenSpan
+from vcpo_learner.model.loading import vocabulary_size
+from vcpo_learner.services.response_bounds import ResponseBounds, response_bounds
+
+BOUNDS = ResponseBounds(
+    vocabulary_size=23, max_new_tokens=6, context_tokens=7, max_absolute_reward=10.0
+)
+
+
+def bounds_of(run, model):
+    return response_bounds(
+        run.spec,
+        vocabulary_size=vocabulary_size(model),
+        model_context_tokens=context_tokens(model.config.to_dict()),
+    )
+
+
+def given(**changes):
+    """A trajectory of prompt (3, 4) and one sampled token, with some fields changed."""
+    return replace(answer("lease", 0), **changes)
+
+
+def of_length(num_tokens, **changes):
+    return given(response_token_ids=(5,) * num_tokens, **changes)
+
+
+@pytest.mark.parametrize(
+    "trajectory",
+    [
+        given(),
+        given(prompt_token_ids=(0, 22), response_token_ids=(22,)),
+        of_length(5),
+        of_length(6, prompt_token_ids=(3,)),
+        given(reward=10.0),
+        given(reward=-10.0),
+    ],
+    ids=["ordinary", "last token", "full context", "longest", "largest", "smallest"],
+)
+def test_what_is_at_the_bounds_is_accepted(trajectory):
+    BOUNDS.check_trajectory(trajectory, path="t")
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "problem"),
+    [
+        (given(prompt_token_ids=(3, 23)), "t.prompt_token_ids[1]: must be 0 to 22, got 23"),
+        (given(response_token_ids=(99,)), "t.response_token_ids[0]: must be 0 to 22, got 99"),
+        (
+            of_length(7, prompt_token_ids=(3,)),
+            "t.response_token_ids: must be at most 6 tokens (spec.sampling.maxNewTokens), got",
+        ),
+        (
+            of_length(6),
+            "t.response_token_ids: must be at most 7 tokens with the prompt (the model's context)",
+        ),
+        (given(reward=10.5), "t.reward: must be -10 to 10 (spec.environment.maxAbsoluteReward)"),
+        (given(reward=-1e300), "t.reward: must be -10 to 10"),
+    ],
+    ids=["prompt", "response", "too long", "context", "reward", "negative reward"],
+)
+def test_what_is_beyond_is_refused_by_the_name_of_its_field(trajectory, problem):
+    with pytest.raises(InvalidMessageError) as caught:
+        BOUNDS.check_trajectory(trajectory, path="t")
+    assert str(caught.value).startswith(problem)
+
+
+def test_tokens_that_the_environment_wrote_count_as_the_others_do():
+    written = TokenSpan(start=1, num_tokens=6)
+    with pytest.raises(InvalidMessageError, match=r"t\.response_token_ids: must be at most 6"):
+        BOUNDS.check_trajectory(of_length(7, inserted_spans=(written,)), path="t")
+
+
+@pytest.mark.parametrize(
+    ("vocabulary_size", "begun", "problem"),
+    [
+        (None, begun_answer(*[0] * 6), "b.token_ids: must be shorter than 6 tokens unless"),
+        (
+            None,
+            begun_answer(*[0] * 7, finish_reason=FinishReason.LENGTH),
+            "b.token_ids: must be shorter than 6 tokens unless",
+        ),
+        # Tokens of `begun_answer` count up from 5.
+        (8, begun_answer(*[0] * 4), "b.token_ids[3]: must be 0 to 7, got 8"),
+    ],
+    ids=["nothing left to sample", "too long", "vocabulary"],
+)
+def test_an_answer_that_was_begun_keeps_to_the_same_bounds(vocabulary_size, begun, problem):
+    bounds = ResponseBounds(
+        vocabulary_size=vocabulary_size,
+        max_new_tokens=6,
+        context_tokens=None,
+        max_absolute_reward=1.0,
+    )
+    with pytest.raises(InvalidMessageError) as caught:
+        bounds.check_partial_response(begun, path="b")
+    assert str(caught.value).startswith(problem)
+
+
+def test_an_answer_that_was_begun_and_fills_the_model_cannot_be_gone_on_with():
+    with pytest.raises(InvalidMessageError, match=r"b\.token_ids: must be at most 4 tokens"):
+        ResponseBounds(
+            vocabulary_size=None, max_new_tokens=9, context_tokens=5, max_absolute_reward=1.0
+        ).check_partial_response(begun_answer(*[0] * 5), path="b")
+
+
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_the_bounds_are_the_models_and_the_runs(make):
+    run = make_run(
+        sampling={"maxNewTokens": 5},
+        environment={"name": "sort_digits", "maxAbsoluteReward": 2.5},
+    )
+    assert bounds_of(run, make()) == ResponseBounds(
+        vocabulary_size=23, max_new_tokens=5, context_tokens=64, max_absolute_reward=2.5
+    )
+
+
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_a_longest_answer_that_fills_the_context_is_refused_at_the_start(make):
+    with pytest.raises(ValueError, match=r"spec\.sampling\.maxNewTokens: leaves no room.*got 64"):
+        bounds_of(make_run(sampling={"maxNewTokens": 64}), make())
+    assert bounds_of(make_run(sampling={"maxNewTokens": 63}), make()).context_tokens == 64
+
+
+def test_a_head_with_fewer_rows_than_the_embedding_bounds_the_tokens():
+    """Padded rows are tokens as long as the model scores them, and none where it does not."""
+    heads = SimpleNamespace(
+        get_input_embeddings=lambda: torch.nn.Embedding(32, 4),
+        get_output_embeddings=lambda: torch.nn.Linear(4, 30),
+    )
+    assert vocabulary_size(heads) == 30
+
+
+@pytest.mark.parametrize("bound", ["maxAbsoluteReward", "callTimeoutSeconds"])
+def test_a_run_may_go_on_with_another_bound_on_its_environment(bound):
+    other = make_run(environment={"name": "sort_digits", bound: 5})
+    assert continuation_document(other) == continuation_document(make_run())

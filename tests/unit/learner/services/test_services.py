@@ -1,0 +1,267 @@
+"""The learner's services over a real channel: what they refuse, and what they pass on."""
+
+from dataclasses import replace
+
+import grpc
+import pytest
+import pytest_asyncio
+import safetensors.torch
+import torch
+
+from tests.fixtures.learner.scenes import INCARNATION, answer, make_desk, make_run
+from tests.fixtures.rollout.scenes import a_learner, served
+from vcpo.wire.limits import CHUNK_BYTES
+from vcpo.wire.packing import pack_logprobs, pack_token_ids
+from vcpo.wire.trajectory import VersionSpan, trajectory_to_message
+from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
+from vcpo_learner.services.response_bounds import ResponseBounds
+from vcpo_learner.services.work import WorkService
+
+
+@pytest_asyncio.fixture
+async def place():
+    async with a_learner() as place:
+        place.publish(0)
+        yield place
+
+
+def lease_request(**changes):
+    values = {
+        "worker_id": "w",
+        "rollout_group": "main",
+        "incarnation": INCARNATION,
+        "max_trajectories": 2,
+    }
+    return work_pb2.LeaseRequest(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"worker_id": ""}, "worker_id"),
+        ({"rollout_group": "x" * 257}, "rollout_group"),
+        ({"max_trajectories": 0}, "max_trajectories"),
+        ({"max_trajectories": 65_537}, "max_trajectories"),
+        ({"wait_seconds": -1.0}, "wait_seconds"),
+        ({"wait_seconds": float("nan")}, "wait_seconds"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+async def test_a_malformed_request_for_work_names_the_field(place, change, field):
+    stub = work_pb2_grpc.WorkServiceStub(place.channel)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Lease(lease_request(**change), timeout=5)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details().startswith(f"{field}: must be")
+
+
+async def test_a_lease_says_what_to_sample_and_how(place):
+    stub = work_pb2_grpc.WorkServiceStub(place.channel)
+    (lease,) = (await stub.Lease(lease_request(), timeout=5)).leases
+    assert (lease.split, lease.prompt_index) == (work_pb2.SPLIT_TRAIN, 0)
+    assert (lease.num_trajectories, lease.timeout_seconds) == (2, 10.0)
+    assert (lease.sampling.temperature, lease.sampling.max_new_tokens) == (1.0, 1024)
+
+
+async def test_an_answer_without_leases_says_when_to_ask_again(place):
+    stub = work_pb2_grpc.WorkServiceStub(place.channel)
+    response = await stub.Lease(lease_request(max_trajectories=1), timeout=5)
+    assert not response.leases
+    assert response.retry_after_seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (work_pb2.SubmitRequest(worker_id="w", lease_id="l"), "trajectories"),
+        (
+            work_pb2.SubmitRequest(
+                worker_id="w",
+                lease_id="l",
+                trajectories=[work_pb2.Trajectory()],
+                failure=work_pb2.Failure(),
+            ),
+            "failure",
+        ),
+        (
+            work_pb2.SubmitRequest(
+                worker_id="w", lease_id="l", trajectories=[work_pb2.Trajectory()]
+            ),
+            "trajectories[0].trajectory_id",
+        ),
+    ],
+    ids=["nothing", "both", "empty trajectory"],
+)
+async def test_a_malformed_submission_names_the_field(place, request_, field):
+    stub = work_pb2_grpc.WorkServiceStub(place.channel)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Submit(request_, timeout=5)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details().startswith(f"{field}: must be")
+
+
+@pytest_asyncio.fixture
+async def small_model():
+    """A stub of a learner whose model has 9 tokens and a context of 6, and a lease from it."""
+    desk = make_desk()
+    bounds = ResponseBounds(
+        vocabulary_size=9, max_new_tokens=4, context_tokens=6, max_absolute_reward=10.0
+    )
+    work = WorkService(desk.dispatcher, make_run().spec, bounds)
+    async with served(
+        lambda server: work_pb2_grpc.add_WorkServiceServicer_to_server(work, server)
+    ) as channel:
+        stub = work_pb2_grpc.WorkServiceStub(channel)
+        (lease,) = (await stub.Lease(lease_request(), timeout=5)).leases
+        yield stub, lease
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"prompt_token_ids": (3, 9)}, "trajectories[1].prompt_token_ids[1]"),
+        ({"response_token_ids": (4_000_000_000,)}, "trajectories[1].response_token_ids[0]"),
+        ({"prompt_token_ids": (3,) * 6}, "trajectories[1].response_token_ids"),
+        ({"reward": 10.5}, "trajectories[1].reward"),
+        ({"rollout_logprobs": (float("-inf"),)}, "trajectories[1].rollout_logprobs[0]"),
+        ({"rollout_logprobs": (0.5,)}, "trajectories[1].rollout_logprobs[0]"),
+        (
+            {"version_spans": (VersionSpan(policy_version=1, num_tokens=1),)},
+            "trajectories[1].version_spans",
+        ),
+        ({"prompt_token_ids": (4, 3)}, "trajectories[1].prompt_token_ids"),
+    ],
+    ids=[
+        "prompt beyond the vocabulary",
+        "response beyond the vocabulary",
+        "beyond the context",
+        "reward",
+        "impossible token",
+        "probability above 1",
+        "version to come",
+        "another prompt",
+    ],
+)
+async def test_an_answer_that_would_end_or_spoil_an_update_is_refused_and_nothing_of_its_group_kept(
+    small_model, change, field
+):
+    stub, lease = small_model
+    good = answer(lease.lease_id, 0)
+    bad = replace(answer(lease.lease_id, 1), **change)
+    request = work_pb2.SubmitRequest(
+        worker_id="w",
+        lease_id=lease.lease_id,
+        trajectories=[trajectory_to_message(one) for one in (good, bad)],
+    )
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Submit(request, timeout=5)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details().startswith(f"{field}: must be")
+    request.trajectories[1].CopyFrom(trajectory_to_message(answer(lease.lease_id, 1)))
+    accepted = [work_pb2.SUBMIT_OUTCOME_ACCEPTED] * 2
+    assert (await stub.Submit(request, timeout=5)).outcomes == accepted
+
+
+async def test_an_answer_of_20000_tokens_is_refused_where_4_are_allowed(small_model):
+    stub, lease = small_model
+    long = answer(lease.lease_id, 0, versions=(0,) * 20_000)
+    long = replace(long, response_token_ids=(5,) * 20_000)
+    request = work_pb2.SubmitRequest(
+        worker_id="w", lease_id=lease.lease_id, trajectories=[trajectory_to_message(long)]
+    )
+    with pytest.raises(grpc.aio.AioRpcError, match="must be at most 4 tokens"):
+        await stub.Submit(request, timeout=5)
+
+
+async def test_an_answer_handed_back_is_checked_as_one_submitted(small_model):
+    stub, lease = small_model
+    strange = begun_message(1)
+    strange.token_ids = pack_token_ids([9])
+    request = work_pb2.ReleaseRequest(worker_id="w", lease_ids=[lease.lease_id], begun=[strange])
+    with pytest.raises(grpc.aio.AioRpcError, match=r"begun\[0\]\.token_ids\[0\]: must be 0 to 8"):
+        await stub.Release(request, timeout=5)
+
+
+def begun_message(num_tokens, **changes):
+    return work_pb2.PartialResponse(
+        token_ids=pack_token_ids([5] * num_tokens),
+        logprobs=pack_logprobs([-0.5] * num_tokens),
+        version_spans=[work_pb2.VersionSpan(num_tokens=num_tokens)],
+        **changes,
+    )
+
+
+async def test_a_lease_carries_what_was_handed_back_with_its_prompt(place):
+    stub = work_pb2_grpc.WorkServiceStub(place.channel)
+    (lease,) = (await stub.Lease(lease_request(), timeout=5)).leases
+    begun = [begun_message(3), begun_message(1024, finish_reason=work_pb2.FINISH_REASON_LENGTH)]
+    release = work_pb2.ReleaseRequest(worker_id="w", lease_ids=[lease.lease_id], begun=begun)
+    assert (await stub.Release(release, timeout=5)).num_released == 1
+    (again,) = (await stub.Lease(lease_request(worker_id="another"), timeout=5)).leases
+    assert again.prompt_index == lease.prompt_index
+    assert list(again.begun) == begun
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"lease_ids": []}, "lease_ids: must be the one lease"),
+        ({"lease_ids": ["one", "two"]}, "lease_ids: must be the one lease"),
+        ({"begun": [begun_message(1024)]}, "begun[0].token_ids: must be shorter than 1024"),
+        ({"begun": [work_pb2.PartialResponse()]}, "begun[0].token_ids: must be 1 to"),
+        ({"begun": [begun_message(1)] * 3}, "begun: must be at most 2 answers"),
+        (
+            {"begun": [begun_message(1, prompt_xxh3=7), begun_message(1, prompt_xxh3=8)]},
+            "begun[1].prompt_xxh3: must be that of begun[0]",
+        ),
+    ],
+    ids=["no lease", "two leases", "too long", "empty", "too many", "two prompts"],
+)
+async def test_answers_that_cannot_be_gone_on_with_are_refused(place, change, problem):
+    stub = work_pb2_grpc.WorkServiceStub(place.channel)
+    fields = {"worker_id": "w", "lease_ids": ["one"], "begun": [begun_message(1)]}
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Release(work_pb2.ReleaseRequest(**{**fields, **change}), timeout=5)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details().startswith(problem)
+
+
+async def test_a_version_is_streamed_in_pieces_from_any_offset(place):
+    payload = bytes(range(256)) * (CHUNK_BYTES // 256) + b"tail"
+    policy = place.store.get(INCARNATION, 0)
+    place.store.publish(type(policy)(manifest=policy.manifest, payload=payload))
+    stub = policy_pb2_grpc.PolicyServiceStub(place.channel)
+    request = policy_pb2.FetchRequest(worker_id="w", incarnation=INCARNATION, offset=2)
+    chunks = [chunk async for chunk in stub.Fetch(request, timeout=5)]
+    assert [(chunk.offset, len(chunk.data)) for chunk in chunks] == [
+        (2, CHUNK_BYTES),
+        (2 + CHUNK_BYTES, 2),
+    ]
+    assert b"".join(chunk.data for chunk in chunks) == payload[2:]
+
+
+async def test_an_offset_behind_the_end_is_refused(place):
+    stub = policy_pb2_grpc.PolicyServiceStub(place.channel)
+    request = policy_pb2.FetchRequest(worker_id="w", incarnation=INCARNATION, offset=1 << 40)
+    with pytest.raises(grpc.aio.AioRpcError, match="offset: must be less than"):
+        await stub.Fetch(request, timeout=5).read()
+
+
+async def test_a_holder_of_an_older_version_is_told_the_deltas_from_there_and_can_fetch_them(place):
+    for version in (1, 2):
+        weight = torch.zeros(1000)
+        weight[version] = 1.0
+        payload = safetensors.torch.save({"weight": weight})
+        place.store.publish(place.store.prepare(version, payload))
+    stub = policy_pb2_grpc.PolicyServiceStub(place.channel)
+    ask = policy_pb2.GetManifestRequest(
+        worker_id="w", held_policy_version=1, held_incarnation=INCARNATION
+    )
+    (delta,) = (await stub.GetManifest(ask, timeout=5)).deltas
+    assert (delta.base_policy_version, delta.policy_version) == (1, 2)
+    request = policy_pb2.FetchRequest(
+        worker_id="w", incarnation=INCARNATION, policy_version=2, base_policy_version=1
+    )
+    (chunk,) = [chunk async for chunk in stub.Fetch(request, timeout=5)]
+    assert chunk.data == place.store.get_delta(INCARNATION, 2, 1).data
+    assert len(chunk.data) == delta.total_bytes

@@ -1,0 +1,156 @@
+import pytest
+
+from tests.fixtures.learner.scenes import asking, make_desk
+from tests.fixtures.learner.steps import evaluated, stepped
+from vcpo.metrics import LearnerMetrics
+from vcpo.wire.guard import Refusal
+from vcpo.wire.phase import RunPhase
+from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
+from vcpo_learner.telemetry.gauges import LearnerGauges
+from vcpo_learner.telemetry.signals import SignalWindow
+
+
+@pytest.fixture
+def desk():
+    return make_desk()
+
+
+@pytest.fixture
+def gauges(desk):
+    signals = SignalWindow(
+        run_name="run",
+        total_steps=3,
+        batch_trajectories=4,
+        dispatcher=desk.dispatcher,
+        clock=desk.clock,
+    )
+    return LearnerGauges(LearnerMetrics(run="run"), dispatcher=desk.dispatcher, signals=signals)
+
+
+def value(gauges, name, **labels):
+    return gauges._metrics.registry.get_sample_value(name, {"run": "run", **labels})
+
+
+async def test_counters_follow_the_ledger(gauges, desk):
+    first, *_ = await desk.dispatcher.lease(asking(), wait_s=0)
+    desk.submit(first)
+    desk.dispatcher.release("w", [])
+    for _ in range(2):  # refreshing again must not count again
+        gauges.refresh()
+    assert value(gauges, "vcpo_trajectories_leased_total") == 8
+    assert value(gauges, "vcpo_trajectories_buffered") == 2
+    assert value(gauges, "vcpo_trajectories_dropped_total", reason="handed_back") == 6
+
+
+async def test_tokens_that_were_sampled_for_nothing_are_counted_by_reason_and_once(gauges, desk):
+    late, stale, *_ = await desk.dispatcher.lease(asking(), wait_s=0)
+    desk.submit(stale, versions=(0, 0, 0))
+    desk.dispatcher.release("w", [late.lease.lease_id])
+    desk.submit(late, versions=(0,))
+    desk.ledger.take_batch(policy_version=2, max_lag_steps=1)
+    for _ in range(2):
+        gauges.refresh()
+    assert value(gauges, "vcpo_tokens_wasted_total", reason="lag_exceeded") == 6
+    assert value(gauges, "vcpo_tokens_wasted_total", reason="lease_expired") == 2
+
+
+async def test_what_a_ledger_counted_before_a_restart_is_not_counted_again(gauges, desk):
+    await desk.dispatcher.lease(asking(), wait_s=0)
+    gauges.resumed()
+    gauges.refresh()
+    assert value(gauges, "vcpo_trajectories_leased_total") == 0
+
+
+async def test_a_batch_that_is_given_back_was_not_trained_on(gauges, desk):
+    for given in await desk.dispatcher.lease(asking(room=4), wait_s=0):
+        desk.submit(given)
+    groups = await desk.dispatcher.next_batch()
+    gauges.refresh()  # as every second while the update runs
+    desk.ledger.return_batch(groups)
+    gauges.refresh()
+    assert value(gauges, "vcpo_trajectories_consumed_total") == 0
+    groups = await desk.dispatcher.next_batch()
+    gauges.step(stepped(), groups)
+    gauges.refresh()
+    assert value(gauges, "vcpo_trajectories_consumed_total") == 4
+
+
+async def test_a_rollout_group_whose_workers_are_gone_shows_zero(gauges, desk):
+    await desk.dispatcher.lease(asking(), wait_s=0)
+    gauges.refresh()
+    assert value(gauges, "vcpo_workers", group="main") == 1
+    desk.clock.advance(WORKER_LOST_AFTER_S + 1)
+    gauges.refresh()
+    assert value(gauges, "vcpo_workers", group="main") == 0
+
+
+async def test_lag_is_observed_for_every_trajectory_at_the_version_it_was_trained_on(gauges, desk):
+    desk.dispatcher.policy_version = 1
+    first, second, *_ = await desk.dispatcher.lease(asking(held=1), wait_s=0)
+    desk.submit(first, versions=(0, 1))
+    desk.submit(second, versions=(1, 1))
+    groups = await desk.dispatcher.next_batch()
+    gauges.step(stepped(step=2), groups)
+    assert value(gauges, "vcpo_policy_lag_steps_count") == 4
+    assert value(gauges, "vcpo_policy_lag_steps_sum") == 2
+
+
+def test_a_skipped_step_is_counted_by_its_reason(gauges):
+    gauges.step(stepped(skipped="no_gradient"), [])
+    assert value(gauges, "vcpo_learner_skipped_steps_total", reason="no_gradient") == 1
+
+
+def test_exactly_the_phase_of_the_run_is_one(gauges, desk):
+    desk.dispatcher.phase = RunPhase.DRAINING
+    gauges.refresh()
+    shown = {phase: value(gauges, "vcpo_learner_phase", phase=phase.value) for phase in RunPhase}
+    assert [phase for phase, each in shown.items() if each == 1] == [RunPhase.DRAINING]
+    assert set(shown.values()) == {0, 1}
+
+
+def test_windows_are_those_of_the_signals(gauges):
+    for record in (stepped(ess_ratio=0.5), stepped(ess_ratio=0.25, lag_p50=1, lag_max=3)):
+        gauges._signals.step(record)
+    gauges.refresh()
+    assert value(gauges, "vcpo_ess_mean_ratio") == 0.375
+    assert value(gauges, "vcpo_ess_low_ratio") == 0.25
+    assert value(gauges, "vcpo_token_lag_median_steps") == 1
+    assert value(gauges, "vcpo_token_lag_max_steps") == 3
+
+
+def test_before_the_first_step_there_is_a_batch_size_and_no_ess(gauges):
+    gauges.refresh()
+    assert value(gauges, "vcpo_batch_trajectories") == 4
+    assert value(gauges, "vcpo_ess_mean_ratio") is None
+
+
+def test_the_last_evaluation_is_shown(gauges):
+    gauges.evaluation(evaluated(accuracy=0.75))
+    assert value(gauges, "vcpo_evaluation_accuracy") == 0.75
+
+
+async def test_workers_are_counted_by_what_their_deliveries_say(gauges, desk):
+    first, *_ = await desk.dispatcher.lease(asking(room=2), wait_s=0)
+    desk.submit(first)
+    await desk.dispatcher.lease(asking(worker_id="another", room=2), wait_s=0)
+    gauges.refresh()
+    counts = {
+        trust: value(gauges, "vcpo_workers_by_trust", trust=trust)
+        for trust in ("trusted", "new", "doubted")
+    }
+    assert counts == {"trusted": 1, "new": 1, "doubted": 0}
+
+
+async def test_invented_groups_do_not_become_labels_without_end(gauges, desk):
+    for number in range(100):
+        desk.dispatcher._registry.register(f"w{number}", f"group-{number}", 0)
+    gauges.refresh()
+    samples = gauges._metrics.workers.collect()[0].samples
+    assert len(samples) == 16
+
+
+def test_refused_calls_are_counted_once_by_reason(gauges):
+    gauges.refused({Refusal.TOKEN: 2})
+    gauges.refused({Refusal.TOKEN: 5, Refusal.STALLED: 1})
+    assert value(gauges, "vcpo_learner_calls_refused_total", reason="token") == 5
+    assert value(gauges, "vcpo_learner_calls_refused_total", reason="stalled") == 1

@@ -1,0 +1,196 @@
+"""The training loop with a worker that answers at once and an update that only counts."""
+
+import asyncio
+import time
+
+import pytest
+
+from tests.fixtures.learner.models import PAD
+from tests.fixtures.learner.scenes import answer, settle
+from vcpo.algo import FreshTokens, MismatchError
+from vcpo.journal import read_events, read_metrics
+from vcpo.wire.phase import RunPhase
+from vcpo_learner.ledger.groups import Group
+from vcpo_learner.training.step_record import LagStatistics, lag_statistics
+from vcpo_learner.update.policy_update import PolicyUpdate
+
+
+async def test_a_run_takes_its_steps_and_is_complete(make_learner, tmp_path):
+    learner = make_learner()
+    assert await learner.run() is RunPhase.COMPLETE
+    assert learner.update.versions == [0, 1, 2]
+    metrics = read_metrics(tmp_path)
+    assert [step.consumed for step in metrics.steps] == [4, 8, 12]
+    assert [one.step for one in metrics.evaluations] == [0, 3]
+    assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+async def test_a_refused_update_is_a_version_too(make_learner, tmp_path):
+    learner = make_learner()
+    learner.update.refused = {1}
+    await learner.run()
+    assert [step.skipped for step in read_metrics(tmp_path).steps] == [None, "no_gradient", None]
+    assert [event.message for event in read_events(tmp_path) if event.kind == "StepSkipped"] == [
+        "step 2: the rewards of each prompt's answers are all equal, so none is better than another"
+    ]
+
+
+def fresh_tokens(gap, *, num_pieces=8):
+    return FreshTokens(num_pieces=num_pieces, num_tokens=100, absolute_log_ratio=100 * gap)
+
+
+async def test_a_run_whose_sampler_computes_another_policy_ends_before_its_first_version(
+    make_learner, tmp_path
+):
+    learner = make_learner()
+    learner.update.fresh = fresh_tokens(0.7)
+    with pytest.raises(MismatchError, match=r"0.7 nats.*at most 0.002"):
+        await learner.run()
+    assert learner.dispatcher.policy_version == 0
+    assert read_events(tmp_path)[-1].kind == "SelfCheckFailed"
+
+
+async def test_sampler_and_learner_are_compared_once_and_when_there_is_enough_to_compare(
+    make_learner, tmp_path
+):
+    learner = make_learner()
+    learner.update.fresh = fresh_tokens(0.0005, num_pieces=7)
+    finish = learner.update.finish
+
+    def finish_step(pending, newest=()):
+        result = finish(pending, newest)
+        # The first two steps together have enough to compare; what the third says is training's.
+        gap = 0.0015 if pending.policy_version == 0 else 0.7
+        learner.update.fresh = fresh_tokens(gap, num_pieces=1)
+        return result
+
+    learner.update.finish = finish_step
+    assert await learner.run() is RunPhase.COMPLETE
+    assert [event.message for event in read_events(tmp_path) if event.kind == "SelfCheck"] == [
+        "sampler and learner differ by 0.001 nats per token"
+    ]
+
+
+async def test_a_resumed_learner_of_small_batches_compares_what_its_steps_have_together(
+    make_learner, tmp_path
+):
+    # Each step has 4 answers of one token, hence at most 5 pieces; 8 settle something.
+    sections = {
+        "steps": 6,
+        "algorithm": {"maxPolicyLagSteps": 1, "onPolicyEssRatio": 0.9},
+        "learner": {"maxMismatchNats": 100},
+        "update_of": lambda model, spec: PolicyUpdate(model, spec, PAD),
+    }
+    await make_learner(**sections).run(until_step=1)
+    later = make_learner(**sections)
+    later.training.resume()
+    assert await later.run() is RunPhase.COMPLETE
+    assert [event.kind for event in read_events(tmp_path)].count("SelfCheck") == 1
+
+
+async def test_sampler_and_learner_are_compared_again_after_a_resume(make_learner, tmp_path):
+    for until_step in (1, None):
+        learner = make_learner()
+        learner.training.resume()
+        learner.update.fresh = fresh_tokens(0.001)
+        await learner.run(until_step=until_step)
+    kinds = [event.kind for event in read_events(tmp_path)]
+    assert kinds.count("SelfCheck") == 2
+
+
+async def test_a_step_is_given_answers_of_its_own_version_that_arrived_beside_its_batch(
+    make_learner,
+):
+    learner = make_learner(algorithm={"maxPolicyLagSteps": 4})
+    learner.update.wanted_fresh_tokens = 3
+    begin = learner.update.begin
+
+    def begin_slowly(groups, *, policy_version):
+        while learner.accepted() < 12:  # all that the run will need
+            time.sleep(0.001)
+        return begin(groups, policy_version=policy_version)
+
+    learner.update.begin = begin_slowly
+    await learner.run()
+    first, *later = learner.update.newest
+    # Everything was sampled by version 0: the later steps have nothing of their own.
+    assert [one.num_tokens_of(0) for one in first] == [1, 1, 1]
+    assert later == [[], []]
+
+
+async def test_the_age_of_the_calibration_is_among_the_signals(make_learner, tmp_path):
+    learner = make_learner()
+    learner.update.calibration_ages = {2: 7}
+    await learner.run()
+    assert learner.signals.message().calibration_age_steps == 7
+    assert [one.calibration_age_steps for one in read_metrics(tmp_path).steps] == [0, 0, 7]
+
+
+async def test_a_round_beside_training_that_is_unanswered_when_the_run_drains_is_given_up(
+    make_learner, tmp_path
+):
+    await make_learner().run(until_step=1)  # so that no round stands before the first step
+    later = make_learner(evaluation={"prompts": 1, "everySteps": 2})
+    later.training.resume()
+    training = asyncio.create_task(later.run(answers_evaluations=False))
+    while not later.training._evaluation:
+        await settle()
+    later.drain()
+    assert await training is RunPhase.DRAINING
+    kinds = [event.kind for event in read_events(tmp_path)]
+    assert kinds.count("EvaluationWithoutResult") == 1
+
+
+async def test_what_goes_wrong_in_a_round_beside_training_ends_the_run(make_learner):
+    learner = make_learner(evaluation={"prompts": 1, "everySteps": 1}, steps=50)
+
+    def broken(record):
+        if record.step > 0:
+            raise OSError("no space left")
+
+    learner.signals.evaluation = broken
+    with pytest.raises(OSError, match="no space left"):
+        await learner.run()
+    assert learner.dispatcher.policy_version < 50
+
+
+async def test_checkpoints_are_written_while_the_run_goes_on(make_learner, tmp_path):
+    await make_learner(checkpoint={"everySteps": 1, "keep": 9}).run()
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-00000001", "step-00000002", "step-00000003"]
+
+
+def group(*versions):
+    one = answer("train-now-0", 0, versions=versions)
+    return Group(
+        grant_number=0, lease_id="train-now-0", prompt_index=0, attempt=1, trajectories=(one,)
+    )
+
+
+def test_lag_counts_every_token_once():
+    # Ages at version 5: 5, 1, 1 and 0, 0, 0; in order 0 0 0 1 1 5.
+    lag = lag_statistics([group(0, 4, 4), group(5, 5, 5)], policy_version=5)
+    assert lag == LagStatistics(mean=7 / 6, p50=0, maximum=5)
+
+
+def test_the_median_lag_is_the_lower_of_two_in_the_middle():
+    assert lag_statistics([group(0, 0, 3, 3)], policy_version=3).p50 == 0
+    assert lag_statistics([group(0, 0, 0, 3, 3)], policy_version=3).p50 == 3
+
+
+async def test_the_log_tells_of_steps_saves_and_evaluations_and_of_no_single_skip(
+    make_learner, caplog
+):
+    caplog.set_level("INFO", logger="vcpo_learner")
+    learner = make_learner()
+    learner.update.refused = {1}
+    await learner.run()
+    starts = [record.getMessage().split(":")[0] for record in caplog.records]
+    assert [start for start in starts if start.startswith("step")] == [
+        "step 1/3",
+        "step 2/3",
+        "step 3/3",
+    ]
+    assert {"evaluation of step 0", "evaluation of step 3", "CheckpointSaved"} <= set(starts)
+    assert "StepSkipped" not in starts
+    assert "no update (no_gradient)" in caplog.text

@@ -1,0 +1,124 @@
+"""What a learner that starts again goes on from."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from tests.fixtures.learner.scenes import make_run
+from tests.fixtures.learner.steps import stepped
+from vcpo.exported_model import ExportedModel
+from vcpo.journal import Journal, read_events, read_metrics
+from vcpo.wire.phase import RunPhase
+from vcpo.wire.v1 import ledger_pb2
+from vcpo_learner.model.checkpoint import CheckpointError, CheckpointFolder
+from vcpo_operator.observed.report import learner_report
+
+
+async def test_a_drained_run_saves_and_a_resumed_one_goes_on_from_there(make_learner, tmp_path):
+    assert await make_learner().run(until_step=1) is RunPhase.DRAINING
+    later = make_learner()
+    assert later.training.resume() == 1
+    assert later.dispatcher.ledger.counts().consumed == 4
+    assert await later.run() is RunPhase.COMPLETE
+    assert later.update.versions == [1, 2]
+    assert [step.step for step in read_metrics(tmp_path).steps] == [1, 2, 3]
+
+
+async def test_a_run_that_never_updated_says_so_however_often_it_was_resumed(make_learner):
+    for until_step in (1, None):
+        learner = make_learner()
+        learner.update.refused = {0, 1, 2}
+        learner.training.resume()
+        await learner.run(until_step=until_step)
+    assert learner_report(learner.signals.message()).has_never_updated
+    later = make_learner()  # with no step left to take
+    later.training.resume()
+    await later.training.run(drain_s=0)
+    assert learner_report(later.signals.message()).has_never_updated
+
+
+async def test_a_step_that_a_resume_takes_again_is_not_counted_twice(make_learner, tmp_path):
+    await make_learner().run(until_step=1)
+    Journal(tmp_path).step(stepped(step=2, skipped="low_ess"))  # after the checkpoint
+    later = make_learner()
+    assert later.training.resume() == 1
+    assert later.signals.message().skipped_steps_in_a_row == 0
+
+
+async def test_a_fresh_run_directory_has_nothing_to_resume(make_learner):
+    assert make_learner().training.resume() == 0
+
+
+async def test_a_run_does_not_begin_anew_beside_the_checkpoints_of_another(make_learner):
+    make_learner().training.require_unused()
+    await make_learner().run(until_step=1)
+    with pytest.raises(CheckpointError, match=r"holds a checkpoint of step 1; add --resume"):
+        make_learner().training.require_unused()
+
+
+async def test_a_resumed_learner_does_not_report_its_past_as_production(make_learner):
+    await make_learner().run(until_step=1)
+    later = make_learner()
+    later.training.resume()
+    later.desk.clock.advance(1.0)
+    assert later.signals.message().consumed_trajectories_per_second == 0.0
+
+
+async def test_a_checkpoint_that_consumed_something_else_than_its_steps_is_refused(
+    make_learner, tmp_path
+):
+    await make_learner().run(until_step=1)
+    folder = CheckpointFolder(tmp_path / "checkpoints", make_run())
+    checkpoint, _ = folder.load_newest()
+    folder.save(replace(checkpoint, ledger=ledger_pb2.LedgerSnapshot()))
+    with pytest.raises(CheckpointError, match="step 1: 0 trajectories consumed, must be 4"):
+        make_learner().training.resume()
+
+
+async def test_a_learner_that_starts_after_the_end_is_complete_at_once_and_asks_nobody(
+    make_learner, tmp_path
+):
+    await make_learner().run()
+    records = (tmp_path / "metrics.jsonl").read_bytes()
+    later = make_learner()
+    later.training.resume()
+    assert await later.training.run(drain_s=0) is RunPhase.COMPLETE
+    assert (tmp_path / "metrics.jsonl").read_bytes() == records
+    assert read_events(tmp_path)[-1].message == "3 steps; complete before this start"
+
+
+async def test_more_steps_go_on_from_a_run_that_was_complete(make_learner, tmp_path):
+    await make_learner().run()
+    later = make_learner(steps=5)
+    assert later.training.resume() == 3
+    assert await later.run() is RunPhase.COMPLETE
+    assert ExportedModel.read(tmp_path / "model").step == 5
+
+
+async def test_a_run_whose_model_is_missing_writes_it(make_learner, tmp_path):
+    await make_learner().run()
+    shutil.rmtree(tmp_path / "model")
+    later = make_learner()
+    later.training.resume()
+    assert await later.run() is RunPhase.COMPLETE
+    assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+async def test_a_damaged_checkpoint_is_told_and_set_aside_and_the_one_before_is_gone_on_from(
+    make_learner, tmp_path
+):
+    await make_learner(checkpoint={"everySteps": 1}).run(until_step=2)
+    parameters = tmp_path / "checkpoints" / "step-00000002" / "model.safetensors"
+    content = bytearray(parameters.read_bytes())
+    content[len(content) // 2] ^= 4
+    parameters.write_bytes(content)
+    later = make_learner()
+    assert later.training.resume() == 1
+    (told,) = [event for event in read_events(tmp_path) if event.kind == "CheckpointDamaged"]
+    assert "step-00000002/model.safetensors" in told.message
+    assert "going on from step 1" in told.message
+    assert later.dispatcher.ledger.counts().consumed == 4
+    assert await later.run() is RunPhase.COMPLETE
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-00000001", "step-00000003"]

@@ -1,0 +1,131 @@
+"""A learner whose disk is full, and has room again or not; the limit is the kernel's."""
+
+import resource
+
+import pytest
+
+from tests.fixtures.disk_limits import files_of_at_most, limit_file_size
+from tests.fixtures.learner.training_scene import Learner
+from vcpo.exported_model import ExportedModel, ExportKind
+from vcpo.journal import read_events, read_metrics
+from vcpo.lifecycle import StartError
+from vcpo.wire.phase import RunPhase
+from vcpo_learner.training.saving import RETRY_S
+
+LIMIT_BYTES = 6_000
+"""Less than the model has, more than a few records."""
+CHECKPOINTS = {"everySteps": 1, "keep": 9, "fullDiskWaitSeconds": 40}
+
+
+@pytest.fixture
+def make_learner(tmp_path):
+    def make(sleep=None, **sections):
+        async def passing(seconds):
+            learner.desk.clock.advance(seconds)
+            if sleep is not None:
+                sleep()
+
+        learner = Learner(tmp_path, sleep=passing, **{"checkpoint": CHECKPOINTS, **sections})
+        return learner
+
+    return make
+
+
+def messages(tmp_path, kind):
+    return [event.message for event in read_events(tmp_path) if event.kind == kind]
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+async def test_training_goes_on_on_a_full_disk_and_all_is_saved_when_there_is_room(
+    make_learner, tmp_path
+):
+    waits = []
+
+    def room_at_the_third_time():
+        waits.append(None)
+        if len(waits) == 3:
+            limit_file_size(resource.RLIM_INFINITY)
+
+    learner = make_learner(room_at_the_third_time, steps=6)
+    with files_of_at_most(LIMIT_BYTES):
+        assert await learner.run() is RunPhase.COMPLETE
+    assert len(waits) == 3
+    (full,) = messages(tmp_path, "DiskFull")
+    assert f"{tmp_path / 'checkpoints'}: no room for the checkpoint of step 1: " in full
+    assert len(messages(tmp_path, "DiskHasRoom")) == 1
+    assert names(tmp_path / "checkpoints") == ["step-00000006"]
+    assert ExportedModel.read(tmp_path / "model").step == 6
+    # Records that found no room were written when there was.
+    assert [step.step for step in read_metrics(tmp_path).steps] == [1, 2, 3, 4, 5, 6]
+    assert (
+        learner.gauges._metrics.registry.get_sample_value(
+            "vcpo_learner_disk_full_total", {"run": "run"}
+        )
+        == len(waits) + 1
+    )
+
+
+async def test_without_room_the_run_ends_with_a_sentence_and_leaves_nothing_half_written(
+    make_learner, tmp_path
+):
+    learner = make_learner(steps=1)
+    with files_of_at_most(LIMIT_BYTES), pytest.raises(StartError) as caught:
+        await learner.run()
+    message = str(caught.value)
+    assert "no room for the checkpoint of step 1: " in message
+    assert "are needed and" in message
+    assert "gave up after 40 s at step 1." in message
+    assert "(none)" in message
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert not (tmp_path / "model").exists()
+
+
+async def test_a_checkpoint_that_was_written_is_gone_on_from_when_the_model_found_no_room(
+    make_learner, tmp_path
+):
+    learner = make_learner(steps=1)
+    write_model = learner.training._saving._export.write_model
+
+    def without_room(folder, *, step):
+        with files_of_at_most(LIMIT_BYTES):
+            write_model(folder, step=step)
+
+    learner.training._saving._export.write_model = without_room
+    with pytest.raises(StartError, match=r"no room for the model.*\(that of step 1\)"):
+        await learner.run()
+    assert not (tmp_path / "model").exists()
+    later = make_learner(steps=1)
+    assert later.training.resume() == 1
+    assert await later.run() is RunPhase.COMPLETE
+    assert ExportedModel.read(tmp_path / "model").step == 1
+
+
+async def test_a_run_that_is_asked_to_stop_waits_no_longer_than_its_drain(make_learner):
+    learner = make_learner(steps=9)
+    with files_of_at_most(LIMIT_BYTES), pytest.raises(StartError, match="gave up after 0 s"):
+        await learner.run(until_step=1)
+
+
+async def test_a_checkpoint_that_is_owed_is_tried_again_when_it_is_time(make_learner, tmp_path):
+    learner = make_learner(checkpoint={"everySteps": 1}, steps=9)
+    saving, dispatcher = learner.training._saving, learner.dispatcher
+    dispatcher.policy_version = 1
+    with files_of_at_most(LIMIT_BYTES):
+        await saving.save_if_due()
+    dispatcher.policy_version = 2
+    await saving.save_if_due()
+    assert not names(tmp_path / "checkpoints")
+    learner.desk.clock.advance(RETRY_S)
+    await saving.save_if_due()
+    assert names(tmp_path / "checkpoints") == ["step-00000002"]
+
+
+def test_what_a_model_folder_is_of_can_be_read_and_a_strange_file_is_nothing(tmp_path):
+    exported = ExportedModel(kind=ExportKind.MODEL, run="r", step=7, base_model="m")
+    exported.write(tmp_path)
+    assert ExportedModel.read(tmp_path) == exported
+    (tmp_path / "vcpo.json").write_text('{"step": "many"}')
+    assert ExportedModel.read(tmp_path) is None

@@ -1,0 +1,217 @@
+import math
+from dataclasses import replace
+from fractions import Fraction
+from operator import mul
+
+import pytest
+import torch
+
+from tests.fixtures.learner.models import (
+    FAMILIES,
+    PAD,
+    llama,
+    own_logprobs,
+    qwen2,
+    sampled_by,
+    sampled_groups,
+    seeded,
+    trajectory,
+    with_rewards,
+)
+from tests.fixtures.learner.updates import (
+    CAP,
+    contribution,
+    expected_gradient,
+    gradient_of_step,
+    make_spec,
+    with_micro_batches,
+)
+from vcpo.spec.workloads import Precision
+from vcpo_learner.update.policy_update import PolicyUpdate
+
+BASELINES = ["opob", "groupMean", "rloo", "grpo", "none"]
+
+
+def assert_same(gradient, expected, rtol=1e-9):
+    torch.testing.assert_close(gradient, expected, rtol=rtol, atol=rtol * float(expected.norm()))
+
+
+@pytest.mark.parametrize("micro_batch", [64, 5], ids=["one micro-batch", "three micro-batches"])
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_the_gradient_is_the_estimator_written_out_by_hand(baseline, micro_batch):
+    model = seeded(llama, dtype=torch.float64)
+    groups = sampled_groups(model)
+    expected = expected_gradient(model, groups, baseline)
+    spec = with_micro_batches(make_spec(baseline=baseline), micro_batch)
+    assert_same(gradient_of_step(model, spec, groups), expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_gradient_is_the_estimators_for_every_family_of_models(family):
+    model = seeded(FAMILIES[family], dtype=torch.float64)
+    groups = sampled_groups(model)
+    expected = expected_gradient(model, groups, "opob")
+    assert_same(gradient_of_step(model, make_spec(), groups), expected)
+
+
+def dominated_group(model, nats):
+    """Four answers of which the third weighs exp(nats) times as much as the others."""
+    rows = [trajectory(number, response=(5, 6, 7 + number)) for number in range(4)]
+    ratios = [[0.0] * 3 if number == 2 else [nats, 0.0, 0.0] for number in range(4)]
+    group = [sampled_by(model, *row) for row in zip(rows, ratios, strict=True)]
+    return with_rewards(group, [0.0, 1.0, 0.3, 0.0])
+
+
+def expected_of_dominated(model, group):
+    """-(1/B) sum_i (R_i - b) g_i, with b in fractions: floats do not tell it from one's reward."""
+    contributions = [contribution(model, one) for one in group]
+    norms = [Fraction(float(each @ each)) for each in contributions]
+    rewards = [Fraction(one.reward) for one in group]
+    baseline = sum(map(mul, norms, rewards)) / sum(norms)
+    advantages = [float(reward - baseline) for reward in rewards]
+    return -sum(map(mul, advantages, contributions)) / len(group)
+
+
+@pytest.mark.parametrize("way", ["kept", "reduced"])
+@pytest.mark.parametrize("nats", [15.0, 20.0, 40.0])
+def test_a_trajectory_that_dominates_its_group_costs_the_others_no_digits(nats, way, monkeypatch):
+    module = "vcpo_learner.per_sample_gradients.backward.is_kept_cheaper"
+    monkeypatch.setattr(module, lambda *_: way == "kept")
+    model, exact = seeded(llama), seeded(llama, dtype=torch.float64)
+    exact.load_state_dict(model.state_dict())
+    group = dominated_group(exact, nats)
+    expected = expected_of_dominated(exact, group)
+    found = gradient_of_step(model, make_spec(), [group]).double()
+    assert float((found - expected).norm() / expected.norm()) < 1e-4
+
+
+def test_some_weights_of_these_batches_are_truncated_and_some_are_not():
+    model = seeded(llama, dtype=torch.float64)
+    update = PolicyUpdate(model, make_spec(), PAD)
+    log_weights = update.step(sampled_groups(model), policy_version=9).log_weights
+    assert min(log_weights) < 0.0 < math.log(CAP) < max(log_weights)
+
+
+def test_the_learner_scores_at_the_temperature_of_the_rollouts():
+    model = seeded(llama, dtype=torch.float64)
+    groups = sampled_groups(model)
+    expected = expected_gradient(model, groups, "opob", temperature=0.6)
+    assert_same(gradient_of_step(model, make_spec(temperature=0.6), groups), expected)
+
+
+def test_a_batch_baseline_spans_the_groups():
+    # Rewards 1, 1 and 0, 0: mean 1/2, advantages 1/2 and -1/2, on policy.
+    model = seeded(llama, dtype=torch.float64)
+    groups = [
+        with_rewards(group, rewards)
+        for group, rewards in zip(
+            sampled_groups(model, num_groups=2, group_size=2, staleness=0.0),
+            [(1, 1), (0, 0)],
+            strict=True,
+        )
+    ]
+    (first, second), (third, fourth) = groups
+    objective = sum(own_logprobs(model, one).mean() for one in (first, second))
+    objective = objective - sum(own_logprobs(model, one).mean() for one in (third, fourth))
+    spec = make_spec(baseline="groupMean", baselineScope="batch")
+    parameters = sorted(model.parameters(), key=lambda parameter: parameter.ndim < 2)
+    rows = torch.autograd.grad(-objective / 8, parameters)
+    expected = torch.cat([row.flatten() for row in rows])
+    assert_same(gradient_of_step(model, spec, groups), expected)
+
+
+def test_on_policy_and_without_baseline_it_is_reinforce_with_weights_held_constant():
+    model = seeded(llama, dtype=torch.float64)
+    one = sampled_by(model, trajectory(0, reward=2.0), [0.0] * 3)
+    parameters = sorted(model.parameters(), key=lambda parameter: parameter.ndim < 2)
+    rows = torch.autograd.grad(-2.0 * own_logprobs(model, one).mean(), parameters)
+    expected = torch.cat([row.flatten() for row in rows])
+    assert_same(gradient_of_step(model, make_spec(baseline="none"), [[one]]), expected)
+
+
+@pytest.mark.parametrize("baseline", ["opob", "groupMean"])
+def test_the_split_into_micro_batches_does_not_change_the_gradient(baseline):
+    groups = sampled_groups(seeded(qwen2))
+    whole, split = (
+        gradient_of_step(
+            seeded(qwen2), with_micro_batches(make_spec(baseline=baseline), size), groups
+        )
+        for size in (12, 5)
+    )
+    assert_same(split, whole, rtol=1e-6)
+
+
+def test_the_split_into_micro_batches_does_not_change_the_decision():
+    groups = sampled_groups(seeded(qwen2))
+    signals = []
+    for size in (12, 5):
+        update = PolicyUpdate(seeded(qwen2), with_micro_batches(make_spec(), size), PAD)
+        result = update.step(groups, policy_version=9)
+        signals.append((result.ess_ratio, result.baseline_shift, result.learning_rate))
+    assert signals[1] == pytest.approx(signals[0], rel=1e-6, abs=1e-8)
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_the_order_of_groups_and_of_trajectories_in_them_changes_nothing(baseline):
+    model = seeded(llama, dtype=torch.float64)
+    groups = sampled_groups(model)
+    turned = [group[::-1] for group in (groups[1], groups[2], groups[0])]
+    spec = make_spec(baseline=baseline)
+    gradient = gradient_of_step(seeded(llama, dtype=torch.float64), spec, groups)
+    assert_same(gradient_of_step(model, spec, turned), gradient, rtol=1e-12)
+
+
+@pytest.mark.parametrize("baseline", ["opob", "groupMean"])
+def test_a_group_of_equal_rewards_only_dilutes_the_gradient(baseline):
+    model = seeded(llama, dtype=torch.float64)
+    first, second, _ = sampled_groups(model)
+    expected = expected_gradient(model, [first], baseline) / 2
+    spec = make_spec(baseline=baseline)
+    gradient = gradient_of_step(model, spec, [first, with_rewards(second, [0.7] * 4)])
+    assert_same(gradient, expected)
+
+
+def test_bfloat16_agrees_with_float32_to_its_precision():
+    model = seeded(llama)
+    groups = sampled_groups(model, staleness=0.0)
+    spec = make_spec()
+    precise = gradient_of_step(seeded(llama), spec, groups)
+    learner = spec.learner.model_copy(update={"precision": Precision.BFLOAT16})
+    rough = gradient_of_step(model, spec.model_copy(update={"learner": learner}), groups)
+    assert 0.0 < float((rough - precise).norm() / precise.norm()) < 0.1
+
+
+def test_what_stands_in_the_padding_does_not_matter():
+    groups = sampled_groups(seeded(llama))
+    models = [seeded(llama), seeded(llama)]
+    for pad_token_id, model in enumerate(models):
+        PolicyUpdate(model, make_spec(), pad_token_id).step(groups, policy_version=9)
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+def test_dropout_is_off():
+    model = FAMILIES["gpt2"]().train()
+    PolicyUpdate(model, make_spec(), PAD)
+    assert not any(module.training for module in model.modules())
+
+
+def test_rollout_logprobs_enter_through_the_weight_only():
+    # Halving every weight below the cap halves the gradient when there is no baseline.
+    model = seeded(llama, dtype=torch.float64)
+    one = sampled_by(model, trajectory(0, reward=1.0), [0.0] * 3)
+    first, *rest = one.rollout_logprobs
+    halved = replace(one, rollout_logprobs=(first + math.log(2), *rest))
+    spec = make_spec(baseline="none")
+    whole = gradient_of_step(seeded(llama, dtype=torch.float64), spec, [[one]])
+    assert_same(gradient_of_step(model, spec, [[halved]]), whole / 2)
+
+
+def test_a_group_larger_than_a_micro_batch_is_gone_through_twice_with_the_same_result():
+    groups = sampled_groups(seeded(llama, dtype=torch.float64), group_size=4)
+    spec = make_spec(baseline="opob")
+    whole, split = (
+        gradient_of_step(seeded(llama, dtype=torch.float64), with_micro_batches(spec, size), groups)
+        for size in (4, 3)
+    )
+    assert_same(split, whole)

@@ -1,0 +1,342 @@
+import io
+import math
+import re
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.fixtures.learner.models import (
+    PAD,
+    llama,
+    sampled_by,
+    sampled_groups,
+    seeded,
+    trajectory,
+    with_rewards,
+)
+from tests.fixtures.learner.updates import CAP, first_moments, make_spec
+from vcpo.wire.trajectory import VersionSpan
+from vcpo_learner.update.policy_update import PolicyUpdate
+from vcpo_learner.update.result import SkipReason
+
+
+def flat(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def base_rates(update):
+    return {group["lr"] for group in update.state_dict()["optimizer"]["param_groups"]}
+
+
+def with_log_weight(model, one, log_weight):
+    """The trajectory with rollout log-probabilities forged to give it this log weight."""
+    return sampled_by(model, one, [-log_weight, *[0.0] * (len(one.response_token_ids) - 1)])
+
+
+def with_optimizer(spec, **settings):
+    optimizer = spec.optimizer.model_copy(update=settings)
+    return spec.model_copy(update={"optimizer": optimizer})
+
+
+def saved_and_loaded(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def four_weights(model):
+    """One group with weights 1, 1/2, 2, 4, of ESS ratio 7.5^2 / 21.25 / 4."""
+    rows = [trajectory(number, reward=float(number % 2)) for number in range(4)]
+    weights = [1.0, 0.5, 2.0, 4.0]
+    return [with_log_weight(model, *row) for row in zip(rows, map(math.log, weights), strict=True)]
+
+
+def test_the_learning_rate_is_scaled_by_the_root_of_the_ess_ratio():
+    model = seeded(llama, dtype=torch.float64)
+    update = PolicyUpdate(model, make_spec(), PAD)
+    result = update.step([four_weights(model)], policy_version=9)
+    assert result.ess_ratio == pytest.approx(56.25 / 21.25 / 4)
+    assert result.learning_rate == pytest.approx(1e-3 * math.sqrt(56.25 / 21.25 / 4))
+
+
+def test_the_base_learning_rate_is_restored_after_the_step():
+    model = seeded(llama)
+    update = PolicyUpdate(model, make_spec(), PAD)
+    assert update.step([four_weights(model)], policy_version=9).learning_rate_scale < 1.0
+    assert base_rates(update) == {1e-3}
+
+
+def test_the_first_step_moves_no_parameter_by_more_than_the_scaled_rate():
+    model = seeded(llama, dtype=torch.float64)
+    before = flat(model)
+    result = PolicyUpdate(model, make_spec(), PAD).step([four_weights(model)], policy_version=9)
+    moved = float((flat(model) - before).abs().max())
+    assert moved == pytest.approx(result.learning_rate, rel=1e-3)
+
+
+def test_the_result_describes_the_batch():
+    model = seeded(llama, dtype=torch.float64)
+    result = PolicyUpdate(model, make_spec(), PAD).step([four_weights(model)], policy_version=9)
+    assert (result.reward_mean, result.response_tokens_mean) == (0.5, 3.0)
+    assert result.importance_weight_max == pytest.approx(4.0)
+    assert result.log_weights == pytest.approx([0.0, -math.log(2), math.log(2), math.log(4)])
+
+
+def test_the_gradient_norm_is_the_one_before_clipping():
+    model, other = seeded(llama), seeded(llama)
+    groups = sampled_groups(model)
+    long = PolicyUpdate(model, make_spec(), PAD)
+    clipped = PolicyUpdate(other, with_optimizer(make_spec(), max_gradient_norm=1e-3), PAD)
+    norms = [update.step(groups, policy_version=9).gradient_norm for update in (long, clipped)]
+    assert norms == pytest.approx([float(first_moments(long).norm())] * 2, rel=1e-5)
+    assert float(first_moments(clipped).norm()) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_the_baseline_shift_is_measured_from_the_group_mean():
+    # Without a baseline 0 is subtracted: 0 minus the mean reward of 1/2.
+    model = seeded(llama)
+    update = PolicyUpdate(model, make_spec(baseline="none"), PAD)
+    shift = update.step([four_weights(model)], policy_version=9).baseline_shift
+    assert shift == pytest.approx(-0.5)
+
+
+def test_a_warmup_counts_the_steps_that_were_taken():
+    model = seeded(llama)
+    spec = with_optimizer(make_spec(learningRateRule="none"), warmup_steps=4)
+    update = PolicyUpdate(model, spec, PAD)
+    groups = sampled_groups(model)
+    silent = [with_rewards(group, [1.0] * 4) for group in groups]
+    batches = [groups, silent, groups]
+    rates = [update.step(batch, policy_version=9).learning_rate for batch in batches]
+    assert rates == pytest.approx([2.5e-4, 0.0, 5e-4])
+
+
+def test_a_huge_weight_is_truncated_and_leaves_the_batch_an_ess_of_one():
+    model = seeded(llama)
+    (first, second, third, fourth), *_ = sampled_groups(model)
+    group = [with_log_weight(model, first, 1e4), second, third, fourth]
+    result = PolicyUpdate(model, make_spec(), PAD).step([group], policy_version=9)
+    assert (result.ess_ratio, result.learning_rate_scale) == (0.25, 0.5)
+    assert result.importance_weight_max == sys.float_info.max
+    assert result.skipped is None
+    assert torch.isfinite(flat(model)).all()
+
+
+def test_a_huge_weight_counts_in_the_gradient_with_the_cap():
+    model = seeded(llama, dtype=torch.float64)
+    one = trajectory(0, reward=1.0)
+    spec = make_spec(baseline="none")
+    moments = []
+    for log_weight in (1e4, math.log(CAP)):
+        update = PolicyUpdate(seeded(llama, dtype=torch.float64), spec, PAD)
+        update.step([[with_log_weight(model, one, log_weight)]], policy_version=9)
+        moments.append(first_moments(update))
+    torch.testing.assert_close(*moments, rtol=1e-9, atol=1e-12)
+
+
+def test_logits_that_are_not_numbers_skip_the_step():
+    model = seeded(llama)
+    groups = sampled_groups(model)
+    update = PolicyUpdate(model, make_spec(), PAD)
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = math.nan
+    result = update.step(groups, policy_version=9)
+    assert (result.skipped, result.ess_ratio) == (SkipReason.NON_FINITE_WEIGHT, 0.0)
+    assert re.match(r"log_ratios of trajectory 'lease/\d+'\[0\] is nan", result.skip_detail or "")
+
+
+def test_a_step_skipped_for_its_weights_leaves_the_state_alone():
+    model = seeded(llama)
+    groups = sampled_groups(model)
+    update = PolicyUpdate(model, make_spec(), PAD)
+    update.step(groups, policy_version=9)
+    parameters, moments = flat(model), first_moments(update).clone()
+    forged = [
+        [replace(one, rollout_logprobs=(-math.inf, -1.0, -1.0)) for one in four_weights(model)]
+    ]
+    assert update.step(forged, policy_version=9).skipped is SkipReason.NON_FINITE_WEIGHT
+    assert torch.equal(flat(model), parameters)
+    assert torch.equal(first_moments(update), moments)
+
+
+def test_a_gradient_that_is_not_finite_skips_the_step_and_leaves_the_moments_alone():
+    model = seeded(llama)
+    groups = sampled_groups(model)
+    update = PolicyUpdate(model, make_spec(baseline="groupMean"), PAD)
+    update.step(groups, policy_version=9)
+    parameters, moments = flat(model), first_moments(update).clone()
+    model.lm_head.weight.register_hook(lambda gradient: gradient * math.inf)
+    result = update.step(groups, policy_version=9)
+    assert (result.skipped, result.learning_rate_scale, result.gradient_norm) == (
+        SkipReason.NON_FINITE_GRADIENT,
+        0.0,
+        0.0,
+    )
+    assert torch.equal(flat(model), parameters)
+    assert torch.equal(first_moments(update), moments)
+
+
+def test_a_batch_of_equal_rewards_is_skipped_and_moves_nothing():
+    model = seeded(llama)
+    spec = with_optimizer(make_spec(), weight_decay=0.1)
+    update = PolicyUpdate(model, spec, PAD)
+    groups = sampled_groups(model)
+    update.step(groups, policy_version=9)
+    parameters, moments = flat(model), first_moments(update).clone()
+    result = update.step([with_rewards(g, [0.1] * 4) for g in groups], policy_version=9)
+    assert (result.skipped, result.learning_rate_scale) == (SkipReason.NO_GRADIENT, 0.0)
+    assert torch.equal(flat(model), parameters)
+    assert torch.equal(first_moments(update), moments)
+
+
+def test_groups_of_equal_rewards_count_in_the_ess():
+    model = seeded(llama, dtype=torch.float64)
+    rows = four_weights(model)
+    groups = [with_rewards(rows[:2], [0.0, 1.0]), with_rewards(rows[2:], [1.0, 1.0])]
+    result = PolicyUpdate(model, make_spec(), PAD).step(groups, policy_version=9)
+    assert result.ess_ratio == pytest.approx(56.25 / 21.25 / 4)
+
+
+def of_versions(one, first, others):
+    """The trajectory with its first token sampled by one version and the others by another."""
+    spans = [VersionSpan(policy_version=first, num_tokens=1)]
+    if len(one.response_token_ids) > 1:
+        rest = len(one.response_token_ids) - 1
+        spans.append(VersionSpan(policy_version=others, num_tokens=rest))
+    return replace(one, version_spans=tuple(spans))
+
+
+def on_policy_ratio(versions):
+    """What 48 noisy trajectories sampled by these versions make of the ratio at version 8."""
+    model = seeded(llama)
+    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None), PAD)
+    noisy = sampled_groups(model, num_groups=12)
+    groups = [[of_versions(one, *versions) for one in group] for group in noisy]
+    return update.step(groups, policy_version=8).on_policy_ess_ratio
+
+
+@pytest.mark.parametrize("versions", [(8, 8), (7, 8)], ids=["whole", "their last tokens"])
+def test_tokens_of_the_current_version_calibrate(versions):
+    assert 0.5 < on_policy_ratio(versions) < 1.0
+
+
+@pytest.mark.parametrize("versions", [(7, 7), (6, 7)], ids=["older", "begun by one older still"])
+def test_tokens_of_another_version_do_not_calibrate(versions):
+    assert on_policy_ratio(versions) == 1.0
+
+
+def test_answers_beside_the_batch_calibrate_a_learner_that_sees_only_stale_ones():
+    model = seeded(llama)
+    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None), PAD)
+    noisy = sampled_groups(model, num_groups=12)
+    stale = [[of_versions(one, 2, 2) for one in group] for group in noisy]
+    newest = [of_versions(one, 8, 8) for group in noisy for one in group]
+    result = update.finish(update.begin(stale, policy_version=8), newest)
+    assert 0.5 < result.on_policy_ess_ratio < 1.0
+    assert (result.calibration_age_steps, result.fresh.num_pieces) == (0, 48)
+    assert update.step(stale, policy_version=9).calibration_age_steps == 1
+
+
+def test_answers_beside_the_batch_are_not_learned_from():
+    spec = make_spec()
+    groups = sampled_groups(seeded(llama))
+    newest = [of_versions(one, 9, 9) for group in groups for one in group]
+    models = [seeded(llama), seeded(llama)]
+    for model, beside in zip(models, ([], newest), strict=True):
+        update = PolicyUpdate(model, spec, PAD)
+        update.finish(update.begin(groups, policy_version=9), beside)
+    assert torch.equal(flat(models[0]), flat(models[1]))
+
+
+def test_answers_beside_the_batch_are_scored_before_the_step():
+    model = seeded(llama)
+    groups = sampled_groups(model)
+    own = [[of_versions(one, 9, 9) for one in group] for group in groups]
+    expected = PolicyUpdate(seeded(llama), make_spec(), PAD).step(own, policy_version=9).fresh
+    update = PolicyUpdate(model, make_spec(), PAD)
+    beside = [one for group in own for one in group]
+    found = update.finish(update.begin(groups, policy_version=9), beside).fresh
+    assert found.absolute_log_ratio == pytest.approx(expected.absolute_log_ratio, rel=1e-5)
+
+
+def test_an_answer_beside_the_batch_that_is_no_number_costs_no_step():
+    model = seeded(llama)
+    groups = sampled_groups(model)
+    one = of_versions(groups[0][0], 9, 9)
+    newest = [replace(one, rollout_logprobs=(-math.inf, *one.rollout_logprobs[1:]))]
+    update = PolicyUpdate(model, make_spec(), PAD)
+    result = update.finish(update.begin(groups, policy_version=9), newest)
+    assert (result.skipped, result.fresh.num_tokens) == (None, 0)
+
+
+def test_a_batch_of_stale_answers_asks_for_fresh_tokens_and_a_fresh_batch_for_none():
+    model = seeded(llama)
+    groups = sampled_groups(model, num_groups=12)
+    num_tokens = sum(one.num_sampled_tokens for group in groups for one in group)
+    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None), PAD)
+    # Nothing is known yet: as much as may be, a quarter of the batch.
+    wanted = update.begin(groups, policy_version=8).wanted_fresh_tokens
+    assert wanted == math.ceil(num_tokens / 4)
+    given = PolicyUpdate(model, make_spec(onPolicyEssRatio=0.9), PAD)
+    fresh = [[of_versions(one, 8, 8) for one in group] for group in groups]
+    assert given.begin(fresh, policy_version=8).wanted_fresh_tokens == 0
+
+
+def test_after_a_resume_fresh_tokens_are_asked_for_though_the_ratio_is_given():
+    # The start-up check of sampler against learner wants them.
+    model = seeded(llama)
+    fresh = [[of_versions(one, 8, 8) for one in group] for group in sampled_groups(model)]
+    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=0.9), PAD)
+    update.step(fresh, policy_version=8)
+    assert update.begin(fresh, policy_version=20).wanted_fresh_tokens == 0
+    resumed = PolicyUpdate(model, make_spec(onPolicyEssRatio=0.9), PAD)
+    resumed.load_state_dict(update.state_dict())
+    assert resumed.begin(fresh, policy_version=20).wanted_fresh_tokens > 0
+
+
+def test_a_ratio_that_is_given_does_not_get_old():
+    model = seeded(llama)
+    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=0.9), PAD)
+    groups = sampled_groups(model)
+    ages = [update.step(groups, policy_version=9).calibration_age_steps for _ in range(2)]
+    assert ages == [0, 0]
+
+
+def test_what_was_calibrated_is_remembered_in_later_steps():
+    model = seeded(llama)
+    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None), PAD)
+    groups = sampled_groups(model, num_groups=12)
+    fresh = [[of_versions(one, 8, 8) for one in group] for group in groups]
+    first, later = (update.step(batch, policy_version=8) for batch in (fresh, groups))
+    assert later.on_policy_ess_ratio == first.on_policy_ess_ratio < 1.0
+
+
+def test_a_restored_update_takes_bit_identical_steps():
+    model, groups = seeded(llama), sampled_groups(seeded(llama))
+    spec = with_optimizer(make_spec(onPolicyEssRatio=None), warmup_steps=5, beta1=0.9)
+    update = PolicyUpdate(model, spec, PAD)
+    update.step(groups, policy_version=0)
+    twin = seeded(llama)
+    twin.load_state_dict(model.state_dict())
+    restored = PolicyUpdate(twin, spec, PAD)
+    restored.load_state_dict(saved_and_loaded(update.state_dict()))
+    results = [one.step(groups, policy_version=1) for one in (update, restored)]
+    assert results[0] == results[1]
+    assert torch.equal(flat(model), flat(twin))
+
+
+def test_a_state_that_lacks_a_part_is_refused():
+    update = PolicyUpdate(seeded(llama), make_spec(), PAD)
+    with pytest.raises(
+        ValueError,
+        match=r"state lacks \['calibration', 'method', 'optimizer', 'replay', 'warning'\]",
+    ):
+        update.load_state_dict({"steps_taken": 3})
+
+
+def test_an_empty_batch_is_refused():
+    with pytest.raises(ValueError, match="is empty"):
+        PolicyUpdate(seeded(llama), make_spec(), PAD).step([], policy_version=0)

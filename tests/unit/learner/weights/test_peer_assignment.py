@@ -1,0 +1,136 @@
+"""Who fetches from whom: the learner sends little, nobody waits in a circle, nobody is stuck."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fixtures.learner.scenes import ManualClock
+from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
+from vcpo_learner.weights.peer_assignment import PeerAssignment, serving_address
+
+
+class Book:
+    """A source book whose workers serve under their own names."""
+
+    def __init__(self):
+        self.clock = ManualClock()
+        self.book = PeerAssignment(self.clock)
+
+    def ask(self, worker, *, version=1, base=None, held=None, serves=True):
+        self.book.register(worker, worker if serves else "", held)
+        return self.book.assign(worker, policy_version=version, base_version=base)
+
+    def hold(self, worker, version):
+        """A worker that holds a version waits for the next one."""
+        self.book.register(worker, worker, version)
+
+
+@pytest.fixture
+def book():
+    return Book()
+
+
+def test_two_fetch_from_the_learner_and_everybody_else_from_those_who_asked_before(book):
+    sources = [book.ask(worker) for worker in "abcdefg"]
+    assert sources == ["", "", "a", "a", "b", "b", "c"]
+
+
+@given(st.lists(st.sampled_from([None, 0, 1, 2]), min_size=1, max_size=80))
+def test_the_learner_sends_each_way_twice_at_most_and_every_chain_ends_at_it(bases):
+    book, asked = Book(), []
+    for number, base in enumerate(bases):
+        source = book.ask(f"w{number}", version=3, base=base)
+        asked.append((f"w{number}", base))
+        assert source == "" or (source, base) in asked[:-1]
+        if source == "":
+            assert sum(one[1] == base for one in asked) <= 2
+
+
+def test_a_delta_comes_from_one_who_fetches_the_same_delta(book):
+    for worker in "abc":
+        book.ask(worker, version=5, base=4)
+    assert [book.ask(worker, version=5, base=3) for worker in "xyz"] == ["", "", "x"]
+
+
+def test_a_late_joiner_gets_the_full_set_from_one_who_holds_it(book):
+    book.ask("a", version=5, base=4)
+    book.hold("a", 5)
+    assert book.ask("late", version=5) == "a"
+
+
+def test_those_who_hold_a_version_share_the_late_joiners_and_then_others_help(book):
+    for worker in "ab":
+        book.ask(worker, version=5, base=4)
+        book.hold(worker, 5)
+    sources = [book.ask(f"late{number}", version=5) for number in range(7)]
+    assert sources == ["a", "a", "b", "b", "", "", "late0"]
+
+
+def test_whoever_asks_twice_for_a_version_is_sent_to_the_learner(book):
+    for worker in "abc":
+        book.ask(worker)
+    assert book.ask("c") == ""
+
+
+def test_when_a_source_fails_there_are_three_others_that_hold_the_version_or_asked_before(book):
+    for worker in "abcdef":
+        book.ask(worker)
+    book.hold("f", 1)
+    assert book.book.fallbacks("e", base_version=None) == ["f", "c", "d"]
+    assert book.book.fallbacks("a", base_version=None) == ["f"]
+
+
+def test_workers_beyond_the_most_are_sent_to_the_learner_and_forgotten():
+    book = PeerAssignment(ManualClock(), max_workers=3)
+    sources = []
+    for number in range(1000):
+        book.register(f"w{number}", f"w{number}", None)
+        sources.append(book.assign(f"w{number}", policy_version=1, base_version=None))
+    assert sources == ["", "", "w0", *[""] * 997]
+    assert len(book._workers) == len(book._asked) == len(book._ways[None].children) == 3
+
+
+def test_lost_workers_take_no_room(book):
+    for number in range(100):
+        book.clock.advance(WORKER_LOST_AFTER_S + 1)
+        book.ask(f"w{number}")
+    assert len(book.book._asked) == len(book.book._ways[None].children) == 1
+
+
+def test_the_next_version_is_another_question(book):
+    for worker in "abc":
+        book.ask(worker, version=1)
+    assert [book.ask(worker, version=2, base=1) for worker in "cab"] == ["", "", "c"]
+
+
+def test_nobody_is_sent_to_a_worker_that_does_not_serve(book):
+    assert [book.ask(worker, serves=False) for worker in "abc"] == ["", "", ""]
+
+
+def test_nobody_is_sent_to_a_worker_that_was_not_heard_of_for_long(book):
+    book.ask("a")
+    book.ask("b")
+    book.clock.now_s += WORKER_LOST_AFTER_S + 1
+    assert book.ask("c") == ""
+
+
+def test_a_holder_of_an_older_version_is_no_source_of_the_newest(book):
+    book.ask("a", version=2)
+    book.hold("a", 1)
+    book.ask("b", version=2)
+    assert book.ask("late", version=2) == "a"
+
+
+@pytest.mark.parametrize(
+    ("caller", "port", "address"),
+    [
+        ("ipv4:10.0.0.7:41234", 7610, "10.0.0.7:7610"),
+        ("ipv6:[fd00::7]:41234", 7610, "[fd00::7]:7610"),
+        ("ipv6:%5Bfd00::7%5D:41234", 7610, "[fd00::7]:7610"),
+        ("ipv4:10.0.0.7:41234", 0, ""),
+        ("unix:/run/learner", 7610, ""),
+        ("", 7610, ""),
+    ],
+)
+def test_a_worker_serves_where_it_calls_from(caller, port, address):
+    assert serving_address(caller, port) == address

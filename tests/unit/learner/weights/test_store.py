@@ -1,0 +1,141 @@
+import asyncio
+
+import pytest
+import safetensors.torch
+import torch
+
+from tests.fixtures.learner.scenes import INCARNATION, ManualClock, settle
+from vcpo.wire.errors import NotFoundError
+from vcpo_learner.weights.store import PolicyStore
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def store(clock):
+    return PolicyStore(incarnation=INCARNATION, clock=clock)
+
+
+def publish(store, version):
+    payload = safetensors.torch.save({"weight": torch.full((2,), float(version))})
+    store.publish(store.prepare(version, payload))
+
+
+def newest(store, *, held=None, incarnation="", wait_s=0.0):
+    return store.wait_for_newest(held_incarnation=incarnation, held_version=held, wait_s=wait_s)
+
+
+async def test_whoever_holds_nothing_gets_the_newest_at_once(store):
+    publish(store, 0)
+    publish(store, 1)
+    assert (await newest(store, wait_s=30)).manifest.policy_version == 1
+
+
+async def test_a_holder_of_the_newest_waits_for_the_next(store):
+    publish(store, 0)
+    waiting = asyncio.create_task(newest(store, held=0, incarnation=INCARNATION, wait_s=30))
+    await settle()
+    assert not waiting.done()
+    publish(store, 1)
+    assert (await waiting).manifest.policy_version == 1
+
+
+async def test_a_holder_of_the_newest_whose_time_is_up_is_told_of_it_again(store):
+    publish(store, 4)
+    policy = await newest(store, held=4, incarnation=INCARNATION)
+    assert policy.manifest.policy_version == 4
+
+
+async def test_a_version_of_another_incarnation_is_not_the_same_version(store):
+    publish(store, 4)
+    policy = await newest(store, held=4, incarnation="before", wait_s=30)
+    assert policy.manifest.incarnation == INCARNATION
+
+
+async def test_a_lower_version_after_a_restart_is_news(store):
+    publish(store, 2)
+    policy = await newest(store, held=9, incarnation="before", wait_s=30)
+    assert policy.manifest.policy_version == 2
+
+
+async def test_before_the_first_version_there_is_nothing_to_find(store):
+    with pytest.raises(NotFoundError, match="no version has been published"):
+        await newest(store)
+
+
+async def test_waiting_for_the_first_version_ends_with_it(store):
+    waiting = asyncio.create_task(newest(store, wait_s=30))
+    await settle()
+    publish(store, 0)
+    assert (await waiting).manifest.policy_version == 0
+
+
+def test_the_last_three_versions_can_be_fetched_and_no_older_one(store):
+    for version in range(4):
+        publish(store, version)
+    assert store.get(INCARNATION, 1).manifest.policy_version == 1
+    with pytest.raises(NotFoundError, match="policy_version: 0 is retired"):
+        store.get(INCARNATION, 0)
+
+
+def test_a_version_of_another_incarnation_cannot_be_fetched(store):
+    publish(store, 1)
+    with pytest.raises(NotFoundError, match="ask for the newest"):
+        store.get("before", 1)
+
+
+def publish_sparse(store, *versions, size=1000):
+    """Versions that differ in one element each."""
+    for version in versions:
+        weight = torch.zeros(size)
+        weight[version] = 1.0
+        payload = safetensors.torch.save({"weight": weight})
+        store.publish(store.prepare(version, payload))
+
+
+def chain(store, version, *, incarnation=INCARNATION):
+    return [
+        (delta.entry.base_policy_version, delta.entry.policy_version)
+        for delta in store.deltas_from(incarnation, version)
+    ]
+
+
+def test_deltas_lead_from_a_version_to_the_newest(store):
+    publish_sparse(store, 0, 1, 2, 3)
+    assert chain(store, 1) == [(1, 2), (2, 3)]
+    assert chain(store, 3) == []
+
+
+def test_a_version_has_deltas_for_longer_than_it_is_kept_whole(store):
+    publish_sparse(store, *range(8))
+    assert len(chain(store, 0)) == 7
+    with pytest.raises(NotFoundError):
+        store.get(INCARNATION, 0)
+
+
+def test_deltas_that_are_together_no_less_than_the_full_set_lead_nowhere(store):
+    publish_sparse(store, *range(60))
+    delta_bytes = len(store.get_delta(INCARNATION, 59, 58).data)
+    full_bytes = len(store.get(INCARNATION, 59).payload)
+    most = (full_bytes - 1) // delta_bytes
+    assert len(chain(store, 59 - most)) == most
+    assert chain(store, 59 - most - 1) == []
+
+
+def test_where_too_much_changed_there_is_no_delta_and_the_chain_starts_anew(store):
+    publish_sparse(store, 0, 1)
+    publish(store, 2)
+    publish(store, 3)
+    assert chain(store, 1) == []
+    with pytest.raises(NotFoundError, match="no delta leads from 1 to 2; fetch the full set"):
+        store.get_delta(INCARNATION, 2, 1)
+
+
+def test_deltas_of_another_incarnation_lead_nowhere(store):
+    publish_sparse(store, 0, 1)
+    assert chain(store, 0, incarnation="before") == []
+    with pytest.raises(NotFoundError):
+        store.get_delta("before", 1, 0)

@@ -1,0 +1,225 @@
+"""Manifests: valid to the letter, restricted, and changed only by what should change them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from tests.fixtures.operator.runs import DEFAULTS, UID, parent, template_digest
+from vcpo.spec import parse_run
+from vcpo_operator.children import Child, Kind, children
+from vcpo_operator.children.config import run_file
+from vcpo_operator.names import QUEUE_LABEL, RUN_LABEL
+
+EVERYTHING = {
+    "pods": {
+        "queueName": "gpus",
+        "tokenSecretName": "run-token",
+        "priorityClassName": "batch",
+        "networkIsolation": "DenyAll",
+    },
+    "learner": {
+        "threads": 4,
+        "checkpointStorageClassName": "fast",
+        "template": {
+            "spec": {
+                "nodeSelector": {"gpu": "h200"},
+                "tolerations": [{"key": "gpu", "operator": "Exists"}],
+                "containers": [{"name": "learner", "resources": {"limits": {"nvidia.com/gpu": 1}}}],
+            }
+        },
+    },
+    "rollouts": [{"name": "main", "threads": 2}, {"name": "extra", "image": "mine:1"}],
+}
+
+
+def build(**spec: Any) -> dict[str, Child]:
+    return {f"{each.kind.kind} {each.name}": each for each in children(parent(**spec), DEFAULTS)}
+
+
+def pod_spec(child: Child) -> dict[str, Any]:
+    return child.manifest["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.37"])
+@pytest.mark.parametrize("spec", [{}, EVERYTHING], ids=["defaults", "everything"])
+def test_kubernetes_knows_every_field_of_every_child(spec: dict[str, Any], version: str):
+    for child in build(**spec).values():
+        kubernetes_validate.validate(child.manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("name", ["StatefulSet demo-learner", "Deployment demo-rollout-main"])
+def test_pods_pass_the_restricted_standard(name: str):
+    spec = pod_spec(build()[name])
+    (container,) = spec["containers"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {kind for volume in spec["volumes"] for kind in volume if kind != "name"} <= {
+        "configMap",
+        "emptyDir",
+        "persistentVolumeClaim",
+    }
+
+
+def test_no_pod_holds_a_token_of_the_api_server():
+    family = build()
+    assert family["ServiceAccount demo-workload"].manifest["automountServiceAccountToken"] is False
+    for name in ("StatefulSet demo-learner", "Deployment demo-rollout-main"):
+        assert pod_spec(family[name])["automountServiceAccountToken"] is False
+
+
+def test_the_learner_is_started_to_resume_and_to_linger():
+    (container,) = pod_spec(build()["StatefulSet demo-learner"])["containers"]
+    assert container["command"] == [
+        "python",
+        "-m",
+        "vcpo_learner",
+        "/etc/vcpo/run.yaml",
+        "--run-dir=/var/lib/vcpo",
+        "--listen=0.0.0.0:7600",
+        "--metrics-listen=0.0.0.0:7601",
+        "--resume",
+        "--drain-seconds=120",
+        "--linger-seconds=86400",
+    ]
+
+
+def test_a_worker_knows_its_learner_its_group_and_its_own_name():
+    (container,) = pod_spec(build()["Deployment demo-rollout-main"])["containers"]
+    assert {"--learner=demo-learner:7600", "--group=main", "--worker-id=$(POD_NAME)"} <= set(
+        container["command"]
+    )
+    assert {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}} in (
+        container["env"]
+    )
+
+
+def test_a_pod_has_longer_to_leave_than_its_process_takes_to_drain():
+    assert pod_spec(build()["StatefulSet demo-learner"])["terminationGracePeriodSeconds"] == 150
+    assert pod_spec(build()["Deployment demo-rollout-main"])["terminationGracePeriodSeconds"] == 90
+
+
+@pytest.mark.parametrize("name", ["StatefulSet demo-learner", "Deployment demo-rollout-main"])
+def test_a_pod_that_answers_is_known_to_within_seconds_and_may_take_an_hour_to_start(name: str):
+    (container,) = pod_spec(build()[name])["containers"]
+    probe = container["startupProbe"]
+    assert probe["periodSeconds"] == 2
+    assert probe["periodSeconds"] * probe["failureThreshold"] == 3600
+
+
+def test_a_run_writes_to_a_folder_of_its_own_on_a_claim_that_may_be_older():
+    (container,) = pod_spec(build()["StatefulSet demo-learner"])["containers"]
+    mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+    assert mounts["run"] == {"name": "run", "mountPath": "/var/lib/vcpo", "subPath": UID}
+
+
+def test_the_learner_is_found_before_it_is_ready():
+    service = build()["Service demo-learner"].manifest["spec"]
+    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+
+
+def test_a_group_never_says_how_many_workers_it_wants():
+    assert "replicas" not in build()["Deployment demo-rollout-main"].manifest["spec"]
+
+
+def test_gpus_selectors_and_tolerations_come_from_the_user_s_template():
+    spec = pod_spec(build(**EVERYTHING)["StatefulSet demo-learner"])
+    assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert spec["containers"][0]["image"] == "learner:1"
+    assert spec["nodeSelector"] == {"gpu": "h200"}
+
+
+def test_a_template_cannot_take_our_labels_away():
+    template = {"metadata": {"labels": {RUN_LABEL: "other", "team": "blue"}}}
+    child = build(rollouts=[{"name": "main", "template": template}])["Deployment demo-rollout-main"]
+    labels = child.manifest["spec"]["template"]["metadata"]["labels"]
+    assert (labels[RUN_LABEL], labels["team"]) == ("demo", "blue")
+
+
+def test_a_queued_run_labels_its_workloads_and_their_pods():
+    for name in ("StatefulSet demo-learner", "Deployment demo-rollout-main"):
+        manifest = build(**EVERYTHING)[name].manifest
+        assert manifest["metadata"]["labels"][QUEUE_LABEL] == "gpus"
+        assert manifest["spec"]["template"]["metadata"]["labels"][QUEUE_LABEL] == "gpus"
+
+
+def test_the_token_comes_from_the_secret_that_the_run_names():
+    (container,) = pod_spec(build(**EVERYTHING)["Deployment demo-rollout-main"])["containers"]
+    env = {each["name"]: each for each in container["env"]}
+    reference = {"secretKeyRef": {"name": "run-token", "key": "token"}}
+    assert env["VCPO_TOKEN"]["valueFrom"] == reference
+
+
+def test_isolated_pods_still_reach_each_other_and_dns():
+    spec = build(**EVERYTHING)["NetworkPolicy demo"].manifest["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    to_run, to_dns = spec["egress"]
+    assert to_run == {"to": [{"podSelector": {"matchLabels": {RUN_LABEL: "demo"}}}]}
+    assert to_dns["ports"] == [
+        {"protocol": "UDP", "port": 53},
+        {"protocol": "TCP", "port": 53},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pods", "missing"),
+    [
+        ({"networkIsolation": "Disabled"}, "NetworkPolicy demo"),
+        ({"disruptionBudgets": False}, "PodDisruptionBudget demo-learner"),
+        ({"serviceAccountName": "mine"}, "ServiceAccount demo-workload"),
+    ],
+)
+def test_what_is_switched_off_is_not_made(pods: dict[str, Any], missing: str):
+    assert missing in build()
+    assert missing not in build(pods=pods)
+
+
+def test_a_monitor_is_made_when_asked_for():
+    monitor = build(pods={"podMonitor": True})["PodMonitor demo"].manifest
+    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == "metrics"
+
+
+def test_the_run_file_reads_back_as_a_run():
+    given = parent(steps=7, control={"pollSeconds": 5}, learner={"image": "mine"})
+    read = parse_run(given.run_file)
+    assert (read.spec.steps, read.metadata.name) == (7, "demo")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"suspend": True},
+        {"activeDeadlineSeconds": 9},
+        {"pendingDeadlineSeconds": 9},
+        {"control": {"pollSeconds": 9}},
+        {"failurePolicy": {"maxLearnerRestarts": 9}},
+        {"pods": {"podMonitor": True}},
+        {"learner": {"image": "mine:1", "drainSeconds": 9}},
+        {"rollouts": [{"name": "main", "minReplicas": 0, "maxReplicas": 9}]},
+    ],
+)
+def test_what_no_process_reads_is_not_in_the_run_file(spec: dict[str, Any]):
+    assert run_file(parent(**spec).run) == parent().run_file
+
+
+@pytest.mark.parametrize("spec", [{"steps": 11}, {"optimizer": {"learningRate": 1e-5}}])
+def test_what_processes_read_makes_new_pods(spec: dict[str, Any]):
+    for name in ("StatefulSet demo-learner", "Deployment demo-rollout-main"):
+        assert template_digest(build()[name]) != template_digest(build(**spec)[name])
+
+
+def test_a_digest_depends_on_content_and_not_on_order():
+    turned = [{"maxReplicas": 3, "name": "main"}]
+    straight = [{"name": "main", "maxReplicas": 3}]
+    assert build(rollouts=turned) == build(rollouts=straight)
+
+
+def test_kinds_know_their_group():
+    assert [kind.group for kind in (Kind.SERVICE, Kind.DEPLOYMENT)] == ["", "apps"]

@@ -1,0 +1,63 @@
+"""Who a run's network policy lets in: nobody from another namespace for a label alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.fixtures.operator.runs import parent
+from vcpo_operator.children.network import Visitors, network_policy
+
+VISITORS = Visitors(operator_namespace="vcpo-system", monitoring_namespaces=("obs", "monitoring"))
+GRPC, METRICS = 7600, {7601, 7611}
+
+
+def ingress(visitors: Visitors = VISITORS) -> list[dict[str, Any]]:
+    policy = network_policy(parent(), visitors)
+    assert policy is not None
+    rules: list[dict[str, Any]] = policy.manifest["spec"]["ingress"]
+    return rules
+
+
+def ports(rule: dict[str, Any]) -> set[int]:
+    return {each["port"] for each in rule.get("ports", ())}
+
+
+def namespaces(peer: dict[str, Any]) -> list[str] | None:
+    """Names of the namespaces that a peer is in; None: the policy's own."""
+    if "namespaceSelector" not in peer:
+        return None
+    (named,) = peer["namespaceSelector"]["matchExpressions"]
+    assert (named["key"], named["operator"]) == ("kubernetes.io/metadata.name", "In")
+    values: list[str] = named["values"]
+    return values
+
+
+def test_the_runs_own_pods_reach_each_other_in_their_namespace_only():
+    (own,) = (rule for rule in ingress() if "ports" not in rule)
+    assert own == {"from": [{"podSelector": {"matchLabels": {"vcpo.dev/run": "demo"}}}]}
+
+
+def test_the_operator_is_let_in_from_its_own_namespace():
+    (rule,) = (rule for rule in ingress() if GRPC in ports(rule))
+    (peer,) = rule["from"]
+    assert namespaces(peer) == ["vcpo-system"]
+    assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "operator"
+
+
+def test_an_operator_that_is_in_no_namespace_needs_no_rule():
+    assert not [rule for rule in ingress(Visitors()) if GRPC in ports(rule)]
+
+
+def test_metrics_are_read_from_the_own_namespace_and_from_those_that_monitor():
+    (rule,) = (rule for rule in ingress() if ports(rule) == METRICS)
+    assert [namespaces(peer) for peer in rule["from"]] == [None, ["monitoring", "obs"]]
+
+
+def test_without_a_monitoring_namespace_only_the_own_one_reads_metrics():
+    (rule,) = (rule for rule in ingress(Visitors()) if ports(rule) == METRICS)
+    assert rule["from"] == [{"podSelector": {}}]
+
+
+def test_no_rule_admits_every_namespace():
+    peers = [peer for rule in ingress() for peer in rule["from"]]
+    assert all(peer.get("namespaceSelector") != {} for peer in peers)

@@ -1,0 +1,123 @@
+"""The definition: what the API server is given, and that the chart carries the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from ruamel.yaml import YAML
+
+from vcpo.spec import json_schema
+from vcpo_operator.crd import DEFINITIONS, crd, to_yaml
+from vcpo_operator.crd.structural import structural
+
+COMMITTED = Path(__file__).parents[4] / "charts/vcpo/files"
+VERSION = crd()["spec"]["versions"][0]
+SPEC = VERSION["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+
+
+every_definition = pytest.mark.parametrize("name", DEFINITIONS)
+
+
+@every_definition
+def test_the_chart_carries_the_definition_of_this_code(name: str):
+    file = COMMITTED / f"{name}.crd.yaml"
+    assert file.read_text() == to_yaml(DEFINITIONS[name](), name), (
+        f"run: python -m vcpo_operator.crd {name} > charts/vcpo/files/{name}.crd.yaml"
+    )
+
+
+@every_definition
+def test_the_printed_definition_reads_back_as_it_was_made(name: str):
+    definition = DEFINITIONS[name]()
+    assert YAML(typ="safe", pure=True).load(to_yaml(definition, name)) == definition
+
+
+def test_the_definition_is_small_enough_to_be_applied_by_any_client():
+    # A client-side apply keeps the whole object in an annotation; all annotations hold 256 KiB.
+    assert len(json.dumps(crd()).encode()) < 128 * 1024
+
+
+def test_explain_shows_every_default_of_a_field():
+    def undescribed(node: dict[str, Any], path: str) -> Iterator[str]:
+        default = node.get("default")
+        if default not in (None, {}, []):
+            shown = default if isinstance(default, str) else json.dumps(default)
+            if not node["description"].endswith(f"Default: {shown}."):
+                yield path
+        for name, field in node.get("properties", {}).items():
+            yield from undescribed(field, f"{path}.{name}")
+        if "items" in node:
+            yield from undescribed(node["items"], f"{path}[]")
+
+    schema = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    assert list(undescribed(schema, "")) == []
+    steps = schema["properties"]["spec"]["properties"]["checkpoint"]["properties"]["everySteps"]
+    assert steps["description"].endswith("Default: 50.")
+
+
+@every_definition
+@pytest.mark.parametrize("version", ["1.29", "1.37"])
+def test_kubernetes_knows_every_field_of_the_definition(name: str, version: str):
+    kubernetes_validate.validate(DEFINITIONS[name](), version, strict=True)
+
+
+def test_every_field_of_the_model_is_in_the_definition():
+    assert set(SPEC) == set(json_schema()["$defs"]["VCPORunSpec"]["properties"])
+
+
+def test_a_section_defaults_to_empty_so_that_its_fields_fill_in_their_own():
+    assert SPEC["algorithm"]["default"] == {}
+    assert SPEC["algorithm"]["properties"]["maxPolicyLagSteps"]["default"] == 8
+
+
+def test_the_default_group_is_named_and_nothing_else():
+    assert SPEC["rollouts"]["default"] == [{"name": "main"}]
+
+
+def test_groups_are_a_map_by_name():
+    assert SPEC["rollouts"]["x-kubernetes-list-type"] == "map"
+    assert SPEC["rollouts"]["x-kubernetes-list-map-keys"] == ["name"]
+
+
+def test_only_templates_parameters_and_our_own_state_are_open():
+    schema = VERSION["schema"]["openAPIV3Schema"]
+    assert sorted(open_paths(schema)) == [
+        "spec.environment.parameters",
+        "spec.learner.template",
+        "spec.rollouts.template",
+        "status.control",
+    ]
+
+
+def open_paths(schema, path=""):
+    if schema.get("x-kubernetes-preserve-unknown-fields"):
+        yield path.removeprefix(".")
+    for name, field in schema.get("properties", {}).items():
+        yield from open_paths(field, f"{path}.{name}")
+    if "items" in schema:
+        yield from open_paths(schema["items"], path)
+
+
+def test_an_optional_number_is_a_number_that_is_not_required():
+    field = SPEC["activeDeadlineSeconds"]
+    assert (field["type"], field["minimum"], "default" in field) == ("integer", 1, False)
+
+
+def test_an_open_bound_is_written_as_openapi_3_0_writes_it():
+    ratio = SPEC["control"]["properties"]["essFloorRatio"]
+    assert (ratio["minimum"], ratio["exclusiveMinimum"]) == (0.0, True)
+
+
+def test_a_field_without_a_type_is_refused():
+    with pytest.raises(ValueError, match="needs a type"):
+        structural({"properties": {"x": {"description": "any"}}})
+
+
+def test_the_columns_say_what_an_operator_on_call_asks_first():
+    shown = [each["name"] for each in VERSION["additionalPrinterColumns"] if "priority" not in each]
+    assert shown == ["Ready", "Reason", "Step", "ESS", "LR scale", "Lag", "Rollouts", "Age"]

@@ -1,0 +1,192 @@
+"""The CEL rules give the verdict that `vcpo.spec` gives, run by an independent CEL library."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import cel
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tests.fixtures.operator.runs import document
+from vcpo.spec import VCPORun
+from vcpo_operator.crd import crd
+
+SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+NAMES = {"name": "demo", "namespace": "ml"}
+
+
+def defaulted(schema: Mapping[str, Any], value: Any) -> Any:
+    """A value with the defaults of its schema, as the API server fills them in."""
+    if schema["type"] == "array":
+        return [defaulted(schema["items"], item) for item in value]
+    if schema["type"] != "object" or "properties" not in schema:
+        return value
+    filled = dict(value)
+    for name, field in schema["properties"].items():
+        if name not in filled and "default" in field:
+            filled[name] = copy.deepcopy(field["default"])
+        if name in filled:
+            filled[name] = defaulted(field, filled[name])
+    return filled
+
+
+def complaints(
+    schema: Mapping[str, Any], value: Any, old: Any = None, *, updating: bool = False
+) -> Iterator[str]:
+    """Messages of all broken rules, at every depth."""
+    for rule in schema.get("x-kubernetes-validations", ()):
+        if "oldSelf" in rule["rule"] and not updating:
+            continue
+        if not cel.evaluate(rule["rule"], {"self": value, "oldSelf": old}):
+            yield rule["message"]
+    for name, field in schema.get("properties", {}).items():
+        if isinstance(value, Mapping) and name in value:
+            yield from complaints(field, value[name])
+    if isinstance(value, list):
+        for item in value:
+            yield from complaints(schema["items"], item)
+
+
+def stored(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A run as the API server would hold it."""
+    body = {"apiVersion": "vcpo.dev/v1alpha1", "kind": "VCPORun", "metadata": NAMES}
+    return defaulted(SCHEMA, {**body, "spec": document(**spec)["spec"]})
+
+
+def problems(**spec: Any) -> list[str]:
+    return list(complaints(SCHEMA, stored(spec)))
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    schema = SCHEMA["properties"]["spec"]
+    old, new = stored(before)["spec"], stored(after)["spec"]
+    return list(complaints(schema, new, old, updating=True))
+
+
+def test_a_run_of_defaults_breaks_no_rule():
+    assert problems() == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "word"),
+    [
+        ({"rollouts": [{"name": "a", "minReplicas": 3, "maxReplicas": 2}]}, "`minReplicas`"),
+        ({"control": {"idleLowRatio": 0.5}}, "`idleLowRatio`"),
+        ({"batch": {"trajectoriesPerPrompt": 1}}, "`batch.trajectoriesPerPrompt`"),
+        ({"batch": {"promptSelection": "posterior"}}, "`promptPool`"),
+        ({"algorithm": {"method": "tba", "onPolicyProbability": 0.5}}, "`batch.promptPool`"),
+        ({"algorithm": {"baseline": "rloo", "baselineScope": "batch"}}, "`baselineScope`"),
+        ({"batch": {"trajectoriesPerPrompt": 65}}, "`maxConcurrentSequences`"),
+        ({"batch": {"redundantTrajectories": 57}}, "`batch.redundantTrajectories`"),
+        ({"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0}]}, "`kvCacheGibibytes`"),
+        ({"environment": {"name": "chess"}}, "'countdown', 'gsm8k'"),
+        (
+            {"environment": {"name": "math", "systemPrompt": "Add.", "promptFormat": "plain"}},
+            "`systemPrompt`",
+        ),
+        ({"model": {"name": "./models/tiny"}}, "absolute path"),
+        ({"model": {"name": "models/qwen/tiny"}}, "absolute path"),
+        ({"model": {"name": "~/tiny"}}, "absolute path"),
+    ],
+)
+def test_a_broken_rule_names_its_field(spec: dict[str, Any], word: str):
+    (complaint,) = problems(**spec)
+    assert word in complaint
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0, "engine": "vllm"}]},
+        {"environment": {"name": "tasks.chess:Chess"}},
+        {"environment": {"name": "verifiers:wordle"}},
+        {"model": {"name": "/models/tiny"}},
+        {"model": {"name": "Qwen/Qwen2.5-1.5B"}},
+        {"model": {"name": "gpt2"}},
+    ],
+)
+def test_what_a_cluster_can_have_breaks_no_rule(spec: dict[str, Any]):
+    assert problems(**spec) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"), [("a" * 41, 1), ("a" * 40, 0), ("qwen2.5-run", 0), ("7b", 0)]
+)
+def test_a_name_may_have_dots_and_digits_but_not_more_than_40_characters(name: str, refused: int):
+    body = {**stored({}), "metadata": {"name": name}}
+    assert len([each for each in complaints(SCHEMA, body) if "metadata.name" in each]) == refused
+
+
+@pytest.mark.parametrize(
+    ("after", "field"),
+    [
+        ({"model": {"name": "other"}}, "`model.name`"),
+        ({"model": {"name": "m", "revision": "v2"}}, "`model.revision`"),
+        ({"environment": {"name": "sort_digits"}}, "`environment.name`"),
+        ({"seed": 1}, "`seed`"),
+        ({"batch": {"promptsPerStep": 8}}, "`batch.promptsPerStep`"),
+        ({"optimizer": {"learningRate": 1e-5}}, "`optimizer`"),
+        ({"managedBy": "other.dev/operator"}, "`managedBy`"),
+        ({"pods": {"queueName": "gpus"}}, "`pods.queueName`"),
+        ({"learner": {"checkpointStorageClassName": "fast"}}, "ClassName`"),
+    ],
+)
+def test_what_a_checkpoint_depends_on_may_not_change(after: dict[str, Any], field: str):
+    (complaint,) = changes({}, after)
+    assert field in complaint
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        {"steps": 99},
+        {"suspend": True},
+        {"rollouts": [{"name": "main", "maxReplicas": 9}]},
+        {"learner": {"checkpointStorageGibibytes": 60}},
+        {"learner": {"checkpointStorageGibibytes": 10}},
+        {"control": {"essFloorRatio": 0.2}},
+        {"batch": {"promptPool": 100, "promptSelection": "teacher"}},
+    ],
+)
+def test_what_steers_a_run_may_change(after: dict[str, Any]):
+    assert changes({}, after) == []
+
+
+@given(
+    baseline=st.sampled_from([None, "opob", "published", "groupMean", "rloo", "grpo", "none"]),
+    method=st.sampled_from(["vcpo", "reinforce", "grpo", "rloo", "sequenceTis"]),
+    scope=st.sampled_from(["group", "batch"]),
+    size=st.integers(1, 4),
+    places=st.integers(1, 4),
+    bounds=st.tuples(st.integers(0, 3), st.integers(1, 3)),
+    band=st.tuples(st.sampled_from([0.1, 0.2, 0.3]), st.sampled_from([0.1, 0.2, 0.3])),
+)
+def test_rules_and_model_agree(baseline, method, scope, size, places, bounds, band):
+    spec = {
+        "algorithm": {"method": method, "baselineScope": scope}
+        | ({} if baseline is None else {"baseline": baseline}),
+        "batch": {"trajectoriesPerPrompt": size},
+        "control": {"idleLowRatio": band[0], "idleHighRatio": band[1]},
+        "rollouts": [
+            {
+                "name": "main",
+                "maxConcurrentSequences": places,
+                "minReplicas": bounds[0],
+                "maxReplicas": bounds[1],
+            }
+        ],
+    }
+    assert (problems(**spec) == []) == accepted(spec)
+
+
+def accepted(spec: dict[str, Any]) -> bool:
+    try:
+        VCPORun.model_validate(document(**spec))
+    except ValidationError:
+        return False
+    return True

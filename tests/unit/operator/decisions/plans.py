@@ -1,0 +1,65 @@
+"""Wishes, and the plans that they lead to, for the tests of plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.fixtures.operator.runs import DEFAULTS, World, names, parent
+from vcpo.control import Decision, Direction
+from vcpo_operator.decisions.desired import wish_for
+from vcpo_operator.decisions.draining import Draining
+from vcpo_operator.decisions.lifecycle import Course, Verdict
+from vcpo_operator.decisions.plan import Wish, plan
+from vcpo_operator.names import rollout_name
+
+ROLLOUTS = [{"name": "main", "minReplicas": 2, "maxReplicas": 6}]
+
+
+def decision(lag: int = 8, **replicas: int) -> Decision:
+    return Decision(
+        admission_lag_steps=lag,
+        replicas=replicas,
+        direction=Direction.HOLD,
+        conditions=(),
+        reasons=("because",),
+    )
+
+
+def wish(
+    course: Course = Course.RUN,
+    decided: Decision | None = None,
+    *,
+    asked: dict[str, int] | None = None,
+    draining: Draining | None = None,
+    **spec: Any,
+) -> Wish:
+    spec = {"rollouts": ROLLOUTS, **spec}
+    if decided is None and course is Course.RUN:
+        decided = decision(**{group["name"]: group["minReplicas"] for group in spec["rollouts"]})
+    return wish_for(
+        parent(**spec),
+        DEFAULTS,
+        Verdict(course=course),
+        decision=decided,
+        asked={rollout_name("demo", group): number for group, number in (asked or {}).items()},
+        draining=draining,
+    )
+
+
+def settled(wanted: Wish) -> World:
+    """A world in which a wish has come true."""
+    world = World()
+    for _ in range(2):  # the rest follows on the token
+        world.carry_out(plan(wanted, world.observed, applied=world.applied))
+    return world
+
+
+def with_token() -> World:
+    """A world in which a run has its token, and nothing else yet."""
+    world = World()
+    world.carry_out(plan(wish(), world.observed, applied=world.applied))
+    return world
+
+
+def planned(wanted: Wish, world: World, **options: Any) -> list[str]:
+    return names(plan(wanted, world.observed, applied=world.applied, **options))

@@ -1,0 +1,261 @@
+"""Conditions: what each says in each situation."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tests.fixtures.operator.runs import make_run, pod, report
+from vcpo.control import ControlState, Limits, decide
+from vcpo_operator.children import Kind
+from vcpo_operator.decisions.conditions import Finding, Situation, findings, merged, refusal
+from vcpo_operator.decisions.lifecycle import Course, Verdict
+from vcpo_operator.decisions.obstacles import Obstacle
+from vcpo_operator.decisions.status_model import RunStatus
+from vcpo_operator.names import Role
+from vcpo_operator.observed.pod_causes import lost_node
+from vcpo_operator.observed.records import Cause, Observed, ObservedChild, ObservedGroup
+from vcpo_operator.observed.report import WorkerReport
+
+LEARNER = pod("demo-learner-0", Role.LEARNER)
+WORKER = pod("demo-rollout-main-x")
+
+
+def found(*pods: Any, course: Course = Course.RUN, **changes: Any) -> dict[str, Finding]:
+    situation = Situation(
+        **{
+            "spec": make_run(**changes.pop("spec", {})).spec,
+            "verdict": Verdict(course=course, reason="Because", message="It did."),
+            "observed": Observed(pods=pods),
+            "decision": None,
+            "has_stepped": True,
+            **changes,
+        }
+    )
+    return {each.type: each for each in findings(situation)}
+
+
+def brief(finding: Finding) -> tuple[str, str]:
+    return finding.status, finding.reason
+
+
+def test_every_condition_is_said_from_the_first_visit_on():
+    assert list(found()) == [
+        "Accepted",
+        "LearnerReady",
+        "RolloutsReady",
+        "SignalsFresh",
+        "EssHealthy",
+        "LearnerFed",
+        "Suspended",
+        "Ready",
+        "Complete",
+        "Failed",
+    ]
+
+
+def test_every_finding_has_a_reason_and_a_sentence():
+    for finding in found().values():
+        assert finding.reason
+        assert finding.message.endswith(".")
+
+
+def test_ready_pods_make_ready_parts():
+    conditions = found(LEARNER, WORKER)
+    assert brief(conditions["LearnerReady"]) == ("True", "PodReady")
+    assert brief(conditions["RolloutsReady"]) == ("True", "MinimumAvailable")
+
+
+def test_a_pod_on_its_way_out_counts_for_nothing():
+    leaving = pod("demo-learner-0", Role.LEARNER, leaving=True)
+    assert brief(found(leaving)["LearnerReady"]) == ("False", "PodPending")
+
+
+def test_steps_are_taken_with_workers_that_the_learner_hears_of_whatever_their_probes_say():
+    starting = pod("demo-rollout-main-x", ready=False)
+    learner = pod("demo-learner-0", Role.LEARNER, ready=False)
+    workers = {starting.name: WorkerReport(in_flight=1, silent_s=0.5)}
+    conditions = found(learner, starting, report=report(workers=workers))
+    assert brief(conditions["LearnerReady"]) == ("True", "PodReady")
+    assert brief(conditions["RolloutsReady"]) == ("True", "MinimumAvailable")
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "age_s"), [(16.0, 0.0), (10.0, 6.0)], ids=["the worker", "the learner"]
+)
+def test_who_was_not_heard_of_lately_waits_for_its_probe(silent_s: float, age_s: float):
+    starting = pod("demo-rollout-main-x", ready=False)
+    workers = {starting.name: WorkerReport(in_flight=1, silent_s=silent_s)}
+    heard = report(workers=workers).aged(age_s)
+    assert brief(found(LEARNER, starting, report=heard)["RolloutsReady"])[1] == "BelowMinimum"
+
+
+def test_a_learner_that_did_not_answer_waits_for_its_probe():
+    learner = pod("demo-learner-0", Role.LEARNER, ready=False)
+    silent = dataclasses.replace(report(), is_silent=True)
+    assert brief(found(learner, report=silent)["LearnerReady"]) == ("False", "PodPending")
+
+
+def test_a_worker_on_a_lost_node_reads_so():
+    lost = pod("demo-rollout-main-x", ready=False, cause=lost_node("demo-rollout-main-x", "n"))
+    assert brief(found(LEARNER, lost)["RolloutsReady"]) == ("False", "NodeLost")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"gone_by_s": 100.0}, "NodeLost"),
+        ({"gone_by_s": 171.0}, "PodPending"),
+        ({"gone_by_s": None}, "PodPending"),
+        ({"gone_by_s": 200.0, "cause": lost_node("demo-learner-0", "n")}, "NodeLost"),
+    ],
+    ids=["overdue", "in time", "held by a finalizer", "said by the control plane"],
+)
+def test_a_learner_s_pod_that_cannot_end_has_lost_its_node(changes: Any, reason: str):
+    stuck = pod("demo-learner-0", Role.LEARNER, leaving=True, ready=False, **changes)
+    assert brief(found(stuck, now_s=200.0)["LearnerReady"]) == ("False", reason)
+
+
+def test_the_pod_s_trouble_is_the_condition_s_reason():
+    cause = Cause(reason="ImagePullBackOff", message="pod p: no such image")
+    broken = pod("demo-rollout-main-x", ready=False, cause=cause)
+    condition = found(LEARNER, broken)["RolloutsReady"]
+    assert brief(condition) == ("False", "ImagePullBackOff")
+    assert condition.message == "pod p: no such image"
+
+
+def test_fewer_workers_than_the_least_are_not_enough():
+    spec = {"rollouts": [{"name": "main", "minReplicas": 2, "maxReplicas": 2}]}
+    assert brief(found(LEARNER, WORKER, spec=spec)["RolloutsReady"]) == ("False", "BelowMinimum")
+
+
+def test_workers_beyond_the_least_that_cannot_be_made_are_told_and_no_trouble():
+    record = ObservedChild(
+        kind=Kind.DEPLOYMENT, name="d", uid="u", owner_uid=None, digest=None, version=1
+    )
+    cause = Cause(reason="FailedCreate", message="Deployment d: exceeded quota")
+    group = ObservedGroup(
+        child=record, group="main", replicas=3, current=1, ready=1, paused=False, cause=cause
+    )
+    observed = Observed(pods=(LEARNER, WORKER), groups={"main": group})
+    condition = found(observed=observed)["RolloutsReady"]
+    assert brief(condition) == ("True", "PartiallyAvailable")
+    assert condition.message.endswith("More cannot be made: Deployment d: exceeded quota")
+
+
+def test_one_bad_worker_among_enough_good_ones_is_no_trouble():
+    broken = pod("bad", ready=False, cause=Cause(reason="OOMKilled", message="m"))
+    assert found(LEARNER, WORKER, broken)["RolloutsReady"].status == "True"
+
+
+@pytest.mark.parametrize(("has_stepped", "reason"), [(False, "Initializing"), (True, "Degraded")])
+def test_what_is_missing_is_a_start_before_the_first_step_and_a_fault_after(
+    has_stepped: bool, reason: str
+):
+    ready = found(LEARNER, has_stepped=has_stepped)["Ready"]
+    assert brief(ready) == ("False", reason)
+    assert ready.message.startswith("RolloutsReady (BelowMinimum)")
+
+
+def test_a_run_that_trains_without_an_update_says_so_and_stays_ready():
+    says = report(no_update="The last 12 steps did not.")
+    limits = Limits.of(make_run().spec)
+    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says.signals, 1.0)
+    ready = found(LEARNER, WORKER, report=says, decision=decision)["Ready"]
+    assert (brief(ready), ready.message) == (("True", "NoUpdate"), "The last 12 steps did not.")
+
+
+@pytest.mark.parametrize(("failures", "reason"), [(31, "Training"), (32, "GenerationFailing")])
+def test_an_environment_that_breaks_in_a_run_is_named(failures: int, reason: str):
+    why = "reward: KeyError: 'answer' (/app/task.py:12)"
+    says = report(failures_in_a_row=failures, latest_generation_failure=why)
+    limits = Limits.of(make_run().spec)
+    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says.signals, 1.0)
+    ready = found(LEARNER, WORKER, report=says, decision=decision)["Ready"]
+    assert ready.reason == reason
+    assert (ready.message == why) == (reason == "GenerationFailing")
+
+
+@pytest.mark.parametrize("has_stepped", [True, False])
+def test_failures_whose_sentence_is_not_known_are_told_by_their_number(has_stepped: bool):
+    says = report(failures_in_a_row=32)  # as it is read out of a Prometheus
+    limits = Limits.of(make_run().spec)
+    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says.signals, 1.0)
+    ready = found(LEARNER, WORKER, report=says, decision=decision, has_stepped=has_stepped)["Ready"]
+    assert ready.reason == ("GenerationFailing" if has_stepped else "Initializing")
+    assert ready.message.endswith(
+        "32 generations in a row have failed; the learner's log says of what."
+    )
+
+
+def test_a_refused_write_is_said_before_all_else():
+    refused = Obstacle(reason="ApplyFailed", message="422: no")
+    ready = found(LEARNER, WORKER, obstacle=refused)["Ready"]
+    assert (brief(ready), ready.message) == (("False", "ApplyFailed"), "422: no")
+
+
+@pytest.mark.parametrize(
+    ("pods", "status", "reason"),
+    [((LEARNER,), "False", "SuspendInProgress"), ((), "True", "Suspended")],
+)
+def test_a_rest_begins_when_the_last_pod_is_gone(pods: Any, status: str, reason: str):
+    assert brief(found(*pods, course=Course.SUSPEND)["Suspended"]) == (status, reason)
+
+
+def test_a_complete_run_is_ready_and_complete():
+    conditions = found(course=Course.COMPLETE)
+    assert brief(conditions["Ready"]) == ("True", "Complete")
+    assert brief(conditions["Complete"]) == ("True", "Because")
+    assert brief(conditions["Failed"]) == ("False", "NotFailed")
+
+
+def test_a_failed_run_says_why_where_people_look():
+    conditions = found(course=Course.FAILED)
+    assert brief(conditions["Ready"]) == ("False", "Because")
+    assert conditions["Failed"].message == "It did."
+
+
+def test_a_refused_spec_leaves_the_other_conditions_alone():
+    first = merged(found().values(), RunStatus(), generation=1, now_s=5.0)
+    second = merged(refusal("bad"), RunStatus(conditions=first), generation=2, now_s=9.0)
+    kept = {each.type: each for each in second}
+    assert (kept["Accepted"].status, kept["Accepted"].reason) == ("False", "InvalidSpec")
+    assert kept["Complete"] in first
+
+
+def test_the_transition_time_moves_with_the_status_only():
+    first = merged([Finding(type="A", status="False", reason="X", message="m")], RunStatus(),
+                   generation=1, now_s=5.0)  # fmt: skip
+    again = Finding(type="A", status="False", reason="Y", message="n")
+    (same,) = merged([again], RunStatus(conditions=first), generation=2, now_s=9.0)
+    assert (same.transition_s, same.reason, same.observed_generation) == (5.0, "Y", 2)
+    turned = Finding(type="A", status="True", reason="Z", message="n")
+    (moved,) = merged([turned], RunStatus(conditions=first), generation=2, now_s=9.0)
+    assert moved.transition_s == 9.0
+
+
+def test_a_message_fits_the_schema():
+    long = Finding(type="A", status="True", reason="X", message="m" * 5_000)
+    (condition,) = merged([long], RunStatus(), generation=1, now_s=1.0)
+    assert len(condition.message) == 1024
+
+
+def test_a_worker_that_was_put_out_counts_after_the_one_in_its_place():
+    old = Cause(reason="Evicted", message="pod a: the node was low on memory")
+    new = Cause(reason="Unschedulable", message="pod b: no node")
+    pods = (
+        pod("a", ready=False, has_ended=True, cause=old),
+        pod("b", ready=False, cause=new),
+    )
+    assert found(LEARNER, pods[0])["RolloutsReady"].reason == "Evicted"
+    assert found(LEARNER, *pods)["RolloutsReady"].reason == "Unschedulable"
+
+
+def test_a_run_without_a_step_says_what_fails_in_its_place():
+    why = "reward: KeyError: 'answer' (task.py:7)"
+    failing = report(failures_in_a_row=12, latest_generation_failure=why)
+    ready = found(LEARNER, WORKER, report=failing, has_stepped=False)["Ready"]
+    assert brief(ready) == ("False", "Initializing")
+    assert ready.message.endswith(f"12 generations in a row have failed, the latest so: {why}")

@@ -1,0 +1,93 @@
+"""Whether a learner is to end, and how long its workers stay for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tests.fixtures.operator.runs import make_run, report
+from vcpo.wire.phase import RunPhase
+from vcpo_operator.children import Kind
+from vcpo_operator.decisions.draining import Draining, draining
+from vcpo_operator.decisions.lifecycle import Course, Verdict
+from vcpo_operator.observed.records import Observed, ObservedChild, ObservedGroup, ObservedLearner
+
+NOW_S = 1_000.5
+CHILD = ObservedChild(
+    kind=Kind.DEPLOYMENT, name="any", uid="u", owner_uid=None, digest=None, version=1
+)
+
+
+def at_work(workers: int = 2, learners: int = 1) -> Observed:
+    group = ObservedGroup(
+        child=CHILD, group="main", replicas=workers, current=workers, ready=workers, paused=False
+    )
+    learner = ObservedLearner(child=CHILD, replicas=learners, settled=True)
+    return Observed(learner=learner, groups={"main": group})
+
+
+def drained(course: Course = Course.SUSPEND, **given: Any) -> Draining | None:
+    chosen = {"observed": at_work(), "report": report(), "since_s": None, "now_s": NOW_S, **given}
+    spec = make_run(learner={"drainSeconds": 90}, **chosen.pop("spec", {})).spec
+    return draining(spec, Verdict(course=course, message="why"), **chosen)
+
+
+def test_workers_stay_while_the_learner_trains_for_its_own_time_at_most():
+    assert drained() == Draining(reason="the run is suspended", since_s=1_000.0, until_s=1_090.0)
+
+
+def test_the_wait_counts_from_when_it_began():
+    found = drained(since_s=950.0)
+    assert found is not None
+    assert (found.since_s, found.until_s) == (950.0, 1_040.0)
+
+
+def test_the_wait_ends_with_the_learners_time():
+    found = drained(since_s=910.5)
+    assert found is not None
+    assert (found.since_s, found.until_s) == (910.5, None)
+
+
+def test_a_learner_with_work_under_way_is_waited_for():
+    found = drained(report=report(phase=RunPhase.DRAINING, in_flight=1))
+    assert found is not None
+    assert found.until_s is not None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(None, id="it never answered"),
+        pytest.param(dataclasses.replace(report().aged(2.0), is_silent=True), id="it is gone"),
+        pytest.param(report().aged(61.0), id="its signals are older than a minute"),
+        pytest.param(report(phase=RunPhase.DRAINING, in_flight=0), id="nothing is under way"),
+        pytest.param(report(phase=RunPhase.FAILED), id="it has failed"),
+    ],
+)
+def test_nobody_waits_for_nothing(said):
+    assert drained(report=said) == Draining(
+        reason="the run is suspended", since_s=None, until_s=None
+    )
+
+
+@pytest.mark.parametrize("course", [Course.RUN, Course.COMPLETE])
+def test_a_run_that_goes_on_or_is_complete_needs_no_end(course):
+    assert drained(course) is None
+
+
+@pytest.mark.parametrize("observed", [Observed(), at_work(workers=0), at_work(learners=0)])
+def test_a_run_at_rest_needs_no_end(observed):
+    assert drained(observed=observed) is None
+
+
+def test_a_failed_run_says_why_it_ends():
+    found = drained(Course.FAILED)
+    assert found is not None
+    assert found.reason == "the run has failed: why"
+
+
+def test_workloads_that_are_retained_are_not_drained():
+    kept = {"cleanupPolicy": {"onFailed": "RetainWorkloads"}}
+    assert drained(Course.FAILED, spec=kept) is None

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tests.fixtures.operator.runs import KEY, UID
+from vcpo_operator.decisions.events import transitions
+from vcpo_operator.decisions.status_model import GroupStatus, RunStatus, StatusCondition
+from vcpo_operator.observed.records import RunRecord
+
+RECORD = RunRecord(
+    key=KEY, uid=UID, generation=1, resource_version=1, deleting=False, spec={}, status={}
+)
+
+
+def status(kind: str, value: str, reason: str, transition_s: float = 1.0) -> RunStatus:
+    condition = StatusCondition(
+        type=kind, status=value, reason=reason, message="m.", transition_s=transition_s
+    )
+    return RunStatus(conditions=(condition,))
+
+
+def events(before: RunStatus, after: RunStatus) -> list[dict[str, Any]]:
+    return list(transitions(RECORD, before, after, 1_700_000_000.0))
+
+
+def test_a_run_that_begins_as_all_runs_do_makes_no_noise():
+    assert events(RunStatus(), status("Ready", "False", "Initializing")) == []
+    assert events(RunStatus(), status("LearnerReady", "False", "PodPending")) == []
+    assert events(RunStatus(), status("Accepted", "True", "Accepted")) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("Accepted", "InvalidSpec"), ("LearnerReady", "ImagePullBackOff")]
+)
+def test_what_is_bad_at_the_first_look_is_a_warning(kind: str, reason: str):
+    (event,) = events(RunStatus(), status(kind, "False", reason))
+    assert (event["type"], event["reason"]) == ("Warning", reason)
+
+
+@pytest.mark.parametrize("reason", ["Degraded", "ApplyFailed"])
+def test_a_run_that_is_no_longer_ready_is_warned_of_once(reason: str):
+    bad = status("Ready", "False", reason)
+    (event,) = events(status("Ready", "True", "Training"), bad)
+    assert (event["type"], event["reason"]) == ("Warning", reason)
+    assert events(bad, bad) == []
+
+
+def test_what_ready_only_repeats_is_told_once():
+    first, second = (status(kind, "False", "InvalidSpec") for kind in ("Accepted", "Ready"))
+    refused = RunStatus(conditions=(*first.conditions, *second.conditions))
+    (event,) = events(RunStatus(), refused)
+    assert event["message"] == "Accepted: m."
+
+
+def test_nothing_new_is_no_event():
+    assert events(status("Ready", "True", "X"), status("Ready", "True", "X", 9.0)) == []
+
+
+def test_a_turn_is_one_event_about_the_run():
+    (event,) = events(status("Ready", "False", "Initializing"), status("Ready", "True", "Training"))
+    assert (event["type"], event["reason"], event["message"]) == (
+        "Normal",
+        "Training",
+        "Ready: m.",
+    )
+    assert event["involvedObject"]["uid"] == UID
+    assert event["firstTimestamp"] == "2023-11-14T22:13:20Z"
+
+
+def test_a_part_that_breaks_is_a_warning():
+    before, after = (
+        status("LearnerReady", "True", "PodReady"),
+        status("LearnerReady", "False", "OOMKilled"),
+    )
+    assert events(before, after)[0]["type"] == "Warning"
+
+
+def test_a_failure_is_a_warning():
+    before = status("Failed", "False", "NotFailed")
+    assert events(before, status("Failed", "True", "DeadlineExceeded"))[0]["type"] == "Warning"
+
+
+def test_a_wait_is_no_warning():
+    before = status("LearnerReady", "True", "PodReady")
+    assert events(before, status("LearnerReady", "False", "PodPending"))[0]["type"] == "Normal"
+
+
+def test_the_same_turn_at_the_same_time_has_the_same_name():
+    before, after = status("Ready", "False", "A"), status("Ready", "True", "B")
+    (first,), (second,) = events(before, after), events(before, after)
+    assert first["metadata"]["name"] == second["metadata"]["name"]
+
+
+def test_a_move_of_the_control_loop_is_an_event():
+    ready = status("Ready", "True", "Training")
+    two, three = (
+        GroupStatus(name="main", desired=wanted, replicas=2, ready=2) for wanted in (2, 3)
+    )
+    before = dataclasses.replace(ready, groups=(two,), admission_lag_steps=8)
+    after = dataclasses.replace(ready, groups=(three,), admission_lag_steps=4)
+    assert [(event["reason"], event["message"]) for event in events(before, after)] == [
+        ("Scaled", "Rollout group 'main': 2 -> 3 workers."),
+        ("Throttled", "Admission lag: 8 -> 4."),
+    ]
+
+
+def test_a_run_that_is_tried_again_says_so_and_nothing_else():
+    failed, over = status("Failed", "True", "DeadlineExceeded"), status("Failed", "False", "X")
+    (event,) = events(failed, over)
+    assert (event["type"], event["reason"]) == ("Normal", "TriedAgain")
+
+
+def test_workers_that_are_refused_beyond_the_least_are_a_warning():
+    before = status("RolloutsReady", "True", "MinimumAvailable")
+    (event,) = events(before, status("RolloutsReady", "True", "PartiallyAvailable"))
+    assert (event["type"], event["reason"]) == ("Warning", "PartiallyAvailable")

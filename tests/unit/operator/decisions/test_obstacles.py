@@ -1,0 +1,133 @@
+"""What stands in the way of a child, and the sentence that says so with its cure."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kubernetes.utils.quantity import parse_quantity
+
+from tests.fixtures.operator.runs import DEFAULTS, UID, make_run, parent
+from tests.unit.operator.decisions.plans import planned, settled, wish
+from vcpo_operator.children import Child, Kind, children
+from vcpo_operator.decisions.obstacles import (
+    fitted,
+    is_ours,
+    larger_claims,
+    obstacle_of_claim,
+    obstacle_of_name,
+    storage_bytes,
+)
+from vcpo_operator.decisions.plan import blocked_by
+from vcpo_operator.observed.records import Observed, ObservedChild, ObservedClaim
+
+
+def there(kind: Kind = Kind.CONFIG_MAP, name: str = "demo-config", **changes: Any) -> ObservedChild:
+    seen = {"uid": "u", "owner_uid": None, "digest": None, "version": 1, **changes}
+    return ObservedChild(kind=kind, name=name, **seen)
+
+
+def claim(storage: str = "50Gi", storage_class: str | None = None, **changes: Any) -> ObservedClaim:
+    child = there(Kind.CLAIM, "demo-learner", **{"digest": "d", **changes})
+    return ObservedClaim(child=child, storage=storage, storage_class=storage_class)
+
+
+def made_claim(**learner: Any) -> Child:
+    (made,) = (
+        each for each in children(parent(learner=learner), DEFAULTS) if each.kind is Kind.CLAIM
+    )
+    return made
+
+
+@pytest.mark.parametrize(
+    ("found", "ours"),
+    [
+        (there(owner_uid=UID), True),
+        (there(owner_uid="other"), False),
+        (there(owner_uid="other", adoptable=True), False),
+        (there(), False),
+        (there(digest="d"), False),  # an orphan: its run was deleted and it was to stay
+        (there(adoptable=True), True),
+        (claim().child, True),  # what an earlier run left behind
+        (claim(digest=None).child, False),
+        (claim(digest=None, adoptable=True).child, True),
+    ],
+)
+def test_what_has_our_owner_or_an_annotation_or_is_a_kept_claim_is_ours(
+    found: ObservedChild, ours: bool
+):
+    assert is_ours(found, UID) is ours
+    assert (obstacle_of_name(found, UID) is None) is ours
+
+
+def test_somebody_elses_object_is_named_with_both_ways_out():
+    obstacle = obstacle_of_name(there(), UID)
+    assert obstacle is not None
+    assert obstacle.reason == "NameTaken"
+    assert obstacle.message == (
+        "ConfigMap demo-config is there already and is not this run's. Delete or rename it; or give"
+        " it to the run, which changes it and takes it along when deleted:"
+        " kubectl annotate configmap demo-config vcpo.dev/adopt=true"
+    )
+
+
+def test_nothing_is_made_from_an_obstacle_on():
+    wanted = wish()
+    taken = Observed(children=(there(Kind.SERVICE, "demo-learner"),))
+    from_nothing = planned(wanted, settled(wanted))
+    assert from_nothing == []
+    world = settled(wanted)
+    world.applied.clear()
+    others = [each for each in world.observed.children if each.kind is not Kind.SERVICE]
+    world.observed = dataclasses.replace(world.observed, children=(*others, *taken.children))
+    assert planned(wanted, world) == [
+        "Apply ConfigMap demo-config",
+        "Apply PersistentVolumeClaim demo-learner",
+    ]
+    assert blocked_by(wanted, world.observed) == obstacle_of_name(taken.children[0], UID)
+
+
+def test_a_claim_of_another_class_is_named_with_the_cure():
+    made = made_claim(checkpointStorageClassName="fast.ssd")
+    assert obstacle_of_claim(made, claim(storage_class="fast.ssd")) is None
+    obstacle = obstacle_of_claim(made, claim(storage_class="slow"))
+    assert obstacle is not None
+    assert obstacle.reason == "ClaimMismatch"
+    assert "the storage class 'slow', which cannot change" in obstacle.message
+    assert "`learner.checkpointStorageClassName` asks for 'fast.ssd'" in obstacle.message
+    assert "Make the run anew with that class" in obstacle.message
+    assert "kubectl delete pvc demo-learner" in obstacle.message
+
+
+def test_a_run_that_asks_for_no_class_takes_the_one_there_is():
+    assert obstacle_of_claim(made_claim(), claim(storage_class="slow")) is None
+
+
+@pytest.mark.parametrize(
+    ("storage", "applied"), [("100Gi", "100Gi"), ("1Ti", "1Ti"), ("50Gi", "50Gi"), ("1G", "50Gi")]
+)
+def test_a_claim_never_shrinks(storage: str, applied: str):
+    made = fitted(made_claim(), claim(storage))
+    assert made.manifest["spec"]["resources"]["requests"]["storage"] == applied
+    assert (made.digest == made_claim().digest) is (applied == "50Gi")
+
+
+def test_a_larger_claim_is_mentioned_and_a_strangers_is_not():
+    learner = make_run().spec.learner
+    stranger = claim("1Ti", digest=None)
+    assert larger_claims(learner, [claim("50Gi"), claim("20Gi"), stranger]) == ""
+    assert larger_claims(learner, [claim("100Gi")]) == (
+        "PersistentVolumeClaim demo-learner has 100Gi and is used as it is:"
+        " `learner.checkpointStorageGibibytes` asks for 50Gi, and a claim cannot shrink."
+    )
+
+
+@given(
+    number=st.integers(1, 10**6),
+    unit=st.sampled_from(["", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"]),
+)
+def test_sizes_are_read_as_kubernetes_reads_them(number: int, unit: str):
+    assert storage_bytes(f"{number}{unit}") == parse_quantity(f"{number}{unit}")

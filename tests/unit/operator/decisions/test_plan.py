@@ -1,0 +1,274 @@
+"""Plans are compared whole: the exact actions, in their order."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tests.fixtures.operator.runs import KEY, UID, World, names, pod, report
+from tests.fixtures.operator.runs import template_digest as digest_of
+from tests.unit.operator.decisions.plans import (
+    ROLLOUTS,
+    decision,
+    planned,
+    settled,
+    wish,
+    with_token,
+)
+from vcpo_operator.children import Kind
+from vcpo_operator.decisions.actions import ReleaseLeases, Throttle
+from vcpo_operator.decisions.lifecycle import Course
+from vcpo_operator.decisions.plan import blocked_by, plan
+from vcpo_operator.names import Role
+from vcpo_operator.observed.records import Observed, ObservedChild
+from vcpo_operator.observed.report import WorkerReport
+
+EVERYTHING = [
+    "Apply ConfigMap demo-config",
+    "Apply PersistentVolumeClaim demo-learner",
+    "Apply Service demo-learner",
+    "Apply ServiceAccount demo-workload",
+    "Apply NetworkPolicy demo",
+    "Apply PodDisruptionBudget demo-learner",
+    "Apply PodDisruptionBudget demo-rollout-main",
+    "Apply StatefulSet demo-learner",
+]
+
+
+def test_a_new_run_gets_its_token_first_and_nothing_beside_it():
+    assert planned(wish(), World()) == ["Issue demo-token"]
+
+
+def test_a_new_run_gets_everything_and_no_pod_before_the_number_is_right():
+    assert planned(wish(), with_token()) == [
+        *EVERYTHING,
+        "Apply Deployment demo-rollout-main paused",
+        "Scale demo-rollout-main 2",
+        "Apply Deployment demo-rollout-main",
+    ]
+
+
+def test_a_group_of_one_worker_needs_no_pause():
+    one = wish(rollouts=[{"name": "main", "minReplicas": 1}])
+    assert planned(one, with_token()) == [*EVERYTHING, "Apply Deployment demo-rollout-main"]
+
+
+def test_what_was_never_seen_is_applied_without_force():
+    actions = plan(wish(), with_token().observed, applied={})
+    assert not actions[0].force
+
+
+def test_a_settled_run_needs_nothing():
+    assert planned(wish(), settled(wish())) == []
+
+
+def test_a_killed_operator_s_paused_deployment_is_scaled_and_released():
+    world = with_token()
+    world.carry_out(plan(wish(), world.observed, applied=world.applied)[:9])
+    assert planned(wish(), world) == [
+        "Scale demo-rollout-main 2",
+        "Apply Deployment demo-rollout-main",
+    ]
+
+
+def test_a_child_that_was_deleted_is_made_again():
+    world = settled(wish())
+    world._delete(Kind.SERVICE, "demo-learner")
+    assert planned(wish(), world) == ["Apply Service demo-learner"]
+
+
+def test_a_child_that_somebody_changed_is_applied_again():
+    world = settled(wish())
+    world.touch(Kind.NETWORK_POLICY, "demo")
+    assert planned(wish(), world) == ["Apply NetworkPolicy demo"]
+
+
+def test_a_new_operator_applies_every_child_once():
+    world = settled(wish())
+    world.applied.clear()
+    assert planned(wish(), world) == [*EVERYTHING, "Apply Deployment demo-rollout-main"]
+
+
+def test_a_new_image_changes_the_deployment_only():
+    world = settled(wish())
+    changed = wish(rollouts=[{**ROLLOUTS[0], "image": "mine:2"}])
+    assert planned(changed, world) == ["Apply Deployment demo-rollout-main"]
+
+
+def test_a_new_deadline_changes_nothing():
+    assert planned(wish(activeDeadlineSeconds=60), settled(wish())) == []
+
+
+def test_a_wider_range_of_replicas_changes_nothing():
+    wider = wish(rollouts=[{**ROLLOUTS[0], "maxReplicas": 12}])
+    assert planned(wider, settled(wish())) == []
+
+
+def test_a_decision_scales_up():
+    world = settled(wish())
+    assert planned(wish(decided=decision(main=5)), world) == ["Scale demo-rollout-main 5"]
+
+
+def test_before_a_removal_the_emptiest_worker_is_made_the_cheapest():
+    world = settled(wish(decided=decision(main=3)))
+    world.observed = dataclasses.replace(world.observed, pods=(pod("a"), pod("b"), pod("c")))
+    workers = {
+        "a": WorkerReport(in_flight=7, silent_s=0.0),
+        "c": WorkerReport(in_flight=2, silent_s=0.0),
+    }
+    assert planned(wish(), world, report=report(workers=workers)) == [
+        "Cost a 7",
+        "Cost c 2",
+        "Scale demo-rollout-main 2",
+    ]
+
+
+def test_a_rest_takes_all_pods_away_and_keeps_the_rest():
+    assert planned(wish(Course.SUSPEND), settled(wish())) == [
+        "Apply StatefulSet demo-learner",
+        "Scale demo-rollout-main 0",
+    ]
+
+
+def test_a_run_that_is_suspended_from_the_start_makes_no_pod():
+    assert planned(wish(Course.SUSPEND), with_token())[-3:] == [
+        "Apply Deployment demo-rollout-main paused",
+        "Scale demo-rollout-main 0",
+        "Apply Deployment demo-rollout-main",
+    ]
+
+
+def test_a_group_that_left_the_spec_is_drained_before_it_is_deleted():
+    two = [*ROLLOUTS, {"name": "extra", "minReplicas": 3, "maxReplicas": 3}]
+    world = settled(wish(rollouts=two))
+    first = planned(wish(), world)
+    assert "Scale demo-rollout-extra 0" in first
+    assert "Delete Deployment demo-rollout-extra" not in first
+
+
+def test_a_drained_group_is_deleted_with_its_budget():
+    two = [*ROLLOUTS, {"name": "extra", "minReplicas": 3, "maxReplicas": 3}]
+    world = settled(wish(rollouts=two))
+    world.carry_out(plan(wish(), world.observed, applied=world.applied))
+    assert planned(wish(), world) == ["Delete Deployment demo-rollout-extra"]
+
+
+def test_a_complete_run_keeps_its_claim_only():
+    actions = planned(wish(Course.COMPLETE), settled(wish()))
+    assert sorted(actions) == [
+        "Delete ConfigMap demo-config",
+        "Delete Deployment demo-rollout-main",
+        "Delete NetworkPolicy demo",
+        "Delete PodDisruptionBudget demo-learner",
+        "Delete PodDisruptionBudget demo-rollout-main",
+        "Delete Service demo-learner",
+        "Delete ServiceAccount demo-workload",
+        "Delete StatefulSet demo-learner",
+    ]
+
+
+def test_a_claim_that_goes_with_the_run_survives_the_run_s_end():
+    deleted = {"checkpointStorageRetention": "Delete"}
+    world = settled(wish(learner=deleted))
+    actions = planned(wish(Course.COMPLETE, learner=deleted), world)
+    assert "Delete PersistentVolumeClaim demo-learner" not in actions
+
+
+def test_a_failed_run_lets_go_of_everything_but_its_volume():
+    assert planned(wish(Course.FAILED), settled(wish())) == planned(
+        wish(Course.COMPLETE), settled(wish())
+    )
+
+
+def test_a_failed_run_keeps_its_learner_where_that_is_asked_for():
+    kept = {"cleanupPolicy": {"onFailed": "DeleteRollouts"}}
+    assert planned(wish(Course.FAILED, **kept), settled(wish())) == [
+        "Delete PodDisruptionBudget demo-rollout-main",
+        "Delete Deployment demo-rollout-main",
+    ]
+
+
+def test_a_learner_s_pod_of_an_older_template_is_replaced():
+    wanted = wish()
+    world = settled(wanted)
+    current = digest_of(wanted.children[-2])
+    pods = (
+        pod("demo-learner-0", Role.LEARNER, template_digest="older"),
+        pod("demo-learner-1", Role.LEARNER, template_digest=current),
+    )
+    world.observed = dataclasses.replace(world.observed, pods=pods)
+    assert planned(wanted, world) == ["Delete Pod demo-learner-0"]
+
+
+def test_all_pods_of_an_attempt_that_is_over_are_replaced():
+    wanted = dataclasses.replace(wish(), restarts_learner=True)
+    world = settled(wish())
+    current = digest_of(wanted.children[-2])
+    leaving = pod("demo-learner-1", Role.LEARNER, leaving=True)
+    pods = (pod("demo-learner-0", Role.LEARNER, template_digest=current), leaving)
+    world.observed = dataclasses.replace(world.observed, pods=pods)
+    assert planned(wanted, world) == ["Delete Pod demo-learner-0"]
+
+
+def test_no_pod_is_replaced_before_its_controller_has_seen_the_new_template():
+    world = settled(wish())
+    learner = dataclasses.replace(world.observed.learner, settled=False)
+    pods = (pod("demo-learner-0", Role.LEARNER, template_digest="older"),)
+    world.observed = dataclasses.replace(world.observed, pods=pods, learner=learner)
+    assert planned(wish(), world) == []
+
+
+def test_an_object_of_an_earlier_run_of_the_same_name_is_not_touched():
+    foreign = ObservedChild(
+        kind=Kind.SERVICE,
+        name="demo-learner",
+        uid="old",
+        owner_uid="earlier",
+        digest=None,
+        version=1,
+    )
+    observed = Observed(children=(*with_token().observed.children, foreign))
+    assert names(plan(wish(), observed, applied={})) == EVERYTHING[:2]
+    obstacle = blocked_by(wish(), observed)
+    assert obstacle is not None
+    assert obstacle.message == "Service demo-learner belongs to another owner; waiting for it to go"
+
+
+def test_the_learner_is_told_a_limit_that_it_does_not_have():
+    wanted, world = wish(decided=decision(lag=4, main=2)), settled(wish())
+    told = plan(wanted, world.observed, applied=world.applied, report=report())
+    assert told == (Throttle(admission_lag_steps=4, reason="because"),)
+
+
+def test_an_old_report_tells_nobody_anything():
+    wanted, world = wish(decided=decision(lag=4, main=2)), settled(wish())
+    assert planned(wanted, world, report=report().aged(5.0)) == []
+
+
+def test_a_report_is_acted_on_once_however_long_ago_it_was_scraped():
+    wanted, world = wish(decided=decision(lag=4, main=2)), settled(wish())
+    scraped = dataclasses.replace(report().aged(5.0), is_news=True)
+    told = plan(wanted, world.observed, applied=world.applied, report=scraped)
+    assert told == (Throttle(admission_lag_steps=4, reason="because"),)
+
+
+def test_leases_of_a_worker_without_a_pod_are_released():
+    world = settled(wish())
+    workers = {
+        "gone": WorkerReport(in_flight=3, silent_s=16.0),
+        "new": WorkerReport(in_flight=3, silent_s=1.0),
+    }
+    actions = plan(wish(), world.observed, applied=world.applied, report=report(workers=workers))
+    assert actions == (ReleaseLeases(worker="gone"),)
+
+
+def test_every_child_belongs_to_the_run_but_a_retained_claim():
+    owners = {
+        f"{child.kind.kind} {child.name}": child.manifest["metadata"].get("ownerReferences")
+        for child in wish().children
+    }
+    assert owners.pop("PersistentVolumeClaim demo-learner") is None
+    assert {owner[0]["uid"] for owner in owners.values() if owner} == {UID}
+    assert all(owners.values())
+    assert all(
+        child.manifest["metadata"]["namespace"] == KEY.namespace for child in wish().children
+    )

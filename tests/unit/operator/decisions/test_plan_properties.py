@@ -1,0 +1,110 @@
+"""What holds of every plan, whatever the run and whatever happened to it before."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fixtures.operator.runs import DEFAULTS, KEY, World, parent
+from vcpo.control import Decision, Direction
+from vcpo_operator.children import Kind
+from vcpo_operator.decisions.actions import Apply, Scale
+from vcpo_operator.decisions.desired import wish_for
+from vcpo_operator.decisions.lifecycle import Course, Verdict
+from vcpo_operator.decisions.plan import Wish, plan
+from vcpo_operator.names import rollout_name
+
+_GROUP_NAMES = ("main", "extra", "eval")
+_MAX_TURNS = 4
+few = settings(max_examples=25)  # one example writes several run files, which is slow
+
+
+@st.composite
+def wishes(draw: st.DrawFn) -> Wish:
+    chosen = draw(st.lists(st.sampled_from(_GROUP_NAMES), min_size=1, unique=True))
+    groups = [
+        {
+            "name": name,
+            "minReplicas": draw(st.integers(0, 3)),
+            "maxReplicas": 8,
+            "scaling": draw(st.sampled_from(["Direct", "External"])),
+        }
+        for name in chosen
+    ]
+    course = draw(st.sampled_from(list(Course)))
+    replicas = {name: draw(st.integers(0, 8)) for name in chosen}
+    decision = Decision(
+        admission_lag_steps=8,
+        replicas=replicas,
+        direction=Direction.HOLD,
+        conditions=(),
+        reasons=(),
+    )
+    scalers = draw(st.sets(st.sampled_from([rollout_name(KEY.name, name) for name in chosen])))
+    return wish_for(
+        parent(rollouts=groups, pods={"disruptionBudgets": draw(st.booleans())}),
+        DEFAULTS,
+        Verdict(course=course),
+        decision=decision if course is Course.RUN else None,
+        asked={name: draw(st.integers(0, 9)) for name in scalers},
+    )
+
+
+def settle(world: World, wish: Wish) -> None:
+    for _ in range(_MAX_TURNS):
+        world.carry_out(plan(wish, world.observed, applied=world.applied))
+
+
+@few
+@given(st.lists(wishes(), min_size=1, max_size=3))
+def test_after_a_few_turns_there_is_nothing_left_to_do(history):
+    world = World()
+    for wish in history:
+        settle(world, wish)
+    assert plan(history[-1], world.observed, applied=world.applied) == ()
+
+
+@few
+@given(wishes(), st.data())
+def test_a_plan_cut_short_anywhere_ends_in_the_same_place(wish, data):
+    whole, cut = World(), World()
+    settle(whole, wish)
+    actions = plan(wish, cut.observed, applied={})
+    cut.carry_out(actions[: data.draw(st.integers(0, len(actions)))])
+    cut.applied.clear()  # a new operator knows no versions
+    settle(cut, wish)
+    assert state(cut) == state(whole)
+
+
+@few
+@given(st.lists(wishes(), min_size=1, max_size=2))
+def test_no_apply_ever_sets_the_replicas_of_a_deployment(history):
+    world = World()
+    for wish in history:
+        actions = plan(wish, world.observed, applied=world.applied)
+        applied = [each.child for each in actions if isinstance(each, Apply)]
+        deployments = [child for child in applied if child.kind is Kind.DEPLOYMENT]
+        assert all("replicas" not in child.manifest["spec"] for child in deployments)
+        settle(world, wish)
+
+
+@few
+@given(wishes(), st.integers(0, 8))
+def test_what_somebody_else_scales_is_never_scaled_back(wish, replicas):
+    world = World()
+    settle(world, wish)
+    external = set(world.observed.groups) - set(wish.replicas)
+    for name in external:
+        world._scale(world.observed.groups[name].child.name, replicas)
+    scaled = [
+        each.name
+        for each in plan(wish, world.observed, applied=world.applied)
+        if isinstance(each, Scale)
+    ]
+    assert not {world.observed.groups[name].child.name for name in external} & set(scaled)
+
+
+def state(world: World) -> dict[str, object]:
+    children = {(each.kind, each.name): each.digest for each in world.observed.children}
+    groups = {name: (each.replicas, each.paused) for name, each in world.observed.groups.items()}
+    return {"children": children, "groups": groups}

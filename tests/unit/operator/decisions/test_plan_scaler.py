@@ -1,0 +1,86 @@
+"""Plans for groups that an autoscaler outside scales."""
+
+from __future__ import annotations
+
+from tests.unit.operator.decisions.plans import ROLLOUTS, planned, settled, wish, with_token
+from vcpo_operator.children import Kind
+from vcpo_operator.decisions.actions import ReportScale, Scale, SeedScaler
+from vcpo_operator.decisions.lifecycle import Course
+from vcpo_operator.decisions.plan import plan
+
+OUTSIDE = [{**ROLLOUTS[0], "scaling": "External"}]
+
+
+def test_a_group_that_an_autoscaler_scales_follows_its_scaler():
+    world = settled(wish(rollouts=OUTSIDE))
+    asked = wish(rollouts=OUTSIDE, asked={"main": 4})
+    assert planned(asked, world) == ["Scale demo-rollout-main 4", "Report demo-rollout-main 2"]
+    world._scale("demo-rollout-main", 4)
+    assert planned(asked, world) == [
+        "Apply Deployment demo-rollout-main",
+        "Report demo-rollout-main 4",
+    ]
+
+
+def test_an_autoscaler_is_held_to_the_bounds_of_the_run():
+    assert wish(rollouts=OUTSIDE, asked={"main": 99}).replicas == {"main": 6}
+    assert wish(rollouts=OUTSIDE, asked={"main": 0}).replicas == {"main": 2}
+
+
+def test_a_scaler_starts_with_the_least_number_of_workers():
+    actions = planned(wish(rollouts=OUTSIDE), with_token())
+    at = actions.index("Seed demo-rollout-main 2")
+    assert actions[at + 1] == "Apply VCPORolloutScaler demo-rollout-main"
+
+
+def test_a_group_that_is_handed_to_an_autoscaler_keeps_its_workers():
+    world = settled(wish())
+    world.carry_out([Scale(name="demo-rollout-main", replicas=5)])
+    assert "Seed demo-rollout-main 5" in planned(wish(rollouts=OUTSIDE), world)
+
+
+def test_a_scaler_never_starts_with_none():
+    idle = [{**OUTSIDE[0], "minReplicas": 0}]
+    assert "Seed demo-rollout-main 1" in planned(wish(rollouts=idle), with_token())
+    assert "Seed demo-rollout-main 2" in planned(
+        wish(Course.SUSPEND, rollouts=OUTSIDE), settled(wish(Course.SUSPEND))
+    )
+
+
+def test_a_scaler_that_a_dying_operator_has_seeded_is_seeded_no_more():
+    world = with_token()
+    actions = plan(wish(rollouts=OUTSIDE), world.observed, applied={})
+    seeded = next(n for n, each in enumerate(actions) if isinstance(each, SeedScaler))
+    world.carry_out(actions[: seeded + 1])
+    world.ask("main", 4)
+    rest = planned(wish(rollouts=OUTSIDE), world)
+    assert "Apply VCPORolloutScaler demo-rollout-main" in rest
+    assert not any(each.startswith("Seed") for each in rest)
+
+
+def test_before_its_scaler_is_there_a_group_is_left_alone():
+    assert wish(rollouts=OUTSIDE).replicas == {}
+
+
+def test_a_scaler_leaves_its_number_to_the_autoscaler():
+    (scaler,) = (each for each in wish(rollouts=OUTSIDE).children if each.kind is Kind.SCALER)
+    assert scaler.manifest["spec"] == {"group": "main"}
+
+
+def test_a_scaler_tells_which_pods_it_is_about():
+    world = with_token()
+    world.carry_out(plan(wish(rollouts=OUTSIDE), world.observed, applied=world.applied))
+    told = plan(wish(rollouts=OUTSIDE), world.observed, applied=world.applied)[-1]
+    assert isinstance(told, ReportScale)
+    assert told.selector == "vcpo.dev/run=demo,vcpo.dev/role=rollout,vcpo.dev/group=main"
+
+
+def test_a_group_that_is_scaled_from_inside_again_loses_its_scaler():
+    world = settled(wish(rollouts=OUTSIDE))
+    assert planned(wish(), world) == ["Delete VCPORolloutScaler demo-rollout-main"]
+
+
+def test_after_a_rest_an_external_group_follows_its_scaler_again():
+    world = settled(wish(Course.SUSPEND, rollouts=OUTSIDE))
+    actions = planned(wish(rollouts=OUTSIDE, asked={"main": 3}), world)
+    assert "Scale demo-rollout-main 3" in actions

@@ -1,0 +1,238 @@
+"""The status: what is kept, what is counted, when it is written."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.fixtures.operator.runs import make_run, pod, report
+from vcpo.control.supervision import FailureStreak
+from vcpo_operator.decisions import status
+from vcpo_operator.decisions.lifecycle import Course, Verdict
+from vcpo_operator.decisions.status_model import (
+    GroupStatus,
+    Progress,
+    Restarts,
+    RunStatus,
+    StatusCondition,
+)
+from vcpo_operator.names import Role
+from vcpo_operator.observed.records import ContainerEnd, Observed
+
+FULL = RunStatus(
+    observed_generation=3,
+    conditions=(
+        StatusCondition(
+            type="Ready",
+            status="True",
+            reason="Training",
+            message="The run trains.",
+            transition_s=1_700_000_000.0,
+            observed_generation=3,
+        ),
+    ),
+    start_s=1_700_000_000.0,
+    first_step_s=1_700_000_060.0,
+    drain_s=1_700_000_080.0,
+    updated_s=1_700_000_090.0,
+    admission_lag_steps=4,
+    restarts=Restarts(
+        total=2, pod_uid="u", pod_restarts=1, streak=FailureStreak(failures=1, progress=4)
+    ),
+    progress=Progress(step=5, policy_version=5, ess_ratio=0.25, lag_p50=1, lag_max=3),
+    groups=(GroupStatus(name="main", desired=3, replicas=3, ready=2, scaled_s=1_700_000_030.0),),
+    control={"throttle": {"healthy_steps": 1}},
+)
+
+
+def test_a_status_reads_back_as_it_was_written():
+    assert RunStatus.from_dict(FULL.to_dict()) == FULL
+
+
+def test_times_are_written_as_kubernetes_writes_them():
+    assert FULL.to_dict()["startTime"] == "2023-11-14T22:13:20Z"
+
+
+def test_ready_and_desired_workers_stand_in_one_column():
+    assert FULL.to_dict()["workers"] == "2/3"
+
+
+def test_what_is_unknown_is_not_written():
+    assert set(RunStatus().to_dict()) == {
+        "observedGeneration",
+        "conditions",
+        "learner",
+        "rollouts",
+    }
+
+
+def test_an_empty_object_is_an_empty_status():
+    assert RunStatus.from_dict({}) == RunStatus()
+
+
+def test_a_status_of_somebody_else_is_refused():
+    with pytest.raises(ValueError, match="not written by this operator"):
+        RunStatus.from_dict({"conditions": [{"type": "Ready"}]})
+
+
+def test_restarts_are_counted_once():
+    learner = pod("l", Role.LEARNER, uid="a", restarts=2)
+    counted = Restarts().counted(learner, step=0)
+    assert counted.total == 2
+    assert counted.counted(learner, step=0) == counted
+
+
+def test_a_new_pod_adds_its_restarts_to_those_of_the_old_one():
+    counted = Restarts(total=2, pod_uid="a", pod_restarts=2)
+    assert counted.counted(pod("l", Role.LEARNER, uid="b", restarts=1), step=0).total == 3
+
+
+def test_a_pod_that_was_replaced_is_no_restart():
+    counted = Restarts(total=2, pod_uid="a", pod_restarts=2)
+    assert counted.counted(pod("l", Role.LEARNER, uid="b", restarts=0), step=0).total == 2
+
+
+def test_only_steps_beyond_the_furthest_one_give_restarts_back():
+    in_a_row = []
+    counted = Restarts()
+    for restarts, step in [(1, 0), (3, 0), (4, 60), (5, 55), (6, 60), (7, 61)]:
+        counted = counted.counted(pod("l", Role.LEARNER, uid="a", restarts=restarts), step=step)
+        in_a_row.append(counted.streak.failures)
+    assert in_a_row == [1, 3, 1, 2, 3, 1]
+    assert counted.total == 7
+
+
+def test_the_clock_of_a_run_starts_once():
+    spec = make_run().spec
+    first = status.begun(RunStatus(), spec, Observed(), None, 100.0)
+    assert status.begun(first, spec, Observed(), None, 200.0).start_s == 100.0
+
+
+def test_the_clock_starts_anew_after_a_rest():
+    ran = RunStatus(start_s=1.0, admission_s=2.0)
+    rested = status.begun(ran, make_run(suspend=True).spec, Observed(), None, 50.0)
+    assert rested.admission_s is None
+    assert status.begun(rested, make_run().spec, Observed(), None, 60.0).start_s == 60.0
+
+
+PLACED = Observed(
+    pods=(
+        pod("demo-learner-0", Role.LEARNER, node="a"),
+        pod("demo-rollout-main-x", node="b"),
+    )
+)
+GATED = Observed(pods=(pod("demo-learner-0", Role.LEARNER, is_gated=True), PLACED.pods[1]))
+
+
+@pytest.mark.parametrize(
+    ("observed", "spec", "admission_s"),
+    [
+        (PLACED, {}, 60.0),
+        (Observed(pods=PLACED.pods[:1]), {}, None),
+        (Observed(pods=PLACED.pods[1:]), {}, None),
+        (GATED, {}, None),
+        (Observed(pods=PLACED.pods[:1]), {"rollouts": [{"name": "main", "minReplicas": 0}]}, 60.0),
+    ],
+    ids=["both", "no worker", "no learner", "gated", "no worker wanted"],
+)
+def test_a_run_is_admitted_once_the_learner_and_a_worker_have_a_node(
+    observed: Observed, spec: dict[str, object], admission_s: float | None
+):
+    waiting = RunStatus(start_s=1.0)
+    begun = status.begun(waiting, make_run(**spec).spec, observed, None, 60.0)
+    assert begun.admission_s == admission_s
+
+
+def test_an_admission_stands_unless_the_queue_takes_it_back_before_the_first_step():
+    admitted = RunStatus(start_s=1.0, admission_s=2.0)
+    spec = make_run().spec
+    assert status.begun(admitted, spec, Observed(), None, 60.0).admission_s == 2.0
+    assert status.begun(admitted, spec, GATED, None, 60.0).admission_s is None
+    trained = dataclasses.replace(admitted, first_step_s=3.0)
+    assert status.begun(trained, spec, GATED, None, 60.0).admission_s == 2.0
+
+
+def test_a_run_that_is_tried_again_starts_from_nothing_but_how_its_learner_ended():
+    end = ContainerEnd(pod="p", exit_code=1, reason="Error", message="m", time="")
+    failed = StatusCondition(
+        type="Failed", status="True", reason="X", message="m.", transition_s=1.0
+    )
+    before = dataclasses.replace(
+        FULL,
+        conditions=(*FULL.conditions, failed),
+        completion_s=9.0,
+        restarts=Restarts(
+            total=4, pod_uid="a", pod_restarts=4, streak=FailureStreak(failures=4, progress=9)
+        ),
+        last_end=end,
+    )
+    again = status.tried_again(before)
+    assert not again.holds("Failed")
+    assert (again.start_s, again.admission_s, again.first_step_s) == (None, None, None)
+    assert (again.completion_s, again.drain_s) == (None, None)
+    assert again.restarts.streak == FailureStreak(failures=0, progress=9)
+    assert (again.restarts.pod_uid, again.restarts.pod_restarts) == ("a", 4)
+    assert (again.progress, again.last_end) == (FULL.progress, end)
+
+
+def test_the_first_step_is_dated_when_it_is_seen():
+    begun = status.begun(RunStatus(start_s=1.0), make_run().spec, Observed(), report(step=1), 60.0)
+    assert begun.first_step_s == 60.0
+
+
+def test_numbers_stay_when_the_learner_is_silent():
+    assert status.with_report(FULL, None).progress == FULL.progress
+
+
+def test_a_group_shows_what_is_wanted_and_what_is_there():
+    spec = make_run(rollouts=[{"name": "main", "maxReplicas": 4}]).spec
+    running = Verdict(course=Course.RUN)
+    after = status.with_groups(RunStatus(), spec, Observed(), running, {"main": 3}, 9.0)
+    assert after.groups == (GroupStatus(name="main", desired=3, replicas=0, ready=0),)
+
+
+def test_a_group_is_dated_when_its_number_changes():
+    spec = make_run(rollouts=[{"name": "main", "maxReplicas": 4}]).spec
+    running = Verdict(course=Course.RUN)
+    after = status.with_groups(FULL, spec, Observed(), running, {"main": 4}, 9.0)
+    assert after.groups[0].scaled_s == 9.0
+
+
+def with_step(step: int) -> RunStatus:
+    return dataclasses.replace(FULL, progress=dataclasses.replace(FULL.progress, step=step))
+
+
+def test_the_same_status_is_never_written_again():
+    assert not status.is_due(FULL, FULL, 1e12)
+
+
+@pytest.mark.parametrize(("later_s", "due"), [(29.0, False), (30.0, True)])
+def test_numbers_are_written_every_30_s_at_most(later_s: float, due: bool):
+    assert status.is_due(FULL, with_step(6), FULL.updated_s + later_s) is due
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"observed_generation": 4},
+        {"admission_lag_steps": 2},
+        {"completion_s": 1_700_000_091.0},
+        {"restarts": Restarts(total=3)},
+        {"groups": (GroupStatus(name="main", desired=4, replicas=3, ready=2),)},
+        {"conditions": ()},
+    ],
+)
+def test_what_somebody_may_act_on_is_written_at_once(change: dict[str, object]):
+    assert status.is_due(FULL, dataclasses.replace(FULL, **change), FULL.updated_s)
+
+
+def test_a_control_reason_that_turns_with_every_poll_waits_like_a_number():
+    balanced, starved = (
+        dataclasses.replace(
+            FULL,
+            conditions=(dataclasses.replace(FULL.conditions[0], type="LearnerFed", reason=reason),),
+        )
+        for reason in ("Balanced", "AtMinimum")
+    )
+    assert not status.is_due(balanced, starved, FULL.updated_s)

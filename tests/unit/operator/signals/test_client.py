@@ -1,0 +1,224 @@
+"""Asking a learner over a real connection, one that answers and one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+import pytest
+
+from tests.fixtures.operator.runs import KEY
+from vcpo.wire.server import WireServer
+from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
+from vcpo_operator.observed.report import learner_report
+from vcpo_operator.signals.client import LearnerLines, SignalsError
+
+
+def message(**changes: object) -> control_pb2.Signals:
+    least = {
+        "step": 4,
+        "policy_version": 4,
+        "on_policy_ess_ratio": 0.8,
+        "batch_trajectories": 16,
+        "admission_lag_steps": 8,
+        "phase": work_pb2.RUN_PHASE_RUNNING,
+    }
+    return control_pb2.Signals(**{**least, **changes})
+
+
+class Learner(control_pb2_grpc.ControlServiceServicer):
+    """Says one thing and notes what it is told."""
+
+    def __init__(self) -> None:
+        self.says = message()
+        self.asked = 0
+        self.lags: list[int] = []
+        self.drains: list[str] = []
+
+    async def GetSignals(self, request, context):  # noqa: N802 - gRPC's name
+        self.asked += 1
+        return self.says
+
+    async def SetThrottle(self, request, context):  # noqa: N802 - gRPC's name
+        self.lags.append(request.admission_lag_steps)
+        return control_pb2.SetThrottleResponse(admission_lag_steps=request.admission_lag_steps)
+
+    async def Drain(self, request, context):  # noqa: N802 - gRPC's name
+        self.drains.append(request.reason)
+        return control_pb2.DrainResponse()
+
+
+@dataclass
+class Scene:
+    learner: Learner
+    server: grpc.aio.Server
+    lines: LearnerLines
+    now_s: float = 100.0
+
+
+@pytest.fixture(name="scene")
+async def connected_scene() -> AsyncIterator[Scene]:
+    learner, server = Learner(), grpc.aio.server()
+    control_pb2_grpc.add_ControlServiceServicer_to_server(learner, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    clock = lambda: scene.now_s  # noqa: E731 - reads the scene that is made next
+    lines = LearnerLines(clock=clock, address_of=lambda key: f"127.0.0.1:{port}")
+    scene = Scene(learner=learner, server=server, lines=lines)
+    yield scene
+    await lines.close()
+    await server.stop(0)
+
+
+async def test_an_answer_is_of_this_moment(scene: Scene):
+    report = await scene.lines.ask(KEY, period_s=2.0)
+    assert report is not None
+    assert (report.signals.step, report.signals.age_s) == (4, 0.0)
+
+
+async def test_events_do_not_make_the_learner_answer_more_often(scene: Scene):
+    await scene.lines.ask(KEY, period_s=2.0)
+    scene.now_s += 0.5
+    report = await scene.lines.ask(KEY, period_s=2.0)
+    assert scene.learner.asked == 1
+    assert report is not None
+    assert report.signals.age_s == 0.5
+
+
+async def test_a_learner_that_falls_silent_leaves_what_it_said_last_and_its_age(scene: Scene):
+    await scene.lines.ask(KEY, period_s=2.0)
+    await scene.server.stop(0)
+    scene.now_s += 30.0
+    report = await scene.lines.ask(KEY, period_s=2.0)
+    assert report is not None
+    assert (report.signals.age_s, report.is_silent) == (30.0, True)
+
+
+async def test_a_learner_that_was_not_asked_is_not_silent(scene: Scene):
+    await scene.lines.ask(KEY, period_s=2.0)
+    await scene.server.stop(0)
+    scene.now_s += 0.5
+    report = await scene.lines.ask(KEY, period_s=2.0)
+    assert report is not None
+    assert not report.is_silent
+
+
+async def test_without_a_period_a_learner_is_asked_at_every_look(scene: Scene):
+    await scene.lines.ask(KEY, period_s=2.0)
+    report = await scene.lines.ask(KEY, period_s=0.0)
+    assert scene.learner.asked == 2
+    assert report is not None
+    assert report.is_news
+
+
+async def test_a_learner_that_never_answered_says_nothing(scene: Scene):
+    await scene.server.stop(0)
+    assert await scene.lines.ask(KEY, period_s=2.0) is None
+
+
+async def test_nonsense_counts_as_silence(scene: Scene):
+    scene.learner.says = message(learner_idle_ratio=7.0)
+    assert await scene.lines.ask(KEY, period_s=2.0) is None
+
+
+async def test_a_learner_that_is_gone_is_forgotten(scene: Scene):
+    await scene.lines.ask(KEY, period_s=2.0)
+    await scene.lines.hang_up(KEY)
+    await scene.server.stop(0)
+    assert await scene.lines.ask(KEY, period_s=2.0) is None
+
+
+async def test_a_limit_reaches_the_learner(scene: Scene):
+    await scene.lines.throttle(KEY, 3, "because")
+    assert scene.learner.lags == [3]
+
+
+async def test_a_drain_reaches_the_learner_with_its_reason(scene: Scene):
+    await scene.lines.drain(KEY, "the run is suspended")
+    assert scene.learner.drains == ["the run is suspended"]
+
+
+async def test_a_drain_that_nobody_takes_is_an_error(scene: Scene):
+    await scene.server.stop(0)
+    with pytest.raises(SignalsError, match="took no drain"):
+        await scene.lines.drain(KEY, "because")
+
+
+async def test_an_order_that_nobody_takes_is_an_error(scene: Scene):
+    await scene.server.stop(0)
+    with pytest.raises(SignalsError, match="took no throttle"):
+        await scene.lines.throttle(KEY, 3, "because")
+
+
+def test_what_was_not_measured_is_none():
+    report = learner_report(message())
+    assert (report.ess_ratio, report.learning_rate_scale, report.accuracy) == (None, None, None)
+
+
+def test_failures_are_told_with_the_latest_first():
+    latest, older = (
+        control_pb2.FailureCount(cause="reward", message=f"reward: KeyError: {item}", count=1)
+        for item in "ba"
+    )
+    told = learner_report(
+        message(failures=[latest, older], failures_in_a_row=32, failure="It gave up.")
+    )
+    assert (told.failure, told.failures_in_a_row) == ("It gave up.", 32)
+    assert told.latest_generation_failure == "reward: KeyError: b"
+
+
+def test_the_newest_evaluation_counts():
+    evaluations = [control_pb2.Evaluation(step=0, accuracy=0.1)]
+    evaluations.append(control_pb2.Evaluation(step=5, accuracy=0.4))
+    assert learner_report(message(evaluations=evaluations)).accuracy == 0.4
+
+
+def test_workers_are_known_by_the_name_of_their_pod():
+    worker = control_pb2.Worker(
+        worker_id="demo-rollout-main-x",
+        rollout_group="main",
+        seconds_since_seen=2.5,
+        in_flight_trajectories=6,
+    )
+    report = learner_report(message(workers=[worker]))
+    found = report.workers["demo-rollout-main-x"]
+    assert (found.in_flight, found.silent_s) == (6, 2.5)
+    assert report.signals.ready_workers == {"main": 1}
+
+
+def test_steps_without_an_update_are_told_once_there_are_ten_of_them():
+    few = learner_report(message(total_steps=300, skipped_steps_in_a_row=9, skip_reason="low_ess"))
+    assert (few.no_update, few.has_never_updated) == ("", False)
+    ten = learner_report(message(total_steps=300, skipped_steps_in_a_row=10, skip_reason="low_ess"))
+    assert ten.no_update.startswith("The last 10 steps made no update: the ESS is too small")
+    assert not ten.has_never_updated
+
+
+def test_a_run_whose_every_step_was_skipped_is_told_apart():
+    told = learner_report(
+        message(total_steps=8, skipped_steps_in_a_row=8, skip_reason="no_gradient")
+    )
+    assert told.has_never_updated
+    assert told.no_update.startswith("No step made an update (8 of 8 were skipped)")
+
+
+async def test_a_new_token_is_shown_at_once_and_a_wrong_one_is_told_once(caplog):
+    server = WireServer(token="second")
+    control_pb2_grpc.add_ControlServiceServicer_to_server(Learner(), server.grpc_server)
+    port = await server.start("127.0.0.1:0", ("vcpo.wire.v1.ControlService",))
+    lines = LearnerLines(clock=lambda: 100.0, address_of=lambda key: f"127.0.0.1:{port}")
+    await lines.set_token(KEY, "first")
+    assert await lines.ask(KEY, period_s=0.0) is None
+    assert await lines.ask(KEY, period_s=0.0) is None
+    assert caplog.text.count("the learner refuses the run's token") == 1
+    assert "first" not in caplog.text
+    await lines.set_token(KEY, "second")
+    report = await lines.ask(KEY, period_s=0.0)
+    assert report is not None
+    lines.forget_token(KEY)
+    await lines.hang_up(KEY)
+    await lines.ask(KEY, period_s=0.0)
+    assert caplog.text.count("the learner refuses the run's token") == 2
+    await lines.close()
+    await server.stop(0.0)

@@ -1,0 +1,162 @@
+"""Signals through a real Prometheus that scrapes a real endpoint of a learner."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.operator.runs import KEY
+from vcpo.metrics import LearnerMetrics, MetricsServer, RolloutMetrics, serve_metrics
+from vcpo.wire.phase import RunPhase
+from vcpo_operator.observed.report import LearnerReport
+from vcpo_operator.signals.client import LearnerLines
+from vcpo_operator.signals.prometheus import Prometheus, ScrapedSignals
+
+POD = "demo-rollout-main-x"
+PERIOD_S = 0.1
+PATIENCE_S = 30.0
+OLD_S = 2.5
+"""More than the age of a target that is scraped every second."""
+CONFIGURATION = """
+global: {{scrape_interval: 1s}}
+scrape_configs:
+  - job_name: learner
+    static_configs: [{{targets: ["127.0.0.1:{learner}"], labels: {{namespace: ml}}}}]
+  - job_name: rollout
+    static_configs: [{{targets: ["127.0.0.1:{rollout}"], labels: {{namespace: ml, pod: {pod}}}}}]
+"""
+
+
+@dataclass
+class Scene:
+    """A learner and a worker, a Prometheus that scrapes them, and the operator's source."""
+
+    learner: LearnerMetrics
+    endpoint: MetricsServer
+    prometheus: subprocess.Popen[bytes]
+    source: ScrapedSignals
+
+    async def until(self, holds: Callable[[LearnerReport], bool]) -> LearnerReport:
+        """The first report of which something holds."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                report = await self.source.ask(KEY, period_s=PERIOD_S)
+                if report is not None and holds(report):
+                    return report
+                await asyncio.sleep(PERIOD_S)
+
+
+def program() -> str:
+    found = shutil.which("prometheus")
+    if found is None and os.environ.get("CI") == "true":
+        pytest.fail("prometheus is not on the PATH; `make setup` installs it")
+    if found is None:
+        pytest.skip("prometheus is not on the PATH; `make setup` installs it")
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running_prometheus(folder: Path, configuration: str, port: int):
+    (folder / "prometheus.yml").write_text(configuration)
+    command = [
+        program(),
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def trained(metrics: LearnerMetrics) -> None:
+    """Set what a learner sets that has taken a step."""
+    for phase in RunPhase:
+        metrics.phase.labels(phase.value).set(float(phase is RunPhase.RUNNING))
+    metrics.policy_version.set(7)
+    metrics.ess_ratio_mean.set(0.625)
+    metrics.buffered.set(10)
+    metrics.in_flight.set(11)
+    metrics.batch_trajectories.set(128)
+    metrics.admission_lag_steps.set(8)
+    metrics.idle_ratio.set(0.25)
+    metrics.workers.labels("main").set(1)
+
+
+@pytest.fixture(name="scene")
+async def running_scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    learner, worker = LearnerMetrics(run="demo"), RolloutMetrics(run="demo", group="main")
+    trained(learner)
+    worker.in_flight.set(3)
+    port = free_port()
+    lines = LearnerLines(clock=time.time, address_of=lambda key: "127.0.0.1:1")
+    source = ScrapedSignals(Prometheus(f"http://127.0.0.1:{port}"), lines, clock=time.time)
+    with (
+        serve_metrics(learner.registry, "127.0.0.1", 0) as endpoint,
+        serve_metrics(worker.registry, "127.0.0.1", 0) as workers,
+    ):
+        text = CONFIGURATION.format(learner=endpoint.port, rollout=workers.port, pod=POD)
+        with running_prometheus(tmp_path, text, port) as prometheus:
+            await listening(port)
+            yield Scene(learner, endpoint, prometheus, source)
+    await source.close()
+
+
+async def listening(port: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with contextlib.suppress(ConnectionRefusedError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                return
+            await asyncio.sleep(PERIOD_S)
+
+
+# One test, since Prometheus takes up to 10 s to make its first scrape.
+async def test_a_run_is_followed_to_its_end_through_the_end_of_its_target_and_of_prometheus(
+    scene: Scene,
+):
+    report = await scene.until(lambda each: bool(each.workers))
+    assert_shown(report)
+
+    scene.learner.phase.labels("running").set(0.0)
+    scene.learner.phase.labels("complete").set(1.0)
+    await scene.until(lambda each: each.phase is RunPhase.COMPLETE)
+
+    scene.endpoint.close()
+    aged = await scene.until(lambda each: each.signals.age_s > OLD_S)
+    assert (aged.phase, aged.signals.step, aged.is_news) == (RunPhase.COMPLETE, 7, False)
+
+    scene.prometheus.kill()
+    held = await scene.until(lambda each: each.signals.age_s > aged.signals.age_s)
+    assert (held.phase, held.signals.step, held.is_news) == (RunPhase.COMPLETE, 7, False)
+
+
+def assert_shown(report: LearnerReport) -> None:
+    signals = report.signals
+    assert (signals.step, signals.buffered, signals.in_flight) == (7, 10, 11)
+    assert (signals.batch_trajectories, signals.admission_lag_steps) == (128, 8)
+    assert (signals.ess_ratio_mean, signals.ess_ratio_low) == (0.625, None)
+    assert (signals.learner_idle_ratio, signals.ready_workers) == (0.25, {"main": 1})
+    assert report.phase is RunPhase.RUNNING
+    assert report.workers[POD].in_flight == 3

@@ -1,0 +1,166 @@
+"""How an engine on a real vLLM ends: killed, stuck, failed half-way, left behind."""
+
+import asyncio
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.unit.rollout.engines.vllm.tiny_vllm import build, save_settings, start
+from vcpo_rollout.engines.engine import EngineError
+from vcpo_rollout.engines.vllm.engine import VllmEngine
+from vcpo_rollout.engines.vllm.start import load_skeleton, start_llm
+
+PROMPT = (5, 6, 7)
+ENDLESS = 30_000
+"""More tokens than a test lives to see."""
+PATIENCE_S = 120.0
+
+STARTER = """
+import multiprocessing, sys
+from vcpo.spec.workloads import Precision
+from vcpo_rollout.engines.vllm.engine import VllmEngine
+from vcpo_rollout.engines.vllm.start import VllmSettings
+
+if __name__ == "__main__":
+    settings = VllmSettings(
+        model_name=sys.argv[1], revision=None, precision=Precision.FLOAT32,
+        max_concurrent_sequences=1, seed=0, kv_cache_gibibytes=1 / 16,
+    )
+    engine = VllmEngine.start(settings, end_token_ids=frozenset())
+    (process,) = multiprocessing.active_children()
+    print("started", process.pid, flush=True)
+    sys.stdin.read()
+"""
+"""A worker in miniature: starts an engine, says its process, and waits."""
+
+
+class DyingLlm:
+    """vLLM that fails, or whose process is killed, in a call to update the weights."""
+
+    def __init__(self, llm):
+        self._llm = llm
+        self.fails_in_update = False
+        self.dies_in_update = None
+
+    def __getattr__(self, name):
+        return getattr(self._llm, name)
+
+    async def update_weights(self, request):
+        if self.fails_in_update:
+            raise RuntimeError("half of the tensors were loaded")
+        if self.dies_in_update is not None:
+            os.kill(self.dies_in_update, signal.SIGSTOP)  # it gets the call and does nothing
+        updating = asyncio.create_task(self._llm.update_weights(request))
+        await asyncio.sleep(0)  # the call has begun
+        if self.dies_in_update is not None:
+            os.kill(self.dies_in_update, signal.SIGKILL)
+        await updating
+
+
+async def test_the_death_of_vllms_process_is_told_to_all(tmp_path, make_request, publish):
+    others = set(multiprocessing.active_children())
+    engine = await start(tmp_path)
+    (process,) = set(multiprocessing.active_children()) - others
+    await engine.swap_weights(publish(build(seed=0), 1))
+    endless = make_request((9,), max_new_tokens=ENDLESS)
+    generating = [asyncio.create_task(engine.generate(endless)) for _ in range(2)]
+    os.kill(process.pid, signal.SIGKILL)
+    async with asyncio.timeout(PATIENCE_S):
+        results = await asyncio.gather(*generating, return_exceptions=True)
+        for attempt in (
+            engine.generate(endless),
+            engine.swap_weights(publish(build(seed=0), 2)),
+        ):
+            with pytest.raises(EngineError, match="has died"):
+                await attempt
+    assert [type(result) for result in results] == [EngineError, EngineError]
+    await engine.close()
+
+
+async def test_a_death_in_the_middle_of_a_swap_is_told_to_all(tmp_path, make_request, publish):
+    others = set(multiprocessing.active_children())
+    settings = save_settings(tmp_path)
+    llm = DyingLlm(await asyncio.to_thread(start_llm, settings))
+    (process,) = set(multiprocessing.active_children()) - others
+    engine = VllmEngine(llm, skeleton=load_skeleton(settings), end_token_ids=frozenset())
+    await engine.swap_weights(publish(build(seed=0), 1))
+    endless = make_request((9,), max_new_tokens=ENDLESS)
+    generating = [asyncio.create_task(engine.generate(endless)) for _ in range(2)]
+    llm.dies_in_update = process.pid
+    swapping = engine.swap_weights(publish(build(seed=0), 2))
+    async with asyncio.timeout(PATIENCE_S):
+        results = await asyncio.gather(swapping, *generating, return_exceptions=True)
+        with pytest.raises(EngineError):
+            await engine.generate(endless)
+    assert [type(result) for result in results] == [EngineError] * 3
+    assert engine.policy_version == 1
+    await engine.close()
+    await asyncio.to_thread(process.join, PATIENCE_S)
+    assert process.exitcode == -signal.SIGKILL
+
+
+async def test_a_swap_that_fails_half_way_ends_the_engine_and_not_the_pause(
+    tmp_path, make_request, publish
+):
+    settings = save_settings(tmp_path)
+    llm = DyingLlm(await asyncio.to_thread(start_llm, settings))
+    engine = VllmEngine(llm, skeleton=load_skeleton(settings), end_token_ids=frozenset())
+    async with asyncio.timeout(PATIENCE_S):
+        await engine.swap_weights(publish(build(seed=0), 1))
+        endless = make_request((9,), max_new_tokens=ENDLESS)
+        generating = asyncio.create_task(engine.generate(endless))
+        llm.fails_in_update = True
+        swapping = engine.swap_weights(publish(build(seed=0), 2))
+        for each in (swapping, generating, engine.generate(endless)):
+            with pytest.raises(EngineError, match="policy version 2: RuntimeError: half of"):
+                await each
+        assert await llm.is_paused()
+    await engine.close()
+
+
+async def test_a_swap_that_is_stuck_ends_the_engine_and_its_process(
+    tmp_path, make_request, publish
+):
+    others = set(multiprocessing.active_children())
+    settings = save_settings(tmp_path)
+    llm = await asyncio.to_thread(start_llm, settings)
+    engine = VllmEngine(
+        llm, skeleton=load_skeleton(settings), end_token_ids=frozenset(), swap_timeout_s=0.1
+    )
+    (process,) = set(multiprocessing.active_children()) - others
+    os.kill(process.pid, signal.SIGSTOP)
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(EngineError, match="policy version 1: TimeoutError"):
+            await engine.swap_weights(publish(build(seed=0), 1))
+        with pytest.raises(EngineError, match="policy version 1: TimeoutError"):
+            await engine.generate(make_request(PROMPT))
+    await engine.close()
+    await asyncio.to_thread(process.join, PATIENCE_S)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_no_process_of_vllm_outlives_a_killed_worker(tmp_path):
+    build(seed=0).config.save_pretrained(tmp_path)
+    script = tmp_path / "starter.py"
+    script.write_text(STARTER)
+    worker = subprocess.Popen(
+        [sys.executable, script, tmp_path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    with worker:
+        line = next(line for line in worker.stdout if line.startswith("started"))
+        engine_process = os.pidfd_open(int(line.split()[1]))
+        worker.kill()
+        ended, _, _ = select.select([engine_process], [], [], PATIENCE_S)
+        if not ended:
+            signal.pidfd_send_signal(engine_process, signal.SIGKILL)
+        os.close(engine_process)
+    assert ended

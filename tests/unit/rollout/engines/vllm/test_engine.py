@@ -1,0 +1,284 @@
+"""The engine on a real vLLM: whose log-probabilities its tokens carry, and how it ends."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+import torch
+
+from tests.unit.rollout.engines.vllm.tiny_vllm import (
+    NUM_PLACES,
+    assert_equal_where_both_sampled,
+    build,
+    check_swap_by_changes,
+    doubled,
+    first_logprobs,
+    start,
+    with_changes,
+)
+from vcpo.spec.workloads import Precision
+from vcpo.wire.trajectory import FinishReason
+from vcpo_rollout.engines.engine import EngineError, GenerationCutError
+from vcpo_rollout.engines.vllm.start import (
+    VllmSettings,
+    engine_arguments,
+)
+
+PROMPT = (5, 6, 7)
+LONG_PROMPT = tuple(range(40)) * 5
+"""Longer than a block of keys and values (128 tokens), so that its beginning is cached."""
+ENDLESS = 30_000
+"""More tokens than a test lives to see."""
+PATIENCE_S = 120.0
+TOLERANCE = 1e-4
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(tmp_path_factory):
+    engine = await start(tmp_path_factory.mktemp("untied"))
+    yield engine
+    await engine.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tied_engine(tmp_path_factory):
+    engine = await start(tmp_path_factory.mktemp("tied"), tied=True)
+    yield engine
+    await engine.close()
+
+
+def assert_scored_by_its_versions(generation, request, models, reference_logprobs):
+    """Every span's log-probabilities are those of a full forward of the version it names."""
+    first = 0
+    for span in generation.version_spans:
+        last = first + span.num_tokens
+        expected = reference_logprobs(
+            models[span.policy_version],
+            request.prompt_token_ids,
+            generation.token_ids[:last],
+            request.temperature,
+        )
+        assert generation.logprobs[first:last] == pytest.approx(expected[first:], abs=TOLERANCE)
+        first = last
+    assert first == len(generation.token_ids)
+
+
+async def check_updates_in_flight(engine, models, make_request, publish, reference_logprobs):
+    """Swap through all models while sequences are under way; check each token of them."""
+    versions = iter(models.items())
+    await engine.swap_weights(published_by(publish, next(versions)))
+    requests = [
+        make_request(prompt, max_new_tokens=100, temperature=temperature)
+        for prompt in (PROMPT, (9,), LONG_PROMPT)
+        for temperature in (1.0, 0.7)
+    ]
+    generating = [asyncio.create_task(engine.generate(request)) for request in requests]
+    taken_over = [await engine.swap_weights(published_by(publish, version)) for version in versions]
+    generations = await asyncio.gather(*generating)
+    for generation, request in zip(generations, requests, strict=True):
+        assert_scored_by_its_versions(generation, request, models, reference_logprobs)
+    assert max(taken_over) > 0
+    assert max(len(generation.version_spans) for generation in generations) > 1
+
+
+def published_by(publish, version):
+    number, model = version
+    return publish(model, number)
+
+
+# Starting vLLM is most of the time of these tests: engines are shared, and the loop with them.
+@pytest.mark.asyncio(loop_scope="module")
+class TestEngine:
+    async def test_every_token_is_scored_by_the_version_that_its_span_names(
+        self, engine, make_request, publish, reference_logprobs
+    ):
+        models = {number: build(seed=number) for number in (11, 12, 13, 14)}
+        await check_updates_in_flight(engine, models, make_request, publish, reference_logprobs)
+
+    async def test_a_head_tied_to_the_embedding_is_updated_with_it(
+        self, tied_engine, make_request, publish, reference_logprobs
+    ):
+        models = {number: build(seed=number, tied=True) for number in (21, 22, 23, 24)}
+        await check_updates_in_flight(
+            tied_engine, models, make_request, publish, reference_logprobs
+        )
+
+    async def test_no_prefix_read_by_old_weights_is_used_with_new_ones(
+        self, engine, make_request, publish, reference_logprobs
+    ):
+        models = {number: build(seed=number) for number in (31, 32)}
+        request = make_request(LONG_PROMPT)
+        for version in models.items():
+            await engine.swap_weights(published_by(publish, version))
+            generation = await engine.generate(request)
+            assert [span.policy_version for span in generation.version_spans] == [version[0]]
+            assert_scored_by_its_versions(generation, request, models, reference_logprobs)
+
+    @pytest.mark.parametrize(
+        "names",
+        [
+            ["model.layers.1.self_attn.k_proj.weight"],
+            ["model.layers.0.mlp.gate_proj.weight", "model.norm.weight"],
+            ["model.embed_tokens.weight"],
+        ],
+        ids=["fused with q and v", "fused with up", "embedding"],
+    )
+    @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+    async def test_a_swap_by_changes_is_a_full_swap(
+        self, engine, tied_engine, make_request, publish, names, tied
+    ):
+        request = make_request(PROMPT, max_new_tokens=1)
+        base = build(seed=81, tied=tied)
+        await check_swap_by_changes(tied_engine if tied else engine, base, names, request, publish)
+
+    async def test_a_layer_that_did_not_change_is_not_sent(self, engine, make_request, publish):
+        request = make_request(PROMPT, max_new_tokens=1)
+        changed, silent = (f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1))
+        base = build(seed=82)
+        await engine.swap_weights(publish(base, 1))
+        both = publish(doubled(base, [changed, silent]), 2)
+        await engine.swap_weights(with_changes(both, base=1, names=[changed]))
+        found = await first_logprobs(engine, request)
+        await engine.swap_weights(publish(doubled(base, [changed]), 3))
+        assert_equal_where_both_sampled(found, await first_logprobs(engine, request))
+
+    async def test_changes_since_a_version_that_is_not_in_use_are_no_matter(
+        self, engine, make_request, publish
+    ):
+        request = make_request(PROMPT, max_new_tokens=1)
+        await engine.swap_weights(publish(build(seed=83), 1))
+        other = publish(build(seed=84), 3)
+        await engine.swap_weights(with_changes(other, base=2, names=["model.norm.weight"]))
+        found = await first_logprobs(engine, request)
+        await engine.swap_weights(publish(build(seed=84), 4))
+        assert_equal_where_both_sampled(found, await first_logprobs(engine, request))
+
+    async def test_a_version_that_changes_nothing_changes_its_label(
+        self, engine, make_request, publish
+    ):
+        request = make_request(PROMPT, max_new_tokens=1)
+        await engine.swap_weights(publish(build(seed=85), 1))
+        before = await first_logprobs(engine, request)
+        same = publish(build(seed=85), 2)
+        await engine.swap_weights(with_changes(same, base=1, names=[]))
+        assert_equal_where_both_sampled(await first_logprobs(engine, request), before)
+        assert engine.policy_version == 2
+
+    async def test_an_end_token_ends_the_answer_and_is_part_of_it(
+        self, engine, make_request, publish
+    ):
+        model = build(seed=0)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+            model.model.embed_tokens.weight.fill_(1.0)
+            model.model.norm.weight.fill_(1.0)
+            model.lm_head.weight[3] = 10.0
+        await engine.swap_weights(publish(model, 41))
+        generation = await engine.generate(make_request(PROMPT))
+        assert generation.token_ids == (3,)
+        assert generation.finish_reason is FinishReason.STOP
+
+    async def test_weights_that_are_not_numbers_fail_the_generation(
+        self, engine, make_request, publish
+    ):
+        model = build(seed=0)
+        with torch.no_grad():
+            model.lm_head.weight.fill_(float("nan"))
+        await engine.swap_weights(publish(model, 42))
+        with pytest.raises(EngineError, match="policy version 42 gives logits"):
+            await engine.generate(make_request(PROMPT))
+
+    async def test_a_bad_payload_leaves_the_old_weights_in_use(
+        self, engine, make_request, publish, reference_logprobs
+    ):
+        models = {51: build(seed=51)}
+        await engine.swap_weights(publish(models[51], 51))
+        with pytest.raises(EngineError, match=r"lm_head\.weight is missing"):
+            await engine.swap_weights(publish(build(seed=0, tied=True), 52))
+        assert engine.policy_version == 51
+        request = make_request(PROMPT)
+        generation = await engine.generate(request)
+        assert_scored_by_its_versions(generation, request, models, reference_logprobs)
+
+    async def test_cancelled_generations_free_their_places(self, engine, make_request, publish):
+        await engine.swap_weights(publish(build(seed=0), 61))
+        endless = make_request((9,), max_new_tokens=ENDLESS)
+        unwanted = [asyncio.create_task(engine.generate(endless)) for _ in range(NUM_PLACES)]
+        assert await engine.swap_weights(publish(build(seed=0), 62)) == NUM_PLACES
+        for task in unwanted:
+            task.cancel()
+        await asyncio.wait(unwanted)
+        assert await engine.swap_weights(publish(build(seed=0), 63)) == 0
+        generation = await engine.generate(make_request(PROMPT, max_new_tokens=2))
+        assert 1 <= len(generation.token_ids) <= 2
+
+    async def test_what_was_cut_is_gone_on_with_by_a_later_version(
+        self, engine, make_request, publish, reference_logprobs
+    ):
+        models = {64: build(seed=64), 65: build(seed=65)}
+        await engine.swap_weights(publish(models[64], 64))
+        request = make_request(PROMPT, max_new_tokens=ENDLESS)
+        cut = asyncio.Event()
+        generating = [
+            asyncio.create_task(engine.generate(request, cut=cut)) for _ in range(NUM_PLACES)
+        ]
+        # A swap stands between two steps: behind it there are tokens. Few sequences have ended.
+        await engine.swap_weights(publish(models[64], 64))
+        cut.set()
+        ends = await asyncio.gather(*generating, return_exceptions=True)
+        cuts = [end.begun for end in ends if isinstance(end, GenerationCutError)]
+        begun = next(each for each in cuts if each is not None)
+        await engine.swap_weights(publish(models[65], 65))
+        rest = replace(request, begun=begun, max_new_tokens=len(begun.token_ids) + 5)
+        generation = await engine.generate(rest)
+        assert generation.token_ids[: len(begun.token_ids)] == begun.token_ids
+        assert generation.logprobs[: len(begun.logprobs)] == begun.logprobs
+        assert generation.version_spans[-1].policy_version == 65
+        assert_scored_by_its_versions(generation, rest, models, reference_logprobs)
+
+    async def test_a_request_that_is_cut_beforehand_has_what_it_came_with(
+        self, engine, make_request, publish
+    ):
+        await engine.swap_weights(publish(build(seed=0), 66))
+        cut = asyncio.Event()
+        cut.set()
+        with pytest.raises(GenerationCutError) as caught:
+            await engine.generate(make_request(PROMPT), cut=cut)
+        assert caught.value.begun is None
+
+    async def test_a_swap_that_its_caller_gave_up_is_finished(self, engine, make_request, publish):
+        await engine.swap_weights(publish(build(seed=0), 71))
+        swapping = asyncio.create_task(engine.swap_weights(publish(build(seed=0), 72)))
+        await asyncio.sleep(0)  # it has begun
+        swapping.cancel()
+        await asyncio.wait([swapping])
+        await engine.swap_weights(publish(build(seed=0), 73))
+        generation = await engine.generate(make_request(PROMPT, max_new_tokens=2))
+        assert [span.policy_version for span in generation.version_spans] == [73]
+
+    async def test_a_request_beyond_the_context_is_refused(self, engine, make_request):
+        with pytest.raises(EngineError, match="exceeds the model's context of 32768 tokens"):
+            await engine.generate(make_request(PROMPT, max_new_tokens=32_766))
+
+
+def test_a_gpu_is_left_to_vllms_own_choices_but_for_what_makes_numbers_right():
+    settings = VllmSettings(
+        model_name="model",
+        revision="main",
+        precision=Precision.BFLOAT16,
+        max_concurrent_sequences=256,
+        seed=7,
+        kv_cache_gibibytes=None,
+    )
+    on_gpu = engine_arguments(settings, on_cpu=False)
+    assert "gpu_memory_utilization" not in on_gpu
+    sharing = engine_arguments(replace(settings, gpu_memory_ratio=0.3), on_cpu=False)
+    assert sharing == on_gpu | {"gpu_memory_utilization": 0.3}
+    on_cpu = engine_arguments(settings, on_cpu=True)
+    assert on_gpu["logprobs_mode"] == on_cpu["logprobs_mode"] == "processed_logprobs"
+    assert on_gpu["dtype"] == "bfloat16"
+    only_on_cpu = {"enforce_eager", "distributed_executor_backend", "kv_cache_memory_bytes"}
+    assert on_cpu.keys() - on_gpu.keys() == only_on_cpu
+    assert on_cpu["kv_cache_memory_bytes"] == 1 << 30

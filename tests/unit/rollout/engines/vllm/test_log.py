@@ -1,0 +1,33 @@
+"""What vLLM's reload says of a swap: something where a parameter is missing, nothing of buffers."""
+
+import logging
+
+import pytest
+from torch import nn, zeros
+
+from vcpo_rollout.engines.vllm.worker import LayersWithParameters
+
+
+class Angles(nn.Module):
+    """Has a buffer alone, as rotary embeddings have."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("cosines", zeros(4))
+
+
+def warning_of(layer):
+    return logging.makeLogRecord(
+        {"msg": "%s: Failed to load weights", "args": (layer,), "levelno": logging.WARNING}
+    )
+
+
+@pytest.mark.parametrize(("layer", "is_written"), [("Angles", False), ("Linear", True)])
+def test_only_a_layer_with_parameters_can_lack_weights(layer, is_written):
+    kept = LayersWithParameters(nn.Sequential(Angles(), nn.Linear(2, 2)))
+    assert kept.filter(warning_of(layer)) is is_written
+
+
+def test_other_lines_of_the_reload_are_kept():
+    kept = LayersWithParameters(Angles())
+    assert kept.filter(logging.makeLogRecord({"msg": "loading", "levelno": logging.WARNING}))

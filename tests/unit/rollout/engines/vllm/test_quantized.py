@@ -1,0 +1,131 @@
+"""Quantization that vLLM does itself, on a real one."""
+
+import copy
+from statistics import mean
+
+import pytest
+import pytest_asyncio
+import torch
+from vllm import AsyncEngineArgs
+from vllm.config.quantization import QUANT_KEY_NAMES
+
+from tests.unit.rollout.engines.vllm.tiny_vllm import (
+    assert_equal_where_both_sampled,
+    build,
+    check_swap_by_changes,
+    first_logprobs,
+    save_settings,
+    start,
+)
+from vcpo.algo import MISMATCH_LIMITS_NATS, MismatchClass
+from vcpo.spec.workloads import Precision
+from vcpo_rollout.engines.quantization import FP8_PER_BLOCK, Device
+from vcpo_rollout.engines.vllm.start import engine_arguments, vllm_device
+
+METHOD = "fp8_per_channel"
+"""Slow on a CPU, and what runs there: on its way into the kernels it is a method like any other."""
+PROMPT = tuple(range(4, 40))
+NUM_ANSWERS = 8
+
+
+async def start_quantized(path):
+    return await start(path, precision=Precision.BFLOAT16, online_quantization=METHOD)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(tmp_path_factory):
+    engine = await start_quantized(tmp_path_factory.mktemp("quantized"))
+    yield engine
+    await engine.close()
+
+
+def rounded_rows(rows):
+    """E4M3 with one scale per row of the last dimension, amax / 448."""
+    scale = rows.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-6) / 448
+    return ((rows.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(rows.dtype)
+
+
+@torch.no_grad()
+def quantized_like_vllm(model):
+    """A bfloat16 model whose layers multiply E4M3 weights, by row, with E4M3 inputs, by token."""
+    quantized = copy.deepcopy(model).bfloat16()
+    for name, layer in quantized.named_modules():
+        if isinstance(layer, torch.nn.Linear) and name != "lm_head":
+            layer.weight.copy_(rounded_rows(layer.weight))
+            layer.register_forward_pre_hook(lambda _, inputs: (rounded_rows(inputs[0]),))
+    return quantized
+
+
+@torch.no_grad()
+def moderate(*, seed):
+    """A model whose logits differ by about one, as those of language models do."""
+    model = build(seed=seed)
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.mul_(0.3)
+    return model
+
+
+@pytest.mark.asyncio(loop_scope="module")
+class TestQuantizedEngine:
+    async def test_its_numbers_are_those_of_fp8_weights_and_activations(
+        self, engine, make_request, publish, reference_logprobs
+    ):
+        model = moderate(seed=1)
+        await engine.swap_weights(publish(model, 1))
+        request = make_request(PROMPT, max_new_tokens=64)
+        answers = [await engine.generate(request) for _ in range(NUM_ANSWERS)]
+
+        def gap(reference):
+            """As the check at a run's start measures it, nats per token."""
+            return mean(
+                abs(ours - expected)
+                for answer in answers
+                for ours, expected in zip(
+                    answer.logprobs,
+                    reference_logprobs(reference, PROMPT, answer.token_ids),
+                    strict=True,
+                )
+            )
+
+        assert MISMATCH_LIMITS_NATS[MismatchClass.EXACT] < gap(model)
+        assert gap(model) < MISMATCH_LIMITS_NATS[MismatchClass.ALTERED]
+        # Not closer: sums in another order fall on the other side of a rounding here and there.
+        assert gap(quantized_like_vllm(model)) < 0.75 * gap(model)
+
+    async def test_a_swap_leaves_what_a_fresh_engine_would_have(
+        self, engine, tmp_path, make_request, publish
+    ):
+        request = make_request(PROMPT, max_new_tokens=1)
+        await engine.swap_weights(publish(build(seed=2), 2))
+        before = await first_logprobs(engine, request)
+        await engine.swap_weights(publish(build(seed=3), 3))
+        swapped = await first_logprobs(engine, request)
+        fresh_engine = await start_quantized(tmp_path)
+        await fresh_engine.swap_weights(publish(build(seed=3), 3))
+        assert_equal_where_both_sampled(swapped, await first_logprobs(fresh_engine, request))
+        assert before != swapped
+        await fresh_engine.close()
+
+    async def test_a_swap_by_changes_quantizes_the_layers_that_changed(
+        self, engine, make_request, publish
+    ):
+        request = make_request(PROMPT, max_new_tokens=1)
+        names = ["model.layers.1.self_attn.k_proj.weight"]
+        await check_swap_by_changes(engine, build(seed=4), names, request, publish)
+
+
+def test_vllm_takes_the_method_for_gpus_in_its_configuration(tmp_path):
+    settings = save_settings(
+        tmp_path, precision=Precision.BFLOAT16, online_quantization=FP8_PER_BLOCK
+    )
+    arguments = AsyncEngineArgs(**engine_arguments(settings, on_cpu=True))
+    config = arguments.create_engine_config().quant_config
+    assert config.args.linear.weight == QUANT_KEY_NAMES["fp8_per_block_static"]
+    assert config.get_min_capability() <= 89
+
+
+def test_vllm_says_what_it_computes_on():
+    if torch.cuda.is_available():
+        pytest.skip("a machine with a GPU has another answer")
+    assert vllm_device() == Device(platform="cpu")

@@ -1,0 +1,49 @@
+"""A lease that runs out keeps its samples: they are handed back before it does."""
+
+import asyncio
+
+import pytest
+
+from tests.fixtures.rollout.scenes import ManualTime, a_learner, eventually, working
+from vcpo_rollout.generation.deadlines import cut_after_s
+
+# Leases of `make_run` last 10 s, of which the last second is for handing back.
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "expected_s"), [(600.0, 590.0), (100.0, 90.0), (10.0, 9.0), (1.0, 0.9)]
+)
+def test_a_tenth_of_a_lease_and_at_most_ten_seconds_are_left_to_hand_back(timeout_s, expected_s):
+    assert cut_after_s(timeout_s) == pytest.approx(expected_s)
+
+
+async def test_what_was_sampled_is_gone_on_with_after_the_lease_ran_out():
+    async with a_learner() as place:
+        time = ManualTime(place.desk.clock)
+        place.engine.gate.clear()
+        place.publish(0)
+        async with working(place.worker(places=2, time=time)):
+            await eventually(lambda: place.engine.sampling == 2)
+            time.advance(8.9)
+            assert place.desk.ledger.counts().dropped == {}
+            time.advance(0.1)
+            await eventually(lambda: len(place.engine.requests) == 4)
+        assert place.desk.ledger.expire() == []
+    assert place.count("vcpo_rollout_tokens_handed_back_total") >= 2
+    before, after = place.engine.requests[:2], place.engine.requests[2:]
+    assert [request.begun for request in before] == [None, None]
+    assert [request.begun.token_ids for request in after] == [(5,), (5,)]
+
+
+async def test_the_answers_of_an_evaluation_have_all_of_their_time():
+    async with a_learner() as place:
+        time = ManualTime(place.desk.clock)
+        place.engine.gate.clear()
+        place.publish(0)
+        evaluating = asyncio.create_task(place.desk.dispatcher.evaluate(0, exclusive=True))
+        async with working(place.worker(places=2, time=time)):
+            await eventually(lambda: place.engine.sampling == 1)
+            time.advance(9.5)
+            place.engine.gate.set()
+            assert (await evaluating).num_trajectories == 1
+    assert len(place.engine.requests) == 1

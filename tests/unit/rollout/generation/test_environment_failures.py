@@ -1,0 +1,191 @@
+"""What an environment does wrong is named: cause, exception, and the line of its author's code."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import threading
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from tests.fixtures.rollout.scenes import FakeEnvironment, a_learner, eventually, working
+from vcpo.failures import FailureCause
+from vcpo_rollout.generation.environment_pool import (
+    EnvironmentFailedError,
+    ForeignThreads,
+    finite_reward,
+)
+
+TASK = """\
+import json
+from vcpo_rollout.environments import Prompt
+from helpers_of_task import parsed
+
+class Task:
+    def prompt(self, split, index):
+        return Prompt(text="2 + 2 = ", answer="not json")
+
+    def reward(self, prompt, response):
+        return parsed(prompt.answer)
+
+class Untyped(Task):
+    def prompt(self, split, index):
+        return "2 + 2 = "
+
+class Unfinished(Task):
+    def reward(self, prompt, response):
+        pass
+
+class Overflowing(Task):
+    def reward(self, prompt, response):
+        return 1e308 * 10
+
+class Unable(Task):
+    def prompt(self, split, index):
+        raise LookupError(f"item {index}\\nis missing")
+"""
+HELPERS = """\
+import json
+
+def parsed(text):
+    return json.loads(text)["score"]
+"""
+
+
+@pytest.fixture
+def task(tmp_path, monkeypatch):
+    """A user's package of two files, as a module."""
+    (tmp_path / "user_task.py").write_text(TASK)
+    (tmp_path / "helpers_of_task.py").write_text(HELPERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = importlib.util.spec_from_file_location("user_task", tmp_path / "user_task.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def reported(environment):
+    """What the learner has heard when a worker has had this environment for a while."""
+    async with a_learner() as place:
+        place.environment = environment
+        place.publish(0)
+        async with working(place.worker()):
+            await eventually(lambda: place.desk.dispatcher.failures.in_a_row >= 4)
+        (told,) = place.desk.dispatcher.failures.counts
+        assert place.count("vcpo_rollout_failures_total", cause=told.latest.cause) >= 4
+        assert place.desk.ledger.counts().buffered == 0
+        return told.latest
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "said", "place"),
+    [
+        # The innermost line of the user's own files, not the one in json where it was raised.
+        ("Task", "reward", "JSONDecodeError: Expecting value", "helpers_of_task.py:4"),
+        ("Untyped", "type", "prompt must return a Prompt, got str '2 +", "user_task.py:13"),
+        ("Unfinished", "type", "reward must return a number, got None", "user_task.py:17"),
+        ("Overflowing", "non_finite", "must return a finite number, got inf", "user_task.py:21"),
+        ("Unable", "prompt", "LookupError: item ", "user_task.py:26"),
+    ],
+)
+async def test_the_learner_hears_what_failed_and_where(task, tmp_path, name, cause, said, place):
+    failure = await reported(getattr(task, name)())
+    assert failure.cause == cause
+    assert said in failure.sentence
+    assert failure.location == str(tmp_path / place)
+    assert "\n" not in failure.sentence
+
+
+async def test_a_call_that_does_not_return_is_a_failure_with_the_line_where_it_is(tmp_path):
+    path = tmp_path / "stuck.py"
+    path.write_text("def wait(event, entered):\n    entered.set()\n    event.wait()\n")
+    spec = importlib.util.spec_from_file_location("stuck", path)
+    stuck = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(stuck)
+    threads, released, entered = ForeignThreads(1, timeout_s=0.05), *events(2)
+    try:
+        with pytest.raises(EnvironmentFailedError) as caught:
+            await threads.call(partial(stuck.wait, released, entered))
+        assert entered.is_set()
+        assert caught.value.failure.cause is FailureCause.TIMEOUT
+        assert caught.value.failure.location == f"{path}:3"
+        assert "0.05 s (environment.callTimeoutSeconds)" in str(caught.value)
+        with pytest.raises(EnvironmentFailedError, match="no thread was free"):
+            await threads.call(lambda: "never called")
+    finally:
+        released.set()
+        threads.close()
+
+
+async def test_the_learner_hears_of_an_environment_that_blocks():
+    async with a_learner() as place:
+        released = threading.Event()
+        place.environment.reward_of = lambda: released.wait() and 1.0
+        place.publish(0)
+        try:
+            async with working(place.worker(drain_s=0.01, environment_timeout_s=0.05)):
+                await eventually(lambda: place.desk.dispatcher.failures.in_a_row > 0)
+        finally:
+            released.set()
+        (told,) = place.desk.dispatcher.failures.counts
+    assert told.latest.cause is FailureCause.TIMEOUT
+    assert told.latest.location.startswith(__file__)
+
+
+def events(count):
+    return [threading.Event() for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [1, True, 0.5, np.float32(0.5), np.array(0.5), torch.tensor(0.5)],
+    ids=["int", "bool", "float", "numpy", "array", "tensor"],
+)
+def test_a_number_of_any_library_is_a_reward(reward):
+    assert finite_reward(reward, FakeEnvironment().reward) in {1.0, 0.5}
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["0.5", b"0.5", None, 1j, [1.0], torch.zeros(2)],
+    ids=lambda one: type(one).__name__,
+)
+def test_what_is_no_number_is_no_reward(value):
+    with pytest.raises(EnvironmentFailedError) as caught:
+        finite_reward(value, FakeEnvironment().reward)
+    assert caught.value.failure.cause is FailureCause.TYPE
+
+
+async def test_the_log_tells_each_failure_once_with_its_traceback(caplog):
+    async with a_learner(
+        failurePolicy={"maxFailuresInARow": 10_000}, lease={"maxAttempts": 100}
+    ) as place:
+        place.environment.reward_of = lambda: {}["answer"]
+        place.publish(0)
+        waits = []
+
+        async def sleep(seconds):
+            if seconds > 5.0:  # until a lease runs out
+                await asyncio.Event().wait()
+            waits.append(seconds)
+            await asyncio.sleep(0)
+
+        worker = place.worker()
+        worker._parts = replace(worker._parts, sleep=sleep)
+        with caplog.at_level(logging.WARNING):
+            async with working(worker):
+                await eventually(lambda: place.desk.dispatcher.failures.in_a_row >= 250)
+    lines = [record for record in caplog.records if "was not answered" in record.message]
+    assert [bool(record.exc_info) for record in lines] == [True, *[False] * (len(lines) - 1)]
+    assert [record.message.rpartition("; ")[2] for record in lines[1:3]] == [
+        "100 times so far",
+        "200 times so far",
+    ]
+    # It asks less and less often while nothing works.
+    assert waits[:4] == [0.02, 0.04, 0.08, 0.16]
+    assert max(waits) == 5.0

@@ -1,0 +1,227 @@
+import asyncio
+
+import pytest
+import pytest_asyncio
+
+from tests.fixtures.rollout.scenes import THREADS, a_learner, eventually
+from tests.unit.rollout.engines.conftest import build_model, forward_logprobs, published
+from tests.unit.rollout.generation.test_worker import counts, working
+from vcpo.wire.trajectory import FinishReason, TokenSpan, VersionSpan
+from vcpo_rollout.engines.engine import Generation, GenerationRequest
+from vcpo_rollout.engines.hf.engine import HfEngine
+from vcpo_rollout.environments import Prompt
+from vcpo_rollout.generation.environment_pool import EnvironmentFailedError
+from vcpo_rollout.generation.history import History
+from vcpo_rollout.generation.multi_turn import converse
+
+PROMPT = (3, 4)
+END = 1
+
+
+def turn(*token_ids, version=0, reason=FinishReason.STOP):
+    return Generation(
+        token_ids=token_ids,
+        logprobs=tuple(-0.5 * token for token in token_ids),
+        version_spans=(VersionSpan(policy_version=version, num_tokens=len(token_ids)),),
+        finish_reason=reason,
+    )
+
+
+class Scripted:
+    """An engine that says its turns, and remembers what it was asked."""
+
+    def __init__(self, *turns):
+        self.end_token_ids = frozenset({END})
+        self.turns = list(turns)
+        self.requests = []
+
+    async def generate(self, request, *, cut=None):
+        self.requests.append(request)
+        return self.turns.pop(0)
+
+
+class Letters:
+    """A codec of one character per token, `a` for 10, `b` for 11."""
+
+    def decode(self, token_ids, end_token_ids):
+        return "".join(chr(ord("a") + each - 10) for each in token_ids if each not in end_token_ids)
+
+    def encode_reply(self, text, last_token_id, end_token_ids):
+        return tuple(ord(each) - ord("a") + 10 for each in text)
+
+
+class Listener:
+    """A conversation that gives its replies one after another, then ends."""
+
+    def __init__(self, *replies, reward=1.0):
+        self.replies = [*replies, None]
+        self.heard = []
+        self.worth = reward
+
+    def next_turn(self, response):
+        self.heard.append(response)
+        return self.replies.pop(0)
+
+    def reward(self):
+        return self.worth
+
+
+def hold(engine, conversation, *, room=100, codec=None):
+    request = GenerationRequest(prompt_token_ids=PROMPT, temperature=1.0, max_new_tokens=room)
+    return asyncio.run(
+        converse(
+            "lease/0",
+            conversation,
+            History(request=request),
+            engine=engine,
+            codec=codec or Letters(),
+            threads=THREADS,
+            cut=asyncio.Event(),
+        )
+    )
+
+
+def test_every_turn_continues_the_very_tokens_before_it():
+    engine = Scripted(turn(10, END), turn(11, 12, END), turn(13, END))
+    listener = Listener("xy", "z")
+    answer = hold(engine, listener)
+    assert [each.prompt_token_ids for each in engine.requests] == [
+        PROMPT,
+        (*PROMPT, 10, END, 33, 34),
+        (*PROMPT, 10, END, 33, 34, 11, 12, END, 35),
+    ]
+    assert answer.prompt_token_ids == PROMPT
+    assert answer.response_token_ids == (10, END, 33, 34, 11, 12, END, 35, 13, END)
+    assert listener.heard == ["a", "bc", "d"]
+
+
+def test_what_was_inserted_is_marked_and_has_neither_version_nor_probability():
+    answer = hold(Scripted(turn(10, END, version=4), turn(11, END, version=5)), Listener("xy"))
+    assert answer.inserted_spans == (TokenSpan(start=2, num_tokens=2),)
+    assert answer.rollout_logprobs == (-5.0, -0.5, -5.5, -0.5)
+    assert [(span.policy_version, span.num_tokens) for span in answer.version_spans] == [
+        (4, 2),
+        (5, 2),
+    ]
+    assert (answer.reward, answer.finish_reason) == (1.0, FinishReason.STOP)
+
+
+def test_a_conversation_of_one_turn_is_an_ordinary_answer():
+    answer = hold(Scripted(turn(10, END)), Listener())
+    assert answer.inserted_spans == ()
+    assert answer.response_token_ids == (10, END)
+
+
+def test_replies_take_up_room_too():
+    engine = Scripted(turn(10, END), turn(11, END))
+    hold(engine, Listener("xyz"), room=9)
+    assert [each.max_new_tokens for each in engine.requests] == [9, 4]
+
+
+def test_a_reply_that_leaves_no_room_is_dropped_and_ends_the_answer():
+    answer = hold(Scripted(turn(10, END)), Listener("xyz"), room=5)
+    assert (answer.response_token_ids, answer.inserted_spans) == ((10, END), ())
+    assert answer.finish_reason is FinishReason.LENGTH
+
+
+def test_a_turn_that_was_cut_is_heard_and_ends_the_answer():
+    listener = Listener("xyz")
+    answer = hold(Scripted(turn(10, 11, reason=FinishReason.LENGTH)), listener)
+    assert answer.finish_reason is FinishReason.LENGTH
+    assert listener.heard == ["ab"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"next_turn": lambda _: 1 / 0}, "reply: ZeroDivisionError: division by zero"),
+        ({"reward": lambda: 1 / 0}, "reward: ZeroDivisionError: division by zero"),
+        ({"reward": lambda: "good"}, "type: .* must return a number, got str 'good'"),
+        (
+            {"reward": lambda: float("nan")},
+            "non_finite: .* must return a finite number, got nan",
+        ),
+    ],
+)
+def test_what_the_environment_raises_is_a_typed_failure(change, said):
+    listener = Listener()
+    for name, replacement in change.items():
+        setattr(listener, name, replacement)
+    with pytest.raises(EnvironmentFailedError, match=said):
+        hold(Scripted(turn(10, END)), listener)
+
+
+async def test_the_engines_probabilities_are_those_of_the_whole_history():
+    model = build_model()
+    engine = HfEngine(
+        build_model(),
+        end_token_ids=frozenset(range(1, 10)),  # many, so that turns are short
+        pad_token_id=0,
+        max_concurrent_sequences=4,
+        seed=0,
+    )
+    request = GenerationRequest(prompt_token_ids=PROMPT, temperature=0.8, max_new_tokens=60)
+    try:
+        await engine.swap_weights(published(model, 0))
+        answers = await asyncio.gather(
+            *(
+                converse(
+                    "lease/0",
+                    Listener("xy", "z"),
+                    History(request=request),
+                    engine=engine,
+                    codec=Letters(),
+                    threads=THREADS,
+                    cut=asyncio.Event(),
+                )
+                for _ in range(4)
+            )
+        )
+    finally:
+        await engine.close()
+    assert sum(len(answer.inserted_spans) for answer in answers) > 4
+    for answer in answers:
+        whole = forward_logprobs(model, PROMPT, answer.response_token_ids, 0.8)
+        sampled = [value for value, own in zip(whole, answer.sampled_mask, strict=True) if own]
+        assert answer.rollout_logprobs == pytest.approx(sampled, abs=1e-4)
+
+
+class Talkative:
+    """An environment whose every answer takes two turns."""
+
+    def prompt(self, split, index):
+        return Prompt(text=f"{split} {index}", answer="")
+
+    def reward(self, prompt, response):
+        raise NotImplementedError
+
+    def converse(self, prompt):
+        return Listener("x", reward=0.5)
+
+
+@pytest_asyncio.fixture
+async def place():
+    async with a_learner() as place:
+        place.environment = Talkative()
+        yield place
+
+
+async def test_a_worker_submits_conversations_that_the_learner_accepts(place):
+    place.publish(0)
+    async with working(place.worker()):
+        await eventually(lambda: place.samples("accepted") == 8)
+    first, _ = place.desk.ledger.take_batch(policy_version=0, max_lag_steps=0)
+    (one, two) = first.trajectories
+    assert [one.trajectory_id, two.trajectory_id] == ["train-now-0/0", "train-now-0/1"]
+    # The engine of these scenes says 5 and the end each time, the codec makes 7 of every reply.
+    assert one.response_token_ids == (5, 1, 7, 5, 1)
+    assert one.inserted_spans == (TokenSpan(start=2, num_tokens=1),)
+    assert (one.reward, one.num_sampled_tokens) == (0.5, 4)
+
+
+async def test_an_environment_that_cannot_begin_is_a_typed_failure(place):
+    place.environment.converse = lambda _: 1 / 0
+    place.publish(0)
+    async with working(place.worker()):
+        await eventually(lambda: counts(place).dropped.get("generation_failed", 0) >= 4)
+    assert place.samples("environment_failed") >= 4

@@ -1,0 +1,390 @@
+"""Conversations cut by one worker and gone on with by another, against the same ones uncut."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fixtures.rollout.scenes import THREADS, a_learner, eventually
+from tests.unit.rollout.generation.test_worker import counts, working
+from vcpo.wire.trajectory import (
+    FinishReason,
+    PartialResponse,
+    TokenSpan,
+    VersionSpan,
+    partial_from_message,
+    partial_to_message,
+)
+from vcpo.wire.v1 import work_pb2
+from vcpo_rollout.engines.engine import Generation, GenerationCutError, GenerationRequest
+from vcpo_rollout.environments import Prompt
+from vcpo_rollout.generation.history import History, Turn, replied_turns
+from vcpo_rollout.generation.multi_turn import converse, resume
+
+PROMPT = (3, 4)
+END = 1
+ENDS = frozenset({END})
+FIRST_INSERTED = 100
+"""Tokens from here on are the environment's."""
+
+
+def versions(*spans):
+    return tuple(VersionSpan(policy_version=version, num_tokens=size) for version, size in spans)
+
+
+class Letters:
+    """A codec of one character per token."""
+
+    def decode(self, token_ids, end_token_ids):
+        return "".join(chr(token) for token in token_ids if token not in end_token_ids)
+
+    def encode_reply(self, text, last_token_id, end_token_ids):
+        return tuple(FIRST_INSERTED + int(digit) for digit in text)
+
+
+class Reciting:
+    """An engine that says one fixed text, wherever it is asked to go on; cut after some tokens.
+
+    Version and log-probability of a token follow from its place among the sampled ones.
+    """
+
+    def __init__(self, turns, *, num_tokens=1 << 30, version=lambda place: place // 3):
+        self.end_token_ids = ENDS
+        self.text = [token for turn in turns for token in (*turn, END)]
+        self.num_tokens = num_tokens
+        self.version = version
+
+    async def generate(self, request, *, cut=None):
+        place = sum(token < FIRST_INSERTED for token in request.prompt_token_ids) - len(PROMPT)
+        begun = request.begun
+        token_ids = list(begun.token_ids if begun else ())
+        while END not in token_ids and len(token_ids) < request.max_new_tokens:
+            if self.num_tokens == 0:
+                raise GenerationCutError(self.sampled(place, token_ids) if token_ids else None)
+            self.num_tokens -= 1
+            token_ids.append(self.text[place + len(token_ids)])
+        sampled = self.sampled(place, token_ids)
+        if begun:  # it goes on with these very numbers, and does not make them anew
+            assert sampled.logprobs[: len(begun.logprobs)] == begun.logprobs
+        reason = FinishReason.STOP if token_ids[-1] == END else FinishReason.LENGTH
+        return Generation(
+            token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs,
+            version_spans=sampled.version_spans,
+            finish_reason=reason,
+        )
+
+    def sampled(self, place, token_ids):
+        spans = []
+        for version in map(self.version, range(place, place + len(token_ids))):
+            size = spans.pop()[1] if spans and spans[-1][0] == version else 0
+            spans.append((version, size + 1))
+        return PartialResponse(
+            token_ids=tuple(token_ids),
+            logprobs=tuple(-0.5 * each for each in range(place, place + len(token_ids))),
+            version_spans=versions(*spans),
+        )
+
+
+class Lengths:
+    """A conversation that says how long each turn was, and ends after some of them.
+
+    Of a turn of three letters it says nothing, and goes on.
+    """
+
+    def __init__(self, num_turns):
+        self.num_turns = num_turns
+        self.heard = []
+
+    def next_turn(self, response):
+        self.heard.append(response)
+        if len(self.heard) == self.num_turns:
+            return None
+        return "" if len(response) == 3 else str(len(response)) * (1 + len(response))
+
+    def reward(self):
+        return float(len(self.heard))
+
+
+def request_of(room=1000):
+    return GenerationRequest(prompt_token_ids=PROMPT, temperature=1.0, max_new_tokens=room)
+
+
+async def held(conversation, history, engine, cut=None):
+    return await converse(
+        "lease/0",
+        conversation,
+        history,
+        engine=engine,
+        codec=Letters(),
+        threads=THREADS,
+        cut=cut or asyncio.Event(),
+    )
+
+
+async def cut_after(num_tokens, turns, conversation, history):
+    """What is handed back when the engine is cut after so many tokens, as the wire carries it."""
+    with pytest.raises(GenerationCutError) as caught:
+        await held(conversation, history, Reciting(turns, num_tokens=num_tokens))
+    begun = caught.value.begun
+    if begun is None:
+        return None
+    sent = partial_to_message(begun).SerializeToString()
+    return partial_from_message(work_pb2.PartialResponse.FromString(sent), path="begun[0]")
+
+
+async def gone_on_with(begun, turns, room=1000):
+    begin = lambda: Lengths(len(turns))  # noqa: E731 - as short as it is
+    return await resume(
+        begin, request_of(room), begun, codec=Letters(), end_token_ids=ENDS, threads=THREADS
+    )
+
+
+TURNS = [(10, 11), (12,), (13, 14, 15, 16)]
+"""Replies: `222` and `11`; so the whole is 10 11 1 102 102 102 12 1 101 101 13 14 15 16 1."""
+
+
+async def test_a_conversation_cut_in_the_middle_of_a_turn_hands_back_what_was_said():
+    begun = await cut_after(4, TURNS, Lengths(3), History(request=request_of()))
+    assert begun == PartialResponse(
+        token_ids=(10, 11, END, 102, 102, 102, 12),
+        logprobs=(0.0, -0.5, -1.0, -1.5),
+        version_spans=versions((0, 3), (1, 1)),
+        inserted_spans=(TokenSpan(start=3, num_tokens=3),),
+    )
+
+
+async def test_it_is_gone_on_with_in_the_middle_of_the_turn():
+    begun = await cut_after(4, TURNS, Lengths(3), History(request=request_of()))
+    conversation, history = await gone_on_with(begun, TURNS)
+    assert conversation.heard == ["\n\x0b"]
+    request = history.next_request()
+    assert request.prompt_token_ids == (*PROMPT, 10, 11, END, 102, 102, 102)
+    assert request.max_new_tokens == 1000 - 6
+    assert request.begun == PartialResponse(
+        token_ids=(12,), logprobs=(-1.5,), version_spans=versions((1, 1))
+    )
+
+
+async def test_a_turn_that_was_complete_is_heard_again_and_not_sampled_again():
+    begun = await cut_after(3, TURNS, Lengths(3), History(request=request_of()))
+    assert begun.token_ids == (10, 11, END, 102, 102, 102)
+    conversation, history = await gone_on_with(begun, TURNS)
+    assert conversation.heard == ["\n\x0b"]
+    assert history.open_turn is None
+    assert history.next_request().begun is None
+
+
+async def test_what_no_token_was_sampled_of_leaves_nothing():
+    assert await cut_after(0, TURNS, Lengths(3), History(request=request_of())) is None
+
+
+@given(
+    turns=st.lists(st.lists(st.integers(10, 99), max_size=4).map(tuple), min_size=1, max_size=5),
+    room=st.integers(1, 40),
+    data=st.data(),
+)
+def test_a_conversation_cut_anywhere_any_number_of_times_is_the_same_as_uncut(turns, room, data):
+    asyncio.run(check_resumed(turns, room, data))
+
+
+async def check_resumed(turns, room, data):
+    whole = await held(Lengths(len(turns)), History(request=request_of(room)), Reciting(turns))
+    num_sampled = whole.num_sampled_tokens
+    at = sorted(data.draw(st.lists(st.integers(0, num_sampled - 1), max_size=3)))
+    conversation, history = Lengths(len(turns)), History(request=request_of(room))
+    for num_tokens in map(int.__sub__, at, [0, *at]):
+        begun = await cut_after(num_tokens, turns, conversation, history)
+        if begun is None:
+            conversation, history = Lengths(len(turns)), History(request=request_of(room))
+        else:
+            assert len(begun.token_ids) < room
+            conversation, history = await gone_on_with(begun, turns, room)
+    assert await held(conversation, history, Reciting(turns)) == whole
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(10, 99)), st.lists(st.integers(100, 109)))))
+def test_turns_are_found_again_by_their_end_tokens_and_replies(turns):
+    history = History(request=request_of(10_000))
+    for said, told in turns:
+        token_ids = (*said, END)
+        spans = versions((0, len(token_ids)))
+        logprobs = (0.0,) * len(token_ids)
+        history.sampled(
+            PartialResponse(token_ids=token_ids, logprobs=logprobs, version_spans=spans)
+        )
+        history.insert(told)
+    begun = history.partial()
+    expected = [Turn(sampled=(*said, END), inserted=tuple(told)) for said, told in turns]
+    if expected and not expected[-1].inserted:
+        expected.pop()  # perhaps nobody has replied to it
+    assert (replied_turns(begun, ENDS) if begun else []) == expected
+
+
+async def test_labels_are_divided_where_the_turns_are():
+    begun = PartialResponse(
+        token_ids=(10, END, 100, 11, 12),
+        logprobs=(-1.0, -2.0, -3.0, -4.0),
+        version_spans=versions((5, 3), (6, 1)),
+        inserted_spans=(TokenSpan(start=2, num_tokens=1),),
+    )
+    history = History.resume(request_of(), begun, replied_turns(begun, ENDS), ENDS)
+    assert history.version_spans == [VersionSpan(policy_version=5, num_tokens=2)]
+    assert history.open_turn.version_spans == versions((5, 1), (6, 1))
+    assert history.open_turn.logprobs == (-3.0, -4.0)
+
+
+async def test_a_complete_conversation_is_heard_again_and_judged():
+    whole = await held(Lengths(3), History(request=request_of()), Reciting(TURNS))
+    begun = PartialResponse(
+        token_ids=whole.response_token_ids,
+        logprobs=whole.rollout_logprobs,
+        version_spans=whole.version_spans,
+        finish_reason=whole.finish_reason,
+        inserted_spans=whole.inserted_spans,
+    )
+    conversation, history = await gone_on_with(begun, TURNS)
+    silent = Reciting((), num_tokens=0)
+    assert await held(conversation, history, silent) == whole
+
+
+async def test_an_environment_that_says_something_else_is_not_gone_on_with():
+    begun = await cut_after(4, TURNS, Lengths(3), History(request=request_of()))
+    # It would say `33` to the first turn, or nothing because it ends there.
+    longer = lambda: type("Longer", (Lengths,), {"next_turn": lambda *_: "33"})(3)  # noqa: E731
+    for begin in (longer, lambda: Lengths(1)):
+        assert (
+            await resume(
+                begin, request_of(), begun, codec=Letters(), end_token_ids=ENDS, threads=THREADS
+            )
+            is None
+        )
+
+
+async def test_a_reply_that_takes_long_does_not_hold_up_the_cut():
+    released, cut = threading.Event(), asyncio.Event()
+    asking, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    class Slow(Lengths):
+        def next_turn(self, response):
+            loop.call_soon_threadsafe(asking.set)
+            released.wait()
+            return super().next_turn(response)
+
+    holding = asyncio.create_task(
+        held(Slow(3), History(request=request_of()), Reciting(TURNS), cut)
+    )
+    try:
+        await asking.wait()
+        cut.set()
+        with pytest.raises(GenerationCutError) as caught:
+            await holding
+    finally:
+        released.set()
+    assert caught.value.begun.token_ids == (10, 11, END)
+    # Nobody has replied to that turn, so it is heard when the conversation is gone on with.
+    conversation, history = await gone_on_with(caught.value.begun, TURNS)
+    assert conversation.heard == []
+    whole = await held(Lengths(3), History(request=request_of()), Reciting(TURNS))
+    assert await held(conversation, history, Reciting(TURNS)) == whole
+
+
+class Echo:
+    """An environment whose every answer takes two turns, or as many as it has replies and one."""
+
+    def __init__(self):
+        self.replies = ["x"]
+
+    def prompt(self, split, index):
+        return Prompt(text=f"{split} {index}", answer="")
+
+    def reward(self, prompt, response):
+        raise NotImplementedError
+
+    def converse(self, prompt):
+        return Once(list(self.replies))
+
+
+class Once:
+    def __init__(self, replies):
+        self.replies = replies
+
+    def next_turn(self, response):
+        return self.replies.pop() if self.replies else None
+
+    def reward(self):
+        return 0.5
+
+
+@pytest_asyncio.fixture
+async def place():
+    """A learner; its worker's engine says 5 and the end each time, the codec makes 7 of a reply."""
+    async with a_learner() as place:
+        place.environment = Echo()
+        place.publish(0)
+        yield place
+
+
+async def leave_in_second_turns(place):
+    """A worker that leaves with both answers of a prompt in their second turn."""
+    place.engine.gate.clear()
+    place.engine.quick = 2
+    worker = place.worker(places=2, drain_s=0.01)
+    async with working(worker) as task:
+        await eventually(lambda: place.engine.sampling == 2 and len(place.engine.requests) == 4)
+        worker.leave()
+        await task
+    assert counts(place).dropped == {"handed_back": 2}
+    place.engine.requests.clear()
+
+
+def begun_anew(place):
+    labels = {"run": "run", "group": "main"}
+    return place.metrics.registry.get_sample_value("vcpo_rollout_begun_anew_total", labels)
+
+
+async def test_a_conversation_that_one_worker_began_another_goes_on_with(place):
+    await leave_in_second_turns(place)
+    place.publish(1)
+    place.engine.gate.set()
+    async with working(place.worker(places=2, learner=place.learner_for("another"))):
+        await eventually(lambda: counts(place).buffered == 8)
+    resumed = place.engine.requests[:2]
+    assert [one.prompt_token_ids for one in resumed] == [(3, 4, 5, 1, 7)] * 2
+    assert [one.begun.token_ids for one in resumed] == [(5,)] * 2
+    group, *_ = place.desk.ledger.take_batch(policy_version=1, max_lag_steps=1)
+    for one in group.trajectories:
+        assert one.response_token_ids == (5, 1, 7, 5, 1)
+        assert one.inserted_spans == (TokenSpan(start=2, num_tokens=1),)
+        assert one.rollout_logprobs == (-0.5, -0.25, -0.5, -0.25)
+        spans = [(span.policy_version, span.num_tokens) for span in one.version_spans]
+        assert spans == [(0, 1), (0, 1), (0, 1), (1, 1)]
+        assert one.reward == 0.5
+    assert begun_anew(place) == 0
+
+
+async def test_the_first_conversations_to_finish_are_the_group():
+    batch = {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "redundantTrajectories": 2}
+    async with a_learner(batch=batch) as place:
+        place.environment = Echo()
+        place.engine.gate.clear()
+        place.engine.quick = 6  # four first turns, and two second ones
+        place.publish(0)
+        async with working(place.worker(places=4)):
+            await eventually(lambda: place.samples("accepted") == 2)
+    assert counts(place).dropped["redundant"] == 2
+
+
+async def test_what_cannot_be_said_again_is_begun_anew_and_counted(place):
+    await leave_in_second_turns(place)
+    place.engine.gate.set()
+    place.environment.replies = []
+    async with working(place.worker(places=2, learner=place.learner_for("another"))):
+        await eventually(lambda: counts(place).buffered == 8)
+    assert [one.prompt_token_ids for one in place.engine.requests[:2]] == [(3, 4)] * 2
+    assert begun_anew(place) == 2

@@ -1,0 +1,256 @@
+"""Every token of two workers, whose leases run out and are handed on, ends in one place.
+
+Workers, client, service and ledger are the real ones, in one event loop without a network. The
+engines give each token an id of its own, and sample and let time pass only when they are told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fixtures.learner.scenes import INCARNATION, Desk, make_desk, make_run, settle
+from tests.fixtures.rollout.scenes import FakeCodec, FakeEnvironment, ManualTime
+from vcpo.metrics import RolloutMetrics
+from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
+from vcpo_learner.ledger.groups import group_from_message
+from vcpo_learner.ledger.requeue import restore_requeued
+from vcpo_learner.services.work import WorkService
+from vcpo_rollout.engines.engine import Generation, GenerationCutError
+from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.generation.worker import Worker, WorkerParts
+from vcpo_rollout.transport.learner_client import HeldPolicy, Learner
+
+SECTIONS = {
+    "steps": 1000,
+    "algorithm": {"maxPolicyLagSteps": 1000},
+    "lease": {"timeoutSeconds": 10, "maxAttempts": 2},
+    "sampling": {"maxNewTokens": 12},
+}
+
+
+class AtOnce(asyncio.SelectorEventLoop):
+    """A loop without threads, which would make the order of events an accident."""
+
+    def run_in_executor(self, executor, func, *args):
+        future = self.create_future()
+        future.set_result(func(*args))
+        return future
+
+
+class DirectChannel:
+    """Calls of the work service without a network."""
+
+    def __init__(self, service: WorkService) -> None:
+        self._service = service
+
+    def unary_unary(self, path: str, **_):
+        method = getattr(self._service, path.rpartition("/")[2], None)
+        return lambda request, timeout: method(request, None)
+
+    def unary_stream(self, path: str, **_):
+        return None
+
+
+class HeldAlready:
+    """A receiver that has its version."""
+
+    held = HeldPolicy(incarnation=INCARNATION, policy_version=0)
+    updates_in_flight = 0
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def wait_for_other(self, held: HeldPolicy | None) -> HeldPolicy:
+        return self.held
+
+
+class UnderWay:
+    def __init__(self, token_ids: Sequence[int], most: int) -> None:
+        self.token_ids = list(token_ids)
+        self.most = most
+        self.ended = asyncio.Event()
+
+    def sample(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        if self.finish_reason is not None:
+            self.ended.set()
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        if self.token_ids and self.token_ids[-1] % 5 == 0:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.token_ids) == self.most else None
+
+    @property
+    def parts(self) -> dict:
+        size = len(self.token_ids)
+        return {
+            "token_ids": tuple(self.token_ids),
+            "logprobs": (-0.5,) * size,
+            "version_spans": (VersionSpan(policy_version=0, num_tokens=size),),
+        }
+
+
+class NumberingEngine:
+    """Each token that is sampled is the next number."""
+
+    end_token_ids = frozenset()
+    policy_version = 0
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        self._numbers = numbers
+        self.running: list[UnderWay] = []
+
+    def step(self) -> None:
+        for sequence in [one for one in self.running if not one.ended.is_set()]:
+            sequence.sample(next(self._numbers))
+
+    async def generate(self, request, *, cut):
+        sequence = UnderWay(
+            request.begun.token_ids if request.begun else (), request.max_new_tokens
+        )
+        self.running.append(sequence)
+        waits = [asyncio.create_task(event.wait()) for event in (sequence.ended, cut)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.running.remove(sequence)
+            for wait in waits:
+                wait.cancel()
+        if sequence.ended.is_set():
+            return Generation(**sequence.parts, finish_reason=sequence.finish_reason)
+        raise GenerationCutError(PartialResponse(**sequence.parts) if sequence.token_ids else None)
+
+
+class Floor:
+    """A learner with two workers, and what has become of the tokens."""
+
+    def __init__(self) -> None:
+        self.desk: Desk = make_desk(**SECTIONS)
+        self.time = ManualTime(self.desk.clock)
+        self.consumed: list[int] = []
+        self._numbers = count(1)
+        self.engines = [NumberingEngine(self._numbers) for _ in range(2)]
+        service = WorkService(self.desk.dispatcher, make_run(**SECTIONS).spec)
+        self._workers = [
+            self._worker(name, engine, service)
+            for name, engine in zip("ab", self.engines, strict=True)
+        ]
+        self._tasks = [asyncio.create_task(worker.run()) for worker in self._workers]
+
+    def _worker(self, name: str, engine: NumberingEngine, service: WorkService) -> Worker:
+        gauges = RolloutGauges(RolloutMetrics(run="run", group="main"))
+        return Worker(
+            WorkerParts(
+                learner=Learner(DirectChannel(service), worker_id=name, rollout_group="main"),
+                receiver=HeldAlready(),
+                engine=engine,
+                environment=FakeEnvironment(),
+                codec=FakeCodec(),
+                gauges=gauges,
+                max_concurrent_sequences=4,
+                sequences_per_prompt=2,
+                drain_s=0,
+                sleep=self.time.sleep,
+            )
+        )
+
+    async def act(self, action: str | float) -> None:
+        if action == "train":
+            self._train()
+        elif action in ("a", "b"):
+            self.engines["ab".index(action)].step()
+        else:
+            self.time.advance(action)
+        await settle()
+
+    def expire(self) -> int:
+        """What the learner does whenever it is asked for something."""
+        num_expired = len(self.desk.ledger.expire())
+        self.desk.dispatcher.notify()
+        return num_expired
+
+    async def close(self) -> None:
+        for worker in self._workers:
+            worker.leave()
+        await asyncio.gather(*self._tasks)
+
+    @property
+    def num_sampled(self) -> int:
+        return next(self._numbers) - 1
+
+    def tokens_kept(self) -> list[int]:
+        """At the learner: consumed, buffered and owed."""
+        snapshot = self.desk.ledger.snapshot()
+        buffered = [group_from_message(group) for group in snapshot.buffered]
+        kept = [one.response_token_ids for group in buffered for one in group.trajectories]
+        kept += [one.token_ids for owed in restore_requeued(snapshot) for one in owed.begun]
+        return self.consumed + [token for token_ids in kept for token in token_ids]
+
+    def tokens_under_way(self) -> list[int]:
+        running = [one for engine in self.engines for one in engine.running]
+        return [token for sequence in running for token in sequence.token_ids]
+
+    def _train(self) -> None:
+        for group in self.desk.ledger.take_batch(policy_version=0, max_lag_steps=1000) or []:
+            for one in group.trajectories:
+                self.consumed.extend(one.response_token_ids)
+
+
+def run_course(actions: Sequence[str | float], *, learner_first: bool) -> Floor:
+    with asyncio.Runner(loop_factory=AtOnce) as runner:
+        return runner.run(course(actions, learner_first=learner_first))
+
+
+async def course(actions: Sequence[str | float], *, learner_first: bool) -> Floor:
+    """Go through the actions; `learner_first`: it sees that leases have expired before the workers
+    see that they are about to."""
+    floor = Floor()
+    await settle()
+    for action in actions:
+        if learner_first and isinstance(action, float):
+            floor.desk.clock.advance(action)
+            floor.expire()
+            await floor.act(0.0)
+        else:
+            await floor.act(action)
+        assert floor.expire() == 0 or learner_first
+        await settle()
+        under_way = floor.tokens_under_way()
+        assert len(under_way) == len(set(under_way)) or learner_first
+        floor.desk.ledger.counts().check()
+    await floor.close()
+    return floor
+
+
+ACTS = st.sampled_from(["a", "b", "a", "b", "train"])
+
+
+@settings(max_examples=60)
+@given(st.lists(ACTS | st.sampled_from([0.5, 1.0]), min_size=20, max_size=60))
+def test_no_token_is_lost_counted_twice_or_sampled_on_by_two_workers(actions):
+    floor = run_course(actions, learner_first=False)
+    assert sorted(floor.tokens_kept()) == list(range(1, floor.num_sampled + 1))
+
+
+@settings(max_examples=60)
+@given(st.lists(ACTS | st.sampled_from([0.5, 4.0, 10.0]), min_size=20, max_size=60))
+def test_no_token_is_counted_twice_when_workers_are_late(actions):
+    floor = run_course(actions, learner_first=True)
+    kept = floor.tokens_kept()
+    assert len(kept) == len(set(kept))
+
+
+def test_a_lease_that_runs_out_again_and_again_is_answered_in_the_end():
+    # Two tokens in each lease, of answers with five.
+    actions = ["a", "b", 0.5, 0.5, *[1.0] * 8] * 3
+    floor = run_course(actions, learner_first=False)
+    dropped = floor.desk.ledger.counts().dropped
+    assert dropped.get("handed_back", 0) > 0
+    assert "lease_expired" not in dropped
+    assert floor.desk.ledger.counts().buffered > 0

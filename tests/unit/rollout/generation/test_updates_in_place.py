@@ -1,0 +1,66 @@
+"""From the learner's parameters to an engine's, over the wire, by deltas, while it generates."""
+
+import asyncio
+
+import torch
+
+from tests.fixtures.learner.scenes import INCARNATION
+from tests.fixtures.rollout.scenes import a_learner
+from tests.unit.rollout.engines.conftest import build_model, request_for
+from vcpo.spec.workloads import Precision
+from vcpo_learner.model.loading import policy_payload
+from vcpo_rollout.engines.hf.engine import HfEngine
+from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.weights.receiver import WeightReceiver
+
+ENDLESS = 1 << 16
+
+
+def bits(model):
+    return {name: one.bfloat16().view(torch.int16) for name, one in model.named_parameters()}
+
+
+async def test_an_engine_that_got_deltas_holds_the_learners_bits():
+    learners, workers = build_model(seed=1, tied=True), build_model(seed=2, tied=True)
+    engine = HfEngine(
+        workers,
+        end_token_ids=frozenset(),
+        pad_token_id=0,
+        max_concurrent_sequences=1,
+        seed=0,
+        precision=Precision.BFLOAT16,
+    )
+    async with a_learner() as place:
+
+        def publish(version):
+            payload = policy_payload(learners, Precision.BFLOAT16)
+            place.store.publish(place.store.prepare(version, payload))
+            return len(payload)
+
+        full_bytes = publish(0)
+        receiver = WeightReceiver(
+            learner=place.learner(), engine=engine, gauges=RolloutGauges(place.metrics)
+        )
+        following = asyncio.create_task(receiver.run())
+        held = await receiver.wait_for_other(None)
+        generating = asyncio.create_task(
+            engine.generate(request_for((1, 2), max_new_tokens=ENDLESS))
+        )
+        for version in (1, 2, 3):
+            with torch.no_grad():
+                learners.lm_head.weight[version] += 0.5  # embedding and head are one
+                learners.model.norm.weight[version] = -0.0
+            publish(version)
+            held = await receiver.wait_for_other(held)
+        following.cancel()
+        generating.cancel()
+        await asyncio.wait([following, generating])
+        assert len(place.store.deltas_from(INCARNATION, 0)) == 3
+    await engine.close()
+    assert engine.policy_version == 3
+    assert all(torch.equal(bits(workers)[name], one) for name, one in bits(learners).items())
+    received = place.metrics.registry.get_sample_value(
+        "vcpo_rollout_weight_sync_bytes_total",
+        {"run": "run", "group": "main", "source": "learner"},
+    )
+    assert received < 1.2 * full_bytes

@@ -1,0 +1,361 @@
+import asyncio
+
+import pytest
+import pytest_asyncio
+
+from tests.fixtures.rollout.scenes import a_learner, eventually, working
+from vcpo.wire.phase import RunPhase
+from vcpo.wire.trajectory import PartialResponse, VersionSpan, prompt_sum
+from vcpo.wire.v1 import work_pb2
+from vcpo_rollout.engines.engine import EngineError
+from vcpo_rollout.transport.learner_client import HeldPolicy, LeaseAnswer
+from vcpo_rollout.transport.retries import LearnerFailedError
+
+
+@pytest_asyncio.fixture
+async def place():
+    async with a_learner() as place:
+        yield place
+
+
+def counts(place):
+    return place.desk.ledger.counts()
+
+
+def refuse(*_):
+    raise ZeroDivisionError("no such thing")
+
+
+async def test_prompts_are_answered_judged_and_submitted(place):
+    place.publish(0)
+    async with working(place.worker()):
+        # The worker counts a submission once it has the learner's answer.
+        await eventually(lambda: place.samples("accepted") == 8)
+    first, _ = place.desk.ledger.take_batch(policy_version=0, max_lag_steps=0)
+    (one, two) = first.trajectories
+    assert [one.trajectory_id, two.trajectory_id] == ["train-now-0/0", "train-now-0/1"]
+    assert (one.prompt_token_ids, one.response_token_ids) == ((3, 4), (5, 1))
+    assert (one.rollout_logprobs, one.reward) == ((-0.5, -0.25), 0.75)
+
+
+async def test_no_prompt_is_leased_before_the_first_policy(place):
+    asked = asyncio.Event()
+    newest = place.store.wait_for_newest
+
+    async def observed(**request):
+        asked.set()
+        return await newest(**request)
+
+    place.store.wait_for_newest = observed
+    async with working(place.worker()):
+        await asked.wait()
+        assert place.desk.dispatcher.workers() == []
+        place.publish(0)
+        await eventually(lambda: counts(place).leased > 0)
+
+
+async def test_a_failed_generation_is_a_typed_failure_and_no_answer(place):
+    place.engine.failures = [EngineError("out of memory")] * 2
+    place.publish(0)
+    async with working(place.worker(places=2)):
+        await eventually(lambda: counts(place).buffered == 8)
+    assert counts(place).dropped == {"generation_failed": 2}
+    assert place.samples("engine_failed") == 2
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [("environment", "prompt"), ("environment", "reward"), ("codec", "encode")],
+    ids=["prompt", "reward", "chat template"],
+)
+async def test_what_the_environment_raises_is_a_typed_failure_and_no_answer(place, part, name):
+    setattr(getattr(place, part), name, refuse)
+    place.publish(0)
+    async with working(place.worker()):
+        await eventually(lambda: counts(place).dropped.get("generation_failed", 0) >= 4)
+    assert counts(place).buffered == 0
+    assert place.samples("environment_failed") >= 4
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+async def test_a_reward_that_is_no_number_is_a_typed_failure(place, reward):
+    place.environment.reward_of = lambda: reward
+    place.publish(0)
+    async with working(place.worker()):
+        await eventually(lambda: counts(place).dropped.get("generation_failed", 0) >= 4)
+    assert counts(place).buffered == 0
+
+
+async def test_answers_that_the_learner_refuses_are_a_typed_failure(place):
+    place.engine.label_offset = 7  # tokens of a version that does not exist
+    place.publish(0)
+    async with working(place.worker()):
+        await eventually(lambda: counts(place).dropped.get("generation_failed", 0) >= 4)
+    assert counts(place).buffered == 0
+
+
+async def test_when_one_of_a_group_fails_the_others_stop(place):
+    place.engine.failures = [EngineError("one of two")]
+    place.engine.gate.clear()
+    place.publish(0)
+    async with working(place.worker(places=2)):
+        await eventually(lambda: counts(place).dropped == {"generation_failed": 2})
+        await eventually(lambda: place.engine.sampling >= 2)
+        assert place.engine.sampling == 2  # the next group's, and no third
+
+
+async def test_an_engine_that_answers_nothing_ends_the_worker():
+    async with a_learner(algorithm={"maxPolicyLagSteps": 100}, steps=100) as place:
+        place.engine.failures = [EngineError("the device is gone") for _ in range(1000)]
+        place.publish(0)
+        async with working(place.worker()) as task:
+            with pytest.raises(EngineError, match="the device is gone"):
+                await task
+        assert counts(place).in_flight == 0
+
+
+async def test_a_failure_now_and_then_does_not(place):
+    place.publish(0)
+    async with working(place.worker(places=2)) as task:
+        for failed in range(1, 11):
+            await eventually(lambda: counts(place).buffered == 8)
+            place.engine.failures = [EngineError("now and then")]
+            place.desk.ledger.take_batch(policy_version=0, max_lag_steps=-1)  # all too old
+            drops = {"lag_exceeded": 8 * failed, "generation_failed": 2 * failed}
+            place.desk.dispatcher.notify()
+            await eventually(lambda drops=drops: counts(place).dropped == drops)
+        assert not task.done()
+
+
+async def test_a_worker_asks_only_with_room_for_a_group(place):
+    place.engine.gate.clear()
+    place.publish(0)
+    async with working(place.worker(places=3)):
+        await eventually(lambda: place.engine.sampling == 2)
+        assert counts(place).in_flight == 2
+        place.engine.gate.set()
+        await eventually(lambda: counts(place).buffered == 8)
+
+
+async def test_a_worker_that_leaves_finishes_what_is_under_way(place):
+    place.engine.gate.clear()
+    place.publish(0)
+    worker = place.worker()
+    async with working(worker) as task:
+        await eventually(lambda: place.engine.sampling == 4)
+        worker.leave()
+        place.engine.gate.set()
+        assert await task is RunPhase.RUNNING
+    assert (counts(place).buffered, counts(place).in_flight) == (4, 0)
+    assert place.desk.dispatcher.workers() == []
+
+
+async def test_a_worker_that_leaves_hands_back_what_it_cannot_finish_in_time(place):
+    place.engine.gate.clear()
+    place.publish(0)
+    worker = place.worker(drain_s=0.01)
+    async with working(worker) as task:
+        await eventually(lambda: place.engine.sampling == 4)
+        worker.leave()
+        await task
+    assert counts(place).dropped == {"handed_back": 4}
+    assert place.samples("handed_back") == 4
+    assert place.engine.sampling == 0
+
+
+async def test_what_a_worker_began_before_it_left_another_goes_on_with(place):
+    place.engine.gate.clear()
+    place.engine.quick = 1
+    place.publish(0)
+    worker = place.worker(places=2, drain_s=0.01)
+    async with working(worker) as task:
+        await eventually(lambda: len(place.engine.requests) == 2)
+        worker.leave()
+        await task
+    assert counts(place).dropped == {"handed_back": 2}
+    # Two answers, one complete ("5, end") and one cut at its first token.
+    assert place.count("vcpo_rollout_tokens_handed_back_total") == 3
+    assert place.count("vcpo_rollout_tokens_resumed_total") == 0
+
+    place.engine.requests.clear()
+    place.engine.gate.set()
+    place.publish(1)
+    async with working(place.worker(places=2, learner=place.learner_for("another"))):
+        await eventually(lambda: counts(place).buffered >= 4)
+    assert place.count("vcpo_rollout_tokens_resumed_total") == 3
+    # One of the two was complete: it was judged, and nothing sampled for it.
+    (resumed, *_) = place.engine.requests
+    assert resumed.begun == PartialResponse(
+        token_ids=(5,),
+        logprobs=(-0.5,),
+        version_spans=(VersionSpan(policy_version=0, num_tokens=1),),
+        prompt_xxh3=prompt_sum((3, 4)),
+    )
+    assert sum(request.begun is not None for request in place.engine.requests) == 1
+    group, *_ = place.desk.ledger.take_batch(policy_version=1, max_lag_steps=1)
+    assert {one.response_token_ids for one in group.trajectories} == {(5, 1)}
+    versions = {
+        tuple(span.policy_version for span in one.version_spans) for one in group.trajectories
+    }
+    assert versions == {(0, 0), (0, 1)}
+    assert {one.reward for one in group.trajectories} == {0.75}
+
+
+async def test_an_environment_that_says_another_prompt_elsewhere_mixes_no_group(place):
+    place.engine.gate.clear()
+    place.publish(0)
+    worker = place.worker(places=2, drain_s=0.01)
+    async with working(worker) as task:
+        await eventually(lambda: place.engine.sampling == 2)
+        worker.leave()
+        await task
+    place.engine.requests.clear()
+    place.engine.gate.set()
+    place.codec.encode = lambda _: (3, 4, 4)
+    async with working(place.worker(places=2, learner=place.learner_for("another"))):
+        await eventually(lambda: counts(place).buffered == 8)
+    # What was begun for (3, 4) failed there, and its prompt was answered without it.
+    assert counts(place).dropped == {"handed_back": 2, "generation_failed": 2}
+    groups = place.desk.ledger.take_batch(policy_version=0, max_lag_steps=1)
+    prompts = {one.prompt_token_ids for group in groups for one in group.trajectories}
+    assert prompts == {(3, 4, 4)}
+
+
+async def test_the_answers_of_an_evaluation_are_begun_anew(place):
+    place.engine.gate.clear()
+    place.publish(0)
+    evaluating = asyncio.create_task(place.desk.dispatcher.evaluate(0, exclusive=True))
+    worker = place.worker(places=2, drain_s=0.01)
+    async with working(worker) as task:
+        await eventually(lambda: place.engine.sampling == 1)
+        worker.leave()
+        await task
+    place.engine.gate.set()
+    async with working(place.worker(places=2, learner=place.learner_for("another"))):
+        assert (await evaluating).num_trajectories == 1
+    assert place.count("vcpo_rollout_tokens_handed_back_total") == 0
+    assert [request.begun for request in place.engine.requests[:2]] == [None, None]
+
+
+async def test_a_worker_can_leave_before_the_first_policy(place):
+    worker = place.worker()
+    async with working(worker) as task:
+        worker.leave()
+        assert await task is RunPhase.RUNNING
+
+
+async def test_a_worker_goes_home_when_the_run_is_complete(place):
+    place.publish(0)
+    async with working(place.worker()) as task:
+        await eventually(lambda: counts(place).buffered == 8)
+        place.desk.dispatcher.phase = RunPhase.COMPLETE
+        place.desk.dispatcher.notify()
+        assert await task is RunPhase.COMPLETE
+
+
+async def test_answers_under_way_are_handed_in_while_the_run_drains(place):
+    place.engine.gate.clear()
+    place.publish(0)
+    async with working(place.worker()) as task:
+        await eventually(lambda: place.engine.sampling == 4)
+        place.desk.dispatcher.phase = RunPhase.DRAINING
+        place.desk.dispatcher.notify()
+        place.engine.gate.set()
+        assert await task is RunPhase.DRAINING
+    assert counts(place).buffered == 4
+
+
+async def test_a_worker_at_the_lag_bound_goes_on_as_soon_as_it_has_the_next_version():
+    async with a_learner(algorithm={"maxPolicyLagSteps": 0}) as place:
+        place.publish(0)
+        async with working(place.worker()):
+            await eventually(lambda: counts(place).buffered == 4)
+            place.desk.ledger.take_batch(policy_version=0, max_lag_steps=0)
+            place.publish(1)
+            await eventually(lambda: counts(place).buffered == 4)
+        assert place.engine.swapped == [0, 1]
+
+
+async def test_what_is_recalled_is_cut_and_gone_on_with_after_the_step():
+    batch = {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "overProvisionRatio": 2.0}
+    async with a_learner(batch=batch) as place:
+        place.engine.gate.clear()
+        place.engine.quick = 6
+        place.publish(0)
+        async with working(place.worker(places=12)):
+            await eventually(lambda: counts(place).buffered == 6)
+            assert await place.desk.dispatcher.next_batch()
+            await eventually(lambda: counts(place).dropped == {"surplus": 2})
+            place.publish(1)
+            await eventually(lambda: any(one.begun for one in place.engine.requests))
+            assert sum(one.begun is not None for one in place.engine.requests) == 2
+
+
+async def test_the_first_to_finish_are_the_group_and_the_others_stop():
+    batch = {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "redundantTrajectories": 2}
+    async with a_learner(batch=batch) as place:
+        place.engine.gate.clear()
+        place.engine.quick = 2
+        place.publish(0)
+        async with working(place.worker(places=4)):
+            await eventually(lambda: place.samples("accepted") == 2)
+            await eventually(lambda: len(place.engine.requests) == 8)
+            assert place.engine.sampling == 4  # the next group's
+    assert counts(place).dropped == {"redundant": 2, "handed_back": 2}
+
+
+class OneLease:
+    """A learner that has one prompt, for an instant only."""
+
+    def __init__(self):
+        self.given = False
+        self.reports = []
+
+    async def newest_policy(self, held, *, wait_s):
+        await asyncio.Event().wait()
+
+    async def lease(self, *, held, **request):
+        lease = work_pb2.Lease(
+            lease_id="l", split=work_pb2.SPLIT_TRAIN, num_trajectories=2, timeout_seconds=0.01
+        )
+        leases = () if self.given else (lease,)
+        self.given = True
+        return LeaseAnswer(leases=leases, phase=RunPhase.RUNNING, retry_after_s=60)
+
+    async def submit(self, *_):
+        self.reports.append("submitted")
+
+    async def report_failure(self, *_):
+        self.reports.append("failed")
+
+    async def recalled(self, heard, *, wait_s):
+        await asyncio.Event().wait()
+
+    async def release_everything(self):
+        self.reports.append("released")
+
+
+async def test_an_answer_that_cannot_be_cut_is_given_up_with_its_lease(place):
+    place.engine.gate.clear()
+    place.engine.heeds_cuts = False
+    learner = OneLease()
+    worker = place.worker(learner=learner)
+    worker._parts.receiver.held = HeldPolicy(incarnation="now", policy_version=0)
+    async with working(worker):
+        await eventually(lambda: place.samples("lease_ended") == 2)
+        await eventually(lambda: place.engine.sampling == 0)
+    assert learner.reports == ["released"]
+
+
+async def test_a_worker_that_can_no_longer_hear_of_recalls_ends():
+    batch = {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "overProvisionRatio": 2.0}
+    async with a_learner(batch=batch) as place:
+        place.publish(0)
+        learner = place.learner()
+
+        async def failing(heard, *, wait_s):
+            raise LearnerFailedError("Recall failed 10 times in a row")
+
+        learner.recalled = failing
+        with pytest.raises(LearnerFailedError, match="Recall failed"):
+            await place.worker(learner=learner).run()

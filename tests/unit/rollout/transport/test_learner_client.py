@@ -1,0 +1,145 @@
+import grpc
+import pytest
+
+from tests.fixtures.learner.scenes import answer, begun_answer
+from tests.fixtures.rollout.scenes import a_learner, quick_retries, served
+from vcpo.wire.client import open_channel
+from vcpo.wire.errors import InvalidMessageError, NotFoundError, UnavailableError
+from vcpo.wire.phase import RunPhase
+from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
+from vcpo_rollout.transport import learner_client as learner_module
+from vcpo_rollout.transport.learner_client import HeldPolicy, Learner, SubmissionRefusedError
+
+HELD = HeldPolicy(incarnation="now", policy_version=0)
+
+
+class Troubled(work_pb2_grpc.WorkServiceServicer, policy_pb2_grpc.PolicyServiceServicer):
+    """Meets each call with the next of its troubles, and answers when there are none left."""
+
+    def __init__(self, *troubles):
+        self.troubles = list(troubles)
+        self.requests = []
+
+    def _met(self, request):
+        self.requests.append(request)
+        if self.troubles:
+            raise self.troubles.pop(0)
+
+    async def Lease(self, request, context):  # noqa: N802 - named by the contract
+        self._met(request)
+        return work_pb2.LeaseResponse(
+            phase=work_pb2.RUN_PHASE_DRAINING, retry_after_seconds=0.25, leases=[work_pb2.Lease()]
+        )
+
+    async def Release(self, request, context):  # noqa: N802 - named by the contract
+        self._met(request)
+        return work_pb2.ReleaseResponse(num_released=1)
+
+    async def Submit(self, request, context):  # noqa: N802 - named by the contract
+        self._met(request)
+        ended = work_pb2.SUBMIT_OUTCOME_LEASE_ENDED
+        outcomes = [work_pb2.SUBMIT_OUTCOME_ACCEPTED] * len(request.trajectories)
+        return work_pb2.SubmitResponse(outcomes=outcomes if len(self.requests) == 1 else [ended])
+
+    async def GetManifest(self, request, context):  # noqa: N802 - named by the contract
+        self._met(request)
+        return policy_pb2.PolicyManifest(policy_version=3)
+
+
+def calling(troubled):
+    """A channel to the troubled server."""
+    return served(
+        lambda server: work_pb2_grpc.add_WorkServiceServicer_to_server(troubled, server),
+        lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(troubled, server),
+    )
+
+
+def learner_at(channel, **settings):
+    settings = {"retries": quick_retries(), **settings}
+    return Learner(channel, worker_id="w", rollout_group="main", **settings)
+
+
+async def test_an_unavailable_learner_is_asked_again_until_it_answers():
+    troubled = Troubled(*[UnavailableError("restarting")] * 3)
+    async with calling(troubled) as channel:
+        given = await learner_at(channel).lease(held=HELD, max_trajectories=4, wait_s=0)
+    assert len(troubled.requests) == 4
+    assert (given.phase, len(given.leases), given.retry_after_s) == (RunPhase.DRAINING, 1, 0.25)
+
+
+async def test_a_request_that_is_wrong_is_not_repeated():
+    troubled = Troubled(InvalidMessageError("max_trajectories", 0, "1 or more"))
+    async with calling(troubled) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="max_trajectories"):
+            await learner_at(channel).lease(held=HELD, max_trajectories=0, wait_s=0)
+    assert len(troubled.requests) == 1
+
+
+async def test_a_refused_submission_says_what_was_wrong_with_it():
+    troubled = Troubled(InvalidMessageError("trajectories[0].reward", "nan", "a finite number"))
+    async with calling(troubled) as channel:
+        with pytest.raises(SubmissionRefusedError, match=r"trajectories\[0\]\.reward: must be"):
+            await learner_at(channel).submit("l", [answer("l", 0)])
+
+
+async def test_a_learner_without_a_first_version_is_asked_again():
+    troubled = Troubled(NotFoundError("policy: no version has been published yet"))
+    async with calling(troubled) as channel:
+        manifest = await learner_at(channel).newest_policy(None, wait_s=0)
+    assert manifest.policy_version == 3
+    assert not troubled.requests[0].HasField("held_policy_version")
+
+
+async def test_a_group_is_split_into_submissions_by_its_bytes():
+    troubled = Troubled()
+    group = [answer("l", number) for number in range(3)]
+    two = 2 * 45  # one such answer takes 40 to 45 bytes
+    async with calling(troubled) as channel:
+        await learner_at(channel, submit_bytes=two).submit("l", group)
+    sizes = [[one.trajectory_id for one in each.trajectories] for each in troubled.requests]
+    assert sizes == [["l/0", "l/1"], ["l/2"]]
+
+
+async def test_an_answer_larger_than_a_submission_goes_alone():
+    troubled = Troubled()
+    async with calling(troubled) as channel:
+        await learner_at(channel, submit_bytes=1).submit("l", [answer("l", 0), answer("l", 1)])
+    assert [len(each.trajectories) for each in troubled.requests] == [1, 1]
+
+
+async def test_only_what_the_learner_took_is_counted():
+    async with calling(Troubled()) as channel:
+        learner = learner_at(channel, submit_bytes=1)
+        assert await learner.submit("l", [answer("l", 0), answer("l", 1)]) == 1
+
+
+async def test_a_repeated_submission_counts_as_taken():
+    async with a_learner() as place:
+        place.publish(0)
+        learner = place.learner()
+        given = await learner.lease(held=HELD, max_trajectories=2, wait_s=0)
+        lease_id = given.leases[0].lease_id
+        group = [answer(lease_id, number) for number in range(2)]
+        assert [await learner.submit(lease_id, group) for _ in range(2)] == [2, 2]
+        assert place.desk.ledger.counts().buffered == 2
+
+
+async def test_leaving_a_learner_that_is_gone_is_no_error():
+    channel = open_channel("127.0.0.1:1", token=None)
+    await learner_at(channel).release_everything()
+    await channel.close()
+
+
+async def test_of_more_than_a_message_may_hold_the_longest_answers_are_handed_back(monkeypatch):
+    monkeypatch.setattr(learner_module, "MAX_BEGUN_TOKENS", 5)
+    begun = [begun_answer(*[0] * size) for size in (1, 3, 2)]
+    troubled = Troubled(UnavailableError("restarting"))
+    async with calling(troubled) as channel:
+        await learner_at(channel).release("lease", begun)
+    _, request = troubled.requests
+    assert [len(one.token_ids) for one in request.begun] == [4 * 3, 4 * 2]
+
+
+async def test_a_refused_hand_back_is_no_error():
+    async with calling(Troubled(InvalidMessageError("begun", "x", "y"))) as channel:
+        await learner_at(channel).release("lease", [begun_answer(0)])

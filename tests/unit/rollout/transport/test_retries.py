@@ -1,0 +1,184 @@
+"""Calls that fail for a while, for good, or for reasons unknown, over a real channel."""
+
+import asyncio
+import logging
+from functools import partial
+
+import pytest
+from grpc import StatusCode, aio
+
+from tests.fixtures.rollout.scenes import quick_retries, served
+from tests.fixtures.rollout.versions import payload_of, store_of
+from tests.unit.rollout.transport.test_learner_client import HELD, Troubled, calling, learner_at
+from vcpo.wire.errors import WireError
+from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+from vcpo_rollout import __main__ as command
+from vcpo_rollout.transport.learner_client import Learner
+from vcpo_rollout.transport.retries import LearnerFailedError, Retries
+from vcpo_rollout.transport.transfer_buffer import Piece, PieceKey
+
+DOUBTFUL = [
+    StatusCode.INTERNAL,
+    StatusCode.UNKNOWN,
+    StatusCode.CANCELLED,
+    StatusCode.DATA_LOSS,
+]
+FINAL = [
+    StatusCode.INVALID_ARGUMENT,
+    StatusCode.UNAUTHENTICATED,
+    StatusCode.PERMISSION_DENIED,
+    StatusCode.FAILED_PRECONDITION,
+    StatusCode.UNIMPLEMENTED,
+    StatusCode.NOT_FOUND,
+]
+TRANSIENT = [
+    StatusCode.UNAVAILABLE,
+    StatusCode.DEADLINE_EXCEEDED,
+    StatusCode.RESOURCE_EXHAUSTED,
+    StatusCode.ABORTED,
+]
+
+
+def trouble(code):
+    error = WireError(f"trouble with {code.name}")
+    error.status = code
+    return error
+
+
+async def leased(channel, **settings):
+    return await learner_at(channel, **settings).lease(held=HELD, max_trajectories=4, wait_s=0)
+
+
+@pytest.mark.parametrize("code", DOUBTFUL, ids=lambda code: code.name)
+async def test_a_doubtful_failure_is_repeated_and_may_pass(code):
+    troubled = Troubled(*[trouble(code)] * 9)
+    async with calling(troubled) as channel:
+        await leased(channel)
+    assert len(troubled.requests) == 10
+
+
+@pytest.mark.parametrize("code", DOUBTFUL, ids=lambda code: code.name)
+async def test_ten_doubtful_failures_in_a_row_end_a_call_with_what_was_heard_last(code):
+    troubled = Troubled(*[trouble(code)] * 20)
+    async with calling(troubled) as channel:
+        with pytest.raises(LearnerFailedError) as failed:
+            await leased(channel)
+    assert len(troubled.requests) == 10
+    assert str(failed.value).startswith(
+        f"Lease failed 10 times in a row, at last with {code.name}: trouble with {code.name}; look"
+    )
+
+
+@pytest.mark.parametrize("code", TRANSIENT, ids=lambda code: code.name)
+async def test_a_learner_that_is_away_is_asked_without_end_and_other_failures_count_anew(code):
+    away, doubtful = trouble(code), trouble(StatusCode.INTERNAL)
+    troubled = Troubled(*[away] * 15, *[doubtful] * 9, away, *[doubtful] * 9)
+    async with calling(troubled) as channel:
+        await leased(channel)
+    assert not troubled.troubles
+
+
+@pytest.mark.parametrize("code", FINAL, ids=lambda code: code.name)
+async def test_a_request_that_is_refused_is_not_repeated(code):
+    troubled = Troubled(trouble(code))
+    async with calling(troubled) as channel:
+        with pytest.raises(aio.AioRpcError, match=f"trouble with {code.name}"):
+            await leased(channel)
+    assert len(troubled.requests) == 1
+
+
+async def test_pauses_double_up_to_five_seconds_and_are_jittered():
+    pauses_s = []
+
+    async def pause(seconds):
+        pauses_s.append(seconds)
+
+    troubled = Troubled(*[trouble(StatusCode.UNAVAILABLE)] * 8)
+    async with calling(troubled) as channel:
+        await leased(channel, retries=Retries(pause))
+    bounds_s = [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+    assert len(pauses_s) == len(bounds_s)
+    for pause_s, bound_s in zip(pauses_s, bounds_s, strict=True):
+        assert bound_s / 2 <= pause_s <= bound_s
+    assert len(set(pauses_s)) == len(pauses_s)
+
+
+async def test_an_outage_is_two_lines_of_the_log_however_many_calls_it_meets(caplog):
+    troubled = Troubled(*[trouble(StatusCode.UNAVAILABLE)] * 30)
+    with caplog.at_level(logging.INFO, logger="vcpo_rollout"):
+        async with calling(troubled) as channel:
+            learner = learner_at(channel)
+            lease = partial(learner.lease, held=HELD, max_trajectories=4, wait_s=0)
+            await asyncio.gather(*(lease() for _ in range(10)))
+            await lease()
+    assert [(record.levelname, record.exc_info) for record in caplog.records] == [
+        ("WARNING", None),
+        ("INFO", None),
+    ]
+    began, ended = caplog.messages
+    assert began.startswith("Lease failed with UNAVAILABLE: trouble with UNAVAILABLE; calls are")
+    assert ended == "Lease succeeded after 30 failed calls"
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (LearnerFailedError("Lease failed 10 times in a row"), "Lease failed 10 times in a row"),
+        (
+            aio.AioRpcError(
+                StatusCode.UNAUTHENTICATED, aio.Metadata(), aio.Metadata(), details="set VCPO_TOKEN"
+            ),
+            "it refuses with UNAUTHENTICATED: set VCPO_TOKEN",
+        ),
+    ],
+    ids=["failed", "refused"],
+)
+def test_a_worker_that_ends_says_why_in_its_last_line(monkeypatch, capsys, error, sentence):
+    async def run_worker(options):
+        raise error
+
+    monkeypatch.setattr(command, "run_worker", run_worker)
+    monkeypatch.setattr("sys.argv", ["vcpo_rollout", "run.yaml", "--learner", "l", "--group", "g"])
+    assert command.main() == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"learner: {sentence}"
+
+
+class Breaking(policy_pb2_grpc.PolicyServiceServicer):
+    """Sends so many bytes of a version each time, and breaks."""
+
+    def __init__(self, num_bytes):
+        self.num_bytes, self.num_fetches = num_bytes, 0
+
+    async def Fetch(self, request, context):  # noqa: N802 - named by the contract
+        self.num_fetches += 1
+        data = payload_of(4)[request.offset :][: self.num_bytes]
+        if data:
+            yield policy_pb2.PolicyChunk(offset=request.offset, data=data)
+        if request.offset + len(data) < len(payload_of(4)):
+            raise trouble(StatusCode.INTERNAL)
+
+
+async def fetched(breaking):
+    version = Piece(
+        PieceKey(incarnation="now", policy_version=4, base_policy_version=None),
+        store_of(4).get("now", 4).manifest.total_bytes,
+    )
+    async with served(
+        lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(breaking, server)
+    ) as channel:
+        learner = Learner(channel, worker_id="w", rollout_group="main", retries=quick_retries())
+        await learner.fetch(version)
+    return version
+
+
+async def test_a_transfer_that_breaks_again_and_again_goes_on_while_bytes_arrive():
+    breaking = Breaking(num_bytes=200)
+    assert (await fetched(breaking)).content() == payload_of(4)
+    assert breaking.num_fetches > 20
+
+
+async def test_a_transfer_that_breaks_before_its_first_byte_is_given_up():
+    breaking = Breaking(num_bytes=0)
+    with pytest.raises(LearnerFailedError, match="Fetch failed 10 times in a row"):
+        await fetched(breaking)
+    assert breaking.num_fetches == 10

@@ -1,0 +1,191 @@
+"""What a learner wrote to an archive is what a joining worker reads, or it asks elsewhere."""
+
+import pytest
+
+from tests.fixtures.learner.scenes import INCARNATION
+from tests.fixtures.rollout.scenes import served
+from tests.fixtures.rollout.versions import TroubledService, payload_of, store_of
+from vcpo.metrics import RolloutMetrics
+from vcpo.spec.workloads import Weights
+from vcpo.wire.v1 import policy_pb2_grpc
+from vcpo_learner.weights.archive import open_archive
+from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.transport.learner_client import HeldPolicy, Learner
+from vcpo_rollout.weights.archive import ArchiveReader
+from vcpo_rollout.weights.fetcher import WeightSupply
+
+
+def settings(folder, *, every=3):
+    return Weights.model_validate({"archiveUrl": str(folder), "archiveAnchorEverySteps": every})
+
+
+class Scene:
+    """A learner that publishes and archives versions."""
+
+    def __init__(self, folder, *, every=3):
+        self.folder = folder
+        self.store = store_of()
+        self.archive_writer = open_archive(settings(folder, every=every), "run", INCARNATION)
+
+    async def publish(self, *versions, archive=True):
+        for version in versions:
+            policy = self.store.prepare(version, payload_of(version))
+            self.store.publish(policy)
+            if archive:
+                self.archive_writer.offer(policy)
+                await self.archive_writer.settle()
+
+    def files(self):
+        return sorted(path.name for path in (self.folder / "run" / INCARNATION).iterdir())
+
+    async def join(self, url=None, *, times=1):
+        """A worker that joins; its weights, and the bytes of them by source."""
+        service = TroubledService(self.store, self.archive_writer)
+        metrics = RolloutMetrics(run="run", group="main")
+        async with served(
+            lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(service, server)
+        ) as channel:
+            learner = Learner(channel, worker_id="w", rollout_group="main")
+            reader = ArchiveReader(url or str(self.folder), "run")
+            supply = WeightSupply(learner, RolloutGauges(metrics), archive=reader)
+            for _ in range(times):
+                manifest = await learner.newest_policy(None, wait_s=0)
+            weights = await supply.bring(manifest)
+        labels = {"run": "run", "group": "main"}
+        name = "vcpo_rollout_weight_sync_bytes_total"
+        value = metrics.registry.get_sample_value
+        sources = ("archive", "learner")
+        return weights, {each: value(name, labels | {"source": each}) or 0 for each in sources}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "archive"
+
+
+async def test_a_joining_worker_reads_the_anchor_and_the_deltas_from_there(folder):
+    scene = Scene(folder)
+    await scene.publish(0, 1, 2)
+    assert scene.files() == ["00000000-00000001.delta", "00000000.full", "00000001-00000002.delta"]
+    weights, num_bytes = await scene.join()
+    assert weights.payload == payload_of(2)
+    assert weights.changes is None
+    assert num_bytes["learner"] == 0
+    assert num_bytes["archive"] == sum(
+        path.stat().st_size for path in (folder / "run" / INCARNATION).iterdir()
+    )
+
+
+async def test_there_is_an_anchor_every_so_many_versions_and_the_last_two_stay(folder):
+    scene = Scene(folder, every=2)
+    await scene.publish(*range(7))
+    assert [name for name in scene.files() if name.endswith(".full")] == [
+        "00000004.full",
+        "00000006.full",
+    ]
+    assert (await scene.join())[0].payload == payload_of(6)
+
+
+async def test_a_version_left_out_makes_the_next_one_an_anchor(folder):
+    scene = Scene(folder, every=100)
+    await scene.publish(0, 1)
+    await scene.publish(2, archive=False)
+    await scene.publish(3)
+    assert "00000003.full" in scene.files()
+
+
+async def test_of_the_versions_that_come_while_one_is_written_the_newest_is_next(folder):
+    scene = Scene(folder)
+    policies = [scene.store.prepare(version, payload_of(version)) for version in range(4)]
+    for policy in policies:
+        scene.archive_writer.offer(policy)
+    await scene.archive_writer.settle()
+    assert scene.archive_writer.archived.policy_version == 3
+    assert scene.files() == ["00000003.full"]
+
+
+async def test_a_version_that_is_not_archived_yet_comes_from_elsewhere(folder):
+    scene = Scene(folder)
+    await scene.publish(0)
+    await scene.publish(1, archive=False)
+    weights, num_bytes = await scene.join()
+    assert weights.payload == payload_of(1)
+    assert num_bytes == {"archive": 0, "learner": len(payload_of(1))}
+
+
+async def test_a_holder_is_told_deltas_and_not_the_archive(folder):
+    scene = Scene(folder)
+    await scene.publish(0, 1)
+    service = TroubledService(scene.store, scene.archive_writer)
+    async with served(
+        lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(service, server)
+    ) as channel:
+        learner = Learner(channel, worker_id="w", rollout_group="main")
+        held = HeldPolicy(incarnation=INCARNATION, policy_version=0)
+        manifest = await learner.newest_policy(held, wait_s=0)
+    assert len(manifest.deltas) == 1
+    assert not manifest.HasField("archived")
+
+
+async def test_whoever_asks_twice_is_not_sent_to_the_archive_again(folder):
+    scene = Scene(folder)
+    await scene.publish(0)
+    _, num_bytes = await scene.join(times=2)
+    assert num_bytes["archive"] == 0
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped", "cut", "folder"])
+async def test_what_the_archive_lacks_comes_from_elsewhere(folder, damage):
+    scene = Scene(folder)
+    await scene.publish(0, 1)
+    file = folder / "run" / INCARNATION / "00000000.full"
+    content = file.read_bytes()
+    match damage:
+        case "missing":
+            file.unlink()
+        case "flipped":
+            file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        case "cut":
+            file.write_bytes(content[:100])
+    url = str(folder / "elsewhere") if damage == "folder" else None
+    weights, num_bytes = await scene.join(url)
+    assert weights.payload == payload_of(1)
+    assert num_bytes == {"archive": 0, "learner": len(payload_of(1))}
+
+
+async def test_a_storage_that_takes_nothing_stops_nobody(folder):
+    scene = Scene(folder)
+    await scene.publish(0)
+    (folder / "run" / INCARNATION / "00000000.full").unlink()
+    (folder / "run" / INCARNATION).rmdir()
+    (folder / "run" / INCARNATION).write_text("no folder any more")
+    await scene.publish(1)
+    assert scene.archive_writer.archived.policy_version == 0
+    assert (await scene.join())[0].payload == payload_of(1)
+
+
+async def test_any_storage_of_fsspec_will_do():
+    archive_writer = open_archive(settings("memory://weights"), "run", INCARNATION)
+    store = store_of()
+    policy = store.prepare(0, payload_of(0))
+    archive_writer.offer(policy)
+    await archive_writer.settle()
+    manifest = policy.manifest
+    manifest.archived.CopyFrom(archive_writer.archived)
+    found = await ArchiveReader("memory://weights", "run").full_set(manifest)
+    assert found == (payload_of(0), len(payload_of(0)))
+
+
+def test_a_run_without_an_archive_has_none():
+    assert open_archive(Weights(), "run", INCARNATION) is None
+
+
+@pytest.mark.parametrize("url", ["nosuch://bucket", "/dev/null/folder"])
+def test_an_archive_that_cannot_be_used_is_named_with_field_and_cure(url):
+    with pytest.raises(ValueError, match=r"spec\.weights\.archiveUrl: cannot write to .*give a"):
+        open_archive(settings(url), "run", INCARNATION)
+
+
+def test_a_relative_path_is_no_archive():
+    with pytest.raises(ValueError, match="archiveUrl"):
+        settings("weights")

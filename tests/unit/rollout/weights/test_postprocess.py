@@ -1,0 +1,66 @@
+import pytest
+import safetensors.torch
+import torch
+
+from tests.fixtures.learner.scenes import make_run
+from vcpo.spec.workloads import Quantization
+from vcpo_rollout.engines.loading import load_parameters
+from vcpo_rollout.weights.lora_merge import AdapterMerge
+from vcpo_rollout.weights.postprocess import Preparation, preparation_of
+from vcpo_rollout.weights.quantize_and_noise import Alteration
+
+TINY = "examples/models/tiny"
+
+
+def prepared_by(**sections):
+    spec = make_run(**sections).spec
+    group = spec.rollouts[0]
+    return preparation_of(spec, group, seed=0, rounding=group.quantization)
+
+
+def test_a_group_that_asks_for_nothing_takes_versions_as_they_are():
+    assert prepared_by() is None
+
+
+def test_a_groups_noise_lasts_as_long_as_the_run():
+    found = prepared_by(steps=30, rollouts=[{"name": "a", "noise": {"stages": 3}}])
+    (alteration,) = found.stages
+    # Ten steps each: none, 0.01 as by default, 0.0001.
+    sigmas = [alteration.noise.sigma(step) for step in (9, 10, 20)]
+    assert sigmas == pytest.approx([0.0, 0.01, 0.0001])
+
+
+def test_adapters_are_merged_before_anything_is_rounded():
+    found = prepared_by(
+        model={"name": TINY, "lora": {"rank": 1, "alpha": 3}},
+        rollouts=[{"name": "a", "quantization": "int8"}],
+    )
+    merge, alteration = found.stages
+    assert isinstance(merge, AdapterMerge)
+    assert merge.scale == 3.0
+    assert merge.base.keys() == load_parameters(TINY).keys()
+    assert isinstance(alteration, Alteration)
+    assert alteration.quantization is Quantization.INT8
+
+
+def test_what_the_engine_quantizes_itself_comes_to_it_as_it_was_published():
+    spec = make_run(rollouts=[{"name": "a", "quantization": "fp8"}]).spec
+    found = preparation_of(spec, spec.rollouts[0], seed=0, rounding=Quantization.NONE)
+    assert found is None
+
+
+def test_stages_follow_one_another_from_file_to_file():
+    def doubled(tensors, policy_version):
+        return {name: each * 2 for name, each in tensors.items()}
+
+    def raised(tensors, policy_version):
+        return {name: each + policy_version for name, each in tensors.items()}
+
+    payload = safetensors.torch.save({"a": torch.tensor([1.0, 2.0])})
+    found = Preparation(stages=[doubled, raised])(payload, 5)
+    assert safetensors.torch.load(found)["a"].tolist() == [7.0, 9.0]
+
+
+def test_a_model_that_is_nowhere_is_named():
+    with pytest.raises(ValueError, match=r"spec\.model\.name"):
+        prepared_by(model={"name": "no/such/model/here", "lora": {}})

@@ -1,0 +1,235 @@
+import asyncio
+import contextlib
+import logging
+import time
+
+import pytest
+import safetensors.torch
+import torch
+
+from tests.fixtures.learner.scenes import ManualClock
+from tests.fixtures.rollout.scenes import (
+    FakeEngine,
+    a_learner,
+    eventually,
+    quick_retries,
+    served,
+    weights_manifest,
+    weights_payload,
+)
+from tests.fixtures.rollout.versions import TroubledService, flipped, publish, store_of
+from vcpo.metrics import RolloutMetrics
+from vcpo.spec.workloads import Quantization
+from vcpo.wire.errors import NotFoundError, UnavailableError
+from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+from vcpo_rollout.engines.engine import EngineError
+from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.transport.learner_client import HeldPolicy, Learner
+from vcpo_rollout.weights.postprocess import Preparation
+from vcpo_rollout.weights.quantize_and_noise import Alteration
+from vcpo_rollout.weights.receiver import WeightReceiver
+
+
+class PolicyServer(policy_pb2_grpc.PolicyServiceServicer):
+    """Serves the newest of its versions; each fetch meets the next of its troubles."""
+
+    def __init__(self):
+        self.newest = None
+        self.payload = b""
+        self.offer(0)
+        self.troubles = []
+        self.offsets = []
+
+    def offer(self, version, *, incarnation="now"):
+        self.payload = weights_payload(float(version))
+        self.newest = weights_manifest(self.payload, version=version, incarnation=incarnation)
+
+    async def GetManifest(self, request, context):  # noqa: N802 - named by the contract
+        held = (request.held_incarnation, request.held_policy_version)
+        if request.HasField("held_policy_version"):
+            while held == (self.newest.incarnation, self.newest.policy_version):
+                await asyncio.sleep(0.001)
+        return self.newest
+
+    async def Fetch(self, request, context):  # noqa: N802 - named by the contract
+        self.offsets.append(request.offset)
+        trouble = self.troubles.pop(0) if self.troubles else None
+        if trouble == "retired":
+            self.offer(request.policy_version + 1)
+            raise NotFoundError("policy_version: retired")
+        data = self.payload[request.offset :]
+        if trouble == "corrupt":
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        if trouble == "broken":
+            yield policy_pb2.PolicyChunk(offset=request.offset, data=data[:100])
+            raise UnavailableError("the connection is gone")
+        yield policy_pb2.PolicyChunk(offset=request.offset, data=data)
+
+
+@contextlib.asynccontextmanager
+async def following(server, engine, prepare=None, clock=time.monotonic):
+    """A receiver that follows the server for as long as the context lasts."""
+    add = policy_pb2_grpc.add_PolicyServiceServicer_to_server
+    async with served(lambda grpc_server: add(server, grpc_server)) as channel:
+        receiver = WeightReceiver(
+            learner=Learner(channel, worker_id="w", rollout_group="main", retries=quick_retries()),
+            engine=engine,
+            prepare=prepare,
+            gauges=RolloutGauges(RolloutMetrics(run="run", group="main")),
+            pause_after_corruption_s=0.0,
+            clock=clock,
+        )
+        task = asyncio.create_task(receiver.run())
+        try:
+            yield receiver, task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+@pytest.fixture
+def server():
+    return PolicyServer()
+
+
+@pytest.fixture
+def engine():
+    return FakeEngine()
+
+
+async def test_each_new_version_is_brought_into_the_engine(server, engine):
+    async with following(server, engine) as (receiver, _):
+        held = await receiver.wait_for_other(None)
+        assert held == HeldPolicy(incarnation="now", policy_version=0)
+        server.offer(1)
+        assert (await receiver.wait_for_other(held)).policy_version == 1
+    assert engine.swapped == [0, 1]
+
+
+async def test_swaps_are_summed_up_once_a_minute(server, engine, caplog):
+    clock = ManualClock()
+    with caplog.at_level(logging.INFO, logger="vcpo_rollout"):
+        async with following(server, engine, clock=clock) as (receiver, _):
+            held = await receiver.wait_for_other(None)
+            for version in range(1, 13):
+                clock.advance(10.0)
+                server.offer(version)
+                held = await receiver.wait_for_other(held)
+            await eventually(lambda: len(caplog.messages) == 3)
+    said = [message.rpartition(",")[0] for message in caplog.messages]
+    assert said == [
+        "version 0 is in use; swaps since the last such line: 1",
+        "version 6 is in use; swaps since the last such line: 6",
+        "version 12 is in use; swaps since the last such line: 6",
+    ]
+
+
+async def test_a_prepared_version_is_what_the_engine_gets_under_its_own_label(server, engine):
+    taken = []
+
+    async def take(weights):
+        taken.append(weights)
+        return 0
+
+    engine.swap_weights = take
+    rounding = Preparation(stages=[Alteration(quantization=Quantization.INT8, noise=None, seed=0)])
+    server.payload = safetensors.torch.save({"layer.weight": torch.tensor([[1.27, 0.014]])})
+    server.newest = weights_manifest(server.payload, version=3)
+    async with following(server, engine, rounding) as (receiver, _):
+        assert (await receiver.wait_for_other(None)).policy_version == 3
+    assert [weights.policy_version for weights in taken] == [3]
+    tensors = safetensors.torch.load(taken[0].payload)
+    torch.testing.assert_close(tensors["layer.weight"], torch.tensor([[1.27, 0.01]]))
+
+
+async def test_updates_that_took_over_sequences_under_way_are_counted(server, engine):
+    async with following(server, engine) as (receiver, _):
+        held = await receiver.wait_for_other(None)
+        engine.sampling = 3
+        server.offer(1)
+        held = await receiver.wait_for_other(held)
+        engine.sampling = 0
+        server.offer(2)
+        await receiver.wait_for_other(held)
+    assert receiver.updates_in_flight == 1
+
+
+async def test_a_corrupt_version_is_thrown_away_and_fetched_again(server, engine, caplog):
+    server.troubles = ["corrupt", "corrupt"]
+    async with following(server, engine) as (receiver, _):
+        await receiver.wait_for_other(None)
+    thrown = [record for record in caplog.records if "is thrown away" in record.message]
+    assert [record.exc_info for record in thrown] == [None, None]
+    assert server.offsets == [0, 0, 0]
+    assert engine.swapped == [0]
+
+
+async def test_after_a_corrupt_delta_the_full_set_is_fetched(engine):
+    store = store_of(0)
+    service = TroubledService(store)
+    async with following(service, engine) as (receiver, _):
+        held = await receiver.wait_for_other(None)
+        service.troubles = [flipped(-1, 0)]
+        publish(store, 1)
+        await receiver.wait_for_other(held)
+    asked = [request.HasField("base_policy_version") for request in service.fetches]
+    assert asked == [False, True, False]
+    assert engine.swapped == [0, 1]
+
+
+async def test_a_broken_transfer_goes_on_where_it_stopped(server, engine):
+    server.troubles = ["broken", "broken"]
+    async with following(server, engine) as (receiver, _):
+        await receiver.wait_for_other(None)
+    assert server.offsets == [0, 100, 200]
+
+
+async def test_a_version_retired_meanwhile_gives_way_to_the_newest(server, engine):
+    server.troubles = ["retired"]
+    async with following(server, engine) as (receiver, _):
+        assert (await receiver.wait_for_other(None)).policy_version == 1
+    assert engine.swapped == [1]
+
+
+async def test_a_restarted_learner_is_followed_back_to_a_lower_version(server, engine):
+    server.offer(9, incarnation="before")
+    async with following(server, engine) as (receiver, _):
+        held = await receiver.wait_for_other(None)
+        server.offer(4, incarnation="after")
+        now = await receiver.wait_for_other(held)
+    assert now == HeldPolicy(incarnation="after", policy_version=4)
+
+
+async def test_the_same_version_of_another_incarnation_is_another_set_of_weights(server, engine):
+    server.offer(4, incarnation="before")
+    async with following(server, engine) as (receiver, _):
+        held = await receiver.wait_for_other(None)
+        server.offer(4, incarnation="after")
+        assert (await receiver.wait_for_other(held)).incarnation == "after"
+    assert engine.swapped == [4, 4]
+
+
+async def test_an_engine_that_refuses_intact_weights_is_an_error(server, engine):
+    async def refuse(weights):
+        raise EngineError("tensor weight: unknown")
+
+    engine.swap_weights = refuse
+    async with following(server, engine) as (receiver, task):
+        with pytest.raises(EngineError, match="tensor weight"):
+            await task
+        assert receiver.held is None
+
+
+async def test_the_learners_own_store_is_followed(engine):
+    async with a_learner() as place:
+        place.publish(0)
+        receiver = WeightReceiver(
+            learner=place.learner(), engine=engine, gauges=RolloutGauges(place.metrics)
+        )
+        task = asyncio.create_task(receiver.run())
+        held = await receiver.wait_for_other(None)
+        place.publish(1)
+        await receiver.wait_for_other(held)
+        task.cancel()
+        await asyncio.wait([task])
+    await eventually(lambda: engine.swapped == [0, 1])
