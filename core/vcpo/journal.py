@@ -16,9 +16,11 @@ import json
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from vcpo.step_record import StepRecord
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
@@ -26,72 +28,6 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system says when a file may not grow: the disk, a quota or a limit is reached."""
 _MOST_UNWRITTEN = 10_000
 """Records that wait for room; beyond that the oldest are given up."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
-    """One optimizer step, as the learner saw it."""
-
-    step: int
-    """Number of the step, from 1; also the policy version it published."""
-    time_unix_s: float
-    reward_mean: float
-    """Mean reward of the batch's trajectories."""
-    ess_ratio: float
-    """Effective sample size over batch size, before truncation, in [1/B, 1]."""
-    on_policy_ess_ratio: float
-    """What the ratio is at lag 0, given or calibrated."""
-    learning_rate_scale: float
-    """Factor on the base learning rate in this step, in [0, 1]; 0 when the step was skipped."""
-    learning_rate: float
-    """Base learning rate times the scale."""
-    gradient_norm: float
-    """L2 norm of the whole gradient before clipping."""
-    importance_weight_max: float
-    """Largest sequence importance weight before truncation."""
-    lag_mean: float
-    """Mean age of the trained tokens, in policy versions."""
-    lag_p50: int
-    lag_max: int
-    response_tokens_mean: float
-    """Mean length of the batch's answers, in tokens."""
-    step_s: float
-    """Seconds spent computing the update."""
-    idle_s: float
-    """Seconds spent waiting for the batch before it."""
-    tokens_per_s: float
-    """Response tokens accepted per second, over the window of recent steps."""
-    admission_lag_steps: int
-    """Lag limit in force when the batch was taken; no token of it is older."""
-    workers: int
-    """Workers heard of lately."""
-    leased: int
-    in_flight: int
-    buffered: int
-    consumed: int
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    """Trajectories dropped so far, by reason."""
-    skipped: str | None = None
-    """Why no update was made, or None."""
-    ess_kind: str = "sequence"
-    """The length at which both ESS ratios are read: whole trajectories, blocks, tokens, energy."""
-    calibration_age_steps: int = 0
-    """Steps since a token was scored with the version that sampled it, which is what the on-policy
-    ratio is measured on, or since the start; 0 where the ratio is given."""
-    baseline_shift: float = 0.0
-    """Mean of the baseline minus the mean reward of those that share it."""
-    masked_share: float = 0.0
-    """Share of tokens that the method's gate gives no gradient."""
-    warning_level: str = "ok"
-    """Early warning of a collapse: ok, warn, critical or dead."""
-    warning_score: float = 0.0
-    """The same as a number in [0, 1]; 1/3 warns, 2/3 is critical."""
-    diagnostics: Mapping[str, Any] = field(default_factory=dict)
-    """`vcpo.algo.BatchDiagnostics` by field; empty when a weight had no value."""
-    weight_updates_in_flight: int = 0
-    """Policy versions that workers have swapped in so far while sequences were under way."""
-    ess_by_lag: Mapping[str, float] = field(default_factory=dict)
-    """ESS ratio of the trajectories in each bucket of ages, by its smallest lag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ import time
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from vcpo.step_record import update_fields
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.result import UpdateResult
@@ -104,20 +105,6 @@ class Experiment:
 
 
 def _step_row(step: int, result: UpdateResult) -> StepRow:
-    seen = result.diagnostics
-    return StepRow(
-        step=step,
-        reward_mean=result.reward_mean,
-        ess_ratio=result.ess_ratio,
-        on_policy_ess_ratio=result.on_policy_ess_ratio,
-        ess=None if seen is None else seen.ess_ratio * len(result.log_weights),
-        token_ess_ratio=None if seen is None else seen.token_ess_ratio,
-        kl_per_token=None if seen is None else seen.kl_per_token,
-        importance_weight_max=result.importance_weight_max,
-        gradient_norm=result.gradient_norm,
-        learning_rate=result.learning_rate,
-        learning_rate_scale=result.learning_rate_scale,
-        masked_share=result.masked_share,
-        top_gradient_share=None if seen is None else seen.top_gradient_share,
-        skipped=None if result.skipped is None else str(result.skipped),
-    )
+    ratio = result.diagnostics.get("ess_ratio")
+    ess = None if ratio is None else ratio * len(result.log_weights)
+    return StepRow(step=step, ess=ess, **update_fields(result))

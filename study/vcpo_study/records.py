@@ -11,41 +11,33 @@ A cell that failed leaves its error instead, which goes once the cell has been r
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any, Final
 
+from vcpo.step_record import UpdateRecord
 from vcpo_study.cell import Cell
+
+_FLAT_DIAGNOSTICS: Final = ("token_ess_ratio", "kl_per_token", "top_gradient_share")
+"""Diagnostics that older files hold beside the other numbers of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRow:
+class StepRow(UpdateRecord):
     """One optimizer step."""
 
     step: int
-    """1 is the first."""
-    reward_mean: float
-    """Of the batch that was trained on."""
-    ess_ratio: float
-    """Effective sample size over batch size, before truncation; 0 when a weight has no value."""
-    on_policy_ess_ratio: float
+    """Number of the step, from 1."""
     ess: float | None
     """Effective sample size in trajectories; None when a weight has no value."""
-    token_ess_ratio: float | None
-    """Of tokens, before truncation; None as before."""
-    kl_per_token: float | None
-    """KL divergence from sampler to learner, nats per token, estimated; None as before."""
-    importance_weight_max: float
-    gradient_norm: float
-    """Before clipping."""
-    learning_rate: float
-    """As the step used it; 0 when it was skipped."""
-    learning_rate_scale: float
-    masked_share: float
-    """Share of tokens that the method's gate gives no gradient."""
-    top_gradient_share: float | None
-    """Share of the gradient, by norm, that the top 1 % of trajectories have; None without norms."""
-    skipped: str | None
+
+    @property
+    def kl_per_token(self) -> float | None:
+        """KL divergence from behavior to target policy, nats; None when a weight has no value."""
+        kl: float | None = self.diagnostics.get("kl_per_token")
+        return kl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +132,14 @@ def _record(lines: list[str]) -> CellRecord:
     by_kind = list(zip(kinds, rows, strict=True))
     return CellRecord(
         **rows[0],
-        steps=tuple(StepRow(**row) for kind, row in by_kind if kind == "step"),
+        steps=tuple(_step_row(row) for kind, row in by_kind if kind == "step"),
         evaluations=tuple(EvaluationRow(**row) for kind, row in by_kind if kind == "evaluation"),
     )
+
+
+def _step_row(row: Mapping[str, Any]) -> StepRow:
+    """Read a step, also one of an older form: it has no mean length, and flat diagnostics."""
+    known = {each.name for each in fields(StepRow)}
+    flat = {key: row[key] for key in _FLAT_DIAGNOSTICS if key in row}
+    values = {"response_tokens_mean": math.nan, "diagnostics": flat, **row}
+    return StepRow(**{key: value for key, value in values.items() if key in known})

@@ -11,8 +11,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from vcpo.journal import EvaluationRecord, EventRecord, Journal, StepRecord
+from vcpo.journal import EvaluationRecord, EventRecord, Journal
 from vcpo.report import write_report
+from vcpo.step_record import StepRecord
 
 pytestmark = pytest.mark.browser
 

@@ -16,10 +16,10 @@ from vcpo.journal import (
     EvaluationRecord,
     EventRecord,
     Journal,
-    StepRecord,
     read_events,
     read_metrics,
 )
+from vcpo.step_record import StepRecord
 
 STEP = StepRecord(
     step=1,

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from vcpo.control.signals import WINDOW_STEPS
 from vcpo.failures import FailureCount
-from vcpo.journal import EvaluationRecord, StepRecord
+from vcpo.journal import EvaluationRecord
 from vcpo.no_update import skipped_at_the_end
+from vcpo.step_record import StepRecord
 from vcpo.wire.phase import phase_to_message
 from vcpo.wire.v1 import control_pb2
 from vcpo_learner.ledger.accounting import TrajectoryCounts

@@ -20,8 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from vcpo.algo import FreshTokens, MismatchError, audited_gap
-from vcpo.journal import EvaluationRecord, StepRecord, read_metrics
+from vcpo.journal import EvaluationRecord, read_metrics
 from vcpo.spec import algorithm_warnings, batch_warnings
+from vcpo.step_record import StepRecord, update_fields
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 from vcpo_learner.ledger.groups import Group
@@ -37,7 +38,7 @@ from vcpo_learner.training.parts import TrainingParts
 from vcpo_learner.training.quarantine import Quarantine
 from vcpo_learner.training.saving import Saving
 from vcpo_learner.training.step_guard import BrokenBatchError, StepGuard
-from vcpo_learner.training.step_record import LagStatistics, lag_statistics, recorded
+from vcpo_learner.training.token_lags import LagStatistics, lag_statistics
 from vcpo_learner.update.result import UpdateResult
 
 _LOGGER = logging.getLogger(__name__)
@@ -348,7 +349,7 @@ class Training:
             buffered=counts.buffered,
             consumed=counts.consumed,
             dropped=dict(counts.dropped),
-            **recorded(result),
+            **update_fields(result),
         )
 
     def _report(self, record: StepRecord, groups: Sequence[Group]) -> None:

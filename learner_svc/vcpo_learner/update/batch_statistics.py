@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import chain
+from typing import Any
 
 from torch import Tensor
 
 from vcpo.algo import (
-    BatchDiagnostics,
     EssKind,
     EssUnit,
-    LagBucket,
     LaggedTrajectory,
     Recipe,
     TokenSums,
@@ -44,20 +44,20 @@ def moments_of_batch(
     return piece_moments(log_ratios, unit.pieces)
 
 
-def diagnosed(
+def diagnostics(
     groups: Sequence[Sequence[ScoredTrajectory]],
     advantages: Sequence[float],
     sums: TokenSums,
     recipe: Recipe,
-) -> BatchDiagnostics:
-    """Numbers of one batch to look at; those about norms where norms were measured.
+) -> dict[str, Any]:
+    """Return `BatchDiagnostics` by field; those about norms are None where none were measured.
 
     advantages: [B], the groups one after another.
     """
     batch = list(chain.from_iterable(groups))
     norms = [math.sqrt(each.squared_gradient_norm) for each in batch]
     by_trajectory = iter(advantages)
-    return diagnose(
+    found = diagnose(
         [each.log_weight for each in batch],
         sums,
         [[next(by_trajectory) for _ in group] for group in groups],
@@ -65,13 +65,17 @@ def diagnosed(
         gradient_norms=norms if any(norms) else None,
         coefficients=advantages,
     )
+    return asdict(found)
 
 
-def by_lag(
+def ess_by_lag(
     trajectories: Sequence[Trajectory], log_ratios: Sequence[Tensor], policy_version: int
-) -> tuple[LagBucket, ...]:
-    """A batch by the age of each trajectory's oldest token, freshest first."""
-    return lag_breakdown(
+) -> dict[str, float]:
+    """Return the ESS ratio of the trajectories in each bucket of lags, by its smallest lag.
+
+    A trajectory's lag is the age of its oldest token, in policy versions.
+    """
+    buckets = lag_breakdown(
         [
             LaggedTrajectory(
                 lag=max(lag for lag, _ in trajectory.lags(policy_version)),
@@ -82,3 +86,4 @@ def by_lag(
             for trajectory, ratios in zip(trajectories, log_ratios, strict=True)
         ]
     )
+    return {str(each.smallest_lag): each.ess / each.count for each in buckets}

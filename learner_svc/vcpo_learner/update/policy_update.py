@@ -52,7 +52,7 @@ from vcpo_learner.update.batch_decision import (
     on_policy_ess_ratio,
     trajectory_advantages,
 )
-from vcpo_learner.update.batch_statistics import by_lag, diagnosed, moments_of_batch
+from vcpo_learner.update.batch_statistics import diagnostics, ess_by_lag, moments_of_batch
 from vcpo_learner.update.fresh_tokens import fresh_pieces, wanted_fresh_tokens
 from vcpo_learner.update.gradient import GradientGathering, Groups, ScoredBatch
 from vcpo_learner.update.optimizer import (
@@ -266,12 +266,12 @@ class PolicyUpdate:
             ess_ratio=decision.reading.ess_ratio,
             on_policy_ess_ratio=decision.reading.on_policy_ess_ratio,
             ess_kind=decision.reading.kind,
-            diagnostics=diagnosed(
+            diagnostics=diagnostics(
                 batch.groups, batch.advantages, batch.sums, self._algorithm.recipe
             ),
             fresh=fresh,
             calibration_age_steps=self._calibration_age_steps(),
-            lags=by_lag(pending.trajectories, batch.log_ratios, pending.policy_version),
+            ess_by_lag=ess_by_lag(pending.trajectories, batch.log_ratios, pending.policy_version),
             warning_level=self._warning.level,
             warning_score=self._warning.score,
             baseline_shift=-fmean(batch.advantages),

@@ -3,8 +3,9 @@ from collections.abc import Callable
 
 import pytest
 
-from vcpo.journal import EvaluationRecord, EventRecord, StepRecord
+from vcpo.journal import EvaluationRecord, EventRecord
 from vcpo.spec import VCPORun, parse_run
+from vcpo.step_record import StepRecord
 
 _STEP = StepRecord(
     step=1,

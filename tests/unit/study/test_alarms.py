@@ -14,7 +14,13 @@ HOLDING = (0.4, 0.9, 0.9, 0.9, 0.9)
 
 def steps(*ratios, kl_per_token=0.2):
     return tuple(
-        step_row(step, ess_ratio=r, on_policy_ess_ratio=0.8, ess=64 * r, kl_per_token=kl_per_token)
+        step_row(
+            step,
+            ess_ratio=r,
+            on_policy_ess_ratio=0.8,
+            ess=64 * r,
+            diagnostics={"kl_per_token": kl_per_token},
+        )
         for step, r in enumerate(ratios, start=1)
     )
 
@@ -47,5 +53,5 @@ def test_alarms_of_cells_that_hold_are_false():
 
 
 def test_a_skipped_step_without_weights_can_be_read():
-    rows = (replace(step_row(1), ess_ratio=0.0, ess=None, kl_per_token=None, gradient_norm=0.0),)
+    rows = (replace(step_row(1), ess_ratio=0.0, ess=None, diagnostics={}, gradient_norm=0.0),)
     assert alarm_quality([cell_of(rows, HOLDING)]).num_collapses == 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -52,3 +53,30 @@ def test_an_error_is_kept_until_the_cell_succeeds(store):
     assert store.error(cell()) == "out of memory"
     store.save(cell(), finished(cell()))
     assert store.error(cell()) is None
+
+
+def test_a_cell_of_an_older_version_is_read_with_its_diagnostics(store, tmp_path):
+    new = finished(cell())
+    store.save(cell(), new)
+    (path,) = (tmp_path / "cells").iterdir()
+    first, *rest = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    flat = {"token_ess_ratio": 0.9, "kl_per_token": 0.01, "top_gradient_share": None}
+    kept = {"kind", "step", "reward_mean", "ess", "ess_ratio", "on_policy_ess_ratio", "skipped"}
+    old = [
+        {key: value for key, value in row.items() if key in kept} | flat
+        if row["kind"] == "step"
+        else row
+        for row in rest
+    ]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in [first, *old]), encoding="utf-8")
+    read = store.load(cell())
+    assert [row.step for row in read.steps] == [row.step for row in new.steps]
+    assert read.steps[0].diagnostics == flat
+    assert read.steps[0].kl_per_token == 0.01
+
+
+def test_a_cell_keeps_every_number_of_an_update(store):
+    number = {"learning_rate": 2e-5, "masked_share": 0.25, "ess_by_lag": {"4": 0.5}}
+    row = replace(finished(cell()).steps[0], **number)
+    store.save(cell(), replace(finished(cell()), steps=(row,)))
+    assert asdict(store.load(cell()).steps[0]) == asdict(row)

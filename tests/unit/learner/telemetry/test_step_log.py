@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.test_journal import STEP
-from vcpo.journal import StepRecord
+from vcpo.step_record import StepRecord
 from vcpo_learner.telemetry.step_log import StepNews
 from vcpo_learner.update.result import SkipReason
 

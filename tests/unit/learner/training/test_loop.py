@@ -11,7 +11,7 @@ from vcpo.algo import FreshTokens, MismatchError
 from vcpo.journal import read_events, read_metrics
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.ledger.groups import Group
-from vcpo_learner.training.step_record import LagStatistics, lag_statistics
+from vcpo_learner.training.token_lags import LagStatistics, lag_statistics
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.test_journal import STEP
-from vcpo.journal import StepRecord
 from vcpo.local.terminal.ending import Ending, outcome_of_complete
+from vcpo.step_record import StepRecord
 
 
 def steps(*skipped: str | None) -> list[StepRecord]:

@@ -1,0 +1,264 @@
+"""The record of one optimizer step, and where each of its numbers is shown.
+
+A number of a step is declared here once, as a field. Its annotations say where readers find it:
+
+    Gauge    a metric of the learner holds the last step's value
+    Curve    the report draws a chart of it
+    Signal   the learner's signals carry the last step's value
+
+Every field stands in the journal (`metrics.jsonl`) under its own name; every field of
+`UpdateRecord` also stands in the records of a study. Metrics, signals, report and study read the
+tables at the end of this module, so that a new number needs no change there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauge:
+    """The metric that holds a number of the last step."""
+
+    name: str
+    """Name of the metric; see `vcpo.metrics.catalogue` for the rules."""
+    help: str
+    """One sentence: what it measures, and its unit where the name does not say it."""
+    entry: str | None = None
+    """Key of the number within its field, where the field is a mapping."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """A small chart of the report that draws one number over all steps."""
+
+    title: str
+    unit: str
+    """Unit of the vertical axis, in words."""
+    caption: str
+    """How to read the curve: one sentence."""
+    label: str
+    """Name of the curve in the legend."""
+    is_noisy: bool = True
+    """Whether the report draws a smoothed curve in front of the values."""
+    is_whole: bool = False
+    """Whether the number is a count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """The field of the same name in the message `Signals` of `control.proto`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRecord:
+    """What one update did. Numbers are finite; mappings hold plain JSON values."""
+
+    reward_mean: Annotated[
+        float,
+        Gauge(name="vcpo_reward_mean", help="Mean reward of the last step's trajectories."),
+    ]
+    response_tokens_mean: float
+    """Mean length of the batch's responses, in tokens."""
+    ess_ratio: Annotated[
+        float,
+        Gauge(
+            name="vcpo_ess_ratio",
+            help="Effective sample size of the last step's batch over its size, untruncated.",
+        ),
+    ] = 0.0
+    """In [1/B, 1], read at `ess_kind`; 0 when a weight has no value."""
+    on_policy_ess_ratio: Annotated[
+        float,
+        Gauge(
+            name="vcpo_on_policy_ess_ratio",
+            help="ESS ratio at lag 0, given or calibrated; ESS is measured against it.",
+        ),
+    ]
+    """In (0, 1]."""
+    ess_kind: str = "sequence"
+    """Length at which both ESS ratios are read: whole trajectories, blocks, tokens or energy."""
+    calibration_age_steps: Annotated[
+        int,
+        Gauge(
+            name="vcpo_calibration_age_steps",
+            help="Optimizer steps since the on-policy ESS ratio was last measured on fresh tokens.",
+        ),
+        Signal(),
+    ] = 0
+    """Counts from the start of the run before there are fresh tokens, which are tokens scored with
+    the version that sampled them; 0 where the run's spec gives the ratio."""
+    importance_weight_max: Annotated[
+        float,
+        Gauge(
+            name="vcpo_importance_weight_max",
+            help="Largest importance weight of the last step before truncation.",
+        ),
+    ] = 0.0
+    """Of a trajectory; at most the largest float, and 0 when a weight has no value."""
+    learning_rate_scale: Annotated[
+        float,
+        Gauge(
+            name="vcpo_learning_rate_scale_ratio",
+            help="Factor on the base learning rate in the last step; 0 when it was skipped.",
+        ),
+        Signal(),
+    ] = 0.0
+    learning_rate: Annotated[
+        float,
+        Gauge(
+            name="vcpo_learning_rate", help="Learning rate of the last step, warm-up and scale in."
+        ),
+    ] = 0.0
+    gradient_norm: Annotated[
+        float,
+        Gauge(
+            name="vcpo_gradient_norm", help="L2 norm of the last step's gradient before clipping."
+        ),
+        Curve(
+            title="Gradient norm",
+            unit="before clipping",
+            label="norm",
+            caption="Spikes together with a low ESS ratio come from a few heavy weights.",
+        ),
+    ] = 0.0
+    """0 when there is no gradient, or no finite one."""
+    baseline_shift: Annotated[
+        float,
+        Gauge(
+            name="vcpo_baseline_shift",
+            help="Mean over trajectories of the baseline minus the mean reward of its group.",
+        ),
+    ] = 0.0
+    masked_share: Annotated[
+        float,
+        Gauge(
+            name="vcpo_masked_tokens_ratio",
+            help="Share of the last step's tokens that the method gives no gradient.",
+        ),
+    ] = 0.0
+    warning_level: str = "ok"
+    """Early warning of a collapse, judged by the last steps: ok, warn, critical or dead."""
+    warning_score: Annotated[
+        float,
+        Gauge(
+            name="vcpo_collapse_warning_ratio",
+            help="Early warning of a collapse: 1/3 warns, 2/3 is critical, 1 is dead.",
+        ),
+    ] = 0.0
+    diagnostics: Annotated[
+        Mapping[str, Any],
+        Gauge(
+            entry="token_ess_ratio",
+            name="vcpo_token_ess_ratio",
+            help="ESS ratio of the last step's tokens, untruncated.",
+        ),
+        Gauge(
+            entry="truncated_ess_ratio",
+            name="vcpo_truncated_ess_ratio",
+            help="ESS ratio of the last step's trajectories after truncation.",
+        ),
+        Gauge(
+            entry="kl_per_token",
+            name="vcpo_divergence_nats",
+            help="KL divergence from behavior to target policy in the last step, per token.",
+        ),
+        Gauge(
+            entry="top_gradient_share",
+            name="vcpo_top_gradient_share_ratio",
+            help="Share of the last step's gradient norm that the top 1 % of trajectories have.",
+        ),
+    ] = field(default_factory=dict)
+    """`vcpo.algo.BatchDiagnostics` by field; empty when a weight has no value."""
+    ess_by_lag: Mapping[str, float] = field(default_factory=dict)
+    """ESS ratio of the trajectories in each bucket of lags, by the bucket's smallest lag; empty
+    when a weight has no value."""
+    skipped: str | None = None
+    """Why no update was made, or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord(UpdateRecord):
+    """One optimizer step: its update, and the state of the run around it."""
+
+    step: int
+    """Number of the step, from 1; also the policy version that it published."""
+    time_unix_s: float
+    lag_mean: Annotated[float, Signal()]
+    """Mean age of the trained tokens, in policy versions."""
+    lag_p50: Annotated[int, Signal()]
+    lag_max: Annotated[int, Signal()]
+    step_s: float
+    """Seconds spent computing the update."""
+    idle_s: float
+    """Seconds spent waiting for the batch before it."""
+    tokens_per_s: Annotated[
+        float,
+        Curve(
+            title="Throughput",
+            unit="tokens per second",
+            label="tokens/s",
+            caption="Response tokens accepted by the learner.",
+        ),
+    ]
+    """Response tokens accepted per second, over the window of recent steps."""
+    admission_lag_steps: int
+    """Lag limit in force when the batch was taken; no token of it is older."""
+    workers: Annotated[
+        int,
+        Curve(
+            title="Rollout workers",
+            unit="heard of lately",
+            label="workers",
+            caption="Drops are workers lost or scaled away.",
+            is_noisy=False,
+            is_whole=True,
+        ),
+    ]
+    """Workers heard of lately."""
+    leased: int
+    """Trajectories leased so far; `in_flight`, `buffered`, `consumed` and `dropped` sum to it."""
+    in_flight: int
+    buffered: int
+    consumed: int
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Trajectories dropped so far, by reason."""
+    weight_updates_in_flight: int = 0
+    """Policy versions that workers have swapped in so far while sequences were under way."""
+
+
+def update_fields(update: UpdateRecord) -> dict[str, Any]:
+    """Return the fields of `UpdateRecord` by name, of it or of a record that holds more."""
+    return {each.name: getattr(update, each.name) for each in dataclasses.fields(UpdateRecord)}
+
+
+def gauge_value(record: UpdateRecord, field_name: str, gauge: Gauge) -> float | None:
+    """Return what a gauge shows of a record; None when the record has no such number."""
+    found = getattr(record, field_name)
+    value: float | None = found if gauge.entry is None else found.get(gauge.entry)
+    return value
+
+
+_Use = TypeVar("_Use", Gauge, Curve, Signal)
+
+
+def _declared(use: type[_Use]) -> tuple[tuple[str, _Use], ...]:
+    """Return each field of a step record that is annotated with a use, in order of the fields."""
+    hints = get_type_hints(StepRecord, include_extras=True)
+    return tuple(
+        (name, note)
+        for name, hint in hints.items()
+        for note in getattr(hint, "__metadata__", ())
+        if isinstance(note, use)
+    )
+
+
+GAUGES: Final = _declared(Gauge)
+"""Name of the field and the gauge that shows it."""
+CURVES: Final = _declared(Curve)
+"""Name of the field and the chart that draws it."""
+SIGNALS: Final = tuple(name for name, _ in _declared(Signal))
+"""Names of the fields that signals carry."""
