@@ -1,0 +1,240 @@
+"""What an update costs the learner's host beside the model's own work.
+
+The host reads a batch off the wire, holds it until its step, lays it out for the model, and turns
+log-probabilities into the coefficients of the gradient. All of that is counted; the model's forward
+and backward passes are not.
+
+    time      CPU seconds of one thread: reading the messages, plus one `PolicyUpdate.step`, minus
+              the same forward and backward passes over token batches that exist already. The least
+              of several repeats. `vcpo` goes over a batch once, `grpo` twice.
+    memory    growth of the resident set in a process of its own. `held`: after the messages were
+              read and dropped. `peak`: the largest during one step, over the same start; it also
+              holds one micro-batch of the model, which is one trajectory.
+
+The model is as small as a model can be: its logits do not depend on its inputs, so what remains of
+a step is the host's. Its vocabulary is larger than 256 and tokens come from its end, because
+CPython shares the integers below 257. Norms of `vcpo` are those of `length`, which need no backward
+pass. Tokens are one and two versions old, as tokens of an asynchronous run are.
+
+    python -m benchmarks.learner_host
+
+The last line printed is JSON. `host_us_per_token` is the time of `vcpo` at the first size, and
+`host_bytes_per_token` is `held` at the last size. Sizes are written TRAJECTORIESxTOKENS, and tokens
+are those of the response; the prompts have 32 tokens more.
+"""
+
+import argparse
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vcpo.spec import VCPORunSpec
+from vcpo.wire.trajectory import Trajectory, trajectory_from_message
+from vcpo.wire.v1 import work_pb2
+from vcpo_learner.forward.logprobs import token_logprobs
+from vcpo_learner.forward.token_batch import token_batch
+from vcpo_learner.update.policy_update import PolicyUpdate
+
+VOCABULARY = 260
+FIRST_TOKEN = 257
+PROMPT_TOKENS = 32
+GROUP_SIZE = 8
+POLICY_VERSION = 2
+METHODS = ("vcpo", "grpo")
+
+
+class ConstantModel(nn.Module):
+    """A causal language model whose logits are its only parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(VOCABULARY))
+
+    def forward(self, input_ids: Tensor, **_: Any) -> SimpleNamespace:
+        """Return logits [batch, width, vocabulary]."""
+        return SimpleNamespace(logits=self.logits.expand(*input_ids.shape, -1))
+
+
+def make_messages(num_trajectories: int, num_tokens: int) -> list[bytes]:
+    """Serialized trajectories, the groups one after another; rewards 0 and 1 take turns."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        work_pb2.Trajectory(
+            trajectory_id=f"{row // GROUP_SIZE}/{row % GROUP_SIZE}",
+            prompt_token_ids=_token_bytes(PROMPT_TOKENS, generator),
+            response_token_ids=_token_bytes(num_tokens, generator),
+            rollout_logprobs=_logprob_bytes(num_tokens, generator),
+            version_spans=[
+                work_pb2.VersionSpan(policy_version=0, num_tokens=num_tokens // 2),
+                work_pb2.VersionSpan(policy_version=1, num_tokens=num_tokens - num_tokens // 2),
+            ],
+            reward=float(row % 2),
+            finish_reason=work_pb2.FINISH_REASON_STOP,
+        ).SerializeToString()
+        for row in range(num_trajectories)
+    ]
+
+
+def read_groups(messages: Sequence[bytes]) -> list[list[Trajectory]]:
+    """Read the trajectories off the wire, as the learner's service does."""
+    flat = [
+        trajectory_from_message(work_pb2.Trajectory.FromString(each), path="trajectory")
+        for each in messages
+    ]
+    return [flat[start : start + GROUP_SIZE] for start in range(0, len(flat), GROUP_SIZE)]
+
+
+def host_seconds(method: str, size: tuple[int, int], repeats: int) -> dict[str, float]:
+    """Least CPU seconds of reading, of a step, and of the model's own part in it."""
+    messages = make_messages(*size)
+    model = ConstantModel()
+    update = PolicyUpdate(model, _spec(method, size, GROUP_SIZE), pad_token_id=0)
+    least = dict.fromkeys(("read", "step", "model"), math.inf)
+    for _ in range(repeats):
+        started = time.process_time()
+        groups = read_groups(messages)
+        read = time.process_time()
+        update.step(groups, policy_version=POLICY_VERSION)
+        stepped = time.process_time()
+        seconds = {"read": read - started, "step": stepped - read}
+        seconds["model"] = _model_seconds(model, groups, num_passes=1 + (method == "grpo"))
+        least = {name: min(least[name], seconds[name]) for name in least}
+    return least
+
+
+def _model_seconds(
+    model: ConstantModel, groups: Sequence[Sequence[Trajectory]], num_passes: int
+) -> float:
+    """CPU seconds of forward and backward passes alone; the first of two passes goes forward."""
+    batches = [token_batch(group, 0, torch.device("cpu")) for group in groups]
+    started = time.process_time()
+    for batch in batches:
+        for _ in range(num_passes - 1):
+            with torch.no_grad():
+                token_logprobs(model, batch, temperature=1.0)
+        torch.autograd.backward(token_logprobs(model, batch, temperature=1.0).sum())
+    return time.process_time() - started
+
+
+def memory_bytes(method: str, size: tuple[int, int]) -> dict[str, int]:
+    """Growth of this process's resident set by the batch it holds, and by one step on it."""
+    update = PolicyUpdate(ConstantModel(), _spec(method, size, 1), pad_token_id=0)
+    update.step(read_groups(make_messages(GROUP_SIZE, 8)), policy_version=POLICY_VERSION)
+    before = _resident_bytes()
+    # Made one by one: messages that are still there would count.
+    groups = [
+        [read_groups([message])[0][0] for message in make_messages(GROUP_SIZE, size[1])]
+        for _ in range(size[0] // GROUP_SIZE)
+    ]
+    held = _resident_bytes() - before
+    update.step(groups, policy_version=POLICY_VERSION)
+    return {"held": held, "peak": _peak_resident_bytes() - before}
+
+
+def memory_bytes_elsewhere(method: str, name: str) -> dict[str, int]:
+    """`memory_bytes` in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.learner_host", "--memory-of", method]
+    command += ["--sizes", name]
+    print(f"{name}: memory of {method}, in a process of its own", flush=True)
+    # Our own module, by our own interpreter.
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout  # noqa: S603
+    found: dict[str, int] = json.loads(output.splitlines()[-1])
+    return found
+
+
+def parse_size(name: str) -> tuple[int, int]:
+    """Trajectories and response tokens of each, by the name of a size."""
+    num_trajectories, num_tokens = (int(part) for part in name.split("x"))
+    return num_trajectories, num_tokens
+
+
+def _token_bytes(count: int, generator: torch.Generator) -> bytes:
+    ids = torch.randint(FIRST_TOKEN, VOCABULARY, (count,), generator=generator, dtype=torch.int32)
+    return ids.numpy().tobytes()
+
+
+def _logprob_bytes(count: int, generator: torch.Generator) -> bytes:
+    """Log-probabilities near those of the model, float32."""
+    noise = 0.01 * torch.randn(count, generator=generator)
+    return (noise - math.log(VOCABULARY)).numpy().tobytes()
+
+
+def _spec(method: str, size: tuple[int, int], micro_batch: int) -> VCPORunSpec:
+    norms = {"gradientNorms": "length"} if method == "vcpo" else {}
+    return VCPORunSpec.model_validate(
+        {
+            "model": {"name": "constant"},
+            "environment": {"name": "countdown"},
+            "steps": 1,
+            "algorithm": {"method": method, **norms},
+            "batch": {
+                "promptsPerStep": size[0] // GROUP_SIZE,
+                "trajectoriesPerPrompt": GROUP_SIZE,
+                "microBatchTrajectories": micro_batch,
+            },
+            "sampling": {"maxNewTokens": size[1]},
+        }
+    )
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
+
+
+def _peak_resident_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    """Measure every size, or the memory of one."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--sizes", nargs="+", default=["64x512", "2048x8192"])
+    parser.add_argument("--repeats", type=int, default=15, help="timed steps of the first size")
+    parser.add_argument("--memory-of", choices=METHODS, help="print one method's memory, only")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.memory_of:
+        print(json.dumps(memory_bytes(arguments.memory_of, parse_size(arguments.sizes[0]))))
+        return
+    first, last = arguments.sizes[0], arguments.sizes[-1]
+    num_tokens = math.prod(parse_size(first))
+    times = {}
+    for method in METHODS:
+        seconds = host_seconds(method, parse_size(first), arguments.repeats)
+        host = seconds["read"] + seconds["step"] - seconds["model"]
+        times[method] = {name: round(value * 1e3, 2) for name, value in seconds.items()}
+        times[method]["host_us_per_token"] = round(host / num_tokens * 1e6, 3)
+        print(f"{first} {method}: {times[method]} (CPU ms)", flush=True)
+    memory: dict[str, dict[str, float]] = {}
+    for name in arguments.sizes:
+        found = memory_bytes_elsewhere("vcpo", name)
+        size = math.prod(parse_size(name))
+        memory[name] = {key: round(value / size, 1) for key, value in found.items()}
+        print(f"{name} vcpo: {memory[name]} (bytes per token)", flush=True)
+    print(
+        json.dumps(
+            {
+                "benchmark": "learner_host",
+                "sizes": arguments.sizes,
+                "host_us_per_token": times["vcpo"]["host_us_per_token"],
+                "host_bytes_per_token": memory[last]["held"],
+                "cpu_ms": times,
+                "bytes_per_token": memory,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
