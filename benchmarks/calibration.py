@@ -122,9 +122,9 @@ def under(unit: EssUnit, mismatch: float) -> EssUnit:
 
     Worked out here anew, since `ess_unit` would also cut anew: -log rho_on is log mean exp(s2 n).
     """
-    sizes = torch.tensor([size for pieces in unit.pieces for size in pieces], dtype=torch.float64)
+    sizes = torch.tensor([size for pieces in unit.blocks for size in pieces], dtype=torch.float64)
     nats = float(torch.logsumexp(mismatch * sizes, 0)) - math.log(len(sizes))
-    whole_nats = mismatch * sum(unit.pieces[0])
+    whole_nats = mismatch * sum(unit.blocks[0])
     exponent = min(whole_nats, READABLE_NATS) / nats if unit.kind is EssKind.BLOCK else 1.0
     return replace(
         unit, exponent=exponent, on_policy_ess_ratio=math.exp(-nats), mismatch_nats=max(nats, 0.0)

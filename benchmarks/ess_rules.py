@@ -58,7 +58,7 @@ class Law:
 
 def moments(log_ratios: torch.Tensor, unit: EssUnit) -> WeightMoments:
     """Of the weights of the pieces; all trajectories are of one length and cut alike."""
-    ends = torch.tensor(unit.pieces[0]).cumsum(0) - 1
+    ends = torch.tensor(unit.blocks[0]).cumsum(0) - 1
     sums = log_ratios.double().cumsum(1)[:, ends]
     log_weights = sums.diff(dim=1, prepend=torch.zeros(len(sums), 1, dtype=sums.dtype)).flatten()
     return WeightMoments(

@@ -6,7 +6,7 @@ import re
 import signal
 from collections.abc import Sequence
 
-from vcpo.lifecycle import COMPLAINT_MARK
+from vcpo.lifecycle import START_ERROR_MARK
 
 _MAX_CAUSE_CHARACTERS = 500
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -43,7 +43,7 @@ def crash_cause(log: str) -> str:
     group what is in it, even where the log begins amid its frames; else the last line that is no
     progress bar; empty when there is none.
     """
-    _, mark, complaint = log.rpartition(COMPLAINT_MARK)
+    _, mark, complaint = log.rpartition(START_ERROR_MARK)
     if mark:
         return _one_line(complaint)
     lines = _meaningful_lines(log)

@@ -40,7 +40,7 @@ DRAINED = os.EX_TEMPFAIL
 """Exit status of a local run's learner that was asked to leave before the last step. In a cluster
 it is 0: a pod that leaves when it is told to has not failed."""
 
-COMPLAINT_MARK = "vcpo: cannot start: "
+START_ERROR_MARK = "vcpo: cannot start: "
 """Stands before what the user must put right, in a service's log."""
 
 _MAX_PORT = 65_535
@@ -66,7 +66,7 @@ def gpu_memory_ratio() -> float | None:
 
 
 @contextlib.contextmanager
-def starting() -> Iterator[None]:
+def start_errors() -> Iterator[None]:
     """Around whatever depends on files, addresses and settings that the user gave.
 
     Raises:
@@ -78,10 +78,10 @@ def starting() -> Iterator[None]:
         raise StartError(str(error)) from error
 
 
-def complain(error: StartError) -> int:
+def report_start_error(error: StartError) -> int:
     """Say what the user must put right; returns the exit status."""
     with contextlib.suppress(OSError):  # a log on a full disk does not change the status
-        sys.stderr.write(f"{COMPLAINT_MARK}{error}\n")
+        sys.stderr.write(f"{START_ERROR_MARK}{error}\n")
     return CANNOT_START
 
 

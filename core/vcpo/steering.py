@@ -45,7 +45,7 @@ class LearnerControl:
         request = control_pb2.DrainRequest(reason=reason)
         await self._control.Drain(request, timeout=CALL_TIMEOUT_S)
 
-    async def release_all_of(self, worker_id: str) -> int:
+    async def release_all_leases(self, worker_id: str) -> int:
         """Hand back for a worker that was seen to die; returns how many leases it held."""
         request = work_pb2.ReleaseRequest(worker_id=worker_id)
         response = await self._work.Release(request, timeout=CALL_TIMEOUT_S)

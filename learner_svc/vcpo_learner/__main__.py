@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
-from vcpo.lifecycle import StartError, complain
+from vcpo.lifecycle import StartError, report_start_error
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.app import Options, run_learner
 
@@ -27,7 +27,7 @@ def main() -> int:
     try:
         phase = asyncio.run(run_learner(_options(arguments)))
     except StartError as error:
-        return complain(error)
+        return report_start_error(error)
     if phase is RunPhase.COMPLETE:
         return 0
     return 1 if phase is RunPhase.FAILED else int(arguments.drained_status)

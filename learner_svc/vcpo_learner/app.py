@@ -23,7 +23,7 @@ from vcpo.lifecycle import (
     on_parent_exit,
     on_stop_request,
     split_address,
-    starting,
+    start_errors,
     write_ready,
 )
 from vcpo.local.models import context_tokens
@@ -97,14 +97,14 @@ async def run_learner(options: Options) -> RunPhase:
         StartError: what the user must put right; also when another learner trains the run.
     """
     with contextlib.ExitStack() as held:
-        with starting():
+        with start_errors():
             lock = run_lock(options.run_dir, LockHolder.LEARNER, patience_s=_LOCK_PATIENCE_S)
             await asyncio.to_thread(held.enter_context, lock)
         return await _run_alone(options)
 
 
 async def _run_alone(options: Options) -> RunPhase:
-    with starting():
+    with start_errors():
         run = load_run(options.run_file)
         if run.spec.learner.threads is not None:
             torch.set_num_threads(run.spec.learner.threads)
@@ -223,16 +223,16 @@ class _Parts:
             ControlService(dispatcher=self.dispatcher, signals=self.signals, drain=self.drain),
             server.grpc_server,
         )
-        with starting():
+        with start_errors():
             metrics_host, metrics_port = split_address(options.metrics_listen)
             endpoint = serve_metrics(self.metrics.registry, metrics_host, metrics_port)
         with endpoint:
-            with starting():
+            with start_errors():
                 port = await server.start(options.listen, _SERVICES)
             _LOGGER.info("serving on port %d, metrics on %d", port, endpoint.port)
             if options.ready_file is not None:
                 ready = Ready(pid=os.getpid(), grpc_port=port, metrics_port=endpoint.port)
-                with starting():
+                with start_errors():
                     write_ready(options.ready_file, ready)
             refreshing = asyncio.create_task(self._refresh(server))
             try:

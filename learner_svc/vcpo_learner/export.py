@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers.utils import logging
 
 from vcpo.exported_model import ExportedModel
-from vcpo.lifecycle import CANNOT_START, StartError, starting
+from vcpo.lifecycle import CANNOT_START, StartError, start_errors
 from vcpo.spec import load_run
 from vcpo_learner.model.checkpoint import Checkpoint, CheckpointFolder
 from vcpo_learner.model.loading import load_policy, restore_policy
@@ -21,7 +21,7 @@ def main() -> int:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     options = _options()
     try:
-        with starting():
+        with start_errors():
             output = export(
                 options.run_dir, step=options.step, adapters=options.adapters, output=options.output
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import grpc
 
-from vcpo.lifecycle import StartError, complain
+from vcpo.lifecycle import StartError, report_start_error
 from vcpo_rollout.app import Options, run_worker
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.transport.retries import LearnerFailedError
@@ -24,7 +24,7 @@ def main() -> int:
     try:
         asyncio.run(run_worker(_options()))
     except StartError as error:
-        return complain(error)
+        return report_start_error(error)
     except EngineError as error:
         sys.stderr.write(f"engine: {error}\n")
         return 1

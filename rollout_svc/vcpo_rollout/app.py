@@ -16,7 +16,7 @@ from vcpo.lifecycle import (
     on_parent_exit,
     on_stop_request,
     split_address,
-    starting,
+    start_errors,
     write_ready,
 )
 from vcpo.metrics import RolloutMetrics, serve_metrics
@@ -72,7 +72,7 @@ async def run_worker(options: Options) -> RunPhase:
         StartError: what the user must put right.
         EngineError: when the engine died.
     """
-    with starting():
+    with start_errors():
         run = load_run(options.run_file)
         group = rollout_group(run, options.group)
         settings = run.spec.environment
@@ -86,7 +86,7 @@ async def run_worker(options: Options) -> RunPhase:
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(SharingService(shelf), server.grpc_server)
     channel = open_channel(options.learner, token=token)
     with endpoint:
-        with starting():
+        with start_errors():
             port = await server.start(options.listen, _SERVICES, serving=False)
             seed = sampling_seed(run.spec.seed, options.worker_id)
             prepare, engine, codec = await asyncio.to_thread(_load, run.spec, group, seed=seed)

@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from vcpo.lifecycle import StartError, complain
+from vcpo.lifecycle import StartError, report_start_error
 from vcpo_study.app import Options, run_study
 from vcpo_study.cell import Selection
 
@@ -22,7 +22,7 @@ def main() -> int:
     try:
         complete = run_study(_options(sys.argv[1:]), _say)
     except StartError as error:
-        return complain(error)
+        return report_start_error(error)
     except KeyboardInterrupt:
         _say("interrupted; the same command goes on where this one stopped")
         return _INTERRUPTED

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from vcpo.lifecycle import StartError, starting
+from vcpo.lifecycle import StartError, start_errors
 from vcpo_study.cell import Cell, Selection, grid_cells, tuning_cells
 from vcpo_study.pool import run_cells
 from vcpo_study.progress import Progress
@@ -47,7 +47,7 @@ def run_study(options: Options, say: Say) -> bool:
     Raises:
         StartError: what the user must put right.
     """
-    with starting():
+    with start_errors():
         study = load_study(options.file)
         model_name = model_directory(study, options.file)
     _check_selection(study.spec, options.selection)

@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from vcpo.algo import MISMATCH_LIMITS_NATS, MismatchClass, MismatchError, NoiseSchedule, audited_gap
+from vcpo.algo import (
+    MISMATCH_LIMITS_NATS,
+    MismatchClass,
+    MismatchError,
+    NoiseSchedule,
+    audit_mismatch,
+)
 from vcpo.spec import load_run
 from vcpo.spec.workloads import Quantization
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
@@ -55,21 +61,21 @@ def altered_by(quantization=Quantization.NONE, noise=None):
 
 
 def test_engine_and_learner_agree_to_float32():
-    assert audited_gap(Bench().step().fresh, EXACT) < 1e-5
+    assert audit_mismatch(Bench().step().fresh, EXACT) < 1e-5
 
 
 @pytest.mark.parametrize("temperature", [0.9, 0.7])
 def test_a_sampler_at_another_temperature_is_found_out_even_beside_bfloat16(temperature):
     result = Bench().step(temperature=temperature)
     with pytest.raises(MismatchError, match="temperature"):
-        audited_gap(result.fresh, ROUNDED)
+        audit_mismatch(result.fresh, ROUNDED)
 
 
 def test_weights_rounded_to_bfloat16_are_no_float32():
     result = Bench().step(
         lambda weights, _: {name: each.bfloat16().float() for name, each in weights.items()}
     )
-    assert audited_gap(result.fresh, ROUNDED) > EXACT
+    assert audit_mismatch(result.fresh, ROUNDED) > EXACT
 
 
 def test_a_sampler_of_another_model_is_found_out_whatever_the_format():
@@ -77,7 +83,7 @@ def test_a_sampler_of_another_model_is_found_out_whatever_the_format():
         lambda weights, _: {name: torch.randn_like(each) / 8 for name, each in weights.items()}
     )
     with pytest.raises(MismatchError):
-        audited_gap(result.fresh, ALTERED)
+        audit_mismatch(result.fresh, ALTERED)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +94,7 @@ def test_a_sampler_of_another_model_is_found_out_whatever_the_format():
 def test_what_a_run_asks_for_is_no_mistake_and_not_taken_for_staleness(alteration):
     bench = Bench()
     results = [bench.step(alteration) for _ in range(6)]
-    assert audited_gap(results[0].fresh, ALTERED) > EXACT
+    assert audit_mismatch(results[0].fresh, ALTERED) > EXACT
     last = results[-1]
     # Mismatch costs part of the sample size, and the rate is not cut for it.
     assert last.on_policy_ess_ratio < 0.9999

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vcpo.lifecycle import Ready, StartError, read_ready, split_address, starting, write_ready
+from vcpo.lifecycle import Ready, StartError, read_ready, split_address, start_errors, write_ready
 
 READY = Ready(pid=12, grpc_port=7600, metrics_port=7601)
 TIMEOUT_S = 60
@@ -30,12 +30,12 @@ asyncio.run(serve())
 
 @pytest.mark.parametrize("problem", [OSError("port taken"), ValueError("no port")])
 def test_what_the_user_must_put_right_while_starting_is_a_start_error(problem):
-    with pytest.raises(StartError, match=str(problem)), starting():
+    with pytest.raises(StartError, match=str(problem)), start_errors():
         raise problem
 
 
 def test_a_bug_while_starting_stays_a_bug():
-    with pytest.raises(KeyError), starting():
+    with pytest.raises(KeyError), start_errors():
         raise KeyError("bug")
 
 

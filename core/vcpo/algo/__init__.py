@@ -56,9 +56,9 @@ from vcpo.algo.baseline import (
     optimal_baseline,
     published_baseline,
 )
-from vcpo.algo.ess.blocks import near_equal_pieces, piece_log_weights
+from vcpo.algo.ess.blocks import block_log_weights, near_equal_blocks
 from vcpo.algo.ess.calibration import (
-    PIECE_TOKENS,
+    FRESH_BLOCK_TOKENS,
     STALE_STEPS,
     FreshSums,
     MismatchCalibration,
@@ -81,12 +81,12 @@ from vcpo.algo.health.diagnostics import BatchDiagnostics, NormStatistics, Token
 from vcpo.algo.health.early_warning import EarlyWarning, WarningLevel
 from vcpo.algo.health.lag_breakdown import LagBucket, LaggedTrajectory, lag_breakdown, lag_budget
 from vcpo.algo.health.mismatch_audit import (
-    MIN_FRESH_PIECES,
+    MIN_FRESH_BLOCKS,
     MISMATCH_LIMITS_NATS,
     FreshTokens,
     MismatchClass,
     MismatchError,
-    audited_gap,
+    audit_mismatch,
 )
 from vcpo.algo.health.warning_signals import StepHealth, WarningThresholds
 from vcpo.algo.methods import (
@@ -103,9 +103,9 @@ from vcpo.algo.rollout_noise import NoiseSchedule
 from vcpo.algo.vtrace import VTrace, vtrace
 
 __all__ = [
-    "MIN_FRESH_PIECES",
+    "FRESH_BLOCK_TOKENS",
+    "MIN_FRESH_BLOCKS",
     "MISMATCH_LIMITS_NATS",
-    "PIECE_TOKENS",
     "RECIPES",
     "STALE_STEPS",
     "Aggregation",
@@ -149,8 +149,9 @@ __all__ = [
     "WeightMoments",
     "advantages",
     "alarm_step",
-    "audited_gap",
+    "audit_mismatch",
     "batch_advantages",
+    "block_log_weights",
     "collapse_step",
     "diagnose",
     "effective_sample_size",
@@ -167,9 +168,8 @@ __all__ = [
     "log_norms",
     "log_sum_exp",
     "mean_baseline",
-    "near_equal_pieces",
+    "near_equal_blocks",
     "optimal_baseline",
-    "piece_log_weights",
     "published_baseline",
     "truncated_weight",
     "vtrace",

@@ -30,10 +30,8 @@ from types import MappingProxyType
 from typing import Final
 
 from vcpo.algo.baseline import Baseline
+from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO
 from vcpo.algo.ess.learning_rate import LearningRateRule
-
-LARGEST_LOG_RATIO: Final = 20.0
-"""Nats; a ratio is held at e^20 where a method has no cap."""
 
 
 class Method(StrEnum):

@@ -18,10 +18,10 @@ from vcpo.journal import read_metrics
 from vcpo.local.export import EXPORT_MODULES, ExportOptions, become_export
 from vcpo.local.host import Host, HostOptions
 from vcpo.local.preflight import check_machine, machine_warnings, with_local_paths
-from vcpo.local.processes.fleet import FleetError, check_installed
+from vcpo.local.processes.fleet import RunFailedError, check_installed
 from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.local.study import STUDY_MODULES, StudyOptions, become_study
-from vcpo.local.terminal.ending import Ending, Outcome, outcome_of_complete
+from vcpo.local.terminal.ending import Ending, RunOutcome, outcome_of_complete
 from vcpo.local.terminal.summary import summarize
 from vcpo.local.terminal.view import make_view
 from vcpo.metrics import AddressError
@@ -99,7 +99,7 @@ def run(
     try:
         check_installed()
         check_machine(loaded, file)
-    except (FleetError, SpecError) as error:
+    except (RunFailedError, SpecError) as error:
         _fail(str(error))
     options = HostOptions(resume=resume, metrics_port=metrics_port)
     with _writing("--run-dir", directory.path):
@@ -182,7 +182,7 @@ def export(
         _fail(f"RUN_DIR: {run_dir} holds no run; give the directory that `vcpo run` printed")
     try:
         check_installed(EXPORT_MODULES)
-    except FleetError as error:
+    except RunFailedError as error:
         _fail(str(error))
     become_export(ExportOptions(run_dir=run_dir, step=step, adapters=adapters, output=output))
 
@@ -227,7 +227,7 @@ def study(
     )
     try:
         check_installed(STUDY_MODULES)
-    except FleetError as error:
+    except RunFailedError as error:
         _fail(str(error))
     become_study(options)
 
@@ -238,7 +238,7 @@ def schema() -> None:
     typer.echo(json.dumps(json_schema(), indent=2))
 
 
-def _train(loaded: VCPORun, directory: RunDir, options: HostOptions) -> Outcome:
+def _train(loaded: VCPORun, directory: RunDir, options: HostOptions) -> RunOutcome:
     with _writing("--run-dir", directory.path):
         directory.create(loaded)
     _OUT.print(f"run directory: {directory.path}", soft_wrap=True, markup=False)

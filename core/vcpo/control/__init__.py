@@ -5,7 +5,7 @@ Used by the local host and the operator alike. Nothing here knows a clock, a ser
 
 from vcpo.control.admission import admissible_trajectories, surplus_trajectories
 from vcpo.control.conditions import Condition, ConditionStatus, ConditionType, Reason
-from vcpo.control.decision import Decision, decide
+from vcpo.control.decision import ControlDecision, decide
 from vcpo.control.limits import GroupLimits, Limits
 from vcpo.control.scaling import Direction
 from vcpo.control.signals import RunSignals
@@ -15,8 +15,8 @@ __all__ = [
     "Condition",
     "ConditionStatus",
     "ConditionType",
+    "ControlDecision",
     "ControlState",
-    "Decision",
     "Direction",
     "GroupLimits",
     "Limits",

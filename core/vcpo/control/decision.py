@@ -1,7 +1,7 @@
 """The decision: signals and the last state in, limits to apply and the next state out.
 
     limits ----.
-    state  ----+--> decide --> Decision (admission lag, replicas, conditions), next state
+    state  ----+--> decide --> ControlDecision (admission lag, replicas, conditions), next state
     signals ---'
     now_s -----'
 
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 from vcpo.control.conditions import Condition, ConditionType, Reason, condition
 from vcpo.control.limits import Limits
-from vcpo.control.scaling import Direction, Outlook, next_fleet
+from vcpo.control.scaling import Direction, ScalingContext, next_fleet
 from vcpo.control.signals import RunSignals
 from vcpo.control.state import ControlState
 from vcpo.control.throttle import EssHealth, ess_health, next_throttle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class ControlDecision:
     """What to apply now."""
 
     admission_lag_steps: int
@@ -45,7 +45,7 @@ class Decision:
 
 def decide(
     limits: Limits, state: ControlState, signals: RunSignals | None, now_s: float
-) -> tuple[Decision, ControlState]:
+) -> tuple[ControlDecision, ControlState]:
     """Decide on admission and replicas.
 
     state: from the last decision, or `ControlState.start`; it is first fitted to the limits, which
@@ -65,7 +65,7 @@ def decide(
 
 def _decide_on(
     limits: Limits, state: ControlState, signals: RunSignals, now_s: float
-) -> tuple[Decision, ControlState]:
+) -> tuple[ControlDecision, ControlState]:
     health = ess_health(limits.ess_floor_ratio, signals)
     throttle = next_throttle(
         state.throttle,
@@ -73,12 +73,12 @@ def _decide_on(
         step=signals.step,
         max_lag_steps=limits.max_admission_lag_steps,
     )
-    outlook = Outlook(
+    context = ScalingContext(
         admission_lag_steps=throttle.admission_lag_steps,
         ess_has_room=health is EssHealth.HEALTHY,
         now_s=now_s,
     )
-    fleet, fed = next_fleet(limits, state.fleet, signals, outlook)
+    fleet, fed = next_fleet(limits, state.fleet, signals, context)
     decided = ControlState(throttle=throttle, fleet=fleet)
     tightened = throttle.admission_lag_steps < limits.max_admission_lag_steps
     conditions = (
@@ -93,7 +93,7 @@ def _decide_on(
     return _decision(decided, _direction(fed), conditions, reasons), decided
 
 
-def _held(state: ControlState, why: Reason) -> Decision:
+def _held(state: ControlState, why: Reason) -> ControlDecision:
     conditions = (
         condition(ConditionType.SIGNALS_FRESH, why),
         condition(ConditionType.ESS_HEALTHY, Reason.NO_SIGNALS),
@@ -107,8 +107,8 @@ def _decision(
     direction: Direction,
     conditions: tuple[Condition, ...],
     reasons: tuple[str, ...],
-) -> Decision:
-    return Decision(
+) -> ControlDecision:
+    return ControlDecision(
         admission_lag_steps=state.throttle.admission_lag_steps,
         replicas=dict(state.fleet.replicas),
         direction=direction,

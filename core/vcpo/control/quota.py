@@ -28,7 +28,7 @@ class Trust(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class LeaseHolders:
     """Who shares the work; all counts at least 0."""
 
     budget: int
@@ -41,7 +41,9 @@ class Fleet:
     """Trajectories that new and doubted workers hold, and workers not heard of any more."""
 
 
-def quota_trajectories(fleet: Fleet, trust: Trust, *, places: int, held: int, group: int) -> int:
+def quota_trajectories(
+    holders: LeaseHolders, trust: Trust, *, places: int, held: int, group: int
+) -> int:
     """Trajectories that a worker may be granted now, >= 0, beside what admission lets it have.
 
     places: Trajectories that it can have under way at one time.
@@ -51,6 +53,6 @@ def quota_trajectories(fleet: Fleet, trust: Trust, *, places: int, held: int, gr
     free = max(0, places - held)
     if trust is Trust.TRUSTED:
         return free
-    pool = fleet.budget if fleet.num_trusted == 0 else fleet.budget // 2
-    share = pool // max(1, fleet.num_new) if trust is Trust.NEW else 0
-    return max(0, min(free, max(group, share) - held, pool - fleet.held_by_untrusted))
+    pool = holders.budget if holders.num_trusted == 0 else holders.budget // 2
+    share = pool // max(1, holders.num_new) if trust is Trust.NEW else 0
+    return max(0, min(free, max(group, share) - held, pool - holders.held_by_untrusted))

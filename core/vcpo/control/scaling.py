@@ -72,7 +72,7 @@ class Starvation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class FleetState:
     """Replicas wanted, and what the next ones depend on."""
 
     replicas: Mapping[str, int]
@@ -91,7 +91,7 @@ class Fleet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class ScalingContext:
     """What besides the signals a change of the fleet depends on."""
 
     admission_lag_steps: int
@@ -101,60 +101,66 @@ class Outlook:
 
 
 def next_fleet(
-    limits: Limits, fleet: Fleet, signals: RunSignals, outlook: Outlook
-) -> tuple[Fleet, Reason]:
+    limits: Limits, fleet: FleetState, signals: RunSignals, context: ScalingContext
+) -> tuple[FleetState, Reason]:
     """Replicas to want now, with the reason that `LearnerFed` gets.
 
     fleet: its replicas are within the limits.
     """
-    fleet = replace(fleet, starvation=_remembered(limits, fleet, signals, outlook))
-    reason = _judge(limits, fleet, signals, outlook)
+    fleet = replace(fleet, starvation=_remembered(limits, fleet, signals, context))
+    reason = _judge(limits, fleet, signals, context)
     if reason is Reason.SCALING_UP:
         replicas = _grown(limits, fleet, _wanted_workers(fleet, signals) - fleet.total)
     elif reason is Reason.SCALING_DOWN:
-        replicas = _shrunk(limits, fleet, fleet.total - _least_workers(limits, fleet, outlook))
+        replicas = _shrunk(limits, fleet, fleet.total - _least_workers(limits, fleet, context))
     else:
         return fleet, reason
-    changed = replace(fleet, replicas=replicas, scaled_s=outlook.now_s, scaled_step=signals.step)
+    changed = replace(fleet, replicas=replicas, scaled_s=context.now_s, scaled_step=signals.step)
     return changed, reason
 
 
-def _judge(limits: Limits, fleet: Fleet, signals: RunSignals, outlook: Outlook) -> Reason:
+def _judge(
+    limits: Limits, fleet: FleetState, signals: RunSignals, context: ScalingContext
+) -> Reason:
     if signals.ess_ratio_mean is None or signals.lag_p50 is None:
         return Reason.NO_STEP_YET
     if signals.learner_idle_ratio > limits.idle_high_ratio:
-        return _judge_starved(limits, fleet, signals, outlook)
-    if signals.learner_idle_ratio < limits.idle_low_ratio and _work_is_out(signals, outlook):
-        return _judge_saturated(limits, fleet, signals, outlook)
+        return _judge_starved(limits, fleet, signals, context)
+    if signals.learner_idle_ratio < limits.idle_low_ratio and _work_is_out(signals, context):
+        return _judge_saturated(limits, fleet, signals, context)
     return Reason.BALANCED
 
 
-def _judge_starved(limits: Limits, fleet: Fleet, signals: RunSignals, outlook: Outlook) -> Reason:
-    if _work_is_out(signals, outlook):
+def _judge_starved(
+    limits: Limits, fleet: FleetState, signals: RunSignals, context: ScalingContext
+) -> Reason:
+    if _work_is_out(signals, context):
         return Reason.ADMISSION_BOUND
-    if not outlook.ess_has_room:
+    if not context.ess_has_room:
         return Reason.ESS_LOW
-    if not _lag_has_room(signals, outlook.admission_lag_steps):
+    if not _lag_has_room(signals, context.admission_lag_steps):
         return Reason.LAG_HIGH
     if fleet.total >= sum(group.max_replicas for group in limits.groups):
         return Reason.AT_MAXIMUM
     if _wanted_workers(fleet, signals) <= fleet.total:
         return Reason.WORKERS_PENDING
-    if not _settled(fleet, signals, outlook, limits.scale_up_cooldown_s):
+    if not _settled(fleet, signals, context, limits.scale_up_cooldown_s):
         return Reason.COOLING_DOWN
     return Reason.SCALING_UP
 
 
-def _judge_saturated(limits: Limits, fleet: Fleet, signals: RunSignals, outlook: Outlook) -> Reason:
-    if fleet.total <= _least_workers(limits, fleet, outlook):
+def _judge_saturated(
+    limits: Limits, fleet: FleetState, signals: RunSignals, context: ScalingContext
+) -> Reason:
+    if fleet.total <= _least_workers(limits, fleet, context):
         return Reason.AT_MINIMUM
-    if not _settled(fleet, signals, outlook, limits.scale_down_cooldown_s):
+    if not _settled(fleet, signals, context, limits.scale_down_cooldown_s):
         return Reason.SATURATED
     return Reason.SCALING_DOWN
 
 
-def _work_is_out(signals: RunSignals, outlook: Outlook) -> bool:
-    admitted = (outlook.admission_lag_steps + 1) * signals.batch_trajectories
+def _work_is_out(signals: RunSignals, context: ScalingContext) -> bool:
+    admitted = (context.admission_lag_steps + 1) * signals.batch_trajectories
     return signals.outstanding >= ADMISSION_FULL_RATIO * admitted
 
 
@@ -166,21 +172,23 @@ def _lag_has_room(signals: RunSignals, admission_lag_steps: int) -> bool:
     return middle <= math.ceil(LAG_ROOM_RATIO * admission_lag_steps)
 
 
-def _settled(fleet: Fleet, signals: RunSignals, outlook: Outlook, cooldown_s: float) -> bool:
-    return signals.step != fleet.scaled_step and outlook.now_s - fleet.scaled_s >= cooldown_s
+def _settled(
+    fleet: FleetState, signals: RunSignals, context: ScalingContext, cooldown_s: float
+) -> bool:
+    return signals.step != fleet.scaled_step and context.now_s - fleet.scaled_s >= cooldown_s
 
 
-def _working(fleet: Fleet, signals: RunSignals) -> int:
+def _working(fleet: FleetState, signals: RunSignals) -> int:
     return min(fleet.total, sum(signals.ready_workers.values()))
 
 
-def _wanted_workers(fleet: Fleet, signals: RunSignals) -> int:
+def _wanted_workers(fleet: FleetState, signals: RunSignals) -> int:
     busy_ratio = 1.0 - signals.learner_idle_ratio
     growth = min(LARGEST_GROWTH, 1.0 / busy_ratio) if busy_ratio > 0.0 else LARGEST_GROWTH
     return max(1, math.ceil(_working(fleet, signals) * growth - _ROUNDING_SLACK))
 
 
-def _grown(limits: Limits, fleet: Fleet, missing: int) -> dict[str, int]:
+def _grown(limits: Limits, fleet: FleetState, missing: int) -> dict[str, int]:
     replicas = dict(fleet.replicas)
     group = next(each for each in limits.groups if replicas[each.name] < each.max_replicas)
     current = replicas[group.name]
@@ -189,7 +197,7 @@ def _grown(limits: Limits, fleet: Fleet, missing: int) -> dict[str, int]:
     return replicas
 
 
-def _shrunk(limits: Limits, fleet: Fleet, spare: int) -> dict[str, int]:
+def _shrunk(limits: Limits, fleet: FleetState, spare: int) -> dict[str, int]:
     replicas = dict(fleet.replicas)
     emptied_first = reversed(limits.groups)
     group = next(each for each in emptied_first if replicas[each.name] > each.min_replicas)
@@ -198,29 +206,29 @@ def _shrunk(limits: Limits, fleet: Fleet, spare: int) -> dict[str, int]:
     return replicas
 
 
-def _least_workers(limits: Limits, fleet: Fleet, outlook: Outlook) -> int:
+def _least_workers(limits: Limits, fleet: FleetState, context: ScalingContext) -> int:
     """Fewest workers that a removal may leave: the minimum, one, or one more than starved."""
     least = max(1, sum(group.min_replicas for group in limits.groups))
-    if fleet.starvation is None or not _is_recent(limits, fleet.starvation, outlook.now_s):
+    if fleet.starvation is None or not _is_recent(limits, fleet.starvation, context.now_s):
         return least
     return max(least, fleet.starvation.workers + 1)
 
 
 def _remembered(
-    limits: Limits, fleet: Fleet, signals: RunSignals, outlook: Outlook
+    limits: Limits, fleet: FleetState, signals: RunSignals, context: ScalingContext
 ) -> Starvation | None:
     """Largest number of ready workers with which the learner starved of late."""
     known = fleet.starvation
     starves = signals.learner_idle_ratio > limits.idle_high_ratio
-    for_workers = signals.ess_ratio_mean is not None and not _work_is_out(signals, outlook)
+    for_workers = signals.ess_ratio_mean is not None and not _work_is_out(signals, context)
     # Just after a change the idle window still shows what was before it.
-    settled = _settled(fleet, signals, outlook, limits.scale_up_cooldown_s)
+    settled = _settled(fleet, signals, context, limits.scale_up_cooldown_s)
     if not (starves and for_workers and settled):
         return known
     working = _working(fleet, signals)
-    if known and known.workers > working and _is_recent(limits, known, outlook.now_s):
+    if known and known.workers > working and _is_recent(limits, known, context.now_s):
         return known
-    return Starvation(workers=working, seen_s=outlook.now_s)
+    return Starvation(workers=working, seen_s=context.now_s)
 
 
 def _is_recent(limits: Limits, starvation: Starvation, now_s: float) -> bool:

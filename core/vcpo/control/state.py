@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from vcpo.control.limits import Limits
-from vcpo.control.scaling import Fleet, Starvation
-from vcpo.control.throttle import Throttle
+from vcpo.control.scaling import FleetState, Starvation
+from vcpo.control.throttle import ThrottleState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlState:
     """What decisions depend on besides limits, signals and time."""
 
-    throttle: Throttle
-    fleet: Fleet
+    throttle: ThrottleState
+    fleet: FleetState
 
     @classmethod
     def start(
@@ -37,8 +37,8 @@ class ControlState:
         most = limits.max_admission_lag_steps
         lag = most if admission_lag_steps is None else min(admission_lag_steps, most)
         return cls(
-            throttle=Throttle(admission_lag_steps=lag),
-            fleet=Fleet(replicas=limits.fit(replicas or {}), scaled_s=now_s),
+            throttle=ThrottleState(admission_lag_steps=lag),
+            fleet=FleetState(replicas=limits.fit(replicas or {}), scaled_s=now_s),
         )
 
     def fit(self, limits: Limits, now_s: float) -> ControlState:
@@ -73,8 +73,8 @@ class ControlState:
             raise ValueError(f"not a control state ({error!r}): {entry!r}") from error
 
 
-def _throttle(entry: Mapping[str, Any]) -> Throttle:
-    return Throttle(
+def _throttle(entry: Mapping[str, Any]) -> ThrottleState:
+    return ThrottleState(
         admission_lag_steps=int(entry["admission_lag_steps"]),
         progress=int(entry["progress"]),
         judged_step=_optional_int(entry["judged_step"]),
@@ -87,9 +87,9 @@ def _optional_int(value: Any) -> int | None:
     return None if value is None else int(value)
 
 
-def _fleet(entry: Mapping[str, Any]) -> Fleet:
+def _fleet(entry: Mapping[str, Any]) -> FleetState:
     starvation = entry["starvation"]
-    return Fleet(
+    return FleetState(
         replicas={str(group): int(workers) for group, workers in entry["replicas"].items()},
         scaled_s=float(entry["scaled_s"]),
         scaled_step=_optional_int(entry["scaled_step"]),

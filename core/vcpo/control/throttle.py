@@ -1,4 +1,4 @@
-"""Throttle: the lag limit follows the effective sample size.
+"""ThrottleState: the lag limit follows the effective sample size.
 
 Stale data makes importance weights heavy-tailed; the effective sample size (ESS) is where that
 shows first. Its measure here is the share of the on-policy ESS ratio, because train/rollout
@@ -54,7 +54,7 @@ class EssHealth(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Throttle:
+class ThrottleState:
     """Lag limit in force, and what the next one depends on."""
 
     admission_lag_steps: int
@@ -69,7 +69,7 @@ class Throttle:
     tightened_lag_steps: int = 0
     """Limit that it was halved to then."""
 
-    def clamp(self, max_lag_steps: int) -> Throttle:
+    def clamp(self, max_lag_steps: int) -> ThrottleState:
         """The same throttle under a maximum that may have changed."""
         return replace(self, admission_lag_steps=min(self.admission_lag_steps, max_lag_steps))
 
@@ -95,9 +95,9 @@ def ess_health(floor_ratio: float, signals: RunSignals) -> EssHealth:
 
 
 def next_throttle(
-    throttle: Throttle, *, health: EssHealth, step: int, max_lag_steps: int
-) -> Throttle:
-    """Throttle after a look at `step`; unchanged when that step was judged before.
+    throttle: ThrottleState, *, health: EssHealth, step: int, max_lag_steps: int
+) -> ThrottleState:
+    """ThrottleState after a look at `step`; unchanged when that step was judged before.
 
     A step below the judged one means that the learner went back to a checkpoint: counting starts
     anew there, and the limit stays.
@@ -119,7 +119,7 @@ def next_throttle(
     return replace(seen, progress=0)
 
 
-def _tightened(throttle: Throttle, step: int) -> Throttle:
+def _tightened(throttle: ThrottleState, step: int) -> ThrottleState:
     """Half the limit; or, while the window reaches behind the last fall, what that one set."""
     before, since = throttle.admission_lag_steps, throttle.tightened_step
     # The step that was under way at a fall was still taken under the limit before.
@@ -131,7 +131,7 @@ def _tightened(throttle: Throttle, step: int) -> Throttle:
     return replace(tightened, tightened_step=step, tightened_lag_steps=lag)
 
 
-def _raised(throttle: Throttle, progress: int, most: int) -> Throttle:
+def _raised(throttle: ThrottleState, progress: int, most: int) -> ThrottleState:
     """Progress made, up to the limit `most`.
 
     Steps nobody looked at do not add up to more than one raise.

@@ -17,18 +17,18 @@ from dataclasses import dataclass
 import grpc
 
 from vcpo.control.conditions import ConditionType
-from vcpo.control.decision import Decision, decide
+from vcpo.control.decision import ControlDecision, decide
 from vcpo.control.limits import Limits
 from vcpo.control.state import ControlState
 from vcpo.journal import EventRecord, EventTail, Journal, read_metrics
-from vcpo.local.processes.child import Child
-from vcpo.local.processes.fleet import Fleet, FleetError, LostWorker
+from vcpo.local.processes.child import ChildProcess
+from vcpo.local.processes.fleet import Fleet, LostWorker, RunFailedError
 from vcpo.local.processes.gpus import find_gpus
 from vcpo.local.processes.learner import LearnerProcess
-from vcpo.local.processes.learner_client import LearnerLink
+from vcpo.local.processes.learner_connection import LearnerConnection
 from vcpo.local.processes.liveness import Liveness, answers
 from vcpo.local.run_dir import RunDir
-from vcpo.local.terminal.ending import Ending, Outcome, outcome_of_complete
+from vcpo.local.terminal.ending import Ending, RunOutcome, outcome_of_complete
 from vcpo.local.terminal.event_feed import EventFeed
 from vcpo.local.terminal.view import LiveView
 from vcpo.local.terminal.watch import run_view
@@ -80,7 +80,7 @@ class Host:
             max_restarts=run.spec.failure_policy.max_learner_restarts,
             clock=clock,
         )
-        self._link = LearnerLink(
+        self._link = LearnerConnection(
             token=self._fleet.token, answer_timeout_s=options.answer_timeout_s, clock=clock
         )
         self._liveness = Liveness(startup_deadline_s=run.spec.startup_deadline_seconds, clock=clock)
@@ -92,7 +92,7 @@ class Host:
         self._started_s = clock()
         self._interrupted = asyncio.Event()
 
-    async def run(self) -> Outcome:
+    async def run(self) -> RunOutcome:
         """Run to the end; no process of the run is left when this returns."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -104,7 +104,7 @@ class Host:
             await self._fleet.stop(_LEAVE_GRACE_S)
             await self._link.close()
 
-    async def _run_to_the_end(self) -> Outcome:
+    async def _run_to_the_end(self) -> RunOutcome:
         if said := self._fleet.gpu_plan.sentence:
             self._event("Gpus", said)
         try:
@@ -113,11 +113,11 @@ class Host:
                 await self._pause(poll_s if self._learner.serves else _STARTING_POLL_S)
         except _InterruptedError:
             await self._drain()
-            return Outcome(ending=Ending.INTERRUPTED)
-        except FleetError as error:
+            return RunOutcome(ending=Ending.INTERRUPTED)
+        except RunFailedError as error:
             self._show_news()
             self._event("Failed", str(error))
-            return Outcome(ending=Ending.FAILED, message=str(error))
+            return RunOutcome(ending=Ending.FAILED, message=str(error))
         self._show_news()
         outcome = outcome_of_complete(read_metrics(self._run_dir.path).steps)
         self._event("Complete", f"{self._spec.steps} steps. {outcome.message}".rstrip())
@@ -142,14 +142,14 @@ class Host:
 
     def _look_after_learner(self) -> bool:
         """Start the learner, or start it again; True when it has ended with the run."""
-        ended = self._learner.found_ended(step=self._link.furthest_step)
+        ended = self._learner.take_end(step=self._link.furthest_step)
         if ended is not None:
             if ended.is_complete:
                 return True
             self._count_failure("learner", ended.child)
             self._event("LearnerRestarted", ended.message)
         self._learner.start_when_due(self._link.port)
-        if (ready := self._learner.found_ready()) is not None:
+        if (ready := self._learner.take_ready()) is not None:
             self._link.open(ready.grpc_port)
             where = f"process {ready.pid}, metrics on port {ready.metrics_port}"
             self._event("LearnerStarted", where)
@@ -160,7 +160,7 @@ class Host:
         released = 0
         if (control := self._link.control) is not None and self._link.answers:
             with contextlib.suppress(grpc.aio.AioRpcError):
-                released = await control.release_all_of(lost.child.name)
+                released = await control.release_all_leases(lost.child.name)
         message = f"{lost.child.name} {lost.child.failure()}; {released} leases handed back"
         if lost.pause_s:
             message += f"; another one in {lost.pause_s:g} s"
@@ -180,14 +180,14 @@ class Host:
         _, answered = await asyncio.gather(self._link.ask(), health)
         if self._link.answers and self._link.latest is not None:
             delivered = [one for one in self._link.latest.workers if one.accepted_trajectories]
-            self._fleet.note_productive(one.worker_id for one in delivered)
+            self._fleet.record_productive(one.worker_id for one in delivered)
         for child, did_answer in zip(children, answered, strict=True):
             self._liveness.note(child, answered=did_answer)
             if self._liveness.is_hung(child):
                 child.kill_hung(self._liveness.silent_s(child))
-        self._liveness.forget_all_but(children)
+        self._liveness.retain(children)
 
-    async def _apply(self, decision: Decision) -> None:
+    async def _apply(self, decision: ControlDecision) -> None:
         latest, control = self._link.latest, self._link.control
         if latest is None or control is None:
             return
@@ -207,10 +207,12 @@ class Host:
         elapsed_s = self._clock() - self._started_s
         limit_s = self._spec.active_deadline_seconds
         if limit_s is not None and elapsed_s > limit_s:
-            raise FleetError(f"spec.activeDeadlineSeconds: the run took longer than {limit_s} s")
+            raise RunFailedError(
+                f"spec.activeDeadlineSeconds: the run took longer than {limit_s} s"
+            )
         limit_s = self._spec.startup_deadline_seconds
         if elapsed_s > limit_s and self._link.furthest_step == 0:
-            raise FleetError(
+            raise RunFailedError(
                 f"spec.startupDeadlineSeconds: no step within {limit_s} s; see the logs of the"
                 " processes, or raise it"
             )
@@ -263,11 +265,11 @@ class Host:
         for line in self._feed.news():
             self._view.event(line)
 
-    def _count_failure(self, part: str, child: Child) -> None:
+    def _count_failure(self, part: str, child: ChildProcess) -> None:
         cause = "hung" if child.hung_s else "ended"
         self._metrics.failures.labels(_LOCAL, self._run.metadata.name, part, cause).inc()
 
-    def _export(self, decision: Decision) -> None:
+    def _export(self, decision: ControlDecision) -> None:
         name = self._run.metadata.name
         for condition in decision.conditions:
             self._metrics.set_condition(_LOCAL, name, condition.type, condition.status)
@@ -278,7 +280,7 @@ class Host:
         fed = decision.condition(ConditionType.LEARNER_FED)
         self._metrics.decisions.labels(_LOCAL, name, decision.direction, fed.reason).inc()
 
-    def _show(self, decision: Decision) -> None:
+    def _show(self, decision: ControlDecision) -> None:
         running = self._link.phase is RunPhase.RUNNING
         self._view.update(
             run_view(

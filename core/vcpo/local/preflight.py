@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from vcpo.lifecycle import COMPLAINT_MARK
+from vcpo.lifecycle import START_ERROR_MARK
 from vcpo.local.models import model_folder, model_problems
 from vcpo.spec import FieldProblem, SpecError, VCPORun, run_to_yaml
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
@@ -85,7 +85,7 @@ def _environment_problems(run: VCPORun) -> Iterator[FieldProblem]:
         message = f"was not imported within {_IMPORT_TIMEOUT_S:g} s; a worker would wait as long"
         yield FieldProblem(path="spec.environment.name", value=repr(name), message=message)
         return
-    _, mark, complaint = asked.stderr.rpartition(COMPLAINT_MARK)
+    _, mark, complaint = asked.stderr.rpartition(START_ERROR_MARK)
     if mark:
         field, _, message = complaint.strip().partition(": ")
         yield FieldProblem(path=f"spec.{field}", value="", message=message)

@@ -112,7 +112,7 @@ class VCPORunSpec(Section):
             return self.learner.max_mismatch_nats
         groups = self.rollouts
         if any(each.quantization is not Quantization.NONE or each.noise for each in groups):
-            return MISMATCH_LIMITS_NATS[MismatchClass.ALTERED]
+            return MISMATCH_LIMITS_NATS[MismatchClass.QUANTIZED_OR_NOISY]
         if Precision.BFLOAT16 in {self.learner.precision, *(each.precision for each in groups)}:
             return MISMATCH_LIMITS_NATS[MismatchClass.ROUNDED]
         return MISMATCH_LIMITS_NATS[MismatchClass.EXACT]

@@ -44,7 +44,7 @@ _PROBE = f"/{health.SERVICE_NAME}/Check"
 _CONTROL = f"/{control_pb2.DESCRIPTOR.services_by_name['ControlService'].full_name}/"
 
 
-class Refusal(StrEnum):
+class CallRefusal(StrEnum):
     """Why a call was refused, or a stream ended before its end."""
 
     TOKEN = "token"  # noqa: S105 - a reason
@@ -57,7 +57,7 @@ class Refusal(StrEnum):
 class _RefusedError(WireError):
     """A call that the guard does not let pass."""
 
-    def __init__(self, reason: Refusal, status: grpc.StatusCode, text: str) -> None:
+    def __init__(self, reason: CallRefusal, status: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
         self.reason = reason
         self.status = status
@@ -78,7 +78,7 @@ class Guard(grpc.aio.ServerInterceptor):
         read_timeout_s: float = READ_TIMEOUT_S,
         stalled_reader_s: float = STALLED_READER_S,
     ) -> None:
-        self.refusals: Counter[Refusal] = Counter()
+        self.refusals: Counter[CallRefusal] = Counter()
         """Calls refused so far."""
         self._expected = f"Bearer {token}" if token else None
         self._read_timeout_s = read_timeout_s
@@ -100,7 +100,7 @@ class Guard(grpc.aio.ServerInterceptor):
         if method == _PROBE:
             return _probe(handler)
         if not self._knows(handler_call_details.invocation_metadata):
-            self.refusals[Refusal.TOKEN] += 1
+            self.refusals[CallRefusal.TOKEN] += 1
             return grpc.stream_stream_rpc_method_handler(_turn_away)
         if not method.startswith("/vcpo."):  # reflection, and what else the libraries serve
             return handler
@@ -156,7 +156,7 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> tuple[grpc.StatusCode, str] | None:
         """Send a stream; returns why it ended before its end."""
         if self._num_streams > MAX_STREAMS:
-            self.refusals[Refusal.STREAMS] += 1
+            self.refusals[CallRefusal.STREAMS] += 1
             text = f"streams: {MAX_STREAMS} are open already; ask again later"
             return grpc.StatusCode.RESOURCE_EXHAUSTED, text
         try:
@@ -168,7 +168,7 @@ class Guard(grpc.aio.ServerInterceptor):
         except WireError as error:
             return error.status, str(error)
         except TimeoutError:
-            self.refusals[Refusal.STALLED] += 1
+            self.refusals[CallRefusal.STALLED] += 1
             text = f"stream: nothing of it was read for {self._stalled_reader_s:g} s"
             return grpc.StatusCode.DEADLINE_EXCEEDED, text
         except grpc.aio.InternalError:
@@ -196,8 +196,8 @@ class Guard(grpc.aio.ServerInterceptor):
         except TimeoutError as error:
             text = f"message: it did not arrive within {self._read_timeout_s:g} s"
             status = grpc.StatusCode.DEADLINE_EXCEEDED
-            raise _RefusedError(Refusal.MESSAGE, status, text) from error
-        malformed = Refusal.MESSAGE, grpc.StatusCode.INVALID_ARGUMENT
+            raise _RefusedError(CallRefusal.MESSAGE, status, text) from error
+        malformed = CallRefusal.MESSAGE, grpc.StatusCode.INVALID_ARGUMENT
         if message is grpc.aio.EOF:
             raise _RefusedError(*malformed, "message: one must be sent")
         try:
@@ -208,7 +208,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 def _check_deadline(remaining_s: float | None) -> None:
-    invalid = Refusal.DEADLINE, grpc.StatusCode.INVALID_ARGUMENT
+    invalid = CallRefusal.DEADLINE, grpc.StatusCode.INVALID_ARGUMENT
     if remaining_s is None:
         raise _RefusedError(*invalid, "deadline: every call must set a timeout")
     if remaining_s > MAX_DEADLINE_S:

@@ -9,7 +9,7 @@ CHUNK_BYTES = 1 << 20
 """Weights travel in pieces of this size: large enough to be cheap, small enough to resume."""
 MAX_TOKENS = 1 << 20
 """Longest prompt or response accepted, in tokens."""
-MAX_BEGUN_TOKENS = 1 << 20
+MAX_PARTIAL_TOKENS = 1 << 20
 """Tokens of begun answers handed back, or handed out, in one message; 8 bytes each."""
 MAX_ID_CHARACTERS = 256
 """Longest worker, lease or trajectory id accepted."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vcpo.algo import Gate, Recipe, Weight
-from vcpo.algo.methods import LARGEST_LOG_RATIO
+from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO
 from vcpo_learner.estimator.bands import (
     Band,
     active_within,

@@ -8,7 +8,7 @@ from itertools import chain, zip_longest
 
 from vcpo.algo import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
-from vcpo.wire.limits import MAX_BEGUN_TOKENS
+from vcpo.wire.limits import MAX_PARTIAL_TOKENS
 from vcpo.wire.trajectory import PartialResponse, Trajectory
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.ledger.accounting import DropReason, TrajectoryCounts
@@ -102,7 +102,7 @@ class TrajectoryLedger:
         """Lease `num_groups` prompts: requeued ones first, then those that the source chooses.
 
         Fewer when it has none to choose, as when its whole pool is in flight, and when the answers
-        begun would be more than `MAX_BEGUN_TOKENS`. Those with a token older than
+        begun would be more than `MAX_PARTIAL_TOKENS`. Those with a token older than
         `oldest_partial_version` are forgotten.
         """
         leases: list[OpenLease] = []
@@ -112,7 +112,7 @@ class TrajectoryLedger:
             forgotten = num_sampled_tokens(owed.begun) - num_sampled_tokens(prompt.begun)
             self._waste(forgotten, DropReason.LAG_EXCEEDED)
             num_partial_tokens += prompt.num_partial_tokens
-            if num_partial_tokens > MAX_BEGUN_TOKENS and leases:
+            if num_partial_tokens > MAX_PARTIAL_TOKENS and leases:
                 self._owed.appendleft(prompt)
                 break
             leases.append(

@@ -66,7 +66,7 @@ class Ledger(Protocol):
         """Lease `num_groups` prompts: requeued ones first, then those that the source chooses.
 
         Fewer when it has none to choose, as when its whole pool is in flight, and when the answers
-        begun would be more than `MAX_BEGUN_TOKENS`. Those with a token older than
+        begun would be more than `MAX_PARTIAL_TOKENS`. Those with a token older than
         `oldest_partial_version` are forgotten.
         """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vcpo.control.quota import Fleet, Trust, quota_trajectories
+from vcpo.control.quota import LeaseHolders, Trust, quota_trajectories
 from vcpo.spec import VCPORunSpec
 from vcpo_learner.ledger.evaluation import EvaluationRound
 from vcpo_learner.ledger.protocol import Ledger
@@ -60,7 +60,7 @@ class Quotas:
         self, worker_id: str, held: Mapping[str, int], *, budget: int, places: int, group: int
     ) -> int:
         trust = {worker.worker_id: worker.trust for worker in self._registry.workers()}
-        fleet = Fleet(
+        holders = LeaseHolders(
             budget=budget,
             num_trusted=sum(one is Trust.TRUSTED for one in trust.values()),
             num_new=sum(one is Trust.NEW for one in trust.values()),
@@ -69,7 +69,7 @@ class Quotas:
             ),
         )
         return quota_trajectories(
-            fleet,
+            holders,
             trust.get(worker_id, Trust.NEW),
             places=places,
             held=held.get(worker_id, 0),

@@ -8,7 +8,7 @@ from vcpo.spec import VCPORunSpec
 from vcpo.wire.checks import check_id, check_wait
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.failure import failure_from_message
-from vcpo.wire.limits import MAX_BEGUN_TOKENS
+from vcpo.wire.limits import MAX_PARTIAL_TOKENS
 from vcpo.wire.phase import RunPhase, phase_to_message
 from vcpo.wire.trajectory import (
     PartialResponse,
@@ -132,8 +132,8 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
             for index, message in enumerate(request.begun)
         ]
         num_tokens = sum(len(one.token_ids) for one in begun)
-        if num_tokens > MAX_BEGUN_TOKENS:
-            requirement = f"at most {MAX_BEGUN_TOKENS} tokens in all"
+        if num_tokens > MAX_PARTIAL_TOKENS:
+            requirement = f"at most {MAX_PARTIAL_TOKENS} tokens in all"
             raise InvalidMessageError("begun", f"{num_tokens} tokens", requirement)
         for index, one in enumerate(begun):
             self._bounds.check_partial_response(one, path=f"begun[{index}]")

@@ -12,7 +12,7 @@ from vcpo.control.quota import Trust
 from vcpo.journal import EvaluationRecord
 from vcpo.metrics import LearnerMetrics
 from vcpo.step_record import StepRecord
-from vcpo.wire.guard import Refusal
+from vcpo.wire.guard import CallRefusal
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import control_pb2
 from vcpo_learner.ledger.accounting import TrajectoryCounts
@@ -34,7 +34,7 @@ class LearnerGauges:
         self._dispatcher = dispatcher
         self._signals = signals
         self._groups_seen: set[str] = set()
-        self._refused: Counter[Refusal] = Counter()
+        self._refused: Counter[CallRefusal] = Counter()
         self._counted = TrajectoryCounts(leased=0, in_flight=0, buffered=0, consumed=0)
         self._wasted_tokens: dict[str, int] = {}
 
@@ -135,7 +135,7 @@ class LearnerGauges:
         for trust in Trust:
             metrics.workers_by_trust.labels(trust.value).set(by_trust[trust])
 
-    def refused(self, refusals: Mapping[Refusal, int]) -> None:
+    def refused(self, refusals: Mapping[CallRefusal, int]) -> None:
         """Note the calls that the server has refused so far."""
         for reason, count in refusals.items():
             _catch_up(

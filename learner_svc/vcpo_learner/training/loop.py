@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from vcpo.algo import FreshTokens, MismatchError, audited_gap
+from vcpo.algo import FreshTokens, MismatchError, audit_mismatch
 from vcpo.journal import EvaluationRecord, read_metrics
 from vcpo.spec import algorithm_warnings, batch_warnings
 from vcpo.step_record import StepRecord, update_fields
@@ -230,7 +230,7 @@ class Training:
             return
         self._unaudited += result.fresh
         try:
-            gap = audited_gap(self._unaudited, self._spec.mismatch_limit_nats)
+            gap = audit_mismatch(self._unaudited, self._spec.mismatch_limit_nats)
         except MismatchError as error:
             self.event("SelfCheckFailed", str(error))
             raise

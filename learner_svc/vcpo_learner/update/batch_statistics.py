@@ -23,7 +23,7 @@ from vcpo.algo import (
 )
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.update.batch_decision import ScoredTrajectory, own_norms
-from vcpo_learner.update.token_statistics import piece_moments
+from vcpo_learner.update.token_statistics import block_moments
 
 
 def moments_of_batch(
@@ -41,7 +41,7 @@ def moments_of_batch(
             return WeightMoments.of(
                 [each.log_weight + norm for each, norm in zip(batch, norms, strict=True)]
             )
-    return piece_moments(log_ratios, unit.pieces)
+    return block_moments(log_ratios, unit.blocks)
 
 
 def diagnostics(

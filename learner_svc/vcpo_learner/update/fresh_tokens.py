@@ -14,7 +14,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from vcpo.algo import PIECE_TOKENS, FreshTokens, MismatchCalibration, near_equal_pieces
+from vcpo.algo import FRESH_BLOCK_TOKENS, FreshTokens, MismatchCalibration, near_equal_blocks
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.update.token_statistics import piece_sums
 
@@ -38,7 +38,7 @@ class FreshPieces:
     def tokens(self) -> FreshTokens:
         """The same as the start-up check takes it in."""
         return FreshTokens(
-            num_pieces=len(self.num_tokens),
+            num_blocks=len(self.num_tokens),
             num_tokens=sum(self.num_tokens),
             absolute_log_ratio=self.absolute_log_ratio,
         )
@@ -68,7 +68,9 @@ def fresh_pieces(
     runs = [run for run in runs if bool((run < torch.inf).all())]
     if not runs:
         return FreshPieces()
-    sizes = list(chain.from_iterable(near_equal_pieces(len(run), PIECE_TOKENS) for run in runs))
+    sizes = list(
+        chain.from_iterable(near_equal_blocks(len(run), FRESH_BLOCK_TOKENS) for run in runs)
+    )
     ratios = torch.cat(runs)
     return FreshPieces(
         log_weights=tuple(piece_sums(ratios, sizes).tolist()),
@@ -78,11 +80,11 @@ def fresh_pieces(
 
 
 def wanted_fresh_tokens(
-    calibration: MismatchCalibration, batch_tokens: int, *, num_pieces: int = 0
+    calibration: MismatchCalibration, batch_tokens: int, *, num_blocks: int = 0
 ) -> int:
     """Fresh tokens to look for beside a batch of so many tokens that has so many fresh pieces."""
-    missing = max(0, calibration.wanted_count - num_pieces)
-    return min(missing * PIECE_TOKENS, math.ceil(LARGEST_FRESH_SHARE * batch_tokens))
+    missing = max(0, calibration.wanted_count - num_blocks)
+    return min(missing * FRESH_BLOCK_TOKENS, math.ceil(LARGEST_FRESH_SHARE * batch_tokens))
 
 
 def _runs(trajectory: Trajectory, policy_version: int) -> Iterator[tuple[int, int]]:

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from vcpo.algo import (
-    MIN_FRESH_PIECES,
+    MIN_FRESH_BLOCKS,
     EarlyWarning,
     FreshTokens,
     MismatchCalibration,
@@ -91,7 +91,7 @@ class PolicyUpdate:
         self._warning = EarlyWarning()
         self._replay = _replay_buffer(spec)
         self._steps_taken = 0
-        self._num_fresh_pieces = 0
+        self._num_fresh_blocks = 0
         """Seen since this process started, in which sampler and learner are to be compared."""
         self._is_stepping = False
         """Also when a step broke after it had begun to change something."""
@@ -131,13 +131,13 @@ class PolicyUpdate:
             self._gathering.load_state_dict(before)
             raise
         trajectories = tuple(chain.from_iterable(groups))
-        num_pieces = len(batch.fresh.num_tokens) if isinstance(batch, GatheredBatch) else 0
+        num_blocks = len(batch.fresh.num_tokens) if isinstance(batch, GatheredBatch) else 0
         num_tokens = sum(trajectory.num_sampled_tokens for trajectory in trajectories)
         return PendingStep(
             trajectories=trajectories,
             policy_version=policy_version,
             batch=batch,
-            wanted_fresh_tokens=self._wanted_fresh_tokens(num_pieces, num_tokens),
+            wanted_fresh_tokens=self._wanted_fresh_tokens(num_blocks, num_tokens),
         )
 
     def finish(self, pending: PendingStep, newest: Sequence[Trajectory] = ()) -> UpdateResult:
@@ -152,7 +152,7 @@ class PolicyUpdate:
         if isinstance(batch, GatheredBatch):
             fresh = batch.fresh.joined(fresh)
         self._calibration = self._calibration.observe(fresh.log_weights, fresh.num_tokens)
-        self._num_fresh_pieces += len(fresh.num_tokens)
+        self._num_fresh_blocks += len(fresh.num_tokens)
         if isinstance(batch, NonFiniteWeightError):
             return self._refused(pending.trajectories, fresh.tokens, batch)
         try:
@@ -201,8 +201,8 @@ class PolicyUpdate:
             raise ValueError(f"state lacks {sorted(missing)}: give what state_dict returned")
         restore_optimizer(self._optimizer, state["optimizer"])
         self._steps_taken = int(state["steps_taken"])
-        self._calibration = self._calibration.restored(state["calibration"])
-        self._warning = self._warning.restored(state["warning"])
+        self._calibration = self._calibration.restore(state["calibration"])
+        self._warning = self._warning.restore(state["warning"])
         self._gathering.load_state_dict(state["method"])
         if self._replay is not None and state["replay"] is not None:
             self._replay.load_state_dict(state["replay"])
@@ -222,12 +222,12 @@ class PolicyUpdate:
             fresh=fresh_pieces(trajectories, ratios, policy_version),
         )
 
-    def _wanted_fresh_tokens(self, num_pieces: int, batch_tokens: int) -> int:
+    def _wanted_fresh_tokens(self, num_blocks: int, batch_tokens: int) -> int:
         """Fresh tokens to look for beside a batch that has so many fresh pieces."""
         is_given = self._algorithm.on_policy_ess_ratio is not None
-        if is_given and self._num_fresh_pieces + num_pieces >= MIN_FRESH_PIECES:
+        if is_given and self._num_fresh_blocks + num_blocks >= MIN_FRESH_BLOCKS:
             return 0
-        return wanted_fresh_tokens(self._calibration, batch_tokens, num_pieces=num_pieces)
+        return wanted_fresh_tokens(self._calibration, batch_tokens, num_blocks=num_blocks)
 
     def _calibration_age_steps(self) -> int:
         is_given = self._algorithm.on_policy_ess_ratio is not None

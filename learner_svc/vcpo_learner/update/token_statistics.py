@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vcpo.algo import TokenSums, WeightMoments
-from vcpo.algo.health.diagnostics import LARGEST_LOG_RATIO
+from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO
 from vcpo.wire.trajectory import Trajectory
 
 
@@ -39,8 +39,8 @@ def token_sums(log_ratios: Sequence[Tensor], cap: float) -> TokenSums:
     )
 
 
-def piece_moments(log_ratios: Sequence[Tensor], pieces: Sequence[Sequence[int]]) -> WeightMoments:
-    """Moments of the weights of all pieces; `piece_log_weights` is its twin.
+def block_moments(log_ratios: Sequence[Tensor], pieces: Sequence[Sequence[int]]) -> WeightMoments:
+    """Moments of the weights of all pieces; `block_log_weights` is its twin.
 
     pieces: [B][pieces] tokens of each; those of a trajectory add up to it.
     """

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vcpo.control import ControlState, Decision, GroupLimits, Limits, decide
+from vcpo.control import ControlDecision, ControlState, GroupLimits, Limits, decide
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.cluster import Scaling
 from vcpo_operator.observed.records import Observed
@@ -28,7 +28,7 @@ _UNKNOWNS = {
 class Steering:
     """A decision and what the next one starts from."""
 
-    decision: Decision
+    decision: ControlDecision
     state: ControlState
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from vcpo.control import Decision
+from vcpo.control import ControlDecision
 from vcpo.spec import VCPORunSpec
 from vcpo_operator.crd.status_schema import MAX_MESSAGE_CHARACTERS
 from vcpo_operator.decisions.lifecycle import Course, Verdict, is_at_rest
@@ -60,7 +60,7 @@ class Situation:
     spec: VCPORunSpec
     verdict: Verdict
     observed: Observed
-    decision: Decision | None
+    decision: ControlDecision | None
     """None while nothing is steered."""
     has_stepped: bool
     """Whether a step was taken since the start."""
@@ -223,7 +223,7 @@ def _refused_pods(situation: Situation) -> Cause | None:
     return next((cause for cause in causes if cause is not None), None)
 
 
-def _control(decision: Decision | None) -> tuple[Finding, ...]:
+def _control(decision: ControlDecision | None) -> tuple[Finding, ...]:
     if decision is None:
         message = "Nothing is steered while the run does not run."
         return tuple(_unknown(kind, "NotRunning", message) for kind in CONTROL_CONDITIONS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vcpo.control import Decision
+from vcpo.control import ControlDecision
 from vcpo.spec.cluster import Scaling
 from vcpo.spec.workloads import Cleanup
 from vcpo_operator.children.family import OperatorDefaults, children
@@ -21,7 +21,7 @@ def wish_for(
     defaults: OperatorDefaults,
     verdict: Verdict,
     *,
-    decision: Decision | None,
+    decision: ControlDecision | None,
     asked: Mapping[str, int],
     draining: Draining | None = None,
     restarts_learner: bool = False,
@@ -65,7 +65,7 @@ def wish_for(
 
 
 def _seeds(
-    parent: Parent, verdict: Verdict, decision: Decision | None, asked: Mapping[str, int]
+    parent: Parent, verdict: Verdict, decision: ControlDecision | None, asked: Mapping[str, int]
 ) -> dict[str, int]:
     groups = parent.run.spec.rollouts
     if is_at_rest(parent.run.spec, verdict):
@@ -85,7 +85,7 @@ def _scaler_seeds(parent: Parent) -> dict[str, int]:
 
 
 def _replicas(
-    parent: Parent, verdict: Verdict, decision: Decision | None, asked: Mapping[str, int]
+    parent: Parent, verdict: Verdict, decision: ControlDecision | None, asked: Mapping[str, int]
 ) -> dict[str, int]:
     groups = parent.run.spec.rollouts
     if is_at_rest(parent.run.spec, verdict):

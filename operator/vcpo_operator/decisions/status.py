@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from vcpo.control import ControlState, Decision
+from vcpo.control import ControlDecision, ControlState
 from vcpo.spec import VCPORunSpec
 from vcpo_operator.decisions.autoscale import stored_form
 from vcpo_operator.decisions.conditions import CONTROL_CONDITIONS, Finding, merged
@@ -131,7 +131,7 @@ def with_groups(
 
 
 def with_decision(
-    status: RunStatus, decision: Decision | None, state: ControlState | None
+    status: RunStatus, decision: ControlDecision | None, state: ControlState | None
 ) -> RunStatus:
     """The status with the control loop's limits, and its state for the next operator."""
     if decision is None or state is None:

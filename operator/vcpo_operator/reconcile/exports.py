@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vcpo.control import Decision
+from vcpo.control import ControlDecision
 from vcpo.control.conditions import ConditionType
 from vcpo.metrics import OperatorMetrics
 from vcpo.spec import VCPORun
@@ -18,7 +18,9 @@ class RunExports:
         self._metrics = metrics
         self._shown: set[RunKey] = set()
 
-    def show(self, key: RunKey, run: VCPORun, status: RunStatus, decision: Decision | None) -> None:
+    def show(
+        self, key: RunKey, run: VCPORun, status: RunStatus, decision: ControlDecision | None
+    ) -> None:
         """Show a run as its status says it."""
         spec = run.spec
         words = (spec.model.name, spec.environment.name, spec.algorithm.method.value)

@@ -141,7 +141,7 @@ class LearnerLines:
         Raises: SignalsError when the learner does not answer.
         """
         with _giving("release"):
-            await LearnerControl(self._line(key).channel).release_all_of(worker)
+            await LearnerControl(self._line(key).channel).release_all_leases(worker)
 
     async def hang_up(self, key: RunKey) -> None:
         """Forget a learner that is gone, and what it said."""

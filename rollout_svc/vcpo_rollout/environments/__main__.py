@@ -6,7 +6,7 @@ may load data. The answer is the exit status, and a complaint as a worker writes
 
 import sys
 
-from vcpo.lifecycle import StartError, complain, starting
+from vcpo.lifecycle import StartError, report_start_error, start_errors
 from vcpo.spec import parse_run
 from vcpo_rollout.environments.environment import find_environment, import_from_run_folder
 
@@ -14,12 +14,12 @@ from vcpo_rollout.environments.environment import find_environment, import_from_
 def main() -> int:
     """Read a run from standard input; 0 when its environment is there."""
     try:
-        with starting():
+        with start_errors():
             run = parse_run(sys.stdin.read(), source="standard input")
             import_from_run_folder(run)
             find_environment(run.spec.environment.name, run.spec.environment.parameters)
     except StartError as error:
-        return complain(error)
+        return report_start_error(error)
     return 0
 
 

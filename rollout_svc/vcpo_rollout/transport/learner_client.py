@@ -10,7 +10,7 @@ import grpc
 
 from vcpo.failures import Failure
 from vcpo.wire.failure import failure_to_message
-from vcpo.wire.limits import CALL_TIMEOUT_S, MAX_BEGUN_TOKENS, SUBMIT_BYTES
+from vcpo.wire.limits import CALL_TIMEOUT_S, MAX_PARTIAL_TOKENS, SUBMIT_BYTES
 from vcpo.wire.phase import RunPhase, phase_from_message
 from vcpo.wire.trajectory import (
     PartialResponse,
@@ -147,7 +147,7 @@ class Learner:
         request = work_pb2.ReleaseRequest(
             worker_id=self._worker_id,
             lease_ids=[lease_id],
-            begun=[partial_to_message(one) for one in _longest(begun, MAX_BEGUN_TOKENS)],
+            begun=[partial_to_message(one) for one in _longest(begun, MAX_PARTIAL_TOKENS)],
         )
         try:
             await self._retries.run(

@@ -60,7 +60,7 @@ OF_VECTORS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
         .on_policy_ess_ratio(hold(LENGTHS))
     ),
     "optimal_baseline": lambda hold: algo.optimal_baseline(hold(REWARDS), hold(NORMS)),
-    "piece_log_weights": lambda hold: algo.piece_log_weights(hold(LOG_WEIGHTS), hold([3, 1])),
+    "block_log_weights": lambda hold: algo.block_log_weights(hold(LOG_WEIGHTS), hold([3, 1])),
     "vtrace": lambda hold: algo.vtrace(hold(LOG_WEIGHTS), hold(REWARDS), hold(NORMS)),
     "WeightMoments.of": lambda hold: algo.WeightMoments.of(hold(LOG_WEIGHTS)),
 }
@@ -77,7 +77,7 @@ def test_a_number_may_be_an_array_of_no_dimension(one):
     scale = algo.learning_rate_scale(one(0.25), one(0.5), LearningRateRule.LINEAR)
     assert (type(scale), scale) == (float, 0.5)
     assert algo.truncated_weight(one(3.0), one(8.0)) == 8.0
-    assert algo.near_equal_pieces(one(7), one(3)) == (4, 3)
+    assert algo.near_equal_blocks(one(7), one(3)) == (4, 3)
     law = algo.finite_batch_law(one(0.25), one(8))
     assert (type(law.bias), type(law.deviation)) == (float, float)
     assert law == algo.finite_batch_law(0.25, 8)

@@ -28,7 +28,7 @@ def test_staleness_is_told_from_a_mismatch_that_moves():
 def test_pieces_under_the_mismatch_that_cut_them_are_the_unit_itself(variance):
     unit = ess_unit(EssKind.AUTO, [3000] * 16, variance)
     again = under(unit, variance)
-    assert (again.kind, again.pieces) == (unit.kind, unit.pieces)
+    assert (again.kind, again.blocks) == (unit.kind, unit.blocks)
     assert again.exponent == pytest.approx(unit.exponent, rel=1e-9)
     assert again.on_policy_ess_ratio == pytest.approx(unit.on_policy_ess_ratio, rel=1e-9)
     assert again.mismatch_nats == pytest.approx(unit.mismatch_nats, rel=1e-9)

@@ -15,9 +15,9 @@ from vcpo.cli.main import app
 from vcpo.exported_model import ExportedModel, ExportKind
 from vcpo.journal import METRICS_FILE, Journal
 from vcpo.local.preflight import with_local_paths
-from vcpo.local.processes.fleet import FleetError
+from vcpo.local.processes.fleet import RunFailedError
 from vcpo.local.run_dir import RunDir
-from vcpo.local.terminal.ending import Ending, Outcome
+from vcpo.local.terminal.ending import Ending, RunOutcome
 from vcpo.run_lock import LockHolder, run_lock
 from vcpo.spec import json_schema, load_run, parse_run
 
@@ -37,7 +37,7 @@ def vcpo(*arguments: object) -> Result:
 
 
 def refuse_to_start():
-    raise FleetError("started")
+    raise RunFailedError("started")
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ class TestRun:
 
         def trained(loaded, directory, options):
             directory.create(loaded)
-            return Outcome(ending=Ending.COMPLETE)
+            return RunOutcome(ending=Ending.COMPLETE)
 
         monkeypatch.setattr("vcpo.cli.main._train", trained)
         with files_of_at_most(5_000):

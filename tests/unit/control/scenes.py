@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from vcpo.control import ControlState, Decision, GroupLimits, Limits, RunSignals, decide
+from vcpo.control import ControlDecision, ControlState, GroupLimits, Limits, RunSignals, decide
 
 BATCH = 16
 
@@ -73,7 +73,7 @@ class Plant:
         self.state = ControlState.start(self.limits, now_s=self.now_s)
         self.workers = dict(self.state.fleet.replicas)
 
-    def advance(self) -> Decision:
+    def advance(self) -> ControlDecision:
         """Take a step, measure with 10 % noise, decide; workers are ready at the next step."""
         self.step += 1
         self.now_s += self.poll_s

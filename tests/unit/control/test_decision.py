@@ -18,14 +18,14 @@ from vcpo.control import (
     decide,
 )
 from vcpo.control.conditions import condition
-from vcpo.control.scaling import Fleet, Starvation
-from vcpo.control.throttle import Throttle
+from vcpo.control.scaling import FleetState, Starvation
+from vcpo.control.throttle import ThrottleState
 from vcpo.spec import VCPORun
 
 DEFAULTS = limits()
 STATE = ControlState(
-    throttle=Throttle(admission_lag_steps=4, progress=20, judged_step=9),
-    fleet=Fleet(replicas={"main": 2}, scaled_s=0.0),
+    throttle=ThrottleState(admission_lag_steps=4, progress=20, judged_step=9),
+    fleet=FleetState(replicas={"main": 2}, scaled_s=0.0),
 )
 NOW_S = 1000.0
 
@@ -121,7 +121,7 @@ def test_a_tightened_lag_counts_at_once_for_what_workers_could_still_get():
     ],
 )
 def test_ess_condition_says(ess_ratio, lag, reason):
-    state = dataclasses.replace(STATE, throttle=Throttle(admission_lag_steps=lag))
+    state = dataclasses.replace(STATE, throttle=ThrottleState(admission_lag_steps=lag))
     assert reasons_of(signals(ess_ratio_mean=ess_ratio), state)[1] is reason
 
 
@@ -151,21 +151,21 @@ def test_new_bounds_of_a_spec_apply_without_signals():
 
 
 def test_a_clock_set_back_starts_the_cool_downs_anew():
-    state = dataclasses.replace(STATE, fleet=Fleet(replicas={"main": 2}, scaled_s=9_000.0))
+    state = dataclasses.replace(STATE, fleet=FleetState(replicas={"main": 2}, scaled_s=9_000.0))
     _, state = decide(DEFAULTS, state, starving(), 100.0)
     assert decide(DEFAULTS, state, starving(), 130.0)[0].direction is Direction.UP
 
 
 def test_a_clock_set_back_does_not_lengthen_the_memory_of_starvation():
     starvation = Starvation(workers=1, seen_s=9_000.0)
-    fleet = Fleet(replicas={"main": 2}, scaled_s=0.0, starvation=starvation)
+    fleet = FleetState(replicas={"main": 2}, scaled_s=0.0, starvation=starvation)
     state = dataclasses.replace(STATE, fleet=fleet).fit(DEFAULTS, 100.0)
     assert decide(DEFAULTS, state, saturated(), 3_100.0)[0].direction is Direction.DOWN
 
 
 def test_a_state_survives_json():
     starvation = Starvation(workers=3, seen_s=7.5)
-    fleet = Fleet(replicas={"main": 2}, scaled_s=1.5, scaled_step=3, starvation=starvation)
+    fleet = FleetState(replicas={"main": 2}, scaled_s=1.5, scaled_step=3, starvation=starvation)
     state = dataclasses.replace(STATE, fleet=fleet)
     assert ControlState.from_dict(json.loads(json.dumps(state.to_dict()))) == state
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.unit.control.scenes import BATCH, Plant, limits, signals
 from vcpo.control import ControlState, Limits, RunSignals, decide
-from vcpo.control.scaling import Fleet, Starvation
-from vcpo.control.throttle import PROBE_STEPS, Throttle
+from vcpo.control.scaling import FleetState, Starvation
+from vcpo.control.throttle import PROBE_STEPS, ThrottleState
 
 NOW_S = 10_000.0
 SHARES = st.floats(0.0, 1.0)
@@ -36,14 +36,14 @@ def all_states(draw: st.DrawFn, bounds: Limits) -> ControlState:
     times = st.floats(0.0, NOW_S)
     starvation = st.builds(Starvation, workers=st.integers(0, 36), seen_s=times)
     return ControlState(
-        throttle=Throttle(
+        throttle=ThrottleState(
             admission_lag_steps=draw(st.integers(0, 15)),
             progress=draw(st.integers(0, PROBE_STEPS - 1)),
             judged_step=draw(st.none() | st.integers(0, 20)),
             tightened_step=draw(st.none() | st.integers(0, 20)),
             tightened_lag_steps=draw(st.integers(0, 15)),
         ),
-        fleet=Fleet(
+        fleet=FleetState(
             replicas={group.name: draw(st.integers(0, 15)) for group in bounds.groups},
             scaled_s=draw(times),
             scaled_step=draw(st.none() | st.integers(0, 20)),

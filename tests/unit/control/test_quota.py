@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.control.quota import Fleet, Trust, quota_trajectories
+from vcpo.control.quota import LeaseHolders, Trust, quota_trajectories
 
 
-def quota(trust, *, held=0, places=64, group=8, **fleet):
-    counts = {"budget": 256, "num_trusted": 2, "num_new": 4, "held_by_untrusted": 0, **fleet}
-    return quota_trajectories(Fleet(**counts), trust, places=places, held=held, group=group)
+def quota(trust, *, held=0, places=64, group=8, **holders):
+    counts = {"budget": 256, "num_trusted": 2, "num_new": 4, "held_by_untrusted": 0, **holders}
+    return quota_trajectories(LeaseHolders(**counts), trust, places=places, held=held, group=group)
 
 
 @pytest.mark.parametrize(("held", "more"), [(0, 64), (40, 24), (64, 0), (80, 0)])

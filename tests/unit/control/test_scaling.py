@@ -6,26 +6,26 @@ import pytest
 
 from tests.unit.control.scenes import BATCH, limits, saturated, signals, starving
 from vcpo.control import Limits, Reason, RunSignals
-from vcpo.control.scaling import Fleet, Outlook, Starvation, next_fleet
+from vcpo.control.scaling import FleetState, ScalingContext, Starvation, next_fleet
 
 DEFAULTS = limits()
 LATER_S = 1000.0
 
 
-def fleet(workers: int = 2, **changes: object) -> Fleet:
-    return Fleet(**{"replicas": {"main": workers}, "scaled_s": 0.0, **changes})
+def fleet(workers: int = 2, **changes: object) -> FleetState:
+    return FleetState(**{"replicas": {"main": workers}, "scaled_s": 0.0, **changes})
 
 
 def decided(
-    seen: RunSignals, before: Fleet | None = None, bounds: Limits = DEFAULTS, **outlook: object
+    seen: RunSignals, before: FleetState | None = None, bounds: Limits = DEFAULTS, **context: object
 ) -> tuple[dict[str, int], Reason]:
-    chosen = {"admission_lag_steps": 8, "ess_has_room": True, "now_s": LATER_S, **outlook}
-    after, reason = next_fleet(bounds, before or fleet(), seen, Outlook(**chosen))
+    chosen = {"admission_lag_steps": 8, "ess_has_room": True, "now_s": LATER_S, **context}
+    after, reason = next_fleet(bounds, before or fleet(), seen, ScalingContext(**chosen))
     return dict(after.replicas), reason
 
 
 @pytest.mark.parametrize(
-    ("seen", "outlook", "workers", "reason"),
+    ("seen", "context", "workers", "reason"),
     [
         pytest.param(starving(), {}, 4, Reason.SCALING_UP, id="2 / (1 - 0.5)"),
         pytest.param(
@@ -82,8 +82,8 @@ def decided(
         pytest.param(signals(), {}, 2, Reason.BALANCED, id="balanced"),
     ],
 )
-def test_two_workers_become(seen, outlook, workers, reason):
-    assert decided(seen, **outlook) == ({"main": workers}, reason)
+def test_two_workers_become(seen, context, workers, reason):
+    assert decided(seen, **context) == ({"main": workers}, reason)
 
 
 @pytest.mark.parametrize(("before", "after"), [(8, 6), (7, 6), (4, 3), (3, 2), (2, 1)])
@@ -158,9 +158,9 @@ def test_a_removal_does_not_go_back_to_workers_that_starved_lately(seen_s, worke
     assert decided(seen, before) == ({"main": workers}, reason)
 
 
-def remembered(seen: RunSignals, before: Fleet, now_s: float = LATER_S) -> Starvation | None:
-    outlook = Outlook(admission_lag_steps=8, ess_has_room=True, now_s=now_s)
-    return next_fleet(DEFAULTS, before, seen, outlook)[0].starvation
+def remembered(seen: RunSignals, before: FleetState, now_s: float = LATER_S) -> Starvation | None:
+    context = ScalingContext(admission_lag_steps=8, ess_has_room=True, now_s=now_s)
+    return next_fleet(DEFAULTS, before, seen, context)[0].starvation
 
 
 def test_starving_for_workers_is_remembered_with_their_number():

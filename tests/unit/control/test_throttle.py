@@ -13,7 +13,7 @@ from vcpo.control.signals import WINDOW_STEPS
 from vcpo.control.throttle import (
     PROBE_STEPS,
     EssHealth,
-    Throttle,
+    ThrottleState,
     ess_health,
     next_throttle,
     recovery_ratio,
@@ -22,14 +22,16 @@ from vcpo.control.throttle import (
 FLOOR = 0.2
 
 
-def after(throttle: Throttle, *healths: EssHealth, start: int = 1, most: int = 8) -> Throttle:
+def after(
+    throttle: ThrottleState, *healths: EssHealth, start: int = 1, most: int = 8
+) -> ThrottleState:
     for step, health in enumerate(healths, start):
         throttle = next_throttle(throttle, health=health, step=step, max_lag_steps=most)
     return throttle
 
 
 def test_the_limit_is_halved_at_once_and_then_once_for_each_window_down_to_zero():
-    throttle, lags = Throttle(admission_lag_steps=13), []
+    throttle, lags = ThrottleState(admission_lag_steps=13), []
     for step in range(1, 46):
         throttle = after(throttle, EssHealth.BELOW_FLOOR, start=step, most=13)
         lags.append(throttle.admission_lag_steps)
@@ -38,20 +40,20 @@ def test_the_limit_is_halved_at_once_and_then_once_for_each_window_down_to_zero(
 
 
 def test_a_limit_that_was_raised_within_the_window_falls_back_to_what_was_set():
-    throttle = after(Throttle(admission_lag_steps=8), EssHealth.BELOW_FLOOR)
+    throttle = after(ThrottleState(admission_lag_steps=8), EssHealth.BELOW_FLOOR)
     throttle = after(throttle, *[EssHealth.HEALTHY] * 5, start=2)
     assert throttle.admission_lag_steps == 5
     assert after(throttle, EssHealth.BELOW_FLOOR, start=7).admission_lag_steps == 4
 
 
 def test_after_the_window_a_step_below_the_floor_halves_again_at_once():
-    throttle = after(Throttle(admission_lag_steps=8), EssHealth.BELOW_FLOOR)
+    throttle = after(ThrottleState(admission_lag_steps=8), EssHealth.BELOW_FLOOR)
     throttle = after(throttle, *[EssHealth.NEAR_FLOOR] * 20, start=2)
     assert after(throttle, EssHealth.BELOW_FLOOR, start=22).admission_lag_steps == 2
 
 
 def test_near_the_floor_a_limit_of_zero_is_left_after_fifty_steps_and_stays_at_one():
-    throttle, lags = Throttle(admission_lag_steps=0), []
+    throttle, lags = ThrottleState(admission_lag_steps=0), []
     for step in range(1, 501):
         throttle = after(throttle, EssHealth.NEAR_FLOOR, start=step)
         lags.append(throttle.admission_lag_steps)
@@ -60,52 +62,52 @@ def test_near_the_floor_a_limit_of_zero_is_left_after_fifty_steps_and_stays_at_o
 
 def test_one_step_below_the_floor_makes_the_way_back_begin_anew():
     healths = [EssHealth.NEAR_FLOOR] * 49 + [EssHealth.BELOW_FLOOR] + [EssHealth.NEAR_FLOOR] * 49
-    throttle = after(Throttle(admission_lag_steps=0), *healths)
+    throttle = after(ThrottleState(admission_lag_steps=0), *healths)
     assert throttle.admission_lag_steps == 0
     assert after(throttle, EssHealth.NEAR_FLOOR, start=100).admission_lag_steps == 1
 
 
 def test_healthy_steps_count_ten_times_as_much_as_those_near_the_floor():
     healths = [EssHealth.NEAR_FLOOR] * 10 + [EssHealth.HEALTHY] * 4
-    assert after(Throttle(admission_lag_steps=0), *healths).admission_lag_steps == 1
+    assert after(ThrottleState(admission_lag_steps=0), *healths).admission_lag_steps == 1
 
 
 def test_a_run_that_admits_only_fresh_data_by_its_spec_stays_at_zero():
-    throttle = after(Throttle(admission_lag_steps=0), *[EssHealth.NEAR_FLOOR] * 60, most=0)
-    assert throttle == Throttle(admission_lag_steps=0, judged_step=60)
+    throttle = after(ThrottleState(admission_lag_steps=0), *[EssHealth.NEAR_FLOOR] * 60, most=0)
+    assert throttle == ThrottleState(admission_lag_steps=0, judged_step=60)
 
 
 def test_a_second_look_at_the_same_step_changes_nothing():
-    once = after(Throttle(admission_lag_steps=8), EssHealth.BELOW_FLOOR, start=7)
+    once = after(ThrottleState(admission_lag_steps=8), EssHealth.BELOW_FLOOR, start=7)
     assert after(once, EssHealth.BELOW_FLOOR, start=7) == once
     assert once.admission_lag_steps == 4
 
 
 @pytest.mark.parametrize(("healthy_steps", "lag"), [(4, 2), (5, 3), (9, 3), (10, 4), (100, 8)])
 def test_every_fifth_healthy_step_adds_one_up_to_the_maximum(healthy_steps, lag):
-    throttle = after(Throttle(admission_lag_steps=2), *[EssHealth.HEALTHY] * healthy_steps)
+    throttle = after(ThrottleState(admission_lag_steps=2), *[EssHealth.HEALTHY] * healthy_steps)
     assert throttle.admission_lag_steps == lag
 
 
 def test_a_step_near_the_floor_keeps_the_lag_and_restarts_the_count():
     healths = [EssHealth.HEALTHY] * 4 + [EssHealth.NEAR_FLOOR] + [EssHealth.HEALTHY] * 4
-    throttle = after(Throttle(admission_lag_steps=2), *healths)
-    assert throttle == Throttle(admission_lag_steps=2, progress=40, judged_step=9)
+    throttle = after(ThrottleState(admission_lag_steps=2), *healths)
+    assert throttle == ThrottleState(admission_lag_steps=2, progress=40, judged_step=9)
 
 
 def test_many_steps_between_two_looks_add_one_at_most():
-    throttle = Throttle(admission_lag_steps=2, judged_step=1)
+    throttle = ThrottleState(admission_lag_steps=2, judged_step=1)
     throttle = after(throttle, EssHealth.HEALTHY, start=500)
     assert throttle.admission_lag_steps == 3
 
 
 def test_unknown_ess_holds_the_lag():
-    throttle = Throttle(admission_lag_steps=3, progress=20, judged_step=4)
+    throttle = ThrottleState(admission_lag_steps=3, progress=20, judged_step=4)
     assert after(throttle, EssHealth.UNKNOWN, start=5) == throttle
 
 
 def test_a_learner_gone_back_to_a_checkpoint_is_followed_from_there():
-    throttle = Throttle(
+    throttle = ThrottleState(
         admission_lag_steps=4,
         progress=30,
         judged_step=90,
@@ -113,7 +115,7 @@ def test_a_learner_gone_back_to_a_checkpoint_is_followed_from_there():
         tightened_lag_steps=4,
     )
     back = after(throttle, EssHealth.BELOW_FLOOR, start=50)
-    assert back == Throttle(admission_lag_steps=4, judged_step=50, tightened_lag_steps=4)
+    assert back == ThrottleState(admission_lag_steps=4, judged_step=50, tightened_lag_steps=4)
     assert after(back, EssHealth.BELOW_FLOOR, start=51).admission_lag_steps == 2
 
 
@@ -145,9 +147,9 @@ HEALTHS = [EssHealth.BELOW_FLOOR, EssHealth.NEAR_FLOOR, EssHealth.HEALTHY]
 
 
 @st.composite
-def throttles(draw: st.DrawFn) -> Throttle:
+def throttles(draw: st.DrawFn) -> ThrottleState:
     """Any state after the look at step 0 of a run with a limit of at most 12."""
-    return Throttle(
+    return ThrottleState(
         admission_lag_steps=draw(st.integers(0, 12)),
         progress=draw(st.integers(0, PROBE_STEPS - 1)),
         judged_step=0,
@@ -156,7 +158,7 @@ def throttles(draw: st.DrawFn) -> Throttle:
     )
 
 
-def limits_after(throttle: Throttle, healths: list[EssHealth]) -> list[int]:
+def limits_after(throttle: ThrottleState, healths: list[EssHealth]) -> list[int]:
     """The limit after each step."""
     lags = []
     for step, health in enumerate(healths, 1):
@@ -184,7 +186,7 @@ def test_from_one_state_a_lower_ess_never_leads_to_the_larger_limit(throttle, st
 def test_a_run_that_is_never_below_the_floor_never_has_the_smaller_limit(start, pairs):
     worse = [min(pair, key=HEALTHS.index) for pair in pairs]
     better = [max(pair, key=HEALTHS.index) for pair in pairs]
-    throttle = Throttle(admission_lag_steps=start)
+    throttle = ThrottleState(admission_lag_steps=start)
     together = zip(limits_after(throttle, worse), limits_after(throttle, better), strict=True)
     assert all(lower <= higher for lower, higher in together)
 
@@ -221,7 +223,7 @@ def test_from_every_state_there_is_a_way_back_from_zero(throttle, healths):
     most=st.integers(0, 20),
 )
 def test_the_lag_stays_between_zero_and_the_maximum(steps, most):
-    throttle = Throttle(admission_lag_steps=most)
+    throttle = ThrottleState(admission_lag_steps=most)
     for step, health in steps:
         throttle = next_throttle(throttle, health=health, step=step, max_lag_steps=most)
         assert 0 <= throttle.admission_lag_steps <= most

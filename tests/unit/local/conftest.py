@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from vcpo.local.processes.child import Child
+from vcpo.local.processes.child import ChildProcess
 from vcpo.local.processes.fleet import Fleet
 from vcpo.local.run_dir import RunDir
 from vcpo.spec import parse_run
@@ -66,7 +66,7 @@ async def fleet(run_dir, clock, tmp_path, monkeypatch) -> AsyncIterator[Fleet]:
     await fleet.stop(0.0)
 
 
-def ended(child: Child) -> Child:
+def ended(child: ChildProcess) -> ChildProcess:
     """Wait for a child's end."""
     child.process.wait(TIMEOUT_S)
     return child

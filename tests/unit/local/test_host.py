@@ -18,7 +18,7 @@ from vcpo.journal import EventRecord, Journal, read_events
 from vcpo.lifecycle import read_ready
 from vcpo.local.host import Host, HostOptions
 from vcpo.local.run_dir import RunDir
-from vcpo.local.terminal.ending import Ending, Outcome
+from vcpo.local.terminal.ending import Ending, RunOutcome
 from vcpo.local.terminal.view import RunView
 from vcpo.spec import parse_run
 
@@ -126,7 +126,7 @@ class Scene:
         self.view, self.clock = RecordingView(), Clock()
         options = HostOptions(resume=False, metrics_port=0, answer_timeout_s=0.5, clock=self.clock)
         self.host = Host(RUN, self.directory, self.view, options)
-        self.running: asyncio.Task[Outcome] | None = None
+        self.running: asyncio.Task[RunOutcome] | None = None
 
     def start(self) -> None:
         self.running = asyncio.create_task(self.host.run())
@@ -158,7 +158,7 @@ class Scene:
         assert pid is not None
         return pid
 
-    async def outcome(self) -> Outcome:
+    async def outcome(self) -> RunOutcome:
         assert self.running is not None
         return await asyncio.wait_for(self.running, PATIENCE_S)
 

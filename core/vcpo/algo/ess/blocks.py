@@ -11,7 +11,7 @@ from vcpo.algo.arrays import Vector, counts, vector
 from vcpo.algo.ess.importance_weights import require_log_weights
 
 
-def near_equal_pieces(num_tokens: SupportsInt, size: SupportsInt) -> tuple[int, ...]:
+def near_equal_blocks(num_tokens: SupportsInt, size: SupportsInt) -> tuple[int, ...]:
     """Tokens of the pieces of about `size` that a trajectory is cut into, longer ones first.
 
     There are num_tokens / size of them, rounded, at least one, and they differ by 1 at most.
@@ -22,7 +22,7 @@ def near_equal_pieces(num_tokens: SupportsInt, size: SupportsInt) -> tuple[int, 
     return (shorter + 1,) * longer + (shorter,) * (count - longer)
 
 
-def piece_log_weights(log_ratios: Vector, pieces: Vector) -> list[float]:
+def block_log_weights(log_ratios: Vector, pieces: Vector) -> list[float]:
     """Log weights of the pieces of one trajectory, nats: sums of its tokens' log ratios.
 
     log_ratios: [num_tokens] log pi - log mu of the trained tokens; pieces: tokens of each piece.

@@ -15,8 +15,8 @@ the harmonic mean of the ratios exp(-s2 L_i) that each length has alone, and nev
 1/B. With s2 = 6.5e-4, typical of bf16, it is 0.68 at 600 tokens and 0.006 at 8,000. What a batch of
 B shows of it is the subject of `finite_batch`.
 
-Observation. A piece is a stretch of `PIECE_TOKENS` tokens that one policy version sampled; it is
-fresh while the learner still has that version. Pieces may stand for whole trajectories: given its
+Observation. A block is a run of `FRESH_BLOCK_TOKENS` tokens that one policy version sampled. It is
+fresh while the learner still has that version. Blocks may stand for whole trajectories: given its
 prefix, the ratio of a token has mean 1 under the sampler, whatever the two policies are, so that
 ratios minus 1 are martingale differences. To first order in them log w is their sum, its terms are
 uncorrelated, and its variance adds up over tokens. Long pieces would be few; single tokens are far
@@ -61,7 +61,7 @@ from typing import Any, Final, Self
 from vcpo.algo.arrays import Vector, counts, vector
 from vcpo.algo.ess.importance_weights import log_sum_exp, require_log_weights
 
-PIECE_TOKENS: Final = 32
+FRESH_BLOCK_TOKENS: Final = 32
 """Tokens of a fresh piece: enough for a sum to be near normal, few enough for many pieces."""
 
 PRECISE_COUNT: Final = 2048
@@ -148,7 +148,7 @@ class MismatchCalibration:
 
         log_weights: [n] nats, of pieces that the learner's own version sampled; a -inf has no scale
             and is left out. Without any, what is remembered grows older.
-        num_tokens: [n] trained tokens, at least 1; `PIECE_TOKENS` or so.
+        num_tokens: [n] trained tokens, at least 1; `FRESH_BLOCK_TOKENS` or so.
         Raises: ValueError when the lengths differ or a piece has no token; NonFiniteWeightError at
         a NaN or +inf.
         """
@@ -231,7 +231,7 @@ class MismatchCalibration:
         rows = [[seen.count, seen.num_tokens, seen.square_sum] for seen in self.steps]
         return {"age_steps": self.age_steps, "steps": rows}
 
-    def restored(self, state: Mapping[str, Any]) -> Self:
+    def restore(self, state: Mapping[str, Any]) -> Self:
         """This calibration's settings with the observations that `to_dict` returned.
 
         Raises: ValueError when the state has another form or holds an impossible observation.

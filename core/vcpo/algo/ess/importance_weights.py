@@ -33,8 +33,12 @@ input that is itself not a number raises. There an epsilon of 1e-8 beside sum_i 
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from vcpo.algo.arrays import Scalar, Vector, vector
+
+LARGEST_LOG_RATIO: Final = 20.0
+"""Nats at which the log ratio of one token is clamped, so that one token cannot fill a mean."""
 
 
 class NonFiniteWeightError(ValueError):

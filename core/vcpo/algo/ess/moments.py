@@ -54,7 +54,7 @@ class WeightMoments:
         )
 
     @classmethod
-    def merged(cls, parts: Sequence["WeightMoments"]) -> Self:
+    def merge(cls, parts: Sequence["WeightMoments"]) -> Self:
         """Moments of the union of the weights behind `parts`.
 
         Raises: ValueError when there is no part.

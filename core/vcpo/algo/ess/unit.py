@@ -48,7 +48,7 @@ from enum import StrEnum
 from itertools import chain
 
 from vcpo.algo.arrays import Vector, counts, vector
-from vcpo.algo.ess.blocks import near_equal_pieces
+from vcpo.algo.ess.blocks import near_equal_blocks
 from vcpo.algo.ess.finite_batch import finite_batch_law
 from vcpo.algo.ess.importance_weights import log_sum_exp
 from vcpo.algo.ess.moments import WeightMoments
@@ -92,7 +92,7 @@ class EssUnit:
     kind: EssKind
     """The kind in effect, never AUTO."""
 
-    pieces: tuple[tuple[int, ...], ...]
+    blocks: tuple[tuple[int, ...], ...]
     """[B][pieces] tokens of each piece, in order; the pieces of a trajectory add up to it."""
 
     exponent: float
@@ -136,7 +136,7 @@ class EssReading:
     standard deviations, of the batch and of the calibration together."""
 
     @property
-    def relative(self) -> float:
+    def relative_ess_ratio(self) -> float:
         """Part of an on-policy batch that is left, min(1, rho / rho_on), in (0, 1]."""
         return min(1.0, self.ess_ratio / self.on_policy_ess_ratio)
 
@@ -189,8 +189,8 @@ def ess_reading(
     relative_error: standard error of the variance per token that the unit was cut by, as a part.
     Raises: NonFiniteWeightError when every weight is 0.
     """
-    size = len(unit.pieces)
-    law = finite_batch_law(unit.mismatch_nats, sum(map(len, unit.pieces)))
+    size = len(unit.blocks)
+    law = finite_batch_law(unit.mismatch_nats, sum(map(len, unit.blocks)))
     shown = min(unit.on_policy_ess_ratio * math.exp(law.bias), 1.0)
     expected = max(shown**unit.exponent, 1.0 / size)
     chance = math.hypot(law.deviation, unit.mismatch_nats * relative_error)
@@ -205,7 +205,7 @@ def ess_reading(
 def _whole(kind: EssKind, num_tokens: Sequence[int], expected: float, nats: float) -> EssUnit:
     return EssUnit(
         kind=kind,
-        pieces=tuple((length,) for length in num_tokens),
+        blocks=tuple((length,) for length in num_tokens),
         exponent=1.0,
         on_policy_ess_ratio=max(expected, _LEAST_RATIO),
         mismatch_nats=nats,
@@ -215,12 +215,12 @@ def _whole(kind: EssKind, num_tokens: Sequence[int], expected: float, nats: floa
 def _cut(
     kind: EssKind, num_tokens: Sequence[int], size: int, variance: float, whole_nats: float
 ) -> EssUnit:
-    pieces = tuple(near_equal_pieces(length, size) for length in num_tokens)
+    pieces = tuple(near_equal_blocks(length, size) for length in num_tokens)
     sizes = list(chain.from_iterable(pieces))
     nats = _on_policy_nats(sizes, variance)
     return EssUnit(
         kind=kind,
-        pieces=pieces,
+        blocks=pieces,
         exponent=min(whole_nats, READABLE_NATS) / nats if nats > 0.0 else len(sizes) / len(pieces),
         on_policy_ess_ratio=max(math.exp(-nats), 1.0 / len(sizes)),
         mismatch_nats=nats,

@@ -37,7 +37,7 @@ class EssWindow:
     @property
     def pooled(self) -> WeightMoments | None:
         """Moments of all weights in the window; None before the first batch."""
-        return WeightMoments.merged(self.batches) if self.batches else None
+        return WeightMoments.merge(self.batches) if self.batches else None
 
     @property
     def ess_ratio(self) -> float | None:

@@ -21,11 +21,8 @@ from statistics import fmean, median, pstdev
 from typing import Self
 
 from vcpo.algo.arrays import Matrix, Vector, matrix, vector
-from vcpo.algo.ess.importance_weights import require_log_weights
+from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO, require_log_weights
 from vcpo.algo.ess.moments import WeightMoments
-
-LARGEST_LOG_RATIO = 20.0
-"""Nats within which the log ratio of a token is held in a divergence."""
 
 TOP_SHARE = 0.01
 """Part of the trajectories, rounded up, whose share of the gradient is given."""
@@ -60,14 +57,14 @@ class TokenSums:
         )
 
     @classmethod
-    def merged(cls, parts: Sequence["TokenSums"]) -> Self:
+    def merge(cls, parts: Sequence["TokenSums"]) -> Self:
         """Sums over the tokens of all parts.
 
         Raises: ValueError when there is no part.
         """
         return cls(
-            weights=WeightMoments.merged([part.weights for part in parts]),
-            truncated=WeightMoments.merged([part.truncated for part in parts]),
+            weights=WeightMoments.merge([part.weights for part in parts]),
+            truncated=WeightMoments.merge([part.truncated for part in parts]),
             k3_sum=math.fsum(part.k3_sum for part in parts),
         )
 

@@ -39,7 +39,7 @@ from vcpo.algo.health.warning_signals import (
     WARN_SCORE,
     StepHealth,
     WarningThresholds,
-    signals,
+    signal_severities,
 )
 
 
@@ -82,7 +82,7 @@ class EarlyWarning:
     def score(self) -> float:
         """The worst signal's severity, in [0, 1]: 1/3 warns, 2/3 is critical, 1 is dead."""
         forgotten = self.seen - len(self.steps)
-        return max(signals(self.steps, self.thresholds, forgotten).values())
+        return max(signal_severities(self.steps, self.thresholds, forgotten).values())
 
     @property
     def level(self) -> WarningLevel:
@@ -102,7 +102,7 @@ class EarlyWarning:
         ]
         return {"steps": rows, "seen": self.seen}
 
-    def restored(self, state: Mapping[str, Any]) -> Self:
+    def restore(self, state: Mapping[str, Any]) -> Self:
         """This warning's thresholds with the steps that `to_dict` returned.
 
         Raises: ValueError when the state has another form or holds an impossible step.

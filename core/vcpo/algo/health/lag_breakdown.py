@@ -100,7 +100,7 @@ def lag_budget(
     budget, seen = None, list[WeightMoments]()
     for lag, members in _grouped(batch, lambda each: each.lag):
         seen.append(WeightMoments.of([each.log_weight for each in members]))
-        if _ratio(WeightMoments.merged(seen)) < fraction * on_policy_ess_ratio:
+        if _ratio(WeightMoments.merge(seen)) < fraction * on_policy_ess_ratio:
             break
         budget = lag
     return budget

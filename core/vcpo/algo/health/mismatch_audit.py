@@ -27,18 +27,18 @@ class MismatchClass(StrEnum):
     """Both in float32."""
     ROUNDED = "rounded"
     """At least one of them in bfloat16."""
-    ALTERED = "altered"
+    QUANTIZED_OR_NOISY = "quantizedOrNoisy"
     """The sampler's weights are quantized or noisy."""
 
 
 MISMATCH_LIMITS_NATS = {
     MismatchClass.EXACT: 2e-3,
     MismatchClass.ROUNDED: 0.03,
-    MismatchClass.ALTERED: 0.3,
+    MismatchClass.QUANTIZED_OR_NOISY: 0.3,
 }
 """Largest mean gap per token that a class explains."""
 
-MIN_FRESH_PIECES = 8
+MIN_FRESH_BLOCKS = 8
 """Fewer pieces of fresh tokens than this settle nothing."""
 
 
@@ -50,8 +50,8 @@ class MismatchError(RuntimeError):
 class FreshTokens:
     """Tokens that the learner scored with the version that sampled them."""
 
-    num_pieces: int = 0
-    """Stretches that they come in, of `calibration.PIECE_TOKENS` or so."""
+    num_blocks: int = 0
+    """Stretches that they come in, of `calibration.FRESH_BLOCK_TOKENS` or so."""
     num_tokens: int = 0
     absolute_log_ratio: float = 0.0
     """Sum over tokens of |log pi - log mu|, nats."""
@@ -59,18 +59,18 @@ class FreshTokens:
     @property
     def is_enough(self) -> bool:
         """Whether they settle anything."""
-        return self.num_pieces >= MIN_FRESH_PIECES
+        return self.num_blocks >= MIN_FRESH_BLOCKS
 
     def __add__(self, other: "FreshTokens") -> "FreshTokens":
         """The tokens of both; each was scored with the version that sampled it."""
         return FreshTokens(
-            num_pieces=self.num_pieces + other.num_pieces,
+            num_blocks=self.num_blocks + other.num_blocks,
             num_tokens=self.num_tokens + other.num_tokens,
             absolute_log_ratio=self.absolute_log_ratio + other.absolute_log_ratio,
         )
 
 
-def audited_gap(fresh: FreshTokens, limit_nats: float) -> float | None:
+def audit_mismatch(fresh: FreshTokens, limit_nats: float) -> float | None:
     """Mean gap per token of fresh tokens, nats; None when there are too few.
 
     Raises: MismatchError, with what to look at, when the gap is above the limit or no number.

@@ -115,7 +115,7 @@ class StepHealth:
                 raise ValueError(f"{name} is {value}: give a finite number, 0 or above")
 
 
-def signals(
+def signal_severities(
     steps: Sequence[StepHealth], thresholds: WarningThresholds, forgotten: int = 0
 ) -> dict[str, float]:
     """Severity of every signal, in [0, 1], by name; 0 of those that need more steps.

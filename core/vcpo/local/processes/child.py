@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vcpo.crash import crash_cause, describe_exit
-from vcpo.lifecycle import COMPLAINT_MARK, Ready, read_ready
+from vcpo.lifecycle import START_ERROR_MARK, Ready, read_ready
 
 _POLL_S = 0.05
 _MAX_LOG_BYTES = 65_536
@@ -26,7 +26,7 @@ _KILL_GRACE_S = 15.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Child:
+class ChildProcess:
     """One process of this host."""
 
     name: str
@@ -49,7 +49,7 @@ class Child:
         """Where it serves; None while it does not yet."""
         return read_ready(self.ready_file)
 
-    def ask_to_leave(self) -> None:
+    def terminate(self) -> None:
         """Send SIGTERM, unless it is gone already; one that was stopped goes on, so as to leave."""
         self._send(signal.SIGTERM)
         self._send(signal.SIGCONT)
@@ -63,12 +63,12 @@ class Child:
         self.hung_s = silent_s
         self.kill()
 
-    def let_go(self) -> None:
+    def close_stdin(self) -> None:
         """Close its standard input; one that still runs takes that for the host's end."""
         if self.process.stdin is not None:
             self.process.stdin.close()
 
-    def log_end(self) -> str:
+    def log_tail(self) -> str:
         """The last of what it wrote."""
         with contextlib.suppress(OSError), self.log.open("rb") as log:
             log.seek(max(self.log_start_bytes, self.log.stat().st_size - _MAX_LOG_BYTES))
@@ -80,8 +80,8 @@ class Child:
         assert self.exit_code is not None  # asked of those that have ended
         if self.hung_s:
             return f"had not answered for {self.hung_s:.0f} s and was killed (log: {self.log})"
-        said = self.log_end()
-        _, mark, complaint = said.rpartition(COMPLAINT_MARK)
+        said = self.log_tail()
+        _, mark, complaint = said.rpartition(START_ERROR_MARK)
         if mark:
             return f"{'cannot start' if self.ready is None else 'gave up'}: {complaint.strip()}"
         cause = crash_cause(said) if self.exit_code != -signal.SIGKILL else ""
@@ -99,7 +99,7 @@ def start_child(
     log: Path,
     ready_file: Path,
     environment: Mapping[str, str],
-) -> Child:
+) -> ChildProcess:
     """Start a process of this host, in its own session so that Ctrl-C reaches only the host."""
     ready_file.unlink(missing_ok=True)
     with log.open("ab") as output:
@@ -112,7 +112,7 @@ def start_child(
             env={**os.environ, **environment},
             start_new_session=True,
         )
-    return Child(
+    return ChildProcess(
         name=name,
         process=process,
         log=log,
@@ -121,7 +121,7 @@ def start_child(
     )
 
 
-async def wait_for_exit(children: Iterable[Child], timeout_s: float) -> list[Child]:
+async def wait_for_exit(children: Iterable[ChildProcess], timeout_s: float) -> list[ChildProcess]:
     """Wait until all have ended, at most `timeout_s` seconds; returns those that have not."""
     deadline_s = time.monotonic() + timeout_s
     left = [child for child in children if child.exit_code is None]
@@ -131,13 +131,13 @@ async def wait_for_exit(children: Iterable[Child], timeout_s: float) -> list[Chi
     return left
 
 
-async def stop_all(children: Iterable[Child], grace_s: float) -> None:
+async def stop_all(children: Iterable[ChildProcess], grace_s: float) -> None:
     """Ask all to leave; kill those that have not after `grace_s` seconds; none is left."""
     everyone = list(children)
     for child in everyone:
-        child.ask_to_leave()
+        child.terminate()
     for child in await wait_for_exit(everyone, grace_s):
         child.kill()
     await wait_for_exit(everyone, _KILL_GRACE_S)
     for child in everyone:
-        child.let_go()
+        child.close_stdin()

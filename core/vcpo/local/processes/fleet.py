@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from vcpo.control.supervision import MAX_WORKER_FAILURES, FailureStreak
 from vcpo.lifecycle import CANNOT_START, DRAINED, SERVICE_ENVIRONMENT, TOKEN_VARIABLE
-from vcpo.local.processes.child import Child, start_child, stop_all, wait_for_exit
+from vcpo.local.processes.child import ChildProcess, start_child, stop_all, wait_for_exit
 from vcpo.local.processes.gpus import Gpu, GpuShare, plan_gpus
 from vcpo.local.run_dir import RunDir
 from vcpo.spec import VCPORun
@@ -22,7 +22,7 @@ _HEAVY_MODULES = ("torch", "transformers", "vcpo_learner", "vcpo_rollout")
 _ANY_PORT = "127.0.0.1:0"
 
 
-class FleetError(RuntimeError):
+class RunFailedError(RuntimeError):
     """The run cannot go on: a process failed in a way that starting it again will not cure."""
 
 
@@ -30,11 +30,11 @@ def check_installed(modules: Sequence[str] = _HEAVY_MODULES) -> None:
     """Check that this environment can run learner and workers, or whatever else needs `modules`.
 
     Raises:
-        FleetError: naming what is missing and how to get it.
+        RunFailedError: naming what is missing and how to get it.
     """
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise FleetError(
+        raise RunFailedError(
             f"not installed here: {', '.join(missing)}. Cure: pip install 'vcpo[local]'"
         )
 
@@ -43,7 +43,7 @@ def check_installed(modules: Sequence[str] = _HEAVY_MODULES) -> None:
 class LostWorker:
     """A worker that ended unasked."""
 
-    child: Child
+    child: ChildProcess
     pause_s: float
     """How long its group waits before it starts another."""
 
@@ -52,7 +52,7 @@ class LostWorker:
 class _Group:
     """The workers of a rollout group that are to run, and how those before them fared."""
 
-    workers: list[Child]
+    workers: list[ChildProcess]
     streak: FailureStreak
     num_productive: int = 0
     """Workers so far that delivered; each is progress of the group."""
@@ -72,7 +72,7 @@ class Fleet:
     ) -> None:
         self.token = secrets.token_urlsafe(24)
         """Shared by this run's processes alone."""
-        self.learner: Child | None = None
+        self.learner: ChildProcess | None = None
         self._run = run
         self._run_dir = run_dir
         self._clock = clock
@@ -84,26 +84,26 @@ class Fleet:
         )
         self._gpu_of: dict[str, str] = {}
         """By worker that was ever started, where there are GPUs."""
-        self._leaving: list[Child] = []
+        self._leaving: list[ChildProcess] = []
         self._started = 0
         self._productive: set[str] = set()
         """Names of workers that delivered."""
 
     @property
-    def workers(self) -> Mapping[str, Sequence[Child]]:
+    def workers(self) -> Mapping[str, Sequence[ChildProcess]]:
         """Workers that are to run, by rollout group."""
         return {name: group.workers for name, group in self._groups.items()}
 
     @property
-    def children(self) -> list[Child]:
+    def children(self) -> list[ChildProcess]:
         """Every process of the run, those on their way out included."""
         workers = [child for group in self._groups.values() for child in group.workers]
         return [*([self.learner] if self.learner else []), *workers, *self._leaving]
 
-    def start_learner(self, *, resume: bool, port: int = 0) -> Child:
+    def start_learner(self, *, resume: bool, port: int = 0) -> ChildProcess:
         """Start the learner; `port` 0 takes a free one, a restart keeps the one before."""
         if self.learner is not None:
-            self.learner.let_go()
+            self.learner.close_stdin()
         options = [f"--listen=127.0.0.1:{port}", f"--metrics-listen={_ANY_PORT}"]
         options += [f"--run-dir={self._run_dir.path}", f"--drained-status={DRAINED}"]
         options += ["--resume"] if resume else []
@@ -132,10 +132,10 @@ class Fleet:
             workers.sort(key=lambda child: busy.get(child.name, 0), reverse=True)
             while len(workers) > wanted:
                 worker = workers.pop()
-                worker.ask_to_leave()
+                worker.terminate()
                 self._leaving.append(worker)
 
-    def note_productive(self, names: Iterable[str]) -> None:
+    def record_productive(self, names: Iterable[str]) -> None:
         """Note workers that have delivered; a worker that failed after that did not crash-loop."""
         for group in self._groups.values():
             living = {child.name for child in group.workers}
@@ -147,12 +147,12 @@ class Fleet:
         """Forget processes that have ended; returns the workers that ended unasked.
 
         Raises:
-            FleetError: when a worker says that the user must put something right, or workers keep
-                failing before they have delivered anything.
+            RunFailedError: when a worker reports an error that the user must fix, or when workers
+                keep failing before any of them has delivered.
         """
         for child in self.children:
             if child.exit_code is not None:
-                child.let_go()
+                child.close_stdin()
         self._leaving = [child for child in self._leaving if child.exit_code is None]
         ended = [
             (group, child)
@@ -184,17 +184,17 @@ class Fleet:
         for child in self.children:
             child.kill()
 
-    def _judge(self, child: Child, streak: FailureStreak) -> None:
+    def _judge(self, child: ChildProcess, streak: FailureStreak) -> None:
         if child.exit_code == CANNOT_START:
-            raise FleetError(f"{child.name} {child.failure()}")
+            raise RunFailedError(f"{child.name} {child.failure()}")
         living = {child.name for group in self._groups.values() for child in group.workers}
         if streak.failures >= MAX_WORKER_FAILURES and not living & self._productive:
-            raise FleetError(
+            raise RunFailedError(
                 f"{streak.failures} workers in a row ended before they delivered anything; the"
                 f" last, {child.name}, {child.failure()}"
             )
 
-    def _start_worker(self, group: str, learner_port: int) -> Child:
+    def _start_worker(self, group: str, learner_port: int) -> ChildProcess:
         name = f"{group}-{self._started}"
         self._started += 1
         options = [f"--learner=127.0.0.1:{learner_port}", f"--group={group}", f"--worker-id={name}"]
@@ -213,7 +213,7 @@ class Fleet:
         options: Sequence[str],
         threads: int | None,
         gpu: GpuShare | None,
-    ) -> Child:
+    ) -> ChildProcess:
         ready_file = self._run_dir.ready_file(name)
         environment = {**SERVICE_ENVIRONMENT, **os.environ, TOKEN_VARIABLE: self.token}
         if gpu is not None:

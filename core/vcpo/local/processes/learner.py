@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 from vcpo.control.supervision import FailureStreak
 from vcpo.lifecycle import CANNOT_START, DRAINED, Ready
-from vcpo.local.processes.child import Child
-from vcpo.local.processes.fleet import Fleet, FleetError
+from vcpo.local.processes.child import ChildProcess
+from vcpo.local.processes.fleet import Fleet, RunFailedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerEnd:
     """A learner's end."""
 
-    child: Child
+    child: ChildProcess
     is_complete: bool
     """Whether the run has ended with it; if not, another is going to be started."""
     message: str = ""
@@ -51,7 +51,7 @@ class LearnerProcess:
         """When the next one is to be started; None while there is one."""
 
     @property
-    def child(self) -> Child | None:
+    def child(self) -> ChildProcess | None:
         """The present one; None when there is none."""
         return None if self._start_at_s is not None else self._fleet.learner
 
@@ -62,20 +62,20 @@ class LearnerProcess:
             self._start_at_s = None
             self._resume = True
 
-    def found_ready(self) -> Ready | None:
+    def take_ready(self) -> Ready | None:
         """Where it serves, told once for each one that begins to."""
         if self.serves or self.child is None or (ready := self.child.ready) is None:
             return None
         self.serves = True
         return ready
 
-    def found_ended(self, *, step: int) -> LearnerEnd | None:
+    def take_end(self, *, step: int) -> LearnerEnd | None:
         """Its end, told once for each one that ends, with the next one planned.
 
         step: steps that are known to have been taken.
 
         Raises:
-            FleetError: when starting another would be no cure, or was not, too often.
+            RunFailedError: when starting another would be no cure, or was not, too often.
         """
         child = self.child
         if child is None or child.exit_code is None:
@@ -91,9 +91,9 @@ class LearnerProcess:
             else child.failure()
         )
         if child.exit_code == CANNOT_START:
-            raise FleetError(f"the learner {failure}")
+            raise RunFailedError(f"the learner {failure}")
         if failures > allowed:
-            raise FleetError(
+            raise RunFailedError(
                 f"the learner {failure}; failure {failures} in a row without progress, "
                 f"failurePolicy.maxLearnerRestarts is {allowed}"
             )

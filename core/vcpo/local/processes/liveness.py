@@ -9,13 +9,13 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from vcpo.control.supervision import is_hung
-from vcpo.local.processes.child import Child
+from vcpo.local.processes.child import ChildProcess
 from vcpo.wire.limits import CHANNEL_OPTIONS
 
 _UNANSWERED = {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
 
 
-async def answers(child: Child, timeout_s: float) -> bool:
+async def answers(child: ChildProcess, timeout_s: float) -> bool:
     """Whether a process answers a health check, with whatever; False before it serves."""
     ready = child.ready
     if ready is None:
@@ -45,19 +45,19 @@ class Liveness:
         self._unanswered_since_s: dict[tuple[int, bool], float] = {}
         """By process id and whether the process had started to serve."""
 
-    def note(self, child: Child, *, answered: bool) -> None:
+    def note(self, child: ChildProcess, *, answered: bool) -> None:
         """Note whether a process answered a question just now."""
         if answered:
             self._unanswered_since_s.pop(_key(child), None)
         else:
             self._unanswered_since_s.setdefault(_key(child), self._clock())
 
-    def silent_s(self, child: Child) -> float:
+    def silent_s(self, child: ChildProcess) -> float:
         """How long a process has not answered; 0 when it answered the last question."""
         now_s = self._clock()
         return now_s - self._unanswered_since_s.get(_key(child), now_s)
 
-    def is_hung(self, child: Child) -> bool:
+    def is_hung(self, child: ChildProcess) -> bool:
         """Whether a process is to be killed and replaced."""
         return is_hung(
             silent_s=self.silent_s(child),
@@ -65,7 +65,7 @@ class Liveness:
             startup_deadline_s=self._startup_deadline_s,
         )
 
-    def forget_all_but(self, children: Iterable[Child]) -> None:
+    def retain(self, children: Iterable[ChildProcess]) -> None:
         """Forget processes that have ended."""
         kept = {child.process.pid for child in children}
         self._unanswered_since_s = {
@@ -73,5 +73,5 @@ class Liveness:
         }
 
 
-def _key(child: Child) -> tuple[int, bool]:
+def _key(child: ChildProcess) -> tuple[int, bool]:
     return child.process.pid, child.ready is not None

@@ -21,7 +21,7 @@ class Ending(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """An ending, and what there is to say about it."""
 
     ending: Ending
@@ -29,10 +29,10 @@ class Outcome:
     """A sentence; empty when the ending says it all."""
 
 
-def outcome_of_complete(steps: Sequence[StepRecord]) -> Outcome:
+def outcome_of_complete(steps: Sequence[StepRecord]) -> RunOutcome:
     """Judge a run that took all of its steps by what they did."""
     if (message := never_updated(steps)) is not None:
-        return Outcome(ending=Ending.COMPLETE_WITHOUT_UPDATE, message=message)
+        return RunOutcome(ending=Ending.COMPLETE_WITHOUT_UPDATE, message=message)
     reason = steps[-1].skipped or "" if steps else ""
     notice = no_update_notice(skipped_at_the_end(steps), reason)
-    return Outcome(ending=Ending.COMPLETE, message=notice or "")
+    return RunOutcome(ending=Ending.COMPLETE, message=notice or "")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import NonFiniteWeightError, near_equal_pieces, piece_log_weights
+from vcpo.algo import NonFiniteWeightError, block_log_weights, near_equal_blocks
 
 
 @pytest.mark.parametrize(
@@ -13,25 +13,25 @@ from vcpo.algo import NonFiniteWeightError, near_equal_pieces, piece_log_weights
     ids=["two", "longer first", "one", "tokens"],
 )
 def test_a_trajectory_is_cut_into_near_equal_pieces(num_tokens, size, pieces):
-    assert near_equal_pieces(num_tokens, size) == pieces
+    assert near_equal_blocks(num_tokens, size) == pieces
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000))
 def test_pieces_add_up_and_differ_by_one_at_most(num_tokens, size):
-    pieces = near_equal_pieces(num_tokens, size)
+    pieces = near_equal_blocks(num_tokens, size)
     assert sum(pieces) == num_tokens
     assert max(pieces) - min(pieces) <= 1
 
 
 def test_a_piece_weighs_the_product_of_its_tokens():
-    assert piece_log_weights([0.5, -0.25, 1.0], (2, 1)) == [0.25, 1.0]
+    assert block_log_weights([0.5, -0.25, 1.0], (2, 1)) == [0.25, 1.0]
 
 
 def test_pieces_of_another_length_are_refused():
     with pytest.raises(ValueError, match="pieces add up to 2 tokens and log_ratios has 3"):
-        piece_log_weights([0.0, 0.0, 0.0], (1, 1))
+        block_log_weights([0.0, 0.0, 0.0], (1, 1))
 
 
 def test_a_token_without_a_number_is_named():
     with pytest.raises(NonFiniteWeightError, match=r"log_ratios\[1\]"):
-        piece_log_weights([0.0, math.nan], (2,))
+        block_log_weights([0.0, math.nan], (2,))

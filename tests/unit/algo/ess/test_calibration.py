@@ -230,12 +230,12 @@ def test_a_weight_of_zero_has_no_scale_and_is_left_out() -> None:
 def test_observations_survive_a_checkpoint() -> None:
     before = calibrated(X_OF_V_1).observe([0.3], [70]).observe([], [])
     state = json.loads(json.dumps(before.to_dict()))
-    assert MismatchCalibration().restored(state) == before
+    assert MismatchCalibration().restore(state) == before
 
 
 def test_settings_come_from_the_run_and_not_from_the_checkpoint() -> None:
     state = calibrated(X_OF_V_1).to_dict()
-    assert MismatchCalibration(minimum_count=5).restored(state).minimum_count == 5
+    assert MismatchCalibration(minimum_count=5).restore(state).minimum_count == 5
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_settings_come_from_the_run_and_not_from_the_checkpoint() -> None:
 )
 def test_a_state_of_another_form_is_refused(state: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="give what to_dict returned"):
-        MismatchCalibration().restored(state)
+        MismatchCalibration().restore(state)
 
 
 def test_lengths_and_weights_must_match() -> None:

@@ -21,7 +21,7 @@ def test_the_ess_of_four_weights_is_that_of_their_sums():
 @given(st.lists(LOG_WEIGHTS, min_size=1, max_size=5))
 def test_merged_parts_have_the_ess_of_all_their_weights(parts):
     together = [each for part in parts for each in part]
-    merged = WeightMoments.merged([WeightMoments.of(part) for part in parts])
+    merged = WeightMoments.merge([WeightMoments.of(part) for part in parts])
     assert merged.ess_ratio == pytest.approx(ess_ratio(together), rel=1e-9)
 
 
@@ -59,7 +59,7 @@ def test_a_sum_that_is_no_number_is_refused(value):
 
 def test_no_parts_have_no_moments():
     with pytest.raises(ValueError, match="parts is empty"):
-        WeightMoments.merged([])
+        WeightMoments.merge([])
 
 
 @pytest.mark.parametrize("state", [{}, None, []], ids=str)

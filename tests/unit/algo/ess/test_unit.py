@@ -12,11 +12,11 @@ from vcpo.algo import (
     EssKind,
     StepLimits,
     WeightMoments,
+    block_log_weights,
     ess_reading,
     ess_unit,
     judge_step,
     log_norms,
-    piece_log_weights,
 )
 
 MISMATCH = 1e-3  # so that 1000 tokens have a mismatch of 1 nat^2
@@ -25,25 +25,25 @@ MISMATCH = 1e-3  # so that 1000 tokens have a mismatch of 1 nat^2
 def drawn_moments(unit, variance, seed):
     """Of pieces whose tokens are independent, each with a mean ratio of 1."""
     rng = random.Random(seed)
-    sizes = chain.from_iterable(unit.pieces)
+    sizes = chain.from_iterable(unit.blocks)
     return WeightMoments.of([rng.gauss(-variance * n / 2, math.sqrt(variance * n)) for n in sizes])
 
 
 def test_whole_trajectories_have_the_ratio_of_the_log_normal_law():
     unit = ess_unit(EssKind.SEQUENCE, [1000] * 64, MISMATCH)
     assert unit.on_policy_ess_ratio == pytest.approx(math.exp(-1), rel=1e-12)
-    assert (unit.exponent, unit.pieces[0]) == (1.0, (1000,))
+    assert (unit.exponent, unit.blocks[0]) == (1.0, (1000,))
 
 
 def test_tokens_have_one_ratio_whatever_the_lengths():
     unit = ess_unit(EssKind.TOKEN, [3, 7], MISMATCH)
     assert unit.on_policy_ess_ratio == pytest.approx(math.exp(-MISMATCH), rel=1e-12)
-    assert unit.pieces == ((1,) * 3, (1,) * 7)
+    assert unit.blocks == ((1,) * 3, (1,) * 7)
 
 
 def test_blocks_have_a_quarter_of_a_nat_squared():
     unit = ess_unit(EssKind.BLOCK, [1000] * 64, MISMATCH)
-    assert unit.pieces[0] == (250,) * 4
+    assert unit.blocks[0] == (250,) * 4
     assert unit.on_policy_ess_ratio == pytest.approx(math.exp(-0.25), rel=1e-9)
 
 
@@ -110,14 +110,14 @@ def test_blocks_read_what_whole_trajectories_would():
     # Staleness of 1e-3 per token at 1000 tokens: exp(-1) of the on-policy ratio is left.
     unit = ess_unit(EssKind.BLOCK, [1000] * 2000, MISMATCH)
     stale = ess_reading(unit, drawn_moments(unit, 2 * MISMATCH, seed=3))
-    assert stale.relative == pytest.approx(math.exp(-1), rel=0.1)
+    assert stale.relative_ess_ratio == pytest.approx(math.exp(-1), rel=0.1)
 
 
 def test_long_trajectories_tell_stale_from_fresh_by_blocks():
     unit = ess_unit(EssKind.AUTO, [8000] * 64, MISMATCH)
     fresh = ess_reading(unit, drawn_moments(unit, MISMATCH, seed=1))
     stale = ess_reading(unit, drawn_moments(unit, 2 * MISMATCH, seed=1))
-    assert stale.relative < 0.3 < 0.8 < fresh.relative
+    assert stale.relative_ess_ratio < 0.3 < 0.8 < fresh.relative_ess_ratio
 
 
 @pytest.mark.parametrize("size", [16, 64])
@@ -161,18 +161,18 @@ def test_a_reading_raises_both_ratios_to_the_exponent():
     # Two trajectories of two tokens; token weights 1, 1, 1, 3: 36 / (4 * 12), squared.
     unit = ess_unit(EssKind.TOKEN, [2, 2], None)
     log_weights = chain.from_iterable(
-        piece_log_weights(tokens, pieces)
-        for tokens, pieces in zip([[0.0, 0.0], [0.0, math.log(3)]], unit.pieces, strict=True)
+        block_log_weights(tokens, pieces)
+        for tokens, pieces in zip([[0.0, 0.0], [0.0, math.log(3)]], unit.blocks, strict=True)
     )
     reading = ess_reading(unit, WeightMoments.of(list(log_weights)))
     assert reading.ess_ratio == pytest.approx(0.5625, rel=1e-12)
-    assert reading.relative == pytest.approx(0.5625, rel=1e-12)
+    assert reading.relative_ess_ratio == pytest.approx(0.5625, rel=1e-12)
 
 
 def test_a_reading_never_falls_below_one_trajectory():
     unit = ess_unit(EssKind.TOKEN, [1000, 1000], MISMATCH)
     reading = ess_reading(unit, WeightMoments.of([30.0, 0.0]))
-    assert reading.relative == pytest.approx(0.5, rel=1e-12)
+    assert reading.relative_ess_ratio == pytest.approx(0.5, rel=1e-12)
 
 
 def test_fresh_pieces_may_be_measured_in_place_of_the_law():
@@ -193,7 +193,7 @@ def test_whole_trajectories_keep_the_law_of_their_lengths():
 )
 def test_every_unit_cuts_all_tokens_and_expects_a_ratio(kind, num_tokens, variance):
     unit = ess_unit(kind, num_tokens, variance)
-    assert [sum(pieces) for pieces in unit.pieces] == num_tokens
+    assert [sum(pieces) for pieces in unit.blocks] == num_tokens
     assert 0.0 < unit.on_policy_ess_ratio <= 1.0
     assert unit.exponent > 0.0
 

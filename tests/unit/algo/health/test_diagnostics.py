@@ -100,7 +100,7 @@ def test_no_token_lowers_the_divergence_or_overflows_it(log_ratio):
 
 def test_merged_sums_are_those_of_all_tokens():
     parts = [TokenSums.of([0.0, 1.0], cap=2.0), TokenSums.of([-1.0], cap=2.0)]
-    merged = TokenSums.merged(parts)
+    merged = TokenSums.merge(parts)
     whole = [0.0, 1.0, -1.0]
     assert merged.weights.ess_ratio == pytest.approx(ess_ratio(whole), rel=1e-12)
     assert merged.kl_per_token == pytest.approx((math.e - 2 + 1 / math.e) / 3)

@@ -77,7 +77,7 @@ def test_two_bad_steps_are_critical_from_the_eleventh_step_on():
 
 def test_a_run_that_is_resumed_is_not_at_its_start_again():
     saved = json.loads(json.dumps(watched(*[0.9] * 60).to_dict()))
-    resumed = EarlyWarning().restored(saved)
+    resumed = EarlyWarning().restore(saved)
     assert watched(0.05, 0.05, warning=resumed, kl_per_token=0.3).level is WarningLevel.CRITICAL
 
 
@@ -89,12 +89,12 @@ def test_observing_leaves_the_earlier_warning_as_it_was():
 
 def test_steps_survive_a_checkpoint():
     before = watched(0.5, 0.2, ess=12.0, kl_per_token=0.1)
-    assert EarlyWarning().restored(json.loads(json.dumps(before.to_dict()))) == before
+    assert EarlyWarning().restore(json.loads(json.dumps(before.to_dict()))) == before
 
 
 def test_thresholds_come_from_the_run_and_not_from_the_checkpoint():
     mild = EarlyWarning(thresholds=WarningThresholds(dip_relative_ess=0.01))
-    assert mild.restored(watched(*[0.15] * 3).to_dict()).level is WarningLevel.OK
+    assert mild.restore(watched(*[0.15] * 3).to_dict()).level is WarningLevel.OK
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_thresholds_come_from_the_run_and_not_from_the_checkpoint():
 )
 def test_a_state_of_another_form_is_refused(state):
     with pytest.raises(ValueError, match=r"give what to_dict of EarlyWarning returned"):
-        EarlyWarning().restored(state)
+        EarlyWarning().restore(state)
 
 
 def test_levels_are_ordered_from_good_to_bad():

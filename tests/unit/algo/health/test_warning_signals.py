@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcpo.algo import StepHealth, WarningThresholds
-from vcpo.algo.health.warning_signals import signals
+from vcpo.algo.health.warning_signals import signal_severities
 
 WARN, CRITICAL = pytest.approx(1 / 3), pytest.approx(2 / 3)
 THRESHOLDS = WarningThresholds()
@@ -18,7 +18,7 @@ def steps(*relative, **numbers):
 
 
 def severity(signal, window, thresholds=THRESHOLDS, forgotten=100):
-    return signals(window, thresholds, forgotten)[signal]
+    return signal_severities(window, thresholds, forgotten)[signal]
 
 
 def test_a_bad_step_counts_half_among_the_first_ten_of_a_run():
@@ -118,20 +118,22 @@ def test_what_is_not_known_is_no_death():
 
 
 def test_steps_without_a_weight_are_as_bad_as_it_gets_alive():
-    found = signals(steps(*[0.0] * 10), THRESHOLDS)
+    found = signal_severities(steps(*[0.0] * 10), THRESHOLDS)
     assert max(found.values()) == 0.95
 
 
 @given(st.lists(st.floats(0.0, 2.0), max_size=30), st.floats(0.0, 5.0))
 def test_every_severity_lies_between_well_and_dead(relative, divergence):
-    found = signals(steps(*relative, kl_per_token=divergence), THRESHOLDS)
+    found = signal_severities(steps(*relative, kl_per_token=divergence), THRESHOLDS)
     assert all(0.0 <= each <= 1.0 for each in found.values())
 
 
 @given(st.lists(st.floats(0.01, 1.0), min_size=10, max_size=10), st.floats(0.1, 1.0))
 def test_losing_more_is_never_better(relative, factor):
-    worse = signals(steps(*[each * factor for each in relative], kl_per_token=1.0), THRESHOLDS)
-    better = signals(steps(*relative, kl_per_token=1.0), THRESHOLDS)
+    worse = signal_severities(
+        steps(*[each * factor for each in relative], kl_per_token=1.0), THRESHOLDS
+    )
+    better = signal_severities(steps(*relative, kl_per_token=1.0), THRESHOLDS)
     assert all(worse[name] >= better[name] - 1e-12 for name in better)
 
 

@@ -103,7 +103,7 @@ def test_answers_with_a_token_that_is_too_old_are_forgotten(ledger):
 
 
 def test_grants_stop_before_a_message_grows_too_large(ledger, monkeypatch):
-    monkeypatch.setattr(ledger_module, "MAX_BEGUN_TOKENS", 3)
+    monkeypatch.setattr(ledger_module, "MAX_PARTIAL_TOKENS", 3)
     for lease in ledger.grant("w", num_groups=3, policy_version=1):
         ledger.release("w", [lease.lease_id], [UNDER_WAY])
     first = ledger.grant("w", num_groups=3, policy_version=1)

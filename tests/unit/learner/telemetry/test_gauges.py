@@ -3,7 +3,7 @@ import pytest
 from tests.fixtures.learner.scenes import asking, make_desk
 from tests.fixtures.learner.steps import evaluated, stepped
 from vcpo.metrics import LearnerMetrics
-from vcpo.wire.guard import Refusal
+from vcpo.wire.guard import CallRefusal
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
 from vcpo_learner.telemetry.gauges import LearnerGauges
@@ -150,7 +150,7 @@ async def test_invented_groups_do_not_become_labels_without_end(gauges, desk):
 
 
 def test_refused_calls_are_counted_once_by_reason(gauges):
-    gauges.refused({Refusal.TOKEN: 2})
-    gauges.refused({Refusal.TOKEN: 5, Refusal.STALLED: 1})
+    gauges.refused({CallRefusal.TOKEN: 2})
+    gauges.refused({CallRefusal.TOKEN: 5, CallRefusal.STALLED: 1})
     assert value(gauges, "vcpo_learner_calls_refused_total", reason="token") == 5
     assert value(gauges, "vcpo_learner_calls_refused_total", reason="stalled") == 1

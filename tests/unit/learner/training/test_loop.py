@@ -35,8 +35,8 @@ async def test_a_refused_update_is_a_version_too(make_learner, tmp_path):
     ]
 
 
-def fresh_tokens(gap, *, num_pieces=8):
-    return FreshTokens(num_pieces=num_pieces, num_tokens=100, absolute_log_ratio=100 * gap)
+def fresh_tokens(gap, *, num_blocks=8):
+    return FreshTokens(num_blocks=num_blocks, num_tokens=100, absolute_log_ratio=100 * gap)
 
 
 async def test_a_run_whose_sampler_computes_another_policy_ends_before_its_first_version(
@@ -54,14 +54,14 @@ async def test_sampler_and_learner_are_compared_once_and_when_there_is_enough_to
     make_learner, tmp_path
 ):
     learner = make_learner()
-    learner.update.fresh = fresh_tokens(0.0005, num_pieces=7)
+    learner.update.fresh = fresh_tokens(0.0005, num_blocks=7)
     finish = learner.update.finish
 
     def finish_step(pending, newest=()):
         result = finish(pending, newest)
         # The first two steps together have enough to compare; what the third says is training's.
         gap = 0.0015 if pending.policy_version == 0 else 0.7
-        learner.update.fresh = fresh_tokens(gap, num_pieces=1)
+        learner.update.fresh = fresh_tokens(gap, num_blocks=1)
         return result
 
     learner.update.finish = finish_step

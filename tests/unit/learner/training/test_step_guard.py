@@ -65,7 +65,7 @@ def test_an_answer_beside_the_batch_that_breaks_the_step_costs_the_batch_nothing
     model, guard = guarded(quarantine)
     before = [each.clone() for each in model.parameters()]
     result = take_step(guard, [judged(1)], newest=POISON.trajectories, policy_version=0)
-    assert (result.skipped, result.fresh.num_pieces) == (None, 2)
+    assert (result.skipped, result.fresh.num_blocks) == (None, 2)
     assert not all(map(torch.equal, before, model.parameters()))
 
 

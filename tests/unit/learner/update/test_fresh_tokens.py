@@ -61,4 +61,4 @@ def test_a_weight_of_zero_is_handed_on():
 def test_pieces_of_two_sets_are_joined():
     both = pieces_of(8, 8).joined(pieces_of(7, 8))
     assert (both.log_weights, both.num_tokens, both.absolute_log_ratio) == ((3.0, 2.0), (2, 1), 5.0)
-    assert both.tokens.num_pieces == 2
+    assert both.tokens.num_blocks == 2

@@ -236,7 +236,7 @@ def test_answers_beside_the_batch_calibrate_a_learner_that_sees_only_stale_ones(
     newest = [of_versions(one, 8, 8) for group in noisy for one in group]
     result = update.finish(update.begin(stale, policy_version=8), newest)
     assert 0.5 < result.on_policy_ess_ratio < 1.0
-    assert (result.calibration_age_steps, result.fresh.num_pieces) == (0, 48)
+    assert (result.calibration_age_steps, result.fresh.num_blocks) == (0, 48)
     assert update.step(stale, policy_version=9).calibration_age_steps == 1
 
 

@@ -4,8 +4,8 @@ from random import Random
 import pytest
 import torch
 
-from vcpo.algo import TokenSums, WeightMoments, near_equal_pieces, piece_log_weights
-from vcpo_learner.update.token_statistics import piece_moments, token_sums
+from vcpo.algo import TokenSums, WeightMoments, block_log_weights, near_equal_blocks
+from vcpo_learner.update.token_statistics import block_moments, token_sums
 
 
 def rows():
@@ -37,10 +37,10 @@ def test_no_cap_truncates_nothing():
 
 @pytest.mark.parametrize("size", [1, 4, 100])
 def test_moments_of_pieces_are_those_of_plain_numbers(size):
-    pieces = [near_equal_pieces(len(row), size) for row in rows()]
+    pieces = [near_equal_blocks(len(row), size) for row in rows()]
     logs = [
         weight
         for row, own in zip(rows(), pieces, strict=True)
-        for weight in piece_log_weights(row, own)
+        for weight in block_log_weights(row, own)
     ]
-    assert close(piece_moments(tensors(), pieces), WeightMoments.of(logs))
+    assert close(block_moments(tensors(), pieces), WeightMoments.of(logs))

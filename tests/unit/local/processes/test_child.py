@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vcpo.lifecycle import Ready, write_ready
-from vcpo.local.processes.child import Child, start_child, stop_all, wait_for_exit
+from vcpo.local.processes.child import ChildProcess, start_child, stop_all, wait_for_exit
 
 TIMEOUT_S = 60
 OBEDIENT = "import sys; sys.stdin.read()"
@@ -33,15 +33,15 @@ print(start_child("child", command, environment={}, **files).process.pid, flush=
 time.sleep(3600)
 """
 
-Start = Callable[..., Child]
+Start = Callable[..., ChildProcess]
 
 
 @pytest.fixture
 def start(tmp_path) -> Iterator[Start]:
     """Starts Python code as a child; whatever is left of it goes after the test."""
-    started: list[Child] = []
+    started: list[ChildProcess] = []
 
-    def start_code(code: str, *arguments: str, **environment: str) -> Child:
+    def start_code(code: str, *arguments: str, **environment: str) -> ChildProcess:
         name = f"child-{len(started)}"
         child = start_child(
             name,
@@ -57,10 +57,10 @@ def start(tmp_path) -> Iterator[Start]:
     for child in started:
         child.kill()
         child.process.wait(TIMEOUT_S)
-        child.let_go()
+        child.close_stdin()
 
 
-def start_stubborn(start: Start, tmp_path: Path) -> Child:
+def start_stubborn(start: Start, tmp_path: Path) -> ChildProcess:
     """A child that no longer listens to SIGTERM when this returns."""
     fifo = tmp_path / "up"
     os.mkfifo(fifo)
@@ -88,13 +88,13 @@ def test_a_child_that_ended_has_its_exit_code(start):
 def test_what_a_child_says_is_in_its_log(start):
     child = start("import sys; print('one'); sys.stdout.flush(); sys.exit('two\\nthree')")
     child.process.wait(TIMEOUT_S)
-    assert child.log_end() == "one\ntwo\nthree\n"
+    assert child.log_tail() == "one\ntwo\nthree\n"
 
 
 def test_what_the_user_must_put_right_is_told_without_what_was_logged_before_it(start):
     child = start(
-        "from vcpo.lifecycle import StartError, complain; import sys; print('retrying');"
-        "sys.stdout.flush(); sys.exit(complain(StartError('model: is gone\\nmake it')))"
+        "from vcpo.lifecycle import StartError, report_start_error; import sys; print('retrying');"
+        "sys.stdout.flush(); sys.exit(report_start_error(StartError('model: is gone\\nmake it')))"
     )
     child.process.wait(TIMEOUT_S)
     assert child.exit_code == 2
@@ -103,11 +103,11 @@ def test_what_the_user_must_put_right_is_told_without_what_was_logged_before_it(
 
 def test_a_child_that_served_before_it_complained_gave_up(start):
     child = start(
-        "from vcpo.lifecycle import StartError, complain; import sys;"
-        "sys.stdin.readline(); sys.exit(complain(StartError('32 generations failed')))"
+        "from vcpo.lifecycle import StartError, report_start_error; import sys;"
+        "sys.stdin.readline(); sys.exit(report_start_error(StartError('32 generations failed')))"
     )
     write_ready(child.ready_file, Ready(pid=1, grpc_port=2, metrics_port=3))
-    child.let_go()
+    child.close_stdin()
     child.process.wait(TIMEOUT_S)
     assert child.failure() == "gave up: 32 generations failed"
 
@@ -137,13 +137,13 @@ def test_a_child_killed_for_its_silence_is_told_so(start):
 def test_of_a_long_log_the_end_is_read(start):
     child = start("print('x' * 100_000)")
     child.process.wait(TIMEOUT_S)
-    assert child.log_end() == "x" * 65_535 + "\n"
+    assert child.log_tail() == "x" * 65_535 + "\n"
 
 
 def test_a_child_without_a_log_has_said_nothing(start):
     child = start(OBEDIENT)
     child.log.unlink()
-    assert child.log_end() == ""
+    assert child.log_tail() == ""
 
 
 def test_a_child_started_again_adds_to_its_log(tmp_path):
@@ -156,16 +156,16 @@ def test_a_child_started_again_adds_to_its_log(tmp_path):
             environment={},
         )
         child.process.wait(TIMEOUT_S)
-        child.let_go()
+        child.close_stdin()
     assert child.log.read_text() == "first\nsecond\n"
-    assert child.log_end() == "second\n"
+    assert child.log_tail() == "second\n"
 
 
 def test_a_child_gets_its_own_environment_on_top_of_ours(start, monkeypatch):
     monkeypatch.setenv("OURS", "1")
     child = start("import os; print(os.environ['OURS'], os.environ['ITS_OWN'])", ITS_OWN="2")
     child.process.wait(TIMEOUT_S)
-    assert child.log_end() == "1 2\n"
+    assert child.log_tail() == "1 2\n"
 
 
 def test_a_child_leads_a_session_of_its_own(start):
@@ -204,7 +204,7 @@ async def test_all_leave_when_asked(start):
 async def test_a_stopped_child_leaves_when_asked(start):
     child = start(OBEDIENT)
     child.process.send_signal(signal.SIGSTOP)
-    child.ask_to_leave()
+    child.terminate()
     assert child.process.wait(TIMEOUT_S) == -signal.SIGTERM
 
 
@@ -219,7 +219,7 @@ async def test_stopping_the_stopped_is_harmless(start):
     child.process.wait(TIMEOUT_S)
     await stop_all([child], TIMEOUT_S)
     await stop_all([child], TIMEOUT_S)
-    child.ask_to_leave()
+    child.terminate()
     child.kill()
     assert child.exit_code == 3
 
@@ -235,7 +235,7 @@ async def test_nobody_elses_process_is_touched(start):
 
 def test_a_child_that_is_let_go_takes_that_for_the_hosts_end(start):
     child = start(OBEDIENT)
-    child.let_go()
+    child.close_stdin()
     assert child.process.wait(TIMEOUT_S) == 0
 
 

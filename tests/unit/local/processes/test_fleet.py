@@ -9,21 +9,23 @@ import sys
 import pytest
 
 from tests.unit.local.conftest import RUN, TIMEOUT_S, ended
-from vcpo.local.processes.child import Child
-from vcpo.local.processes.fleet import Fleet, FleetError, check_installed
+from vcpo.local.processes.child import ChildProcess
+from vcpo.local.processes.fleet import Fleet, RunFailedError, check_installed
 from vcpo.local.processes.gpus import Gpu
 
 
-def names(children: list[Child]) -> list[str]:
+def names(children: list[ChildProcess]) -> list[str]:
     return [child.name for child in children]
 
 
-def told(child: Child) -> dict[str, list[str] | dict[str, str]]:
+def told(child: ChildProcess) -> dict[str, list[str] | dict[str, str]]:
     """What a stand-in that has ended was started with."""
-    return json.loads(ended(child).log_end().splitlines()[0])
+    return json.loads(ended(child).log_tail().splitlines()[0])
 
 
-def start_dying_worker(fleet: Fleet, exit_code: int, monkeypatch: pytest.MonkeyPatch) -> Child:
+def start_dying_worker(
+    fleet: Fleet, exit_code: int, monkeypatch: pytest.MonkeyPatch
+) -> ChildProcess:
     monkeypatch.setenv("EXIT", str(exit_code))
     fleet.scale({"main": 1}, 7600, {})
     monkeypatch.delenv("EXIT")
@@ -70,7 +72,7 @@ class TestCommands:
         processes = [learner, *fleet.workers["main"], *fleet.workers["other"]]
         shown = [told(each)["environment"]["CUDA_VISIBLE_DEVICES"] for each in processes]
         for each in processes:
-            each.let_go()
+            each.close_stdin()
         assert shown == ["0", "1", "2"]
 
     def test_nothing_draws_bars_into_a_log_unless_the_user_says_so(self, fleet, monkeypatch):
@@ -149,7 +151,7 @@ class TestReaping:
 
     def test_what_the_user_must_put_right_ends_the_run_with_the_reason(self, fleet, monkeypatch):
         start_dying_worker(fleet, 2, monkeypatch)
-        with pytest.raises(FleetError, match=r"main-0 ended with status 2: the reason \(log: "):
+        with pytest.raises(RunFailedError, match=r"main-0 ended with status 2: the reason \(log: "):
             fleet.reap()
 
     def test_the_fifth_worker_in_a_row_to_fail_ends_the_run_with_the_reason(
@@ -165,7 +167,7 @@ class TestReaping:
             r"5 workers in a row ended before they delivered anything; the last, main-4, "
             r"ended with status 1: the reason \(log: "
         )
-        with pytest.raises(FleetError, match=expected):
+        with pytest.raises(RunFailedError, match=expected):
             fleet.reap()
 
     def test_a_group_whose_workers_fail_waits_before_it_starts_another(
@@ -183,13 +185,13 @@ class TestReaping:
     def test_a_worker_that_delivered_did_not_crash_loop(self, fleet, monkeypatch):
         for number in range(7):
             start_dying_worker(fleet, 1, monkeypatch)
-            fleet.note_productive([f"main-{number}"])
+            fleet.record_productive([f"main-{number}"])
             (lost,) = fleet.reap()
             assert lost.pause_s == 0
 
     def test_no_run_ends_while_one_worker_delivers(self, fleet, clock, monkeypatch):
         fleet.scale({"other": 1}, 7600, {})
-        fleet.note_productive(["other-0"])
+        fleet.record_productive(["other-0"])
         for _ in range(7):
             start_dying_worker(fleet, 1, monkeypatch)
             assert len(fleet.reap()) == 1
@@ -231,5 +233,5 @@ class TestEnding:
 
 def test_what_is_not_installed_is_named_with_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(FleetError, match=r"not installed here: torch\. Cure: pip install"):
+    with pytest.raises(RunFailedError, match=r"not installed here: torch\. Cure: pip install"):
         check_installed()

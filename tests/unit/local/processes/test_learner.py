@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.local.conftest import Clock, ended
 from vcpo.lifecycle import DRAINED, Ready, write_ready
-from vcpo.local.processes.fleet import Fleet, FleetError
+from vcpo.local.processes.fleet import Fleet, RunFailedError
 from vcpo.local.processes.learner import LearnerEnd, LearnerProcess
 
 
@@ -25,7 +25,7 @@ def fail(learner, clock, monkeypatch):
         learner.start_when_due(0)
         assert learner.child is not None
         ended(learner.child)
-        return learner.found_ended(step=step)
+        return learner.take_end(step=step)
 
     return start_and_end
 
@@ -56,7 +56,7 @@ def test_restarts_without_progress_end_the_run_with_the_cause(fail):
         r"the learner ended with status 1: the reason \(log: .+\); failure 3 in a row without"
         r" progress, failurePolicy\.maxLearnerRestarts is 2"
     )
-    with pytest.raises(FleetError, match=expected):
+    with pytest.raises(RunFailedError, match=expected):
         fail(step=0)
 
 
@@ -68,12 +68,12 @@ def test_progress_gives_the_restarts_back(fail):
 def test_steps_taken_again_are_no_progress(fail):
     fail(step=60)
     fail(step=60)
-    with pytest.raises(FleetError):
+    with pytest.raises(RunFailedError):
         fail(step=60)
 
 
 def test_what_the_user_must_put_right_is_not_tried_again(fail):
-    with pytest.raises(FleetError, match=r"^the learner ended with status 2: the reason \(log"):
+    with pytest.raises(RunFailedError, match=r"^the learner ended with status 2: the reason \(log"):
         fail(step=10, status=2)
 
 
@@ -90,13 +90,13 @@ def test_the_pause_before_a_restart_is_kept(learner, fail, clock):
 
 def test_an_end_is_told_once(learner, fail):
     fail(step=0)
-    assert learner.found_ended(step=0) is None
+    assert learner.take_end(step=0) is None
 
 
 def test_each_learner_is_found_ready_once(learner):
     learner.start_when_due(0)
-    assert learner.found_ready() is None
+    assert learner.take_ready() is None
     ready = Ready(pid=1, grpc_port=2, metrics_port=3)
     write_ready(learner.child.ready_file, ready)
-    assert learner.found_ready() == ready
-    assert learner.found_ready() is None
+    assert learner.take_ready() == ready
+    assert learner.take_ready() is None

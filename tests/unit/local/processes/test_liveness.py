@@ -10,13 +10,13 @@ import pytest
 
 from tests.unit.local.conftest import TIMEOUT_S, Clock
 from vcpo.lifecycle import Ready, write_ready
-from vcpo.local.processes.child import Child, start_child
+from vcpo.local.processes.child import ChildProcess, start_child
 from vcpo.local.processes.liveness import Liveness, answers
 from vcpo.wire.server import WireServer
 
 
 @pytest.fixture
-def child(tmp_path) -> Iterator[Child]:
+def child(tmp_path) -> Iterator[ChildProcess]:
     child = start_child(
         "child",
         [sys.executable, "-c", "import sys; sys.stdin.read()"],
@@ -25,7 +25,7 @@ def child(tmp_path) -> Iterator[Child]:
         environment={},
     )
     yield child
-    child.let_go()
+    child.close_stdin()
     child.process.wait(TIMEOUT_S)
 
 
@@ -34,7 +34,7 @@ def liveness(clock: Clock) -> Liveness:
     return Liveness(startup_deadline_s=1800.0, clock=clock)
 
 
-def serve_at(child: Child, port: int) -> None:
+def serve_at(child: ChildProcess, port: int) -> None:
     write_ready(child.ready_file, Ready(pid=1, grpc_port=port, metrics_port=1))
 
 
@@ -76,9 +76,9 @@ def test_who_never_serves_is_hung_after_the_startup_deadline(liveness, child, cl
 def test_processes_that_ended_are_forgotten(liveness, child, clock):
     liveness.note(child, answered=False)
     clock.now_s += 100.0
-    liveness.forget_all_but([child])
+    liveness.retain([child])
     assert liveness.silent_s(child) == 100.0
-    liveness.forget_all_but([])
+    liveness.retain([])
     assert liveness.silent_s(child) == 0.0
 
 

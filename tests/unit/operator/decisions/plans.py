@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.fixtures.operator.runs import DEFAULTS, World, names, parent
-from vcpo.control import Decision, Direction
+from vcpo.control import ControlDecision, Direction
 from vcpo_operator.decisions.desired import wish_for
 from vcpo_operator.decisions.draining import Draining
 from vcpo_operator.decisions.lifecycle import Course, Verdict
@@ -15,8 +15,8 @@ from vcpo_operator.names import rollout_name
 ROLLOUTS = [{"name": "main", "minReplicas": 2, "maxReplicas": 6}]
 
 
-def decision(lag: int = 8, **replicas: int) -> Decision:
-    return Decision(
+def decision(lag: int = 8, **replicas: int) -> ControlDecision:
+    return ControlDecision(
         admission_lag_steps=lag,
         replicas=replicas,
         direction=Direction.HOLD,
@@ -27,7 +27,7 @@ def decision(lag: int = 8, **replicas: int) -> Decision:
 
 def wish(
     course: Course = Course.RUN,
-    decided: Decision | None = None,
+    decided: ControlDecision | None = None,
     *,
     asked: dict[str, int] | None = None,
     draining: Draining | None = None,

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.operator.runs import DEFAULTS, KEY, World, parent
-from vcpo.control import Decision, Direction
+from vcpo.control import ControlDecision, Direction
 from vcpo_operator.children import Kind
 from vcpo_operator.decisions.actions import Apply, Scale
 from vcpo_operator.decisions.desired import wish_for
@@ -33,7 +33,7 @@ def wishes(draw: st.DrawFn) -> Wish:
     ]
     course = draw(st.sampled_from(list(Course)))
     replicas = {name: draw(st.integers(0, 8)) for name in chosen}
-    decision = Decision(
+    decision = ControlDecision(
         admission_lag_steps=8,
         replicas=replicas,
         direction=Direction.HOLD,

@@ -131,7 +131,7 @@ async def test_leaving_a_learner_that_is_gone_is_no_error():
 
 
 async def test_of_more_than_a_message_may_hold_the_longest_answers_are_handed_back(monkeypatch):
-    monkeypatch.setattr(learner_module, "MAX_BEGUN_TOKENS", 5)
+    monkeypatch.setattr(learner_module, "MAX_PARTIAL_TOKENS", 5)
     begun = [begun_answer(*[0] * size) for size in (1, 3, 2)]
     troubled = Troubled(UnavailableError("restarting"))
     async with calling(troubled) as channel:

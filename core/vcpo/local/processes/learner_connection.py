@@ -15,7 +15,7 @@ from vcpo.wire.phase import RunPhase, phase_from_message
 from vcpo.wire.v1 import control_pb2
 
 
-class LearnerLink:
+class LearnerConnection:
     """Signals of the learner, through all of its processes: each serves on the port of the first.
 
     answer_timeout_s: how long the learner may take to answer.
