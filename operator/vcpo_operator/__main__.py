@@ -17,9 +17,9 @@ from vcpo.lifecycle import split_address
 from vcpo.metrics import OperatorMetrics, serve_metrics
 from vcpo_operator.app import Operator, Options
 from vcpo_operator.children.family import OperatorDefaults
-from vcpo_operator.children.network import Visitors
+from vcpo_operator.children.network import IngressSources
 from vcpo_operator.cluster_api.client import Cluster
-from vcpo_operator.cluster_api.lease import Lease, LeaseLostError
+from vcpo_operator.cluster_api.lease import LeaderLease, LeaseLostError
 
 _LOG_FORMATS = {"text": kopf.LogFormat.FULL, "json": kopf.LogFormat.JSON}
 
@@ -55,7 +55,7 @@ async def _operate(arguments: argparse.Namespace) -> None:
         defaults=OperatorDefaults(
             learner_image=arguments.learner_image,
             rollout_image=arguments.rollout_image,
-            visitors=Visitors(
+            ingress_sources=IngressSources(
                 operator_namespace=arguments.operator_namespace,
                 monitoring_namespaces=tuple(_listed(arguments.monitoring_namespaces)),
             ),
@@ -78,10 +78,10 @@ async def _operate(arguments: argparse.Namespace) -> None:
         cluster.close()
 
 
-def _lease(arguments: argparse.Namespace, cluster: Cluster, identity: str) -> Lease | None:
+def _lease(arguments: argparse.Namespace, cluster: Cluster, identity: str) -> LeaderLease | None:
     if not arguments.lease_namespace:
         return None
-    return Lease(
+    return LeaderLease(
         cluster=cluster,
         namespace=arguments.lease_namespace,
         name=arguments.lease_name,

@@ -15,8 +15,8 @@ from vcpo.metrics import OperatorMetrics
 from vcpo_operator.children.family import OperatorDefaults
 from vcpo_operator.cluster_api.client import Cluster
 from vcpo_operator.cluster_api.executor import Executor
-from vcpo_operator.cluster_api.lease import Lease
-from vcpo_operator.cluster_api.standby import standing_by
+from vcpo_operator.cluster_api.lease import LeaderLease
+from vcpo_operator.cluster_api.standby import serve_standby_probe
 from vcpo_operator.handlers import Health, Login, Wiring, login, register
 from vcpo_operator.names import FIELD_MANAGER, learner_address
 from vcpo_operator.observed.index_view import IndexedView
@@ -24,7 +24,7 @@ from vcpo_operator.reconcile.exports import RunExports
 from vcpo_operator.reconcile.loop import ReconcileLoop
 from vcpo_operator.reconcile.reconciler import Reconciler
 from vcpo_operator.reconcile.workqueue import RunQueue
-from vcpo_operator.signals.client import AddressOf, LearnerLines, SignalSource
+from vcpo_operator.signals.client import AddressOf, LearnerConnections, SignalSource
 from vcpo_operator.signals.prometheus import Prometheus, ScrapedSignals
 
 
@@ -60,7 +60,7 @@ class Operator:
         self._options = options
         self._view = IndexedView()
         self._queue = RunQueue(clock=time.monotonic)
-        lines = LearnerLines(clock=time.monotonic, address_of=address_of)
+        lines = LearnerConnections(clock=time.monotonic, address_of=address_of)
         self._signals = _source(options, lines)
         reconciler = Reconciler(
             view=self._view,
@@ -73,11 +73,11 @@ class Operator:
         self._loop = ReconcileLoop(
             self._queue, reconciler.reconcile, metrics, workers=options.workers
         )
-        metrics.watch_echo_lag_s.set_function(reconciler.echo_lag_s)
+        metrics.watch_echo_lag_s.set_function(reconciler.observed_write_lag_s)
         health = Health(
             oldest_wait_s=self._queue.oldest_s,
             loop_lag_s=lambda: self._loop.lag_s,
-            echo_lag_s=reconciler.echo_lag_s,
+            observed_write_lag_s=reconciler.observed_write_lag_s,
         )
         self._registry = kopf.OperatorRegistry()
         wiring = Wiring(
@@ -90,13 +90,13 @@ class Operator:
         )
         register(self._registry, wiring)
 
-    async def run(self, stop: asyncio.Event, lease: Lease | None = None) -> None:
+    async def run(self, stop: asyncio.Event, lease: LeaderLease | None = None) -> None:
         """Operate until `stop` is set, a signal comes, or the lease is lost.
 
         Raises: LeaseLostError.
         """
         if lease is not None:
-            async with standing_by(self._options.liveness_endpoint):
+            async with serve_standby_probe(self._options.liveness_endpoint):
                 await _unless_stopped(lease.take(), stop)
         if stop.is_set():
             return
@@ -120,7 +120,7 @@ class Operator:
         )
 
 
-def _source(options: Options, lines: LearnerLines) -> SignalSource:
+def _source(options: Options, lines: LearnerConnections) -> SignalSource:
     if options.prometheus_url is None:
         return lines
     return ScrapedSignals(Prometheus(options.prometheus_url), lines, clock=time.time)

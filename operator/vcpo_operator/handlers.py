@@ -48,16 +48,17 @@ class Health:
     oldest_wait_s: Callable[[], float]
     """How long the run that is due longest has been so."""
     loop_lag_s: Callable[[], float]
-    echo_lag_s: Callable[[], float]
+    observed_write_lag_s: Callable[[], float]
 
-    def complaint(self) -> str:
+    def problem(self) -> str:
         """What is wrong; empty when nothing is."""
         if self.oldest_wait_s() > _LONGEST_WAIT_S:
             return f"a run has been due for {self.oldest_wait_s():.0f} s"
         if self.loop_lag_s() > _LONGEST_LAG_S:
             return f"the event loop is {self.loop_lag_s():.1f} s late"
-        if self.echo_lag_s() > _LONGEST_WAIT_S:
-            return f"own writes have not come back for {self.echo_lag_s():.0f} s: the watch is deaf"
+        if self.observed_write_lag_s() > _LONGEST_WAIT_S:
+            lag_s = self.observed_write_lag_s()
+            return f"the watch has not shown the operator's own write for {lag_s:.0f} s"
         return ""
 
 
@@ -85,7 +86,7 @@ class Wiring:
         key = RunKey(metadata["namespace"], metadata["name"])
         generation = int(metadata.get("generation", 0))
         if self._generations.get(key) != generation:
-            self.queue.forgive(key)
+            self.queue.reset_backoff(key)
         self._generations[key] = generation
         if type == "DELETED":
             self._generations.pop(key, None)
@@ -104,9 +105,9 @@ class Wiring:
 
         Raises: kopf.PermanentError when something is stuck; the answer is then an HTTP error.
         """
-        complaint = self.health.complaint()
-        if complaint:
-            raise kopf.PermanentError(complaint)
+        problem = self.health.problem()
+        if problem:
+            raise kopf.PermanentError(problem)
         return "ok"
 
     def _seen(self, resource: str) -> None:
@@ -133,7 +134,7 @@ def register(registry: kopf.OperatorRegistry, wiring: Wiring) -> None:
 def configure(settings: kopf.OperatorSettings, *, namespaced: bool) -> None:
     """Set what kopf's defaults leave open."""
     settings.peering.standalone = True  # else a stray peering object in the cluster pauses us
-    settings.posting.enabled = False  # events are posted by the reconciler, on transitions
+    settings.posting.enabled = False  # events are posted by the reconciler, on transition_events
     settings.posting.level = logging.CRITICAL
     settings.scanning.disabled = namespaced  # listing CRDs and namespaces wants cluster-wide rights
     settings.networking.request_timeout = _REQUEST_TIMEOUT_S

@@ -15,7 +15,7 @@ from tests.fakes.kubelet.settings import ApiAccess
 from tests.fakes.kubernetes.api_server import FakeApiServer
 from tests.fixtures.chart.rendering import ROOT
 from vcpo.spec import load_run
-from vcpo_operator.children import Kind, OperatorDefaults, children
+from vcpo_operator.children import Kind, OperatorDefaults, build_children
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Owner
 from vcpo_operator.names import RunKey
@@ -65,7 +65,9 @@ async def test_an_example_for_a_cluster_is_taken_by_its_api_server(path):
 def workloads(path):
     run = load_run(path)
     owner = Owner(key=RunKey("default", run.metadata.name), uid="u")
-    made = children(make_parent(run, owner), OperatorDefaults(learner_image="l", rollout_image="r"))
+    made = build_children(
+        make_parent(run, owner), OperatorDefaults(learner_image="l", rollout_image="r")
+    )
     kinds = {Kind.STATEFUL_SET, Kind.DEPLOYMENT}
     return [each.manifest["spec"]["template"]["spec"] for each in made if each.kind in kinds]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from vcpo_operator.children.manifest import Child, Kind, Parent, child
+from vcpo_operator.children.manifest import Child, Kind, Parent, build_child
 from vcpo_operator.names import account_name
 
 
-def account(parent: Parent) -> Child | None:
+def service_account(parent: Parent) -> Child | None:
     """Build the account; None when the user names one."""
     if parent.run.spec.pods.service_account_name is not None:
         return None
     body = {"automountServiceAccountToken": False}
-    return child(Kind.SERVICE_ACCOUNT, parent, account_name(parent.name), body)
+    return build_child(Kind.SERVICE_ACCOUNT, parent, account_name(parent.name), body)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from vcpo.spec import VCPORun, run_to_yaml
-from vcpo_operator.children.manifest import Child, Kind, Owner, Parent, child
+from vcpo_operator.children.manifest import Child, Kind, Owner, Parent, build_child
 from vcpo_operator.names import RUN_FILE, config_name
 
 _HOST_FIELDS = (
@@ -62,10 +62,10 @@ def make_parent(run: VCPORun, owner: Owner) -> Parent:
     return Parent(run=run, owner=owner, run_file=run_file(run))
 
 
-def config(parent: Parent) -> Child:
+def run_config_map(parent: Parent) -> Child:
     """Build the ConfigMap."""
     body = {"data": {RUN_FILE: parent.run_file}}
-    return child(Kind.CONFIG_MAP, parent, config_name(parent.name), body)
+    return build_child(Kind.CONFIG_MAP, parent, config_name(parent.name), body)
 
 
 def _defaults(section: Any, names: tuple[str, ...]) -> dict[str, Any]:

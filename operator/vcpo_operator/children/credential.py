@@ -6,13 +6,13 @@ cannot be changed, only deleted: then the operator makes another, and new pods t
 
 from __future__ import annotations
 
-from vcpo_operator.children.manifest import Child, Kind, Parent, child
+from vcpo_operator.children.manifest import Child, Kind, Parent, build_child
 from vcpo_operator.names import credential_name
 
 
-def credential(parent: Parent) -> Child | None:
+def token_secret(parent: Parent) -> Child | None:
     """Build the Secret; None when the user names one."""
     if parent.run.spec.pods.token_secret_name is not None:
         return None
     body = {"type": "Opaque", "immutable": True}
-    return child(Kind.SECRET, parent, credential_name(parent.name), body)
+    return build_child(Kind.SECRET, parent, credential_name(parent.name), body)

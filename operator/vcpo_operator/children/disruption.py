@@ -6,11 +6,11 @@ zero would block node drains for as long as the run lasts.
 
 from __future__ import annotations
 
-from vcpo_operator.children.manifest import Child, Kind, Parent, child
+from vcpo_operator.children.manifest import Child, Kind, Parent, build_child
 from vcpo_operator.names import Role, learner_name, rollout_name, selector
 
 
-def budgets(parent: Parent) -> tuple[Child, ...]:
+def disruption_budgets(parent: Parent) -> tuple[Child, ...]:
     """Build the budgets of the learner and of each group; none when they are not wanted."""
     if not parent.run.spec.pods.disruption_budgets:
         return ()
@@ -25,7 +25,7 @@ def _learner(parent: Parent) -> Child:
             "selector": {"matchLabels": selector(parent.name, Role.LEARNER)},
         }
     }
-    return child(Kind.BUDGET, parent, learner_name(parent.name), body, role=Role.LEARNER)
+    return build_child(Kind.BUDGET, parent, learner_name(parent.name), body, role=Role.LEARNER)
 
 
 def _rollout(parent: Parent, group: str) -> Child:
@@ -36,4 +36,4 @@ def _rollout(parent: Parent, group: str) -> Child:
         }
     }
     name = rollout_name(parent.name, group)
-    return child(Kind.BUDGET, parent, name, body, role=Role.ROLLOUT, group=group)
+    return build_child(Kind.BUDGET, parent, name, body, role=Role.ROLLOUT, group=group)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from vcpo.spec.cluster import Scaling
-from vcpo_operator.children.account import account
-from vcpo_operator.children.config import config
-from vcpo_operator.children.credential import credential
-from vcpo_operator.children.disruption import budgets
-from vcpo_operator.children.learner import learner
+from vcpo_operator.children.account import service_account
+from vcpo_operator.children.config import run_config_map
+from vcpo_operator.children.credential import token_secret
+from vcpo_operator.children.disruption import disruption_budgets
+from vcpo_operator.children.learner import learner_stateful_set
 from vcpo_operator.children.manifest import Child, Parent
 from vcpo_operator.children.monitor import pod_monitor
-from vcpo_operator.children.network import Visitors, network_policy
-from vcpo_operator.children.rollout import rollout
-from vcpo_operator.children.scaler import scaler
-from vcpo_operator.children.service import service
-from vcpo_operator.children.storage import claim
+from vcpo_operator.children.network import IngressSources, network_policy
+from vcpo_operator.children.rollout import rollout_deployment
+from vcpo_operator.children.scaler import rollout_scaler
+from vcpo_operator.children.service import learner_service
+from vcpo_operator.children.storage import checkpoint_claim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +25,11 @@ class OperatorDefaults:
 
     learner_image: str
     rollout_image: str
-    visitors: Visitors = field(default_factory=Visitors)
+    ingress_sources: IngressSources = field(default_factory=IngressSources)
     """Who is let in to runs by their network policies."""
 
 
-def children(
+def build_children(
     parent: Parent,
     defaults: OperatorDefaults,
     *,
@@ -49,20 +49,28 @@ def children(
     workloads: list[Child] = []
     if with_learner:
         replicas = 1 if running else 0
-        workloads.append(learner(parent, default_image=defaults.learner_image, replicas=replicas))
+        workloads.append(
+            learner_stateful_set(parent, default_image=defaults.learner_image, replicas=replicas)
+        )
     if with_rollouts:
         external = (group for group in spec.rollouts if group.scaling is Scaling.EXTERNAL)
-        workloads += [scaler(parent, group) for group in external]
-        workloads += [rollout(parent, group, default_image=image) for group in spec.rollouts]
-    guards = (account(parent), network_policy(parent, defaults.visitors), pod_monitor(parent))
+        workloads += [rollout_scaler(parent, group) for group in external]
+        workloads += [
+            rollout_deployment(parent, group, default_image=image) for group in spec.rollouts
+        ]
+    guards = (
+        service_account(parent),
+        network_policy(parent, defaults.ingress_sources),
+        pod_monitor(parent),
+    )
     if not workloads:
-        return (claim(parent),)
-    secret = credential(parent)
+        return (checkpoint_claim(parent),)
+    secret = token_secret(parent)
     return (
         *([] if secret is None else [secret]),
-        config(parent),
-        claim(parent),
-        service(parent),
+        run_config_map(parent),
+        checkpoint_claim(parent),
+        learner_service(parent),
         *(guard for guard in guards if guard is not None),
         *_budgets(parent, with_learner=with_learner, with_rollouts=with_rollouts),
         *workloads,
@@ -70,7 +78,7 @@ def children(
 
 
 def _budgets(parent: Parent, *, with_learner: bool, with_rollouts: bool) -> list[Child]:
-    first, *others = budgets(parent) or (None,)
+    first, *others = disruption_budgets(parent) or (None,)
     if first is None:
         return []
     return [*([first] if with_learner else []), *(others if with_rollouts else [])]

@@ -7,7 +7,7 @@ replaces a pod of an old template itself, stuck or not.
 
 from __future__ import annotations
 
-from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, child
+from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
 from vcpo_operator.children.pod_template.template import (
     RUN_FILE_PATH,
     Workload,
@@ -27,7 +27,7 @@ _LINGER_S = 86_400
 """A learner that is done goes on answering for this long, so that the operator hears of it."""
 
 
-def learner(parent: Parent, *, default_image: str, replicas: int) -> Child:
+def learner_stateful_set(parent: Parent, *, default_image: str, replicas: int) -> Child:
     """Build the StatefulSet.
 
     replicas: 1, or 0 while the run is suspended.
@@ -43,7 +43,7 @@ def learner(parent: Parent, *, default_image: str, replicas: int) -> Child:
             "template": pod_template(parent, _workload(parent, default_image)),
         }
     }
-    return child(
+    return build_child(
         Kind.STATEFUL_SET,
         parent,
         learner_name(parent.name),

@@ -126,7 +126,7 @@ def digest(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:_DIGEST_CHARACTERS]
 
 
-def child(
+def build_child(
     kind: Kind,
     parent: Parent,
     name: str,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vcpo_operator.children.manifest import Child, Kind, Parent, child
+from vcpo_operator.children.manifest import Child, Kind, Parent, build_child
 from vcpo_operator.names import GROUP_LABEL, ROLE_LABEL, RUN_LABEL, selector
 
 _INTERVAL = "15s"
@@ -20,4 +20,4 @@ def pod_monitor(parent: Parent) -> Child | None:
             "podMetricsEndpoints": [{"port": "metrics", "interval": _INTERVAL}],
         }
     }
-    return child(Kind.POD_MONITOR, parent, parent.name, body)
+    return build_child(Kind.POD_MONITOR, parent, parent.name, body)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vcpo.spec.cluster import NetworkIsolation
-from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, child
+from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
 from vcpo_operator.names import (
     LEARNER_METRICS_PORT,
     LEARNER_PORT,
@@ -30,7 +30,7 @@ _NAMESPACE_NAME = "kubernetes.io/metadata.name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visitors:
+class IngressSources:
     """Who is let in besides the run's own pods."""
 
     operator_namespace: str = ""
@@ -39,7 +39,7 @@ class Visitors:
     """Where those are who read metrics, besides the run's own namespace."""
 
 
-def network_policy(parent: Parent, visitors: Visitors) -> Child | None:
+def network_policy(parent: Parent, ingress_sources: IngressSources) -> Child | None:
     """Build the policy; None when isolation is disabled."""
     isolation = parent.run.spec.pods.network_isolation
     if isolation is NetworkIsolation.DISABLED:
@@ -48,29 +48,29 @@ def network_policy(parent: Parent, visitors: Visitors) -> Child | None:
     spec: Manifest = {
         "podSelector": {"matchLabels": selector(parent.name)},
         "policyTypes": ["Ingress"],
-        "ingress": [{"from": [peers]}, *_from_operator(visitors), _scrapes(visitors)],
+        "ingress": [{"from": [peers]}, *_from_operator(ingress_sources), _scrapes(ingress_sources)],
     }
     if isolation is NetworkIsolation.DENY_ALL:
         spec["policyTypes"] = ["Ingress", "Egress"]
         spec["egress"] = [{"to": [peers]}, _names()]
-    return child(Kind.NETWORK_POLICY, parent, parent.name, {"spec": spec})
+    return build_child(Kind.NETWORK_POLICY, parent, parent.name, {"spec": spec})
 
 
-def _from_operator(visitors: Visitors) -> list[Manifest]:
-    if not visitors.operator_namespace:
+def _from_operator(ingress_sources: IngressSources) -> list[Manifest]:
+    if not ingress_sources.operator_namespace:
         return []
     operator = {
-        **_namespaces([visitors.operator_namespace]),
+        **_namespaces([ingress_sources.operator_namespace]),
         "podSelector": {"matchLabels": _OPERATOR_PODS},
     }
     return [{"from": [operator], "ports": [_port(LEARNER_PORT)]}]
 
 
-def _scrapes(visitors: Visitors) -> Manifest:
+def _scrapes(ingress_sources: IngressSources) -> Manifest:
     own_namespace: Manifest = {"podSelector": {}}
     scrapers = [own_namespace]
-    if visitors.monitoring_namespaces:
-        scrapers.append(_namespaces(visitors.monitoring_namespaces))
+    if ingress_sources.monitoring_namespaces:
+        scrapers.append(_namespaces(ingress_sources.monitoring_namespaces))
     ports = [_port(LEARNER_METRICS_PORT), _port(ROLLOUT_METRICS_PORT)]
     return {"from": scrapers, "ports": ports}
 

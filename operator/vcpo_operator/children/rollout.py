@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vcpo.spec.workloads import RolloutGroup
-from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, child
+from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
 from vcpo_operator.children.pod_template.template import (
     RUN_FILE_PATH,
     Workload,
@@ -29,7 +29,7 @@ from vcpo_operator.names import (
 )
 
 
-def rollout(
+def rollout_deployment(
     parent: Parent, group: RolloutGroup, *, default_image: str, paused: bool = False
 ) -> Child:
     """Build a group's Deployment.
@@ -48,7 +48,7 @@ def rollout(
     }
     if paused:
         spec["paused"] = True
-    return child(
+    return build_child(
         Kind.DEPLOYMENT,
         parent,
         rollout_name(parent.name, group.name),

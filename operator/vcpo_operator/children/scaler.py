@@ -7,13 +7,13 @@ belongs to whoever scales from then on.
 from __future__ import annotations
 
 from vcpo.spec.workloads import RolloutGroup
-from vcpo_operator.children.manifest import Child, Kind, Parent, child
+from vcpo_operator.children.manifest import Child, Kind, Parent, build_child
 from vcpo_operator.names import Role, rollout_name
 
 
-def scaler(parent: Parent, group: RolloutGroup) -> Child:
+def rollout_scaler(parent: Parent, group: RolloutGroup) -> Child:
     """Build a group's scaler."""
-    return child(
+    return build_child(
         Kind.SCALER,
         parent,
         rollout_name(parent.name, group.name),

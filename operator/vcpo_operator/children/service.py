@@ -6,11 +6,11 @@ and the operator wants to hear from one that has a problem.
 
 from __future__ import annotations
 
-from vcpo_operator.children.manifest import Child, Kind, Parent, child
+from vcpo_operator.children.manifest import Child, Kind, Parent, build_child
 from vcpo_operator.names import LEARNER_METRICS_PORT, LEARNER_PORT, Role, learner_name, selector
 
 
-def service(parent: Parent) -> Child:
+def learner_service(parent: Parent) -> Child:
     """Build the Service."""
     body = {
         "spec": {
@@ -23,4 +23,4 @@ def service(parent: Parent) -> Child:
             ],
         }
     }
-    return child(Kind.SERVICE, parent, learner_name(parent.name), body, role=Role.LEARNER)
+    return build_child(Kind.SERVICE, parent, learner_name(parent.name), body, role=Role.LEARNER)

@@ -7,11 +7,11 @@ the model's life to the StatefulSet, which is deleted when a run completes.
 from __future__ import annotations
 
 from vcpo.spec.cluster import StorageRetention
-from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, child
+from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
 from vcpo_operator.names import Role, learner_name
 
 
-def claim(parent: Parent) -> Child:
+def checkpoint_claim(parent: Parent) -> Child:
     """Build the claim; it outlives the run unless the run says otherwise."""
     learner = parent.run.spec.learner
     spec: Manifest = {
@@ -20,7 +20,7 @@ def claim(parent: Parent) -> Child:
     }
     if learner.checkpoint_storage_class_name is not None:
         spec["storageClassName"] = learner.checkpoint_storage_class_name
-    return child(
+    return build_child(
         Kind.CLAIM,
         parent,
         learner_name(parent.name),

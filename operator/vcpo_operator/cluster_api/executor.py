@@ -25,7 +25,7 @@ from vcpo_operator.decisions.actions import (
     SetDeletionCost,
     Throttle,
 )
-from vcpo_operator.decisions.obstacles import Obstacle, growth_refused, is_ours, obstacle_of_name
+from vcpo_operator.decisions.conflicts import Conflict, claim_growth_refusal, is_ours, name_conflict
 from vcpo_operator.names import (
     DELETION_COST_ANNOTATION,
     FIELD_MANAGER,
@@ -34,20 +34,20 @@ from vcpo_operator.names import (
     TOKEN_KEY,
     RunKey,
 )
-from vcpo_operator.observed.parse import observed_child
+from vcpo_operator.observed.parse import parse_child
 from vcpo_operator.observed.records import ObservedChild, RunRecord
-from vcpo_operator.signals.client import LearnerLines, SignalsError
+from vcpo_operator.signals.client import LearnerCommandError, LearnerConnections
 
 _LOGGER = logging.getLogger(__name__)
 _TOKEN_BYTES = 32
 
 
-class ObstacleError(Exception):
+class NameConflictError(Exception):
     """Somebody else's object has the name of a child that was to be made."""
 
-    def __init__(self, obstacle: Obstacle) -> None:
-        super().__init__(obstacle.message)
-        self.obstacle = obstacle
+    def __init__(self, conflict: Conflict) -> None:
+        super().__init__(conflict.message)
+        self.conflict = conflict
 
 
 def is_refusal(action: Action, error: ApiError) -> bool:
@@ -64,14 +64,14 @@ def is_refusal(action: Action, error: ApiError) -> bool:
 class Executor:
     """Carries out actions on the objects and the learner of a run."""
 
-    def __init__(self, cluster: Cluster, lines: LearnerLines) -> None:
+    def __init__(self, cluster: Cluster, lines: LearnerConnections) -> None:
         self._cluster = cluster
         self._lines = lines
 
-    async def carry_out(self, key: RunKey, action: Action) -> ObservedChild | None:
+    async def execute(self, key: RunKey, action: Action) -> ObservedChild | None:
         """Do one thing; returns the child as it is after an apply.
 
-        Raises: ApiError, ObstacleError, SignalsError.
+        Raises: ApiError, NameConflictError, LearnerCommandError.
         """
         match action:
             case Apply():
@@ -95,7 +95,7 @@ class Executor:
     async def read(self, key: RunKey, kind: Kind, name: str) -> ObservedChild | None:
         """Look at a child of a kind that is not watched; None when there is none."""
         body = await self._cluster.get(_child(kind, key, name))
-        return None if body is None else observed_child(kind, body)
+        return None if body is None else parse_child(kind, body)
 
     async def read_token(
         self, key: RunKey, secret: str, *, owner_uid: str | None
@@ -109,7 +109,7 @@ class Executor:
         Raises: ApiError.
         """
         body = await self._cluster.get(_child(Kind.SECRET, key, secret))
-        there = None if body is None else observed_child(Kind.SECRET, body)
+        there = None if body is None else parse_child(Kind.SECRET, body)
         may_show = there is not None and (owner_uid is None or is_ours(there, owner_uid))
         await self._lines.set_token(key, _token(body) if body is not None and may_show else "")
         return there
@@ -154,14 +154,16 @@ class Executor:
             )
         except ApiError as error:
             if child.kind is Kind.CLAIM and force and is_refusal(action, error):
-                raise ApiError(error.status, growth_refused(child.name, error.message)) from error
+                raise ApiError(
+                    error.status, claim_growth_refusal(child.name, error.message)
+                ) from error
             raise
-        return observed_child(child.kind, body)
+        return parse_child(child.kind, body)
 
     async def _issue(self, key: RunKey, child: Child) -> ObservedChild:
         """Make a Secret with a new token, unless there is one already.
 
-        Raises: ApiError, ObstacleError.
+        Raises: ApiError, NameConflictError.
         """
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         encoded = base64.b64encode(token.encode()).decode()
@@ -175,12 +177,12 @@ class Executor:
             there = await self.read_token(key, child.name, owner_uid=child.owner_uid)
             if there is None:
                 raise
-            obstacle = obstacle_of_name(there, child.owner_uid)
-            if obstacle is not None:
-                raise ObstacleError(obstacle) from error
+            conflict = name_conflict(there, child.owner_uid)
+            if conflict is not None:
+                raise NameConflictError(conflict) from error
             return there
         await self._lines.set_token(key, token)
-        return observed_child(Kind.SECRET, body)
+        return parse_child(Kind.SECRET, body)
 
     async def _is_to_be_taken(self, key: RunKey, child: Child) -> bool:
         """Whether there is an object that the run may have, of a child that no watch has told of.
@@ -188,14 +190,14 @@ class Executor:
         What does not carry the run's label is not watched; and an apply without force goes through
         where nobody else set the fields that it sets.
 
-        Raises: ObstacleError when it is somebody else's.
+        Raises: NameConflictError when it is somebody else's.
         """
         body = await self._cluster.get(_child(child.kind, key, child.name))
         if body is None:
             return False
-        obstacle = obstacle_of_name(observed_child(child.kind, body), child.owner_uid)
-        if obstacle is not None:
-            raise ObstacleError(obstacle)
+        conflict = name_conflict(parse_child(child.kind, body), child.owner_uid)
+        if conflict is not None:
+            raise NameConflictError(conflict)
         return True
 
     async def _seed(self, key: RunKey, action: SeedScaler) -> None:
@@ -241,7 +243,7 @@ class Executor:
     async def _drain(self, key: RunKey, action: Drain) -> None:
         try:
             await self._lines.drain(key, action.reason)
-        except SignalsError as error:
+        except LearnerCommandError as error:
             # Its pod is told the same by SIGTERM; nothing may keep a run from coming to rest.
             _LOGGER.warning("%s: %s", key, error)
 

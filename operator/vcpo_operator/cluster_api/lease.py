@@ -28,7 +28,7 @@ class LeaseLostError(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
-class Lease:
+class LeaderLease:
     """One operator's claim on a Lease object."""
 
     cluster: Cluster

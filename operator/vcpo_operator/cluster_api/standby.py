@@ -17,7 +17,7 @@ _GRACE_S = 1.0
 
 
 @contextlib.asynccontextmanager
-async def standing_by(endpoint: str | None) -> AsyncIterator[None]:
+async def serve_standby_probe(endpoint: str | None) -> AsyncIterator[None]:
     """Answer the liveness probe; on leaving, the address is free for who comes next.
 
     endpoint: `http://host:port/path`; None answers nowhere.

@@ -1,4 +1,4 @@
-"""Steering: the control loop's decision for a run in a cluster. Pure.
+"""The autoscale decision: the control loop's decision for a run in a cluster. Pure.
 
 Live replicas are the truth. Whoever changed a Deployment's scale, the loop goes on from there, and
 its cool-down starts anew. So a person's or an autoscaler's change is never undone for its own sake,
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from vcpo.control import ControlDecision, ControlState, GroupLimits, Limits, decide
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.cluster import Scaling
-from vcpo_operator.observed.records import Observed
+from vcpo_operator.observed.records import ObservedState
 from vcpo_operator.observed.report import LearnerReport
 
 _UNKNOWNS = {
@@ -25,22 +25,22 @@ _UNKNOWNS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steering:
+class AutoscaleDecision:
     """A decision and what the next one starts from."""
 
     decision: ControlDecision
     state: ControlState
 
 
-def steer(
+def decide_autoscale(
     spec: VCPORunSpec,
     *,
     known: ControlState | None,
     stored: Mapping[str, object],
-    observed: Observed,
+    observed: ObservedState,
     report: LearnerReport | None,
     now_s: float,
-) -> Steering:
+) -> AutoscaleDecision:
     """Decide on admission and replicas.
 
     known: The state of this process; None just after its start.
@@ -50,17 +50,17 @@ def steer(
     live = live_replicas(observed)
     limits = _limits(spec, live)
     state = known or _restored(stored, limits, live, report, now_s)
-    state = adopted(state, live, now_s)
+    state = adopt_live_replicas(state, live, now_s)
     decision, state = decide(limits, state, report.signals if report else None, now_s)
-    return Steering(decision=decision, state=state)
+    return AutoscaleDecision(decision=decision, state=state)
 
 
-def live_replicas(observed: Observed) -> dict[str, int]:
+def live_replicas(observed: ObservedState) -> dict[str, int]:
     """Replicas of the groups whose Deployment has been released; a paused one is still ours."""
     return {name: each.replicas for name, each in observed.groups.items() if not each.paused}
 
 
-def adopted(state: ControlState, live: Mapping[str, int], now_s: float) -> ControlState:
+def adopt_live_replicas(state: ControlState, live: Mapping[str, int], now_s: float) -> ControlState:
     """The state with the live replicas; where they differ somebody scaled, as of now."""
     wanted = state.fleet.replicas
     replicas = {group: live.get(group, wanted[group]) for group in wanted}
@@ -99,7 +99,7 @@ def _restored(
         return ControlState.start(limits, now_s=now_s, replicas=live, admission_lag_steps=in_force)
 
 
-def stored_form(state: ControlState) -> dict[str, object]:
+def stored_state(state: ControlState) -> dict[str, object]:
     """The state as a status keeps it: without unknowns, which the API server would drop."""
     return {
         part: {name: value for name, value in content.items() if value is not None}
@@ -108,7 +108,7 @@ def stored_form(state: ControlState) -> dict[str, object]:
 
 
 def _complete(stored: Mapping[str, object]) -> dict[str, object]:
-    """The inverse of `stored_form`."""
+    """The inverse of `stored_state`."""
     return {
         part: {**dict.fromkeys(unknowns), **content}
         for part, unknowns in _UNKNOWNS.items()

@@ -25,12 +25,12 @@ from typing import Final
 from vcpo.control import ControlDecision
 from vcpo.spec import VCPORunSpec
 from vcpo_operator.crd.status_schema import MAX_MESSAGE_CHARACTERS
-from vcpo_operator.decisions.lifecycle import Course, Verdict, is_at_rest
-from vcpo_operator.decisions.obstacles import Obstacle, larger_claims
+from vcpo_operator.decisions.conflicts import Conflict, oversized_claims_note
+from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict, is_suspended
 from vcpo_operator.decisions.status_model import RunStatus, StatusCondition
 from vcpo_operator.names import Role
-from vcpo_operator.observed.pod_causes import lost_node, presentable
-from vcpo_operator.observed.records import Cause, Observed, ObservedPod
+from vcpo_operator.observed.pod_causes import lost_node_cause, redact_and_shorten
+from vcpo_operator.observed.records import Cause, ObservedPod, ObservedState
 from vcpo_operator.observed.report import LearnerReport
 
 _HEARD_S: Final = 15.0
@@ -44,7 +44,7 @@ CONTROL_CONDITIONS: Final = ("SignalsFresh", "EssHealthy", "LearnerFed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class ConditionState:
     """A condition as it is found now, without a history."""
 
     type: str
@@ -54,12 +54,12 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class ConditionInputs:
     """What the conditions of an accepted run are judged from."""
 
     spec: VCPORunSpec
-    verdict: Verdict
-    observed: Observed
+    verdict: RunVerdict
+    observed: ObservedState
     decision: ControlDecision | None
     """None while nothing is steered."""
     has_stepped: bool
@@ -68,34 +68,34 @@ class Situation:
     """The learner's newest report; None when there is none."""
     now_s: float = 0.0
     """Unix time."""
-    obstacle: Obstacle | None = None
+    conflict: Conflict | None = None
     """What stood in the way when the last plan was carried out; None when nothing did."""
     refusal: str = ""
     """Why the spec cannot be carried out as it is; empty when it can."""
-    keeps_signals: bool = False
+    keeps_last_known_signals: bool = False
     """Whether what an earlier operator heard of the learner still stands."""
     before: RunStatus = field(default_factory=RunStatus)
     """As the last look left it."""
 
 
-def findings(situation: Situation) -> tuple[Finding, ...]:
+def condition_states(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
     """Judge every condition."""
-    learner = _learner(situation)
-    rollouts = _rollouts(situation)
-    control = () if situation.keeps_signals else _control(situation.decision)
+    learner = _learner(inputs)
+    rollouts = _rollouts(inputs)
+    control = () if inputs.keeps_last_known_signals else _control(inputs.decision)
     return (
-        _accepted(situation),
+        _accepted(inputs),
         learner,
         rollouts,
         *control,
-        _suspended(situation),
-        _ready(situation, (learner, rollouts, *control[:1])),
-        _complete(situation.verdict),
-        _failed(situation.verdict),
+        _suspended(inputs),
+        _ready(inputs, (learner, rollouts, *control[:1])),
+        _complete(inputs.verdict),
+        _failed(inputs.verdict),
     )
 
 
-def refusal(message: str) -> tuple[Finding, ...]:
+def invalid_spec_conditions(message: str) -> tuple[ConditionState, ...]:
     """The conditions of a run whose spec cannot be used; nothing else is judged."""
     return (
         _false("Accepted", "InvalidSpec", message),
@@ -103,15 +103,15 @@ def refusal(message: str) -> tuple[Finding, ...]:
     )
 
 
-def delay(trouble: str) -> tuple[Finding, ...]:
+def retry_delayed_conditions(trouble: str) -> tuple[ConditionState, ...]:
     """The condition of a failed run that cannot be tried again yet; nothing else is judged."""
     return (_false("Ready", "ApplyFailed", trouble),)
 
 
-def merged(
-    found: Iterable[Finding], before: RunStatus, *, generation: int, now_s: float
+def merge_conditions(
+    found: Iterable[ConditionState], before: RunStatus, *, generation: int, now_s: float
 ) -> tuple[StatusCondition, ...]:
-    """Give findings their history: a transition time that moves only with the status.
+    """Give conditions their history: a transition time that moves only with the status.
 
     Conditions that were not judged stay as they were.
     """
@@ -120,49 +120,51 @@ def merged(
     return (*judged.values(), *kept)
 
 
-def _dated(found: Finding, before: RunStatus, generation: int, now_s: float) -> StatusCondition:
+def _dated(
+    found: ConditionState, before: RunStatus, generation: int, now_s: float
+) -> StatusCondition:
     known = before.condition(found.type)
     same = known is not None and known.status == found.status
     return StatusCondition(
         type=found.type,
         status=found.status,
         reason=found.reason,
-        message=presentable(found.message, MAX_MESSAGE_CHARACTERS),
+        message=redact_and_shorten(found.message, MAX_MESSAGE_CHARACTERS),
         transition_s=known.transition_s if known is not None and same else float(int(now_s)),
         observed_generation=generation,
     )
 
 
-def _accepted(situation: Situation) -> Finding:
-    if situation.refusal:
-        return _false("Accepted", "InvalidSpec", situation.refusal)
-    note = larger_claims(situation.spec.learner, situation.observed.claims.values())
+def _accepted(inputs: ConditionInputs) -> ConditionState:
+    if inputs.refusal:
+        return _false("Accepted", "InvalidSpec", inputs.refusal)
+    note = oversized_claims_note(inputs.spec.learner, inputs.observed.claims.values())
     return _true("Accepted", "Accepted", f"The spec is valid. {note}".rstrip())
 
 
-def _learner(situation: Situation) -> Finding:
-    pods = situation.observed.pods_of(Role.LEARNER)
-    resting = _resting("LearnerReady", situation, pods)
+def _learner(inputs: ConditionInputs) -> ConditionState:
+    pods = inputs.observed.pods_of(Role.LEARNER)
+    resting = _resting("LearnerReady", inputs, pods)
     if resting is not None:
         return resting
-    if any(pod.ready for pod in pods) or (pods and _answers(situation.report)):
+    if any(pod.ready for pod in pods) or (pods and _answers(inputs.report)):
         return _true("LearnerReady", "PodReady", "The learner answers.")
-    learner = situation.observed.learner
-    cause = _first_cause(pods) or _stuck(situation) or (None if learner is None else learner.cause)
+    learner = inputs.observed.learner
+    cause = _first_cause(pods) or _stuck(inputs) or (None if learner is None else learner.cause)
     if cause is not None:
         return _false("LearnerReady", cause.reason, cause.message)
     return _false("LearnerReady", "PodPending", "The learner's pod is not ready yet.")
 
 
-def _rollouts(situation: Situation) -> Finding:
-    pods = situation.observed.pods_of(Role.ROLLOUT)
-    resting = _resting("RolloutsReady", situation, pods)
+def _rollouts(inputs: ConditionInputs) -> ConditionState:
+    pods = inputs.observed.pods_of(Role.ROLLOUT)
+    resting = _resting("RolloutsReady", inputs, pods)
     if resting is not None:
         return resting
-    heard = _heard_workers(situation.report)
+    heard = _heard_workers(inputs.report)
     ready = sum(pod.ready or pod.name in heard for pod in pods)
-    least = max(1, sum(group.min_replicas for group in situation.spec.rollouts))
-    refused = _refused_pods(situation)
+    least = max(1, sum(group.min_replicas for group in inputs.spec.rollouts))
+    refused = _refused_pods(inputs)
     if ready >= least:
         message = "The least number of workers answers."
         if refused is None:
@@ -176,10 +178,10 @@ def _rollouts(situation: Situation) -> Finding:
     return _false("RolloutsReady", "BelowMinimum", message)
 
 
-def _resting(kind: str, situation: Situation, pods: list[ObservedPod]) -> Finding | None:
-    if situation.verdict.course is Course.SUSPEND:
+def _resting(kind: str, inputs: ConditionInputs, pods: list[ObservedPod]) -> ConditionState | None:
+    if inputs.verdict.phase is LifecyclePhase.SUSPEND:
         return _false(kind, "Suspended", "The run is suspended.")
-    if situation.verdict.ended and not any(pod.ready for pod in pods):
+    if inputs.verdict.has_ended and not any(pod.ready for pod in pods):
         return _false(kind, "Ended", "The run has ended.")
     return None
 
@@ -204,31 +206,31 @@ def _first_cause(pods: Iterable[ObservedPod]) -> Cause | None:
     return min(told, key=lambda pod: pod.has_ended).cause if told else None
 
 
-def _stuck(situation: Situation) -> Cause | None:
+def _stuck(inputs: ConditionInputs) -> Cause | None:
     """Why a learner's pod that should have ended has not, and holds the place of the next one."""
-    for pod in situation.observed.pods:
+    for pod in inputs.observed.pods:
         if pod.role is not Role.LEARNER or not pod.leaving:
             continue
         if pod.cause is not None and pod.cause.reason == "NodeLost":
             return pod.cause
-        if pod.gone_by_s is not None and situation.now_s > pod.gone_by_s + _OVERDUE_S:
-            return lost_node(pod.name, pod.node)
+        if pod.gone_by_s is not None and inputs.now_s > pod.gone_by_s + _OVERDUE_S:
+            return lost_node_cause(pod.name, pod.node)
     return None
 
 
-def _refused_pods(situation: Situation) -> Cause | None:
+def _refused_pods(inputs: ConditionInputs) -> Cause | None:
     """Why pods of some rollout group cannot be made; None when all can."""
-    groups = (situation.observed.groups.get(group.name) for group in situation.spec.rollouts)
+    groups = (inputs.observed.groups.get(group.name) for group in inputs.spec.rollouts)
     causes = (group.cause for group in groups if group is not None)
     return next((cause for cause in causes if cause is not None), None)
 
 
-def _control(decision: ControlDecision | None) -> tuple[Finding, ...]:
+def _control(decision: ControlDecision | None) -> tuple[ConditionState, ...]:
     if decision is None:
         message = "Nothing is steered while the run does not run."
         return tuple(_unknown(kind, "NotRunning", message) for kind in CONTROL_CONDITIONS)
     return tuple(
-        Finding(
+        ConditionState(
             type=each.type.value,
             status=each.status.value,
             reason=each.reason.value,
@@ -238,43 +240,43 @@ def _control(decision: ControlDecision | None) -> tuple[Finding, ...]:
     )
 
 
-def _suspended(situation: Situation) -> Finding:
-    if not is_at_rest(situation.spec, situation.verdict):
+def _suspended(inputs: ConditionInputs) -> ConditionState:
+    if not is_suspended(inputs.spec, inputs.verdict):
         return _false("Suspended", "Active", "The run is not suspended.")
-    if situation.observed.pods:
+    if inputs.observed.pods:
         return _false("Suspended", "SuspendInProgress", "Pods are on their way out.")
     return _true("Suspended", "Suspended", "Nothing runs; set `spec.suspend` to false to go on.")
 
 
-def _ready(situation: Situation, parts: tuple[Finding, ...]) -> Finding:
-    verdict = situation.verdict
-    if verdict.course is Course.COMPLETE:
+def _ready(inputs: ConditionInputs, parts: tuple[ConditionState, ...]) -> ConditionState:
+    verdict = inputs.verdict
+    if verdict.phase is LifecyclePhase.COMPLETE:
         return _true("Ready", "Complete", verdict.message)
-    if verdict.course is Course.FAILED:
+    if verdict.phase is LifecyclePhase.FAILED:
         return _false("Ready", verdict.reason, verdict.message)
-    if situation.refusal:
-        return _false("Ready", "InvalidSpec", situation.refusal)
-    if situation.obstacle is not None:
-        return _false("Ready", situation.obstacle.reason, situation.obstacle.message)
-    if verdict.course is Course.SUSPEND:
+    if inputs.refusal:
+        return _false("Ready", "InvalidSpec", inputs.refusal)
+    if inputs.conflict is not None:
+        return _false("Ready", inputs.conflict.reason, inputs.conflict.message)
+    if verdict.phase is LifecyclePhase.SUSPEND:
         return _false("Ready", "Suspended", "The run is suspended.")
     missing = next((part for part in parts if part.status != "True"), None)
     if missing is not None:
-        reason = "Degraded" if situation.has_stepped else "Initializing"
+        reason = "Degraded" if inputs.has_stepped else "Initializing"
         message = f"{missing.type} ({missing.reason}): {missing.message}"
-        return _false("Ready", reason, f"{message}{_failing(situation.report)}")
-    if not situation.has_stepped:
-        message = f"The first step has not been taken yet.{_failing(situation.report)}"
+        return _false("Ready", reason, f"{message}{_failing(inputs.report)}")
+    if not inputs.has_stepped:
+        message = f"The first step has not been taken yet.{_failing(inputs.report)}"
         return _false("Ready", "Initializing", message)
-    return _training(situation)
+    return _training(inputs)
 
 
-def _training(situation: Situation) -> Finding:
+def _training(inputs: ConditionInputs) -> ConditionState:
     """Ready, of a run that has all its parts and has taken a step."""
-    report, policy = situation.report, situation.spec.failure_policy
-    known = situation.before.condition("Ready")
-    if situation.keeps_signals and known is not None and known.reason in _HEARD_OF_WORK:
-        return Finding(
+    report, policy = inputs.report, inputs.spec.failure_policy
+    known = inputs.before.condition("Ready")
+    if inputs.keeps_last_known_signals and known is not None and known.reason in _HEARD_OF_WORK:
+        return ConditionState(
             type=known.type, status=known.status, reason=known.reason, message=known.message
         )
     if report is not None and report.failures_in_a_row >= policy.max_failures_in_a_row:
@@ -294,25 +296,25 @@ def _failing(report: LearnerReport | None) -> str:
     return f" {count} generations in a row have failed{rest}"
 
 
-def _complete(verdict: Verdict) -> Finding:
-    if verdict.course is Course.COMPLETE:
+def _complete(verdict: RunVerdict) -> ConditionState:
+    if verdict.phase is LifecyclePhase.COMPLETE:
         return _true("Complete", verdict.reason, verdict.message)
     return _false("Complete", "NotFinished", "Not all steps are taken.")
 
 
-def _failed(verdict: Verdict) -> Finding:
-    if verdict.course is Course.FAILED:
+def _failed(verdict: RunVerdict) -> ConditionState:
+    if verdict.phase is LifecyclePhase.FAILED:
         return _true("Failed", verdict.reason, verdict.message)
     return _false("Failed", "NotFailed", "The run was not given up.")
 
 
-def _true(kind: str, reason: str, message: str) -> Finding:
-    return Finding(type=kind, status="True", reason=reason, message=message)
+def _true(kind: str, reason: str, message: str) -> ConditionState:
+    return ConditionState(type=kind, status="True", reason=reason, message=message)
 
 
-def _false(kind: str, reason: str, message: str) -> Finding:
-    return Finding(type=kind, status="False", reason=reason, message=message)
+def _false(kind: str, reason: str, message: str) -> ConditionState:
+    return ConditionState(type=kind, status="False", reason=reason, message=message)
 
 
-def _unknown(kind: str, reason: str, message: str) -> Finding:
-    return Finding(type=kind, status="Unknown", reason=reason, message=message)
+def _unknown(kind: str, reason: str, message: str) -> ConditionState:
+    return ConditionState(type=kind, status="Unknown", reason=reason, message=message)

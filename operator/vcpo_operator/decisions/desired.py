@@ -7,25 +7,25 @@ from collections.abc import Mapping
 from vcpo.control import ControlDecision
 from vcpo.spec.cluster import Scaling
 from vcpo.spec.workloads import Cleanup
-from vcpo_operator.children.family import OperatorDefaults, children
+from vcpo_operator.children.family import OperatorDefaults, build_children
 from vcpo_operator.children.manifest import Kind, Parent
-from vcpo_operator.children.rollout import rollout
-from vcpo_operator.decisions.draining import Draining
-from vcpo_operator.decisions.lifecycle import Verdict, cleanup, is_at_rest
-from vcpo_operator.decisions.plan import Wish
+from vcpo_operator.children.rollout import rollout_deployment
+from vcpo_operator.decisions.draining import LearnerDrain
+from vcpo_operator.decisions.lifecycle import RunVerdict, cleanup, is_suspended
+from vcpo_operator.decisions.plan import DesiredState
 from vcpo_operator.names import rollout_name
 
 
-def wish_for(
+def desired_state(
     parent: Parent,
     defaults: OperatorDefaults,
-    verdict: Verdict,
+    verdict: RunVerdict,
     *,
     decision: ControlDecision | None,
     asked: Mapping[str, int],
-    draining: Draining | None = None,
+    draining: LearnerDrain | None = None,
     restarts_learner: bool = False,
-) -> Wish:
+) -> DesiredState:
     """Say what should be.
 
     decision: None while nothing is steered: the run rests or has ended.
@@ -35,20 +35,20 @@ def wish_for(
     Raises: ValueError when a user's template cannot be merged.
     """
     removed = cleanup(parent.run.spec, verdict)
-    wanted = children(
+    wanted = build_children(
         parent,
         defaults,
         with_learner=removed is not Cleanup.DELETE_WORKLOADS,
         with_rollouts=removed is Cleanup.RETAIN_WORKLOADS,
-        running=not is_at_rest(parent.run.spec, verdict),
+        running=not is_suspended(parent.run.spec, verdict),
     )
     names = {child.name for child in wanted if child.kind is Kind.DEPLOYMENT}
     paused = (
-        rollout(parent, group, default_image=defaults.rollout_image, paused=True)
+        rollout_deployment(parent, group, default_image=defaults.rollout_image, paused=True)
         for group in parent.run.spec.rollouts
         if rollout_name(parent.name, group.name) in names
     )
-    return Wish(
+    return DesiredState(
         run=parent.name,
         owner_uid=parent.owner.uid,
         children=wanted,
@@ -57,7 +57,7 @@ def wish_for(
         scaler_seeds=_scaler_seeds(parent),
         replicas=_replicas(parent, verdict, decision, asked),
         restarts_learner=restarts_learner,
-        drain_removed=not verdict.ended,
+        drain_removed=not verdict.has_ended,
         draining=draining,
         admission_lag_steps=None if decision is None else decision.admission_lag_steps,
         reason="" if decision is None else "; ".join(decision.reasons),
@@ -65,10 +65,10 @@ def wish_for(
 
 
 def _seeds(
-    parent: Parent, verdict: Verdict, decision: ControlDecision | None, asked: Mapping[str, int]
+    parent: Parent, verdict: RunVerdict, decision: ControlDecision | None, asked: Mapping[str, int]
 ) -> dict[str, int]:
     groups = parent.run.spec.rollouts
-    if is_at_rest(parent.run.spec, verdict):
+    if is_suspended(parent.run.spec, verdict):
         return {group.name: 0 for group in groups}
     decided: Mapping[str, int] = {} if decision is None else decision.replicas
     least = {group.name: decided.get(group.name, group.min_replicas) for group in groups}
@@ -85,10 +85,10 @@ def _scaler_seeds(parent: Parent) -> dict[str, int]:
 
 
 def _replicas(
-    parent: Parent, verdict: Verdict, decision: ControlDecision | None, asked: Mapping[str, int]
+    parent: Parent, verdict: RunVerdict, decision: ControlDecision | None, asked: Mapping[str, int]
 ) -> dict[str, int]:
     groups = parent.run.spec.rollouts
-    if is_at_rest(parent.run.spec, verdict):
+    if is_suspended(parent.run.spec, verdict):
         return {group.name: 0 for group in groups}
     if decision is None:
         return {}

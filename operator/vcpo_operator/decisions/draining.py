@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Cleanup
 from vcpo.wire.phase import RunPhase
-from vcpo_operator.decisions.lifecycle import Course, Verdict, cleanup
-from vcpo_operator.observed.records import Observed
+from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict, cleanup
+from vcpo_operator.observed.records import ObservedState
 from vcpo_operator.observed.report import LearnerReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draining:
+class LearnerDrain:
     """A learner that is to end before its workers go."""
 
     reason: str
@@ -33,13 +33,13 @@ class Draining:
 
 def draining(
     spec: VCPORunSpec,
-    verdict: Verdict,
-    observed: Observed,
+    verdict: RunVerdict,
+    observed: ObservedState,
     report: LearnerReport | None,
     *,
     since_s: float | None,
     now_s: float,
-) -> Draining | None:
+) -> LearnerDrain | None:
     """Judge whether the learner is to end, and whether that is worth waiting for.
 
     since_s: When the wait began, as the run's status holds it.
@@ -52,28 +52,28 @@ def draining(
     begun_s = float(int(now_s)) if since_s is None else since_s
     until_s = begun_s + spec.learner.drain_seconds
     if now_s >= until_s or not _has_work(spec, report):
-        return Draining(reason=reason, since_s=since_s, until_s=None)
-    return Draining(reason=reason, since_s=begun_s, until_s=until_s)
+        return LearnerDrain(reason=reason, since_s=since_s, until_s=None)
+    return LearnerDrain(reason=reason, since_s=begun_s, until_s=until_s)
 
 
-def has_workers(observed: Observed) -> bool:
+def has_workers(observed: ObservedState) -> bool:
     """Whether there are a learner and workers that could be taken away."""
     learner = observed.learner
     working = any(group.replicas > 0 for group in observed.groups.values())
     return learner is not None and learner.replicas > 0 and working
 
 
-def takes_orders(report: LearnerReport | None) -> bool:
+def accepts_commands(report: LearnerReport | None) -> bool:
     """Whether a learner that trains has just said so."""
-    return report is not None and report.is_news and report.phase is RunPhase.RUNNING
+    return report is not None and report.is_fresh and report.phase is RunPhase.RUNNING
 
 
-def _reason(spec: VCPORunSpec, verdict: Verdict) -> str:
+def _reason(spec: VCPORunSpec, verdict: RunVerdict) -> str:
     """Why a learner that still trains is to end; a complete one has ended by itself."""
-    if verdict.course is Course.SUSPEND:
+    if verdict.phase is LifecyclePhase.SUSPEND:
         return "the run is suspended"
     goes = spec.suspend or cleanup(spec, verdict) is not Cleanup.RETAIN_WORKLOADS
-    if verdict.course is Course.FAILED and goes:
+    if verdict.phase is LifecyclePhase.FAILED and goes:
         return f"the run has failed: {verdict.message}"
     return ""
 

@@ -38,14 +38,14 @@ _NORMAL_REASONS: Final = {
 }
 
 
-def transitions(
+def transition_events(
     record: RunRecord, before: RunStatus, after: RunStatus, now_s: float
 ) -> Iterator[dict[str, Any]]:
     """Events for what changed between two statuses; of a run seen first, for what is bad."""
-    is_tried_again = before.holds("Failed") and not after.holds("Failed")
+    starts_new_attempt = before.holds("Failed") and not after.holds("Failed")
     for kind in _FOLLOWED:
         old, new = before.condition(kind), after.condition(kind)
-        if kind == "Failed" and is_tried_again:
+        if kind == "Failed" and starts_new_attempt:
             yield _event(record, "TriedAgain", "The spec was edited: the run starts anew.", now_s)
             continue
         if new is None or _is_known(old, new) or _is_said_already(new, after):
@@ -56,7 +56,7 @@ def transitions(
         yield _event(record, reason, message, now_s)
 
 
-def recreation(record: RunRecord, child: ObservedChild, now_s: float) -> dict[str, Any]:
+def recreated_event(record: RunRecord, child: ObservedChild, now_s: float) -> dict[str, Any]:
     """The event that says which child was made again, and why."""
     message = f"{child.kind.kind} {child.name} was deleted by somebody else and is made again."
     return _event(record, "Recreated", message, now_s, is_bad=True)

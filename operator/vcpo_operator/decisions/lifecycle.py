@@ -22,14 +22,14 @@ from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Cleanup
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.decisions.status_model import RunStatus
-from vcpo_operator.observed.pod_causes import presentable
+from vcpo_operator.observed.pod_causes import redact_and_shorten
 from vcpo_operator.observed.report import LearnerReport
 
 _LONGEST_CAUSE = 600
 """Characters of a crash's cause in a message; the status holds the end of the log."""
 
 
-class Course(StrEnum):
+class LifecyclePhase(StrEnum):
     """Where a run is headed."""
 
     RUN = "run"
@@ -49,23 +49,23 @@ class FailureReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RunVerdict:
     """A course with its reason."""
 
-    course: Course
+    phase: LifecyclePhase
     reason: str = ""
     """One word; empty while the run runs or rests."""
     message: str = ""
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the run is over."""
-        return self.course in {Course.COMPLETE, Course.FAILED}
+        return self.phase in {LifecyclePhase.COMPLETE, LifecyclePhase.FAILED}
 
 
 def judge(
     spec: VCPORunSpec, status: RunStatus, report: LearnerReport | None, now_s: float
-) -> Verdict:
+) -> RunVerdict:
     """Judge the course.
 
     status: with the learner's restarts counted and the clocks begun, if it has started.
@@ -78,16 +78,16 @@ def judge(
     if report is not None and report.phase is RunPhase.COMPLETE:
         reason = "WithoutUpdate" if report.has_never_updated else "Succeeded"
         message = f"All {spec.steps} steps are taken. {report.no_update}".rstrip()
-        return Verdict(course=Course.COMPLETE, reason=reason, message=message)
+        return RunVerdict(phase=LifecyclePhase.COMPLETE, reason=reason, message=message)
     if report is not None and report.phase is RunPhase.FAILED:
         message = report.failure or "The learner gave up; its journal on the volume says why."
         return _failure(FailureReason.LEARNER_FAILED, message)
     if spec.suspend:
-        return Verdict(course=Course.SUSPEND)
-    return _limits(spec, status, now_s) or Verdict(course=Course.RUN)
+        return RunVerdict(phase=LifecyclePhase.SUSPEND)
+    return _limits(spec, status, now_s) or RunVerdict(phase=LifecyclePhase.RUN)
 
 
-def is_tried_again(spec: VCPORunSpec, status: RunStatus, generation: int) -> bool:
+def starts_new_attempt(spec: VCPORunSpec, status: RunStatus, generation: int) -> bool:
     """Whether a failed run starts anew: its spec was edited since the last look, and lets it run.
 
     status: as the last look left it.
@@ -96,14 +96,14 @@ def is_tried_again(spec: VCPORunSpec, status: RunStatus, generation: int) -> boo
     return status.holds("Failed") and edited and not spec.suspend
 
 
-def next_deadline_s(spec: VCPORunSpec, status: RunStatus, verdict: Verdict) -> float | None:
+def next_deadline_s(spec: VCPORunSpec, status: RunStatus, verdict: RunVerdict) -> float | None:
     """Unix time at which the course changes if nothing else happens; None when never."""
-    if verdict.ended:
+    if verdict.has_ended:
         ttl_s = spec.ttl_seconds_after_finished
         if ttl_s is None or status.completion_s is None:
             return None
         return status.completion_s + ttl_s
-    if verdict.course is Course.SUSPEND or status.start_s is None:
+    if verdict.phase is LifecyclePhase.SUSPEND or status.start_s is None:
         return None
     if status.admission_s is None:
         limit_s = spec.pending_deadline_seconds
@@ -115,7 +115,7 @@ def next_deadline_s(spec: VCPORunSpec, status: RunStatus, verdict: Verdict) -> f
     return min(deadlines, default=None)
 
 
-def has_outlived_itself(spec: VCPORunSpec, status: RunStatus, now_s: float) -> bool:
+def is_past_time_to_live(spec: VCPORunSpec, status: RunStatus, now_s: float) -> bool:
     """Whether an ended run's time to live is over."""
     ttl_s = spec.ttl_seconds_after_finished
     if ttl_s is None or status.completion_s is None or _recorded(status) is None:
@@ -123,31 +123,31 @@ def has_outlived_itself(spec: VCPORunSpec, status: RunStatus, now_s: float) -> b
     return now_s >= status.completion_s + ttl_s
 
 
-def cleanup(spec: VCPORunSpec, verdict: Verdict) -> Cleanup:
+def cleanup(spec: VCPORunSpec, verdict: RunVerdict) -> Cleanup:
     """What the clean-up policy removes now; nothing while the run goes on."""
-    match verdict.course:
-        case Course.COMPLETE:
+    match verdict.phase:
+        case LifecyclePhase.COMPLETE:
             return spec.cleanup_policy.on_complete
-        case Course.FAILED:
+        case LifecyclePhase.FAILED:
             return spec.cleanup_policy.on_failed
         case _:
             return Cleanup.RETAIN_WORKLOADS
 
 
-def is_at_rest(spec: VCPORunSpec, verdict: Verdict) -> bool:
+def is_suspended(spec: VCPORunSpec, verdict: RunVerdict) -> bool:
     """Whether nothing is to run now: on request, whatever has become of the run."""
-    return verdict.course is Course.SUSPEND or (verdict.ended and spec.suspend)
+    return verdict.phase is LifecyclePhase.SUSPEND or (verdict.has_ended and spec.suspend)
 
 
-def _recorded(status: RunStatus) -> Verdict | None:
-    for kind, course in (("Complete", Course.COMPLETE), ("Failed", Course.FAILED)):
+def _recorded(status: RunStatus) -> RunVerdict | None:
+    for kind, course in (("Complete", LifecyclePhase.COMPLETE), ("Failed", LifecyclePhase.FAILED)):
         condition = status.condition(kind)
         if condition is not None and condition.status == "True":
-            return Verdict(course=course, reason=condition.reason, message=condition.message)
+            return RunVerdict(phase=course, reason=condition.reason, message=condition.message)
     return None
 
 
-def _limits(spec: VCPORunSpec, status: RunStatus, now_s: float) -> Verdict | None:
+def _limits(spec: VCPORunSpec, status: RunStatus, now_s: float) -> RunVerdict | None:
     allowed = spec.failure_policy.max_learner_restarts
     failures = status.restarts.streak.failures
     if failures > allowed:
@@ -168,7 +168,7 @@ def _limits(spec: VCPORunSpec, status: RunStatus, now_s: float) -> Verdict | Non
     return None
 
 
-def _pending_limit(spec: VCPORunSpec, status: RunStatus, now_s: float) -> Verdict | None:
+def _pending_limit(spec: VCPORunSpec, status: RunStatus, now_s: float) -> RunVerdict | None:
     limit_s = spec.pending_deadline_seconds
     if limit_s is None or status.start_s is None or now_s - status.start_s < limit_s:
         return None
@@ -181,7 +181,7 @@ def _last_words(status: RunStatus) -> str:
     end = status.last_end
     if end is None:
         return ""
-    cause = presentable(crash_cause(end.message), _LONGEST_CAUSE)
+    cause = redact_and_shorten(crash_cause(end.message), _LONGEST_CAUSE)
     told = f": {cause}" if cause else "."
     return f" The last time with exit code {end.exit_code} ({end.reason}){told}"
 
@@ -195,5 +195,5 @@ def _hindrance(status: RunStatus) -> str:
     return _last_words(status)
 
 
-def _failure(reason: FailureReason, message: str) -> Verdict:
-    return Verdict(course=Course.FAILED, reason=reason.value, message=message)
+def _failure(reason: FailureReason, message: str) -> RunVerdict:
+    return RunVerdict(phase=LifecyclePhase.FAILED, reason=reason.value, message=message)

@@ -1,7 +1,7 @@
 """The plan: from what is wanted and what is there to the exact actions, in order. Pure.
 
 ```
-wish ------.
+desired ------.
 observed --+--> plan --> (Apply, Scale, ..., DeleteRun)
 applied ---'
 ```
@@ -34,16 +34,21 @@ from vcpo_operator.decisions.actions import (
     SetDeletionCost,
     Throttle,
 )
-from vcpo_operator.decisions.draining import Draining, takes_orders
-from vcpo_operator.decisions.obstacles import (
-    Obstacle,
-    fitted,
+from vcpo_operator.decisions.conflicts import (
+    Conflict,
     is_ours,
-    obstacle_of_claim,
-    obstacle_of_name,
+    keep_claim_size,
+    name_conflict,
+    storage_class_conflict,
 )
+from vcpo_operator.decisions.draining import LearnerDrain, accepts_commands
 from vcpo_operator.names import TEMPLATE_HASH_ANNOTATION, Role, rollout_name, selector
-from vcpo_operator.observed.records import Observed, ObservedChild, ObservedClaim, ObservedGroup
+from vcpo_operator.observed.records import (
+    ObservedChild,
+    ObservedClaim,
+    ObservedGroup,
+    ObservedState,
+)
 from vcpo_operator.observed.report import LearnerReport
 
 _PAUSED_REPLICAS = 1
@@ -54,7 +59,7 @@ new and not seen yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class DesiredState:
     """What should be."""
 
     run: str
@@ -73,7 +78,7 @@ class Wish:
     """Whether the learner's pods, whatever their template, are of an attempt that is over."""
     drain_removed: bool = True
     """Whether groups that left the spec first finish what they do."""
-    draining: Draining | None = None
+    draining: LearnerDrain | None = None
     """The learner's end in good order, before its workers go; None: it should not end."""
     admission_lag_steps: int | None = None
     """Lag bound for new work; None leaves the learner's alone."""
@@ -82,81 +87,83 @@ class Wish:
 
 
 def plan(
-    wish: Wish,
-    observed: Observed,
+    desired: DesiredState,
+    observed: ObservedState,
     *,
     applied: Mapping[str, int],
     report: LearnerReport | None = None,
 ) -> tuple[Action, ...]:
-    """Plan what turns `observed` into `wish`.
+    """Plan what turns `observed` into `desired`.
 
     applied: Version that each child had after this process applied it, by uid.
     """
-    if wish.draining is not None and wish.draining.until_s is not None:
-        return (*_drain(wish.draining, report), *_releases(observed, report))
+    if desired.draining is not None and desired.draining.until_s is not None:
+        return (*_drain(desired.draining, report), *_releases(observed, report))
     return (
-        *_leftovers(wish, observed),
-        *_throttle(wish, report),
-        *_applies(wish, observed, applied),
-        *_scales(wish, observed, report),
-        *_reports(wish, observed),
-        *_removals(wish, observed),
-        *_replacements(wish, observed),
+        *_leftovers(desired, observed),
+        *_throttle(desired, report),
+        *_applies(desired, observed, applied),
+        *_scales(desired, observed, report),
+        *_reports(desired, observed),
+        *_removals(desired, observed),
+        *_replacements(desired, observed),
         *_releases(observed, report),
     )
 
 
-def blocked_by(wish: Wish, observed: Observed) -> Obstacle | None:
+def first_conflict(desired: DesiredState, observed: ObservedState) -> Conflict | None:
     """Why some child cannot be made now; None when each can."""
-    obstacles = (_obstacle(wish, child, observed) for child in wish.children)
-    return next((each for each in obstacles if each is not None), None)
+    conflicts = (_conflict(desired, child, observed) for child in desired.children)
+    return next((each for each in conflicts if each is not None), None)
 
 
-def _obstacle(wish: Wish, child: Child, observed: Observed) -> Obstacle | None:
+def _conflict(desired: DesiredState, child: Child, observed: ObservedState) -> Conflict | None:
     there = observed.child(child.kind, child.name)
     if there is None:
         return None
     claim = _claim(child, observed)
-    of_name = obstacle_of_name(there, wish.owner_uid)
-    return of_name if of_name is not None or claim is None else obstacle_of_claim(child, claim)
+    of_name = name_conflict(there, desired.owner_uid)
+    return of_name if of_name is not None or claim is None else storage_class_conflict(child, claim)
 
 
-def _claim(child: Child, observed: Observed) -> ObservedClaim | None:
+def _claim(child: Child, observed: ObservedState) -> ObservedClaim | None:
     return observed.claims.get(child.name) if child.kind is Kind.CLAIM else None
 
 
-def _leftovers(wish: Wish, observed: Observed) -> Iterator[Action]:
+def _leftovers(desired: DesiredState, observed: ObservedState) -> Iterator[Action]:
     """Learner's pods of an attempt that is over; first of all, whatever is refused later."""
-    if wish.restarts_learner:
+    if desired.restarts_learner:
         for pod in observed.pods_of(Role.LEARNER):
             yield DeletePod(name=pod.name, uid=pod.uid)
 
 
-def _throttle(wish: Wish, report: LearnerReport | None) -> Iterator[Action]:
-    wanted = wish.admission_lag_steps
-    if wanted is None or report is None or not report.is_news:
+def _throttle(desired: DesiredState, report: LearnerReport | None) -> Iterator[Action]:
+    wanted = desired.admission_lag_steps
+    if wanted is None or report is None or not report.is_fresh:
         return
     if wanted != report.signals.admission_lag_steps:
-        yield Throttle(admission_lag_steps=wanted, reason=wish.reason)
+        yield Throttle(admission_lag_steps=wanted, reason=desired.reason)
 
 
-def farewell(report: LearnerReport | None) -> tuple[Action, ...]:
+def on_delete_actions(report: LearnerReport | None) -> tuple[Action, ...]:
     """Plan what is left to do for a run that is being deleted: its pods go whatever we do."""
-    return (Drain(reason="the run is deleted"),) if takes_orders(report) else ()
+    return (Drain(reason="the run is deleted"),) if accepts_commands(report) else ()
 
 
-def _drain(draining: Draining, report: LearnerReport | None) -> Iterator[Action]:
+def _drain(draining: LearnerDrain, report: LearnerReport | None) -> Iterator[Action]:
     """Until the learner says that it drains."""
-    if takes_orders(report):
+    if accepts_commands(report):
         yield Drain(reason=draining.reason)
 
 
-def _applies(wish: Wish, observed: Observed, applied: Mapping[str, int]) -> Iterator[Action]:
-    """What is to be made or changed, up to the first obstacle: what follows may stand on it."""
-    groups = {rollout_name(wish.run, name): name for name in wish.seeds}
-    for child in wish.children:
+def _applies(
+    desired: DesiredState, observed: ObservedState, applied: Mapping[str, int]
+) -> Iterator[Action]:
+    """What is to be made or changed, up to the first conflict: what follows may stand on it."""
+    groups = {rollout_name(desired.run, name): name for name in desired.seeds}
+    for child in desired.children:
         there = observed.child(child.kind, child.name)
-        if _obstacle(wish, child, observed) is not None:
+        if _conflict(desired, child, observed) is not None:
             return
         if there is not None and there.deleting:
             continue
@@ -167,27 +174,31 @@ def _applies(wish: Wish, observed: Observed, applied: Mapping[str, int]) -> Iter
             continue
         if child.kind is Kind.DEPLOYMENT:
             name = groups[child.name]
-            yield from _deployment(wish, child, name, observed.groups.get(name), applied)
+            yield from _deployment(desired, child, name, observed.groups.get(name), applied)
         elif there is None and child.kind is Kind.SCALER:
-            yield from _scaler(wish, child, observed)
+            yield from _scaler(desired, child, observed)
         else:
             claim = _claim(child, observed)
-            made = child if claim is None else fitted(child, claim)
+            made = child if claim is None else keep_claim_size(child, claim)
             if there is None or _needs_apply(made, there, applied):
                 yield Apply(child=made, force=there is not None)
 
 
 def _deployment(
-    wish: Wish, child: Child, group: str, there: ObservedGroup | None, applied: Mapping[str, int]
+    desired: DesiredState,
+    child: Child,
+    group: str,
+    there: ObservedGroup | None,
+    applied: Mapping[str, int],
 ) -> Iterator[Action]:
-    seed = wish.seeds[group]
+    seed = desired.seeds[group]
     if there is None and seed == _PAUSED_REPLICAS:
         yield Apply(child=child, force=False)
     elif there is None:
-        yield Apply(child=wish.paused[child.name], force=False)
+        yield Apply(child=desired.paused[child.name], force=False)
         yield Scale(name=child.name, replicas=seed)
         yield Apply(child=child, force=True)
-    elif there.paused and there.child.digest == wish.paused[child.name].digest:
+    elif there.paused and there.child.digest == desired.paused[child.name].digest:
         if there.replicas != seed:
             yield Scale(name=child.name, replicas=seed)
         yield Apply(child=child, force=True)
@@ -195,12 +206,12 @@ def _deployment(
         yield Apply(child=child, force=True)
 
 
-def _scaler(wish: Wish, child: Child, observed: Observed) -> Iterator[Action]:
+def _scaler(desired: DesiredState, child: Child, observed: ObservedState) -> Iterator[Action]:
     """An autoscaler goes on from the workers there are; a group at rest starts anew."""
     group = child.manifest["spec"]["group"]
     there = observed.groups.get(group)
     live = 0 if there is None or there.paused else there.replicas
-    yield SeedScaler(child=child, replicas=live or wish.scaler_seeds[group])
+    yield SeedScaler(child=child, replicas=live or desired.scaler_seeds[group])
     yield Apply(child=child, force=False)
 
 
@@ -209,34 +220,36 @@ def _needs_apply(child: Child, there: ObservedChild, applied: Mapping[str, int])
     return there.digest != child.digest or known is None or there.version > known
 
 
-def _scales(wish: Wish, observed: Observed, report: LearnerReport | None) -> Iterator[Action]:
-    for name, wanted in wish.replicas.items():
+def _scales(
+    desired: DesiredState, observed: ObservedState, report: LearnerReport | None
+) -> Iterator[Action]:
+    for name, wanted in desired.replicas.items():
         there = observed.groups.get(name)
         if there is None or there.paused or there.child.deleting or there.replicas == wanted:
             continue
-        if not is_ours(there.child, wish.owner_uid):
+        if not is_ours(there.child, desired.owner_uid):
             continue
         if wanted < there.replicas:
             yield from _costs(name, observed, report)
         yield Scale(name=there.child.name, replicas=wanted)
 
 
-def _reports(wish: Wish, observed: Observed) -> Iterator[Action]:
-    """What the scalers of this wish should tell and do not."""
-    for child in wish.children:
+def _reports(desired: DesiredState, observed: ObservedState) -> Iterator[Action]:
+    """What the scalers of this desired should tell and do not."""
+    for child in desired.children:
         there = observed.scalers.get(child.name) if child.kind is Kind.SCALER else None
         if there is None or there.child.deleting:
             continue
         group = child.manifest["spec"]["group"]
         workers = observed.groups.get(group)
         current = workers.current if workers else 0
-        labels = selector(wish.run, Role.ROLLOUT, group)
+        labels = selector(desired.run, Role.ROLLOUT, group)
         text = ",".join(f"{key}={value}" for key, value in labels.items())
         if (there.reported_replicas, there.reported_selector) != (current, text):
             yield ReportScale(name=child.name, uid=there.child.uid, replicas=current, selector=text)
 
 
-def _costs(group: str, observed: Observed, report: LearnerReport | None) -> Iterator[Action]:
+def _costs(group: str, observed: ObservedState, report: LearnerReport | None) -> Iterator[Action]:
     """Before a removal, make the emptiest worker the cheapest to lose."""
     if report is None:
         return
@@ -247,30 +260,30 @@ def _costs(group: str, observed: Observed, report: LearnerReport | None) -> Iter
             yield SetDeletionCost(pod=pod.name, cost=cost)
 
 
-def _removals(wish: Wish, observed: Observed) -> Iterator[Action]:
-    wanted = {(child.kind, child.name) for child in wish.children}
+def _removals(desired: DesiredState, observed: ObservedState) -> Iterator[Action]:
+    wanted = {(child.kind, child.name) for child in desired.children}
     for there in observed.children:
         # The token's Secret goes with the run: the operator may not delete Secrets.
-        ours = there.owner_uid == wish.owner_uid and there.kind is not Kind.SECRET
+        ours = there.owner_uid == desired.owner_uid and there.kind is not Kind.SECRET
         if not ours or there.deleting or (there.kind, there.name) in wanted:
             continue
         leaving = _group_of(observed, there)
-        if wish.drain_removed and leaving is not None and leaving.replicas > 0:
+        if desired.drain_removed and leaving is not None and leaving.replicas > 0:
             yield Scale(name=there.name, replicas=0)
-        elif not (wish.drain_removed and leaving is not None and leaving.current > 0):
+        elif not (desired.drain_removed and leaving is not None and leaving.current > 0):
             yield DeleteChild(kind=there.kind, name=there.name, uid=there.uid)
 
 
-def _group_of(observed: Observed, there: ObservedChild) -> ObservedGroup | None:
+def _group_of(observed: ObservedState, there: ObservedChild) -> ObservedGroup | None:
     found = (each for each in observed.groups.values() if each.child.uid == there.uid)
     return next(found, None)
 
 
-def _replacements(wish: Wish, observed: Observed) -> Iterator[Action]:
+def _replacements(desired: DesiredState, observed: ObservedState) -> Iterator[Action]:
     """Learner's pods of an older template, once its controller makes pods of the current one."""
-    child = next((each for each in wish.children if each.kind is Kind.STATEFUL_SET), None)
+    child = next((each for each in desired.children if each.kind is Kind.STATEFUL_SET), None)
     there = observed.learner
-    if wish.restarts_learner or child is None or there is None or not there.settled:
+    if desired.restarts_learner or child is None or there is None or not there.settled:
         return
     if there.child.digest != child.digest or there.replicas == 0:
         return
@@ -280,9 +293,9 @@ def _replacements(wish: Wish, observed: Observed) -> Iterator[Action]:
             yield DeletePod(name=pod.name, uid=pod.uid)
 
 
-def _releases(observed: Observed, report: LearnerReport | None) -> Iterator[Action]:
+def _releases(observed: ObservedState, report: LearnerReport | None) -> Iterator[Action]:
     """Leases of workers whose pod is gone, so that their prompts need not wait to expire."""
-    if report is None or not report.is_news:
+    if report is None or not report.is_fresh:
         return
     pods = {pod.name for pod in observed.pods}
     for name, worker in report.workers.items():

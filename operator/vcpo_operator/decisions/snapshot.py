@@ -7,15 +7,15 @@ from typing import Final
 
 from vcpo.spec import VCPORun
 from vcpo.wire.phase import RunPhase
-from vcpo_operator.decisions.draining import Draining
-from vcpo_operator.decisions.lifecycle import Course, Verdict, next_deadline_s
-from vcpo_operator.decisions.obstacles import Obstacle
+from vcpo_operator.decisions.conflicts import Conflict
+from vcpo_operator.decisions.draining import LearnerDrain
+from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict, next_deadline_s
 from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.names import Role
-from vcpo_operator.observed.records import Observed, RunRecord
+from vcpo_operator.observed.records import ObservedState, RunRecord
 from vcpo_operator.observed.report import LearnerReport
 
-REST_S: Final = 60.0
+RESYNC_PERIOD_S: Final = 60.0
 """Longest time between two looks at a run."""
 DRAIN_POLL_S: Final = 1.0
 """Longest time between two looks at a run whose learner is waited for: one that has saved exits,
@@ -23,25 +23,25 @@ and its pod would start it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Snapshot:
     """One look at a run: everything that later stages need of the earlier ones."""
 
     record: RunRecord
     run: VCPORun
     before: RunStatus
     current: RunStatus
-    observed: Observed
+    observed: ObservedState
     report: LearnerReport | None
-    verdict: Verdict
-    draining: Draining | None
+    verdict: RunVerdict
+    draining: LearnerDrain | None
     is_new_attempt: bool
     """Whether the run had failed and is tried again with this look."""
     now_s: float
 
-    def wake_in_s(self, now_s: float) -> float:
+    def requeue_after_s(self, now_s: float) -> float:
         """When to look again if nothing happens, in seconds from `now_s`."""
-        wakes_s = [REST_S]
-        if self.verdict.course is Course.RUN:
+        wakes_s = [RESYNC_PERIOD_S]
+        if self.verdict.phase is LifecyclePhase.RUN:
             wakes_s.append(self.run.spec.control.poll_seconds)
         if self.draining is not None and self.draining.until_s is not None:
             wakes_s += [DRAIN_POLL_S, max(0.0, self.draining.until_s - now_s)]
@@ -52,27 +52,27 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CarriedOut:
+class PlanResult:
     """What carrying out a plan came to."""
 
     refusal: str = ""
     """Why the spec cannot be carried out as it is; empty when it can."""
-    trouble: str = ""
+    error: str = ""
     """What went wrong; empty when nothing did."""
     retry_after_s: float | None = None
-    obstacle: Obstacle | None = None
+    conflict: Conflict | None = None
     """What stands in the way; None when nothing does."""
-    goes_on: bool = False
+    needs_replan: bool = False
     """Whether there is a token now, and the rest can be planned."""
 
-    def stopped_by(self) -> Obstacle | None:
+    def stopped_by(self) -> Conflict | None:
         """What kept the plan from being carried out; None when nothing did."""
-        if self.trouble:
-            return Obstacle(reason="ApplyFailed", message=self.trouble)
-        return self.obstacle
+        if self.error:
+            return Conflict(reason="ApplyFailed", message=self.error)
+        return self.conflict
 
 
-def ask_period_s(run: VCPORun, before: RunStatus) -> float:
+def signals_period_s(run: VCPORun, before: RunStatus) -> float:
     """Time between two questions to the learner; 0: it is asked at every look.
 
     What it said earlier is no answer to whether its workers may go now.
@@ -81,20 +81,20 @@ def ask_period_s(run: VCPORun, before: RunStatus) -> float:
     return 0.0 if resting else run.spec.control.poll_seconds
 
 
-def keeps_signals(look: Look, first_look_s: float) -> bool:
+def keeps_last_known_signals(look: Snapshot, first_seen_s: float) -> bool:
     """Whether what an earlier operator heard of the learner still stands.
 
     A fresh operator may need a moment to reach learners it was in touch with before it was
     restarted; the time for which signals are good is that moment.
-    first_look_s: Unix time of this operator's first look at the run.
+    first_seen_s: Unix time of this operator's first look at the run.
     """
-    good_until_s = first_look_s + look.run.spec.control.signals_max_age_seconds
+    good_until_s = first_seen_s + look.run.spec.control.signals_max_age_seconds
     heard_before = look.report is None and look.before.holds("SignalsFresh")
-    return look.verdict.course is Course.RUN and heard_before and look.now_s <= good_until_s
+    return look.verdict.phase is LifecyclePhase.RUN and heard_before and look.now_s <= good_until_s
 
 
-def believed(
-    report: LearnerReport | None, before: RunStatus, observed: Observed, now_s: float
+def report_of_this_run(
+    report: LearnerReport | None, before: RunStatus, observed: ObservedState, now_s: float
 ) -> LearnerReport | None:
     """The report, unless an earlier run of the same name or the time before a rest is its origin.
 
@@ -105,8 +105,8 @@ def believed(
     """
     if report is None or before.drain_s is not None:
         return report
-    may_be_past = not report.is_news or not observed.pods_of(Role.LEARNER)
+    may_be_past = not report.is_fresh or not observed.pods_of(Role.LEARNER)
     if report.phase is RunPhase.FAILED and may_be_past:
         return None
     start_s = now_s if before.start_s is None else before.start_s
-    return report if report.is_since(start_s, now_s=now_s) else None
+    return report if report.is_from_after(start_s, now_s=now_s) else None

@@ -13,22 +13,22 @@ from typing import Final
 
 from vcpo.control import ControlDecision, ControlState
 from vcpo.spec import VCPORunSpec
-from vcpo_operator.decisions.autoscale import stored_form
-from vcpo_operator.decisions.conditions import CONTROL_CONDITIONS, Finding, merged
-from vcpo_operator.decisions.lifecycle import Course, Verdict
+from vcpo_operator.decisions.autoscale import stored_state
+from vcpo_operator.decisions.conditions import CONTROL_CONDITIONS, ConditionState, merge_conditions
+from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
 from vcpo_operator.decisions.status_model import GroupStatus, Progress, RunStatus, StatusCondition
 from vcpo_operator.names import Role
-from vcpo_operator.observed.records import Observed
+from vcpo_operator.observed.records import ObservedState
 from vcpo_operator.observed.report import LearnerReport
 
 PROGRESS_PERIOD_S: Final = 30.0
 """Least time between two writes that bring nothing but numbers."""
 
 
-def begun(
+def with_clocks(
     status: RunStatus,
     spec: VCPORunSpec,
-    observed: Observed,
+    observed: ObservedState,
     report: LearnerReport | None,
     now_s: float,
 ) -> RunStatus:
@@ -53,7 +53,7 @@ def begun(
     return replace(status, start_s=start_s, admission_s=admission_s, first_step_s=first_step_s)
 
 
-def _is_placed(spec: VCPORunSpec, observed: Observed) -> bool:
+def _is_placed(spec: VCPORunSpec, observed: ObservedState) -> bool:
     """Whether the learner and, where some are to be, a worker have a node."""
     roles = [Role.LEARNER]
     if any(group.min_replicas > 0 for group in spec.rollouts):
@@ -61,7 +61,7 @@ def _is_placed(spec: VCPORunSpec, observed: Observed) -> bool:
     return all(any(pod.node is not None for pod in observed.pods_of(role)) for role in roles)
 
 
-def tried_again(status: RunStatus) -> RunStatus:
+def as_new_attempt(status: RunStatus) -> RunStatus:
     """The status of a failed run as it starts anew; how its learner ended stays."""
     return replace(
         status,
@@ -75,9 +75,9 @@ def tried_again(status: RunStatus) -> RunStatus:
     )
 
 
-def ended(status: RunStatus, verdict: Verdict, now_s: float) -> RunStatus:
+def with_end(status: RunStatus, verdict: RunVerdict, now_s: float) -> RunStatus:
     """The status with the time of the end, once there is one."""
-    if not verdict.ended or status.completion_s is not None:
+    if not verdict.has_ended or status.completion_s is not None:
         return status
     return replace(status, completion_s=float(int(now_s)))
 
@@ -102,13 +102,13 @@ def with_report(status: RunStatus, report: LearnerReport | None) -> RunStatus:
 def with_groups(
     status: RunStatus,
     spec: VCPORunSpec,
-    observed: Observed,
-    verdict: Verdict,
+    observed: ObservedState,
+    verdict: RunVerdict,
     desired: Mapping[str, int],
     now_s: float,
 ) -> RunStatus:
     """The status with the number of workers of each group of the spec."""
-    running = verdict.course is Course.RUN
+    running = verdict.phase is LifecyclePhase.RUN
     before = {group.name: group for group in status.groups}
     groups = []
     for group in spec.rollouts:
@@ -137,24 +137,24 @@ def with_decision(
     if decision is None or state is None:
         return status
     return replace(
-        status, admission_lag_steps=decision.admission_lag_steps, control=stored_form(state)
+        status, admission_lag_steps=decision.admission_lag_steps, control=stored_state(state)
     )
 
 
-def with_findings(
-    status: RunStatus, found: tuple[Finding, ...], *, generation: int, now_s: float
+def with_conditions(
+    status: RunStatus, found: tuple[ConditionState, ...], *, generation: int, now_s: float
 ) -> RunStatus:
     """The status with its conditions, judged against a generation of the spec."""
-    conditions = merged(found, status, generation=generation, now_s=now_s)
+    conditions = merge_conditions(found, status, generation=generation, now_s=now_s)
     return replace(status, conditions=conditions, observed_generation=generation)
 
 
-def stamped(status: RunStatus, now_s: float) -> RunStatus:
+def with_update_time(status: RunStatus, now_s: float) -> RunStatus:
     """The status with the time at which it is written."""
     return replace(status, updated_s=float(int(now_s)))
 
 
-def is_due(before: RunStatus, after: RunStatus, now_s: float) -> bool:
+def needs_write(before: RunStatus, after: RunStatus, now_s: float) -> bool:
     """Whether the new status is to be written now."""
     if _spoken(before) != _spoken(after):
         return True

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from vcpo.control.supervision import FailureStreak
 from vcpo_operator.names import Role
-from vcpo_operator.observed.records import ContainerEnd, Observed, ObservedPod
+from vcpo_operator.observed.records import ContainerEnd, ObservedPod, ObservedState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ class RunStatus:
         condition = self.condition(kind)
         return condition is not None and condition.status == "True"
 
-    def with_restarts(self, observed: Observed) -> RunStatus:
+    def with_restarts(self, observed: ObservedState) -> RunStatus:
         """The same status with the learner's restarts counted, and how it ended last."""
         pods = observed.pods_of(Role.LEARNER)
         if not pods:

@@ -13,15 +13,15 @@ from vcpo_operator.children.manifest import Kind
 from vcpo_operator.names import RUN_LABEL, RunKey
 from vcpo_operator.observed.parse import (
     gather,
-    observed_child,
-    observed_claim,
-    observed_group,
-    observed_learner,
-    observed_pod,
-    observed_scaler,
-    run_record,
+    parse_child,
+    parse_claim,
+    parse_group,
+    parse_learner,
+    parse_pod,
+    parse_run,
+    parse_scaler,
 )
-from vcpo_operator.observed.records import Observed, RunRecord
+from vcpo_operator.observed.records import ObservedState, RunRecord
 
 Body = Mapping[str, Any]
 Index = Mapping[RunKey, Iterable[Any]]
@@ -45,17 +45,17 @@ INDICES: Final = (RUNS, PODS, *(kind.plural for kind in WATCHED))
 """Ids of all indices."""
 
 _SPECIAL: Final[Mapping[Kind, Callable[[Body], Any]]] = {
-    Kind.STATEFUL_SET: observed_learner,
-    Kind.DEPLOYMENT: observed_group,
-    Kind.SCALER: observed_scaler,
-    Kind.CLAIM: observed_claim,
+    Kind.STATEFUL_SET: parse_learner,
+    Kind.DEPLOYMENT: parse_group,
+    Kind.SCALER: parse_scaler,
+    Kind.CLAIM: parse_claim,
 }
 
 
 def child_record(kind: Kind, body: Body) -> Any:
     """The record that the index of a kind keeps of an object."""
     special = _SPECIAL.get(kind)
-    return observed_child(kind, body) if special is None else special(body)
+    return parse_child(kind, body) if special is None else special(body)
 
 
 def run_key(body: Body) -> RunKey | None:
@@ -67,7 +67,7 @@ def run_key(body: Body) -> RunKey | None:
 
 def index_run(body: Body) -> dict[RunKey, RunRecord]:
     """What the index of runs keeps."""
-    record = run_record(body)
+    record = parse_run(body)
     return {record.key: record}
 
 
@@ -79,7 +79,7 @@ def index_child(kind: Kind, body: Body) -> dict[RunKey, Any]:
 
 def index_pod(body: Body) -> dict[RunKey, Any]:
     """What the index of pods keeps."""
-    key, pod = run_key(body), observed_pod(body)
+    key, pod = run_key(body), parse_pod(body)
     return {} if key is None or pod is None else {key: pod}
 
 
@@ -94,7 +94,7 @@ class IndexedView:
         """A run; None when there is none."""
         return next(iter(self._of(RUNS, key)), None)
 
-    def observed(self, key: RunKey) -> Observed:
+    def observed(self, key: RunKey) -> ObservedState:
         """What belongs to a run and is watched."""
         others = [
             child

@@ -19,25 +19,25 @@ from vcpo_operator.names import (
 )
 from vcpo_operator.observed.pod_causes import (
     container_end,
-    is_being_made,
+    is_starting,
     pod_cause,
     replica_failure,
 )
 from vcpo_operator.observed.records import (
-    Observed,
     ObservedChild,
     ObservedClaim,
     ObservedGroup,
     ObservedLearner,
     ObservedPod,
     ObservedScaler,
+    ObservedState,
     RunRecord,
 )
 
 Body = Mapping[str, Any]
 
 
-def run_record(body: Body) -> RunRecord:
+def parse_run(body: Body) -> RunRecord:
     """Read a VCPORun."""
     metadata = body["metadata"]
     return RunRecord(
@@ -51,7 +51,7 @@ def run_record(body: Body) -> RunRecord:
     )
 
 
-def observed_child(kind: Kind, body: Body) -> ObservedChild:
+def parse_child(kind: Kind, body: Body) -> ObservedChild:
     """Read what all children have in common."""
     metadata = body["metadata"]
     owners = metadata.get("ownerReferences") or ()
@@ -69,23 +69,23 @@ def observed_child(kind: Kind, body: Body) -> ObservedChild:
     )
 
 
-def observed_learner(body: Body) -> ObservedLearner:
+def parse_learner(body: Body) -> ObservedLearner:
     """Read the learner's StatefulSet."""
     spec, status = body["spec"], body.get("status") or {}
     generation = int(body["metadata"].get("generation", 0))
     return ObservedLearner(
-        child=observed_child(Kind.STATEFUL_SET, body),
+        child=parse_child(Kind.STATEFUL_SET, body),
         replicas=int(spec.get("replicas", 1)),
         settled=int(status.get("observedGeneration", 0)) >= generation,
     )
 
 
-def observed_group(body: Body) -> ObservedGroup:
+def parse_group(body: Body) -> ObservedGroup:
     """Read a rollout group's Deployment."""
     spec, status = body["spec"], body.get("status") or {}
     labels = body["metadata"].get("labels") or {}
     return ObservedGroup(
-        child=observed_child(Kind.DEPLOYMENT, body),
+        child=parse_child(Kind.DEPLOYMENT, body),
         group=labels.get(GROUP_LABEL, ""),
         replicas=int(spec.get("replicas", 1)),
         current=int(status.get("replicas") or 0),
@@ -95,21 +95,21 @@ def observed_group(body: Body) -> ObservedGroup:
     )
 
 
-def observed_claim(body: Body) -> ObservedClaim:
+def parse_claim(body: Body) -> ObservedClaim:
     """Read the claim for checkpoints and models."""
     spec = body["spec"]
     return ObservedClaim(
-        child=observed_child(Kind.CLAIM, body),
+        child=parse_child(Kind.CLAIM, body),
         storage=spec["resources"]["requests"]["storage"],
         storage_class=spec.get("storageClassName"),
     )
 
 
-def observed_scaler(body: Body) -> ObservedScaler:
+def parse_scaler(body: Body) -> ObservedScaler:
     """Read a rollout group's scaler."""
     spec, status = body["spec"], body.get("status") or {}
     return ObservedScaler(
-        child=observed_child(Kind.SCALER, body),
+        child=parse_child(Kind.SCALER, body),
         group=spec["group"],
         replicas=int(spec.get("replicas", 1)),
         reported_replicas=_integer(status.get("replicas")),
@@ -117,7 +117,7 @@ def observed_scaler(body: Body) -> ObservedScaler:
     )
 
 
-def observed_pod(body: Body) -> ObservedPod | None:
+def parse_pod(body: Body) -> ObservedPod | None:
     """Read a pod; None when its role is none that this version knows."""
     metadata = body["metadata"]
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
@@ -144,7 +144,7 @@ def observed_pod(body: Body) -> ObservedPod | None:
         gone_by_s=None
         if metadata.get("finalizers")
         else _unix_s(metadata.get("deletionTimestamp")),
-        is_being_made=is_being_made(body),
+        is_starting=is_starting(body),
     )
 
 
@@ -155,7 +155,7 @@ def gather(
     claims: Iterable[ObservedClaim],
     pods: Iterable[ObservedPod],
     others: Iterable[ObservedChild],
-) -> Observed:
+) -> ObservedState:
     """Put the records of one run together, in an order that does not depend on arrival."""
     stateful, deployments = list(learners), sorted(groups, key=lambda each: each.child.name)
     handles, volumes = list(scalers), list(claims)
@@ -166,7 +166,7 @@ def gather(
         *(each.child for each in handles),
         *(each.child for each in volumes),
     ]
-    return Observed(
+    return ObservedState(
         children=tuple(sorted(children, key=lambda each: (each.kind.kind, each.name))),
         learner=stateful[0] if stateful else None,
         claims={each.child.name: each for each in volumes},

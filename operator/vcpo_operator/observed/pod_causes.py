@@ -54,7 +54,7 @@ def pod_cause(pod: Mapping[str, Any]) -> Cause | None:
     name = pod["metadata"]["name"]
     status = pod.get("status") or {}
     if _is_lost(status):
-        return lost_node(name, (pod.get("spec") or {}).get("nodeName"))
+        return lost_node_cause(name, (pod.get("spec") or {}).get("nodeName"))
     if status.get("phase") == "Failed" and status.get("reason"):
         message = status.get("message") or "the kubelet gives no message"
         return _cause(status["reason"], f"pod {name}", message)
@@ -69,7 +69,7 @@ def pod_cause(pod: Mapping[str, Any]) -> Cause | None:
     return _scheduling_cause(name, status)
 
 
-def lost_node(pod: str, node: str | None) -> Cause:
+def lost_node_cause(pod: str, node: str | None) -> Cause:
     """The cause of a pod whose node does not answer."""
     message = (
         f"its node {node or 'unknown'} does not answer; another pod takes its place once the node"
@@ -97,7 +97,7 @@ def _is_lost(status: Mapping[str, Any]) -> bool:
     return bool(containers) and taken_back
 
 
-def is_being_made(pod: Mapping[str, Any]) -> bool:
+def is_starting(pod: Mapping[str, Any]) -> bool:
     """Whether a pod has a node, where none of its containers has started yet."""
     status = pod.get("status") or {}
     states = [each.get("state") or {} for each in status.get("containerStatuses") or ()]
@@ -119,7 +119,7 @@ def container_end(pod: Mapping[str, Any], container: str) -> ContainerEnd | None
                 pod=pod["metadata"]["name"],
                 exit_code=int(ended.get("exitCode", 0)),
                 reason=ended.get("reason") or "Unknown",
-                message=presentable((ended.get("message") or "").strip(), LONGEST_ENDING),
+                message=redact_and_shorten((ended.get("message") or "").strip(), LONGEST_ENDING),
                 time=ended.get("finishedAt") or "",
             )
     return None
@@ -137,7 +137,7 @@ def replica_failure(deployment: Mapping[str, Any]) -> Cause | None:
     return None
 
 
-def warned_cause(events: Iterable[Mapping[str, Any]]) -> Cause | None:
+def cause_from_events(events: Iterable[Mapping[str, Any]]) -> Cause | None:
     """What the newest telling Warning says; None when none does, or the pod has got beyond it.
 
     events: all about one object, as the API server sends them.
@@ -201,10 +201,10 @@ def _scheduling_cause(pod: str, status: Mapping[str, Any]) -> Cause | None:
 
 
 def _cause(reason: str, where: str, message: str) -> Cause:
-    return Cause(reason=reason, message=f"{where}: {presentable(message, _LONGEST_MESSAGE)}")
+    return Cause(reason=reason, message=f"{where}: {redact_and_shorten(message, _LONGEST_MESSAGE)}")
 
 
-def presentable(message: str, longest: int) -> str:
+def redact_and_shorten(message: str, longest: int) -> str:
     """A message fit for a status: no credentials of URLs, its end kept when it is too long."""
     clean = _CREDENTIALS.sub("***", message)
     return clean if len(clean) <= longest else "..." + clean[-(longest - 3) :]

@@ -71,10 +71,10 @@ class ScrapedReport:
     scraped_s: float
     """Unix time, by the clock of Prometheus."""
 
-    def at(self, now_s: float, *, is_news: bool) -> LearnerReport:
+    def at(self, now_s: float, *, is_fresh: bool) -> LearnerReport:
         """The report with the age that it has at a Unix time."""
         aged = self.report.aged(max(0.0, now_s - self.scraped_s))
-        return replace(aged, is_news=is_news)
+        return replace(aged, is_fresh=is_fresh)
 
 
 def run_query(key: RunKey) -> str:
@@ -88,7 +88,7 @@ def run_query(key: RunKey) -> str:
     return f"{{{','.join(matchers)}}}[{WINDOW}]"
 
 
-def read_answer(answer: bytes, *, now_s: float) -> ScrapedReport | None:
+def parse_answer(answer: bytes, *, now_s: float) -> ScrapedReport | None:
     """Read the answer to `run_query`; None when Prometheus knows nothing of the run.
 
     Raises: ValueError when the answer is none, lacks or repeats a series that a report needs, or

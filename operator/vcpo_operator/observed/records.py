@@ -145,12 +145,12 @@ class ObservedPod:
     gone_by_s: float | None = None
     """Unix time by which its kubelet should have ended it; None while it stays, and when somebody
     else's finalizer holds it."""
-    is_being_made: bool = False
+    is_starting: bool = False
     """Whether it has a node, where no container of it has started yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class ObservedState:
     """Everything that belongs to one run at one moment."""
 
     children: tuple[ObservedChild, ...] = ()

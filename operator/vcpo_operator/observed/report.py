@@ -45,7 +45,7 @@ class LearnerReport:
     """Why the last steps, or all, made no update, in a sentence; empty while they do."""
     has_never_updated: bool = False
     """Whether that goes for every step of the run."""
-    is_news: bool = True
+    is_fresh: bool = True
     """Whether it is handed out for the first time. Learners are given orders on news alone, so that
     one that has gone, or a Prometheus that has, is not told the same thing again at every look."""
     is_silent: bool = False
@@ -53,9 +53,9 @@ class LearnerReport:
 
     def aged(self, age_s: float) -> LearnerReport:
         """The same report, so many seconds old and no news."""
-        return replace(self, signals=replace(self.signals, age_s=age_s), is_news=False)
+        return replace(self, signals=replace(self.signals, age_s=age_s), is_fresh=False)
 
-    def is_since(self, start_s: float, *, now_s: float) -> bool:
+    def is_from_after(self, start_s: float, *, now_s: float) -> bool:
         """Whether the learner said it at `start_s` or later; both are Unix times."""
         return now_s - self.signals.age_s >= start_s
 

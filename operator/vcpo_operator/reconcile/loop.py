@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 
 from vcpo.metrics import OperatorMetrics
 from vcpo_operator.names import RunKey
-from vcpo_operator.reconcile.reconciler import Outcome
+from vcpo_operator.reconcile.reconciler import ReconcileResult
 from vcpo_operator.reconcile.workqueue import RunQueue
 
 _LOGGER = logging.getLogger(__name__)
 _GAUGES_PERIOD_S = 1.0
 
-Reconcile = Callable[[RunKey], Awaitable[Outcome]]
+Reconcile = Callable[[RunKey], Awaitable[ReconcileResult]]
 
 
 class ReconcileLoop:
@@ -42,19 +42,19 @@ class ReconcileLoop:
         while True:
             key = await self._queue.get()
             outcome = await self._look(key)
-            if outcome.wake_in_s is not None and not outcome.trouble:
-                self._queue.add(key, outcome.wake_in_s)
-            failed = bool(outcome.trouble)
+            if outcome.requeue_after_s is not None and not outcome.error:
+                self._queue.add(key, outcome.requeue_after_s)
+            failed = bool(outcome.error)
             self._queue.done(key, failed=failed, retry_after_s=outcome.retry_after_s)
 
-    async def _look(self, key: RunKey) -> Outcome:
+    async def _look(self, key: RunKey) -> ReconcileResult:
         started_s = time.monotonic()
         try:
             outcome = await self._reconcile(key)
-            result = "error" if outcome.trouble else "ok"
+            result = "error" if outcome.error else "ok"
         except Exception:  # outermost: a bug that one run brings out may not stop the others
             _LOGGER.exception("%s: a bug; the run is left as it is and looked at again", key)
-            outcome = Outcome(wake_in_s=None, trouble="a bug; see the operator's log")
+            outcome = ReconcileResult(requeue_after_s=None, error="a bug; see the operator's log")
             result = "bug"
         self._metrics.reconciles.labels(result).inc()
         self._metrics.reconcile_duration_s.observe(time.monotonic() - started_s)

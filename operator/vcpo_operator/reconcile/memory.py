@@ -11,11 +11,11 @@ from vcpo.spec import API_VERSION, KIND, VCPORun
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Kind, Owner, Parent
 from vcpo_operator.decisions.actions import Action, Apply, DeleteChild, IssueToken
-from vcpo_operator.decisions.obstacles import Obstacle
-from vcpo_operator.decisions.plan import Wish
+from vcpo_operator.decisions.conflicts import Conflict
+from vcpo_operator.decisions.plan import DesiredState
 from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.names import credential_name
-from vcpo_operator.observed.records import Cause, Observed, ObservedChild, RunRecord
+from vcpo_operator.observed.records import Cause, ObservedChild, ObservedState, RunRecord
 
 _LOGGER = logging.getLogger(__name__)
 UNWATCHED: Final = (Kind.POD_MONITOR, Kind.SECRET)
@@ -43,7 +43,7 @@ class RunMemory:
     """What is kept of one run; made anew when its uid changes."""
 
     uid: str
-    first_look_s: float
+    first_seen_s: float
     """Unix time of this process's first look at the run."""
     generation: int = -1
     run: VCPORun | None = None
@@ -56,7 +56,7 @@ class RunMemory:
     """By digest of the manifest."""
     unwatched: dict[tuple[Kind, str], ObservedChild] = field(default_factory=dict)
     read_s: float | None = None
-    token_obstacle: Obstacle | None = None
+    token_conflict: Conflict | None = None
     """Why the Secret with the token could not be read last; None when it could."""
     status: RunStatus | None = None
     status_version: int = 0
@@ -101,7 +101,7 @@ def refuse(memory: RunMemory, action: Apply, why: str, now_s: float) -> None:
     memory.refused[action.child.digest] = refusal
 
 
-def refusal_of(memory: RunMemory, wish: Wish) -> str:
+def refusal_of(memory: RunMemory, wish: DesiredState) -> str:
     """What the API server says of manifests that are wanted now; empty when it took them all."""
     wanted = {child.digest for child in (*wish.children, *wish.paused.values())}
     memory.refused = {key: each for key, each in memory.refused.items() if key in wanted}
@@ -115,13 +115,13 @@ def remember(memory: RunMemory, kind: Kind, name: str, child: ObservedChild | No
         memory.unwatched[kind, name] = child
 
 
-def with_unwatched(observed: Observed, memory: RunMemory) -> Observed:
+def with_unwatched(observed: ObservedState, memory: RunMemory) -> ObservedState:
     """What is there, with what is known of the kinds that no watch tells of."""
     watched = (each for each in observed.children if each.kind not in UNWATCHED)
     return replace(observed, children=(*memory.unwatched.values(), *watched))
 
 
-def accepted(record: RunRecord, memory: RunMemory) -> VCPORun:
+def validated_run(record: RunRecord, memory: RunMemory) -> VCPORun:
     """The run, checked; once for each generation.
 
     Raises: ValidationError.

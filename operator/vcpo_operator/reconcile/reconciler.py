@@ -1,6 +1,6 @@
 """The reconciler: looks at one run and does what is missing.
 
-    observe --> ask the learner --> judge, steer, plan (pure) --> carry out --> write the status
+    observe --> ask the learner --> judge, scale, plan (pure) --> execute --> write the status
 
 Level-triggered: it never asks what happened, only what is. It may be killed at any call; the next
 one finds what is there and goes on. What it keeps in memory is for speed and for the age of the
@@ -22,7 +22,7 @@ from vcpo.spec.errors import problems_of
 from vcpo_operator.children.family import OperatorDefaults
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.cluster_api.client import ApiError
-from vcpo_operator.cluster_api.executor import Executor, ObstacleError, is_refusal
+from vcpo_operator.cluster_api.executor import Executor, NameConflictError, is_refusal
 from vcpo_operator.decisions import status
 from vcpo_operator.decisions.actions import (
     Action,
@@ -32,31 +32,41 @@ from vcpo_operator.decisions.actions import (
     SeedScaler,
     target_name,
 )
-from vcpo_operator.decisions.autoscale import Steering, steer
-from vcpo_operator.decisions.conditions import Finding, Situation, delay, findings, refusal
-from vcpo_operator.decisions.desired import wish_for
+from vcpo_operator.decisions.autoscale import AutoscaleDecision, decide_autoscale
+from vcpo_operator.decisions.conditions import (
+    ConditionInputs,
+    ConditionState,
+    condition_states,
+    invalid_spec_conditions,
+    retry_delayed_conditions,
+)
+from vcpo_operator.decisions.conflicts import is_ours, unreadable_token_conflict
+from vcpo_operator.decisions.desired import desired_state
 from vcpo_operator.decisions.draining import draining, has_workers
-from vcpo_operator.decisions.events import recreation, transitions
-from vcpo_operator.decisions.lifecycle import Course, has_outlived_itself, is_tried_again, judge
-from vcpo_operator.decisions.obstacles import is_ours, unreadable_token
-from vcpo_operator.decisions.plan import blocked_by, farewell, plan
+from vcpo_operator.decisions.events import recreated_event, transition_events
+from vcpo_operator.decisions.lifecycle import (
+    LifecyclePhase,
+    is_past_time_to_live,
+    judge,
+    starts_new_attempt,
+)
+from vcpo_operator.decisions.plan import first_conflict, on_delete_actions, plan
 from vcpo_operator.decisions.snapshot import (
-    REST_S,
-    CarriedOut,
-    Look,
-    ask_period_s,
-    believed,
-    keeps_signals,
+    RESYNC_PERIOD_S,
+    PlanResult,
+    Snapshot,
+    keeps_last_known_signals,
+    report_of_this_run,
+    signals_period_s,
 )
 from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.names import OPERATOR_MANAGER, RunKey, credential_name
-from vcpo_operator.observed.records import Observed, RunRecord
+from vcpo_operator.observed.records import ObservedState, RunRecord
 from vcpo_operator.observed.report import LearnerReport
-from vcpo_operator.reconcile.explanations import explain
+from vcpo_operator.reconcile.event_causes import read_event_causes
 from vcpo_operator.reconcile.exports import RunExports
 from vcpo_operator.reconcile.memory import (
     RunMemory,
-    accepted,
     is_recreated,
     is_refused,
     known_status,
@@ -65,9 +75,10 @@ from vcpo_operator.reconcile.memory import (
     refusal_of,
     refuse,
     remember,
+    validated_run,
     with_unwatched,
 )
-from vcpo_operator.signals.client import SignalsError, SignalSource
+from vcpo_operator.signals.client import LearnerCommandError, SignalSource
 
 _LOGGER = logging.getLogger(__name__)
 _UNWATCHED_PERIOD_S = 60.0
@@ -80,17 +91,17 @@ class View(Protocol):
     def run(self, key: RunKey) -> RunRecord | None:
         """A run; None when there is none."""
 
-    def observed(self, key: RunKey) -> Observed:
+    def observed(self, key: RunKey) -> ObservedState:
         """What belongs to a run, PodMonitors and the token's Secret excepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ReconcileResult:
     """What a look at a run came to."""
 
-    wake_in_s: float | None
-    """When to look again if nothing happens; None when the run is gone or somebody else's."""
-    trouble: str = ""
+    requeue_after_s: float | None
+    """When to snapshot again if nothing happens; None when the run is gone or somebody else's."""
+    error: str = ""
     """What went wrong; empty when nothing did. The run is then looked at again after a back-off."""
     retry_after_s: float | None = None
     """How long the API server wants to be left alone; None when it does not say."""
@@ -117,25 +128,27 @@ class Reconciler:
         self._clock = clock
         self._memories: dict[RunKey, RunMemory] = {}
 
-    async def reconcile(self, key: RunKey) -> Outcome:
+    async def reconcile(self, key: RunKey) -> ReconcileResult:
         """Look at a run and do what is missing."""
         record = self._view.run(key)
         if record is None or record.deleting:
             if record is not None and key in self._memories:
-                await self._take_leave(key)
+                await self._end_deleted_run(key)
             await self._forget(key)
-            return Outcome(wake_in_s=None)
+            return ReconcileResult(requeue_after_s=None)
         if record.spec.get("managedBy", OPERATOR_MANAGER) != OPERATOR_MANAGER:
-            return Outcome(wake_in_s=None)
+            return ReconcileResult(requeue_after_s=None)
         memory = self._memory(record)
         try:
-            return await self._look(record, memory)
-        except (ApiError, SignalsError) as error:
+            return await self._reconcile_record(record, memory)
+        except (ApiError, LearnerCommandError) as error:
             _LOGGER.warning("%s: %s", key, error)
             wait_s = error.retry_after_s if isinstance(error, ApiError) else None
-            return Outcome(wake_in_s=REST_S, trouble=str(error), retry_after_s=wait_s)
+            return ReconcileResult(
+                requeue_after_s=RESYNC_PERIOD_S, error=str(error), retry_after_s=wait_s
+            )
 
-    def echo_lag_s(self) -> float:
+    def observed_write_lag_s(self) -> float:
         """How long the oldest own write has not come back through the watch; 0 when all have.
 
         A watch that went deaf says nothing, which is also what a quiet cluster says; but what was
@@ -148,31 +161,33 @@ class Reconciler:
                 lag_s = max(lag_s, now_s - memory.written_s)
         return lag_s
 
-    async def _look(self, record: RunRecord, memory: RunMemory) -> Outcome:
+    async def _reconcile_record(self, record: RunRecord, memory: RunMemory) -> ReconcileResult:
         before = known_status(record, memory)
         try:
-            run = accepted(record, memory)
+            run = validated_run(record, memory)
         except ValidationError as error:
             message = "; ".join(str(problem) for problem in problems_of(error))
-            await self._tell(record, memory, refusal(message), record.generation)
-            return Outcome(wake_in_s=REST_S)
+            await self._write_conditions(
+                record, memory, invalid_spec_conditions(message), record.generation
+            )
+            return ReconcileResult(requeue_after_s=RESYNC_PERIOD_S)
         now_s = self._clock()
-        observed = await self._observed(record, run, memory, now_s)
+        observed = await self._observe(record, run, memory, now_s)
         report = await self._report(record, run, before, observed)
-        report = believed(report, before, observed, now_s)
+        report = report_of_this_run(report, before, observed, now_s)
         # A learner that is told to end and does so has not failed.
         current = before if run.spec.suspend else before.with_restarts(observed)
-        is_new_attempt = is_tried_again(run.spec, before, record.generation)
+        is_new_attempt = starts_new_attempt(run.spec, before, record.generation)
         if is_new_attempt:
-            current, report = status.tried_again(current), None
-        current = status.begun(current, run.spec, observed, report, now_s)
+            current, report = status.as_new_attempt(current), None
+        current = status.with_clocks(current, run.spec, observed, report, now_s)
         current = status.with_report(current, report)
         verdict = judge(run.spec, current, report, now_s)
         had_ended = current.completion_s is not None
-        current = status.ended(current, verdict, now_s)
+        current = status.with_end(current, verdict, now_s)
         since_s = before.drain_s
         drain = draining(run.spec, verdict, observed, report, since_s=since_s, now_s=now_s)
-        look = Look(
+        snapshot = Snapshot(
             record=record,
             run=run,
             before=before,
@@ -184,124 +199,136 @@ class Reconciler:
             is_new_attempt=is_new_attempt,
             now_s=now_s,
         )
-        if verdict.ended and not had_ended:
-            return await self._record_end(look, memory)
-        if has_outlived_itself(run.spec, current, now_s):
-            await self._executor.carry_out(record.key, DeleteRun(uid=record.uid))
-            return Outcome(wake_in_s=None)
-        return await self._advance(look, memory)
+        if verdict.has_ended and not had_ended:
+            return await self._record_end(snapshot, memory)
+        if is_past_time_to_live(run.spec, current, now_s):
+            await self._executor.execute(record.key, DeleteRun(uid=record.uid))
+            return ReconcileResult(requeue_after_s=None)
+        return await self._advance(snapshot, memory)
 
-    async def _advance(self, look: Look, memory: RunMemory) -> Outcome:
-        steering = self._steer(look, memory)
-        done = await self._carry_out(look, memory, steering)
-        if done.goes_on:
-            look = replace(look, observed=with_unwatched(look.observed, memory))
-            done = await self._carry_out(look, memory, steering)
-        if look.is_new_attempt and done.trouble:
+    async def _advance(self, snapshot: Snapshot, memory: RunMemory) -> ReconcileResult:
+        autoscale = self._decide_autoscale(snapshot, memory)
+        done = await self._carry_out(snapshot, memory, autoscale)
+        if done.needs_replan:
+            snapshot = replace(snapshot, observed=with_unwatched(snapshot.observed, memory))
+            done = await self._carry_out(snapshot, memory, autoscale)
+        if snapshot.is_new_attempt and done.error:
             # Pods of the attempt before may be left: the status goes on telling that it failed.
-            generation = look.before.observed_generation
-            await self._tell(look.record, memory, delay(done.trouble), generation)
-            return Outcome(wake_in_s=REST_S, trouble=done.trouble, retry_after_s=done.retry_after_s)
-        if steering is not None:
-            memory.control = steering.state
-        await self._report_status(look, memory, steering, done)
-        wake_in_s = look.wake_in_s(self._clock())
-        return Outcome(wake_in_s=wake_in_s, trouble=done.trouble, retry_after_s=done.retry_after_s)
+            generation = snapshot.before.observed_generation
+            await self._write_conditions(
+                snapshot.record, memory, retry_delayed_conditions(done.error), generation
+            )
+            return ReconcileResult(
+                requeue_after_s=RESYNC_PERIOD_S, error=done.error, retry_after_s=done.retry_after_s
+            )
+        if autoscale is not None:
+            memory.control = autoscale.state
+        await self._report_status(snapshot, memory, autoscale, done)
+        requeue_after_s = snapshot.requeue_after_s(self._clock())
+        return ReconcileResult(
+            requeue_after_s=requeue_after_s, error=done.error, retry_after_s=done.retry_after_s
+        )
 
-    def _steer(self, look: Look, memory: RunMemory) -> Steering | None:
-        if look.verdict.course is not Course.RUN:
+    def _decide_autoscale(self, snapshot: Snapshot, memory: RunMemory) -> AutoscaleDecision | None:
+        if snapshot.verdict.phase is not LifecyclePhase.RUN:
             return None
-        return steer(
-            look.run.spec,
+        return decide_autoscale(
+            snapshot.run.spec,
             known=memory.control,
-            stored=look.before.control,
-            observed=look.observed,
-            report=look.report,
-            now_s=look.now_s,
+            stored=snapshot.before.control,
+            observed=snapshot.observed,
+            report=snapshot.report,
+            now_s=snapshot.now_s,
         )
 
     async def _carry_out(
-        self, look: Look, memory: RunMemory, steering: Steering | None
-    ) -> CarriedOut:
+        self, snapshot: Snapshot, memory: RunMemory, autoscale: AutoscaleDecision | None
+    ) -> PlanResult:
         """Plan and carry out."""
         try:
-            wish = wish_for(
-                parent_of(look.record, look.run, memory),
+            desired = desired_state(
+                parent_of(snapshot.record, snapshot.run, memory),
                 self._defaults,
-                look.verdict,
-                decision=steering.decision if steering else None,
-                asked={name: each.replicas for name, each in look.observed.scalers.items()},
-                draining=look.draining,
-                restarts_learner=look.is_new_attempt,
+                snapshot.verdict,
+                decision=autoscale.decision if autoscale else None,
+                asked={name: each.replicas for name, each in snapshot.observed.scalers.items()},
+                draining=snapshot.draining,
+                restarts_learner=snapshot.is_new_attempt,
             )
         except ValueError as error:
-            return CarriedOut(refusal=str(error))
-        actions = plan(wish, look.observed, applied=memory.applied, report=look.report)
-        if memory.token_obstacle is not None:  # there may be one, which only cannot be seen
+            return PlanResult(refusal=str(error))
+        actions = plan(desired, snapshot.observed, applied=memory.applied, report=snapshot.report)
+        if memory.token_conflict is not None:  # there may be one, which only cannot be seen
             actions = tuple(each for each in actions if not isinstance(each, IssueToken))
         try:
-            await self._act(look, memory, actions)
+            await self._act(snapshot, memory, actions)
         except ApiError as error:
-            return CarriedOut(trouble=str(error), retry_after_s=error.retry_after_s)
-        except SignalsError as error:
-            return CarriedOut(trouble=str(error))
-        except ObstacleError as error:
-            return CarriedOut(obstacle=error.obstacle)
-        return CarriedOut(
-            refusal=refusal_of(memory, wish),
-            obstacle=blocked_by(wish, look.observed) or memory.token_obstacle,
-            goes_on=any(isinstance(action, IssueToken) for action in actions),
+            return PlanResult(error=str(error), retry_after_s=error.retry_after_s)
+        except LearnerCommandError as error:
+            return PlanResult(error=str(error))
+        except NameConflictError as error:
+            return PlanResult(conflict=error.conflict)
+        return PlanResult(
+            refusal=refusal_of(memory, desired),
+            conflict=first_conflict(desired, snapshot.observed) or memory.token_conflict,
+            needs_replan=any(isinstance(action, IssueToken) for action in actions),
         )
 
-    async def _act(self, look: Look, memory: RunMemory, actions: Iterable[Action]) -> None:
+    async def _act(self, snapshot: Snapshot, memory: RunMemory, actions: Iterable[Action]) -> None:
         """Act, and leave alone for now what the API server calls invalid.
 
         What is there is looked after all the same; nothing new is made beside what was refused, or
         workers would wait on their GPUs for a learner that cannot be.
         """
-        key, refused = look.record.key, set[str]()
+        key, refused = snapshot.record.key, set[str]()
         for action in actions:
             is_new = isinstance(action, SeedScaler) or (
                 isinstance(action, Apply) and not action.force
             )
             if target_name(action) in refused or (refused and is_new):
                 continue
-            if isinstance(action, Apply) and is_refused(memory, action, look.now_s):
+            if isinstance(action, Apply) and is_refused(memory, action, snapshot.now_s):
                 refused.add(target_name(action))
                 continue
             _LOGGER.debug("%s: %s", key, action)
             try:
-                applied = await self._executor.carry_out(key, action)
+                applied = await self._executor.execute(key, action)
             except ApiError as error:
                 if not (isinstance(action, Apply) and is_refusal(action, error)):
                     raise
                 _LOGGER.warning("%s: %s", key, error)
-                refuse(memory, action, str(error), look.now_s)
+                refuse(memory, action, str(error), snapshot.now_s)
                 refused.add(target_name(action))
                 continue
             if applied is not None:
                 memory.applied[applied.uid] = applied.version
                 if is_recreated(memory, applied):
                     self._exports.recreated(applied.kind)
-                    await self._post(key, recreation(look.record, applied, look.now_s))
+                    await self._post_event(
+                        key, recreated_event(snapshot.record, applied, snapshot.now_s)
+                    )
             note(memory, action, applied)
 
-    async def _record_end(self, look: Look, memory: RunMemory) -> Outcome:
+    async def _record_end(self, snapshot: Snapshot, memory: RunMemory) -> ReconcileResult:
         """Write down that the run has ended before anything is cleaned up."""
-        await self._report_status(look, memory, None, CarriedOut())
-        return Outcome(wake_in_s=0.0)
+        await self._report_status(snapshot, memory, None, PlanResult())
+        return ReconcileResult(requeue_after_s=0.0)
 
-    async def _tell(
-        self, record: RunRecord, memory: RunMemory, found: tuple[Finding, ...], generation: int
+    async def _write_conditions(
+        self,
+        record: RunRecord,
+        memory: RunMemory,
+        states: tuple[ConditionState, ...],
+        generation: int,
     ) -> None:
         """Say what holds the run up; nothing else in its status changes."""
         before, now_s = known_status(record, memory), self._clock()
-        after = status.with_findings(before, found, generation=generation, now_s=now_s)
+        after = status.with_conditions(before, states, generation=generation, now_s=now_s)
         await self._write(record, memory, before, after, now_s)
 
-    async def _observed(
+    async def _observe(
         self, record: RunRecord, run: VCPORun, memory: RunMemory, now_s: float
-    ) -> Observed:
+    ) -> ObservedState:
         """What is there, with the kinds that are read now and then instead of watched."""
         key = record.key
         watched = self._view.observed(key)
@@ -314,7 +341,7 @@ class Reconciler:
         observed = with_unwatched(watched, memory)
         ours = (each for each in observed.children if is_ours(each, record.uid))
         memory.made.update({(each.kind, each.name): each.uid for each in ours})
-        return await explain(observed, key, memory, self._executor, now_s)
+        return await read_event_causes(observed, key, memory, self._executor, now_s)
 
     async def _read_token(self, record: RunRecord, run: VCPORun, memory: RunMemory) -> None:
         """Read the Secret with the token; where that is forbidden, go on with what is known."""
@@ -325,47 +352,59 @@ class Reconciler:
         except ApiError as error:
             if not error.is_forbidden:
                 raise
-            memory.token_obstacle = unreadable_token(str(error))
+            memory.token_conflict = unreadable_token_conflict(str(error))
             return
-        memory.token_obstacle = None
+        memory.token_conflict = None
         if named is None:
             remember(memory, Kind.SECRET, own, secret)
 
     async def _report(
-        self, record: RunRecord, run: VCPORun, before: RunStatus, observed: Observed
+        self, record: RunRecord, run: VCPORun, before: RunStatus, observed: ObservedState
     ) -> LearnerReport | None:
         if observed.learner is None or observed.learner.replicas == 0:
-            await self._lines.hang_up(record.key)
+            await self._lines.disconnect(record.key)
             return None
-        return await self._lines.ask(record.key, period_s=ask_period_s(run, before))
+        return await self._lines.ask(record.key, period_s=signals_period_s(run, before))
 
     async def _report_status(
-        self, look: Look, memory: RunMemory, steering: Steering | None, done: CarriedOut
+        self,
+        snapshot: Snapshot,
+        memory: RunMemory,
+        autoscale: AutoscaleDecision | None,
+        done: PlanResult,
     ) -> None:
-        decision = steering.decision if steering else None
-        situation = Situation(
-            spec=look.run.spec,
-            verdict=look.verdict,
-            observed=look.observed,
+        decision = autoscale.decision if autoscale else None
+        inputs = ConditionInputs(
+            spec=snapshot.run.spec,
+            verdict=snapshot.verdict,
+            observed=snapshot.observed,
             decision=decision,
-            has_stepped=look.current.first_step_s is not None,
-            report=look.report,
-            now_s=look.now_s,
-            obstacle=done.stopped_by(),
+            has_stepped=snapshot.current.first_step_s is not None,
+            report=snapshot.report,
+            now_s=snapshot.now_s,
+            conflict=done.stopped_by(),
             refusal=done.refusal,
-            keeps_signals=keeps_signals(look, memory.first_look_s),
-            before=look.before,
+            keeps_last_known_signals=keeps_last_known_signals(snapshot, memory.first_seen_s),
+            before=snapshot.before,
         )
         desired = decision.replicas if decision else {}
         after = status.with_groups(
-            look.current, look.run.spec, look.observed, look.verdict, desired, look.now_s
+            snapshot.current,
+            snapshot.run.spec,
+            snapshot.observed,
+            snapshot.verdict,
+            desired,
+            snapshot.now_s,
         )
-        after = status.with_decision(after, decision, steering.state if steering else None)
-        after = status.with_findings(
-            after, findings(situation), generation=look.record.generation, now_s=look.now_s
+        after = status.with_decision(after, decision, autoscale.state if autoscale else None)
+        after = status.with_conditions(
+            after,
+            condition_states(inputs),
+            generation=snapshot.record.generation,
+            now_s=snapshot.now_s,
         )
-        self._exports.show(look.record.key, look.run, after, decision)
-        await self._write(look.record, memory, look.before, after, look.now_s)
+        self._exports.show(snapshot.record.key, snapshot.run, after, decision)
+        await self._write(snapshot.record, memory, snapshot.before, after, snapshot.now_s)
 
     async def _write(
         self,
@@ -375,17 +414,17 @@ class Reconciler:
         after: RunStatus,
         now_s: float,
     ) -> None:
-        if not status.is_due(before, after, now_s):
+        if not status.needs_write(before, after, now_s):
             return
-        after = status.stamped(after, now_s)
+        after = status.with_update_time(after, now_s)
         body = await self._executor.write_status(record, after.to_dict())
         memory.status = after
         memory.status_version = int(body["metadata"]["resourceVersion"])
         memory.written_s = now_s
-        for event in transitions(record, before, after, now_s):
-            await self._post(record.key, event)
+        for event in transition_events(record, before, after, now_s):
+            await self._post_event(record.key, event)
 
-    async def _post(self, key: RunKey, event: dict[str, object]) -> None:
+    async def _post_event(self, key: RunKey, event: dict[str, object]) -> None:
         try:
             await self._executor.post_event(key, event)
         except ApiError as error:
@@ -395,20 +434,20 @@ class Reconciler:
     def _memory(self, record: RunRecord) -> RunMemory:
         memory = self._memories.get(record.key)
         if memory is None or memory.uid != record.uid:
-            memory = RunMemory(uid=record.uid, first_look_s=self._clock())
+            memory = RunMemory(uid=record.uid, first_seen_s=self._clock())
             self._memories[record.key] = memory
         return memory
 
-    async def _take_leave(self, key: RunKey) -> None:
+    async def _end_deleted_run(self, key: RunKey) -> None:
         """Once, when a run is seen to be deleted: nothing can wait for its learner any more."""
         if not has_workers(self._view.observed(key)):
             return
         report = await self._lines.ask(key, period_s=0.0)
-        for action in farewell(report):
-            await self._executor.carry_out(key, action)
+        for action in on_delete_actions(report):
+            await self._executor.execute(key, action)
 
     async def _forget(self, key: RunKey) -> None:
         self._memories.pop(key, None)
         self._exports.forget(key)
         self._executor.forget(key)
-        await self._lines.hang_up(key)
+        await self._lines.disconnect(key)

@@ -75,7 +75,7 @@ class RunQueue:
             del self._entries[key]
         self._changed.set()
 
-    def forgive(self, key: RunKey) -> None:
+    def reset_backoff(self, key: RunKey) -> None:
         """End a run's back-off: what it failed for may be mended."""
         entry = self._entries.get(key)
         if entry is not None:

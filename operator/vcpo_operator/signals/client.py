@@ -27,7 +27,7 @@ AddressOf = Callable[[RunKey], str]
 """Where the learner of a run answers: `host:port`."""
 
 
-class SignalsError(Exception):
+class LearnerCommandError(Exception):
     """The learner did not take an order; it is given again as long as it is needed."""
 
 
@@ -40,7 +40,7 @@ class SignalSource(Protocol):
         period_s: Time between two decisions; a source need not be asked anew within half of it.
         """
 
-    async def hang_up(self, key: RunKey) -> None:
+    async def disconnect(self, key: RunKey) -> None:
         """Forget a learner that is gone, and what it said."""
 
     async def close(self) -> None:
@@ -64,7 +64,7 @@ class _Line:
         return replace(self.heard.aged(now_s - self.heard_s), is_silent=self.silent)
 
 
-class LearnerLines:
+class LearnerConnections:
     """Connections to the learners of all runs. One owner: the operator's loop."""
 
     def __init__(
@@ -122,7 +122,7 @@ class LearnerLines:
     async def throttle(self, key: RunKey, admission_lag_steps: int, reason: str) -> None:
         """Set the lag bound for new work.
 
-        Raises: SignalsError when the learner does not answer.
+        Raises: LearnerCommandError when the learner does not answer.
         """
         with _giving("throttle"):
             await LearnerControl(self._line(key).channel).throttle(admission_lag_steps, reason)
@@ -130,7 +130,7 @@ class LearnerLines:
     async def drain(self, key: RunKey, reason: str) -> None:
         """Ask the learner to end in good order.
 
-        Raises: SignalsError when the learner does not answer.
+        Raises: LearnerCommandError when the learner does not answer.
         """
         with _giving("drain"):
             await LearnerControl(self._line(key).channel).drain(reason)
@@ -138,12 +138,12 @@ class LearnerLines:
     async def release(self, key: RunKey, worker: str) -> None:
         """Hand back the leases of a worker that is gone.
 
-        Raises: SignalsError when the learner does not answer.
+        Raises: LearnerCommandError when the learner does not answer.
         """
         with _giving("release"):
             await LearnerControl(self._line(key).channel).release_all_leases(worker)
 
-    async def hang_up(self, key: RunKey) -> None:
+    async def disconnect(self, key: RunKey) -> None:
         """Forget a learner that is gone, and what it said."""
         line = self._lines.pop(key, None)
         if line is not None:
@@ -152,7 +152,7 @@ class LearnerLines:
     async def close(self) -> None:
         """Close all connections."""
         for key in list(self._lines):
-            await self.hang_up(key)
+            await self.disconnect(key)
 
     def _line(self, key: RunKey) -> _Line:
         if key not in self._lines:
@@ -171,4 +171,4 @@ def _giving(order: str) -> Iterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        raise SignalsError(f"the learner took no {order}: {error.details()}") from error
+        raise LearnerCommandError(f"the learner took no {order}: {error.details()}") from error

@@ -1,6 +1,6 @@
 """Signals from a Prometheus: for clusters whose policies let only a Prometheus reach learners.
 
-An alternative to `client.LearnerLines` as a source of reports; orders to learners
+An alternative to `client.LearnerConnections` as a source of reports; orders to learners
 still go over those. A Prometheus that is down, lags or knows nothing of a run makes reports old and
 nothing else: `vcpo.control` then holds everything.
 """
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import aiohttp
 
 from vcpo_operator.names import RunKey
-from vcpo_operator.observed.promql import ScrapedReport, read_answer, run_query
+from vcpo_operator.observed.promql import ScrapedReport, parse_answer, run_query
 from vcpo_operator.observed.report import LearnerReport
-from vcpo_operator.signals.client import LearnerLines
+from vcpo_operator.signals.client import LearnerConnections
 
 _LOGGER = logging.getLogger(__name__)
 _TIMEOUT_S = 5.0
@@ -39,7 +39,7 @@ class Prometheus:
     """The query API of one Prometheus, or of what speaks like one (Thanos, Mimir)."""
 
     def __init__(self, url: str, *, timeout_s: float = _TIMEOUT_S) -> None:
-        self._url = f"{checked_url(url)}/api/v1/query"
+        self._url = f"{validate_url(url)}/api/v1/query"
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
 
@@ -83,7 +83,7 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
     return bytes(body)
 
 
-def checked_url(url: str) -> str:
+def validate_url(url: str) -> str:
     """The address without a slash at its end.
 
     Raises: ValueError when it is not that of a server.
@@ -111,8 +111,8 @@ class _Heard:
         self.scraped = found
         return True
 
-    def report(self, now_s: float, *, is_news: bool) -> LearnerReport | None:
-        return None if self.scraped is None else self.scraped.at(now_s, is_news=is_news)
+    def report(self, now_s: float, *, is_fresh: bool) -> LearnerReport | None:
+        return None if self.scraped is None else self.scraped.at(now_s, is_fresh=is_fresh)
 
 
 class ScrapedSignals:
@@ -123,7 +123,7 @@ class ScrapedSignals:
     """
 
     def __init__(
-        self, prometheus: Prometheus, lines: LearnerLines, *, clock: Callable[[], float]
+        self, prometheus: Prometheus, lines: LearnerConnections, *, clock: Callable[[], float]
     ) -> None:
         self._prometheus = prometheus
         self._lines = lines
@@ -139,15 +139,15 @@ class ScrapedSignals:
         now_s = self._clock()
         heard = self._heard.setdefault(key, _Heard())
         if now_s - heard.asked_s < period_s / 2 or now_s < self._rest_until_s:
-            return heard.report(now_s, is_news=False)
+            return heard.report(now_s, is_fresh=False)
         heard.asked_s = now_s
-        is_news = heard.note(await self._read(key, heard))
-        return heard.report(self._clock(), is_news=is_news)
+        is_fresh = heard.note(await self._read(key, heard))
+        return heard.report(self._clock(), is_fresh=is_fresh)
 
-    async def hang_up(self, key: RunKey) -> None:
+    async def disconnect(self, key: RunKey) -> None:
         """Forget a learner that is gone, and what it said."""
         self._heard.pop(key, None)
-        await self._lines.hang_up(key)
+        await self._lines.disconnect(key)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -158,7 +158,7 @@ class ScrapedSignals:
         found, complaint = None, ""
         try:
             answer = await self._prometheus.query(run_query(key))
-            found = read_answer(answer, now_s=self._clock())
+            found = parse_answer(answer, now_s=self._clock())
         except PrometheusError as error:
             self._rest_until_s = self._clock() + _REST_S
             complaint = str(error)

@@ -26,8 +26,8 @@ from tests.fixtures.operator.server_scene import (
     whole_operator,
 )
 from vcpo.wire.phase import RunPhase
-from vcpo_operator.cluster_api.lease import Lease
-from vcpo_operator.decisions.unexplained import PATIENCE_S
+from vcpo_operator.cluster_api.lease import LeaderLease
+from vcpo_operator.decisions.stalled import PATIENCE_S
 from vcpo_operator.observed.report import WorkerReport
 
 TOKEN = "token-of-the-operator"
@@ -190,7 +190,7 @@ async def test_the_charts_lease_role_grants_what_a_lease_takes():
     user = account(values)
     async with operator_scene(tokens={TOKEN: user}, token=TOKEN) as scene:
         rules = await install(scene, values)
-        lease = Lease(
+        lease = LeaderLease(
             cluster=scene.cluster,
             namespace=NAMESPACE,
             name="vcpo-operator",
@@ -224,7 +224,7 @@ async def until_granted(scene):
     """Wait until a look meets no refusal: a real server takes a moment to learn of roles."""
     await scene.create()
     async with asyncio.timeout(PATIENT_S):
-        while (await scene.look()).trouble:
+        while (await scene.look()).error:
             await asyncio.sleep(POLL_S)
     await scene.client.delete(RUN)
     await scene.world.cleared()

@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.kubernetes.errors import forbidden
 from tests.fakes.kubernetes.faults import Fault
 from tests.fixtures.operator.server_scene import DEPLOYMENT, KEY, PODS, operator_scene
-from vcpo_operator.decisions.unexplained import PATIENCE_S, REREAD_S
+from vcpo_operator.decisions.stalled import PATIENCE_S, REREAD_S
 
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
 EVENTS = "/api/v1/namespaces/default/events"
@@ -154,7 +154,7 @@ async def test_an_operator_that_may_not_read_events_works_all_the_same():
         await scene.create()
         await scene.settle()
         scene.now_s += PATIENCE_S
-        assert not (await scene.look()).trouble
+        assert not (await scene.look()).error
         assert (await scene.client.get(DEPLOYMENT))["spec"]["replicas"] == 1
 
 

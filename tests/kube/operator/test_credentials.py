@@ -22,7 +22,7 @@ from vcpo.wire.guard import TOKEN_KEY
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
 from vcpo_operator.names import RunKey
-from vcpo_operator.signals.client import LearnerLines
+from vcpo_operator.signals.client import LearnerConnections
 
 NAMESPACE = f"/api/v1/namespaces/{KEY.namespace}"
 SECRET = f"{NAMESPACE}/secrets/demo-token"
@@ -172,7 +172,9 @@ async def test_each_learner_is_shown_its_own_token_and_answers_to_no_other(scene
             port = await server.start("127.0.0.1:0", ("vcpo.wire.v1.ControlService",))
             stack.push_async_callback(server.stop, 0.0)
             addresses[key] = f"127.0.0.1:{port}"
-        scene.lines = LearnerLines(clock=lambda: scene.now_s, address_of=lambda key: addresses[key])
+        scene.lines = LearnerConnections(
+            clock=lambda: scene.now_s, address_of=lambda key: addresses[key]
+        )
         stack.push_async_callback(scene.lines.close)
         scene.restart_operator()  # it reads what the one before it made
         tokens = {}
@@ -211,7 +213,7 @@ async def unreadable():
 
 
 async def test_a_run_whose_secret_may_not_be_read_says_which_right_is_missing(unreadable):
-    assert not (await unreadable.look()).trouble
+    assert not (await unreadable.look()).error
     reason, message = await condition(unreadable, "Ready")
     assert reason == "ApplyFailed"
     assert 'cannot get resource "secrets"' in message

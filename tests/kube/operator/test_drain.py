@@ -9,7 +9,7 @@ from tests.fakes.kubernetes.faults import Effect, Fault
 from tests.fixtures.operator.server_scene import RUN, USER_AGENT, operator_scene, report
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
-from vcpo_operator.signals.client import LearnerLines, SignalsError
+from vcpo_operator.signals.client import LearnerCommandError, LearnerConnections
 
 DRAIN_S = 90
 LEARNER = "/apis/apps/v1/namespaces/default/statefulsets/demo-learner"
@@ -54,7 +54,7 @@ async def test_nothing_is_taken_away_while_trajectories_are_in_flight(scene):
     await scene.edit(suspend=True)
     outcome = await scene.settle()
     assert await at_work(scene) == (1, 1)
-    assert outcome.wake_in_s == 1.0
+    assert outcome.requeue_after_s == 1.0
     deliver(scene)
     await scene.settle()
     assert await at_work(scene) == (0, 0)
@@ -68,7 +68,7 @@ async def test_the_wait_ends_with_the_learners_time(scene):
     await scene.settle()
     scene.now_s = began_s + DRAIN_S - 0.25
     outcome = await scene.look()
-    assert (outcome.wake_in_s, await at_work(scene)) == (0.25, (1, 1))
+    assert (outcome.requeue_after_s, await at_work(scene)) == (0.25, (1, 1))
     scene.now_s = began_s + DRAIN_S
     await scene.settle()
     assert await at_work(scene) == (0, 0)
@@ -110,12 +110,12 @@ async def test_a_learner_that_takes_no_order_keeps_its_workers_for_its_time_only
     scene, monkeypatch
 ):
     async def refuse(key, reason):
-        raise SignalsError("the learner took no drain: not implemented")
+        raise LearnerCommandError("the learner took no drain: not implemented")
 
     monkeypatch.setattr(scene.lines, "drain", refuse)
     await scene.edit(suspend=True)
     outcome = await scene.settle()
-    assert not outcome.trouble
+    assert not outcome.error
     scene.now_s += DRAIN_S
     await scene.settle()
     assert await at_work(scene) == (0, 0)
@@ -195,7 +195,7 @@ async def learner():
 
 async def test_a_run_suspended_just_after_its_learner_was_asked_is_drained_as_well(scene, learner):
     servicer, address = learner
-    scene.lines = LearnerLines(clock=lambda: scene.now_s, address_of=lambda _: address)
+    scene.lines = LearnerConnections(clock=lambda: scene.now_s, address_of=lambda _: address)
     scene.restart_operator()
     await scene.settle()
     scene.now_s += 0.25

@@ -209,7 +209,7 @@ async def test_an_operator_that_dies_while_it_tries_a_run_again_is_made_up_for()
         await scene.edit(steps=20)
         fault = Fault(error=broken(), verb="delete", resource="pods", user_agent=USER_AGENT)
         scene.server.faults.add(fault)
-        assert (await scene.look()).trouble
+        assert (await scene.look()).error
         assert (await condition(scene, "Failed"))[0] == "True"
         scene.restart_operator()
         await scene.settle()
@@ -227,7 +227,7 @@ async def test_trouble_that_holds_up_a_new_attempt_is_told_beside_the_old_failur
         fault = Fault(error=broken(), verb="patch", resource="services", times=None)
         scene.server.faults.add(fault)
         await scene.edit(steps=20)
-        assert (await scene.look()).trouble
+        assert (await scene.look()).error
         assert await condition(scene, "Failed") == failed
         assert await observed_generation(scene) == generation
         status, reason, message = await condition(scene, "Ready")

@@ -44,7 +44,7 @@ async def undisturbed():
 async def test_a_refused_call_is_trouble_and_made_again(scene, error, verb, resource):
     scene.server.faults.add(Fault(error=error, verb=verb, resource=resource))
     outcome = await scene.look()
-    assert str(error.code) in outcome.trouble
+    assert str(error.code) in outcome.error
     await scene.rest()
     assert await scene.objects() == await undisturbed()
 
@@ -68,9 +68,9 @@ async def test_a_lost_event_is_no_trouble(scene):
     scene.server.faults.add(Fault(error=broken(), verb="create", resource="events", times=None))
     await scene.settle()
     await scene.edit(suspend=True)
-    assert not (await scene.look()).trouble
+    assert not (await scene.look()).error
 
 
 async def test_a_server_that_does_not_answer_is_trouble_in_bounded_time(scene):
     scene.server.faults.add(Fault(effect=Effect.DROP, verb="patch", times=None))
-    assert "no answer" in (await scene.look()).trouble
+    assert "no answer" in (await scene.look()).error

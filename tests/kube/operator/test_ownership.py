@@ -152,7 +152,7 @@ async def test_a_growth_that_the_storage_class_forbids_holds_up_nothing_else():
         scene.server.faults.add(no_growth())
         two = [{"name": "main", "minReplicas": 2, "maxReplicas": 3}]
         await scene.edit(learner={"checkpointStorageGibibytes": 50}, rollouts=two)
-        assert not (await scene.look()).trouble
+        assert not (await scene.look()).error
         assert await scene.replicas() == 2
         status, reason, message = await condition(scene, "Accepted")
         assert (status, reason) == ("False", "InvalidSpec")
@@ -168,5 +168,5 @@ async def test_a_growth_that_is_refused_can_be_taken_back():
         await scene.edit(learner={"checkpointStorageGibibytes": 50})
         await scene.look()
         await scene.edit(learner={"checkpointStorageGibibytes": 10})
-        assert not (await scene.look()).trouble
+        assert not (await scene.look()).error
         assert (await condition(scene, "Accepted"))[:2] == ("True", "Accepted")

@@ -108,7 +108,7 @@ async def test_a_quantity_that_is_none_is_not_accepted_and_no_trouble(scene):
     memory = {"name": "learner", "resources": {"limits": {"memory": "16GB"}}}
     await scene.create(learner={"template": {"spec": {"containers": [memory]}}})
     outcome = await scene.look()
-    assert not outcome.trouble
+    assert not outcome.error
     status, reason, message = await condition(scene, "Accepted")
     assert (status, reason) == ("False", "InvalidSpec")
     assert "quantities must match" in message
@@ -121,7 +121,7 @@ async def test_what_runs_goes_on_beside_a_template_that_is_refused(scene):
     old = (await scene.client.get(DEPLOYMENT))["spec"]["template"]
     await scene.edit(rollouts=[group([MOUNT])])
     outcome = await scene.look()
-    assert not outcome.trouble
+    assert not outcome.error
     assert (await scene.client.get(DEPLOYMENT))["spec"]["template"] == old
     assert (await scene.client.get(PODS))["items"]
 

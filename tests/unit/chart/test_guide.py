@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.chart.rendering import ROOT, of_kind
 from vcpo.spec import VCPORun, parse_run
-from vcpo_operator.children import Kind, OperatorDefaults, children
+from vcpo_operator.children import Kind, OperatorDefaults, build_children
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Owner
 from vcpo_operator.names import RunKey
@@ -57,7 +57,7 @@ def definition_of_runs():
 def test_every_pod_of_the_guides_run_gets_the_gpu_it_asks_for():
     owner = Owner(key=RunKey("team-a", "countdown"), uid="u")
     defaults = OperatorDefaults(learner_image="l", rollout_image="r")
-    made = children(make_parent(guides_run(), owner), defaults)
+    made = build_children(make_parent(guides_run(), owner), defaults)
     workloads = [each for each in made if each.kind in {Kind.STATEFUL_SET, Kind.DEPLOYMENT}]
     assert len(workloads) == 2
     for workload in workloads:

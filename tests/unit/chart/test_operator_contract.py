@@ -11,10 +11,10 @@ from tests.fixtures.chart.variants import EVERYTHING, NARROW, all_variants
 from vcpo.lifecycle import TOKEN_VARIABLE
 from vcpo.spec import VCPORun
 from vcpo_operator.__main__ import parser
-from vcpo_operator.children import Child, Kind, OperatorDefaults, children
+from vcpo_operator.children import Child, Kind, OperatorDefaults, build_children
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Owner
-from vcpo_operator.children.network import Visitors
+from vcpo_operator.children.network import IngressSources
 from vcpo_operator.names import LEARNER_PORT, ROLE_LABEL, RunKey
 from vcpo_operator.observed.index_view import WATCHED
 
@@ -40,9 +40,13 @@ def parsed(values=None):
 
 def family() -> dict[Kind, Child]:
     owner = Owner(key=RunKey("team-a", "demo"), uid="u")
-    visitors = Visitors(operator_namespace=NAMESPACE, monitoring_namespaces=("monitoring",))
-    defaults = OperatorDefaults(learner_image="l", rollout_image="r", visitors=visitors)
-    made = children(make_parent(VCPORun.model_validate(RUN), owner), defaults)
+    ingress_sources = IngressSources(
+        operator_namespace=NAMESPACE, monitoring_namespaces=("monitoring",)
+    )
+    defaults = OperatorDefaults(
+        learner_image="l", rollout_image="r", ingress_sources=ingress_sources
+    )
+    made = build_children(make_parent(VCPORun.model_validate(RUN), owner), defaults)
     return {child.kind: child for child in made}
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from tests.fixtures.operator.runs import DEFAULTS
 from vcpo.spec import VCPORun
-from vcpo_operator.children import Child, Kind, children
+from vcpo_operator.children import Child, Kind, build_children
 from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Owner
 from vcpo_operator.names import (
@@ -55,7 +55,7 @@ def family(run: str, *groups: str) -> tuple[Child, ...]:
         },
     }
     owner = Owner(key=RunKey("team-a", run), uid="u")
-    return children(make_parent(VCPORun.model_validate(document), owner), DEFAULTS)
+    return build_children(make_parent(VCPORun.model_validate(document), owner), DEFAULTS)
 
 
 def identities(run: str, *groups: str) -> set[tuple[Kind, str]]:

@@ -142,17 +142,17 @@ def chart_rules() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "complaint"),
+    ("numbers", "problem"),
     [
         ((0.0, 0.0, 0.0), ""),
         ((121.0, 0.0, 0.0), "a run has been due for 121 s"),
         ((0.0, 5.1, 0.0), "the event loop is 5.1 s late"),
-        ((0.0, 0.0, 130.0), "own writes have not come back for 130 s: the watch is deaf"),
+        ((0.0, 0.0, 130.0), "the watch has not shown the operator's own write for 130 s"),
     ],
 )
-def test_liveness_complains_of_what_is_stuck(numbers: tuple[float, ...], complaint: str):
+def test_liveness_names_what_is_stuck(numbers: tuple[float, ...], problem: str):
     wait_s, lag_s, echo_s = numbers
     health = Health(
-        oldest_wait_s=lambda: wait_s, loop_lag_s=lambda: lag_s, echo_lag_s=lambda: echo_s
+        oldest_wait_s=lambda: wait_s, loop_lag_s=lambda: lag_s, observed_write_lag_s=lambda: echo_s
     )
-    assert health.complaint() == complaint
+    assert health.problem() == problem

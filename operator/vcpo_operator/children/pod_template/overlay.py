@@ -29,7 +29,7 @@ _NEEDED: Final = frozenset({"spec", "spec.containers"})
 """What a pod cannot be without."""
 
 
-def overlaid(
+def merge_template(
     base: Mapping[str, Any], patch: Mapping[str, Any], *, path: str = ""
 ) -> dict[str, Any]:
     """A copy of `base` with `patch` merged over it.
@@ -50,7 +50,9 @@ def overlaid(
         elif isinstance(below, list) and not isinstance(value, list):
             raise ValueError(f"template: `{here}` must be a list, got {value!r}")
         elif isinstance(value, Mapping):
-            merged[name] = overlaid(below if isinstance(below, Mapping) else {}, value, path=here)
+            merged[name] = merge_template(
+                below if isinstance(below, Mapping) else {}, value, path=here
+            )
         elif name in MERGE_KEYS and isinstance(value, list):
             ours = below if isinstance(below, list) else []
             merged[name] = _merged_list(ours, value, key=MERGE_KEYS[name], path=here)
@@ -67,5 +69,5 @@ def _merged_list(
         named = item.get(key) if isinstance(item, Mapping) else None
         if named is None or isinstance(named, Mapping | list):
             raise ValueError(f"template: each item of `{path}` must have `{key}`, got {item!r}")
-        merged[named] = overlaid(merged.get(named, {}), item, path=f"{path}[{named}]")
+        merged[named] = merge_template(merged.get(named, {}), item, path=f"{path}[{named}]")
     return list(merged.values())

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from vcpo.lifecycle import SERVICE_ENVIRONMENT, TOKEN_VARIABLE
 from vcpo_operator.children.manifest import Manifest, Parent, digest
-from vcpo_operator.children.pod_template.overlay import overlaid
+from vcpo_operator.children.pod_template.overlay import merge_template
 from vcpo_operator.children.pod_template.resources import with_defaults
 from vcpo_operator.names import (
     QUEUE_LABEL,
@@ -64,7 +64,7 @@ def pod_template(parent: Parent, workload: Workload) -> Manifest:
 
     Raises: ValueError when the user's part cannot be merged.
     """
-    template = overlaid(_base(parent, workload), workload.template)
+    template = merge_template(_base(parent, workload), workload.template)
     for container in template["spec"]["containers"]:
         if container["name"] == workload.role.value:
             container["resources"] = with_defaults(container.get("resources", {}))

@@ -62,16 +62,16 @@ async def fail_before(fault: Fault | None, request: web.BaseRequest) -> None:
     if fault.effect is Effect.HANG:
         await fault.released.wait()
     if fault.effect in (Effect.DROP, Effect.HANG):
-        hang_up(request)
+        disconnect(request)
 
 
 def fail_after(fault: Fault | None, request: web.BaseRequest) -> None:
     """Carry out a fault that loses the answer to what has been done."""
     if fault is not None and fault.effect is Effect.LOSE_REPLY:
-        hang_up(request)
+        disconnect(request)
 
 
-def hang_up(request: web.BaseRequest) -> None:
+def disconnect(request: web.BaseRequest) -> None:
     """End the connection without an answer."""
     if request.transport is not None:
         request.transport.abort()

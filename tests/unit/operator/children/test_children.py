@@ -9,7 +9,7 @@ import pytest
 
 from tests.fixtures.operator.runs import DEFAULTS, UID, parent, template_digest
 from vcpo.spec import parse_run
-from vcpo_operator.children import Child, Kind, children
+from vcpo_operator.children import Child, Kind, build_children
 from vcpo_operator.children.config import run_file
 from vcpo_operator.names import QUEUE_LABEL, RUN_LABEL
 
@@ -36,7 +36,9 @@ EVERYTHING = {
 
 
 def build(**spec: Any) -> dict[str, Child]:
-    return {f"{each.kind.kind} {each.name}": each for each in children(parent(**spec), DEFAULTS)}
+    return {
+        f"{each.kind.kind} {each.name}": each for each in build_children(parent(**spec), DEFAULTS)
+    }
 
 
 def pod_spec(child: Child) -> dict[str, Any]:

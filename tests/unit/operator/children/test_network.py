@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from tests.fixtures.operator.runs import parent
-from vcpo_operator.children.network import Visitors, network_policy
+from vcpo_operator.children.network import IngressSources, network_policy
 
-VISITORS = Visitors(operator_namespace="vcpo-system", monitoring_namespaces=("obs", "monitoring"))
+VISITORS = IngressSources(
+    operator_namespace="vcpo-system", monitoring_namespaces=("obs", "monitoring")
+)
 GRPC, METRICS = 7600, {7601, 7611}
 
 
-def ingress(visitors: Visitors = VISITORS) -> list[dict[str, Any]]:
-    policy = network_policy(parent(), visitors)
+def ingress(ingress_sources: IngressSources = VISITORS) -> list[dict[str, Any]]:
+    policy = network_policy(parent(), ingress_sources)
     assert policy is not None
     rules: list[dict[str, Any]] = policy.manifest["spec"]["ingress"]
     return rules
@@ -45,7 +47,7 @@ def test_the_operator_is_let_in_from_its_own_namespace():
 
 
 def test_an_operator_that_is_in_no_namespace_needs_no_rule():
-    assert not [rule for rule in ingress(Visitors()) if GRPC in ports(rule)]
+    assert not [rule for rule in ingress(IngressSources()) if GRPC in ports(rule)]
 
 
 def test_metrics_are_read_from_the_own_namespace_and_from_those_that_monitor():
@@ -54,7 +56,7 @@ def test_metrics_are_read_from_the_own_namespace_and_from_those_that_monitor():
 
 
 def test_without_a_monitoring_namespace_only_the_own_one_reads_metrics():
-    (rule,) = (rule for rule in ingress(Visitors()) if ports(rule) == METRICS)
+    (rule,) = (rule for rule in ingress(IngressSources()) if ports(rule) == METRICS)
     assert rule["from"] == [{"podSelector": {}}]
 
 

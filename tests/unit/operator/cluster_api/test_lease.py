@@ -11,7 +11,7 @@ from kubernetes import client
 
 from tests.fakes.kubernetes.api_server import FakeApiServer
 from vcpo_operator.cluster_api.client import Cluster
-from vcpo_operator.cluster_api.lease import DURATION_S, Lease
+from vcpo_operator.cluster_api.lease import DURATION_S, LeaderLease
 
 
 @dataclass
@@ -28,9 +28,11 @@ async def running_server() -> AsyncIterator[FakeApiServer]:
         yield server
 
 
-def lease(server: FakeApiServer, identity: str, clock: Clock) -> Lease:
+def lease(server: FakeApiServer, identity: str, clock: Clock) -> LeaderLease:
     cluster = Cluster(client.ApiClient(client.Configuration(host=server.url)))
-    return Lease(cluster=cluster, namespace="default", name="vcpo", identity=identity, clock=clock)
+    return LeaderLease(
+        cluster=cluster, namespace="default", name="vcpo", identity=identity, clock=clock
+    )
 
 
 def holder(server: FakeApiServer) -> str:
@@ -89,7 +91,7 @@ async def test_a_holder_that_was_overtaken_knows_it(server: FakeApiServer):
 
 async def test_who_waits_for_a_lease_goes_on_when_the_api_server_does_not_answer():
     cluster = Cluster(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")))
-    waiting = Lease(
+    waiting = LeaderLease(
         cluster=cluster, namespace="default", name="vcpo", identity="a", clock=Clock()
     ).take()
     with pytest.raises(TimeoutError):

@@ -14,8 +14,8 @@ from tests.fixtures.operator.runs import DEFAULTS
 from vcpo.metrics import OperatorMetrics
 from vcpo_operator.app import Operator, Options
 from vcpo_operator.cluster_api.client import Cluster
-from vcpo_operator.cluster_api.lease import Lease
-from vcpo_operator.cluster_api.standby import standing_by
+from vcpo_operator.cluster_api.lease import LeaderLease
+from vcpo_operator.cluster_api.standby import serve_standby_probe
 
 
 @pytest.fixture(name="address")
@@ -31,26 +31,26 @@ async def status(url: str) -> int:
 
 
 async def test_who_waits_is_alive(address: str):
-    async with standing_by(f"{address}/healthz"):
+    async with serve_standby_probe(f"{address}/healthz"):
         assert await status(f"{address}/healthz") == 200
         assert await status(f"{address}/elsewhere") == 404
 
 
 async def test_the_address_is_free_for_who_comes_next(address: str):
     for _ in range(2):
-        async with standing_by(f"{address}/healthz"):
+        async with serve_standby_probe(f"{address}/healthz"):
             assert await status(f"{address}/healthz") == 200
     with pytest.raises(aiohttp.ClientConnectionError):
         await status(f"{address}/healthz")
 
 
 async def test_without_an_endpoint_nothing_is_served():
-    async with standing_by(None):
+    async with serve_standby_probe(None):
         pass
 
 
-def lease(cluster: Cluster, identity: str) -> Lease:
-    return Lease(
+def lease(cluster: Cluster, identity: str) -> LeaderLease:
+    return LeaderLease(
         cluster=cluster,
         namespace="default",
         name="vcpo",

@@ -6,10 +6,10 @@ from typing import Any
 
 from tests.fixtures.operator.runs import DEFAULTS, World, names, parent
 from vcpo.control import ControlDecision, Direction
-from vcpo_operator.decisions.desired import wish_for
-from vcpo_operator.decisions.draining import Draining
-from vcpo_operator.decisions.lifecycle import Course, Verdict
-from vcpo_operator.decisions.plan import Wish, plan
+from vcpo_operator.decisions.desired import desired_state
+from vcpo_operator.decisions.draining import LearnerDrain
+from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
+from vcpo_operator.decisions.plan import DesiredState, plan
 from vcpo_operator.names import rollout_name
 
 ROLLOUTS = [{"name": "main", "minReplicas": 2, "maxReplicas": 6}]
@@ -26,27 +26,27 @@ def decision(lag: int = 8, **replicas: int) -> ControlDecision:
 
 
 def wish(
-    course: Course = Course.RUN,
+    course: LifecyclePhase = LifecyclePhase.RUN,
     decided: ControlDecision | None = None,
     *,
     asked: dict[str, int] | None = None,
-    draining: Draining | None = None,
+    draining: LearnerDrain | None = None,
     **spec: Any,
-) -> Wish:
+) -> DesiredState:
     spec = {"rollouts": ROLLOUTS, **spec}
-    if decided is None and course is Course.RUN:
+    if decided is None and course is LifecyclePhase.RUN:
         decided = decision(**{group["name"]: group["minReplicas"] for group in spec["rollouts"]})
-    return wish_for(
+    return desired_state(
         parent(**spec),
         DEFAULTS,
-        Verdict(course=course),
+        RunVerdict(phase=course),
         decision=decided,
         asked={rollout_name("demo", group): number for group, number in (asked or {}).items()},
         draining=draining,
     )
 
 
-def settled(wanted: Wish) -> World:
+def settled(wanted: DesiredState) -> World:
     """A world in which a wish has come true."""
     world = World()
     for _ in range(2):  # the rest follows on the token
@@ -61,5 +61,5 @@ def with_token() -> World:
     return world
 
 
-def planned(wanted: Wish, world: World, **options: Any) -> list[str]:
+def planned(wanted: DesiredState, world: World, **options: Any) -> list[str]:
     return names(plan(wanted, world.observed, applied=world.applied, **options))

@@ -1,4 +1,4 @@
-"""Conditions: what each says in each situation."""
+"""Conditions: what each says in each case."""
 
 from __future__ import annotations
 
@@ -10,34 +10,42 @@ import pytest
 from tests.fixtures.operator.runs import make_run, pod, report
 from vcpo.control import ControlState, Limits, decide
 from vcpo_operator.children import Kind
-from vcpo_operator.decisions.conditions import Finding, Situation, findings, merged, refusal
-from vcpo_operator.decisions.lifecycle import Course, Verdict
-from vcpo_operator.decisions.obstacles import Obstacle
+from vcpo_operator.decisions.conditions import (
+    ConditionInputs,
+    ConditionState,
+    condition_states,
+    invalid_spec_conditions,
+    merge_conditions,
+)
+from vcpo_operator.decisions.conflicts import Conflict
+from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
 from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.names import Role
-from vcpo_operator.observed.pod_causes import lost_node
-from vcpo_operator.observed.records import Cause, Observed, ObservedChild, ObservedGroup
+from vcpo_operator.observed.pod_causes import lost_node_cause
+from vcpo_operator.observed.records import Cause, ObservedChild, ObservedGroup, ObservedState
 from vcpo_operator.observed.report import WorkerReport
 
 LEARNER = pod("demo-learner-0", Role.LEARNER)
 WORKER = pod("demo-rollout-main-x")
 
 
-def found(*pods: Any, course: Course = Course.RUN, **changes: Any) -> dict[str, Finding]:
-    situation = Situation(
+def found(
+    *pods: Any, course: LifecyclePhase = LifecyclePhase.RUN, **changes: Any
+) -> dict[str, ConditionState]:
+    inputs = ConditionInputs(
         **{
             "spec": make_run(**changes.pop("spec", {})).spec,
-            "verdict": Verdict(course=course, reason="Because", message="It did."),
-            "observed": Observed(pods=pods),
+            "verdict": RunVerdict(phase=course, reason="Because", message="It did."),
+            "observed": ObservedState(pods=pods),
             "decision": None,
             "has_stepped": True,
             **changes,
         }
     )
-    return {each.type: each for each in findings(situation)}
+    return {each.type: each for each in condition_states(inputs)}
 
 
-def brief(finding: Finding) -> tuple[str, str]:
+def brief(finding: ConditionState) -> tuple[str, str]:
     return finding.status, finding.reason
 
 
@@ -99,7 +107,9 @@ def test_a_learner_that_did_not_answer_waits_for_its_probe():
 
 
 def test_a_worker_on_a_lost_node_reads_so():
-    lost = pod("demo-rollout-main-x", ready=False, cause=lost_node("demo-rollout-main-x", "n"))
+    lost = pod(
+        "demo-rollout-main-x", ready=False, cause=lost_node_cause("demo-rollout-main-x", "n")
+    )
     assert brief(found(LEARNER, lost)["RolloutsReady"]) == ("False", "NodeLost")
 
 
@@ -109,7 +119,7 @@ def test_a_worker_on_a_lost_node_reads_so():
         ({"gone_by_s": 100.0}, "NodeLost"),
         ({"gone_by_s": 171.0}, "PodPending"),
         ({"gone_by_s": None}, "PodPending"),
-        ({"gone_by_s": 200.0, "cause": lost_node("demo-learner-0", "n")}, "NodeLost"),
+        ({"gone_by_s": 200.0, "cause": lost_node_cause("demo-learner-0", "n")}, "NodeLost"),
     ],
     ids=["overdue", "in time", "held by a finalizer", "said by the control plane"],
 )
@@ -139,7 +149,7 @@ def test_workers_beyond_the_least_that_cannot_be_made_are_told_and_no_trouble():
     group = ObservedGroup(
         child=record, group="main", replicas=3, current=1, ready=1, paused=False, cause=cause
     )
-    observed = Observed(pods=(LEARNER, WORKER), groups={"main": group})
+    observed = ObservedState(pods=(LEARNER, WORKER), groups={"main": group})
     condition = found(observed=observed)["RolloutsReady"]
     assert brief(condition) == ("True", "PartiallyAvailable")
     assert condition.message.endswith("More cannot be made: Deployment d: exceeded quota")
@@ -191,8 +201,8 @@ def test_failures_whose_sentence_is_not_known_are_told_by_their_number(has_stepp
 
 
 def test_a_refused_write_is_said_before_all_else():
-    refused = Obstacle(reason="ApplyFailed", message="422: no")
-    ready = found(LEARNER, WORKER, obstacle=refused)["Ready"]
+    refused = Conflict(reason="ApplyFailed", message="422: no")
+    ready = found(LEARNER, WORKER, conflict=refused)["Ready"]
     assert (brief(ready), ready.message) == (("False", "ApplyFailed"), "422: no")
 
 
@@ -201,44 +211,46 @@ def test_a_refused_write_is_said_before_all_else():
     [((LEARNER,), "False", "SuspendInProgress"), ((), "True", "Suspended")],
 )
 def test_a_rest_begins_when_the_last_pod_is_gone(pods: Any, status: str, reason: str):
-    assert brief(found(*pods, course=Course.SUSPEND)["Suspended"]) == (status, reason)
+    assert brief(found(*pods, course=LifecyclePhase.SUSPEND)["Suspended"]) == (status, reason)
 
 
 def test_a_complete_run_is_ready_and_complete():
-    conditions = found(course=Course.COMPLETE)
+    conditions = found(course=LifecyclePhase.COMPLETE)
     assert brief(conditions["Ready"]) == ("True", "Complete")
     assert brief(conditions["Complete"]) == ("True", "Because")
     assert brief(conditions["Failed"]) == ("False", "NotFailed")
 
 
 def test_a_failed_run_says_why_where_people_look():
-    conditions = found(course=Course.FAILED)
+    conditions = found(course=LifecyclePhase.FAILED)
     assert brief(conditions["Ready"]) == ("False", "Because")
     assert conditions["Failed"].message == "It did."
 
 
 def test_a_refused_spec_leaves_the_other_conditions_alone():
-    first = merged(found().values(), RunStatus(), generation=1, now_s=5.0)
-    second = merged(refusal("bad"), RunStatus(conditions=first), generation=2, now_s=9.0)
+    first = merge_conditions(found().values(), RunStatus(), generation=1, now_s=5.0)
+    second = merge_conditions(
+        invalid_spec_conditions("bad"), RunStatus(conditions=first), generation=2, now_s=9.0
+    )
     kept = {each.type: each for each in second}
     assert (kept["Accepted"].status, kept["Accepted"].reason) == ("False", "InvalidSpec")
     assert kept["Complete"] in first
 
 
 def test_the_transition_time_moves_with_the_status_only():
-    first = merged([Finding(type="A", status="False", reason="X", message="m")], RunStatus(),
-                   generation=1, now_s=5.0)  # fmt: skip
-    again = Finding(type="A", status="False", reason="Y", message="n")
-    (same,) = merged([again], RunStatus(conditions=first), generation=2, now_s=9.0)
+    found = ConditionState(type="A", status="False", reason="X", message="m")
+    first = merge_conditions([found], RunStatus(), generation=1, now_s=5.0)
+    again = ConditionState(type="A", status="False", reason="Y", message="n")
+    (same,) = merge_conditions([again], RunStatus(conditions=first), generation=2, now_s=9.0)
     assert (same.transition_s, same.reason, same.observed_generation) == (5.0, "Y", 2)
-    turned = Finding(type="A", status="True", reason="Z", message="n")
-    (moved,) = merged([turned], RunStatus(conditions=first), generation=2, now_s=9.0)
+    turned = ConditionState(type="A", status="True", reason="Z", message="n")
+    (moved,) = merge_conditions([turned], RunStatus(conditions=first), generation=2, now_s=9.0)
     assert moved.transition_s == 9.0
 
 
 def test_a_message_fits_the_schema():
-    long = Finding(type="A", status="True", reason="X", message="m" * 5_000)
-    (condition,) = merged([long], RunStatus(), generation=1, now_s=1.0)
+    long = ConditionState(type="A", status="True", reason="X", message="m" * 5_000)
+    (condition,) = merge_conditions([long], RunStatus(), generation=1, now_s=1.0)
     assert len(condition.message) == 1024
 
 

@@ -10,9 +10,14 @@ import pytest
 from tests.fixtures.operator.runs import make_run, report
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.children import Kind
-from vcpo_operator.decisions.draining import Draining, draining
-from vcpo_operator.decisions.lifecycle import Course, Verdict
-from vcpo_operator.observed.records import Observed, ObservedChild, ObservedGroup, ObservedLearner
+from vcpo_operator.decisions.draining import LearnerDrain, draining
+from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
+from vcpo_operator.observed.records import (
+    ObservedChild,
+    ObservedGroup,
+    ObservedLearner,
+    ObservedState,
+)
 
 NOW_S = 1_000.5
 CHILD = ObservedChild(
@@ -20,22 +25,24 @@ CHILD = ObservedChild(
 )
 
 
-def at_work(workers: int = 2, learners: int = 1) -> Observed:
+def at_work(workers: int = 2, learners: int = 1) -> ObservedState:
     group = ObservedGroup(
         child=CHILD, group="main", replicas=workers, current=workers, ready=workers, paused=False
     )
     learner = ObservedLearner(child=CHILD, replicas=learners, settled=True)
-    return Observed(learner=learner, groups={"main": group})
+    return ObservedState(learner=learner, groups={"main": group})
 
 
-def drained(course: Course = Course.SUSPEND, **given: Any) -> Draining | None:
+def drained(course: LifecyclePhase = LifecyclePhase.SUSPEND, **given: Any) -> LearnerDrain | None:
     chosen = {"observed": at_work(), "report": report(), "since_s": None, "now_s": NOW_S, **given}
     spec = make_run(learner={"drainSeconds": 90}, **chosen.pop("spec", {})).spec
-    return draining(spec, Verdict(course=course, message="why"), **chosen)
+    return draining(spec, RunVerdict(phase=course, message="why"), **chosen)
 
 
 def test_workers_stay_while_the_learner_trains_for_its_own_time_at_most():
-    assert drained() == Draining(reason="the run is suspended", since_s=1_000.0, until_s=1_090.0)
+    assert drained() == LearnerDrain(
+        reason="the run is suspended", since_s=1_000.0, until_s=1_090.0
+    )
 
 
 def test_the_wait_counts_from_when_it_began():
@@ -67,27 +74,27 @@ def test_a_learner_with_work_under_way_is_waited_for():
     ],
 )
 def test_nobody_waits_for_nothing(said):
-    assert drained(report=said) == Draining(
+    assert drained(report=said) == LearnerDrain(
         reason="the run is suspended", since_s=None, until_s=None
     )
 
 
-@pytest.mark.parametrize("course", [Course.RUN, Course.COMPLETE])
+@pytest.mark.parametrize("course", [LifecyclePhase.RUN, LifecyclePhase.COMPLETE])
 def test_a_run_that_goes_on_or_is_complete_needs_no_end(course):
     assert drained(course) is None
 
 
-@pytest.mark.parametrize("observed", [Observed(), at_work(workers=0), at_work(learners=0)])
+@pytest.mark.parametrize("observed", [ObservedState(), at_work(workers=0), at_work(learners=0)])
 def test_a_run_at_rest_needs_no_end(observed):
     assert drained(observed=observed) is None
 
 
 def test_a_failed_run_says_why_it_ends():
-    found = drained(Course.FAILED)
+    found = drained(LifecyclePhase.FAILED)
     assert found is not None
     assert found.reason == "the run has failed: why"
 
 
 def test_workloads_that_are_retained_are_not_drained():
     kept = {"cleanupPolicy": {"onFailed": "RetainWorkloads"}}
-    assert drained(Course.FAILED, spec=kept) is None
+    assert drained(LifecyclePhase.FAILED, spec=kept) is None

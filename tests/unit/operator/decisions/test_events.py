@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.operator.runs import KEY, UID
-from vcpo_operator.decisions.events import transitions
+from vcpo_operator.decisions.events import transition_events
 from vcpo_operator.decisions.status_model import GroupStatus, RunStatus, StatusCondition
 from vcpo_operator.observed.records import RunRecord
 
@@ -23,7 +23,7 @@ def status(kind: str, value: str, reason: str, transition_s: float = 1.0) -> Run
 
 
 def events(before: RunStatus, after: RunStatus) -> list[dict[str, Any]]:
-    return list(transitions(RECORD, before, after, 1_700_000_000.0))
+    return list(transition_events(RECORD, before, after, 1_700_000_000.0))
 
 
 def test_a_run_that_begins_as_all_runs_do_makes_no_noise():

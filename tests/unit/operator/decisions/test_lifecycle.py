@@ -11,13 +11,13 @@ from vcpo.control.supervision import FailureStreak
 from vcpo.spec.workloads import Cleanup
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.decisions.lifecycle import (
-    Course,
-    Verdict,
+    LifecyclePhase,
+    RunVerdict,
     cleanup,
-    has_outlived_itself,
-    is_tried_again,
+    is_past_time_to_live,
     judge,
     next_deadline_s,
+    starts_new_attempt,
 )
 from vcpo_operator.decisions.status_model import Restarts, RunStatus, StatusCondition
 
@@ -37,34 +37,36 @@ def recorded(kind: str) -> RunStatus:
     return started(conditions=(condition,), completion_s=2_000.0)
 
 
-def course_of(status: RunStatus, now_s: float, learner=None, **spec: object) -> tuple[Course, str]:
+def course_of(
+    status: RunStatus, now_s: float, learner=None, **spec: object
+) -> tuple[LifecyclePhase, str]:
     verdict = judge(make_run(**spec).spec, status, learner, now_s)
-    return verdict.course, verdict.reason
+    return verdict.phase, verdict.reason
 
 
 def test_a_run_runs():
-    assert course_of(started(), START_S + 20, report()) == (Course.RUN, "")
+    assert course_of(started(), START_S + 20, report()) == (LifecyclePhase.RUN, "")
 
 
 def test_a_suspended_run_rests():
-    assert course_of(started(), START_S, suspend=True)[0] is Course.SUSPEND
+    assert course_of(started(), START_S, suspend=True)[0] is LifecyclePhase.SUSPEND
 
 
 def test_a_learner_that_is_done_completes_the_run():
     done = report(phase=RunPhase.COMPLETE)
-    assert course_of(started(), START_S, done) == (Course.COMPLETE, "Succeeded")
+    assert course_of(started(), START_S, done) == (LifecyclePhase.COMPLETE, "Succeeded")
 
 
 def test_a_run_that_never_updated_is_no_plain_success():
     done = report(phase=RunPhase.COMPLETE, no_update="No step did.", has_never_updated=True)
     verdict = judge(make_run().spec, started(), done, START_S)
-    assert (verdict.course, verdict.reason) == (Course.COMPLETE, "WithoutUpdate")
+    assert (verdict.phase, verdict.reason) == (LifecyclePhase.COMPLETE, "WithoutUpdate")
     assert verdict.message.endswith(" steps are taken. No step did.")
 
 
 def test_a_learner_that_gives_up_fails_the_run():
     failed = report(phase=RunPhase.FAILED)
-    assert course_of(started(), START_S, failed) == (Course.FAILED, "LearnerFailed")
+    assert course_of(started(), START_S, failed) == (LifecyclePhase.FAILED, "LearnerFailed")
 
 
 def test_a_failed_learner_s_own_sentence_is_the_message():
@@ -73,14 +75,18 @@ def test_a_failed_learner_s_own_sentence_is_the_message():
     assert verdict.message == "32 generations in a row failed."
 
 
-@pytest.mark.parametrize(("restarts", "course"), [(3, Course.RUN), (4, Course.FAILED)])
-def test_more_restarts_in_a_row_than_allowed_fail_the_run(restarts: int, course: Course):
+@pytest.mark.parametrize(
+    ("restarts", "course"), [(3, LifecyclePhase.RUN), (4, LifecyclePhase.FAILED)]
+)
+def test_more_restarts_in_a_row_than_allowed_fail_the_run(restarts: int, course: LifecyclePhase):
     status = started(restarts=Restarts(total=99, streak=FailureStreak(failures=restarts)))
     assert course_of(status, START_S + 1)[0] is course
 
 
-@pytest.mark.parametrize(("after_s", "course"), [(59, Course.RUN), (60, Course.FAILED)])
-def test_the_active_deadline_counts_from_the_admission(after_s: int, course: Course):
+@pytest.mark.parametrize(
+    ("after_s", "course"), [(59, LifecyclePhase.RUN), (60, LifecyclePhase.FAILED)]
+)
+def test_the_active_deadline_counts_from_the_admission(after_s: int, course: LifecyclePhase):
     status = started(start_s=START_S - 1e6)
     assert course_of(status, START_S + after_s, activeDeadlineSeconds=60)[0] is course
 
@@ -88,15 +94,18 @@ def test_the_active_deadline_counts_from_the_admission(after_s: int, course: Cou
 def test_no_deadline_but_its_own_acts_on_a_run_that_waits_for_a_place():
     waiting = started(admission_s=None, first_step_s=None)
     limits = {"activeDeadlineSeconds": 60, "startupDeadlineSeconds": 60}
-    assert course_of(waiting, START_S + 1e6, **limits) == (Course.RUN, "")
+    assert course_of(waiting, START_S + 1e6, **limits) == (LifecyclePhase.RUN, "")
     limits["pendingDeadlineSeconds"] = 90
-    assert course_of(waiting, START_S + 89, **limits) == (Course.RUN, "")
+    assert course_of(waiting, START_S + 89, **limits) == (LifecyclePhase.RUN, "")
     found = course_of(waiting, START_S + 90, **limits)
-    assert found == (Course.FAILED, "PendingDeadlineExceeded")
+    assert found == (LifecyclePhase.FAILED, "PendingDeadlineExceeded")
 
 
 def test_an_admitted_run_has_no_pending_deadline():
-    assert course_of(started(), START_S + 1e6, pendingDeadlineSeconds=90) == (Course.RUN, "")
+    assert course_of(started(), START_S + 1e6, pendingDeadlineSeconds=90) == (
+        LifecyclePhase.RUN,
+        "",
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,32 +117,34 @@ def test_an_edit_of_a_failed_run_tries_it_again(
     generation: int, spec: dict[str, object], expected: bool
 ):
     status = dataclasses.replace(recorded("Failed"), observed_generation=2)
-    assert is_tried_again(make_run(**spec).spec, status, generation) is expected
+    assert starts_new_attempt(make_run(**spec).spec, status, generation) is expected
 
 
 def test_a_complete_run_is_not_tried_again():
     status = dataclasses.replace(recorded("Complete"), observed_generation=2)
-    assert not is_tried_again(make_run().spec, status, 3)
+    assert not starts_new_attempt(make_run().spec, status, 3)
 
 
 def test_the_startup_deadline_ends_a_run_without_a_step():
     status = started(first_step_s=None)
     found = course_of(status, START_S + 30, startupDeadlineSeconds=30)
-    assert found == (Course.FAILED, "StartupDeadlineExceeded")
+    assert found == (LifecyclePhase.FAILED, "StartupDeadlineExceeded")
 
 
 def test_the_startup_deadline_is_over_with_the_first_step():
-    assert course_of(started(), START_S + 99, startupDeadlineSeconds=30)[0] is Course.RUN
+    assert course_of(started(), START_S + 99, startupDeadlineSeconds=30)[0] is LifecyclePhase.RUN
 
 
-@pytest.mark.parametrize(("kind", "course"), [("Complete", Course.COMPLETE), ("Failed", "failed")])
-def test_an_end_that_was_written_down_is_for_ever(kind: str, course: Course):
+@pytest.mark.parametrize(
+    ("kind", "course"), [("Complete", LifecyclePhase.COMPLETE), ("Failed", "failed")]
+)
+def test_an_end_that_was_written_down_is_for_ever(kind: str, course: LifecyclePhase):
     assert course_of(recorded(kind), 9_999.0, report(), suspend=True)[0] == course
 
 
 def test_the_next_look_is_at_the_first_deadline():
     spec = make_run(activeDeadlineSeconds=500, startupDeadlineSeconds=100).spec
-    running = Verdict(course=Course.RUN)
+    running = RunVerdict(phase=LifecyclePhase.RUN)
     assert next_deadline_s(spec, started(first_step_s=None), running) == START_S + 100
     assert next_deadline_s(spec, started(), running) == START_S + 500
     waiting = started(admission_s=None)
@@ -144,29 +155,29 @@ def test_the_next_look_is_at_the_first_deadline():
 
 def test_a_resting_run_has_no_deadline():
     spec = make_run(activeDeadlineSeconds=500, suspend=True).spec
-    assert next_deadline_s(spec, started(), Verdict(course=Course.SUSPEND)) is None
+    assert next_deadline_s(spec, started(), RunVerdict(phase=LifecyclePhase.SUSPEND)) is None
 
 
 def test_an_ended_run_lives_as_long_as_it_is_given():
     spec = make_run(ttlSecondsAfterFinished=60).spec
     status = recorded("Complete")
-    assert not has_outlived_itself(spec, status, 2_059.0)
-    assert has_outlived_itself(spec, status, 2_060.0)
-    assert next_deadline_s(spec, status, Verdict(course=Course.COMPLETE)) == 2_060.0
+    assert not is_past_time_to_live(spec, status, 2_059.0)
+    assert is_past_time_to_live(spec, status, 2_060.0)
+    assert next_deadline_s(spec, status, RunVerdict(phase=LifecyclePhase.COMPLETE)) == 2_060.0
 
 
 def test_an_ended_run_without_a_time_to_live_stays():
-    assert not has_outlived_itself(make_run().spec, recorded("Complete"), 1e12)
+    assert not is_past_time_to_live(make_run().spec, recorded("Complete"), 1e12)
 
 
 @pytest.mark.parametrize(
     ("course", "removed"),
     [
-        (Course.RUN, Cleanup.RETAIN_WORKLOADS),
-        (Course.SUSPEND, Cleanup.RETAIN_WORKLOADS),
-        (Course.COMPLETE, Cleanup.DELETE_WORKLOADS),
-        (Course.FAILED, Cleanup.DELETE_WORKLOADS),
+        (LifecyclePhase.RUN, Cleanup.RETAIN_WORKLOADS),
+        (LifecyclePhase.SUSPEND, Cleanup.RETAIN_WORKLOADS),
+        (LifecyclePhase.COMPLETE, Cleanup.DELETE_WORKLOADS),
+        (LifecyclePhase.FAILED, Cleanup.DELETE_WORKLOADS),
     ],
 )
-def test_clean_up_waits_for_the_end(course: Course, removed: Cleanup):
-    assert cleanup(make_run().spec, Verdict(course=course)) is removed
+def test_clean_up_waits_for_the_end(course: LifecyclePhase, removed: Cleanup):
+    assert cleanup(make_run().spec, RunVerdict(phase=course)) is removed

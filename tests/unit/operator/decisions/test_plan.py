@@ -16,10 +16,10 @@ from tests.unit.operator.decisions.plans import (
 )
 from vcpo_operator.children import Kind
 from vcpo_operator.decisions.actions import ReleaseLeases, Throttle
-from vcpo_operator.decisions.lifecycle import Course
-from vcpo_operator.decisions.plan import blocked_by, plan
+from vcpo_operator.decisions.lifecycle import LifecyclePhase
+from vcpo_operator.decisions.plan import first_conflict, plan
 from vcpo_operator.names import Role
-from vcpo_operator.observed.records import Observed, ObservedChild
+from vcpo_operator.observed.records import ObservedChild, ObservedState
 from vcpo_operator.observed.report import WorkerReport
 
 EVERYTHING = [
@@ -123,14 +123,14 @@ def test_before_a_removal_the_emptiest_worker_is_made_the_cheapest():
 
 
 def test_a_rest_takes_all_pods_away_and_keeps_the_rest():
-    assert planned(wish(Course.SUSPEND), settled(wish())) == [
+    assert planned(wish(LifecyclePhase.SUSPEND), settled(wish())) == [
         "Apply StatefulSet demo-learner",
         "Scale demo-rollout-main 0",
     ]
 
 
 def test_a_run_that_is_suspended_from_the_start_makes_no_pod():
-    assert planned(wish(Course.SUSPEND), with_token())[-3:] == [
+    assert planned(wish(LifecyclePhase.SUSPEND), with_token())[-3:] == [
         "Apply Deployment demo-rollout-main paused",
         "Scale demo-rollout-main 0",
         "Apply Deployment demo-rollout-main",
@@ -153,7 +153,7 @@ def test_a_drained_group_is_deleted_with_its_budget():
 
 
 def test_a_complete_run_keeps_its_claim_only():
-    actions = planned(wish(Course.COMPLETE), settled(wish()))
+    actions = planned(wish(LifecyclePhase.COMPLETE), settled(wish()))
     assert sorted(actions) == [
         "Delete ConfigMap demo-config",
         "Delete Deployment demo-rollout-main",
@@ -169,19 +169,19 @@ def test_a_complete_run_keeps_its_claim_only():
 def test_a_claim_that_goes_with_the_run_survives_the_run_s_end():
     deleted = {"checkpointStorageRetention": "Delete"}
     world = settled(wish(learner=deleted))
-    actions = planned(wish(Course.COMPLETE, learner=deleted), world)
+    actions = planned(wish(LifecyclePhase.COMPLETE, learner=deleted), world)
     assert "Delete PersistentVolumeClaim demo-learner" not in actions
 
 
 def test_a_failed_run_lets_go_of_everything_but_its_volume():
-    assert planned(wish(Course.FAILED), settled(wish())) == planned(
-        wish(Course.COMPLETE), settled(wish())
+    assert planned(wish(LifecyclePhase.FAILED), settled(wish())) == planned(
+        wish(LifecyclePhase.COMPLETE), settled(wish())
     )
 
 
 def test_a_failed_run_keeps_its_learner_where_that_is_asked_for():
     kept = {"cleanupPolicy": {"onFailed": "DeleteRollouts"}}
-    assert planned(wish(Course.FAILED, **kept), settled(wish())) == [
+    assert planned(wish(LifecyclePhase.FAILED, **kept), settled(wish())) == [
         "Delete PodDisruptionBudget demo-rollout-main",
         "Delete Deployment demo-rollout-main",
     ]
@@ -226,11 +226,11 @@ def test_an_object_of_an_earlier_run_of_the_same_name_is_not_touched():
         digest=None,
         version=1,
     )
-    observed = Observed(children=(*with_token().observed.children, foreign))
+    observed = ObservedState(children=(*with_token().observed.children, foreign))
     assert names(plan(wish(), observed, applied={})) == EVERYTHING[:2]
-    obstacle = blocked_by(wish(), observed)
-    assert obstacle is not None
-    assert obstacle.message == "Service demo-learner belongs to another owner; waiting for it to go"
+    conflict = first_conflict(wish(), observed)
+    assert conflict is not None
+    assert conflict.message == "Service demo-learner belongs to another owner; waiting for it to go"
 
 
 def test_the_learner_is_told_a_limit_that_it_does_not_have():
@@ -246,7 +246,7 @@ def test_an_old_report_tells_nobody_anything():
 
 def test_a_report_is_acted_on_once_however_long_ago_it_was_scraped():
     wanted, world = wish(decided=decision(lag=4, main=2)), settled(wish())
-    scraped = dataclasses.replace(report().aged(5.0), is_news=True)
+    scraped = dataclasses.replace(report().aged(5.0), is_fresh=True)
     told = plan(wanted, world.observed, applied=world.applied, report=scraped)
     assert told == (Throttle(admission_lag_steps=4, reason="because"),)
 

@@ -6,52 +6,54 @@ from tests.fixtures.operator.runs import names, report
 from tests.unit.operator.decisions.plans import planned, settled, wish
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.decisions.actions import ReleaseLeases
-from vcpo_operator.decisions.draining import Draining
-from vcpo_operator.decisions.lifecycle import Course
-from vcpo_operator.decisions.plan import farewell
+from vcpo_operator.decisions.draining import LearnerDrain
+from vcpo_operator.decisions.lifecycle import LifecyclePhase
+from vcpo_operator.decisions.plan import on_delete_actions
 from vcpo_operator.observed.report import WorkerReport
 
-WAITING = Draining(reason="because", since_s=0.0, until_s=120.0)
-OVER = Draining(reason="because", since_s=0.0, until_s=None)
+WAITING = LearnerDrain(reason="because", since_s=0.0, until_s=120.0)
+OVER = LearnerDrain(reason="because", since_s=0.0, until_s=None)
 
 
 def test_nothing_is_taken_away_before_the_learner_has_ended_in_good_order():
-    resting = wish(Course.SUSPEND, draining=WAITING)
+    resting = wish(LifecyclePhase.SUSPEND, draining=WAITING)
     assert planned(resting, settled(wish()), report=report()) == ["Drain: because"]
 
 
 def test_a_learner_that_drains_is_not_told_again():
-    resting = wish(Course.SUSPEND, draining=WAITING)
+    resting = wish(LifecyclePhase.SUSPEND, draining=WAITING)
     draining = report(phase=RunPhase.DRAINING)
     assert planned(resting, settled(wish()), report=draining) == []
 
 
 def test_a_learner_is_told_to_drain_on_news_alone():
-    resting = wish(Course.SUSPEND, draining=WAITING)
+    resting = wish(LifecyclePhase.SUSPEND, draining=WAITING)
     assert planned(resting, settled(wish()), report=report().aged(1.0)) == []
 
 
 def test_a_draining_learner_does_not_wait_for_workers_that_are_gone():
     workers = {"gone": WorkerReport(in_flight=3, silent_s=60.0)}
     draining = report(phase=RunPhase.DRAINING, workers=workers)
-    actions = planned(wish(Course.SUSPEND, draining=WAITING), settled(wish()), report=draining)
+    actions = planned(
+        wish(LifecyclePhase.SUSPEND, draining=WAITING), settled(wish()), report=draining
+    )
     assert actions == [str(ReleaseLeases(worker="gone"))]
 
 
 def test_what_was_waited_for_goes_all_at_once():
-    actions = planned(wish(Course.SUSPEND, draining=OVER), settled(wish()), report=report())
+    actions = planned(wish(LifecyclePhase.SUSPEND, draining=OVER), settled(wish()), report=report())
     assert actions == ["Apply StatefulSet demo-learner", "Scale demo-rollout-main 0"]
 
 
 def test_a_failed_run_is_not_cleaned_up_before_its_learner_has_ended():
-    failed = wish(Course.FAILED, draining=WAITING)
+    failed = wish(LifecyclePhase.FAILED, draining=WAITING)
     assert planned(failed, settled(wish()), report=report()) == ["Drain: because"]
 
 
 def test_a_run_that_is_deleted_says_so_to_a_learner_that_trains():
-    assert names(farewell(report())) == ["Drain: the run is deleted"]
+    assert names(on_delete_actions(report())) == ["Drain: the run is deleted"]
 
 
 def test_a_run_that_is_deleted_says_nothing_to_a_learner_that_drains_or_is_gone():
-    assert farewell(report(phase=RunPhase.DRAINING)) == ()
-    assert farewell(None) == ()
+    assert on_delete_actions(report(phase=RunPhase.DRAINING)) == ()
+    assert on_delete_actions(None) == ()

@@ -9,9 +9,9 @@ from tests.fixtures.operator.runs import DEFAULTS, KEY, World, parent
 from vcpo.control import ControlDecision, Direction
 from vcpo_operator.children import Kind
 from vcpo_operator.decisions.actions import Apply, Scale
-from vcpo_operator.decisions.desired import wish_for
-from vcpo_operator.decisions.lifecycle import Course, Verdict
-from vcpo_operator.decisions.plan import Wish, plan
+from vcpo_operator.decisions.desired import desired_state
+from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
+from vcpo_operator.decisions.plan import DesiredState, plan
 from vcpo_operator.names import rollout_name
 
 _GROUP_NAMES = ("main", "extra", "eval")
@@ -20,7 +20,7 @@ few = settings(max_examples=25)  # one example writes several run files, which i
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> Wish:
+def wishes(draw: st.DrawFn) -> DesiredState:
     chosen = draw(st.lists(st.sampled_from(_GROUP_NAMES), min_size=1, unique=True))
     groups = [
         {
@@ -31,7 +31,7 @@ def wishes(draw: st.DrawFn) -> Wish:
         }
         for name in chosen
     ]
-    course = draw(st.sampled_from(list(Course)))
+    course = draw(st.sampled_from(list(LifecyclePhase)))
     replicas = {name: draw(st.integers(0, 8)) for name in chosen}
     decision = ControlDecision(
         admission_lag_steps=8,
@@ -41,16 +41,16 @@ def wishes(draw: st.DrawFn) -> Wish:
         reasons=(),
     )
     scalers = draw(st.sets(st.sampled_from([rollout_name(KEY.name, name) for name in chosen])))
-    return wish_for(
+    return desired_state(
         parent(rollouts=groups, pods={"disruptionBudgets": draw(st.booleans())}),
         DEFAULTS,
-        Verdict(course=course),
-        decision=decision if course is Course.RUN else None,
+        RunVerdict(phase=course),
+        decision=decision if course is LifecyclePhase.RUN else None,
         asked={name: draw(st.integers(0, 9)) for name in scalers},
     )
 
 
-def settle(world: World, wish: Wish) -> None:
+def settle(world: World, wish: DesiredState) -> None:
     for _ in range(_MAX_TURNS):
         world.carry_out(plan(wish, world.observed, applied=world.applied))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.unit.operator.decisions.plans import ROLLOUTS, planned, settled, wish, with_token
 from vcpo_operator.children import Kind
 from vcpo_operator.decisions.actions import ReportScale, Scale, SeedScaler
-from vcpo_operator.decisions.lifecycle import Course
+from vcpo_operator.decisions.lifecycle import LifecyclePhase
 from vcpo_operator.decisions.plan import plan
 
 OUTSIDE = [{**ROLLOUTS[0], "scaling": "External"}]
@@ -43,7 +43,7 @@ def test_a_scaler_never_starts_with_none():
     idle = [{**OUTSIDE[0], "minReplicas": 0}]
     assert "Seed demo-rollout-main 1" in planned(wish(rollouts=idle), with_token())
     assert "Seed demo-rollout-main 2" in planned(
-        wish(Course.SUSPEND, rollouts=OUTSIDE), settled(wish(Course.SUSPEND))
+        wish(LifecyclePhase.SUSPEND, rollouts=OUTSIDE), settled(wish(LifecyclePhase.SUSPEND))
     )
 
 
@@ -81,6 +81,6 @@ def test_a_group_that_is_scaled_from_inside_again_loses_its_scaler():
 
 
 def test_after_a_rest_an_external_group_follows_its_scaler_again():
-    world = settled(wish(Course.SUSPEND, rollouts=OUTSIDE))
+    world = settled(wish(LifecyclePhase.SUSPEND, rollouts=OUTSIDE))
     actions = planned(wish(rollouts=OUTSIDE, asked={"main": 3}), world)
     assert "Scale demo-rollout-main 3" in actions

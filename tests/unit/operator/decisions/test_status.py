@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.operator.runs import make_run, pod, report
 from vcpo.control.supervision import FailureStreak
 from vcpo_operator.decisions import status
-from vcpo_operator.decisions.lifecycle import Course, Verdict
+from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
 from vcpo_operator.decisions.status_model import (
     GroupStatus,
     Progress,
@@ -18,7 +18,7 @@ from vcpo_operator.decisions.status_model import (
     StatusCondition,
 )
 from vcpo_operator.names import Role
-from vcpo_operator.observed.records import ContainerEnd, Observed
+from vcpo_operator.observed.records import ContainerEnd, ObservedState
 
 FULL = RunStatus(
     observed_generation=3,
@@ -105,52 +105,56 @@ def test_only_steps_beyond_the_furthest_one_give_restarts_back():
 
 def test_the_clock_of_a_run_starts_once():
     spec = make_run().spec
-    first = status.begun(RunStatus(), spec, Observed(), None, 100.0)
-    assert status.begun(first, spec, Observed(), None, 200.0).start_s == 100.0
+    first = status.with_clocks(RunStatus(), spec, ObservedState(), None, 100.0)
+    assert status.with_clocks(first, spec, ObservedState(), None, 200.0).start_s == 100.0
 
 
 def test_the_clock_starts_anew_after_a_rest():
     ran = RunStatus(start_s=1.0, admission_s=2.0)
-    rested = status.begun(ran, make_run(suspend=True).spec, Observed(), None, 50.0)
+    rested = status.with_clocks(ran, make_run(suspend=True).spec, ObservedState(), None, 50.0)
     assert rested.admission_s is None
-    assert status.begun(rested, make_run().spec, Observed(), None, 60.0).start_s == 60.0
+    assert status.with_clocks(rested, make_run().spec, ObservedState(), None, 60.0).start_s == 60.0
 
 
-PLACED = Observed(
+PLACED = ObservedState(
     pods=(
         pod("demo-learner-0", Role.LEARNER, node="a"),
         pod("demo-rollout-main-x", node="b"),
     )
 )
-GATED = Observed(pods=(pod("demo-learner-0", Role.LEARNER, is_gated=True), PLACED.pods[1]))
+GATED = ObservedState(pods=(pod("demo-learner-0", Role.LEARNER, is_gated=True), PLACED.pods[1]))
 
 
 @pytest.mark.parametrize(
     ("observed", "spec", "admission_s"),
     [
         (PLACED, {}, 60.0),
-        (Observed(pods=PLACED.pods[:1]), {}, None),
-        (Observed(pods=PLACED.pods[1:]), {}, None),
+        (ObservedState(pods=PLACED.pods[:1]), {}, None),
+        (ObservedState(pods=PLACED.pods[1:]), {}, None),
         (GATED, {}, None),
-        (Observed(pods=PLACED.pods[:1]), {"rollouts": [{"name": "main", "minReplicas": 0}]}, 60.0),
+        (
+            ObservedState(pods=PLACED.pods[:1]),
+            {"rollouts": [{"name": "main", "minReplicas": 0}]},
+            60.0,
+        ),
     ],
     ids=["both", "no worker", "no learner", "gated", "no worker wanted"],
 )
 def test_a_run_is_admitted_once_the_learner_and_a_worker_have_a_node(
-    observed: Observed, spec: dict[str, object], admission_s: float | None
+    observed: ObservedState, spec: dict[str, object], admission_s: float | None
 ):
     waiting = RunStatus(start_s=1.0)
-    begun = status.begun(waiting, make_run(**spec).spec, observed, None, 60.0)
+    begun = status.with_clocks(waiting, make_run(**spec).spec, observed, None, 60.0)
     assert begun.admission_s == admission_s
 
 
 def test_an_admission_stands_unless_the_queue_takes_it_back_before_the_first_step():
     admitted = RunStatus(start_s=1.0, admission_s=2.0)
     spec = make_run().spec
-    assert status.begun(admitted, spec, Observed(), None, 60.0).admission_s == 2.0
-    assert status.begun(admitted, spec, GATED, None, 60.0).admission_s is None
+    assert status.with_clocks(admitted, spec, ObservedState(), None, 60.0).admission_s == 2.0
+    assert status.with_clocks(admitted, spec, GATED, None, 60.0).admission_s is None
     trained = dataclasses.replace(admitted, first_step_s=3.0)
-    assert status.begun(trained, spec, GATED, None, 60.0).admission_s == 2.0
+    assert status.with_clocks(trained, spec, GATED, None, 60.0).admission_s == 2.0
 
 
 def test_a_run_that_is_tried_again_starts_from_nothing_but_how_its_learner_ended():
@@ -167,7 +171,7 @@ def test_a_run_that_is_tried_again_starts_from_nothing_but_how_its_learner_ended
         ),
         last_end=end,
     )
-    again = status.tried_again(before)
+    again = status.as_new_attempt(before)
     assert not again.holds("Failed")
     assert (again.start_s, again.admission_s, again.first_step_s) == (None, None, None)
     assert (again.completion_s, again.drain_s) == (None, None)
@@ -177,7 +181,9 @@ def test_a_run_that_is_tried_again_starts_from_nothing_but_how_its_learner_ended
 
 
 def test_the_first_step_is_dated_when_it_is_seen():
-    begun = status.begun(RunStatus(start_s=1.0), make_run().spec, Observed(), report(step=1), 60.0)
+    begun = status.with_clocks(
+        RunStatus(start_s=1.0), make_run().spec, ObservedState(), report(step=1), 60.0
+    )
     assert begun.first_step_s == 60.0
 
 
@@ -187,15 +193,15 @@ def test_numbers_stay_when_the_learner_is_silent():
 
 def test_a_group_shows_what_is_wanted_and_what_is_there():
     spec = make_run(rollouts=[{"name": "main", "maxReplicas": 4}]).spec
-    running = Verdict(course=Course.RUN)
-    after = status.with_groups(RunStatus(), spec, Observed(), running, {"main": 3}, 9.0)
+    running = RunVerdict(phase=LifecyclePhase.RUN)
+    after = status.with_groups(RunStatus(), spec, ObservedState(), running, {"main": 3}, 9.0)
     assert after.groups == (GroupStatus(name="main", desired=3, replicas=0, ready=0),)
 
 
 def test_a_group_is_dated_when_its_number_changes():
     spec = make_run(rollouts=[{"name": "main", "maxReplicas": 4}]).spec
-    running = Verdict(course=Course.RUN)
-    after = status.with_groups(FULL, spec, Observed(), running, {"main": 4}, 9.0)
+    running = RunVerdict(phase=LifecyclePhase.RUN)
+    after = status.with_groups(FULL, spec, ObservedState(), running, {"main": 4}, 9.0)
     assert after.groups[0].scaled_s == 9.0
 
 
@@ -204,12 +210,12 @@ def with_step(step: int) -> RunStatus:
 
 
 def test_the_same_status_is_never_written_again():
-    assert not status.is_due(FULL, FULL, 1e12)
+    assert not status.needs_write(FULL, FULL, 1e12)
 
 
 @pytest.mark.parametrize(("later_s", "due"), [(29.0, False), (30.0, True)])
 def test_numbers_are_written_every_30_s_at_most(later_s: float, due: bool):
-    assert status.is_due(FULL, with_step(6), FULL.updated_s + later_s) is due
+    assert status.needs_write(FULL, with_step(6), FULL.updated_s + later_s) is due
 
 
 @pytest.mark.parametrize(
@@ -224,7 +230,7 @@ def test_numbers_are_written_every_30_s_at_most(later_s: float, due: bool):
     ],
 )
 def test_what_somebody_may_act_on_is_written_at_once(change: dict[str, object]):
-    assert status.is_due(FULL, dataclasses.replace(FULL, **change), FULL.updated_s)
+    assert status.needs_write(FULL, dataclasses.replace(FULL, **change), FULL.updated_s)
 
 
 def test_a_control_reason_that_turns_with_every_poll_waits_like_a_number():
@@ -235,4 +241,4 @@ def test_a_control_reason_that_turns_with_every_poll_waits_like_a_number():
         )
         for reason in ("Balanced", "AtMinimum")
     )
-    assert not status.is_due(balanced, starved, FULL.updated_s)
+    assert not status.needs_write(balanced, starved, FULL.updated_s)

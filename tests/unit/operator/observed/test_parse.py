@@ -9,11 +9,11 @@ from vcpo_operator.names import RunKey
 from vcpo_operator.observed.index_view import index_child, run_key
 from vcpo_operator.observed.parse import (
     gather,
-    observed_child,
-    observed_group,
-    observed_learner,
-    observed_pod,
-    run_record,
+    parse_child,
+    parse_group,
+    parse_learner,
+    parse_pod,
+    parse_run,
 )
 
 
@@ -31,67 +31,67 @@ def body(**parts: Any) -> dict[str, Any]:
 
 def test_the_controlling_owner_is_the_owner():
     owners = [{"uid": "friend"}, {"uid": "boss", "controller": True}]
-    assert observed_child(Kind.SERVICE, body(metadata={"ownerReferences": owners})).owner_uid == (
+    assert parse_child(Kind.SERVICE, body(metadata={"ownerReferences": owners})).owner_uid == (
         "boss"
     )
 
 
 def test_the_version_is_the_generation_where_there_is_one():
-    assert observed_child(Kind.SERVICE, body()).version == 7
-    assert observed_child(Kind.DEPLOYMENT, body(metadata={"generation": 3})).version == 3
+    assert parse_child(Kind.SERVICE, body()).version == 7
+    assert parse_child(Kind.DEPLOYMENT, body(metadata={"generation": 3})).version == 3
 
 
 def test_a_deployment_that_says_nothing_of_replicas_has_one():
-    group = observed_group(body())
+    group = parse_group(body())
     assert (group.group, group.replicas, group.current, group.paused) == ("main", 1, 0, False)
 
 
 def test_a_statefulset_settles_when_its_controller_has_seen_it():
     new = {"metadata": {"generation": 2}, "status": {"observedGeneration": 1}}
-    assert not observed_learner(body(**new)).settled
-    assert observed_learner(body(**{**new, "status": {"observedGeneration": 2}})).settled
+    assert not parse_learner(body(**new)).settled
+    assert parse_learner(body(**{**new, "status": {"observedGeneration": 2}})).settled
 
 
 def test_a_pod_is_ready_by_its_condition():
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
-    found = observed_pod(body(status=ready))
+    found = parse_pod(body(status=ready))
     assert found is not None
     assert (found.ready, found.leaving, found.group) == (True, False, "main")
 
 
 def test_a_pod_with_a_date_of_deletion_is_leaving():
-    found = observed_pod(body(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}))
+    found = parse_pod(body(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}))
     assert found is not None
     assert found.leaving
 
 
 def test_restarts_of_all_containers_count():
     statuses = [{"name": "a", "restartCount": 2}, {"name": "b", "restartCount": 1}]
-    found = observed_pod(body(status={"containerStatuses": statuses}))
+    found = parse_pod(body(status={"containerStatuses": statuses}))
     assert found is not None
     assert found.restarts == 3
 
 
 def test_a_cost_that_is_no_number_is_none():
     annotations = {"controller.kubernetes.io/pod-deletion-cost": "high"}
-    found = observed_pod(body(metadata={"annotations": annotations}))
+    found = parse_pod(body(metadata={"annotations": annotations}))
     assert found is not None
     assert found.deletion_cost is None
 
 
 def test_a_pod_of_an_unknown_role_is_not_ours():
-    assert observed_pod(body(metadata={"labels": {"vcpo.dev/role": "judge"}})) is None
+    assert parse_pod(body(metadata={"labels": {"vcpo.dev/role": "judge"}})) is None
 
 
 def test_the_order_of_arrival_does_not_matter():
-    first = observed_child(Kind.SERVICE, body(metadata={"name": "a"}))
-    second = observed_child(Kind.SERVICE, body(metadata={"name": "b"}))
+    first = parse_child(Kind.SERVICE, body(metadata={"name": "a"}))
+    second = parse_child(Kind.SERVICE, body(metadata={"name": "b"}))
     nothing = ([], [], [], [], [])
     assert gather(*nothing, [first, second]) == gather(*nothing, [second, first])
 
 
 def test_a_run_keeps_spec_and_status_as_they_are_stored():
-    record = run_record(body(spec={"steps": 3}, status={"step": 1}))
+    record = parse_run(body(spec={"steps": 3}, status={"step": 1}))
     assert (record.key, record.spec, record.status) == (
         RunKey("ml", "demo-rollout-main"),
         {"steps": 3},

@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from vcpo_operator.observed.pod_causes import is_being_made, pod_cause, presentable, warned_cause
+from vcpo_operator.observed.pod_causes import (
+    cause_from_events,
+    is_starting,
+    pod_cause,
+    redact_and_shorten,
+)
 
 
 def pod(*containers: dict[str, Any], **status: Any) -> dict[str, Any]:
@@ -86,11 +91,11 @@ def test_a_pod_that_fits_nowhere_says_why():
 
 
 def test_credentials_in_an_address_are_not_shown():
-    assert presentable("pull https://me:secret@host/x", 99) == "pull https://***@host/x"
+    assert redact_and_shorten("pull https://me:secret@host/x", 99) == "pull https://***@host/x"
 
 
 def test_of_a_long_message_the_end_is_kept():
-    assert presentable("abcdefgh", 6) == "...fgh"
+    assert redact_and_shorten("abcdefgh", 6) == "...fgh"
 
 
 def event(reason: str, message: str, **changes: Any) -> dict[str, Any]:
@@ -106,7 +111,7 @@ def test_the_newest_warning_counts_wherever_it_keeps_its_time():
         event("FailedMount", "new", eventTime="2026-11-20T09:00:00.000001Z", series=series),
         event("FailedAttachVolume", "between", lastTimestamp="2026-11-20T10:01:00Z"),
     ]
-    cause = warned_cause(events)
+    cause = cause_from_events(events)
     assert cause is not None
     assert (cause.reason, cause.message) == ("FailedMount", "pod p: new")
 
@@ -115,9 +120,9 @@ def test_the_newest_warning_counts_wherever_it_keeps_its_time():
 def test_a_warning_that_the_pod_has_left_behind_is_no_cause(step: str):
     transient = event("FailedMount", "timed out", lastTimestamp="2026-11-20T10:00:02Z")
     later = event(step, "it goes on", type="Normal", lastTimestamp="2026-11-20T10:00:04Z")
-    assert warned_cause([transient, later]) is None
+    assert cause_from_events([transient, later]) is None
     again = event("FailedMount", "gone", lastTimestamp="2026-11-20T10:00:06Z")
-    cause = warned_cause([transient, later, again])
+    cause = cause_from_events([transient, later, again])
     assert cause is not None
     assert cause.message == "pod p: gone"
 
@@ -125,7 +130,7 @@ def test_a_warning_that_the_pod_has_left_behind_is_no_cause(step: str):
 def test_a_pod_that_only_has_its_node_has_left_no_warning_behind():
     lasting = event("FailedMount", "no such volume", lastTimestamp="2026-11-20T10:00:02Z")
     placed = event("Scheduled", "on n", type="Normal", eventTime="2026-11-20T10:00:03.000000Z")
-    assert warned_cause([lasting, placed]) is not None
+    assert cause_from_events([lasting, placed]) is not None
 
 
 @pytest.mark.parametrize(
@@ -138,7 +143,7 @@ def test_a_pod_that_only_has_its_node_has_left_no_warning_behind():
     ids=lambda told: told["reason"],
 )
 def test_a_warning_of_something_else_is_no_cause(told: dict[str, Any]):
-    assert warned_cause([told]) is None
+    assert cause_from_events([told]) is None
 
 
 @pytest.mark.parametrize(
@@ -154,7 +159,7 @@ def test_a_warning_of_something_else_is_no_cause(told: dict[str, Any]):
 def test_a_pod_is_being_made_from_its_placement_to_its_first_container(
     spec: dict[str, Any], status: dict[str, Any], expected: bool
 ):
-    assert is_being_made({"spec": spec, "status": status}) is expected
+    assert is_starting({"spec": spec, "status": status}) is expected
 
 
 def running(ready: str, reason: str = "", *, container_ready: bool = True) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What an answer of Prometheus says of a run, and what is never believed."""
+"""What an answer of Prometheus says of a run, and what is never report_of_this_run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vcpo.wire.phase import RunPhase
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_operator.names import RunKey
-from vcpo_operator.observed.promql import read_answer, run_query
+from vcpo_operator.observed.promql import parse_answer, run_query
 from vcpo_operator.observed.report import LearnerReport, WorkerReport, learner_report
 
 NOW_S = SCRAPED_S + 4.0
 
 
 def read(samples) -> LearnerReport:
-    found = read_answer(answer(samples), now_s=NOW_S)
+    found = parse_answer(answer(samples), now_s=NOW_S)
     assert found is not None
     return found.report
 
@@ -122,18 +122,18 @@ def test_a_restarted_learner_is_not_mixed_with_the_one_before():
 
 
 def test_a_report_is_as_old_as_its_scrape_is_by_now():
-    found = read_answer(answer(scrape()), now_s=NOW_S)
+    found = parse_answer(answer(scrape()), now_s=NOW_S)
     assert found is not None
-    report = found.at(NOW_S, is_news=True)
-    assert (report.signals.age_s, report.is_news) == (4.0, True)
+    report = found.at(NOW_S, is_fresh=True)
+    assert (report.signals.age_s, report.is_fresh) == (4.0, True)
 
 
 def test_a_run_without_series_says_nothing():
-    assert read_answer(answer([]), now_s=NOW_S) is None
+    assert parse_answer(answer([]), now_s=NOW_S) is None
 
 
 def test_workers_alone_are_no_report():
-    assert read_answer(answer([("vcpo_rollout_inflight", {}, 1.0, 1.0)]), now_s=NOW_S) is None
+    assert parse_answer(answer([("vcpo_rollout_inflight", {}, 1.0, 1.0)]), now_s=NOW_S) is None
 
 
 @pytest.mark.parametrize("name", LEAST)
@@ -174,13 +174,13 @@ def test_two_targets_that_answer_for_one_run_are_refused():
 
 def test_a_sample_of_the_future_tells_of_clocks_that_disagree():
     with pytest.raises(ValueError, match="10 s in the future; synchronize the clocks"):
-        read_answer(answer(scrape()), now_s=SCRAPED_S - 10.0)
+        parse_answer(answer(scrape()), now_s=SCRAPED_S - 10.0)
 
 
 def test_clocks_may_differ_a_little():
-    found = read_answer(answer(scrape()), now_s=SCRAPED_S - 4.0)
+    found = parse_answer(answer(scrape()), now_s=SCRAPED_S - 4.0)
     assert found is not None
-    assert found.at(SCRAPED_S - 4.0, is_news=True).signals.age_s == 0.0
+    assert found.at(SCRAPED_S - 4.0, is_fresh=True).signals.age_s == 0.0
 
 
 NO_ANSWERS = {
@@ -198,7 +198,7 @@ NO_ANSWERS = {
 @pytest.mark.parametrize("text", NO_ANSWERS.values(), ids=NO_ANSWERS.keys())
 def test_what_is_no_answer_is_refused(text: bytes):
     with pytest.raises(ValueError, match="no answer of Prometheus' query API"):
-        read_answer(text, now_s=NOW_S)
+        parse_answer(text, now_s=NOW_S)
 
 
 JSON = st.recursive(
@@ -218,13 +218,13 @@ SERIES = st.tuples(
 @given(st.binary() | JSON.map(lambda value: json.dumps(value).encode()))
 def test_no_nonsense_becomes_a_signal(text: bytes):
     with pytest.raises(ValueError, match="no answer"):
-        read_answer(text, now_s=NOW_S)
+        parse_answer(text, now_s=NOW_S)
 
 
 @given(st.lists(SERIES, max_size=12), st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=3))
 def test_whatever_was_scraped_is_a_sound_report_or_a_value_error(series, changes):
     try:
-        found = read_answer(answer([*scrape(**changes), *series]), now_s=NOW_S)
+        found = parse_answer(answer([*scrape(**changes), *series]), now_s=NOW_S)
     except ValueError:
         return
     assert found is not None

@@ -165,7 +165,7 @@ async def test_a_run_that_does_not_start_in_time_fails(made: Stage):
 async def test_a_run_of_another_manager_is_left_alone(made: Stage):
     made.create_run(rollouts=ROLLOUTS, managedBy="other.dev/operator")
     outcome = await made.look()
-    assert outcome.wake_in_s is None
+    assert outcome.requeue_after_s is None
     assert (made.children(), made.writes()) == ({}, [])
 
 
@@ -183,7 +183,7 @@ async def test_a_parameter_that_the_environment_does_not_take_is_refused_and_nam
 async def test_a_template_that_cannot_be_merged_is_said_in_the_status(made: Stage):
     broken = {"spec": {"volumes": [{"emptyDir": {}}]}}
     made.create_run(rollouts=[{**ROLLOUTS[0], "template": broken}])
-    assert not (await made.look()).trouble
+    assert not (await made.look()).error
     assert made.condition("Accepted") == ("False", "InvalidSpec")
     assert "each item of `spec.volumes` must have `name`" in made.message("Accepted")
     assert made.condition("Ready") == ("False", "InvalidSpec")

@@ -109,7 +109,7 @@ async def test_events_do_not_hurry_a_run_that_backs_off(queue: RunQueue, clock: 
 
 async def test_a_run_that_was_mended_is_looked_at_at_once(queue: RunQueue, clock: Clock):
     await failed(queue, clock, 5)
-    queue.forgive(A)
+    queue.reset_backoff(A)
     queue.add(A)
     assert await queue.get() == A
 

@@ -12,7 +12,7 @@ from tests.fixtures.operator.runs import KEY
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
 from vcpo_operator.observed.report import learner_report
-from vcpo_operator.signals.client import LearnerLines, SignalsError
+from vcpo_operator.signals.client import LearnerCommandError, LearnerConnections
 
 
 def message(**changes: object) -> control_pb2.Signals:
@@ -53,7 +53,7 @@ class Learner(control_pb2_grpc.ControlServiceServicer):
 class Scene:
     learner: Learner
     server: grpc.aio.Server
-    lines: LearnerLines
+    lines: LearnerConnections
     now_s: float = 100.0
 
 
@@ -64,7 +64,7 @@ async def connected_scene() -> AsyncIterator[Scene]:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     clock = lambda: scene.now_s  # noqa: E731 - reads the scene that is made next
-    lines = LearnerLines(clock=clock, address_of=lambda key: f"127.0.0.1:{port}")
+    lines = LearnerConnections(clock=clock, address_of=lambda key: f"127.0.0.1:{port}")
     scene = Scene(learner=learner, server=server, lines=lines)
     yield scene
     await lines.close()
@@ -109,7 +109,7 @@ async def test_without_a_period_a_learner_is_asked_at_every_look(scene: Scene):
     report = await scene.lines.ask(KEY, period_s=0.0)
     assert scene.learner.asked == 2
     assert report is not None
-    assert report.is_news
+    assert report.is_fresh
 
 
 async def test_a_learner_that_never_answered_says_nothing(scene: Scene):
@@ -124,7 +124,7 @@ async def test_nonsense_counts_as_silence(scene: Scene):
 
 async def test_a_learner_that_is_gone_is_forgotten(scene: Scene):
     await scene.lines.ask(KEY, period_s=2.0)
-    await scene.lines.hang_up(KEY)
+    await scene.lines.disconnect(KEY)
     await scene.server.stop(0)
     assert await scene.lines.ask(KEY, period_s=2.0) is None
 
@@ -141,13 +141,13 @@ async def test_a_drain_reaches_the_learner_with_its_reason(scene: Scene):
 
 async def test_a_drain_that_nobody_takes_is_an_error(scene: Scene):
     await scene.server.stop(0)
-    with pytest.raises(SignalsError, match="took no drain"):
+    with pytest.raises(LearnerCommandError, match="took no drain"):
         await scene.lines.drain(KEY, "because")
 
 
 async def test_an_order_that_nobody_takes_is_an_error(scene: Scene):
     await scene.server.stop(0)
-    with pytest.raises(SignalsError, match="took no throttle"):
+    with pytest.raises(LearnerCommandError, match="took no throttle"):
         await scene.lines.throttle(KEY, 3, "because")
 
 
@@ -207,7 +207,7 @@ async def test_a_new_token_is_shown_at_once_and_a_wrong_one_is_told_once(caplog)
     server = WireServer(token="second")
     control_pb2_grpc.add_ControlServiceServicer_to_server(Learner(), server.grpc_server)
     port = await server.start("127.0.0.1:0", ("vcpo.wire.v1.ControlService",))
-    lines = LearnerLines(clock=lambda: 100.0, address_of=lambda key: f"127.0.0.1:{port}")
+    lines = LearnerConnections(clock=lambda: 100.0, address_of=lambda key: f"127.0.0.1:{port}")
     await lines.set_token(KEY, "first")
     assert await lines.ask(KEY, period_s=0.0) is None
     assert await lines.ask(KEY, period_s=0.0) is None
@@ -217,7 +217,7 @@ async def test_a_new_token_is_shown_at_once_and_a_wrong_one_is_told_once(caplog)
     report = await lines.ask(KEY, period_s=0.0)
     assert report is not None
     lines.forget_token(KEY)
-    await lines.hang_up(KEY)
+    await lines.disconnect(KEY)
     await lines.ask(KEY, period_s=0.0)
     assert caplog.text.count("the learner refuses the run's token") == 2
     await lines.close()

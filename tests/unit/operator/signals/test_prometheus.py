@@ -15,12 +15,12 @@ from tests.fixtures.operator.runs import KEY
 from vcpo_operator.names import RunKey
 from vcpo_operator.observed.promql import run_query
 from vcpo_operator.observed.report import LearnerReport
-from vcpo_operator.signals.client import LearnerLines
+from vcpo_operator.signals.client import LearnerConnections
 from vcpo_operator.signals.prometheus import (
     Prometheus,
     PrometheusError,
     ScrapedSignals,
-    checked_url,
+    validate_url,
 )
 
 PERIOD_S = 2.0
@@ -64,7 +64,7 @@ async def served_scene() -> AsyncIterator[Scene]:
     await site.start()
     scene.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     clock = lambda: scene.now_s  # noqa: E731 - read at each call
-    lines = LearnerLines(clock=clock, address_of=lambda key: "127.0.0.1:1")
+    lines = LearnerConnections(clock=clock, address_of=lambda key: "127.0.0.1:1")
     scene.source = ScrapedSignals(Prometheus(scene.url, timeout_s=5.0), lines, clock=clock)
     yield scene
     await scene.source.close()
@@ -74,7 +74,7 @@ async def served_scene() -> AsyncIterator[Scene]:
 async def test_one_query_makes_a_report(scene: Scene):
     report = await scene.ask()
     assert report is not None
-    assert (report.signals.step, report.signals.age_s, report.is_news) == (5, 4.0, True)
+    assert (report.signals.step, report.signals.age_s, report.is_fresh) == (5, 4.0, True)
     assert scene.queries == [run_query(KEY)]
 
 
@@ -82,11 +82,11 @@ async def test_a_scrape_is_news_once(scene: Scene):
     await scene.ask()
     report = await scene.later(PERIOD_S)
     assert report is not None
-    assert (report.signals.age_s, report.is_news) == (6.0, False)
+    assert (report.signals.age_s, report.is_fresh) == (6.0, False)
     scene.answers = answer([*scrape(), *scrape(SCRAPED_S + 15.0, vcpo_policy_version=6.0)])
     report = await scene.later(15.0)
     assert report is not None
-    assert (report.signals.step, report.is_news) == (6, True)
+    assert (report.signals.step, report.is_fresh) == (6, True)
 
 
 async def test_events_do_not_make_prometheus_answer_more_often(scene: Scene):
@@ -103,7 +103,7 @@ async def test_a_replica_that_lags_does_not_turn_time_back(scene: Scene):
     scene.answers = answer(scrape())
     report = await scene.later(PERIOD_S)
     assert report is not None
-    assert (report.signals.step, report.is_news) == (6, False)
+    assert (report.signals.step, report.is_fresh) == (6, False)
 
 
 async def test_series_that_ended_leave_what_was_read_last_and_its_age(scene: Scene):
@@ -159,7 +159,7 @@ async def test_trouble_is_logged_once(scene: Scene, caplog: pytest.LogCaptureFix
 
 async def test_a_learner_that_is_gone_is_forgotten(scene: Scene):
     await scene.ask()
-    await scene.source.hang_up(KEY)
+    await scene.source.disconnect(KEY)
     scene.answers = answer([])
     assert await scene.ask() is None
 
@@ -198,7 +198,7 @@ async def test_nobody_who_listens_is_an_error():
 
 @pytest.mark.parametrize("url", ["https://thanos.example.com/api", "http://prometheus:9090/"])
 def test_an_address_may_have_a_port_and_a_path(url: str):
-    assert checked_url(url) == url.rstrip("/")
+    assert validate_url(url) == url.rstrip("/")
 
 
 @pytest.mark.parametrize(
@@ -215,4 +215,4 @@ def test_an_address_may_have_a_port_and_a_path(url: str):
 )
 def test_what_is_no_address_of_a_server_is_refused(url: str):
     with pytest.raises(ValueError, match="--prometheus-url must be"):
-        checked_url(url)
+        validate_url(url)

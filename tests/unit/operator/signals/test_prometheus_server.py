@@ -19,7 +19,7 @@ from tests.fixtures.operator.runs import KEY
 from vcpo.metrics import LearnerMetrics, MetricsServer, RolloutMetrics, serve_metrics
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.observed.report import LearnerReport
-from vcpo_operator.signals.client import LearnerLines
+from vcpo_operator.signals.client import LearnerConnections
 from vcpo_operator.signals.prometheus import Prometheus, ScrapedSignals
 
 POD = "demo-rollout-main-x"
@@ -109,7 +109,7 @@ async def running_scene(tmp_path: Path) -> AsyncIterator[Scene]:
     trained(learner)
     worker.in_flight.set(3)
     port = free_port()
-    lines = LearnerLines(clock=time.time, address_of=lambda key: "127.0.0.1:1")
+    lines = LearnerConnections(clock=time.time, address_of=lambda key: "127.0.0.1:1")
     source = ScrapedSignals(Prometheus(f"http://127.0.0.1:{port}"), lines, clock=time.time)
     with (
         serve_metrics(learner.registry, "127.0.0.1", 0) as endpoint,
@@ -145,11 +145,11 @@ async def test_a_run_is_followed_to_its_end_through_the_end_of_its_target_and_of
 
     scene.endpoint.close()
     aged = await scene.until(lambda each: each.signals.age_s > OLD_S)
-    assert (aged.phase, aged.signals.step, aged.is_news) == (RunPhase.COMPLETE, 7, False)
+    assert (aged.phase, aged.signals.step, aged.is_fresh) == (RunPhase.COMPLETE, 7, False)
 
     scene.prometheus.kill()
     held = await scene.until(lambda each: each.signals.age_s > aged.signals.age_s)
-    assert (held.phase, held.signals.step, held.is_news) == (RunPhase.COMPLETE, 7, False)
+    assert (held.phase, held.signals.step, held.is_fresh) == (RunPhase.COMPLETE, 7, False)
 
 
 def assert_shown(report: LearnerReport) -> None:

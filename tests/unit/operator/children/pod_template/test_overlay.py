@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from vcpo_operator.children.pod_template.overlay import overlaid
+from vcpo_operator.children.pod_template.overlay import merge_template
 
 BASE = {
     "spec": {
@@ -14,7 +14,7 @@ BASE = {
 
 
 def spec_of(**patch: object) -> dict[str, object]:
-    return overlaid(BASE, {"spec": patch})["spec"]
+    return merge_template(BASE, {"spec": patch})["spec"]
 
 
 def test_maps_merge():
@@ -44,7 +44,7 @@ def test_null_removes():
 
 def test_other_lists_are_replaced():
     base = {"tolerations": [{"key": "a"}]}
-    assert overlaid(base, {"tolerations": [{"key": "b"}]}) == {"tolerations": [{"key": "b"}]}
+    assert merge_template(base, {"tolerations": [{"key": "b"}]}) == {"tolerations": [{"key": "b"}]}
 
 
 def test_neither_side_is_changed():
@@ -76,4 +76,4 @@ def test_a_value_of_another_shape_than_ours_is_refused_by_its_path(
 
 def test_a_label_with_the_name_of_a_list_is_a_label():
     labels = {"metadata": {"labels": {"env": "prod", "ports": "open"}}}
-    assert overlaid({"metadata": {"labels": {}}}, labels) == labels
+    assert merge_template({"metadata": {"labels": {}}}, labels) == labels

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kubernetes.utils.quantity import parse_quantity
 
 from tests.fixtures.operator.runs import DEFAULTS, parent
-from vcpo_operator.children import Kind, children
+from vcpo_operator.children import Kind, build_children
 from vcpo_operator.children.pod_template.resources import with_defaults
 
 REQUESTS, LIMITS = {"cpu": "500m", "memory": "2Gi"}, {"memory": "32Gi"}
@@ -86,7 +86,7 @@ def test_what_the_user_says_stays_and_no_request_is_above_its_limit(said: dict[s
 
 
 def test_every_pod_of_a_run_says_what_it_needs_and_none_asks_for_a_gpu():
-    made = children(parent(), DEFAULTS)
+    made = build_children(parent(), DEFAULTS)
     workloads = [each for each in made if each.kind in {Kind.STATEFUL_SET, Kind.DEPLOYMENT}]
     assert len(workloads) == 2
     for workload in workloads:
@@ -96,7 +96,7 @@ def test_every_pod_of_a_run_says_what_it_needs_and_none_asks_for_a_gpu():
 
 def test_a_container_that_the_user_adds_is_left_as_it_is():
     sidecar = {"spec": {"containers": [{"name": "sidecar", "image": "s"}]}}
-    made = children(parent(learner={"template": sidecar}), DEFAULTS)
+    made = build_children(parent(learner={"template": sidecar}), DEFAULTS)
     (learner,) = (each for each in made if each.kind is Kind.STATEFUL_SET)
     containers = learner.manifest["spec"]["template"]["spec"]["containers"]
     assert {each["name"]: "resources" in each for each in containers} == {

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from vcpo_operator.names import Role
-from vcpo_operator.observed.records import Cause, Observed, ObservedPod
+from vcpo_operator.observed.records import Cause, ObservedPod, ObservedState
 
 PATIENCE_S: Final = 10.0
 """Time for an ordinary start, before anybody asks why it takes so long."""
@@ -21,7 +21,7 @@ REREAD_S: Final = 30.0
 """Time between two questions; kubelets and controllers repeat themselves more seldom."""
 
 
-def unexplained(observed: Observed) -> tuple[str, ...]:
+def stalled_uids(observed: ObservedState) -> tuple[str, ...]:
     """Uids of the objects whose events may tell more: the learner's, and one worker's at most."""
     learner = observed.learner
     if learner is not None and learner.replicas > 0 and not _has_pods(observed, Role.LEARNER):
@@ -29,7 +29,7 @@ def unexplained(observed: Observed) -> tuple[str, ...]:
     return (*_being_made(observed, Role.LEARNER), *_being_made(observed, Role.ROLLOUT))
 
 
-def explained(observed: Observed, causes: Mapping[str, Cause]) -> Observed:
+def with_event_causes(observed: ObservedState, causes: Mapping[str, Cause]) -> ObservedState:
     """The same with the causes that events gave, by uid of what they are about."""
     learner = observed.learner
     if learner is not None:
@@ -42,10 +42,10 @@ def _with_cause(pod: ObservedPod, causes: Mapping[str, Cause]) -> ObservedPod:
     return replace(pod, cause=causes[pod.uid]) if pod.uid in causes else pod
 
 
-def _has_pods(observed: Observed, role: Role) -> bool:
+def _has_pods(observed: ObservedState, role: Role) -> bool:
     return any(pod.role is role for pod in observed.pods)
 
 
-def _being_made(observed: Observed, role: Role) -> tuple[str, ...]:
+def _being_made(observed: ObservedState, role: Role) -> tuple[str, ...]:
     pods = observed.pods_of(role)
-    return tuple(pod.uid for pod in pods if pod.is_being_made and pod.cause is None)[:1]
+    return tuple(pod.uid for pod in pods if pod.is_starting and pod.cause is None)[:1]

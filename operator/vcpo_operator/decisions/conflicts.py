@@ -26,7 +26,7 @@ _UNITS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Obstacle:
+class Conflict:
     """Why the run does not get on, as a condition says it."""
 
     reason: str
@@ -45,7 +45,7 @@ def is_ours(there: ObservedChild, owner_uid: str | None) -> bool:
     return there.adoptable or (there.kind is Kind.CLAIM and there.digest is not None)
 
 
-def obstacle_of_name(there: ObservedChild, owner_uid: str | None) -> Obstacle | None:
+def name_conflict(there: ObservedChild, owner_uid: str | None) -> Conflict | None:
     """Somebody else's object of a child's name; None when the operator may have it."""
     if is_ours(there, owner_uid):
         return None
@@ -63,10 +63,10 @@ def obstacle_of_name(there: ObservedChild, owner_uid: str | None) -> Obstacle | 
             f" run, which changes it and takes it along when deleted: kubectl annotate"
             f" {there.kind.kind.lower()} {there.name} {ADOPT_ANNOTATION}=true"
         )
-    return Obstacle(reason="NameTaken", message=message)
+    return Conflict(reason="NameTaken", message=message)
 
 
-def obstacle_of_claim(child: Child, there: ObservedClaim) -> Obstacle | None:
+def storage_class_conflict(child: Child, there: ObservedClaim) -> Conflict | None:
     """A storage class other than the one that the run asks for; None when the claim will do."""
     wanted = child.manifest["spec"].get("storageClassName")
     if wanted is None or wanted == there.storage_class:
@@ -77,10 +77,10 @@ def obstacle_of_claim(child: Child, there: ObservedClaim) -> Obstacle | None:
         f" `learner.checkpointStorageClassName` asks for '{wanted}'. Make the run anew with that"
         f" class; or {_deletion(child.name)}"
     )
-    return Obstacle(reason="ClaimMismatch", message=message)
+    return Conflict(reason="ClaimMismatch", message=message)
 
 
-def fitted(child: Child, there: ObservedClaim) -> Child:
+def keep_claim_size(child: Child, there: ObservedClaim) -> Child:
     """The claim as it can be applied: with its present size where that is more than asked for."""
     if storage_bytes(there.storage) <= storage_bytes(_asked(child)):
         return child
@@ -88,7 +88,7 @@ def fitted(child: Child, there: ObservedClaim) -> Child:
     return Child(kind=child.kind, manifest=with_digest({**child.manifest, "spec": spec}))
 
 
-def larger_claims(learner: Learner, claims: Iterable[ObservedClaim]) -> str:
+def oversized_claims_note(learner: Learner, claims: Iterable[ObservedClaim]) -> str:
     """A sentence for each claim of ours that is larger than asked for."""
     asked = f"{learner.checkpoint_storage_gibibytes}Gi"
     larger = (each for each in claims if storage_bytes(each.storage) > storage_bytes(asked))
@@ -100,7 +100,7 @@ def larger_claims(learner: Learner, claims: Iterable[ObservedClaim]) -> str:
     )
 
 
-def growth_refused(name: str, refusal: str) -> str:
+def claim_growth_refusal(name: str, refusal: str) -> str:
     """The API server's refusal to make a claim what the run asks for, with the cure."""
     return (
         f"{refusal.rstrip('.')}. Set `learner.checkpointStorageGibibytes` back to what it has; or"
@@ -108,10 +108,10 @@ def growth_refused(name: str, refusal: str) -> str:
     )
 
 
-def unreadable_token(refusal: str) -> Obstacle:
+def unreadable_token_conflict(refusal: str) -> Conflict:
     """The Secret with the run's token may not be read."""
     message = f"{refusal.rstrip('.')}. Give the operator's role `get` and `create` of secrets"
-    return Obstacle(reason="ApplyFailed", message=message)
+    return Conflict(reason="ApplyFailed", message=message)
 
 
 def storage_bytes(quantity: str) -> Decimal:

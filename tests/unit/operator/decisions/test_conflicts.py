@@ -12,17 +12,17 @@ from kubernetes.utils.quantity import parse_quantity
 
 from tests.fixtures.operator.runs import DEFAULTS, UID, make_run, parent
 from tests.unit.operator.decisions.plans import planned, settled, wish
-from vcpo_operator.children import Child, Kind, children
-from vcpo_operator.decisions.obstacles import (
-    fitted,
+from vcpo_operator.children import Child, Kind, build_children
+from vcpo_operator.decisions.conflicts import (
     is_ours,
-    larger_claims,
-    obstacle_of_claim,
-    obstacle_of_name,
+    keep_claim_size,
+    name_conflict,
+    oversized_claims_note,
     storage_bytes,
+    storage_class_conflict,
 )
-from vcpo_operator.decisions.plan import blocked_by
-from vcpo_operator.observed.records import Observed, ObservedChild, ObservedClaim
+from vcpo_operator.decisions.plan import first_conflict
+from vcpo_operator.observed.records import ObservedChild, ObservedClaim, ObservedState
 
 
 def there(kind: Kind = Kind.CONFIG_MAP, name: str = "demo-config", **changes: Any) -> ObservedChild:
@@ -37,7 +37,9 @@ def claim(storage: str = "50Gi", storage_class: str | None = None, **changes: An
 
 def made_claim(**learner: Any) -> Child:
     (made,) = (
-        each for each in children(parent(learner=learner), DEFAULTS) if each.kind is Kind.CLAIM
+        each
+        for each in build_children(parent(learner=learner), DEFAULTS)
+        if each.kind is Kind.CLAIM
     )
     return made
 
@@ -60,14 +62,14 @@ def test_what_has_our_owner_or_an_annotation_or_is_a_kept_claim_is_ours(
     found: ObservedChild, ours: bool
 ):
     assert is_ours(found, UID) is ours
-    assert (obstacle_of_name(found, UID) is None) is ours
+    assert (name_conflict(found, UID) is None) is ours
 
 
 def test_somebody_elses_object_is_named_with_both_ways_out():
-    obstacle = obstacle_of_name(there(), UID)
-    assert obstacle is not None
-    assert obstacle.reason == "NameTaken"
-    assert obstacle.message == (
+    conflict = name_conflict(there(), UID)
+    assert conflict is not None
+    assert conflict.reason == "NameTaken"
+    assert conflict.message == (
         "ConfigMap demo-config is there already and is not this run's. Delete or rename it; or give"
         " it to the run, which changes it and takes it along when deleted:"
         " kubectl annotate configmap demo-config vcpo.dev/adopt=true"
@@ -76,7 +78,7 @@ def test_somebody_elses_object_is_named_with_both_ways_out():
 
 def test_nothing_is_made_from_an_obstacle_on():
     wanted = wish()
-    taken = Observed(children=(there(Kind.SERVICE, "demo-learner"),))
+    taken = ObservedState(children=(there(Kind.SERVICE, "demo-learner"),))
     from_nothing = planned(wanted, settled(wanted))
     assert from_nothing == []
     world = settled(wanted)
@@ -87,30 +89,30 @@ def test_nothing_is_made_from_an_obstacle_on():
         "Apply ConfigMap demo-config",
         "Apply PersistentVolumeClaim demo-learner",
     ]
-    assert blocked_by(wanted, world.observed) == obstacle_of_name(taken.children[0], UID)
+    assert first_conflict(wanted, world.observed) == name_conflict(taken.children[0], UID)
 
 
 def test_a_claim_of_another_class_is_named_with_the_cure():
     made = made_claim(checkpointStorageClassName="fast.ssd")
-    assert obstacle_of_claim(made, claim(storage_class="fast.ssd")) is None
-    obstacle = obstacle_of_claim(made, claim(storage_class="slow"))
-    assert obstacle is not None
-    assert obstacle.reason == "ClaimMismatch"
-    assert "the storage class 'slow', which cannot change" in obstacle.message
-    assert "`learner.checkpointStorageClassName` asks for 'fast.ssd'" in obstacle.message
-    assert "Make the run anew with that class" in obstacle.message
-    assert "kubectl delete pvc demo-learner" in obstacle.message
+    assert storage_class_conflict(made, claim(storage_class="fast.ssd")) is None
+    conflict = storage_class_conflict(made, claim(storage_class="slow"))
+    assert conflict is not None
+    assert conflict.reason == "ClaimMismatch"
+    assert "the storage class 'slow', which cannot change" in conflict.message
+    assert "`learner.checkpointStorageClassName` asks for 'fast.ssd'" in conflict.message
+    assert "Make the run anew with that class" in conflict.message
+    assert "kubectl delete pvc demo-learner" in conflict.message
 
 
 def test_a_run_that_asks_for_no_class_takes_the_one_there_is():
-    assert obstacle_of_claim(made_claim(), claim(storage_class="slow")) is None
+    assert storage_class_conflict(made_claim(), claim(storage_class="slow")) is None
 
 
 @pytest.mark.parametrize(
     ("storage", "applied"), [("100Gi", "100Gi"), ("1Ti", "1Ti"), ("50Gi", "50Gi"), ("1G", "50Gi")]
 )
 def test_a_claim_never_shrinks(storage: str, applied: str):
-    made = fitted(made_claim(), claim(storage))
+    made = keep_claim_size(made_claim(), claim(storage))
     assert made.manifest["spec"]["resources"]["requests"]["storage"] == applied
     assert (made.digest == made_claim().digest) is (applied == "50Gi")
 
@@ -118,8 +120,8 @@ def test_a_claim_never_shrinks(storage: str, applied: str):
 def test_a_larger_claim_is_mentioned_and_a_strangers_is_not():
     learner = make_run().spec.learner
     stranger = claim("1Ti", digest=None)
-    assert larger_claims(learner, [claim("50Gi"), claim("20Gi"), stranger]) == ""
-    assert larger_claims(learner, [claim("100Gi")]) == (
+    assert oversized_claims_note(learner, [claim("50Gi"), claim("20Gi"), stranger]) == ""
+    assert oversized_claims_note(learner, [claim("100Gi")]) == (
         "PersistentVolumeClaim demo-learner has 100Gi and is used as it is:"
         " `learner.checkpointStorageGibibytes` asks for 50Gi, and a claim cannot shrink."
     )
