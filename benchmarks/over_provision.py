@@ -10,7 +10,7 @@ is left of the distribution above its length, so cutting changes nothing about i
     python -m benchmarks.over_provision
     python -m benchmarks.over_provision --tokens 16 --sigma 0.1     short answers, no tail
 
-The last line printed is JSON, for each way `ratio_<r>` and `redundant_<n>` of `--group`:
+The last line printed is JSON, for each way `ratio_<r>`:
 
     generation_seconds_ratio   of a step's wait for its batch, to that of the plain run beside it
     tokens_wasted_fraction     of the tokens sampled: never to be trained on
@@ -124,7 +124,6 @@ class Desk:
             trajectories_per_prompt=spec.batch.trajectories_per_prompt,
             lease_timeout_s=spec.lease.timeout_seconds,
             max_attempts=spec.lease.max_attempts,
-            redundant_trajectories=spec.batch.redundant_trajectories,
             incarnation=_INCARNATION,
             clock=time.monotonic,
         )
@@ -197,7 +196,7 @@ def make_worker(
             codec=anything,
             gauges=gauges,
             max_concurrent_sequences=spec.rollouts[0].max_concurrent_sequences,
-            sequences_per_prompt=spec.batch.sequences_per_prompt,
+            sequences_per_prompt=spec.batch.trajectories_per_prompt,
             follows_recalls=spec.batch.over_provision_ratio > 1.0,
             drain_s=0.0,
         )
@@ -250,9 +249,6 @@ async def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure every way, one after another."""
     ways: dict[str, dict[str, Any]] = {"plain": {}}
     ways |= {f"ratio_{ratio:g}": {"overProvisionRatio": ratio} for ratio in arguments.ratios}
-    ways |= {
-        f"redundant_{count}": {"redundantTrajectories": count} for count in arguments.redundant
-    }
     report: dict[str, Any] = {"lag_bound": arguments.lag}
     plain = None
     for name, batch in ways.items():
@@ -279,7 +275,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--step-ms", type=float, default=3.0, help="of a decoding step")
     parser.add_argument("--sequence-us", type=float, default=5.0, help="more for each sequence")
     parser.add_argument("--ratios", type=float, nargs="*", default=[1.5, 2.0])
-    parser.add_argument("--redundant", type=int, nargs="*", default=[1])
     parser.add_argument("--steps", type=int, default=30, help="steps that are timed")
     parser.add_argument("--warm-up", type=int, default=4, help="steps before them")
     parser.add_argument("--seed", type=int, default=0)

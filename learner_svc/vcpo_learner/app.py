@@ -128,7 +128,6 @@ def _ledger(spec: VCPORunSpec, incarnation: str) -> TrajectoryLedger:
         max_attempts=spec.lease.max_attempts,
         group_filter=spec.algorithm.recipe.group_filter,
         prompt_source=prompt_source(spec),
-        redundant_trajectories=spec.batch.redundant_trajectories,
         incarnation=incarnation,
         clock=time.monotonic,
     )

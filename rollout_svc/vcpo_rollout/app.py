@@ -112,7 +112,7 @@ async def run_worker(options: Options) -> RunPhase:
                 codec=codec,
                 gauges=gauges,
                 max_concurrent_sequences=group.max_concurrent_sequences,
-                sequences_per_prompt=run.spec.batch.sequences_per_prompt,
+                sequences_per_prompt=run.spec.batch.trajectories_per_prompt,
                 follows_recalls=run.spec.batch.over_provision_ratio > 1.0,
                 environment_timeout_s=run.spec.environment_timeout_s,
                 drain_s=options.drain_s,

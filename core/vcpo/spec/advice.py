@@ -36,12 +36,6 @@ def batch_warnings(batch: Batch, algorithm: Algorithm) -> Iterator[str]:
             f" {batch.trajectories} trajectories of a step: all of them are one forward pass,"
             " and a smaller number saves memory only below that"
         )
-    if batch.redundant_trajectories:
-        yield (
-            f"redundantTrajectories {batch.redundant_trajectories} trains on the answers that end"
-            " first: short ones are taken more often than the policy says, and no weight corrects"
-            " for it; `overProvisionRatio` waits less and loses none"
-        )
     if batch.over_provision_ratio > 1.0 and algorithm.max_policy_lag_steps == 0:
         yield (
             f"overProvisionRatio {batch.over_provision_ratio:g} keeps nothing of what it cuts: a"

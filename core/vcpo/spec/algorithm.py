@@ -241,9 +241,6 @@ class Batch(Section):
     """Trajectories under way for the next batch, as a multiple of it, beside those for the batches
     that `maxPolicyLagSteps` lets run ahead; when a step's batch is complete the surplus is cut,
     kept, and gone on with later."""
-    redundant_trajectories: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Trajectories sampled for each prompt beyond those wanted; the first to finish are the group,
-    which favours short answers."""
     prompt_pool: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     """Training prompts to draw from, the first of the environment; None goes on to new ones for
     ever."""
@@ -263,11 +260,6 @@ class Batch(Section):
     def trajectories(self) -> int:
         """Trajectories consumed by one optimizer step (B of the paper)."""
         return self.prompts_per_step * self.trajectories_per_prompt
-
-    @property
-    def sequences_per_prompt(self) -> int:
-        """Places that one prompt takes in a worker, redundant trajectories included."""
-        return self.trajectories_per_prompt + self.redundant_trajectories
 
 
 class Sampling(Section):

@@ -26,7 +26,6 @@ def continuation_document(run: VCPORun) -> dict[str, Any]:
         "overProvisionRatio",
         "promptPool",
         "promptSelection",
-        "redundantTrajectories",
     ):
         document["batch"].pop(field)
     return document

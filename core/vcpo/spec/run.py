@@ -155,15 +155,12 @@ class VCPORunSpec(Section):
             yield conflict(*location, value=probability, message=message)
 
     def _small_workers(self) -> Iterator[InitErrorDetails]:
-        size = self.batch.sequences_per_prompt
-        needed = "`batch.trajectoriesPerPrompt`"
-        if self.batch.redundant_trajectories:
-            needed += " + `batch.redundantTrajectories`"
+        size = self.batch.trajectories_per_prompt
         for index, group in enumerate(self.rollouts):
             places = group.max_concurrent_sequences
             if places < size:
                 location = ("rollouts", index, "maxConcurrentSequences")
-                message = f"must be at least {needed} ({size})"
+                message = f"must be at least `batch.trajectoriesPerPrompt` ({size})"
                 yield conflict(*location, value=places, message=message)
 
 

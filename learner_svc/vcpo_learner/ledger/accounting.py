@@ -24,8 +24,6 @@ class DropReason(StrEnum):
     """All rewards of the group were equal, and the method trains on others only."""
     SURPLUS = "surplus"
     """Cut when a step's batch was complete; what was sampled goes on in the prompt's next grant."""
-    REDUNDANT = "redundant"
-    """Enough others of the group had finished."""
     QUARANTINED = "quarantined"
     """No step could be taken on its group."""
     LEARNER_RESTARTED = "learner_restarted"

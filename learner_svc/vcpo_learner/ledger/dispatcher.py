@@ -315,7 +315,7 @@ class Dispatcher:
             request.worker_id, request.rollout_group, budget=counts.in_flight + admissible
         )
         free = max(0, min(admissible, wanted, quota)) // batch.trajectories_per_prompt
-        return min(free, request.max_trajectories // batch.sequences_per_prompt)
+        return min(free, request.max_trajectories // batch.trajectories_per_prompt)
 
     def _release_lost(self, request: WorkRequest) -> None:
         """Take back what the worker was granted and does not hold: it never heard of it."""

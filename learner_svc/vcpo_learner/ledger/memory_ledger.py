@@ -43,15 +43,11 @@ class TrajectoryLedger:
         clock: Clock,
         group_filter: GroupFilter = GroupFilter.NONE,
         prompt_source: PromptSource | None = None,
-        redundant_trajectories: int = 0,
     ) -> None:
         """Keep nothing yet.
 
         prompt_source: chooses prompts; None counts them up.
-        redundant_trajectories: sampled with each group and given up when it is complete; they are
-            accounted for then, and in flight never.
         """
-        self._redundant_trajectories = redundant_trajectories
         self._group_filter = group_filter
         self._source = SequentialPrompts() if prompt_source is None else prompt_source
         self._prompts_per_step = prompts_per_step
@@ -163,7 +159,7 @@ class TrajectoryLedger:
         Raises:
             InvalidMessageError: when that is more answers than the lease wants.
         """
-        if len(begun) > (most := self._trajectories_per_prompt + self._redundant_trajectories):
+        if len(begun) > (most := self._trajectories_per_prompt):
             requirement = f"at most {most} answers"
             raise InvalidMessageError("begun", f"{len(begun)} answers", requirement)
         leases = self._book.held_by(worker_id, lease_ids)
@@ -321,9 +317,6 @@ class TrajectoryLedger:
     def _receive(self, group: Group) -> None:
         """Buffer a complete group, or drop it: nothing can be learned from equal rewards."""
         self._source.observe(group.prompt_index, group.trajectories)
-        if self._redundant_trajectories:
-            self._leased += self._redundant_trajectories
-            self._dropped[DropReason.REDUNDANT] += self._redundant_trajectories
         rewards = {trajectory.reward for trajectory in group.trajectories}
         if self._group_filter is GroupFilter.INFORMATIVE and len(rewards) == 1:
             self._dropped[DropReason.NO_SIGNAL] += len(group.trajectories)

@@ -34,7 +34,7 @@ class Quotas:
         budget: Trajectories that may be in flight in all.
         """
         group = self._batch.trajectories_per_prompt
-        num_groups = self._places_of(rollout_group) // self._batch.sequences_per_prompt
+        num_groups = self._places_of(rollout_group) // self._batch.trajectories_per_prompt
         held = self._ledger.in_flight_by_worker()
         return self._quota(worker_id, held, budget=budget, places=num_groups * group, group=group)
 

@@ -161,5 +161,4 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
             granted_policy_version=lease.granted_policy_version,
             timeout_seconds=self._spec.lease.timeout_seconds,
             begun=[partial_to_message(one) for one in lease.begun],
-            num_redundant=self._spec.batch.redundant_trajectories if for_training else 0,
         )

@@ -71,9 +71,9 @@ SPEC: Final = (
     Rule(
         rule="self.rollouts.all(group,"
         " group.maxConcurrentSequences >="
-        " self.batch.trajectoriesPerPrompt + self.batch.redundantTrajectories)",
+        " self.batch.trajectoriesPerPrompt)",
         message="`maxConcurrentSequences` of each rollout group must be at least"
-        " `batch.trajectoriesPerPrompt` + `batch.redundantTrajectories`",
+        " `batch.trajectoriesPerPrompt`",
     ),
     Rule(
         rule="!has(self.algorithm.onPolicyProbability) || has(self.batch.promptPool)",

@@ -41,50 +41,46 @@ async def sample_group(
     request: GenerationRequest,
     count: int,
     *,
-    num_redundant: int = 0,
     begun: Sequence[PartialResponse] = (),
     cut: asyncio.Event,
 ) -> list[Generation]:
     """Sample `count` answers; when one fails the others stop too, and free their places.
 
-    num_redundant: answers sampled besides; the first `count` to be complete are returned, and the
-        others stop. They favour short answers.
     begun: at most as many answers, each gone on with, or taken as it is when it is complete.
 
     Raises:
         GroupCutError: when `cut` was set before enough answers were complete.
         EngineError: when an answer could not be generated.
     """
-    starts = [*begun, *[None] * (count + num_redundant - len(begun))]
+    starts = [*begun, *[None] * (count - len(begun))]
     answering = (go_on(engine, replace(request, begun=start), cut) for start in starts)
-    return await first_complete(answering, count, as_partial=_as_partial)
+    return await all_complete(answering, as_partial=_as_partial)
 
 
-async def first_complete(
+async def all_complete(
     answering: Iterable[Coroutine[Any, Any, _Answer]],
-    count: int,
     *,
     as_partial: Callable[[_Answer], PartialResponse],
 ) -> list[_Answer]:
-    """Answer side by side until `count` are complete; the others stop, and free their places.
+    """Sample the responses side by side; the first error stops the others.
 
-    answering: each may raise GenerationCutError; what else one raises ends all.
-    as_partial: how one that is complete is handed back when the group is not.
+    answering: each may raise GenerationCutError; any other error of one ends all.
+    as_partial: converts a complete response, which is released with the others of its group.
 
     Raises:
-        GroupCutError: when too many were cut.
+        GroupCutError: when one was interrupted.
     """
     tasks = [asyncio.create_task(_end_of(each)) for each in answering]
     try:
-        ends = await _ends(tasks, count)
+        ends = await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
     complete = [end for end in ends if not isinstance(end, _Cut)]
-    if len(complete) < count:
+    if len(complete) < len(ends):
         begun = (end.begun if isinstance(end, _Cut) else as_partial(end) for end in ends)
         raise GroupCutError([one for one in begun if one is not None])
-    return complete[:count]
+    return complete
 
 
 async def go_on(engine: Engine, request: GenerationRequest, cut: asyncio.Event) -> Generation:
@@ -110,16 +106,6 @@ async def _end_of(answering: Coroutine[Any, Any, _Answer]) -> _Answer | _Cut:
         return await answering
     except GenerationCutError as error:
         return _Cut(error.begun)
-
-
-async def _ends(tasks: Sequence[asyncio.Task[_Answer | _Cut]], count: int) -> list[_Answer | _Cut]:
-    """How the answers ended, in their order, as soon as `count` are complete or all have ended."""
-    pending = set(tasks)
-    while True:
-        ends = [task.result() for task in tasks if task not in pending]
-        if not pending or sum(not isinstance(end, _Cut) for end in ends) >= count:
-            return ends
-        _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _as_partial(generation: Generation) -> PartialResponse:

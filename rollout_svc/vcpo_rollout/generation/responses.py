@@ -39,7 +39,7 @@ from vcpo_rollout.generation.environment_pool import (
     foreign_code,
     require_type,
 )
-from vcpo_rollout.generation.group_sampling import GroupCutError, first_complete, sample_group
+from vcpo_rollout.generation.group_sampling import GroupCutError, all_complete, sample_group
 from vcpo_rollout.generation.history import History
 from vcpo_rollout.generation.multi_turn import converse, resume
 
@@ -130,7 +130,6 @@ class Answering:
                 self._engine,
                 request,
                 lease.num_trajectories,
-                num_redundant=lease.num_redundant,
                 begun=begun,
                 cut=cut,
             )
@@ -144,12 +143,11 @@ class Answering:
         cut: asyncio.Event,
     ) -> list[Trajectory]:
         begun = _begun(lease)
-        starts = [*begun, *[None] * (lease.num_trajectories + lease.num_redundant - len(begun))]
+        starts = [*begun, *[None] * (lease.num_trajectories - len(begun))]
         started_s = time.monotonic()
         with self._engine_failures_counted():
-            trajectories = await first_complete(
+            trajectories = await all_complete(
                 (self._hold(lease, environment, prompt, request, start, cut) for start in starts),
-                lease.num_trajectories,
                 as_partial=_as_partial,
             )
         self._gauges.generated(time.monotonic() - started_s)

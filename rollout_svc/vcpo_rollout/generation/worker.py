@@ -176,7 +176,7 @@ class Worker:
         if lease.lease_id in self._recalled:
             cut.set()
         task = asyncio.create_task(self._answer_in_time(lease, cut))
-        self._answers[task] = lease.num_trajectories + lease.num_redundant
+        self._answers[task] = lease.num_trajectories
         task.add_done_callback(lambda _: self._cuts.pop(lease.lease_id))
         task.add_done_callback(self._answered)
         self._parts.gauges.in_flight(sum(self._answers.values()))

@@ -70,11 +70,6 @@ def test_a_batch_as_it_is_needs_no_warning():
     assert about_batch(overProvisionRatio=1.5) == []
 
 
-def test_redundant_trajectories_favour_short_answers():
-    (warning,) = about_batch(redundantTrajectories=2)
-    assert "short ones are taken more often" in warning
-
-
 def test_without_lag_nothing_that_was_cut_can_be_gone_on_with():
     (warning,) = about_batch(lag=0, overProvisionRatio=1.5)
     assert "`maxPolicyLagSteps` 0" in warning

@@ -131,12 +131,6 @@ rollouts: [{name: a, minReplicas: 2}, {name: b, minReplicas: 3}]
     ]
 
 
-def test_redundant_trajectories_need_places_too():
-    lines = "batch: {redundantTrajectories: 57}"
-    (line,) = problem_lines(lines)
-    assert "`batch.trajectoriesPerPrompt` + `batch.redundantTrajectories` (65) (got 64)" in line
-
-
 def environment_lines(environment: str) -> list[str]:
     with pytest.raises(SpecError) as refused:
         parse_run(f"{MINIMUM}  environment: {environment}")

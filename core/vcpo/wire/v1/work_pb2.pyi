@@ -273,9 +273,7 @@ class Lease(_message.Message):
     timeout_seconds: _builtins.float
     """Seconds from the grant after which the lease expires."""
     num_redundant: _builtins.int
-    """Answers to sample beyond num_trajectories: the first num_trajectories to finish are submitted,
-    the others are given up.
-    """
+    """Always 0; workers do not read it."""
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property

@@ -339,17 +339,6 @@ def test_a_group_in_quarantine_is_dropped_by_name_and_its_prompt_granted_to_nobo
     assert prompts(grant(ledger, 1)) == [2]
 
 
-def test_redundant_answers_are_accounted_for_when_their_group_is_complete(clock):
-    ledger = make_ledger(clock, redundant_trajectories=3)
-    first, _ = grant(ledger, 2)
-    assert (ledger.counts().leased, ledger.counts().in_flight) == (4, 4)
-    submit_all(ledger, [first])
-    counts = ledger.counts()
-    counts.check()
-    assert (counts.leased, counts.in_flight, counts.buffered) == (7, 2, 2)
-    assert counts.dropped == {"redundant": 3}
-
-
 def test_leases_with_the_newest_tokens_are_recalled_first_and_only_whole(ledger):
     begun, other = grant(ledger, 2, version=3)
     ledger.release("w", [begun.lease_id], [begun_answer(2)])

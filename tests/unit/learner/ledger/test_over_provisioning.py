@@ -81,12 +81,6 @@ async def test_a_worker_hears_of_a_recall_while_it_waits_and_of_each_once():
     assert await again == heard
 
 
-async def test_redundant_answers_take_places_and_no_share_of_admission():
-    batch = {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "redundantTrajectories": 1}
-    assert len(await leased(make_desk(batch=batch), room=8)) == 2
-    assert len(await leased(make_desk(batch=batch), room=100)) == 4
-
-
 async def test_a_complete_group_whose_turn_comes_too_late_takes_no_place_of_others():
     desk = make_desk(**SECTIONS)
     # Six groups of version 0 at lag bound 1: the steps at versions 0 and 1 take four of them.

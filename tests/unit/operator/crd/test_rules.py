@@ -82,7 +82,6 @@ def test_a_run_of_defaults_breaks_no_rule():
         ({"algorithm": {"method": "tba", "onPolicyProbability": 0.5}}, "`batch.promptPool`"),
         ({"algorithm": {"baseline": "rloo", "baselineScope": "batch"}}, "`baselineScope`"),
         ({"batch": {"trajectoriesPerPrompt": 65}}, "`maxConcurrentSequences`"),
-        ({"batch": {"redundantTrajectories": 57}}, "`batch.redundantTrajectories`"),
         ({"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0}]}, "`kvCacheGibibytes`"),
         ({"environment": {"name": "chess"}}, "'countdown', 'gsm8k'"),
         (

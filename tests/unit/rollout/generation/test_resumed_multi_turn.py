@@ -368,18 +368,6 @@ async def test_a_conversation_that_one_worker_began_another_goes_on_with(place):
     assert begun_anew(place) == 0
 
 
-async def test_the_first_conversations_to_finish_are_the_group():
-    batch = {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "redundantTrajectories": 2}
-    async with a_learner(batch=batch) as place:
-        place.environment = Echo()
-        place.engine.gate.clear()
-        place.engine.quick = 6  # four first turns, and two second ones
-        place.publish(0)
-        async with working(place.worker(places=4)):
-            await eventually(lambda: place.samples("accepted") == 2)
-    assert counts(place).dropped["redundant"] == 2
-
-
 async def test_what_cannot_be_said_again_is_begun_anew_and_counted(place):
     await leave_in_second_turns(place)
     place.engine.gate.set()

@@ -291,19 +291,6 @@ async def test_what_is_recalled_is_cut_and_gone_on_with_after_the_step():
             assert sum(one.begun is not None for one in place.engine.requests) == 2
 
 
-async def test_the_first_to_finish_are_the_group_and_the_others_stop():
-    batch = {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "redundantTrajectories": 2}
-    async with a_learner(batch=batch) as place:
-        place.engine.gate.clear()
-        place.engine.quick = 2
-        place.publish(0)
-        async with working(place.worker(places=4)):
-            await eventually(lambda: place.samples("accepted") == 2)
-            await eventually(lambda: len(place.engine.requests) == 8)
-            assert place.engine.sampling == 4  # the next group's
-    assert counts(place).dropped == {"redundant": 2, "handed_back": 2}
-
-
 class OneLease:
     """A learner that has one prompt, for an instant only."""
 
