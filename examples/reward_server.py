@@ -19,7 +19,7 @@ import os
 from difflib import SequenceMatcher
 from typing import Any
 
-from vcpo.lifecycle import TOKEN_VARIABLE
+from vcpo.service.lifecycle import TOKEN_VARIABLE
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import reward_pb2, reward_pb2_grpc
 

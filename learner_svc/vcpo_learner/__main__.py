@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
-from vcpo.lifecycle import StartError, report_start_error
+from vcpo.service.lifecycle import StartError, report_start_error
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.app import Options, run_learner
 

@@ -14,8 +14,10 @@ from pathlib import Path
 import torch
 
 from vcpo.algo import MismatchError
-from vcpo.journal import Journal
-from vcpo.lifecycle import (
+from vcpo.local.models import context_tokens
+from vcpo.metrics import LearnerMetrics, serve_metrics
+from vcpo.records.journal import Journal
+from vcpo.service.lifecycle import (
     TOKEN_VARIABLE,
     Ready,
     StartError,
@@ -26,9 +28,7 @@ from vcpo.lifecycle import (
     start_errors,
     write_ready,
 )
-from vcpo.local.models import context_tokens
-from vcpo.metrics import LearnerMetrics, serve_metrics
-from vcpo.run_lock import LockHolder, run_lock
+from vcpo.service.run_lock import LockHolder, run_lock
 from vcpo.spec import VCPORun, VCPORunSpec, load_run
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from transformers.utils import logging
 
-from vcpo.exported_model import ExportedModel
-from vcpo.lifecycle import CANNOT_START, StartError, start_errors
+from vcpo.records.exported_model import ExportedModel
+from vcpo.service.lifecycle import CANNOT_START, StartError, start_errors
 from vcpo.spec import load_run
 from vcpo_learner.model.checkpoint import Checkpoint, CheckpointFolder
 from vcpo_learner.model.loading import load_policy, restore_policy

@@ -13,8 +13,8 @@ import time
 
 import kopf
 
-from vcpo.lifecycle import split_address
 from vcpo.metrics import OperatorMetrics, serve_metrics
+from vcpo.service.lifecycle import split_address
 from vcpo_operator.app import Operator, Options
 from vcpo_operator.children.family import OperatorDefaults
 from vcpo_operator.children.network import IngressSources

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import grpc
 
-from vcpo.lifecycle import StartError, report_start_error
+from vcpo.service.lifecycle import StartError, report_start_error
 from vcpo_rollout.app import Options, run_worker
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.transport.retries import LearnerFailedError

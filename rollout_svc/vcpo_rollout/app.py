@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from vcpo.lifecycle import (
+from vcpo.metrics import RolloutMetrics, serve_metrics
+from vcpo.service.lifecycle import (
     TOKEN_VARIABLE,
     Ready,
     on_parent_exit,
@@ -19,7 +20,6 @@ from vcpo.lifecycle import (
     start_errors,
     write_ready,
 )
-from vcpo.metrics import RolloutMetrics, serve_metrics
 from vcpo.spec import VCPORun, VCPORunSpec, load_run
 from vcpo.spec.workloads import RolloutGroup
 from vcpo.wire.client import open_channel

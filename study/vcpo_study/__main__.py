@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from vcpo.lifecycle import StartError, report_start_error
+from vcpo.service.lifecycle import StartError, report_start_error
 from vcpo_study.app import Options, run_study
 from vcpo_study.cell import Selection
 

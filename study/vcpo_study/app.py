@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from vcpo.lifecycle import StartError, start_errors
+from vcpo.service.lifecycle import StartError, start_errors
 from vcpo_study.cell import Cell, Selection, grid_cells, tuning_cells
 from vcpo_study.pool import run_cells
 from vcpo_study.progress import Progress

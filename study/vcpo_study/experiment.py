@@ -14,7 +14,7 @@ import time
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from vcpo.step_record import update_fields
+from vcpo.records.step_record import update_fields
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.result import UpdateResult

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from vcpo.step_record import UpdateRecord
+from vcpo.records.step_record import UpdateRecord
 from vcpo_study.cell import Cell
 
 _FLAT_DIAGNOSTICS: Final = ("token_ess_ratio", "kl_per_token", "top_gradient_share")

@@ -31,7 +31,7 @@ from tests.fakes.kubelet.kubelet import Kubelet
 from tests.fakes.kubelet.settings import KubeletSettings
 from tests.fixtures.kubernetes.control_plane import ControlPlane, control_plane
 from tests.fixtures.kubernetes.operator_process import operator_process
-from vcpo.journal import read_metrics
+from vcpo.records.journal import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_FILE = ROOT / "examples/vcporun.yaml"

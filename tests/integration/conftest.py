@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from vcpo.journal import EventRecord, Metrics, read_events, read_metrics
+from vcpo.records.journal import EventRecord, Metrics, read_events, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 180.0

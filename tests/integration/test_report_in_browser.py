@@ -11,9 +11,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from vcpo.journal import EvaluationRecord, EventRecord, Journal
+from vcpo.records.journal import EvaluationRecord, EventRecord, Journal
+from vcpo.records.step_record import StepRecord
 from vcpo.report import write_report
-from vcpo.step_record import StepRecord
 
 pytestmark = pytest.mark.browser
 

@@ -13,8 +13,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from vcpo.exported_model import ExportedModel
-from vcpo.journal import read_metrics
 from vcpo.local.export import EXPORT_MODULES, ExportOptions, become_export
 from vcpo.local.host import Host, HostOptions
 from vcpo.local.preflight import check_machine, machine_warnings, with_local_paths
@@ -25,8 +23,10 @@ from vcpo.local.terminal.ending import Ending, RunOutcome, outcome_of_complete
 from vcpo.local.terminal.summary import summarize
 from vcpo.local.terminal.view import make_view
 from vcpo.metrics import AddressError
+from vcpo.records.exported_model import ExportedModel
+from vcpo.records.journal import read_metrics
 from vcpo.report import write_report
-from vcpo.run_lock import LockHolder, RunLockedError, run_lock
+from vcpo.service.run_lock import LockHolder, RunLockedError, run_lock
 from vcpo.spec import (
     SpecError,
     VCPORun,

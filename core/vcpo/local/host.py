@@ -20,7 +20,7 @@ from vcpo.control.conditions import ConditionType
 from vcpo.control.decision import ControlDecision, decide
 from vcpo.control.limits import Limits
 from vcpo.control.state import ControlState
-from vcpo.journal import EventRecord, EventTail, Journal, read_metrics
+from vcpo.learner_control import SIGNALS_TIMEOUT_S
 from vcpo.local.processes.child import ChildProcess
 from vcpo.local.processes.fleet import Fleet, LostWorker, RunFailedError
 from vcpo.local.processes.gpus import find_gpus
@@ -33,8 +33,8 @@ from vcpo.local.terminal.event_feed import EventFeed
 from vcpo.local.terminal.view import LiveView
 from vcpo.local.terminal.watch import run_view
 from vcpo.metrics import HostMetrics, serve_metrics
+from vcpo.records.journal import EventRecord, EventTail, Journal, read_metrics
 from vcpo.spec import VCPORun
-from vcpo.steering import SIGNALS_TIMEOUT_S
 from vcpo.wire.phase import RunPhase
 
 _STARTING_POLL_S = 0.1

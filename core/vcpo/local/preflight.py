@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from vcpo.lifecycle import START_ERROR_MARK
 from vcpo.local.models import model_folder, model_problems
+from vcpo.service.lifecycle import START_ERROR_MARK
 from vcpo.spec import FieldProblem, SpecError, VCPORun, run_to_yaml
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vcpo.journal import METRICS_FILE
+from vcpo.records.journal import METRICS_FILE
 from vcpo.spec import VCPORun, run_to_yaml
 
 _MAX_RUNS = 10_000

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from vcpo.journal import Metrics
+from vcpo.records.journal import Metrics
+from vcpo.records.step_record import StepRecord
 from vcpo.report.chart import Chart, Horizon, Ink, Mark, Series, Style
 from vcpo.report.numbers import compact
 from vcpo.report.series import points, rolling_mean, smoothing_window
 from vcpo.spec import VCPORun
-from vcpo.step_record import StepRecord
 
 _FEWEST_SMOOTHED = 20
 """Curves of fewer points are shown as they are."""

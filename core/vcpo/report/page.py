@@ -18,7 +18,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from vcpo.journal import EventRecord, Metrics, read_events, read_metrics
+from vcpo.records.journal import EventRecord, Metrics, read_events, read_metrics
 from vcpo.report.chart import FULL, SMALL, Chart, Size, draw
 from vcpo.report.figures import detail_charts, main_charts
 from vcpo.report.readout import Readout, readout_of

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vcpo.journal import EventRecord, Metrics
-from vcpo.no_update import never_updated, no_update_notice, skipped_at_the_end
+from vcpo.records.journal import EventRecord, Metrics
+from vcpo.records.no_update import never_updated, no_update_notice, skipped_at_the_end
+from vcpo.records.step_record import StepRecord
 from vcpo.report.numbers import UNKNOWN, decimal, duration, finite, whole
 from vcpo.spec import VCPORun
-from vcpo.step_record import StepRecord
 
 
 class State(StrEnum):

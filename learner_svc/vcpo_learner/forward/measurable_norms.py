@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vcpo.algo import GradientNormEstimator
-from vcpo.lifecycle import StartError
+from vcpo.service.lifecycle import StartError
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
 from vcpo_learner.forward.forward_pass import forward_pass
 from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs

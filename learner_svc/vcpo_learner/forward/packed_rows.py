@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vcpo.lifecycle import StartError
+from vcpo.service.lifecycle import StartError
 from vcpo_learner.per_sample_gradients.unpack_rows import PADDING
 
 _TOLERANCE = 1e-3

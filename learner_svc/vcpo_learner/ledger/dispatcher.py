@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from vcpo.control.admission import admissible_trajectories, surplus_trajectories
-from vcpo.failures import Failure
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.failures import Failure
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse, Trajectory
 from vcpo_learner.ledger.change_notifier import ChangeNotifier

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from vcpo.failures import Failure, FailureCount, FailureCounts
 from vcpo.spec import VCPORunSpec
+from vcpo.wire.failures import Failure, FailureCount, FailureCounts
 from vcpo_learner.ledger.leases import Clock
 
 _MAX_NEWS = 64

@@ -30,7 +30,7 @@ from google.protobuf.message import DecodeError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from vcpo.lifecycle import StartError
+from vcpo.service.lifecycle import StartError
 from vcpo.spec import VCPORun, continuation_changes, continuation_document
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.model.checkpoint_manifest import (

@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vcpo.lifecycle import StartError
+from vcpo.service.lifecycle import StartError
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Lora, Precision
 

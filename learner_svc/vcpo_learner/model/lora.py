@@ -20,7 +20,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from vcpo.lifecycle import StartError
+from vcpo.service.lifecycle import StartError
 from vcpo.spec.workloads import Lora, Model
 from vcpo_learner.model.disk import write_tensors
 

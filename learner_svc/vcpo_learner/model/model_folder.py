@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vcpo.exported_model import ExportedModel, ExportKind
+from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.spec import VCPORun
 from vcpo_learner.model.disk import atomic_folder
 from vcpo_learner.model.loading import policy_tensors

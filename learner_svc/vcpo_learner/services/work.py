@@ -7,7 +7,7 @@ from typing import Any
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.checks import check_id, check_wait
 from vcpo.wire.errors import InvalidMessageError
-from vcpo.wire.failure import failure_from_message
+from vcpo.wire.failures import failure_from_message
 from vcpo.wire.limits import MAX_PARTIAL_TOKENS
 from vcpo.wire.phase import RunPhase, phase_to_message
 from vcpo.wire.trajectory import (

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from prometheus_client import Counter as CounterMetric
 
 from vcpo.control.quota import Trust
-from vcpo.journal import EvaluationRecord
 from vcpo.metrics import LearnerMetrics
-from vcpo.step_record import StepRecord
+from vcpo.records.journal import EvaluationRecord
+from vcpo.records.step_record import StepRecord
 from vcpo.wire.guard import CallRefusal
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import control_pb2

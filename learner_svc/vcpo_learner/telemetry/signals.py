@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vcpo.control.signals import WINDOW_STEPS
-from vcpo.failures import FailureCount
-from vcpo.journal import EvaluationRecord
-from vcpo.no_update import skipped_at_the_end
-from vcpo.step_record import StepRecord
+from vcpo.records.journal import EvaluationRecord
+from vcpo.records.no_update import skipped_at_the_end
+from vcpo.records.step_record import StepRecord
+from vcpo.wire.failures import FailureCount
 from vcpo.wire.phase import phase_to_message
 from vcpo.wire.v1 import control_pb2
 from vcpo_learner.ledger.accounting import TrajectoryCounts

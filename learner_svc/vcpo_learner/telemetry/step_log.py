@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vcpo.algo import STALE_STEPS, WarningLevel
-from vcpo.no_update import no_update_notice, skip_cause
-from vcpo.step_record import StepRecord
+from vcpo.records.no_update import no_update_notice, skip_cause
+from vcpo.records.step_record import StepRecord
 
 _LOG_LINES = 100
 """About how many steps of a run get a line in the log."""

@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from vcpo.algo import FreshTokens, MismatchError, audit_mismatch
-from vcpo.journal import EvaluationRecord, read_metrics
+from vcpo.records.journal import EvaluationRecord, read_metrics
+from vcpo.records.step_record import StepRecord, update_fields
 from vcpo.spec import algorithm_warnings, batch_warnings
-from vcpo.step_record import StepRecord, update_fields
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 from vcpo_learner.ledger.groups import Group

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vcpo.journal import EventRecord, Journal
+from vcpo.records.journal import EventRecord, Journal
 from vcpo.spec import VCPORun
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.leases import Clock

@@ -13,8 +13,8 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from vcpo.exported_model import ExportedModel
-from vcpo.lifecycle import StartError
+from vcpo.records.exported_model import ExportedModel
+from vcpo.service.lifecycle import StartError
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.model.checkpoint import Checkpoint, CheckpointFolder
 from vcpo_learner.model.disk import DiskFullError

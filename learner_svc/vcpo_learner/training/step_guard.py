@@ -18,7 +18,7 @@ from typing import Protocol
 
 import torch
 
-from vcpo.lifecycle import StartError
+from vcpo.service.lifecycle import StartError
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.ledger.groups import Group
 from vcpo_learner.training.quarantine import Quarantine

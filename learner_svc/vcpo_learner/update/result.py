@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from vcpo.algo import FreshTokens
-from vcpo.step_record import UpdateRecord
+from vcpo.records.step_record import UpdateRecord
 
 
 class SkipReason(StrEnum):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vcpo.crash import crash_cause
+from vcpo.service.crash import crash_cause
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Cleanup
 from vcpo.wire.phase import RunPhase

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from vcpo.crash import crash_cause
+from vcpo.service.crash import crash_cause
 from vcpo_operator.observed.records import Cause, ContainerEnd
 
 _WAITING: Final[Mapping[str, str]] = {

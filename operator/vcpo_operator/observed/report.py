@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from vcpo.control import RunSignals
-from vcpo.no_update import no_step_updated, no_update_notice
-from vcpo.steering import run_signals
+from vcpo.learner_control import run_signals
+from vcpo.records.no_update import no_step_updated, no_update_notice
 from vcpo.wire.phase import RunPhase, phase_from_message
 from vcpo.wire.v1 import control_pb2
 

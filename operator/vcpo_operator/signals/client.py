@@ -16,7 +16,7 @@ from typing import Protocol
 
 import grpc
 
-from vcpo.steering import LearnerControl
+from vcpo.learner_control import LearnerControl
 from vcpo.wire.client import open_channel
 from vcpo_operator.names import RunKey, learner_address
 from vcpo_operator.observed.report import LearnerReport, learner_report

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from vcpo.lifecycle import gpu_memory_ratio
+from vcpo.service.lifecycle import gpu_memory_ratio
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import EngineName, Quantization, RolloutGroup
 from vcpo_rollout.engines.chat_codec import PromptCodec

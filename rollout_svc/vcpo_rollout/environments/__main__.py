@@ -6,7 +6,7 @@ may load data. The answer is the exit status, and a complaint as a worker writes
 
 import sys
 
-from vcpo.lifecycle import StartError, report_start_error, start_errors
+from vcpo.service.lifecycle import StartError, report_start_error, start_errors
 from vcpo.spec import parse_run
 from vcpo_rollout.environments.environment import find_environment, import_from_run_folder
 

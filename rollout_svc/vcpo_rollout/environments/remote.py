@@ -11,7 +11,7 @@ from typing import Final
 
 import grpc
 
-from vcpo.lifecycle import TOKEN_VARIABLE, split_address
+from vcpo.service.lifecycle import TOKEN_VARIABLE, split_address
 from vcpo.wire.guard import TOKEN_KEY
 from vcpo.wire.limits import CHANNEL_OPTIONS
 from vcpo.wire.v1 import reward_pb2, reward_pb2_grpc

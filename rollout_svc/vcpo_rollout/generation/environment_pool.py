@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
-from vcpo.failures import Failure, FailureCause, one_line
+from vcpo.wire.failures import Failure, FailureCause, one_line
 
 _Result = TypeVar("_Result")
 

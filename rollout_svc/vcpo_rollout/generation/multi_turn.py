@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from vcpo.failures import FailureCause
+from vcpo.wire.failures import FailureCause
 from vcpo.wire.trajectory import FinishReason, PartialResponse, Trajectory
 from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import (

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from vcpo.failures import FailureCause
+from vcpo.wire.failures import FailureCause
 from vcpo.wire.trajectory import (
     PartialResponse,
     Trajectory,

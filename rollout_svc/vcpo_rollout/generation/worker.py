@@ -20,7 +20,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from vcpo.failures import Failure, FailureCause, FailureCounts, one_line
+from vcpo.wire.failures import Failure, FailureCause, FailureCounts, one_line
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse
 from vcpo.wire.v1 import work_pb2

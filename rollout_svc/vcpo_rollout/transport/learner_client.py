@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from vcpo.failures import Failure
-from vcpo.wire.failure import failure_to_message
+from vcpo.wire.failures import Failure, failure_to_message
 from vcpo.wire.limits import CALL_TIMEOUT_S, MAX_PARTIAL_TOKENS, SUBMIT_BYTES
 from vcpo.wire.phase import RunPhase, phase_from_message
 from vcpo.wire.trajectory import (

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.chart.rendering import NAMESPACE, of_kind, only, operator_pod
 from tests.fixtures.chart.variants import EVERYTHING, NARROW, all_variants
-from vcpo.lifecycle import TOKEN_VARIABLE
+from vcpo.service.lifecycle import TOKEN_VARIABLE
 from vcpo.spec import VCPORun
 from vcpo_operator.__main__ import parser
 from vcpo_operator.children import Child, Kind, OperatorDefaults, build_children

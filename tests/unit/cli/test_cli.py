@@ -10,15 +10,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.fixtures.disk_limits import files_of_at_most
-from tests.unit.test_journal import EVALUATION, STEP
+from tests.unit.records.test_journal import EVALUATION, STEP
 from vcpo.cli.main import app
-from vcpo.exported_model import ExportedModel, ExportKind
-from vcpo.journal import METRICS_FILE, Journal
 from vcpo.local.preflight import with_local_paths
 from vcpo.local.processes.fleet import RunFailedError
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.ending import Ending, RunOutcome
-from vcpo.run_lock import LockHolder, run_lock
+from vcpo.records.exported_model import ExportedModel, ExportKind
+from vcpo.records.journal import METRICS_FILE, Journal
+from vcpo.service.run_lock import LockHolder, run_lock
 from vcpo.spec import json_schema, load_run, parse_run
 
 USER_ERROR = 2

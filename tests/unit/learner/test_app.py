@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from vcpo.lifecycle import DRAINED, StartError
-from vcpo.run_lock import LockHolder, run_lock
+from vcpo.service.lifecycle import DRAINED, StartError
+from vcpo.service.run_lock import LockHolder, run_lock
 from vcpo.wire.phase import RunPhase
 from vcpo_learner import __main__ as command
 from vcpo_learner import app

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.fixtures.disk_limits import files_of_at_most
 from tests.fixtures.learner.scenes import make_run
-from vcpo.exported_model import ExportedModel, ExportKind
-from vcpo.lifecycle import StartError
 from vcpo.local.export import ExportOptions
+from vcpo.records.exported_model import ExportedModel, ExportKind
+from vcpo.service.lifecycle import StartError
 from vcpo.spec import run_to_yaml
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.export import export, main

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_journal import STEP
-from vcpo.journal import EventRecord, Journal, read_events
-from vcpo.lifecycle import read_ready
+from tests.unit.records.test_journal import STEP
 from vcpo.local.host import Host, HostOptions
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.ending import Ending, RunOutcome
 from vcpo.local.terminal.view import RunView
+from vcpo.records.journal import EventRecord, Journal, read_events
+from vcpo.service.lifecycle import read_ready
 from vcpo.spec import parse_run
 
 PATIENCE_S = 60.0
@@ -36,7 +36,7 @@ SERVE = """
 import argparse, asyncio, os, signal, sys
 from pathlib import Path
 
-from vcpo.lifecycle import Ready, on_parent_exit, write_ready
+from vcpo.service.lifecycle import Ready, on_parent_exit, write_ready
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc
 

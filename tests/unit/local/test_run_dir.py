@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vcpo.journal import METRICS_FILE
 from vcpo.local.run_dir import RunDir, new_run_dir
+from vcpo.records.journal import METRICS_FILE
 from vcpo.spec import VCPORun, load_run, parse_run
 
 

@@ -3,9 +3,9 @@ from collections.abc import Callable
 
 import pytest
 
-from vcpo.journal import EvaluationRecord, EventRecord
+from vcpo.records.journal import EvaluationRecord, EventRecord
+from vcpo.records.step_record import StepRecord
 from vcpo.spec import VCPORun, parse_run
-from vcpo.step_record import StepRecord
 
 _STEP = StepRecord(
     step=1,

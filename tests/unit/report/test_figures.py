@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from vcpo.journal import Metrics
+from vcpo.records.journal import Metrics
 from vcpo.report.chart import Style
 from vcpo.report.figures import detail_charts, main_charts
 

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from vcpo.journal import Journal, Metrics
+from vcpo.records.journal import Journal, Metrics
 from vcpo.report import page, render_report, write_report
 from vcpo.spec import SpecError, run_to_yaml
 from vcpo.spec.algorithm import Algorithm

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from vcpo.journal import Metrics
+from vcpo.records.journal import Metrics
 from vcpo.report.summary import State, Verdict, findings, headlines, state_of
 
 

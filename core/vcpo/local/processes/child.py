@@ -1,7 +1,7 @@
 """The host's own processes: started, watched, stopped; never anybody else's.
 
 Every child holds the reading end of a pipe as its standard input. When the host is gone, however it
-went, the pipe ends and the child leaves (`vcpo.lifecycle.on_parent_exit`): no orphan stays.
+went, the pipe ends and the child leaves (`vcpo.service.lifecycle.on_parent_exit`): no orphan stays.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vcpo.crash import crash_cause, describe_exit
-from vcpo.lifecycle import START_ERROR_MARK, Ready, read_ready
+from vcpo.service.crash import crash_cause, describe_exit
+from vcpo.service.lifecycle import START_ERROR_MARK, Ready, read_ready
 
 _POLL_S = 0.05
 _MAX_LOG_BYTES = 65_536

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vcpo.control.supervision import MAX_WORKER_FAILURES, FailureStreak
-from vcpo.lifecycle import CANNOT_START, DRAINED, SERVICE_ENVIRONMENT, TOKEN_VARIABLE
 from vcpo.local.processes.child import ChildProcess, start_child, stop_all, wait_for_exit
 from vcpo.local.processes.gpus import Gpu, GpuShare, plan_gpus
 from vcpo.local.run_dir import RunDir
+from vcpo.service.lifecycle import CANNOT_START, DRAINED, SERVICE_ENVIRONMENT, TOKEN_VARIABLE
 from vcpo.spec import VCPORun
 
 _HEAVY_MODULES = ("torch", "transformers", "vcpo_learner", "vcpo_rollout")

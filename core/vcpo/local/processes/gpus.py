@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vcpo.lifecycle import GPU_MEMORY_VARIABLE
+from vcpo.service.lifecycle import GPU_MEMORY_VARIABLE
 
 _QUERY = ("--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits")
 _QUERY_TIMEOUT_S = 20.0

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vcpo.control.supervision import FailureStreak
-from vcpo.lifecycle import CANNOT_START, DRAINED, Ready
 from vcpo.local.processes.child import ChildProcess
 from vcpo.local.processes.fleet import Fleet, RunFailedError
+from vcpo.service.lifecycle import CANNOT_START, DRAINED, Ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

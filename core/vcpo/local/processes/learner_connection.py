@@ -9,7 +9,7 @@ from collections.abc import Callable
 import grpc
 
 from vcpo.control.signals import RunSignals
-from vcpo.steering import LearnerControl, run_signals
+from vcpo.learner_control import LearnerControl, run_signals
 from vcpo.wire.client import open_channel
 from vcpo.wire.phase import RunPhase, phase_from_message
 from vcpo.wire.v1 import control_pb2

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from vcpo.no_update import never_updated, no_update_notice, skipped_at_the_end
-from vcpo.step_record import StepRecord
+from vcpo.records.no_update import never_updated, no_update_notice, skipped_at_the_end
+from vcpo.records.step_record import StepRecord
 
 
 class Ending(IntEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from vcpo.journal import EventRecord, EventTail
+from vcpo.records.journal import EventRecord, EventTail
 
 _SHOWN_EACH = 3
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vcpo.journal import Metrics, read_metrics
+from vcpo.records.journal import Metrics, read_metrics
 
 
 def summarize(run_dir: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vcpo.local.terminal.view import RunView
-from vcpo.no_update import no_update_notice
+from vcpo.records.no_update import no_update_notice
 from vcpo.spec import VCPORun
 from vcpo.wire.phase import phase_from_message
 from vcpo.wire.v1 import control_pb2

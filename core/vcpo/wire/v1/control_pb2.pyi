@@ -202,7 +202,7 @@ class FailureCount(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     SECONDS_SINCE_LATEST_FIELD_NUMBER: _builtins.int
     cause: _builtins.str
-    """As vcpo.failures names it: prompt, reward, type..."""
+    """As vcpo.wire.failures names it: prompt, reward, type..."""
     message: _builtins.str
     """One line: cause, exception, message, file and line."""
     count: _builtins.int

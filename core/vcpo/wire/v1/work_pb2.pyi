@@ -114,7 +114,7 @@ class _FailureCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FailureC
     FAILURE_CAUSE_REFUSED: _FailureCause.ValueType  # 8
 
 class FailureCause(_FailureCause, metaclass=_FailureCauseEnumTypeWrapper):
-    """What failed; see vcpo.failures."""
+    """What failed; see vcpo.wire.failures."""
 
 FAILURE_CAUSE_UNSPECIFIED: FailureCause.ValueType  # 0
 FAILURE_CAUSE_PROMPT: FailureCause.ValueType  # 1

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from vcpo.lifecycle import SERVICE_ENVIRONMENT, TOKEN_VARIABLE
+from vcpo.service.lifecycle import SERVICE_ENVIRONMENT, TOKEN_VARIABLE
 from vcpo_operator.children.manifest import Manifest, Parent, digest
 from vcpo_operator.children.pod_template.overlay import merge_template
 from vcpo_operator.children.pod_template.resources import with_defaults

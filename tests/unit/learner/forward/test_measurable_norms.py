@@ -8,7 +8,7 @@ from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen
 from tests.fixtures.learner.models import FAMILIES, PAD, VOCABULARY, llama, sampled_groups, seeded
 from tests.fixtures.learner.updates import make_spec
 from vcpo.algo import GradientNormEstimator
-from vcpo.lifecycle import StartError
+from vcpo.service.lifecycle import StartError
 from vcpo.spec.workloads import Lora
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.model.lora import add_adapters

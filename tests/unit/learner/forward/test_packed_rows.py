@@ -16,7 +16,7 @@ from tests.fixtures.learner.updates import (
 )
 from tests.unit.learner.update.test_methods import spec_of
 from tests.unit.learner.update.test_norm_proxies import PROXIES
-from vcpo.lifecycle import StartError
+from vcpo.service.lifecycle import StartError
 from vcpo.spec.algorithm import RowLayout
 from vcpo.wire.trajectory import VersionSpan
 from vcpo_learner.forward.logprobs import (

@@ -15,8 +15,8 @@ from tests.fixtures.learner.scenes import (
     make_desk,
     settle,
 )
-from vcpo.failures import Failure, FailureCause
 from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.failures import Failure, FailureCause
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.ledger.dispatcher import Purpose
 from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S

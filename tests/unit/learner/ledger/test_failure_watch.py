@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.fixtures.learner.scenes import ManualClock, asking, make_desk, make_run
-from vcpo.failures import Failure, FailureCause
+from vcpo.wire.failures import Failure, FailureCause
 from vcpo_learner.ledger.failure_watch import FailureWatch, TooManyFailuresError
 from vcpo_learner.telemetry.signals import SignalWindow
 

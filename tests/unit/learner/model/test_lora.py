@@ -6,7 +6,7 @@ import torch
 from tests.fixtures.learner.models import PAD, llama, qwen2, sampled_groups, seeded
 from tests.fixtures.learner.scenes import make_run
 from tests.fixtures.learner.updates import make_spec
-from vcpo.lifecycle import StartError
+from vcpo.service.lifecycle import StartError
 from vcpo.spec.workloads import Lora
 from vcpo_learner.model.loading import load_policy, policy_tensors, restore_policy
 from vcpo_learner.model.lora import add_adapters

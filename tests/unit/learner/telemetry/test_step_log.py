@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.test_journal import STEP
-from vcpo.step_record import StepRecord
+from tests.unit.records.test_journal import STEP
+from vcpo.records.step_record import StepRecord
 from vcpo_learner.telemetry.step_log import StepNews
 from vcpo_learner.update.result import SkipReason
 

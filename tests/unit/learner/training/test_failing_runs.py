@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from tests.fixtures.learner.scenes import asking
-from vcpo.failures import Failure, FailureCause
-from vcpo.journal import read_events
+from vcpo.records.journal import read_events
+from vcpo.wire.failures import Failure, FailureCause
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 

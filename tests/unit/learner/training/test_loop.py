@@ -8,7 +8,7 @@ import pytest
 from tests.fixtures.learner.models import PAD
 from tests.fixtures.learner.scenes import answer, settle
 from vcpo.algo import FreshTokens, MismatchError
-from vcpo.journal import read_events, read_metrics
+from vcpo.records.journal import read_events, read_metrics
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.ledger.groups import Group
 from vcpo_learner.training.token_lags import LagStatistics, lag_statistics

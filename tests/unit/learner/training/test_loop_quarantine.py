@@ -9,7 +9,7 @@ import pytest
 
 from tests.fixtures.learner.models import PAD, VOCABULARY
 from tests.fixtures.learner.scenes import answer, asking
-from vcpo.journal import read_events, read_metrics
+from vcpo.records.journal import read_events, read_metrics
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.training.quarantine import Quarantine
 from vcpo_learner.update.policy_update import PolicyUpdate

@@ -7,8 +7,8 @@ import pytest
 
 from tests.fixtures.learner.scenes import make_run
 from tests.fixtures.learner.steps import stepped
-from vcpo.exported_model import ExportedModel
-from vcpo.journal import Journal, read_events, read_metrics
+from vcpo.records.exported_model import ExportedModel
+from vcpo.records.journal import Journal, read_events, read_metrics
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.model.checkpoint import CheckpointError, CheckpointFolder

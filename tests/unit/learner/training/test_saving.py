@@ -6,9 +6,9 @@ import pytest
 
 from tests.fixtures.disk_limits import files_of_at_most, limit_file_size
 from tests.fixtures.learner.training_scene import Learner
-from vcpo.exported_model import ExportedModel, ExportKind
-from vcpo.journal import read_events, read_metrics
-from vcpo.lifecycle import StartError
+from vcpo.records.exported_model import ExportedModel, ExportKind
+from vcpo.records.journal import read_events, read_metrics
+from vcpo.service.lifecycle import StartError
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.training.saving import RETRY_S
 

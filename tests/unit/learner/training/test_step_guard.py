@@ -9,7 +9,7 @@ import torch
 from tests.fixtures.learner.models import PAD, VOCABULARY, llama, seeded
 from tests.fixtures.learner.updates import make_spec
 from tests.unit.learner.training.test_quarantine import group
-from vcpo.lifecycle import StartError
+from vcpo.service.lifecycle import StartError
 from vcpo.spec import VCPORunSpec
 from vcpo_learner.training.quarantine import Quarantine
 from vcpo_learner.training.step_guard import BrokenBatchError, StepGuard

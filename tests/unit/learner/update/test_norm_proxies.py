@@ -15,7 +15,7 @@ from tests.fixtures.learner.updates import (
     make_spec,
     with_micro_batches,
 )
-from vcpo.lifecycle import StartError
+from vcpo.service.lifecycle import StartError
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.update.policy_update import PolicyUpdate
 

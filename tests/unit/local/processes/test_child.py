@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from vcpo.lifecycle import Ready, write_ready
 from vcpo.local.processes.child import ChildProcess, start_child, stop_all, wait_for_exit
+from vcpo.service.lifecycle import Ready, write_ready
 
 TIMEOUT_S = 60
 OBEDIENT = "import sys; sys.stdin.read()"
@@ -93,8 +93,9 @@ def test_what_a_child_says_is_in_its_log(start):
 
 def test_what_the_user_must_put_right_is_told_without_what_was_logged_before_it(start):
     child = start(
-        "from vcpo.lifecycle import StartError, report_start_error; import sys; print('retrying');"
-        "sys.stdout.flush(); sys.exit(report_start_error(StartError('model: is gone\\nmake it')))"
+        "from vcpo.service.lifecycle import StartError, report_start_error; import sys;"
+        "print('retrying'); sys.stdout.flush();"
+        "sys.exit(report_start_error(StartError('model: is gone\\nmake it')))"
     )
     child.process.wait(TIMEOUT_S)
     assert child.exit_code == 2
@@ -103,7 +104,7 @@ def test_what_the_user_must_put_right_is_told_without_what_was_logged_before_it(
 
 def test_a_child_that_served_before_it_complained_gave_up(start):
     child = start(
-        "from vcpo.lifecycle import StartError, report_start_error; import sys;"
+        "from vcpo.service.lifecycle import StartError, report_start_error; import sys;"
         "sys.stdin.readline(); sys.exit(report_start_error(StartError('32 generations failed')))"
     )
     write_ready(child.ready_file, Ready(pid=1, grpc_port=2, metrics_port=3))

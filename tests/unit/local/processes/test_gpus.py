@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.lifecycle import GPU_MEMORY_VARIABLE, gpu_memory_ratio
 from vcpo.local.processes.gpus import Gpu, find_gpus, parse_gpus, plan_gpus, usable_gpus
+from vcpo.service.lifecycle import GPU_MEMORY_VARIABLE, gpu_memory_ratio
 
 SMI = """\
 0, NVIDIA H200, 143771

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.local.conftest import Clock, ended
-from vcpo.lifecycle import DRAINED, Ready, write_ready
 from vcpo.local.processes.fleet import Fleet, RunFailedError
 from vcpo.local.processes.learner import LearnerEnd, LearnerProcess
+from vcpo.service.lifecycle import DRAINED, Ready, write_ready
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from tests.unit.local.conftest import TIMEOUT_S, Clock
-from vcpo.lifecycle import Ready, write_ready
 from vcpo.local.processes.child import ChildProcess, start_child
 from vcpo.local.processes.liveness import Liveness, answers
+from vcpo.service.lifecycle import Ready, write_ready
 from vcpo.wire.server import WireServer
 
 

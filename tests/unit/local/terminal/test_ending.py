@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.test_journal import STEP
+from tests.unit.records.test_journal import STEP
 from vcpo.local.terminal.ending import Ending, outcome_of_complete
-from vcpo.step_record import StepRecord
+from vcpo.records.step_record import StepRecord
 
 
 def steps(*skipped: str | None) -> list[StepRecord]:

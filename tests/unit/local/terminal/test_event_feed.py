@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vcpo.journal import EVENTS_FILE, EventRecord, EventTail, Journal
 from vcpo.local.terminal.event_feed import EventFeed, is_worth_showing
+from vcpo.records.journal import EVENTS_FILE, EventRecord, EventTail, Journal
 
 
 def event(message: str, *, kind: str = "StepSkipped", source: str = "learner") -> EventRecord:

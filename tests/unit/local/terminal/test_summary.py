@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.test_journal import EVALUATION, STEP
-from vcpo.journal import Journal
+from tests.unit.records.test_journal import EVALUATION, STEP
 from vcpo.local.terminal.summary import summarize
+from vcpo.records.journal import Journal
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from vcpo.lifecycle import TOKEN_VARIABLE
+from vcpo.service.lifecycle import TOKEN_VARIABLE
 from vcpo.wire.errors import InvalidMessageError, UnavailableError
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import reward_pb2, reward_pb2_grpc

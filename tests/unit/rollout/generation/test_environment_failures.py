@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.fixtures.rollout.scenes import FakeEnvironment, a_learner, eventually, working
-from vcpo.failures import FailureCause
+from vcpo.wire.failures import FailureCause
 from vcpo_rollout.generation.environment_pool import (
     EnvironmentFailedError,
     ForeignThreads,

@@ -6,7 +6,7 @@ import re
 import signal
 from collections.abc import Sequence
 
-from vcpo.lifecycle import START_ERROR_MARK
+from vcpo.service.lifecycle import START_ERROR_MARK
 
 _MAX_CAUSE_CHARACTERS = 500
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from vcpo.failures import MAX_DISTINCT, Failure, FailureCause, FailureCounts, one_line
-from vcpo.wire.failure import failure_from_message, failure_to_message
+from vcpo.wire.failures import (
+    MAX_DISTINCT,
+    Failure,
+    FailureCause,
+    FailureCounts,
+    failure_from_message,
+    failure_to_message,
+    one_line,
+)
 from vcpo.wire.v1 import work_pb2
 
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from vcpo.crash import crash_cause, describe_exit
+from vcpo.service.crash import crash_cause, describe_exit
 
 TRACEBACK = """Traceback (most recent call last):
   File "/app/learner.py", line 12, in step

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from vcpo.run_lock import LockHolder, RunLockedError, run_lock
+from vcpo.service.run_lock import LockHolder, RunLockedError, run_lock
 
 HOLD = """
 import sys
 from pathlib import Path
-from vcpo.run_lock import LockHolder, run_lock
+from vcpo.service.run_lock import LockHolder, run_lock
 with run_lock(Path(sys.argv[1]), LockHolder.LEARNER):
     print("held", flush=True)
     sys.stdin.read()

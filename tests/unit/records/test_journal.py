@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.disk_limits import files_of_at_most
-from vcpo.journal import (
+from vcpo.records.journal import (
     EVENTS_FILE,
     METRICS_FILE,
     EvaluationRecord,
@@ -19,7 +19,7 @@ from vcpo.journal import (
     read_events,
     read_metrics,
 )
-from vcpo.step_record import StepRecord
+from vcpo.records.step_record import StepRecord
 
 STEP = StepRecord(
     step=1,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vcpo.step_record import StepRecord
+from vcpo.records.step_record import StepRecord
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"

@@ -9,13 +9,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from vcpo.lifecycle import Ready, StartError, read_ready, split_address, start_errors, write_ready
+from vcpo.service.lifecycle import (
+    Ready,
+    StartError,
+    read_ready,
+    split_address,
+    start_errors,
+    write_ready,
+)
 
 READY = Ready(pid=12, grpc_port=7600, metrics_port=7601)
 TIMEOUT_S = 60
 SERVICE = """
 import asyncio, sys
-from vcpo.lifecycle import on_parent_exit, on_stop_request
+from vcpo.service.lifecycle import on_parent_exit, on_stop_request
 
 async def serve():
     stopped = asyncio.get_running_loop().create_future()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vcpo.step_record import StepRecord
+from vcpo.records.step_record import StepRecord
 
 NOTICE_AFTER_STEPS = 10
 """Steps in a row without an update that are worth a notice: one or two happen in any run."""

@@ -1,0 +1,1 @@
+"""What a run writes down: records of steps and events, skipped steps, exported models."""
