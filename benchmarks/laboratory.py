@@ -96,7 +96,7 @@ class Laboratory:
             mask=batch.response_mask,
         )
         size = batch_size(group, self._spec.sampling.max_new_tokens)
-        weights = local_weights(logprobs, self._spec.algorithm.recipe, size)
+        weights = local_weights(logprobs, self._spec.algorithm.loss_config, size)
         norms: list[float] = forward.measured(weights).squared_norms.tolist()
         return norms
 

@@ -126,7 +126,7 @@ def _ledger(spec: VCPORunSpec, incarnation: str) -> TrajectoryLedger:
         trajectories_per_prompt=spec.batch.trajectories_per_prompt,
         lease_timeout_s=spec.lease.timeout_seconds,
         max_attempts=spec.lease.max_attempts,
-        group_filter=spec.algorithm.recipe.group_filter,
+        group_filter=spec.algorithm.loss_config.group_filter,
         prompt_source=prompt_source(spec),
         incarnation=incarnation,
         clock=time.monotonic,

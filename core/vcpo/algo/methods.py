@@ -1,25 +1,28 @@
-r"""Methods of the field by name, each as a recipe of stages.
+r"""The methods of the field by name, each as a configuration of one loss.
 
-One optimizer step is taken on each batch. At the parameters it starts from, the gradient of every
-surrogate loss is linear in the gradients of the sampled tokens' log-probabilities,
+One optimizer step is taken on each batch. At the parameters that the step starts from, the gradient
+of every surrogate loss is linear in the gradients of the sampled tokens' log-probabilities,
 
     grad L = sum_{i,t} k_it grad log pi(y_it),    k_it = - A_it a_it g_it,
 
-so that a method is no more than a way to find k_it from a batch's numbers:
+so a method is a way to compute k_it from a batch's numbers. Its stages, in the order in which
+`vcpo_learner.estimator.loss` computes them:
 
-| stage       | symbol | what it is                                                                |
-|-------------|--------|---------------------------------------------------------------------------|
-| filter      |        | which groups are trained on at all                                        |
-| advantage   | A_it   | reward or residual over a baseline, or V-trace's advantage                |
-| weight      | a_it   | correction for the sampler's policy, a matter of one trajectory alone     |
-| gate        | g_it   | what trust regions and masks let through; may ask for A and for the batch |
-| aggregation | a_it   | what tokens and trajectories count against each other                     |
-| rule        |        | how the ESS of the batch scales the learning rate                         |
+| stage       | symbol | what it is                                                             |
+|-------------|--------|------------------------------------------------------------------------|
+| filter      |        | which groups are trained on at all                                     |
+| KL penalty  |        | what a reward or an advantage loses for distance from another policy   |
+| advantage   | A_it   | reward minus baseline, or V-trace's advantage                          |
+| weight      | a_it   | importance weight of one trajectory's tokens                           |
+| aggregation | a_it   | how tokens and trajectories are averaged                               |
+| clipping    | g_it   | factor of a clip or mask; it may depend on A and on the whole batch    |
+| rule        |        | how the ESS of the batch scales the learning rate                      |
 
-The clipped and masked methods compare the learner with the sampler directly, u = pi/mu: at the
-start of a step the "old" policy of PPO is the learner itself, and its ratio to the learner is 1.
+The clipped and masked methods use the ratio u = pi/mu of the target policy (the learner's) to the
+behavior policy (the one that sampled): at the start of a step, the "old" policy of PPO is the
+learner itself, and its ratio to the learner is 1.
 
-`docs/methods.md` has a row with formula and source for each. `RECIPES` is the same in numbers.
+`docs/methods.md` has a row with formula and source for each method. `LOSS_CONFIGS` has the numbers.
 """
 
 import math
@@ -35,7 +38,7 @@ from vcpo.algo.ess.learning_rate import LearningRateRule
 
 
 class Method(StrEnum):
-    """A named way from a batch to its gradient."""
+    """A method, by the name that `algorithm.method` takes."""
 
     VCPO = "vcpo"
     REINFORCE = "reinforce"
@@ -70,7 +73,7 @@ class Method(StrEnum):
 
 
 class Weight(StrEnum):
-    """Which ratio of learner to sampler a token's gradient is multiplied by."""
+    """Which ratio of target policy to behavior policy multiplies a token's gradient."""
 
     NONE = "none"
     TOKEN = "token"
@@ -81,126 +84,128 @@ class Weight(StrEnum):
     """s = W^(1/T)."""
 
 
-class Gate(StrEnum):
-    """What of a gradient is let through."""
+class Clipping(StrEnum):
+    """Which clip or mask is applied to a token's gradient."""
 
     OPEN = "open"
     CLIP = "clip"
-    """PPO's: nothing where the ratio already left the band in the advantage's direction."""
+    """PPO's: no gradient where the ratio left the band in the direction of the advantage."""
     PROXIMAL_CLIP = "proximalClip"
-    """The same on pi over a policy between sampler and learner (A-3PO)."""
+    """The same on the ratio of pi to a policy between behavior and target policy (A-3PO)."""
     OFF_POLICY_MASK = "offPolicyMask"
-    """`CLIP`, and no sequence with a negative advantage that the learner left behind (OPSM)."""
+    """`CLIP`, and no gradient from sequences with a negative advantage that became improbable
+    (OPSM)."""
     SECOND_MOMENT = "secondMoment"
-    """The largest log ratios among tokens pushed further out are dropped (M2PO, paper)."""
+    """Drops the largest log ratios among tokens whose ratio the advantage moves further from 1
+    (M2PO, paper)."""
     SECOND_MOMENT_ALL = "secondMomentAll"
-    """The same among all tokens, then `CLIP` (M2PO as in AReaL)."""
+    """The same over all tokens, then `CLIP` (M2PO as in AReaL)."""
     SECOND_MOMENT_BOUNDS = "secondMomentBounds"
-    """PPO's with a band found from the second moment (M2PO, official code)."""
+    """PPO's clip with a band computed from the second moment (M2PO, official code)."""
     BALANCED = "balanced"
-    """PPO's with a band found from the share of positive gradient (BAPO)."""
+    """PPO's clip with a band computed from the share of positive gradient (BAPO)."""
     BALANCED_PUBLISHED = "balancedPublished"
-    """The same with the search of BAPO's paper, which counts clipped tokens too."""
+    """The same with the search of BAPO's paper, which also counts clipped tokens."""
     SPURIOUS = "spurious"
-    """`CLIP`, and no rewarded token that is improbable though the policy is sure (STAPO)."""
+    """`CLIP`, and no gradient from rewarded tokens of low probability and low entropy (STAPO)."""
     TAPERED = "tapered"
-    """Negative trajectories count min(1, W), positive ones in full (TOPR)."""
+    """Factor min(1, W) for trajectories with a negative advantage, 1 for the others (TOPR)."""
 
 
-class Residual(StrEnum):
-    """What is taken off a reward for leaving another policy."""
+class KLPenalty(StrEnum):
+    """What a reward or an advantage loses for distance from another policy."""
 
     NONE = "none"
     REFERENCE = "reference"
-    """tau times the log ratio of learner to reference, before the baseline (TBA, AGRO)."""
-    SAMPLER = "sampler"
-    """tau times the log ratio of learner to sampler, after the baseline (Kimi)."""
+    """tau log(pi/reference), off the reward, before the baseline (TBA, AGRO)."""
+    BEHAVIOR = "behavior"
+    """tau log(pi/mu), off the advantage, after the baseline (Kimi)."""
 
 
 class GroupFilter(StrEnum):
-    """Which groups a step is taken on."""
+    """Which groups a step trains on."""
 
     NONE = "none"
-    """All, in the order in which they are complete."""
-    INFORMATIVE = "informative"
-    """Those whose rewards differ; the others are dropped and replaced (dynamic sampling)."""
+    """All groups, in the order of their completion."""
+    DYNAMIC_SAMPLING = "informative"
+    """Groups whose rewards differ; the others are dropped and replaced (DAPO)."""
 
 
 class Aggregation(StrEnum):
-    """What tokens and trajectories count against each other."""
+    """How tokens and trajectories are averaged."""
 
     SEQUENCE_MEAN = "sequenceMean"
-    """1/(B T_i): every trajectory counts alike."""
+    """1/(B T_i): the mean over trajectories of their means over tokens."""
     TOKEN_MEAN = "tokenMean"
-    """1/sum_i T_i: every token of the batch counts alike."""
+    """1/sum_i T_i: the mean over all tokens of the batch."""
     SEQUENCE_SUM = "sequenceSum"
-    """1/B: tokens count in full."""
+    """1/B: the mean over trajectories of their sums over tokens."""
     CONSTANT = "constant"
-    """1/(B L) with L the longest answer allowed."""
+    """1/(B L), with L the longest response allowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """The stages of one method, and their numbers."""
+class LossConfig:
+    """The stages of one method's loss, and their numbers."""
 
     baseline: Baseline = Baseline.GROUP_MEAN
-    residual: Residual = Residual.NONE
-    regularization: float = 0.0
-    """tau or beta of the residual."""
+    kl_penalty: KLPenalty = KLPenalty.NONE
+    kl_coefficient: float = 0.0
+    """tau or beta of the KL penalty."""
     is_whitened: bool = False
-    """Advantages are brought to mean 0 and deviation 1 over the tokens of the batch."""
+    """Whether advantages are brought to mean 0 and deviation 1 over the tokens of the batch."""
     has_critic: bool = False
-    """Advantages come from a value head by V-trace."""
+    """Whether advantages come from a value head by V-trace."""
     overlong_share: float = 0.0
-    """Last part of the longest answer allowed in which the reward falls by 1 linearly."""
+    """Last part of the longest response allowed, in which the reward falls linearly by 1."""
     group_filter: GroupFilter = GroupFilter.NONE
-    """Which groups a step is taken on."""
+    """Which groups a step trains on."""
     weight: Weight = Weight.NONE
     weight_floor: float = 0.0
-    """A ratio below it counts 0."""
+    """A ratio below the floor is replaced by 0."""
     weight_cap: float = math.inf
-    """A ratio above it counts as much as the cap, or 0 when `drops_above_cap`."""
+    """A ratio above the cap is replaced by the cap, or by 0 if `drops_above_cap`."""
     drops_above_cap: bool = False
     is_mask: bool = False
-    """What the ratio leaves in counts 1 instead of the ratio."""
-    gate: Gate = Gate.OPEN
+    """Whether ratios other than 0 are replaced by 1."""
+    clipping: Clipping = Clipping.OPEN
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float = math.inf
-    """Ratio above which a negative advantage gives no gradient, too."""
+    """Ratio above which a negative advantage gives no gradient either."""
     threshold: float = 0.0
-    """What the gate compares with."""
+    """Bound that the clipping compares with."""
     aggregation: Aggregation = Aggregation.SEQUENCE_MEAN
     learning_rate_rule: LearningRateRule = LearningRateRule.NONE
 
     @property
     def largest_weight(self) -> float:
-        """The cap, or where ratios are held so that nothing overflows when there is none."""
+        """The cap, or exp(`LARGEST_LOG_RATIO`) if there is no cap, so that nothing overflows."""
         return min(self.weight_cap, math.exp(LARGEST_LOG_RATIO))
 
     @property
     def has_fixed_shape(self) -> bool:
-        """Whether k_it = c_i a_it, with c_i known from rewards and norms of i's group."""
-        return self.gate is Gate.OPEN and not self.has_critic
+        """Whether k_it = c_i a_it, with c_i a function of the rewards and norms of i's group."""
+        return self.clipping is Clipping.OPEN and not self.has_critic
 
 
-_SEQUENCE_TIS = Recipe(weight=Weight.SEQUENCE, weight_cap=8.0)
-_CLIPPED = Recipe(
+_SEQUENCE_TIS = LossConfig(weight=Weight.SEQUENCE, weight_cap=8.0)
+_CLIPPED = LossConfig(
     baseline=Baseline.GRPO,
     weight=Weight.TOKEN,
-    gate=Gate.CLIP,
+    clipping=Clipping.CLIP,
     aggregation=Aggregation.TOKEN_MEAN,
 )
 
 
-RECIPES: Final[Mapping[Method, Recipe]] = MappingProxyType(
+LOSS_CONFIGS: Final[Mapping[Method, LossConfig]] = MappingProxyType(
     {
         Method.VCPO: replace(
             _SEQUENCE_TIS, baseline=Baseline.OPOB, learning_rate_rule=LearningRateRule.SQRT
         ),
-        Method.REINFORCE: Recipe(baseline=Baseline.NONE),
+        Method.REINFORCE: LossConfig(baseline=Baseline.NONE),
         Method.SEQUENCE_TIS: _SEQUENCE_TIS,
-        Method.TOKEN_TIS: Recipe(
+        Method.TOKEN_TIS: LossConfig(
             weight=Weight.TOKEN, weight_cap=2.0, aggregation=Aggregation.TOKEN_MEAN
         ),
         Method.RLOO: replace(
@@ -213,7 +218,7 @@ RECIPES: Final[Mapping[Method, Recipe]] = MappingProxyType(
         Method.REINFORCE_PLUS_PLUS: replace(_CLIPPED, baseline=Baseline.NONE, is_whitened=True),
         Method.PPO: replace(_CLIPPED, baseline=Baseline.GROUP_MEAN, dual_clip=3.0),
         Method.DAPO: replace(
-            _CLIPPED, clip_high=0.28, group_filter=GroupFilter.INFORMATIVE, overlong_share=0.2
+            _CLIPPED, clip_high=0.28, group_filter=GroupFilter.DYNAMIC_SAMPLING, overlong_share=0.2
         ),
         Method.GSPO: replace(
             _CLIPPED,
@@ -222,45 +227,53 @@ RECIPES: Final[Mapping[Method, Recipe]] = MappingProxyType(
             clip_high=4e-4,
             aggregation=Aggregation.SEQUENCE_MEAN,
         ),
-        Method.CISPO: replace(_CLIPPED, gate=Gate.OPEN, weight_cap=5.0),
+        Method.CISPO: replace(_CLIPPED, clipping=Clipping.OPEN, weight_cap=5.0),
         Method.ICE_POP: replace(
-            _CLIPPED, gate=Gate.OPEN, weight_floor=0.5, weight_cap=5.0, drops_above_cap=True
+            _CLIPPED, clipping=Clipping.OPEN, weight_floor=0.5, weight_cap=5.0, drops_above_cap=True
         ),
         Method.SEQUENCE_MASK: replace(
             _SEQUENCE_TIS, weight_floor=0.5, weight_cap=2.0, drops_above_cap=True
         ),
-        Method.GEOMETRIC_MASK: Recipe(
+        Method.GEOMETRIC_MASK: LossConfig(
             weight=Weight.GEOMETRIC,
             weight_floor=0.999,
             weight_cap=1.001,
             drops_above_cap=True,
             is_mask=True,
         ),
-        Method.OPSM: replace(_CLIPPED, gate=Gate.OFF_POLICY_MASK, threshold=0.1),
-        Method.M2PO: replace(_CLIPPED, gate=Gate.SECOND_MOMENT, threshold=0.04),
-        Method.M2PO_ALL_TOKENS: replace(_CLIPPED, gate=Gate.SECOND_MOMENT_ALL, threshold=0.04),
-        Method.M2PO_BOUNDS: replace(_CLIPPED, gate=Gate.SECOND_MOMENT_BOUNDS, threshold=0.04),
-        Method.BAPO: replace(_CLIPPED, gate=Gate.BALANCED, threshold=0.4),
-        Method.BAPO_PUBLISHED: replace(_CLIPPED, gate=Gate.BALANCED_PUBLISHED, threshold=0.4),
-        Method.STAPO: replace(_CLIPPED, clip_high=0.28, gate=Gate.SPURIOUS, threshold=0.002),
-        Method.TBA: Recipe(
-            residual=Residual.REFERENCE,
-            regularization=0.012,
+        Method.OPSM: replace(_CLIPPED, clipping=Clipping.OFF_POLICY_MASK, threshold=0.1),
+        Method.M2PO: replace(_CLIPPED, clipping=Clipping.SECOND_MOMENT, threshold=0.04),
+        Method.M2PO_ALL_TOKENS: replace(
+            _CLIPPED, clipping=Clipping.SECOND_MOMENT_ALL, threshold=0.04
+        ),
+        Method.M2PO_BOUNDS: replace(
+            _CLIPPED, clipping=Clipping.SECOND_MOMENT_BOUNDS, threshold=0.04
+        ),
+        Method.BAPO: replace(_CLIPPED, clipping=Clipping.BALANCED, threshold=0.4),
+        Method.BAPO_PUBLISHED: replace(
+            _CLIPPED, clipping=Clipping.BALANCED_PUBLISHED, threshold=0.4
+        ),
+        Method.STAPO: replace(
+            _CLIPPED, clip_high=0.28, clipping=Clipping.SPURIOUS, threshold=0.002
+        ),
+        Method.TBA: LossConfig(
+            kl_penalty=KLPenalty.REFERENCE,
+            kl_coefficient=0.012,
             aggregation=Aggregation.SEQUENCE_SUM,
         ),
-        Method.AGRO: Recipe(
-            residual=Residual.REFERENCE, regularization=0.1, aggregation=Aggregation.SEQUENCE_SUM
+        Method.AGRO: LossConfig(
+            kl_penalty=KLPenalty.REFERENCE, kl_coefficient=0.1, aggregation=Aggregation.SEQUENCE_SUM
         ),
-        Method.OPMD: Recipe(aggregation=Aggregation.TOKEN_MEAN),
-        Method.TOPR: Recipe(gate=Gate.TAPERED, aggregation=Aggregation.SEQUENCE_SUM),
-        Method.KIMI: Recipe(
-            residual=Residual.SAMPLER, regularization=0.1, aggregation=Aggregation.SEQUENCE_SUM
+        Method.OPMD: LossConfig(aggregation=Aggregation.TOKEN_MEAN),
+        Method.TOPR: LossConfig(clipping=Clipping.TAPERED, aggregation=Aggregation.SEQUENCE_SUM),
+        Method.KIMI: LossConfig(
+            kl_penalty=KLPenalty.BEHAVIOR, kl_coefficient=0.1, aggregation=Aggregation.SEQUENCE_SUM
         ),
-        Method.DECOUPLED_PPO: replace(_CLIPPED, gate=Gate.OPEN, weight_cap=5.0),
-        Method.A3PO: replace(_CLIPPED, gate=Gate.PROXIMAL_CLIP),
-        Method.VTRACE: Recipe(
+        Method.DECOUPLED_PPO: replace(_CLIPPED, clipping=Clipping.OPEN, weight_cap=5.0),
+        Method.A3PO: replace(_CLIPPED, clipping=Clipping.PROXIMAL_CLIP),
+        Method.VTRACE: LossConfig(
             baseline=Baseline.NONE, has_critic=True, aggregation=Aggregation.TOKEN_MEAN
         ),
     }
 )
-"""The stages of every method."""
+"""The loss of every method."""

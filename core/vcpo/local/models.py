@@ -130,7 +130,7 @@ def _norm_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[Fie
     """
     algorithm, lora = spec.algorithm, spec.model.lora
     wants_exact = (
-        algorithm.recipe.baseline in NORM_BASELINES
+        algorithm.loss_config.baseline in NORM_BASELINES
         and algorithm.gradient_norms is GradientNormEstimator.EXACT
     )
     text = config.get("text_config") or config

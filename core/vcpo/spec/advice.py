@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from vcpo.algo import (
     Baseline,
-    Gate,
+    Clipping,
     GroupFilter,
+    KLPenalty,
     LearningRateRule,
-    Recipe,
-    Residual,
+    LossConfig,
     Weight,
 )
 from vcpo.spec.algorithm import Algorithm, Batch
@@ -23,8 +23,8 @@ def algorithm_warnings(algorithm: Algorithm) -> tuple[str, ...]:
     damps for a variance that the gradient has not got, or a second time beside the method's own
     brake.
     """
-    recipe = algorithm.recipe
-    return (*_about_rule(recipe), *_about_baseline(recipe), *_about_data(algorithm, recipe))
+    config = algorithm.loss_config
+    return (*_about_rule(config), *_about_baseline(config), *_about_data(algorithm, config))
 
 
 def batch_warnings(batch: Batch, algorithm: Algorithm) -> Iterator[str]:
@@ -43,42 +43,42 @@ def batch_warnings(batch: Batch, algorithm: Algorithm) -> Iterator[str]:
         )
 
 
-def _about_rule(recipe: Recipe) -> Iterator[str]:
-    if recipe.learning_rate_rule is LearningRateRule.NONE:
+def _about_rule(config: LossConfig) -> Iterator[str]:
+    if config.learning_rate_rule is LearningRateRule.NONE:
         return
-    rule = f"learningRateRule '{recipe.learning_rate_rule}'"
-    if recipe.residual is not Residual.NONE:
+    rule = f"learningRateRule '{config.learning_rate_rule}'"
+    if config.kl_penalty is not KLPenalty.NONE:
         yield f"{rule} damps a second time beside `regularization`; 'none' leaves it to that"
-    elif recipe.weight is Weight.GEOMETRIC:
+    elif config.weight is Weight.GEOMETRIC:
         yield (
             f"{rule} reads the spread of sequence weights, which the geometric ratio does not have:"
             " steps shrink for staleness that this gradient hardly shows; 'none' is its own"
         )
-    elif recipe.weight is Weight.NONE:
+    elif config.weight is Weight.NONE:
         yield (
             f"{rule} reads importance weights that this method's gradient does not hold: it is a"
             " brake for staleness only; 'none' is the method's own"
         )
 
 
-def _about_baseline(recipe: Recipe) -> Iterator[str]:
-    if recipe.baseline is Baseline.OPOB and recipe.gate is not Gate.OPEN:
+def _about_baseline(config: LossConfig) -> Iterator[str]:
+    if config.baseline is Baseline.OPOB and config.clipping is not Clipping.OPEN:
         yield (
             f"baseline 'opob' weighs trajectories by their gradient before the gate"
-            f" '{recipe.gate}', and takes a second pass; it is of least variance for methods"
+            f" '{config.clipping}', and takes a second pass; it is of least variance for methods"
             " without a gate, such as 'vcpo' or 'cispo'"
         )
 
 
-def _about_data(algorithm: Algorithm, recipe: Recipe) -> Iterator[str]:
-    corrects = recipe.weight is not Weight.NONE or recipe.gate is not Gate.OPEN
-    is_regularized = recipe.residual is not Residual.NONE
+def _about_data(algorithm: Algorithm, config: LossConfig) -> Iterator[str]:
+    corrects = config.weight is not Weight.NONE or config.clipping is not Clipping.OPEN
+    is_regularized = config.kl_penalty is not KLPenalty.NONE
     if algorithm.max_policy_lag_steps > 0 and not corrects and not is_regularized:
         yield (
             f"method '{algorithm.method}' takes stale data for fresh: nothing in it corrects for"
             f" `maxPolicyLagSteps` {algorithm.max_policy_lag_steps}; 'sequenceTis' does"
         )
-    if recipe.group_filter is GroupFilter.INFORMATIVE:
+    if config.group_filter is GroupFilter.DYNAMIC_SAMPLING:
         yield (
             "groupFilter 'informative' waits for groups whose rewards differ: on a task that is"
             " all right or all wrong no step is taken; 'none' goes on"

@@ -14,18 +14,18 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import InitErrorDetails
 
 from vcpo.algo import (
-    RECIPES,
+    LOSS_CONFIGS,
     Aggregation,
     Baseline,
     BaselineScope,
+    Clipping,
     EssKind,
-    Gate,
     GradientNormEstimator,
     GroupFilter,
+    KLPenalty,
     LearningRateRule,
+    LossConfig,
     Method,
-    Recipe,
-    Residual,
     StepLimits,
     Weight,
 )
@@ -98,20 +98,20 @@ class Algorithm(Section):
     """KL divergence from sampler to learner, nats per token, above which a step is not taken."""
 
     @property
-    def recipe(self) -> Recipe:
+    def loss_config(self) -> LossConfig:
         """The method's stages, with what this section replaces."""
         given = {
             name: value
             for field, name in _REPLACES.items()
             if (value := getattr(self, field)) is not None
         }
-        return replace(RECIPES[self.method], **given)
+        return replace(LOSS_CONFIGS[self.method], **given)
 
     @property
     def step_limits(self) -> StepLimits:
         """What a batch must be like for a step, and for a whole one."""
         return StepLimits(
-            rule=self.recipe.learning_rate_rule,
+            rule=self.loss_config.learning_rate_rule,
             dead_band=self.dead_band,
             refuse_below=self.refuse_below,
             refuse_kl_above=math.inf if self.refuse_kl_above is None else self.refuse_kl_above,
@@ -131,37 +131,39 @@ class Algorithm(Section):
         return self
 
     def _foreign_kind(self) -> Iterator[InitErrorDetails]:
-        recipe = self.recipe
-        has_norms = recipe.baseline in NORM_BASELINES and recipe.weight is Weight.SEQUENCE
+        config = self.loss_config
+        has_norms = config.baseline in NORM_BASELINES and config.weight is Weight.SEQUENCE
         if self.ess_kind is EssKind.ENERGY and not has_norms:
             message = "needs the gradient norms of method 'vcpo' with baseline 'opob'"
             yield conflict("essKind", value=str(self.ess_kind), message=message)
 
     def _foreign_fields(self) -> Iterator[InitErrorDetails]:
-        own = RECIPES[self.method]
+        own = LOSS_CONFIGS[self.method]
         for field, is_used in _USED_BY.items():
             value = getattr(self, field)
             if value is not None and not is_used(own):
-                having = ", ".join(f"'{name}'" for name, each in RECIPES.items() if is_used(each))
+                having = ", ".join(
+                    f"'{name}'" for name, each in LOSS_CONFIGS.items() if is_used(each)
+                )
                 message = f"method '{self.method}' has no use for it; remove it or use {having}"
                 yield conflict(to_camel(field), value=value, message=message)
 
     def _foreign_baseline(self) -> Iterator[InitErrorDetails]:
-        own = RECIPES[self.method]
-        fixed = own.has_critic or own.residual is not Residual.NONE
+        own = LOSS_CONFIGS[self.method]
+        fixed = own.has_critic or own.kl_penalty is not KLPenalty.NONE
         if self.baseline is not None and fixed and self.baseline is not own.baseline:
             message = f"method '{self.method}' is defined with '{own.baseline}'; remove it"
             yield conflict("baseline", value=str(self.baseline), message=message)
 
     def _foreign_scope(self) -> Iterator[InitErrorDetails]:
-        baseline = self.recipe.baseline
+        baseline = self.loss_config.baseline
         if self.baseline_scope is BaselineScope.BATCH and baseline not in BASELINES_OF_BATCHES:
             allowed = ", ".join(sorted(f"'{name}'" for name in BASELINES_OF_BATCHES))
             message = f"'batch' needs a `baseline` of {allowed}, not '{baseline}'"
             yield conflict("baselineScope", value=str(self.baseline_scope), message=message)
 
     def _foreign_norms(self) -> Iterator[InitErrorDetails]:
-        baseline, estimator = self.recipe.baseline, self.gradient_norms
+        baseline, estimator = self.loss_config.baseline, self.gradient_norms
         if estimator is not GradientNormEstimator.EXACT and baseline not in NORM_BASELINES:
             allowed = ", ".join(f"'{name}'" for name in NORM_BASELINES)
             message = f"nothing asks for norms with '{baseline}'; give a `baseline` of {allowed}"
@@ -177,31 +179,36 @@ _REPLACES: Final = MappingProxyType(
         "clip_high": "clip_high",
         "dual_clip": "dual_clip",
         "threshold": "threshold",
-        "regularization": "regularization",
+        "regularization": "kl_coefficient",
         "aggregation": "aggregation",
         "overlong_share": "overlong_share",
         "group_filter": "group_filter",
         "learning_rate_rule": "learning_rate_rule",
     }
 )
-"""Which number of a recipe a field replaces."""
+"""Which number of the `LossConfig` a field replaces."""
 
-_FIXED_BANDS: Final = (Gate.CLIP, Gate.PROXIMAL_CLIP, Gate.OFF_POLICY_MASK, Gate.SPURIOUS)
-"""Gates whose band is a setting."""
+_FIXED_BANDS: Final = (
+    Clipping.CLIP,
+    Clipping.PROXIMAL_CLIP,
+    Clipping.OFF_POLICY_MASK,
+    Clipping.SPURIOUS,
+)
+"""Clippings whose band is a setting."""
 
-_USED_BY: Final[Mapping[str, Callable[[Recipe], bool]]] = MappingProxyType(
+_USED_BY: Final[Mapping[str, Callable[[LossConfig], bool]]] = MappingProxyType(
     {
-        "importance_weight_cap": lambda recipe: recipe.weight is not Weight.NONE,
-        "importance_weight_floor": lambda recipe: recipe.weight is not Weight.NONE,
-        "clip_low": lambda recipe: recipe.gate in _FIXED_BANDS,
-        "clip_high": lambda recipe: recipe.gate in _FIXED_BANDS,
-        "dual_clip": lambda recipe: recipe.gate not in (Gate.OPEN, Gate.TAPERED),
-        "threshold": lambda recipe: recipe.threshold > 0.0,
-        "regularization": lambda recipe: recipe.regularization > 0.0,
-        "on_policy_probability": lambda recipe: recipe.residual is Residual.REFERENCE,
+        "importance_weight_cap": lambda config: config.weight is not Weight.NONE,
+        "importance_weight_floor": lambda config: config.weight is not Weight.NONE,
+        "clip_low": lambda config: config.clipping in _FIXED_BANDS,
+        "clip_high": lambda config: config.clipping in _FIXED_BANDS,
+        "dual_clip": lambda config: config.clipping not in (Clipping.OPEN, Clipping.TAPERED),
+        "threshold": lambda config: config.threshold > 0.0,
+        "regularization": lambda config: config.kl_coefficient > 0.0,
+        "on_policy_probability": lambda config: config.kl_penalty is KLPenalty.REFERENCE,
     }
 )
-"""Which recipes read a field; the others refuse it."""
+"""Which configurations read a field; the others refuse it."""
 
 
 class PromptSelection(StrEnum):

@@ -143,8 +143,8 @@ class VCPORunSpec(Section):
 
     def _lonely_trajectories(self) -> Iterator[InitErrorDetails]:
         size = self.batch.trajectories_per_prompt
-        if size < 2 and self.algorithm.recipe.baseline in BASELINES_OF_PAIRS:
-            message = f"must be at least 2 for the baseline '{self.algorithm.recipe.baseline}'"
+        if size < 2 and self.algorithm.loss_config.baseline in BASELINES_OF_PAIRS:
+            message = f"must be at least 2 for the baseline '{self.algorithm.loss_config.baseline}'"
             yield conflict("batch", "trajectoriesPerPrompt", value=size, message=message)
 
     def _replay_without_pool(self) -> Iterator[InitErrorDetails]:

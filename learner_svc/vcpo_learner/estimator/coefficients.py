@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vcpo.algo import NonFiniteWeightError, Recipe
+from vcpo.algo import LossConfig, NonFiniteWeightError
 from vcpo_learner.estimator.gates import gate
 from vcpo_learner.estimator.record import BatchRecord
 from vcpo_learner.estimator.shaping import token_advantages
@@ -25,7 +25,7 @@ class TokenCoefficients:
 
 
 def token_coefficients(
-    record: BatchRecord, advantages: Sequence[float], recipe: Recipe
+    record: BatchRecord, advantages: Sequence[float], config: LossConfig
 ) -> TokenCoefficients:
     """Coefficients of a batch whose trajectories have these advantages after the baseline.
 
@@ -33,9 +33,9 @@ def token_coefficients(
     Raises: NonFiniteWeightError, with the trajectory's index, when one is not a number.
     """
     mask = record.logprobs.mask
-    per_token = token_advantages(advantages, record, recipe)
-    gates = gate(record, per_token, recipe)
-    factors = local_weights(record.logprobs, recipe, record.size) * gates
+    per_token = token_advantages(advantages, record, config)
+    gates = gate(record, per_token, config)
+    factors = local_weights(record.logprobs, config, record.size) * gates
     values = (-per_token * factors).masked_fill(factors == 0.0, 0.0)
     for index, row in enumerate(values.isfinite().all(dim=1).tolist()):
         if not row:

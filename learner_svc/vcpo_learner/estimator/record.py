@@ -9,24 +9,24 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from vcpo.algo import Gate, Recipe, Residual
+from vcpo.algo import Clipping, KLPenalty, LossConfig
 from vcpo.wire.trajectory import Trajectory
 
 
 class TokenInput(StrEnum):
-    """What some recipes want to know of every token beside the learner's log-probability."""
+    """What some configurations want to know of every token beside the learner's log-probability."""
 
     ENTROPY = "entropy"
     REFERENCE_LOGPROB = "reference_logprob"
     ADVANTAGE = "advantage"
 
 
-def inputs_needed(recipe: Recipe) -> frozenset[TokenInput]:
-    """What has to be computed for a recipe; nothing of it is for most."""
+def inputs_needed(config: LossConfig) -> frozenset[TokenInput]:
+    """What has to be computed for a config; nothing of it is for most."""
     needed = {
-        TokenInput.ENTROPY: recipe.gate is Gate.SPURIOUS,
-        TokenInput.REFERENCE_LOGPROB: recipe.residual is Residual.REFERENCE,
-        TokenInput.ADVANTAGE: recipe.has_critic,
+        TokenInput.ENTROPY: config.clipping is Clipping.SPURIOUS,
+        TokenInput.REFERENCE_LOGPROB: config.kl_penalty is KLPenalty.REFERENCE,
+        TokenInput.ADVANTAGE: config.has_critic,
     }
     return frozenset(name for name, is_needed in needed.items() if is_needed)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vcpo.algo import Recipe, Residual
+from vcpo.algo import KLPenalty, LossConfig
 from vcpo_learner.estimator.record import BatchRecord
 
 
@@ -27,7 +27,9 @@ def overlong_penalty(num_tokens: int, longest_answer: int, share: float) -> floa
     return min(max(excess / (longest_answer * share), 0.0), 1.0)
 
 
-def regularized_rewards(rewards: Sequence[float], record: BatchRecord, recipe: Recipe) -> Tensor:
+def regularized_rewards(
+    rewards: Sequence[float], record: BatchRecord, config: LossConfig
+) -> Tensor:
     """Rewards that the baseline is taken of, [B]: R - beta log(pi/ref), where the method asks.
 
     rewards: [B], after the penalty.
@@ -35,26 +37,28 @@ def regularized_rewards(rewards: Sequence[float], record: BatchRecord, recipe: R
     times beta, one constant on the whole gradient, which AdamW divides out.
     """
     shaped = torch.tensor(rewards, dtype=torch.float64)
-    if recipe.residual is not Residual.REFERENCE:
+    if config.kl_penalty is not KLPenalty.REFERENCE:
         return shaped
     if record.reference_logprobs is None:
         raise ValueError("reference_logprobs is None: this residual needs one per token")
     drift = (record.logprobs.learner - record.reference_logprobs) * record.logprobs.mask
-    return shaped - recipe.regularization * drift.sum(dim=1)
+    return shaped - config.kl_coefficient * drift.sum(dim=1)
 
 
-def token_advantages(advantages: Sequence[float], record: BatchRecord, recipe: Recipe) -> Tensor:
+def token_advantages(
+    advantages: Sequence[float], record: BatchRecord, config: LossConfig
+) -> Tensor:
     """Advantages [B] of trajectories as advantages [B, width] of tokens, after the baseline."""
-    if recipe.has_critic:
+    if config.has_critic:
         if record.advantages is None:
             raise ValueError("advantages is None: this method needs one per token")
         return record.advantages
     of_trajectories = torch.tensor(advantages, dtype=torch.float64)
-    if recipe.residual is Residual.SAMPLER:
+    if config.kl_penalty is KLPenalty.BEHAVIOR:
         drift = record.logprobs.log_ratios.sum(dim=1)
-        of_trajectories = of_trajectories - recipe.regularization * drift
+        of_trajectories = of_trajectories - config.kl_coefficient * drift
     spread = of_trajectories[:, None].expand_as(record.logprobs.learner)
-    return whitened(spread, record.logprobs.mask) if recipe.is_whitened else spread
+    return whitened(spread, record.logprobs.mask) if config.is_whitened else spread
 
 
 def whitened(values: Tensor, mask: Tensor) -> Tensor:

@@ -17,27 +17,27 @@ import math
 import torch
 from torch import Tensor
 
-from vcpo.algo import Aggregation, Recipe, Weight
+from vcpo.algo import Aggregation, LossConfig, Weight
 from vcpo_learner.estimator.record import BatchSize, TokenLogprobs
 
 
-def local_weights(logprobs: TokenLogprobs, recipe: Recipe, size: BatchSize) -> Tensor:
+def local_weights(logprobs: TokenLogprobs, config: LossConfig, size: BatchSize) -> Tensor:
     """Weights a_it, at least 0, of any rows of a batch.
 
     logprobs: [n, width]; size: of the whole batch.
     Returns: [n, width] in the type of `logprobs.learner`, 0 outside the mask.
     """
-    return importance_weights(logprobs, recipe) * aggregation_weights(logprobs, recipe, size)
+    return importance_weights(logprobs, config) * aggregation_weights(logprobs, config, size)
 
 
-def importance_weights(logprobs: TokenLogprobs, recipe: Recipe) -> Tensor:
-    """Ratios of learner to sampler, [n, width], cut or dropped as the recipe says."""
-    log_ratios = ratio_logs(logprobs, recipe.weight)
-    cap = math.log(recipe.largest_weight)
+def importance_weights(logprobs: TokenLogprobs, config: LossConfig) -> Tensor:
+    """Ratios of learner to sampler, [n, width], cut or dropped as the config says."""
+    log_ratios = ratio_logs(logprobs, config.weight)
+    cap = math.log(config.largest_weight)
     ratios = log_ratios.clamp(max=cap).exp()
-    floor = math.log(recipe.weight_floor) if recipe.weight_floor > 0.0 else -math.inf
-    is_dropped = (log_ratios < floor) | ((log_ratios > cap) & recipe.drops_above_cap)
-    kept = torch.ones_like(ratios) if recipe.is_mask else ratios
+    floor = math.log(config.weight_floor) if config.weight_floor > 0.0 else -math.inf
+    is_dropped = (log_ratios < floor) | ((log_ratios > cap) & config.drops_above_cap)
+    kept = torch.ones_like(ratios) if config.is_mask else ratios
     return kept.masked_fill(is_dropped, 0.0)
 
 
@@ -56,10 +56,10 @@ def ratio_logs(logprobs: TokenLogprobs, weight: Weight) -> Tensor:
             return (totals / logprobs.lengths[:, None]).expand_as(log_ratios)
 
 
-def aggregation_weights(logprobs: TokenLogprobs, recipe: Recipe, size: BatchSize) -> Tensor:
+def aggregation_weights(logprobs: TokenLogprobs, config: LossConfig, size: BatchSize) -> Tensor:
     """What each token counts, [n, width], before any ratio; 0 outside the mask."""
     tokens = logprobs.mask.to(logprobs.learner.dtype)
-    match recipe.aggregation:
+    match config.aggregation:
         case Aggregation.SEQUENCE_MEAN:
             return tokens / logprobs.lengths[:, None] / size.trajectories
         case Aggregation.TOKEN_MEAN:

@@ -318,7 +318,7 @@ class TrajectoryLedger:
         """Buffer a complete group, or drop it: nothing can be learned from equal rewards."""
         self._source.observe(group.prompt_index, group.trajectories)
         rewards = {trajectory.reward for trajectory in group.trajectories}
-        if self._group_filter is GroupFilter.INFORMATIVE and len(rewards) == 1:
+        if self._group_filter is GroupFilter.DYNAMIC_SAMPLING and len(rewards) == 1:
             self._dropped[DropReason.NO_SIGNAL] += len(group.trajectories)
             self._waste(group.num_sampled_tokens, DropReason.NO_SIGNAL)
         else:

@@ -15,9 +15,9 @@ from vcpo.algo import (
     EssKind,
     EssReading,
     EssUnit,
+    KLPenalty,
+    LossConfig,
     MismatchCalibration,
-    Recipe,
-    Residual,
     StepVerdict,
     WeightMoments,
     batch_advantages,
@@ -55,27 +55,27 @@ MomentsOf = Callable[[EssUnit], WeightMoments]
 """Moments of the weights of a batch's pieces, cut as the unit says."""
 
 
-def goes_in_one_pass(recipe: Recipe, scope: BaselineScope) -> bool:
+def goes_in_one_pass(config: LossConfig, scope: BaselineScope) -> bool:
     """Whether a trajectory's coefficient is known as soon as its group was gone through."""
     return (
-        recipe.has_fixed_shape
-        and recipe.residual is Residual.NONE
-        and not recipe.is_whitened
+        config.has_fixed_shape
+        and config.kl_penalty is KLPenalty.NONE
+        and not config.is_whitened
         and scope is BaselineScope.GROUP
     )
 
 
 def informative(
-    rewards: Sequence[Sequence[float]], recipe: Recipe, scope: BaselineScope
+    rewards: Sequence[Sequence[float]], config: LossConfig, scope: BaselineScope
 ) -> list[bool]:
     """Which trajectories may have an advantage other than 0, known from rewards alone.
 
     rewards: [num_groups][n_g]. Returns one flag per trajectory, the groups one after another.
     Rewards that are equal wherever they share a baseline say nothing, whatever the gradients.
     """
-    if recipe.residual is not Residual.NONE or recipe.is_whitened or recipe.has_critic:
+    if config.kl_penalty is not KLPenalty.NONE or config.is_whitened or config.has_critic:
         return [True for group in rewards for _ in group]
-    if recipe.baseline is Baseline.NONE:
+    if config.baseline is Baseline.NONE:
         return [reward != 0.0 for reward in chain.from_iterable(rewards)]
     if scope is BaselineScope.BATCH:
         differ = _differ(chain.from_iterable(rewards))
@@ -128,7 +128,7 @@ def unit_of(
     if given is not None:
         whole = ess_unit(EssKind.SEQUENCE, lengths, None)
         return replace(whole, on_policy_ess_ratio=given)
-    norms = own_norms(batch, algorithm.recipe.largest_weight)
+    norms = own_norms(batch, algorithm.loss_config.largest_weight)
     kind = algorithm.ess_kind
     if kind is EssKind.ENERGY and not any(norms):
         kind = EssKind.SEQUENCE
@@ -155,7 +155,7 @@ def trajectory_advantages(
     """
     by_group = batch_advantages(
         [[scored.reward for scored in group] for group in groups],
-        algorithm.recipe.baseline,
+        algorithm.loss_config.baseline,
         algorithm.baseline_scope,
         squared_norms=[[scored.squared_gradient_norm for scored in group] for group in groups],
         log_weights=[[scored.log_weight for scored in group] for group in groups],

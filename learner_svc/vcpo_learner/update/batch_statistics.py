@@ -14,7 +14,7 @@ from vcpo.algo import (
     EssKind,
     EssUnit,
     LaggedTrajectory,
-    Recipe,
+    LossConfig,
     TokenSums,
     WeightMoments,
     diagnose,
@@ -48,7 +48,7 @@ def diagnostics(
     groups: Sequence[Sequence[ScoredTrajectory]],
     advantages: Sequence[float],
     sums: TokenSums,
-    recipe: Recipe,
+    config: LossConfig,
 ) -> dict[str, Any]:
     """Return `BatchDiagnostics` by field; those about norms are None where none were measured.
 
@@ -61,7 +61,7 @@ def diagnostics(
         [each.log_weight for each in batch],
         sums,
         [[next(by_trajectory) for _ in group] for group in groups],
-        cap=recipe.largest_weight,
+        cap=config.largest_weight,
         gradient_norms=norms if any(norms) else None,
         coefficients=advantages,
     )

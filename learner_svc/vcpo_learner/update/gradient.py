@@ -1,6 +1,6 @@
 """How a batch's gradient comes about: in one pass over it, or scored first and then summed.
 
-Both ways give the same numbers where both are open; which one is taken follows from the recipe.
+Both ways give the same numbers where both are open; which one is taken follows from the config.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class GradientGathering:
 
     def __init__(self, model: nn.Module, spec: VCPORunSpec, pad_token_id: int) -> None:
         self._scope = spec.algorithm.baseline_scope
-        self._recipe = spec.algorithm.recipe
+        self._loss_config = spec.algorithm.loss_config
         self._longest_answer = spec.sampling.max_new_tokens
         self._passes = Passes(model, spec, pad_token_id)
-        self._inputs = TokenInputs(model, self._recipe, self._passes)
+        self._inputs = TokenInputs(model, self._loss_config, self._passes)
         self._largest_group = (
             spec.batch.micro_batch_trajectories
-            if goes_in_one_pass(self._recipe, self._scope)
+            if goes_in_one_pass(self._loss_config, self._scope)
             else 0
         )
 
@@ -75,13 +75,13 @@ class GradientGathering:
         trajectories = list(chain.from_iterable(groups))
         rewards = [self._reward(each) for each in trajectories]
         size = batch_size(trajectories, self._longest_answer)
-        local = partial(local_weights, recipe=self._recipe, size=size)
-        flags = informative(_as_groups(rewards, groups), self._recipe, self._scope)
+        local = partial(local_weights, config=self._loss_config, size=size)
+        flags = informative(_as_groups(rewards, groups), self._loss_config, self._scope)
         if max(map(len, groups)) <= self._largest_group:
             scores = self._gathered(groups, rewards, flags, local)
             record = None
         else:
-            wants_norms = self._recipe.baseline in NORM_BASELINES
+            wants_norms = self._loss_config.baseline in NORM_BASELINES
             scores = self._passes.score(trajectories, flags, local if wants_norms else None)
             record = batch_record(
                 trajectories,
@@ -90,7 +90,7 @@ class GradientGathering:
                 size=size,
                 extras=self._inputs.of(trajectories, scores.logprobs, rewards),
             )
-            rewards = regularized_rewards(rewards, record, self._recipe).tolist()
+            rewards = regularized_rewards(rewards, record, self._loss_config).tolist()
         return ScoredBatch(
             groups=groups,
             scores=scores,
@@ -110,7 +110,7 @@ class GradientGathering:
         """
         if batch.record is None:
             return 0.0
-        found = token_coefficients(batch.record, advantages_of_batch, self._recipe)
+        found = token_coefficients(batch.record, advantages_of_batch, self._loss_config)
         lengths: list[int] = batch.record.logprobs.lengths.tolist()
         padded = found.values.tolist()
         rows = [row[:length] for row, length in zip(padded, lengths, strict=True)]
@@ -128,7 +128,9 @@ class GradientGathering:
 
     def _reward(self, trajectory: Trajectory) -> float:
         num_tokens = trajectory.num_sampled_tokens
-        penalty = overlong_penalty(num_tokens, self._longest_answer, self._recipe.overlong_share)
+        penalty = overlong_penalty(
+            num_tokens, self._longest_answer, self._loss_config.overlong_share
+        )
         return trajectory.reward - penalty
 
     def _gathered(
@@ -136,13 +138,13 @@ class GradientGathering:
     ) -> Scores:
         """Both passes in one; equal rewards cost no backward pass."""
         trained = [any(group) for group in _as_groups(flags, groups)]
-        if self._recipe.baseline in NORM_BASELINES:
+        if self._loss_config.baseline in NORM_BASELINES:
             trajectories = list(chain.from_iterable(groups))
-            slope_of = partial(_baseline, self._recipe.baseline, trajectories)
+            slope_of = partial(_baseline, self._loss_config.baseline, trajectories)
             plan = OnePass(offsets=[-reward for reward in rewards], slope_of=slope_of)
         else:
             by_group = [
-                advantages(group, self._recipe.baseline) if is_trained else [0.0] * len(group)
+                advantages(group, self._loss_config.baseline) if is_trained else [0.0] * len(group)
                 for group, is_trained in zip(_as_groups(rewards, groups), trained, strict=True)
             ]
             offsets = [-each for each in chain.from_iterable(by_group)]

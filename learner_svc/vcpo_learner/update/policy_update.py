@@ -83,7 +83,7 @@ class PolicyUpdate:
         self._algorithm = spec.algorithm
         self._settings = spec.optimizer
         self._gathering = GradientGathering(model, spec, pad_token_id)
-        if spec.algorithm.recipe.baseline in NORM_BASELINES:
+        if spec.algorithm.loss_config.baseline in NORM_BASELINES:
             packs = spec.batch.row_layout is RowLayout.PACKED
             require_measurable_norms(model, spec.algorithm.gradient_norms, packs=packs)
         self._optimizer = make_optimizer(model, spec.optimizer)
@@ -216,7 +216,7 @@ class PolicyUpdate:
         return GatheredBatch(
             groups=judged,
             log_ratios=ratios,
-            sums=token_sums(ratios, self._algorithm.recipe.largest_weight),
+            sums=token_sums(ratios, self._algorithm.loss_config.largest_weight),
             advantages=advantages,
             masked_share=self._gathering.gather(scored, advantages),
             fresh=fresh_pieces(trajectories, ratios, policy_version),
@@ -240,7 +240,7 @@ class PolicyUpdate:
         """What the step will be, by all of the batch."""
         judged = list(chain.from_iterable(batch.groups))
         moments_of = partial(
-            moments_of_batch, judged, batch.log_ratios, self._algorithm.recipe.largest_weight
+            moments_of_batch, judged, batch.log_ratios, self._algorithm.loss_config.largest_weight
         )
         return decide(
             judged,
@@ -267,7 +267,7 @@ class PolicyUpdate:
             on_policy_ess_ratio=decision.reading.on_policy_ess_ratio,
             ess_kind=decision.reading.kind,
             diagnostics=diagnostics(
-                batch.groups, batch.advantages, batch.sums, self._algorithm.recipe
+                batch.groups, batch.advantages, batch.sums, self._algorithm.loss_config
             ),
             fresh=fresh,
             calibration_age_steps=self._calibration_age_steps(),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vcpo.algo import Recipe
+from vcpo.algo import LossConfig
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.estimator.record import TokenInput, inputs_needed
 from vcpo_learner.forward.logprobs import (
@@ -30,10 +30,10 @@ class TokenInputs:
     loaded into it: the one that training began with. It is a second copy in memory.
     """
 
-    def __init__(self, model: nn.Module, recipe: Recipe, passes: Passes) -> None:
+    def __init__(self, model: nn.Module, config: LossConfig, passes: Passes) -> None:
         self._model = model
         self._passes = passes
-        self._needed = inputs_needed(recipe)
+        self._needed = inputs_needed(config)
         self._reference: nn.Module | None = None
         self._critic: Critic | None = None
         if TokenInput.REFERENCE_LOGPROB in self._needed:
@@ -48,7 +48,7 @@ class TokenInputs:
         learner_logprobs: Sequence[Sequence[float]],
         rewards: Sequence[float],
     ) -> dict[TokenInput, list[list[float]]]:
-        """What the recipe needs of a batch, [B][sampled tokens] each; a critic learns from it."""
+        """What the config needs of a batch, [B][sampled tokens] each; a critic learns from it."""
         found: dict[TokenInput, list[list[float]]] = {}
         if TokenInput.ENTROPY in self._needed:
             found[TokenInput.ENTROPY] = self._rows(trajectories, token_entropies, self._model)

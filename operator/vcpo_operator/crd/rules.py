@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final, TypedDict
 
-from vcpo.algo import RECIPES, Baseline
+from vcpo.algo import LOSS_CONFIGS, Baseline
 from vcpo.spec.algorithm import BASELINES_OF_BATCHES
 from vcpo.spec.environments import BUILT_IN
 from vcpo.spec.run import BASELINES_OF_PAIRS
@@ -56,7 +56,7 @@ ROOT: Final = (
 
 def _baseline_among(baselines: Collection[Baseline], section: str) -> str:
     """The baseline given, or else the method's own, is one of these."""
-    methods = [method for method, recipe in RECIPES.items() if recipe.baseline in baselines]
+    methods = [method for method, config in LOSS_CONFIGS.items() if config.baseline in baselines]
     given = f"{section}.baseline in {_words(baselines)}"
     own = f"{section}.method in {_words(methods)}"
     return f"(has({section}.baseline) ? {given} : {own})"

@@ -1,6 +1,6 @@
 import pytest
 
-from vcpo.algo import RECIPES, Method
+from vcpo.algo import LOSS_CONFIGS, Method
 from vcpo.spec.advice import algorithm_warnings, batch_warnings
 from vcpo.spec.algorithm import Algorithm, Batch
 
@@ -57,7 +57,7 @@ def test_a_filter_may_wait_for_ever():
 
 
 def test_every_recipe_can_be_asked():
-    assert all(isinstance(warnings(method=method), tuple) for method in RECIPES)
+    assert all(isinstance(warnings(method=method), tuple) for method in LOSS_CONFIGS)
 
 
 def about_batch(lag=8, **fields):

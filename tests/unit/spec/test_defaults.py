@@ -42,12 +42,12 @@ def test_version_and_kind_may_be_left_out():
 
 def test_the_default_algorithm_is_the_papers():
     algorithm = minimal_run().spec.algorithm
-    recipe = algorithm.recipe
+    config = algorithm.loss_config
     assert algorithm.method is Method.VCPO
-    assert recipe.baseline is Baseline.OPOB
-    assert recipe.learning_rate_rule is LearningRateRule.SQRT
-    assert (recipe.weight, recipe.weight_cap) == (Weight.SEQUENCE, 8.0)
-    assert recipe.aggregation is Aggregation.SEQUENCE_MEAN
+    assert config.baseline is Baseline.OPOB
+    assert config.learning_rate_rule is LearningRateRule.SQRT
+    assert (config.weight, config.weight_cap) == (Weight.SEQUENCE, 8.0)
+    assert config.aggregation is Aggregation.SEQUENCE_MEAN
     assert algorithm.on_policy_ess_ratio is None
 
 

@@ -4,10 +4,10 @@ import pytest
 from pydantic import ValidationError
 
 from vcpo.algo import (
-    RECIPES,
+    LOSS_CONFIGS,
     Aggregation,
     Baseline,
-    Gate,
+    Clipping,
     GradientNormEstimator,
     GroupFilter,
     LearningRateRule,
@@ -30,30 +30,30 @@ def refusal(**fields):
 
 @pytest.mark.parametrize("method", list(Method))
 def test_a_method_is_one_word(method):
-    assert algorithm(method=method.value).recipe == RECIPES[method]
+    assert algorithm(method=method.value).loss_config == LOSS_CONFIGS[method]
 
 
 def test_every_method_has_a_recipe():
-    assert set(RECIPES) == set(Method)
+    assert set(LOSS_CONFIGS) == set(Method)
 
 
 def test_what_is_given_replaces_the_methods_own():
-    recipe = algorithm(
+    config = algorithm(
         method="grpo", baseline="opob", clipHigh=0.28, learningRateRule="sqrt"
-    ).recipe
-    assert (recipe.baseline, recipe.clip_low, recipe.clip_high) == (Baseline.OPOB, 0.2, 0.28)
-    assert recipe.learning_rate_rule is LearningRateRule.SQRT
-    assert recipe.gate is Gate.CLIP
+    ).loss_config
+    assert (config.baseline, config.clip_low, config.clip_high) == (Baseline.OPOB, 0.2, 0.28)
+    assert config.learning_rate_rule is LearningRateRule.SQRT
+    assert config.clipping is Clipping.CLIP
 
 
 def test_a_filter_can_be_switched_off():
-    recipe = algorithm(method="dapo", groupFilter="none").recipe
-    assert recipe.group_filter is GroupFilter.NONE
+    config = algorithm(method="dapo", groupFilter="none").loss_config
+    assert config.group_filter is GroupFilter.NONE
 
 
 def test_an_aggregation_may_be_chosen_for_any_method():
-    recipe = algorithm(aggregation="tokenMean").recipe
-    assert recipe.aggregation is Aggregation.TOKEN_MEAN
+    config = algorithm(aggregation="tokenMean").loss_config
+    assert config.aggregation is Aggregation.TOKEN_MEAN
 
 
 def test_a_number_that_the_method_does_not_read_is_refused_with_those_that_do():
@@ -111,4 +111,4 @@ def test_a_stand_in_for_norms_that_nothing_asks_for_is_refused(estimator):
 
 
 def test_exact_norms_may_be_named_by_any_method():
-    assert algorithm(method="grpo", gradientNorms="exact").recipe == RECIPES[Method.GRPO]
+    assert algorithm(method="grpo", gradientNorms="exact").loss_config == LOSS_CONFIGS[Method.GRPO]

@@ -7,7 +7,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from vcpo.algo import RECIPES, Method, Recipe
+from vcpo.algo import LOSS_CONFIGS, LossConfig, Method
 from vcpo_learner.estimator.coefficients import token_coefficients
 from vcpo_learner.estimator.record import BatchRecord, BatchSize, TokenLogprobs, padded
 
@@ -40,9 +40,9 @@ def drawn(seed: int = 0, *, spread: float = 0.4) -> tuple[BatchRecord, list[floa
     return record, [random.gauss(0.0, 1.0) for _ in rows]
 
 
-def coefficients(record: BatchRecord, advantages: Sequence[float], recipe: Recipe) -> Tensor:
-    return token_coefficients(record, advantages, recipe).values
+def coefficients(record: BatchRecord, advantages: Sequence[float], config: LossConfig) -> Tensor:
+    return token_coefficients(record, advantages, config).values
 
 
 def of_method(method: Method | str, record: BatchRecord, advantages: Sequence[float]) -> Tensor:
-    return coefficients(record, advantages, RECIPES[Method(method)])
+    return coefficients(record, advantages, LOSS_CONFIGS[Method(method)])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.unit.learner.estimator import losses
 from tests.unit.learner.estimator.batches import coefficients, drawn, of_method, record_of
-from vcpo.algo import RECIPES, Gate, Method, NonFiniteWeightError, Residual
+from vcpo.algo import LOSS_CONFIGS, Clipping, KLPenalty, Method, NonFiniteWeightError
 from vcpo_learner.estimator.record import BatchSize, TokenLogprobs
 from vcpo_learner.estimator.shaping import regularized_rewards
 
@@ -64,7 +64,7 @@ def test_residual_methods_descend_the_variance_of_the_regularized_reward(method,
     record, rewards = drawn(3)
     learner = record.logprobs.learner.clone().requires_grad_()
     loss(learner, record, torch.tensor(rewards, dtype=torch.float64)).backward()
-    shaped = regularized_rewards(rewards, record, RECIPES[Method(method)])
+    shaped = regularized_rewards(rewards, record, LOSS_CONFIGS[Method(method)])
     found = of_method(method, record, (shaped - shaped.mean()).tolist())
     torch.testing.assert_close(found, learner.grad, rtol=1e-9, atol=1e-15)
 
@@ -114,23 +114,23 @@ def test_whitened_advantages_have_mean_zero_and_deviation_one_over_tokens():
 
 CORRECTED = [
     name
-    for name, recipe in RECIPES.items()
-    if recipe.residual is not Residual.REFERENCE
-    and not recipe.has_critic
-    and not recipe.is_whitened
+    for name, config in LOSS_CONFIGS.items()
+    if config.kl_penalty is not KLPenalty.REFERENCE
+    and not config.has_critic
+    and not config.is_whitened
 ]
 
 
 @pytest.mark.parametrize("method", CORRECTED)
 def test_on_policy_every_method_is_reinforce_with_its_aggregation(method):
     record = record_of([[0.0] * 3, [0.0]], entropies=[[1.0] * 3, [1.0]])
-    plain = replace(RECIPES[Method.REINFORCE], aggregation=RECIPES[method].aggregation)
+    plain = replace(LOSS_CONFIGS[Method.REINFORCE], aggregation=LOSS_CONFIGS[method].aggregation)
     expected = coefficients(record, [1.0, -0.5], plain)
     found = of_method(method, record, [1.0, -0.5])
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
 
 
-WITHOUT_CRITIC = [name for name, recipe in RECIPES.items() if not recipe.has_critic]
+WITHOUT_CRITIC = [name for name, config in LOSS_CONFIGS.items() if not config.has_critic]
 
 
 @pytest.mark.parametrize("method", WITHOUT_CRITIC)
@@ -203,7 +203,7 @@ def test_a_batch_that_is_masked_throughout_has_no_gradient():
 @given(st.floats(-3.0, 3.0), st.sampled_from([-1.0, 1.0]))
 def test_a_clip_never_adds_to_what_it_gates(log_ratio, advantage):
     record = record_of([[log_ratio]])
-    free = replace(RECIPES[Method.GRPO], gate=Gate.OPEN)
+    free = replace(LOSS_CONFIGS[Method.GRPO], clipping=Clipping.OPEN)
     gated = abs(of_method("grpo", record, [advantage]).item())
     assert gated <= abs(coefficients(record, [advantage], free).item())
 

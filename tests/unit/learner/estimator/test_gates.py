@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.unit.learner.estimator.batches import of_method, record_of
-from vcpo.algo import RECIPES, Method
+from vcpo.algo import LOSS_CONFIGS, Method
 from vcpo_learner.estimator.coefficients import token_coefficients
 from vcpo_learner.estimator.gates import gate
 
@@ -13,7 +13,7 @@ from vcpo_learner.estimator.gates import gate
 def gates(method, record, advantages):
     spread = torch.tensor(advantages, dtype=torch.float64)[:, None]
     per_token = spread.expand_as(record.logprobs.learner)
-    return gate(record, per_token, RECIPES[Method(method)])
+    return gate(record, per_token, LOSS_CONFIGS[Method(method)])
 
 
 @pytest.mark.parametrize("method", ["m2po", "m2poBounds"])
@@ -84,5 +84,5 @@ def test_stapo_says_what_it_lacks():
 
 def test_the_share_of_tokens_without_gradient_is_told():
     record = record_of([[0.5, 0.0, 0.0, 0.0]])
-    found = token_coefficients(record, [1.0], RECIPES[Method.GRPO])
+    found = token_coefficients(record, [1.0], LOSS_CONFIGS[Method.GRPO])
     assert found.masked_share == 0.25

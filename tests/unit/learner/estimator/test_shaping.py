@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.learner.estimator.batches import record_of
-from vcpo.algo import RECIPES, Method
+from vcpo.algo import LOSS_CONFIGS, Method
 from vcpo_learner.estimator.shaping import overlong_penalty, regularized_rewards, whitened
 
 
@@ -23,8 +23,8 @@ def test_tbas_worked_example():
     # R = 1, 0; log pi = -10, -12; log ref = -10.5, -11; beta .5: residuals of -.25 and .25 times
     # beta around their mean.
     record = record_of([[0.0], [-2.0]], mu=-10.0, reference_logprobs=[[-10.5], [-11.0]])
-    recipe = RECIPES[Method.TBA]
-    shaped = regularized_rewards([1.0, 0.0], record, _with_beta(recipe, 0.5))
+    config = LOSS_CONFIGS[Method.TBA]
+    shaped = regularized_rewards([1.0, 0.0], record, _with_beta(config, 0.5))
     assert shaped.tolist() == pytest.approx([0.75, 0.5])
     assert ((shaped.mean() - shaped) / 0.5).tolist() == pytest.approx([-0.25, 0.25])
 
@@ -32,14 +32,14 @@ def test_tbas_worked_example():
 def test_agros_worked_example():
     # R = 1, 0, log ratios .5, -1, beta .5: .75 and .5, half the variance .0078.
     record = record_of([[0.5], [-1.0]], mu=0.0, reference_logprobs=[[0.0], [0.0]])
-    shaped = regularized_rewards([1.0, 0.0], record, _with_beta(RECIPES[Method.AGRO], 0.5))
+    shaped = regularized_rewards([1.0, 0.0], record, _with_beta(LOSS_CONFIGS[Method.AGRO], 0.5))
     assert shaped.tolist() == pytest.approx([0.75, 0.5])
     assert 0.5 * shaped.var(correction=0).item() == pytest.approx(0.0078125)
 
 
 def test_a_residual_says_what_it_lacks():
     with pytest.raises(ValueError, match="reference_logprobs is None"):
-        regularized_rewards([1.0], record_of([[0.0]]), RECIPES[Method.TBA])
+        regularized_rewards([1.0], record_of([[0.0]]), LOSS_CONFIGS[Method.TBA])
 
 
 def test_equal_values_are_whitened_to_zero():
@@ -47,5 +47,5 @@ def test_equal_values_are_whitened_to_zero():
     assert not whitened(record.logprobs.learner, record.logprobs.mask).any()
 
 
-def _with_beta(recipe, beta):
-    return replace(recipe, regularization=beta)
+def _with_beta(config, beta):
+    return replace(config, kl_coefficient=beta)

@@ -122,7 +122,7 @@ def test_an_answer_of_another_lease_is_refused_whole(ledger):
 
 
 def test_a_filter_drops_groups_of_equal_rewards_and_never_grants_their_prompts_again(clock):
-    ledger = make_ledger(clock, group_filter=GroupFilter.INFORMATIVE)
+    ledger = make_ledger(clock, group_filter=GroupFilter.DYNAMIC_SAMPLING)
     first, second = ledger.grant("w", num_groups=2, policy_version=0)
     ledger.submit(first.lease_id, answers(first, reward=1.0))
     ledger.submit(
@@ -156,7 +156,7 @@ def notebook():
 
 
 def test_the_source_hears_of_groups_that_say_nothing_too(clock, notebook):
-    ledger = make_ledger(clock, group_filter=GroupFilter.INFORMATIVE, prompt_source=notebook)
+    ledger = make_ledger(clock, group_filter=GroupFilter.DYNAMIC_SAMPLING, prompt_source=notebook)
     submit_all(ledger, grant(ledger, 2), reward=0.5)
     assert notebook.heard == [(0, [0.5, 0.5]), (1, [0.5, 0.5])]
     assert ledger.counts().dropped == {"no_signal": 4}

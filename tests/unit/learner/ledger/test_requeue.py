@@ -170,7 +170,7 @@ def test_what_had_arrived_of_an_unfinished_group_is_wasted_when_its_lease_ends(l
 
 
 def test_equal_rewards_waste_their_tokens_where_groups_must_tell_something(clock):
-    ledger = make_ledger(clock, group_filter=GroupFilter.INFORMATIVE)
+    ledger = make_ledger(clock, group_filter=GroupFilter.DYNAMIC_SAMPLING)
     lease = grant_one(ledger)
     ledger.submit(lease.lease_id, answers(lease, versions=(0, 1, 1)))
     assert ledger.wasted_tokens() == {"no_signal": 6}

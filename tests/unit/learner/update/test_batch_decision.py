@@ -31,7 +31,7 @@ def scored(*, reward=0.0, weight=1.0, squared_norm=1.0, num_tokens=4):
 def decided(groups, *, calibration=UNCALIBRATED, kl_per_token=None, **algorithm):
     settings = Algorithm.model_validate(algorithm)
     batch = list(chain.from_iterable(groups))
-    moments_of = partial(moments_of_batch, batch, (), settings.recipe.largest_weight)
+    moments_of = partial(moments_of_batch, batch, (), settings.loss_config.largest_weight)
     return decide(batch, settings, calibration, moments_of, kl_per_token=kl_per_token)
 
 
@@ -159,13 +159,13 @@ def test_a_trajectory_is_informative_when_its_advantage_may_differ_from_zero(
     rewards, algorithm, expected
 ):
     settings = Algorithm.model_validate(algorithm)
-    assert informative(rewards, settings.recipe, settings.baseline_scope) == expected
+    assert informative(rewards, settings.loss_config, settings.baseline_scope) == expected
 
 
 @pytest.mark.parametrize("method", ["tba", "kimi", "reinforcePlusPlus", "vtrace"])
 def test_equal_rewards_say_something_where_more_than_rewards_counts(method):
     settings = Algorithm.model_validate({"method": method})
-    assert informative([[1, 1]], settings.recipe, settings.baseline_scope) == [True, True]
+    assert informative([[1, 1]], settings.loss_config, settings.baseline_scope) == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -174,9 +174,9 @@ def test_equal_rewards_say_something_where_more_than_rewards_counts(method):
 )
 def test_one_pass_is_enough_where_each_group_decides_for_itself(method, expected):
     settings = Algorithm.model_validate({"method": method})
-    assert goes_in_one_pass(settings.recipe, settings.baseline_scope) is expected
+    assert goes_in_one_pass(settings.loss_config, settings.baseline_scope) is expected
 
 
 def test_a_baseline_of_the_whole_batch_takes_two_passes():
     settings = Algorithm.model_validate({"baselineScope": "batch"})
-    assert not goes_in_one_pass(settings.recipe, settings.baseline_scope)
+    assert not goes_in_one_pass(settings.loss_config, settings.baseline_scope)

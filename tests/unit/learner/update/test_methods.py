@@ -12,7 +12,7 @@ from tests.fixtures.learner.models import (
     with_rewards,
 )
 from tests.fixtures.learner.updates import first_moments, make_spec, with_micro_batches
-from vcpo.algo import RECIPES, Method
+from vcpo.algo import LOSS_CONFIGS, Method
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.trajectory import VersionSpan
 from vcpo_learner.update.policy_update import PolicyUpdate
@@ -158,7 +158,7 @@ def test_the_first_vtrace_step_credits_every_token_with_the_truncated_reward_to_
 
 
 def test_every_method_is_covered():
-    assert set(RECIPES) == set(Method)
+    assert set(LOSS_CONFIGS) == set(Method)
 
 
 def flat(state):
