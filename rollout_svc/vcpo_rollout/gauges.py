@@ -65,7 +65,7 @@ class RolloutGauges:
     def handed_back(self, num_trajectories: int, begun: Sequence[PartialResponse]) -> None:
         """Note a prompt that was cut and handed back with what was begun."""
         self._metrics.samples.labels("handed_back").inc(num_trajectories)
-        self._metrics.tokens_handed_back.inc(_num_tokens(begun))
+        self._metrics.tokens_released.inc(_num_tokens(begun))
 
     def resumed(self, begun: Sequence[PartialResponse]) -> None:
         """Note answers that came with a lease and are gone on with."""
@@ -73,7 +73,7 @@ class RolloutGauges:
 
     def begun_anew(self) -> None:
         """Note an answer begun elsewhere that could not be gone on with."""
-        self._metrics.begun_anew.inc()
+        self._metrics.restarted.inc()
 
     def failed(self, num_trajectories: int, cause: FailureCause) -> None:
         """Note a prompt that could not be answered."""

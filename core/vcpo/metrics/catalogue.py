@@ -1,7 +1,8 @@
 """Every metric of the project: name, type, help, labels, buckets.
 
 Names follow https://prometheus.io/docs/practices/naming: the prefix `vcpo_`, base units, `_total`
-for counters, `_ratio` for 0 to 1. Alerts, dashboards and documents take names from here only.
+for counters, `_ratio` for 0 to 1. Numbers of one step are declared in `vcpo.step_record`, and every
+other metric here. Alerts, dashboards and documents take names from here only.
 
 Labels are few and bounded: a run's name, a rollout group of its spec (at most 8), and closed sets
 of words. Never a step, an id, a time or a message. Learner and rollout workers carry `run` (and
@@ -13,6 +14,7 @@ needs `honorLabels`.
 from __future__ import annotations
 
 from vcpo.metrics.metric import Kind, Metric
+from vcpo.records.step_record import GAUGES
 
 LEARNER_LABELS = ("run",)
 """Labels on everything that a learner exports."""
@@ -50,7 +52,7 @@ def _histogram(name: str, help_text: str, buckets: tuple[float, ...]) -> Metric:
 
 
 BUILD_INFO = _gauge(
-    "vcpo_build_info", "Always 1; labels say which part this is and its version.", "part", "version"
+    "vcpo_build_info", "Always 1; the labels name the part and its version.", "part", "version"
 )
 
 LEARNER_STEPS = _counter(
@@ -64,12 +66,12 @@ SKIPPED_STEPS_IN_A_ROW = _gauge(
 )
 LEARNER_STEP_DURATION = _histogram(
     "vcpo_learner_step_duration_seconds",
-    "Time to compute an update, without the wait for its batch.",
+    "Time to compute and publish an update; the wait for its batch is not part of it.",
     _STEP_BUCKETS,
 )
 LEARNER_TOKENS = _counter("vcpo_learner_tokens_total", "Response tokens trained on.")
 LEARNER_IDLE = _measure(
-    "vcpo_learner_idle_ratio", "Share of recent time that the learner waited for data."
+    "vcpo_learner_idle_ratio", "Share of recent time in which the learner waited for data."
 )
 LEARNER_PHASE = _gauge(
     "vcpo_learner_phase", "1 for the phase that the run is in, 0 for the others.", "phase"
@@ -79,57 +81,18 @@ LEARNER_CHECKPOINT_TIMESTAMP = _measure(
 )
 LEARNER_DISK_FULL = _counter(
     "vcpo_learner_disk_full_total",
-    "Attempts to write a checkpoint or the model that found no room on the disk.",
-)
-ESS = _measure(
-    "vcpo_ess_ratio", "Effective sample size of the last step's batch over its size, untruncated."
+    "Attempts to write a checkpoint or the model that failed because the disk was full.",
 )
 ESS_MEAN = _measure("vcpo_ess_mean_ratio", "Mean ESS ratio in a window of recent steps.")
-ESS_LOW = _measure("vcpo_ess_low_ratio", "Low percentile of the ESS ratio in the same window.")
-ON_POLICY_ESS = _measure(
-    "vcpo_on_policy_ess_ratio",
-    "ESS ratio at lag 0, given or calibrated; ESS is measured against it.",
+ESS_LOW = _measure(
+    "vcpo_ess_low_ratio", "Tenth percentile of the ESS ratio in a window of recent steps."
 )
-CALIBRATION_AGE = _measure(
-    "vcpo_calibration_age_steps",
-    "Optimizer steps since the on-policy ESS ratio was last measured on fresh tokens.",
-)
-TOKEN_ESS = _measure("vcpo_token_ess_ratio", "ESS ratio of the last step's tokens, untruncated.")
-TRUNCATED_ESS = _measure(
-    "vcpo_truncated_ess_ratio",
-    "ESS ratio of the last step's trajectories after truncation; it hides what the other shows.",
-)
+STEP_GAUGES = {gauge.name: _measure(gauge.name, gauge.help) for _, gauge in GAUGES}
+"""Numbers of the last step, as the step record declares them."""
 LAG_ESS = _gauge(
     "vcpo_lag_ess_ratio",
-    "ESS ratio of the last step's trajectories by age; the label is the bucket's smallest lag.",
+    "ESS ratio of the last step's trajectories by lag; the label is the bucket's smallest lag.",
     "lag",
-)
-DIVERGENCE = _measure(
-    "vcpo_divergence_nats", "KL divergence from sampler to learner in the last step, per token."
-)
-TOP_GRADIENT_SHARE = _measure(
-    "vcpo_top_gradient_share_ratio",
-    "Share of the last step's gradient, by norm, that the top 1 % of trajectories have.",
-)
-BASELINE_SHIFT = _measure(
-    "vcpo_baseline_shift", "Mean over trajectories of the baseline minus the mean reward beside it."
-)
-MASKED_TOKENS = _measure(
-    "vcpo_masked_tokens_ratio", "Share of the last step's tokens that the method's gate left out."
-)
-COLLAPSE_WARNING = _measure(
-    "vcpo_collapse_warning_ratio",
-    "Early warning of a collapse from recent steps: 1/3 warns, 2/3 is critical, 1 is dead.",
-)
-IMPORTANCE_WEIGHT_MAX = _measure(
-    "vcpo_importance_weight_max", "Largest importance weight of the last step before truncation."
-)
-LEARNING_RATE_SCALE = _measure(
-    "vcpo_learning_rate_scale_ratio", "Factor on the base learning rate in the last step."
-)
-LEARNING_RATE = _measure("vcpo_learning_rate", "Learning rate of the last step, scale included.")
-GRADIENT_NORM = _measure(
-    "vcpo_gradient_norm", "L2 norm of the last step's gradient before clipping."
 )
 POLICY_LAG = _histogram(
     "vcpo_policy_lag_steps",
@@ -146,46 +109,49 @@ POLICY_VERSION = _measure(
     "vcpo_policy_version", "Newest policy version that the learner published."
 )
 ADMISSION_LAG = _measure(
-    "vcpo_admission_lag_steps", "Lag limit in force for new work and for what is trained on."
+    "vcpo_admission_lag_steps", "Lag limit in force, for new leases and for trained tokens."
 )
 BATCH_TRAJECTORIES = _measure(
     "vcpo_batch_trajectories", "Trajectories that one optimizer step consumes."
 )
-TRAJECTORIES_LEASED = _counter("vcpo_trajectories_leased_total", "Trajectories granted to workers.")
+TRAJECTORIES_LEASED = _counter("vcpo_trajectories_leased_total", "Trajectories leased to workers.")
 TRAJECTORIES_CONSUMED = _counter("vcpo_trajectories_consumed_total", "Trajectories trained on.")
 TRAJECTORIES_DROPPED = _counter(
-    "vcpo_trajectories_dropped_total", "Trajectories leased and never trained on.", "reason"
+    "vcpo_trajectories_dropped_total",
+    "Trajectories leased and not trained on, by reason.",
+    "reason",
 )
 TOKENS_WASTED = _counter(
     "vcpo_tokens_wasted_total",
-    "Sampled tokens that reached the learner and are never trained on, by reason of the drop.",
+    "Sampled tokens that reached the learner and were not trained on, by reason.",
     "reason",
 )
 TRAJECTORIES_IN_FLIGHT = _gauge(
-    "vcpo_trajectories_in_flight", "Trajectories granted and not answered yet."
+    "vcpo_trajectories_in_flight", "Trajectories leased that have not arrived yet."
 )
 TRAJECTORIES_BUFFERED = _gauge(
-    "vcpo_trajectories_buffered", "Trajectories accepted that wait for the learner."
+    "vcpo_trajectories_buffered", "Trajectories accepted that wait for a batch."
 )
 ACCOUNTING_ERRORS = _counter(
     "vcpo_accounting_errors_total",
-    "Times that leased differed from in flight + buffered + consumed + dropped; 0 unless at fault.",
+    "Times that leased was not in flight + buffered + consumed + dropped; above 0 is a bug.",
 )
 FAILURES_IN_A_ROW = _gauge(
-    "vcpo_failures_in_a_row", "Failed generations since the last trajectory that was accepted."
+    "vcpo_failures_in_a_row", "Failed generations since the last accepted trajectory."
 )
-WORKERS = _gauge("vcpo_workers", "Rollout workers that the learner heard of lately.", "group")
+WORKERS = _gauge(
+    "vcpo_workers", "Rollout workers that called the learner lately, by rollout group.", "group"
+)
 WORKERS_BY_TRUST = _gauge(
     "vcpo_workers_by_trust",
-    "Rollout workers by trust: trusted (has delivered), new, doubted (has let a lease run out).",
+    "Rollout workers by trust: trusted (delivered), new, doubted (let a lease expire).",
     "trust",
 )
 CALLS_REFUSED = _counter(
     "vcpo_learner_calls_refused_total",
-    "Calls refused, by reason: token, deadline, message, streams, stalled (reader too slow).",
+    "Calls refused, by reason: token, deadline, message, streams or stalled (slow reader).",
     "reason",
 )
-REWARD_MEAN = _measure("vcpo_reward_mean", "Mean reward of the last step's trajectories.")
 EVALUATION_ACCURACY = _measure(
     "vcpo_evaluation_accuracy", "Mean reward of the newest evaluation on held-out prompts."
 )
@@ -195,25 +161,25 @@ ROLLOUT_SAMPLES = _counter(
 )
 ROLLOUT_FAILURES = _counter(
     "vcpo_rollout_failures_total",
-    "Prompts that this worker could not answer, by cause, such as prompt, reward or timeout.",
+    "Generations that failed on this worker, by cause, such as prompt, reward or timeout.",
     "cause",
 )
 ROLLOUT_TOKENS = _counter("vcpo_rollout_tokens_total", "Response tokens sampled by this worker.")
-ROLLOUT_BEGUN_ANEW = _counter(
-    "vcpo_rollout_begun_anew_total",
-    "Conversations cut elsewhere and begun anew: the environment did not say the same again.",
+ROLLOUT_RESTARTED = _counter(
+    "vcpo_rollout_restarted_total",
+    "Multi-turn responses restarted because the environment did not repeat its earlier turns.",
 )
-ROLLOUT_TOKENS_HANDED_BACK = _counter(
-    "vcpo_rollout_tokens_handed_back_total",
-    "Tokens of answers that were cut here and handed back for another lease to go on with.",
+ROLLOUT_TOKENS_RELEASED = _counter(
+    "vcpo_rollout_tokens_released_total",
+    "Tokens of partial responses that this worker released for another lease to resume.",
 )
 ROLLOUT_TOKENS_RESUMED = _counter(
     "vcpo_rollout_tokens_resumed_total",
-    "Tokens that came with a lease, sampled before it, and were gone on with here.",
+    "Tokens of partial responses that came with a lease and were resumed by this worker.",
 )
 ROLLOUT_GENERATION = _histogram(
     "vcpo_rollout_generation_seconds",
-    "Time from a lease's grant to its last trajectory.",
+    "Time from the grant of a lease to its last trajectory.",
     _GENERATION_BUCKETS,
 )
 ROLLOUT_INFLIGHT = _gauge("vcpo_rollout_inflight", "Trajectories that this worker is generating.")
@@ -222,39 +188,39 @@ ROLLOUT_WEIGHTS_VERSION = _measure(
 )
 ROLLOUT_WEIGHT_SYNC_DURATION = _histogram(
     "vcpo_rollout_weight_sync_duration_seconds",
-    "Time to fetch, check and swap in a policy version.",
+    "Time to fetch, verify and swap in a policy version.",
     _SYNC_BUCKETS,
 )
 ROLLOUT_WEIGHT_SYNC_BYTES = _counter(
     "vcpo_rollout_weight_sync_bytes_total",
-    "Bytes received to update the weights, by source: learner, peer or archive.",
+    "Bytes received to update weights, by source: learner, peer or archive.",
     "source",
 )
 ROLLOUT_PEERS_AVOIDED = _counter(
     "vcpo_rollout_peers_avoided_total",
-    "Times that another worker was a bad source of weights, by reason: slow, failed or corrupt.",
+    "Weight transfers from other workers given up, by reason: slow, failed or corrupt.",
     "reason",
 )
 ROLLOUT_WEIGHT_UPDATES_IN_FLIGHT = _counter(
     "vcpo_rollout_weight_updates_in_flight_total",
-    "Policy versions swapped in while sequences were under way, which went on with them.",
+    "Policy versions swapped in while sequences were being generated.",
 )
 ROLLOUT_SANDBOX_MISSING = _gauge(
     "vcpo_rollout_sandbox_missing",
-    "1 for each protection of the sandbox that this system lacks; absent where no programs run.",
+    "1 for each sandbox protection that this system lacks; absent where no programs run.",
     "protection",
 )
 ROLLOUT_SANDBOX_FOLDERS_LEFT = _measure(
     "vcpo_rollout_sandbox_folders_left",
-    "Folders of a model's programs that could not be removed; absent without programs.",
+    "Folders of sandboxed programs that could not be removed; absent where none run.",
 )
 ROLLOUT_LEASE_WAIT = _counter(
-    "vcpo_rollout_lease_wait_seconds_total", "Time with free places and no lease to fill them."
+    "vcpo_rollout_lease_wait_seconds_total", "Time in which the worker had free slots and no lease."
 )
 
 RUN_INFO = _gauge(
     "vcpo_run_info",
-    "Always 1; labels say what the run trains, on what and how.",
+    "Always 1; the labels name the model, the environment and the method.",
     *HOST_LABELS,
     "model",
     "environment",
@@ -262,21 +228,21 @@ RUN_INFO = _gauge(
 )
 RUN_CONDITION = _gauge(
     "vcpo_run_condition",
-    "1 for the status that a condition of the run has, 0 for the others.",
+    "1 for the current status of a condition, 0 for the others.",
     *HOST_LABELS,
     "condition",
     "status",
 )
 RUN_REPLICAS = _gauge(
     "vcpo_run_replicas",
-    "Rollout workers of a group, by state: desired or ready.",
+    "Rollout workers of a rollout group, by state: desired or ready.",
     *HOST_LABELS,
     "group",
     "state",
 )
 RUN_DECISIONS = _counter(
     "vcpo_run_decisions_total",
-    "Decisions on the number of workers, by direction and reason.",
+    "Decisions about the number of workers, by direction and reason.",
     *HOST_LABELS,
     "direction",
     "reason",
@@ -291,27 +257,28 @@ RUN_FAILURES = _counter(
 )
 
 OPERATOR_RECONCILES = _counter(
-    "vcpo_operator_reconciles_total", "Looks at a run, by result: ok, error or bug.", "result"
+    "vcpo_operator_reconciles_total", "Reconciles of a run, by result: ok, error or bug.", "result"
 )
 OPERATOR_RECONCILE_DURATION = _histogram(
     "vcpo_operator_reconcile_duration_seconds",
-    "Time of one look at a run, its calls included.",
+    "Duration of one reconcile of a run, API calls included.",
     _RECONCILE_BUCKETS,
 )
-OPERATOR_QUEUE_DEPTH = _gauge("vcpo_operator_queue_depth", "Runs that are due to be looked at.")
+OPERATOR_QUEUE_DEPTH = _gauge("vcpo_operator_queue_depth", "Runs that wait for a reconcile.")
 OPERATOR_QUEUE_OLDEST = _gauge(
-    "vcpo_operator_queue_oldest_seconds", "How long the run that is due longest has waited."
+    "vcpo_operator_queue_oldest_seconds",
+    "Time that the longest waiting run has waited for its reconcile.",
 )
 OPERATOR_API_REQUESTS = _counter(
     "vcpo_operator_api_requests_total",
-    "Requests to the Kubernetes API by the reconciler; code 0: no answer came.",
+    "Requests of the reconciler to the Kubernetes API; code 0 means no response.",
     "verb",
     "resource",
     "code",
 )
 OPERATOR_RECREATED = _counter(
     "vcpo_operator_recreated_total",
-    "Objects of runs that somebody else deleted and the operator made again, by kind.",
+    "Objects that somebody else deleted and the operator created again, by kind.",
     "kind",
 )
 OPERATOR_WATCH_EVENT_TIMESTAMP = _gauge(
@@ -321,10 +288,10 @@ OPERATOR_WATCH_EVENT_TIMESTAMP = _gauge(
 )
 OPERATOR_WATCH_ECHO_LAG = _gauge(
     "vcpo_operator_watch_echo_lag_seconds",
-    "How long the oldest own write has not come back through the watch; 0 when all have.",
+    "Age of the oldest own write that the watch has not delivered; 0 when there is none.",
 )
 OPERATOR_LOOP_LAG = _gauge(
-    "vcpo_operator_loop_lag_seconds", "How late the event loop of the operator woke up last."
+    "vcpo_operator_loop_lag_seconds", "Delay of the latest timer of the operator's event loop."
 )
 
 LEARNER = (
@@ -337,23 +304,10 @@ LEARNER = (
     LEARNER_PHASE,
     LEARNER_CHECKPOINT_TIMESTAMP,
     LEARNER_DISK_FULL,
-    ESS,
+    *STEP_GAUGES.values(),
     ESS_MEAN,
     ESS_LOW,
-    ON_POLICY_ESS,
-    CALIBRATION_AGE,
-    TOKEN_ESS,
-    TRUNCATED_ESS,
     LAG_ESS,
-    DIVERGENCE,
-    TOP_GRADIENT_SHARE,
-    BASELINE_SHIFT,
-    MASKED_TOKENS,
-    COLLAPSE_WARNING,
-    IMPORTANCE_WEIGHT_MAX,
-    LEARNING_RATE_SCALE,
-    LEARNING_RATE,
-    GRADIENT_NORM,
     POLICY_LAG,
     TOKEN_LAG_MEDIAN,
     TOKEN_LAG_MAX,
@@ -371,7 +325,6 @@ LEARNER = (
     WORKERS,
     WORKERS_BY_TRUST,
     CALLS_REFUSED,
-    REWARD_MEAN,
     EVALUATION_ACCURACY,
 )
 """What a learner exports, besides `BUILD_INFO`."""
@@ -380,8 +333,8 @@ ROLLOUT = (
     ROLLOUT_SAMPLES,
     ROLLOUT_FAILURES,
     ROLLOUT_TOKENS,
-    ROLLOUT_BEGUN_ANEW,
-    ROLLOUT_TOKENS_HANDED_BACK,
+    ROLLOUT_RESTARTED,
+    ROLLOUT_TOKENS_RELEASED,
     ROLLOUT_TOKENS_RESUMED,
     ROLLOUT_GENERATION,
     ROLLOUT_INFLIGHT,

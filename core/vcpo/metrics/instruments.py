@@ -1,8 +1,8 @@
-"""The instruments of each part, ready to be set: `metrics.ess_ratio.set(0.4)`.
+"""The instruments of each part, ready to be set: `metrics.idle_ratio.set(0.4)`.
 
-Attributes are prometheus_client objects; where the catalogue gives a metric labels, it wants
-`metrics.dropped.labels("stale").inc()`. Counters without labels are exported from the start, at 0;
-gauges of something measured once they are set.
+Attributes are objects of prometheus_client. A metric with labels needs their values first:
+`metrics.dropped.labels("stale").inc()`. A counter without labels is exported from the start, at 0;
+a gauge of a measured number is exported once it is set.
 """
 
 from __future__ import annotations
@@ -28,23 +28,13 @@ class LearnerMetrics:
         self.phase = part.gauge(catalogue.LEARNER_PHASE)
         self.checkpoint_timestamp_s = part.gauge(catalogue.LEARNER_CHECKPOINT_TIMESTAMP)
         self.disk_full = part.counter(catalogue.LEARNER_DISK_FULL)
-        self.ess_ratio = part.gauge(catalogue.ESS)
+        self.last_step = {
+            name: part.gauge(metric) for name, metric in catalogue.STEP_GAUGES.items()
+        }
+        """Numbers of the last step, by the name of the metric."""
         self.ess_ratio_mean = part.gauge(catalogue.ESS_MEAN)
         self.ess_ratio_low = part.gauge(catalogue.ESS_LOW)
-        self.on_policy_ess_ratio = part.gauge(catalogue.ON_POLICY_ESS)
-        self.calibration_age_steps = part.gauge(catalogue.CALIBRATION_AGE)
-        self.token_ess_ratio = part.gauge(catalogue.TOKEN_ESS)
-        self.truncated_ess_ratio = part.gauge(catalogue.TRUNCATED_ESS)
         self.lag_ess_ratio = part.gauge(catalogue.LAG_ESS)
-        self.divergence_nats = part.gauge(catalogue.DIVERGENCE)
-        self.top_gradient_share = part.gauge(catalogue.TOP_GRADIENT_SHARE)
-        self.baseline_shift = part.gauge(catalogue.BASELINE_SHIFT)
-        self.masked_tokens = part.gauge(catalogue.MASKED_TOKENS)
-        self.collapse_warning = part.gauge(catalogue.COLLAPSE_WARNING)
-        self.importance_weight_max = part.gauge(catalogue.IMPORTANCE_WEIGHT_MAX)
-        self.learning_rate_scale = part.gauge(catalogue.LEARNING_RATE_SCALE)
-        self.learning_rate = part.gauge(catalogue.LEARNING_RATE)
-        self.gradient_norm = part.gauge(catalogue.GRADIENT_NORM)
         self.policy_lag_steps = part.histogram(catalogue.POLICY_LAG)
         self.token_lag_median_steps = part.gauge(catalogue.TOKEN_LAG_MEDIAN)
         self.token_lag_max_steps = part.gauge(catalogue.TOKEN_LAG_MAX)
@@ -62,7 +52,6 @@ class LearnerMetrics:
         self.workers = part.gauge(catalogue.WORKERS)
         self.workers_by_trust = part.gauge(catalogue.WORKERS_BY_TRUST)
         self.calls_refused = part.counter(catalogue.CALLS_REFUSED)
-        self.reward_mean = part.gauge(catalogue.REWARD_MEAN)
         self.evaluation_accuracy = part.gauge(catalogue.EVALUATION_ACCURACY)
 
 
@@ -75,8 +64,8 @@ class RolloutMetrics:
         self.samples = part.counter(catalogue.ROLLOUT_SAMPLES)
         self.failures = part.counter(catalogue.ROLLOUT_FAILURES)
         self.tokens = part.counter(catalogue.ROLLOUT_TOKENS)
-        self.begun_anew = part.counter(catalogue.ROLLOUT_BEGUN_ANEW)
-        self.tokens_handed_back = part.counter(catalogue.ROLLOUT_TOKENS_HANDED_BACK)
+        self.restarted = part.counter(catalogue.ROLLOUT_RESTARTED)
+        self.tokens_released = part.counter(catalogue.ROLLOUT_TOKENS_RELEASED)
         self.tokens_resumed = part.counter(catalogue.ROLLOUT_TOKENS_RESUMED)
         self.generation_s = part.histogram(catalogue.ROLLOUT_GENERATION)
         self.in_flight = part.gauge(catalogue.ROLLOUT_INFLIGHT)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 
 from vcpo.records.journal import Metrics
-from vcpo.records.step_record import StepRecord
+from vcpo.records.step_record import CURVES, Curve, StepRecord
 from vcpo.report.chart import Chart, Horizon, Ink, Mark, Series, Style
 from vcpo.report.numbers import compact
 from vcpo.report.series import points, rolling_mean, smoothing_window
@@ -32,48 +33,35 @@ def main_charts(run: VCPORun, metrics: Metrics) -> tuple[Chart, ...]:
 def detail_charts(metrics: Metrics) -> tuple[Chart, ...]:
     """Return the smaller curves that help to find out why."""
     horizon = _horizon(metrics)
-    return (
-        Chart(
-            horizon=horizon,
-            y_low=0.0,
-            name="gradient",
-            title="Gradient norm",
-            unit="before clipping",
-            caption="Spikes together with a low ESS ratio come from a few heavy weights.",
-            series=_noisy("norm", metrics, lambda step: step.gradient_norm),
+    queue = Chart(
+        horizon=horizon,
+        y_low=0.0,
+        name="queue",
+        title="Work under way",
+        unit="trajectories",
+        caption="An empty buffer starves the learner; a full one makes data old.",
+        series=(
+            _line("in flight", metrics, lambda step: step.in_flight, Ink.SECOND, Style.THIN),
+            _line("buffered", metrics, lambda step: step.buffered, style=Style.THIN),
         ),
-        Chart(
-            horizon=horizon,
-            y_low=0.0,
-            name="queue",
-            title="Work under way",
-            unit="trajectories",
-            caption="An empty buffer starves the learner; a full one makes data old.",
-            series=(
-                _line("in flight", metrics, lambda step: step.in_flight, Ink.SECOND, Style.THIN),
-                _line("buffered", metrics, lambda step: step.buffered, style=Style.THIN),
-            ),
-            whole_y=True,
-        ),
-        Chart(
-            horizon=horizon,
-            y_low=0.0,
-            name="workers",
-            title="Rollout workers",
-            unit="heard of lately",
-            caption="Drops are workers lost or scaled away.",
-            series=(_line("workers", metrics, lambda step: step.workers),),
-            whole_y=True,
-        ),
-        Chart(
-            horizon=horizon,
-            y_low=0.0,
-            name="speed",
-            title="Throughput",
-            unit="tokens per second",
-            caption="Response tokens accepted by the learner.",
-            series=_noisy("tokens/s", metrics, lambda step: step.tokens_per_s),
-        ),
+        whole_y=True,
+    )
+    return (*(_declared(horizon, metrics, field, curve) for field, curve in CURVES), queue)
+
+
+def _declared(horizon: Horizon, metrics: Metrics, field: str, curve: Curve) -> Chart:
+    value: _Value = attrgetter(field)
+    return Chart(
+        horizon=horizon,
+        y_low=0.0,
+        name=field,
+        title=curve.title,
+        unit=curve.unit,
+        caption=curve.caption,
+        series=_noisy(curve.label, metrics, value)
+        if curve.is_noisy
+        else (_line(curve.label, metrics, value),),
+        whole_y=curve.is_whole,
     )
 
 

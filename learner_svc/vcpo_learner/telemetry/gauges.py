@@ -11,7 +11,7 @@ from prometheus_client import Counter as CounterMetric
 from vcpo.control.quota import Trust
 from vcpo.metrics import LearnerMetrics
 from vcpo.records.journal import EvaluationRecord
-from vcpo.records.step_record import StepRecord
+from vcpo.records.step_record import GAUGES, StepRecord, gauge_value
 from vcpo.wire.guard import CallRefusal
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import control_pb2
@@ -56,15 +56,12 @@ class LearnerGauges:
         if record.skipped is not None:
             metrics.skipped_steps.labels(record.skipped).inc()
         metrics.step_duration_s.observe(record.step_s)
-        metrics.ess_ratio.set(record.ess_ratio)
-        metrics.on_policy_ess_ratio.set(record.on_policy_ess_ratio)
-        metrics.calibration_age_steps.set(record.calibration_age_steps)
-        metrics.importance_weight_max.set(record.importance_weight_max)
-        metrics.learning_rate_scale.set(record.learning_rate_scale)
-        metrics.learning_rate.set(record.learning_rate)
-        metrics.gradient_norm.set(record.gradient_norm)
-        metrics.reward_mean.set(record.reward_mean)
-        self._diagnostics(record)
+        for field, gauge in GAUGES:
+            value = gauge_value(record, field, gauge)
+            if value is not None:
+                metrics.last_step[gauge.name].set(value)
+        for smallest_lag, ratio in record.ess_by_lag.items():
+            metrics.lag_ess_ratio.labels(smallest_lag).set(ratio)
         sampled_before = record.step - 1
         for group in groups:
             for trajectory in group.trajectories:
@@ -73,24 +70,6 @@ class LearnerGauges:
                 metrics.policy_lag_steps.observe(lag)
                 metrics.tokens.inc(trajectory.num_sampled_tokens)
         self.refresh()
-
-    def _diagnostics(self, record: StepRecord) -> None:
-        metrics = self._metrics
-        metrics.baseline_shift.set(record.baseline_shift)
-        metrics.masked_tokens.set(record.masked_share)
-        metrics.collapse_warning.set(record.warning_score)
-        shown = {
-            "token_ess_ratio": metrics.token_ess_ratio,
-            "truncated_ess_ratio": metrics.truncated_ess_ratio,
-            "kl_per_token": metrics.divergence_nats,
-            "top_gradient_share": metrics.top_gradient_share,
-        }
-        for name, gauge in shown.items():
-            value = record.diagnostics.get(name)
-            if value is not None:
-                gauge.set(value)
-        for lag, ratio in record.ess_by_lag.items():
-            metrics.lag_ess_ratio.labels(lag).set(ratio)
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Note a finished evaluation."""

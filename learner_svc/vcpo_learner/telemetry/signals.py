@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from vcpo.control.signals import WINDOW_STEPS
 from vcpo.records.journal import EvaluationRecord
 from vcpo.records.no_update import skipped_at_the_end
-from vcpo.records.step_record import StepRecord
+from vcpo.records.step_record import SIGNALS, StepRecord
 from vcpo.wire.failures import FailureCount
 from vcpo.wire.phase import phase_to_message
 from vcpo.wire.v1 import control_pb2
@@ -145,11 +145,8 @@ class SignalWindow:
             signals.ess_ratio = ratios[-1]
             signals.ess_ratio_mean = sum(ratios) / len(ratios)
             signals.ess_ratio_low = _quantile(ratios, _LOW_QUANTILE)
-        signals.calibration_age_steps = last.calibration_age_steps
-        signals.learning_rate_scale = last.learning_rate_scale
-        signals.lag_mean = last.lag_mean
-        signals.lag_p50 = last.lag_p50
-        signals.lag_max = last.lag_max
+        for name in SIGNALS:
+            setattr(signals, name, getattr(last, name))
         signals.reward_mean = sum(record.reward_mean for record in self._steps) / len(self._steps)
 
     def idle_ratio(self) -> float:

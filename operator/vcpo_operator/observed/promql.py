@@ -39,14 +39,18 @@ _WHY_SKIPPED = "the learner's log says why"
 _LARGEST_COUNT = 2.0**53
 """Beyond this a float does not hold every whole number."""
 
+_ESS: Final = catalogue.STEP_GAUGES["vcpo_ess_ratio"]
+_ON_POLICY_ESS: Final = catalogue.STEP_GAUGES["vcpo_on_policy_ess_ratio"]
+_LEARNING_RATE_SCALE: Final = catalogue.STEP_GAUGES["vcpo_learning_rate_scale_ratio"]
+
 _OF_LEARNER: Final = (
     catalogue.LEARNER_PHASE,
     catalogue.POLICY_VERSION,
-    catalogue.ESS,
+    _ESS,
     catalogue.ESS_MEAN,
     catalogue.ESS_LOW,
-    catalogue.ON_POLICY_ESS,
-    catalogue.LEARNING_RATE_SCALE,
+    _ON_POLICY_ESS,
+    _LEARNING_RATE_SCALE,
     catalogue.TOKEN_LAG_MEDIAN,
     catalogue.TOKEN_LAG_MAX,
     catalogue.TRAJECTORIES_BUFFERED,
@@ -110,7 +114,7 @@ def parse_answer(answer: bytes, *, now_s: float) -> ScrapedReport | None:
 
 def _report(scrape: _Scrape, workers: Mapping[str, WorkerReport]) -> LearnerReport:
     # A step whose weights have no value reports 0, which no batch can have.
-    ess_ratio = scrape.value(catalogue.ESS) or None
+    ess_ratio = scrape.value(_ESS) or None
     signals = _signals(scrape)
     phase = _phase(scrape.values(catalogue.LEARNER_PHASE, "phase"))
     skipped = scrape.count_or_none(catalogue.SKIPPED_STEPS_IN_A_ROW) or 0
@@ -119,7 +123,7 @@ def _report(scrape: _Scrape, workers: Mapping[str, WorkerReport]) -> LearnerRepo
         signals=signals,
         phase=phase,
         ess_ratio=ess_ratio,
-        learning_rate_scale=scrape.value(catalogue.LEARNING_RATE_SCALE),
+        learning_rate_scale=scrape.value(_LEARNING_RATE_SCALE),
         accuracy=scrape.value(catalogue.EVALUATION_ACCURACY),
         failures_in_a_row=scrape.count_or_none(catalogue.FAILURES_IN_A_ROW) or 0,
         no_update=no_update_message(skipped, _WHY_SKIPPED, has_never_updated=has_never_updated),
@@ -129,7 +133,7 @@ def _report(scrape: _Scrape, workers: Mapping[str, WorkerReport]) -> LearnerRepo
 
 
 def _signals(scrape: _Scrape) -> RunSignals:
-    on_policy = scrape.value(catalogue.ON_POLICY_ESS)
+    on_policy = scrape.value(_ON_POLICY_ESS)
     groups = scrape.values(catalogue.WORKERS, "group")
     return RunSignals(
         step=scrape.count(catalogue.POLICY_VERSION),

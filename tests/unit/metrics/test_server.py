@@ -15,7 +15,7 @@ from vcpo.metrics import HostMetrics, LearnerMetrics, RolloutMetrics, serve_metr
 
 def exercised_learner() -> LearnerMetrics:
     metrics = LearnerMetrics(run="countdown")
-    metrics.ess_ratio.set(0.25)
+    metrics.last_step["vcpo_ess_ratio"].set(0.25)
     metrics.dropped.labels("stale").inc(2)
     metrics.step_duration_s.observe(0.3)
     return metrics

@@ -63,7 +63,7 @@ def test_the_report_has_the_four_curves_and_four_details(run, make_step):
     names = [figure["id"] for figure in Elements(render_report(run, metrics, ())).named("figure")]
     assert names == [
         *("chart-reward", "chart-ess", "chart-step-size", "chart-lag"),
-        *("chart-gradient", "chart-queue", "chart-workers", "chart-speed"),
+        *("chart-gradient_norm", "chart-tokens_per_s", "chart-workers", "chart-queue"),
     ]
 
 

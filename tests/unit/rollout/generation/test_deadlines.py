@@ -29,7 +29,7 @@ async def test_what_was_sampled_is_gone_on_with_after_the_lease_ran_out():
             time.advance(0.1)
             await eventually(lambda: len(place.engine.requests) == 4)
         assert place.desk.ledger.expire() == []
-    assert place.count("vcpo_rollout_tokens_handed_back_total") >= 2
+    assert place.count("vcpo_rollout_tokens_released_total") >= 2
     before, after = place.engine.requests[:2], place.engine.requests[2:]
     assert [request.begun for request in before] == [None, None]
     assert [request.begun.token_ids for request in after] == [(5,), (5,)]

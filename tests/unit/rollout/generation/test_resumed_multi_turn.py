@@ -345,7 +345,7 @@ async def leave_in_second_turns(place):
 
 def begun_anew(place):
     labels = {"run": "run", "group": "main"}
-    return place.metrics.registry.get_sample_value("vcpo_rollout_begun_anew_total", labels)
+    return place.metrics.registry.get_sample_value("vcpo_rollout_restarted_total", labels)
 
 
 async def test_a_conversation_that_one_worker_began_another_goes_on_with(place):

@@ -174,7 +174,7 @@ async def test_what_a_worker_began_before_it_left_another_goes_on_with(place):
         await task
     assert counts(place).dropped == {"handed_back": 2}
     # Two answers, one complete ("5, end") and one cut at its first token.
-    assert place.count("vcpo_rollout_tokens_handed_back_total") == 3
+    assert place.count("vcpo_rollout_tokens_released_total") == 3
     assert place.count("vcpo_rollout_tokens_resumed_total") == 0
 
     place.engine.requests.clear()
@@ -233,7 +233,7 @@ async def test_the_answers_of_an_evaluation_are_begun_anew(place):
     place.engine.gate.set()
     async with working(place.worker(places=2, learner=place.learner_for("another"))):
         assert (await evaluating).num_trajectories == 1
-    assert place.count("vcpo_rollout_tokens_handed_back_total") == 0
+    assert place.count("vcpo_rollout_tokens_released_total") == 0
     assert [request.begun for request in place.engine.requests[:2]] == [None, None]
 
 
