@@ -1,8 +1,8 @@
 """Every metric of the project: name, type, help, labels, buckets.
 
 Names follow https://prometheus.io/docs/practices/naming: the prefix `vcpo_`, base units, `_total`
-for counters, `_ratio` for 0 to 1. Numbers of one step are declared in `vcpo.step_record`, and every
-other metric here. Alerts, dashboards and documents take names from here only.
+for counters, `_ratio` for 0 to 1. Metrics of one step are declared in `vcpo.records.step_record`,
+all others here. Alerts, dashboards and documents use these names only.
 
 Labels are few and bounded: a run's name, a rollout group of its spec (at most 8), and closed sets
 of words. Never a step, an id, a time or a message. Learner and rollout workers carry `run` (and
