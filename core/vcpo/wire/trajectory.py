@@ -13,6 +13,7 @@ from vcpo.wire.checks import check_id
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.limits import MAX_TOKENS
 from vcpo.wire.packing import (
+    PackedTokenIds,
     pack_logprobs,
     pack_token_ids,
     unpack_logprobs,
@@ -98,10 +99,11 @@ class Trajectory:
 
     trajectory_id: str
     """Unique in the run: `<lease id>/<number within the lease>`."""
-    prompt_token_ids: tuple[int, ...]
-    response_token_ids: tuple[int, ...]
+    prompt_token_ids: Sequence[int]
+    """Never changed; read off the wire, `PackedTokenIds`, as those of the response."""
+    response_token_ids: Sequence[int]
     """All that follows the prompt; at least one token of it was sampled."""
-    rollout_logprobs: tuple[float, ...]
+    rollout_logprobs: Sequence[float]
     """Natural log-probability of each sampled token under the policy that sampled it."""
     version_spans: tuple[VersionSpan, ...]
     """Which version sampled which tokens, in order; lengths add up to the sampled tokens."""
@@ -222,8 +224,8 @@ def partial_from_message(message: work_pb2.PartialResponse, *, path: str) -> Par
         requirement = "UNSPECIFIED, STOP or LENGTH"
         raise InvalidMessageError(f"{path}.finish_reason", message.finish_reason, requirement)
     return PartialResponse(
-        token_ids=token_ids,
-        logprobs=logprobs,
+        token_ids=tuple(token_ids),
+        logprobs=tuple(logprobs),
         version_spans=spans,
         finish_reason=None if unfinished else _FROM_WIRE[message.finish_reason],
         inserted_spans=inserted,
@@ -238,7 +240,7 @@ def _sampled_mask(num_tokens: int, inserted: Iterable[TokenSpan]) -> list[bool]:
     return mask
 
 
-def _token_ids(field: str, data: bytes) -> tuple[int, ...]:
+def _token_ids(field: str, data: bytes) -> PackedTokenIds:
     return unpack_token_ids(field, data, most=MAX_TOKENS)
 
 

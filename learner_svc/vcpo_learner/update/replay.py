@@ -22,10 +22,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from vcpo.wire.packing import pack_token_ids
 from vcpo.wire.trajectory import FinishReason, TokenSpan, Trajectory, VersionSpan
-
-Prompt = tuple[int, ...]
-"""Its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +58,11 @@ def kept(
     Of two answers with the same response tokens the one that arrived later stays: its
     log-probabilities and version are those of the later policy.
     """
-    latest: dict[tuple[int, ...], Trajectory] = {}
+    latest: dict[bytes, Trajectory] = {}
     for trajectory in (*held, *arrived):
-        # Taken out first, so that it moves to the end.
-        latest.pop(trajectory.response_token_ids, None)
-        latest[trajectory.response_token_ids] = trajectory
+        response = pack_token_ids(trajectory.response_token_ids)
+        latest.pop(response, None)  # so that the later one moves to the end
+        latest[response] = trajectory
     return tuple(latest.values())[-capacity:]
 
 
@@ -102,25 +100,26 @@ class ReplayBuffer:
     def __init__(self, settings: ReplaySettings, *, seed: int) -> None:
         self._settings = settings
         self._rng = random.Random(seed)  # noqa: S311 - no secret
-        self._held: dict[Prompt, tuple[Trajectory, ...]] = {}
+        self._held: dict[bytes, tuple[Trajectory, ...]] = {}
+        """By the packed tokens of the prompt."""
 
     def __len__(self) -> int:
         return sum(map(len, self._held.values()))
 
-    def held(self, prompt: Prompt) -> tuple[Trajectory, ...]:
-        """Answers kept of a prompt, newest last."""
-        return self._held.get(prompt, ())
+    def held(self, prompt_token_ids: Sequence[int]) -> tuple[Trajectory, ...]:
+        """Responses kept of a prompt, newest last."""
+        return self._held.get(pack_token_ids(prompt_token_ids), ())
 
     def add(self, arrived: Sequence[Trajectory]) -> None:
         """Keep answers to one prompt, at least one; the oldest beyond its capacity go."""
-        prompt = arrived[0].prompt_token_ids
+        prompt = pack_token_ids(arrived[0].prompt_token_ids)
         held = self._held.get(prompt, ())
         self._held[prompt] = kept(held, arrived, self._settings.capacity_per_prompt)
 
     def remove(self, lease_ids: Collection[str]) -> dict[str, tuple[Trajectory, ...]]:
         """Forget the answers to these leases, and return what was kept of each."""
         removed: dict[str, tuple[Trajectory, ...]] = {}
-        remaining: dict[Prompt, tuple[Trajectory, ...]] = {}
+        remaining: dict[bytes, tuple[Trajectory, ...]] = {}
         for prompt, held in self._held.items():
             for each in held:
                 if each.lease_id in lease_ids:
@@ -157,7 +156,13 @@ class ReplayBuffer:
 
 
 def _trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
-    return {**asdict(trajectory), "finish_reason": trajectory.finish_reason.value}
+    return {
+        **asdict(trajectory),
+        "prompt_token_ids": tuple(trajectory.prompt_token_ids),
+        "response_token_ids": tuple(trajectory.response_token_ids),
+        "rollout_logprobs": tuple(trajectory.rollout_logprobs),
+        "finish_reason": trajectory.finish_reason.value,
+    }
 
 
 def _trajectory_from_dict(fields: Mapping[str, Any]) -> Trajectory:

@@ -243,8 +243,8 @@ def _begun(lease: work_pb2.Lease) -> list[PartialResponse]:
 def _as_partial(trajectory: Trajectory) -> PartialResponse:
     """A complete conversation without its reward: whoever submits the group has it judged."""
     return PartialResponse(
-        token_ids=trajectory.response_token_ids,
-        logprobs=trajectory.rollout_logprobs,
+        token_ids=tuple(trajectory.response_token_ids),
+        logprobs=tuple(trajectory.rollout_logprobs),
         version_spans=trajectory.version_spans,
         finish_reason=trajectory.finish_reason,
         inserted_spans=trajectory.inserted_spans,
