@@ -27,11 +27,11 @@ from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.weights.peer_assignment import PeerAssignment
 from vcpo_learner.weights.store import PolicyStore
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.transport.learner_client import HeldPolicy, Learner
-from vcpo_rollout.transport.peer_client import Peers
-from vcpo_rollout.transport.peer_service import SharingService
-from vcpo_rollout.transport.transfer_buffer import PieceShelf
-from vcpo_rollout.weights.fetcher import WeightSupply
+from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
+from vcpo_rollout.transport.peer_client import PeerClient
+from vcpo_rollout.transport.peer_service import PeerService
+from vcpo_rollout.transport.transfer_buffer import TransferCache
+from vcpo_rollout.weights.fetcher import WeightFetcher
 
 _INCARNATION = "benchmark"
 _ANY_PORT = "127.0.0.1:0"
@@ -57,14 +57,14 @@ class CountingService(PolicyService):
 class Receiver:
     """A worker as far as weights go."""
 
-    learner: Learner
-    supply: WeightSupply
+    learner: LearnerClient
+    fetcher: WeightFetcher
     held: HeldPolicy | None = None
 
     async def take(self) -> bytes:
         """Bring the newest version here, and say so."""
         manifest = await self.learner.newest_policy(self.held, wait_s=0)
-        weights = await self.supply.bring(manifest)
+        weights = await self.fetcher.fetch(manifest)
         assert weights is not None, "the version was retired"
         self.held = HeldPolicy(incarnation=_INCARNATION, policy_version=weights.policy_version)
         return weights.payload
@@ -118,9 +118,11 @@ async def _port(stack: AsyncExitStack, service: policy_pb2_grpc.PolicyServiceSer
 
 
 async def _receiver(stack: AsyncExitStack, channel: grpc.aio.Channel, name: str) -> Receiver:
-    shelf = PieceShelf()
-    port = await _port(stack, SharingService(shelf))
-    learner = Learner(channel, worker_id=name, rollout_group="main", serving_port=port)
+    cache = TransferCache()
+    port = await _port(stack, PeerService(cache))
+    learner = LearnerClient(channel, worker_id=name, rollout_group="main", serving_port=port)
     gauges = RolloutGauges(RolloutMetrics(run="benchmark", group="main"))
-    peers = Peers(_open_channel, worker_id=name, gauges=gauges, window_s=60.0)
-    return Receiver(learner=learner, supply=WeightSupply(learner, gauges, shelf=shelf, peers=peers))
+    peers = PeerClient(_open_channel, worker_id=name, gauges=gauges, window_s=60.0)
+    return Receiver(
+        learner=learner, fetcher=WeightFetcher(learner, gauges, cache=cache, peers=peers)
+    )

@@ -46,7 +46,7 @@ from vcpo_learner.ledger.dispatcher import Dispatcher, WorkRequest
 from vcpo_learner.ledger.memory_ledger import TrajectoryLedger
 from vcpo_learner.services.response_bounds import response_bounds
 from vcpo_learner.services.work import WorkService
-from vcpo_rollout.transport.learner_client import Learner
+from vcpo_rollout.transport.learner_client import LearnerClient
 
 _RATIO_BAR = 4.0
 _VOCABULARY = 151_936
@@ -148,7 +148,7 @@ async def over_grpc(dispatcher: Dispatcher, spec: VCPORunSpec) -> AsyncIterator[
     port = await server.start("127.0.0.1:0", ())
     channel = open_channel(f"127.0.0.1:{port}", token=None)
     try:
-        yield Learner(channel, worker_id=_WORKER, rollout_group="main").submit
+        yield LearnerClient(channel, worker_id=_WORKER, rollout_group="main").submit
     finally:
         await channel.close()
         await server.stop(0)

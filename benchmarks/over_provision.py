@@ -51,7 +51,7 @@ from vcpo_learner.weights.store import PolicyStore
 from vcpo_rollout.environments.environment import Prompt, Split
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.worker import Worker, WorkerParts
-from vcpo_rollout.transport.learner_client import Learner
+from vcpo_rollout.transport.learner_client import LearnerClient
 from vcpo_rollout.weights.receiver import WeightReceiver
 
 _INCARNATION = "now"
@@ -139,7 +139,7 @@ class Desk:
         self.dispatcher.notify()
 
     @asynccontextmanager
-    async def served(self) -> AsyncIterator[Learner]:
+    async def served(self) -> AsyncIterator[LearnerClient]:
         """A worker's client at the services."""
         server = WireServer(token=None)
         work_pb2_grpc.add_WorkServiceServicer_to_server(
@@ -151,7 +151,7 @@ class Desk:
         port = await server.start("127.0.0.1:0", ())
         channel = open_channel(f"127.0.0.1:{port}", token=None)
         try:
-            yield Learner(channel, worker_id="worker", rollout_group="main")
+            yield LearnerClient(channel, worker_id="worker", rollout_group="main")
         finally:
             await channel.close()
             await server.stop(0)
@@ -182,7 +182,7 @@ class Desk:
 
 
 def make_worker(
-    learner: Learner, engine: TimedEngine, spec: VCPORunSpec, metrics: RolloutMetrics
+    learner: LearnerClient, engine: TimedEngine, spec: VCPORunSpec, metrics: RolloutMetrics
 ) -> Worker:
     """The worker at that learner."""
     gauges = RolloutGauges(metrics)
@@ -197,7 +197,7 @@ def make_worker(
             gauges=gauges,
             max_concurrent_sequences=spec.rollouts[0].max_concurrent_sequences,
             sequences_per_prompt=spec.batch.trajectories_per_prompt,
-            follows_recalls=spec.batch.over_provision_ratio > 1.0,
+            follows_preemption=spec.batch.over_provision_ratio > 1.0,
             drain_s=0.0,
         )
     )
@@ -222,7 +222,7 @@ async def measure(arguments: argparse.Namespace, batch: dict[str, Any]) -> Tally
         tally = await desk.train(arguments.steps, arguments.warm_up, engine)
         labels = {"run": "run", "group": "main"}
         tally.tokens_resumed = metrics.registry.get_sample_value(_RESUMED, labels) or 0.0
-        worker.leave()
+        worker.shut_down()
         await tasks[1]
         tally.tokens_sampled = engine.num_sampled
         tally.tokens_left = desk.tokens_left()

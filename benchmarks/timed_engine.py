@@ -17,7 +17,7 @@ from typing import Any
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_rollout.engines.engine import (
     Generation,
-    GenerationCutError,
+    GenerationInterruptedError,
     GenerationRequest,
     PolicyWeights,
 )
@@ -46,7 +46,7 @@ class _Answer:
     length: int
     spans: list[tuple[int, int]]
     """Pairs of version and tokens."""
-    cut: asyncio.Event
+    interrupt: asyncio.Event
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -102,23 +102,23 @@ class TimedEngine:
         """Sample a token for each sequence, and end those that are complete or cut."""
         assert self.policy_version is not None
         for answer in self._answers:
-            if not answer.cut.is_set():
+            if not answer.interrupt.is_set():
                 answer.sample(self.policy_version)
                 self.num_sampled += 1
         for answer in self._answers:
-            if answer.cut.is_set():
+            if answer.interrupt.is_set():
                 answer.ended.set()
         self._answers = [answer for answer in self._answers if not answer.ended.is_set()]
 
     async def generate(
-        self, request: GenerationRequest, *, cut: asyncio.Event | None = None
+        self, request: GenerationRequest, *, interrupt: asyncio.Event | None = None
     ) -> Generation:
         """Sample one sequence, as `Engine.generate`."""
-        begun = request.begun.version_spans if request.begun else ()
+        begun = request.partial_response.version_spans if request.partial_response else ()
         spans = [(span.policy_version, span.num_tokens) for span in begun]
         above = sum(size for _, size in spans)
         length = self._lengths.draw(self._rng, above)
-        answer = _Answer(length=length, spans=spans, cut=cut or asyncio.Event())
+        answer = _Answer(length=length, spans=spans, interrupt=interrupt or asyncio.Event())
         self._answers.append(answer)
         self._some.set()
         try:
@@ -128,7 +128,9 @@ class TimedEngine:
                 self._answers.remove(answer)
         if answer.num_tokens >= length:
             return Generation(**answer.parts(), finish_reason=FinishReason.STOP)
-        raise GenerationCutError(PartialResponse(**answer.parts()) if answer.spans else None)
+        raise GenerationInterruptedError(
+            PartialResponse(**answer.parts()) if answer.spans else None
+        )
 
     async def swap_weights(self, weights: PolicyWeights) -> int:
         """Sample with a version from the next step on."""

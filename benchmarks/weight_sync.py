@@ -42,7 +42,7 @@ from vcpo_learner.weights.deltas import encode_delta
 from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
 from vcpo_rollout.engines.hf.decoding import DecodeBatch
 from vcpo_rollout.engines.loading_weights import read_weights, stage_weights
-from vcpo_rollout.weights.deltas import advance
+from vcpo_rollout.weights.deltas import apply_deltas
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:
@@ -75,7 +75,7 @@ class Receiver:
         manifest = manifest_of(update.after, policy_version=update.step, incarnation="now")
 
         def apply() -> Any:
-            payload, positions = advance(self.payload, [delta])
+            payload, positions = apply_deltas(self.payload, [delta])
             verify(payload, manifest)
             changes = WeightChanges(base_policy_version=held, positions=positions)
             weights = PolicyWeights(policy_version=update.step, payload=payload, changes=changes)

@@ -28,7 +28,7 @@ from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import Engine
-from vcpo_rollout.engines.factory import load_engine, quantization_of
+from vcpo_rollout.engines.factory import choose_quantization, load_engine
 from vcpo_rollout.environments.environment import (
     SandboxedEnvironment,
     import_from_run_folder,
@@ -36,13 +36,13 @@ from vcpo_rollout.environments.environment import (
 )
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.worker import Worker, WorkerParts
-from vcpo_rollout.transport.learner_client import Learner
-from vcpo_rollout.transport.peer_client import Peers
-from vcpo_rollout.transport.peer_service import SharingService
-from vcpo_rollout.transport.transfer_buffer import PieceShelf
+from vcpo_rollout.transport.learner_client import LearnerClient
+from vcpo_rollout.transport.peer_client import PeerClient
+from vcpo_rollout.transport.peer_service import PeerService
+from vcpo_rollout.transport.transfer_buffer import TransferCache
 from vcpo_rollout.weights.archive import ArchiveReader
-from vcpo_rollout.weights.fetcher import WeightSupply
-from vcpo_rollout.weights.postprocess import Preparation, preparation_of
+from vcpo_rollout.weights.fetcher import WeightFetcher
+from vcpo_rollout.weights.postprocess import WeightPostprocessing, make_postprocessing
 from vcpo_rollout.weights.receiver import WeightReceiver
 
 _LOGGER = logging.getLogger(__name__)
@@ -82,26 +82,26 @@ async def run_worker(options: Options) -> RunPhase:
         metrics_host, metrics_port = split_address(options.metrics_listen)
         endpoint = serve_metrics(metrics.registry, metrics_host, metrics_port)
     token = os.environ.get(TOKEN_VARIABLE)
-    server, shelf = WireServer(token=token), PieceShelf()
-    policy_pb2_grpc.add_PolicyServiceServicer_to_server(SharingService(shelf), server.grpc_server)
+    server, cache = WireServer(token=token), TransferCache()
+    policy_pb2_grpc.add_PolicyServiceServicer_to_server(PeerService(cache), server.grpc_server)
     channel = open_channel(options.learner, token=token)
     with endpoint:
         with start_errors():
             port = await server.start(options.listen, _SERVICES, serving=False)
             seed = sampling_seed(run.spec.seed, options.worker_id)
-            prepare, engine, codec = await asyncio.to_thread(_load, run.spec, group, seed=seed)
-        learner = Learner(
+            postprocess, engine, codec = await asyncio.to_thread(_load, run.spec, group, seed=seed)
+        learner = LearnerClient(
             channel, worker_id=options.worker_id, rollout_group=group.name, serving_port=port
         )
         gauges = RolloutGauges(metrics)
         if isinstance(environment, SandboxedEnvironment):
-            gauges.sandboxed(environment.unprotected())
-        peers = Peers(
+            gauges.watch_sandbox(environment.unprotected())
+        peers = PeerClient(
             partial(open_channel, token=token), worker_id=options.worker_id, gauges=gauges
         )
-        supply = WeightSupply(learner, gauges, shelf=shelf, peers=peers, archive=_archive(run))
+        fetcher = WeightFetcher(learner, gauges, cache=cache, peers=peers, archive=_archive(run))
         receiver = WeightReceiver(
-            learner=learner, engine=engine, gauges=gauges, supply=supply, prepare=prepare
+            learner=learner, engine=engine, gauges=gauges, fetcher=fetcher, postprocess=postprocess
         )
         worker = Worker(
             WorkerParts(
@@ -113,7 +113,7 @@ async def run_worker(options: Options) -> RunPhase:
                 gauges=gauges,
                 max_concurrent_sequences=group.max_concurrent_sequences,
                 sequences_per_prompt=run.spec.batch.trajectories_per_prompt,
-                follows_recalls=run.spec.batch.over_provision_ratio > 1.0,
+                follows_preemption=run.spec.batch.over_provision_ratio > 1.0,
                 environment_timeout_s=run.spec.environment_timeout_s,
                 drain_s=options.drain_s,
             )
@@ -129,12 +129,12 @@ async def run_worker(options: Options) -> RunPhase:
 
 def _load(
     spec: VCPORunSpec, group: RolloutGroup, *, seed: int
-) -> tuple[Preparation | None, Engine, PromptCodec]:
+) -> tuple[WeightPostprocessing | None, Engine, PromptCodec]:
     """What versions go through, and the engine that gets them; in a thread, it takes seconds."""
-    plan = quantization_of(group)
+    plan = choose_quantization(group)
     # Before the engine, whose processes would have to be stopped again if this failed.
-    prepare = preparation_of(spec, group, seed=seed, rounding=plan.rounding)
-    return prepare, *load_engine(spec, group, plan, seed=seed)
+    postprocess = make_postprocessing(spec, group, seed=seed, rounding=plan.rounding)
+    return postprocess, *load_engine(spec, group, plan, seed=seed)
 
 
 def _archive(run: VCPORun) -> ArchiveReader | None:
@@ -144,9 +144,9 @@ def _archive(run: VCPORun) -> ArchiveReader | None:
 
 def _announce_start(options: Options, worker: Worker, *, grpc_port: int, metrics_port: int) -> None:
     """Listen to whoever may ask the worker to leave, and say where it serves."""
-    on_stop_request(lambda _: worker.leave())
+    on_stop_request(lambda _: worker.shut_down())
     if options.exit_with_parent:
-        on_parent_exit(lambda _: worker.leave())
+        on_parent_exit(lambda _: worker.shut_down())
     if options.ready_file is not None:
         ready = Ready(pid=os.getpid(), grpc_port=grpc_port, metrics_port=metrics_port)
         write_ready(options.ready_file, ready)

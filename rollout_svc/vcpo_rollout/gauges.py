@@ -1,86 +1,91 @@
-"""The worker's metrics, in the words of what happens to it."""
+"""Writes the events of a worker into its Prometheus metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vcpo.failures import FailureCause
 from vcpo.metrics import RolloutMetrics
-from vcpo.wire.failures import FailureCause
 from vcpo.wire.trajectory import PartialResponse, Trajectory
 from vcpo_rollout.sandbox.runner import PROTECTIONS, num_folders_left
 
 
 class RolloutGauges:
-    """Writes what happens into the worker's metrics. Owner: the worker's event loop."""
+    """One method per event of a worker. Owner: the worker's event loop."""
 
     def __init__(self, metrics: RolloutMetrics) -> None:
         self._metrics = metrics
 
-    def weights_fetched(self, source: str, num_bytes: int) -> None:
-        """Note bytes of full sets or deltas from a `source`: `learner`, `peer` or `archive`."""
+    def add_weight_bytes(self, source: str, num_bytes: int) -> None:
+        """Count received bytes of full sets and deltas; source: `learner`, `peer` or `archive`."""
         self._metrics.weight_sync_bytes.labels(source).inc(num_bytes)
 
-    def peer_avoided(self, reason: str) -> None:
-        """Note a peer that is not asked for a time; it was `slow`, `failed` or `corrupt`."""
+    def count_avoided_peer(self, reason: str) -> None:
+        """Count a peer that the worker avoids for a time; reason: `slow`, `failed`, `corrupt`."""
         self._metrics.peers_avoided.labels(reason).inc()
 
-    def weights_in_use(self, policy_version: int, duration_s: float) -> None:
-        """Note a version fetched, checked and swapped in."""
+    def record_swap(self, policy_version: int, duration_s: float) -> None:
+        """Record a version that was fetched, checked and swapped in, and how long that took."""
         self._metrics.weights_version.set(policy_version)
         self._metrics.weight_sync_duration_s.observe(duration_s)
 
-    def weights_updated_in_flight(self) -> None:
-        """Note that sequences under way went on with new weights."""
+    def count_in_flight_update(self) -> None:
+        """Count a swap of weights after which running sequences continued."""
         self._metrics.weight_updates_in_flight.inc()
 
-    def sandboxed(self, unprotected: Sequence[str]) -> None:
-        """Note that programs of the model's run here, and what they are not kept from."""
+    def watch_sandbox(self, unprotected: Sequence[str]) -> None:
+        """Report the sandbox of a worker that runs programs of the model.
+
+        unprotected: the protections that this system does not provide, of `PROTECTIONS`.
+        """
         for protection in PROTECTIONS:
             missing = float(protection in unprotected)
             self._metrics.sandbox_missing.labels(protection.replace(" ", "_")).set(missing)
         self._metrics.sandbox_folders_left.set_function(num_folders_left)
 
-    def lease_waited(self, duration_s: float) -> None:
-        """Note time with free places and no lease."""
+    def add_lease_wait(self, duration_s: float) -> None:
+        """Add time in which the worker had free slots and no lease."""
         self._metrics.lease_wait_s.inc(duration_s)
 
-    def in_flight(self, num_trajectories: int) -> None:
-        """Note how much is under way."""
+    def set_in_flight(self, num_trajectories: int) -> None:
+        """Set the number of trajectories that are being generated or judged."""
         self._metrics.in_flight.set(num_trajectories)
 
-    def generated(self, duration_s: float) -> None:
-        """Note how long a prompt's answers took."""
+    def observe_generation(self, duration_s: float) -> None:
+        """Observe how long the responses to one prompt took."""
         self._metrics.generation_s.observe(duration_s)
 
-    def submitted(self, trajectories: Sequence[Trajectory], num_taken: int) -> None:
-        """Note a submission, of which the learner took `num_taken` trajectories."""
+    def count_submitted(self, trajectories: Sequence[Trajectory], num_accepted: int) -> None:
+        """Count submitted trajectories, of which the learner accepted `num_accepted`."""
         self._metrics.tokens.inc(sum(one.num_sampled_tokens for one in trajectories))
-        self._metrics.samples.labels("accepted").inc(num_taken)
-        self._metrics.samples.labels("lease_ended").inc(len(trajectories) - num_taken)
+        self._metrics.samples.labels("accepted").inc(num_accepted)
+        self._metrics.samples.labels("lease_ended").inc(len(trajectories) - num_accepted)
 
-    def expired(self, num_trajectories: int) -> None:
-        """Note a lease that ended before its prompt was answered."""
+    def count_expired(self, num_trajectories: int) -> None:
+        """Count the trajectories of a lease that expired before they were submitted."""
         self._metrics.samples.labels("lease_ended").inc(num_trajectories)
 
-    def handed_back(self, num_trajectories: int, begun: Sequence[PartialResponse]) -> None:
-        """Note a prompt that was cut and handed back with what was begun."""
+    def count_released(
+        self, num_trajectories: int, partial_responses: Sequence[PartialResponse]
+    ) -> None:
+        """Count the trajectories of a released lease, and the tokens released with it."""
         self._metrics.samples.labels("handed_back").inc(num_trajectories)
-        self._metrics.tokens_released.inc(_num_tokens(begun))
+        self._metrics.tokens_released.inc(_num_tokens(partial_responses))
 
-    def resumed(self, begun: Sequence[PartialResponse]) -> None:
-        """Note answers that came with a lease and are gone on with."""
-        self._metrics.tokens_resumed.inc(_num_tokens(begun))
+    def count_resumed(self, partial_responses: Sequence[PartialResponse]) -> None:
+        """Count the tokens of partial responses that this worker resumes."""
+        self._metrics.tokens_resumed.inc(_num_tokens(partial_responses))
 
-    def begun_anew(self) -> None:
-        """Note an answer begun elsewhere that could not be gone on with."""
+    def count_restarted(self) -> None:
+        """Count a partial response that the worker could not resume and restarted."""
         self._metrics.restarted.inc()
 
-    def failed(self, num_trajectories: int, cause: FailureCause) -> None:
-        """Note a prompt that could not be answered."""
+    def count_failed(self, num_trajectories: int, cause: FailureCause) -> None:
+        """Count the trajectories of a prompt that failed."""
         outcome = "environment_failed" if cause.is_of_environment else "engine_failed"
         self._metrics.samples.labels(outcome).inc(num_trajectories)
         self._metrics.failures.labels(cause).inc()
 
 
-def _num_tokens(begun: Sequence[PartialResponse]) -> int:
-    return sum(one.num_sampled_tokens for one in begun)
+def _num_tokens(partial_responses: Sequence[PartialResponse]) -> int:
+    return sum(one.num_sampled_tokens for one in partial_responses)

@@ -12,7 +12,7 @@ from vcpo.spec import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
 from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import EngineError, Generation, GenerationRequest
-from vcpo_rollout.engines.hf.decoding import DecodeBatch, Draft, Outcome
+from vcpo_rollout.engines.hf.decoding import DecodeBatch, Outcome, PartialSequence
 from vcpo_rollout.engines.limits import check_decodable
 from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton, place_model
 from vcpo_rollout.environments import Environment, Prompt, Split
@@ -76,12 +76,12 @@ class Sampler:
         )
 
     def _sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        drafts = [Draft(request=request) for request in requests]
-        self._batch.admit(drafts)
-        outcomes: dict[Draft, Outcome] = {}
-        while len(outcomes) < len(drafts):
+        sequences = [PartialSequence(request=request) for request in requests]
+        self._batch.admit(sequences)
+        outcomes: dict[PartialSequence, Outcome] = {}
+        while len(outcomes) < len(sequences):
             outcomes.update(self._batch.step())
-        return [_generation(outcomes[draft]) for draft in drafts]
+        return [_generation(outcomes[sequence]) for sequence in sequences]
 
     def _trajectory(
         self,

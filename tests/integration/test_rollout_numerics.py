@@ -17,7 +17,7 @@ from vcpo.spec.workloads import Quantization
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_rollout.environments import Split, make_environment
-from vcpo_rollout.weights.quantize_and_noise import Alteration
+from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
 from vcpo_study.sampling import Sampler
 from vcpo_study.versions import Version
 
@@ -57,7 +57,7 @@ class Bench:
 
 
 def altered_by(quantization=Quantization.NONE, noise=None):
-    return Alteration(quantization=quantization, noise=noise, seed=0)
+    return QuantizationAndNoise(quantization=quantization, noise=noise, seed=0)
 
 
 def test_engine_and_learner_agree_to_float32():

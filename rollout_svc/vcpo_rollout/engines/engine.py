@@ -17,15 +17,17 @@ class EngineError(RuntimeError):
     """Generation failed or the engine is gone; the worker reports a typed failure."""
 
 
-class GenerationCutError(RuntimeError):
-    """A generation was cut as its caller asked.
+class GenerationInterruptedError(RuntimeError):
+    """The caller interrupted a generation.
 
-    begun: all that it had, an earlier beginning included; None when that is not even one token.
+    partial_response: every token sampled so far, resumed ones included; None if there is none.
     """
 
-    def __init__(self, begun: PartialResponse | None) -> None:
-        self.begun = begun
-        super().__init__(f"cut after {len(begun.token_ids) if begun else 0} tokens")
+    def __init__(self, partial_response: PartialResponse | None) -> None:
+        self.partial_response = partial_response
+        super().__init__(
+            f"interrupted after {len(partial_response.token_ids) if partial_response else 0} tokens"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +39,8 @@ class GenerationRequest:
     temperature: float
     """Softmax temperature, above 0."""
     max_new_tokens: int
-    """At least 1; counts the tokens of `begun`."""
-    begun: PartialResponse | None = None
+    """At least 1; counts the tokens of `partial_response`."""
+    partial_response: PartialResponse | None = None
     """Unfinished answer to go on from, shorter than `max_new_tokens`; None starts afresh. Its
     tokens are read by the policy in use and keep the log-probabilities and versions they came
     with."""
@@ -49,8 +51,8 @@ class Generation:
     """One sampled sequence."""
 
     token_ids: tuple[int, ...]
-    """Sampled tokens, at least one, those of `begun` first; includes the end token when the model
-    ended its answer."""
+    """Sampled tokens, at least one; those of the request's `partial_response` come first. Includes
+    the end token if the model ended its response."""
     logprobs: tuple[float, ...]
     """Natural log-probability of each token in the distribution it was drawn from (float32, after
     temperature)."""
@@ -96,15 +98,16 @@ class Engine(Protocol):
         """Tokens that end an answer."""
 
     async def generate(
-        self, request: GenerationRequest, *, cut: asyncio.Event | None = None
+        self, request: GenerationRequest, *, interrupt: asyncio.Event | None = None
     ) -> Generation:
         """Sample one sequence.
 
-        cut: when it is set, before the call or during it, the sequence ends with the decoding step
-            under way. One event may cut many. A sequence that is complete by then is returned.
+        interrupt: once it is set, before or during the call, the sequence stops at the next
+            decoding step. One event may interrupt many sequences. A sequence that is complete by
+            then is returned.
 
         Raises:
-            GenerationCutError: with what was sampled, when it was cut.
+            GenerationInterruptedError: with what was sampled, when it was cut.
             EngineError: when generation failed or the engine is closed.
         """
 

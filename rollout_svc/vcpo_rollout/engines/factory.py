@@ -22,7 +22,7 @@ from vcpo_rollout.engines.quantization import Device, QuantizationPlan, plan_qua
 _LOGGER = logging.getLogger(__name__)
 
 
-def quantization_of(group: RolloutGroup) -> QuantizationPlan:
+def choose_quantization(group: RolloutGroup) -> QuantizationPlan:
     """Who quantizes a group's weights on this machine; the log says it, with the reason.
 
     Raises:

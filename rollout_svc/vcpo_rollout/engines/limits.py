@@ -49,8 +49,8 @@ class RequestLimits:
             raise EngineError(f"temperature: {request.temperature} is not a number above 0")
         if request.max_new_tokens < 1:
             raise EngineError(f"max_new_tokens: {request.max_new_tokens} is below 1")
-        if request.begun is not None:
-            self._check_begun(request.begun, request.max_new_tokens)
+        if request.partial_response is not None:
+            self._check_partial_response(request.partial_response, request.max_new_tokens)
         num_tokens = len(prompt) + request.max_new_tokens
         if self.context_tokens is not None and num_tokens > self.context_tokens:
             raise EngineError(
@@ -59,17 +59,17 @@ class RequestLimits:
                 "lower spec.sampling.maxNewTokens or shorten the prompts"
             )
 
-    def _check_begun(self, begun: PartialResponse, max_new_tokens: int) -> None:
-        token_ids, num_tokens = begun.token_ids, len(begun.token_ids)
+    def _check_partial_response(self, partial: PartialResponse, max_new_tokens: int) -> None:
+        token_ids, num_tokens = partial.token_ids, len(partial.token_ids)
         if not 1 <= num_tokens < max_new_tokens:
             raise EngineError(
-                f"begun: {num_tokens} tokens of at most {max_new_tokens}; an answer to go on from "
-                "has at least one and lacks at least one"
+                f"partial_response: has {num_tokens} tokens, and max_new_tokens is {max_new_tokens}"
+                "; a response can be resumed if it has at least one token and lacks at least one"
             )
         if min(token_ids) < 0 or max(token_ids) >= self.vocabulary_size:
             raise EngineError(
-                f"begun: {min(token_ids)} to {max(token_ids)} are not all tokens of the model "
-                f"(0 to {self.vocabulary_size - 1}); it was begun with another model"
+                f"partial_response: token ids {min(token_ids)} to {max(token_ids)} are outside the "
+                f"model's vocabulary (0 to {self.vocabulary_size - 1}); another model sampled it"
             )
 
 

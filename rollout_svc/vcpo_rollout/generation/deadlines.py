@@ -8,7 +8,7 @@ _HAND_BACK_SHARE = 0.1
 """Of a short lease, so that most of it is left to answer."""
 
 
-def cut_after_s(timeout_s: float) -> float:
+def interrupt_after_s(timeout_s: float) -> float:
     """Seconds from a lease's arrival until its answers are cut, below `timeout_s`.
 
     What is left then is for the decoding step under way, the call that hands back, and the lease's

@@ -40,7 +40,7 @@ class EnvironmentFailedError(RuntimeError):
 
 
 @contextlib.contextmanager
-def foreign_code(cause: FailureCause) -> Iterator[None]:
+def environment_errors(cause: FailureCause) -> Iterator[None]:
     """Around calls of an environment, which may raise anything.
 
     Raises: EnvironmentFailedError with `cause`, the exception, and the line of the environment.
@@ -69,14 +69,14 @@ def require_type(value: object, wanted: type[_Result], function: Callable[..., o
     return value
 
 
-def finite_reward(value: object, function: Callable[..., object]) -> float:
+def check_reward(value: object, function: Callable[..., object]) -> float:
     """Check a reward: a finite number of any library's type.
 
     Raises: EnvironmentFailedError naming the function, where it stands and what it returned.
     """
     if isinstance(value, str | bytes) or not hasattr(type(value), "__float__"):
         raise _wrong(FailureCause.TYPE, function, value, "a number")
-    with foreign_code(FailureCause.TYPE):
+    with environment_errors(FailureCause.TYPE):
         reward = float(value)  # type: ignore[arg-type]  # it has __float__
     if not math.isfinite(reward):
         raise _wrong(FailureCause.NON_FINITE, function, value, "a finite number")
@@ -88,7 +88,7 @@ def num_threads(num_answers: int) -> int:
     return min(num_answers, MOST_THREADS)
 
 
-class ForeignThreads:
+class EnvironmentThreads:
     """Threads for the calls of `num_answers` answers under way; they start as they are needed.
 
     timeout_s: for one call, the wait for a free thread included; None is no limit.

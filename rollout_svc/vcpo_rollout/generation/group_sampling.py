@@ -1,4 +1,4 @@
-"""One prompt's answers: sampled side by side, gone on with where they were begun, cut together."""
+"""Samples the responses to one prompt side by side, and interrupts them together."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from vcpo.wire.trajectory import PartialResponse
 from vcpo_rollout.engines.engine import (
     Engine,
     Generation,
-    GenerationCutError,
+    GenerationInterruptedError,
     GenerationRequest,
 )
 
-_Answer = TypeVar("_Answer")
+_Response = TypeVar("_Response")
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
-    """How an answer ended that was cut; without anything begun, before its first token."""
+class _Interrupted:
+    """A response that was interrupted; None means before its first token."""
 
-    begun: PartialResponse | None
+    partial_response: PartialResponse | None
 
 
-class GroupCutError(RuntimeError):
-    """A group was cut before all of its answers were complete.
+class GroupInterruptedError(RuntimeError):
+    """A group was interrupted before all of its responses were complete.
 
-    begun: what there is of each answer that has a token at all, those complete included.
+    partial_responses: every response with at least one token, complete ones included.
     """
 
-    def __init__(self, begun: Sequence[PartialResponse]) -> None:
-        self.begun = tuple(begun)
-        super().__init__(f"cut with {len(self.begun)} answers begun")
+    def __init__(self, partial_responses: Sequence[PartialResponse]) -> None:
+        self.partial_responses = tuple(partial_responses)
+        super().__init__(f"interrupted with {len(self.partial_responses)} responses started")
 
 
 async def sample_group(
@@ -41,74 +41,83 @@ async def sample_group(
     request: GenerationRequest,
     count: int,
     *,
-    begun: Sequence[PartialResponse] = (),
-    cut: asyncio.Event,
+    partial_responses: Sequence[PartialResponse] = (),
+    interrupt: asyncio.Event,
 ) -> list[Generation]:
-    """Sample `count` answers; when one fails the others stop too, and free their places.
+    """Sample `count` responses; the first error stops the others and frees their slots.
 
-    begun: at most as many answers, each gone on with, or taken as it is when it is complete.
+    partial_responses: at most `count`; each is resumed, or returned as it is if it is complete.
 
     Raises:
-        GroupCutError: when `cut` was set before enough answers were complete.
-        EngineError: when an answer could not be generated.
+        GroupInterruptedError: when `interrupt` was set before all responses were complete.
+        EngineError: when the engine could not generate a response.
     """
-    starts = [*begun, *[None] * (count - len(begun))]
-    answering = (go_on(engine, replace(request, begun=start), cut) for start in starts)
-    return await all_complete(answering, as_partial=_as_partial)
+    starts = [*partial_responses, *[None] * (count - len(partial_responses))]
+    responses = (
+        complete_response(engine, replace(request, partial_response=start), interrupt)
+        for start in starts
+    )
+    return await gather_complete(responses, to_partial_response=_to_partial_response)
 
 
-async def all_complete(
-    answering: Iterable[Coroutine[Any, Any, _Answer]],
+async def gather_complete(
+    responses: Iterable[Coroutine[Any, Any, _Response]],
     *,
-    as_partial: Callable[[_Answer], PartialResponse],
-) -> list[_Answer]:
-    """Sample the responses side by side; the first error stops the others.
+    to_partial_response: Callable[[_Response], PartialResponse],
+) -> list[_Response]:
+    """Await the responses side by side; the first error stops the others.
 
-    answering: each may raise GenerationCutError; any other error of one ends all.
-    as_partial: converts a complete response, which is released with the others of its group.
+    responses: each may raise GenerationInterruptedError; any other error ends the group.
+    to_partial_response: converts a complete response, which is released with the others if the
+        group is interrupted.
 
     Raises:
-        GroupCutError: when one was interrupted.
+        GroupInterruptedError: when at least one response was interrupted.
     """
-    tasks = [asyncio.create_task(_end_of(each)) for each in answering]
+    tasks = [asyncio.create_task(_catch_interrupt(response)) for response in responses]
     try:
         ends = await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
-    complete = [end for end in ends if not isinstance(end, _Cut)]
+    complete = [end for end in ends if not isinstance(end, _Interrupted)]
     if len(complete) < len(ends):
-        begun = (end.begun if isinstance(end, _Cut) else as_partial(end) for end in ends)
-        raise GroupCutError([one for one in begun if one is not None])
+        released = (
+            end.partial_response if isinstance(end, _Interrupted) else to_partial_response(end)
+            for end in ends
+        )
+        raise GroupInterruptedError([one for one in released if one is not None])
     return complete
 
 
-async def go_on(engine: Engine, request: GenerationRequest, cut: asyncio.Event) -> Generation:
-    """Sample one sequence, or take it as it is when what was begun of it is complete.
+async def complete_response(
+    engine: Engine, request: GenerationRequest, interrupt: asyncio.Event
+) -> Generation:
+    """Sample one response, or return the request's partial response if it is complete already.
 
     Raises:
-        GenerationCutError: with what was sampled, when it was cut.
+        GenerationInterruptedError: with the tokens so far, when `interrupt` was set.
         EngineError: when generation failed.
     """
-    begun = request.begun
-    if begun is None or begun.finish_reason is None:
-        return await engine.generate(request, cut=cut)
+    partial_response = request.partial_response
+    if partial_response is None or partial_response.finish_reason is None:
+        return await engine.generate(request, interrupt=interrupt)
     return Generation(
-        token_ids=begun.token_ids,
-        logprobs=begun.logprobs,
-        version_spans=begun.version_spans,
-        finish_reason=begun.finish_reason,
+        token_ids=partial_response.token_ids,
+        logprobs=partial_response.logprobs,
+        version_spans=partial_response.version_spans,
+        finish_reason=partial_response.finish_reason,
     )
 
 
-async def _end_of(answering: Coroutine[Any, Any, _Answer]) -> _Answer | _Cut:
+async def _catch_interrupt(response: Coroutine[Any, Any, _Response]) -> _Response | _Interrupted:
     try:
-        return await answering
-    except GenerationCutError as error:
-        return _Cut(error.begun)
+        return await response
+    except GenerationInterruptedError as error:
+        return _Interrupted(error.partial_response)
 
 
-def _as_partial(generation: Generation) -> PartialResponse:
+def _to_partial_response(generation: Generation) -> PartialResponse:
     return PartialResponse(
         token_ids=generation.token_ids,
         logprobs=generation.logprobs,

@@ -48,28 +48,28 @@ class History:
     def resume(
         cls,
         request: GenerationRequest,
-        begun: PartialResponse,
+        partial_response: PartialResponse,
         replied: Sequence[Turn],
         end_token_ids: frozenset[int],
     ) -> Self:
         """Go on behind the turns that were `replied` to in an answer that was cut."""
         num_sampled = sum(len(turn.sampled) for turn in replied)
         size = num_sampled + sum(len(turn.inserted) for turn in replied)
-        spans, open_spans = _split(begun.version_spans, num_sampled)
+        spans, open_spans = _split(partial_response.version_spans, num_sampled)
         history = cls(
             request=request,
-            token_ids=list(begun.token_ids[:size]),
-            logprobs=list(begun.logprobs[:num_sampled]),
+            token_ids=list(partial_response.token_ids[:size]),
+            logprobs=list(partial_response.logprobs[:num_sampled]),
             version_spans=spans,
-            inserted_spans=list(begun.inserted_spans),
+            inserted_spans=list(partial_response.inserted_spans),
         )
-        if size < len(begun.token_ids):
-            ended = FinishReason.STOP if begun.token_ids[-1] in end_token_ids else None
+        if size < len(partial_response.token_ids):
+            ended = FinishReason.STOP if partial_response.token_ids[-1] in end_token_ids else None
             history.open_turn = PartialResponse(
-                token_ids=begun.token_ids[size:],
-                logprobs=begun.logprobs[num_sampled:],
+                token_ids=partial_response.token_ids[size:],
+                logprobs=partial_response.logprobs[num_sampled:],
                 version_spans=tuple(open_spans),
-                finish_reason=begun.finish_reason or ended,
+                finish_reason=partial_response.finish_reason or ended,
             )
         return history
 
@@ -84,7 +84,7 @@ class History:
             self.request,
             prompt_token_ids=(*self.request.prompt_token_ids, *self.token_ids),
             max_new_tokens=self.request.max_new_tokens - len(self.token_ids),
-            begun=self.open_turn,
+            partial_response=self.open_turn,
         )
 
     def sampled(self, turn: Generation | PartialResponse) -> None:
@@ -116,14 +116,16 @@ class History:
         )
 
 
-def replied_turns(begun: PartialResponse, end_token_ids: frozenset[int]) -> list[Turn]:
+def replied_turns(partial_response: PartialResponse, end_token_ids: frozenset[int]) -> list[Turn]:
     """The turns of an answer that was cut to which the environment has replied, in order.
 
     A turn with another one behind it was replied to, if only with nothing. Whether the last one
     was, when nothing stands behind it, is not known: it is to be heard again.
     """
     turns: list[tuple[list[int], list[int]]] = []
-    for token_id, is_sampled in zip(begun.token_ids, begun.sampled_mask, strict=True):
+    for token_id, is_sampled in zip(
+        partial_response.token_ids, partial_response.sampled_mask, strict=True
+    ):
         if is_sampled and (not turns or turns[-1][1] or turns[-1][0][-1] in end_token_ids):
             turns.append(([], []))
         turns[-1][0 if is_sampled else 1].append(token_id)

@@ -23,28 +23,28 @@ from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import (
     Engine,
     Generation,
-    GenerationCutError,
+    GenerationInterruptedError,
     GenerationRequest,
 )
 from vcpo_rollout.environments.environment import Conversation
 from vcpo_rollout.generation.environment_pool import (
-    ForeignThreads,
-    finite_reward,
-    foreign_code,
+    EnvironmentThreads,
+    check_reward,
+    environment_errors,
     require_type,
 )
-from vcpo_rollout.generation.group_sampling import go_on
+from vcpo_rollout.generation.group_sampling import complete_response
 from vcpo_rollout.generation.history import History, Turn, replied_turns
 
 
 async def resume(
     begin: Callable[[], Conversation],
     request: GenerationRequest,
-    begun: PartialResponse,
+    partial_response: PartialResponse,
     *,
     codec: PromptCodec,
     end_token_ids: frozenset[int],
-    threads: ForeignThreads,
+    threads: EnvironmentThreads,
 ) -> tuple[Conversation, History] | None:
     """Bring a new conversation to where somebody else's was cut.
 
@@ -56,11 +56,11 @@ async def resume(
     Raises:
         EnvironmentFailedError: when the environment's code fails.
     """
-    replied = replied_turns(begun, end_token_ids)
+    replied = replied_turns(partial_response, end_token_ids)
     conversation = await threads.call(partial(_replayed, begin, replied, codec, end_token_ids))
     if conversation is None:
         return None
-    return conversation, History.resume(request, begun, replied, end_token_ids)
+    return conversation, History.resume(request, partial_response, replied, end_token_ids)
 
 
 async def converse(
@@ -70,28 +70,28 @@ async def converse(
     *,
     engine: Engine,
     codec: PromptCodec,
-    threads: ForeignThreads,
-    cut: asyncio.Event,
+    threads: EnvironmentThreads,
+    interrupt: asyncio.Event,
 ) -> Trajectory:
     """Hold one conversation to its end and have it judged.
 
     history: what was said before, which `conversation` has heard; its request bounds the whole
         response, replies included.
-    cut: when it is set, the conversation ends with the decoding step under way, or while it waits
-        for a reply.
+    interrupt: once it is set, the conversation stops at the next decoding step, or at once if it
+        waits for a reply.
 
     Raises:
-        GenerationCutError: with what was said, when it was cut.
+        GenerationInterruptedError: with what was said, when it was cut.
         EngineError: when a turn could not be sampled.
         EnvironmentFailedError: when the environment's code fails, or its reward is no number.
     """
     while True:
-        generation = await _next_turn(history, engine, cut)
+        generation = await _next_turn(history, engine, interrupt)
         finish_reason = generation.finish_reason
         text = codec.decode(generation.token_ids, engine.end_token_ids)
         hearing = threads.call(partial(_reply, conversation, text))
         is_last = history.is_full or finish_reason is FinishReason.LENGTH
-        reply = await (hearing if is_last else _unless_cut(hearing, history, cut))
+        reply = await (hearing if is_last else _unless_cut(hearing, history, interrupt))
         if reply is None or finish_reason is FinishReason.LENGTH:
             break
         if not history.insert(_encoded(codec, reply, generation.token_ids, engine.end_token_ids)):
@@ -109,27 +109,27 @@ async def converse(
     )
 
 
-async def _next_turn(history: History, engine: Engine, cut: asyncio.Event) -> Generation:
+async def _next_turn(history: History, engine: Engine, interrupt: asyncio.Event) -> Generation:
     """Sample a turn, or the rest of it, into the history."""
     try:
-        generation = await go_on(engine, history.next_request(), cut)
-    except GenerationCutError as error:
-        if error.begun is not None:
-            history.sampled(error.begun)
-        raise GenerationCutError(history.partial()) from error
+        generation = await complete_response(engine, history.next_request(), interrupt)
+    except GenerationInterruptedError as error:
+        if error.partial_response is not None:
+            history.sampled(error.partial_response)
+        raise GenerationInterruptedError(history.partial()) from error
     history.sampled(generation)
     return generation
 
 
 async def _unless_cut(
-    hearing: Coroutine[Any, Any, str | None], history: History, cut: asyncio.Event
+    hearing: Coroutine[Any, Any, str | None], history: History, interrupt: asyncio.Event
 ) -> str | None:
     """Wait for a reply, or for the cut: a program that a tool runs may take longer than a drain."""
-    replying, cutting = asyncio.create_task(hearing), asyncio.create_task(cut.wait())
+    replying, cutting = asyncio.create_task(hearing), asyncio.create_task(interrupt.wait())
     try:
         await asyncio.wait({replying, cutting}, return_when=asyncio.FIRST_COMPLETED)
         if not replying.done():
-            raise GenerationCutError(history.partial())
+            raise GenerationInterruptedError(history.partial())
         return replying.result()
     finally:
         replying.cancel()
@@ -154,17 +154,17 @@ def _replayed(
 def _encoded(
     codec: PromptCodec, reply: str, turn: Sequence[int], end_token_ids: frozenset[int]
 ) -> tuple[int, ...]:
-    with foreign_code(FailureCause.REPLY):
+    with environment_errors(FailureCause.REPLY):
         return codec.encode_reply(reply, turn[-1], end_token_ids)
 
 
 def _reply(conversation: Conversation, text: str) -> str | None:
-    with foreign_code(FailureCause.REPLY):
+    with environment_errors(FailureCause.REPLY):
         reply = conversation.next_turn(text)
     return None if reply is None else require_type(reply, str, conversation.next_turn)
 
 
 def _reward(conversation: Conversation) -> float:
-    with foreign_code(FailureCause.REWARD):
+    with environment_errors(FailureCause.REWARD):
         reward = conversation.reward()
-    return finite_reward(reward, conversation.reward)
+    return check_reward(reward, conversation.reward)

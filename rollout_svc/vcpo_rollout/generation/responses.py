@@ -34,12 +34,16 @@ from vcpo_rollout.environments.environment import (
 )
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.environment_pool import (
-    ForeignThreads,
-    finite_reward,
-    foreign_code,
+    EnvironmentThreads,
+    check_reward,
+    environment_errors,
     require_type,
 )
-from vcpo_rollout.generation.group_sampling import GroupCutError, all_complete, sample_group
+from vcpo_rollout.generation.group_sampling import (
+    GroupInterruptedError,
+    gather_complete,
+    sample_group,
+)
 from vcpo_rollout.generation.history import History
 from vcpo_rollout.generation.multi_turn import converse, resume
 
@@ -49,7 +53,7 @@ _ENGINE_FAILURES_TOLERATED = 8
 _SPLITS = {work_pb2.SPLIT_TRAIN: Split.TRAIN, work_pb2.SPLIT_EVALUATION: Split.EVALUATION}
 
 
-class Answering:
+class ResponseGenerator:
     """Answers leases with one engine and one environment; many at a time."""
 
     def __init__(
@@ -59,7 +63,7 @@ class Answering:
         environment: Environment,
         codec: PromptCodec,
         gauges: RolloutGauges,
-        threads: ForeignThreads,
+        threads: EnvironmentThreads,
     ) -> None:
         self._threads = threads
         self._engine = engine
@@ -77,13 +81,13 @@ class Answering:
         if len(self._engine_failures) >= _ENGINE_FAILURES_TOLERATED:
             raise self._engine_failures[-1]
 
-    async def answers(self, lease: work_pb2.Lease, cut: asyncio.Event) -> list[Trajectory]:
+    async def answers(self, lease: work_pb2.Lease, interrupt: asyncio.Event) -> list[Trajectory]:
         """Sample and judge what a lease asks for.
 
-        cut: when it is set, the sequences under way end with their next step.
+        interrupt: when it is set, the sequences under way end with their next step.
 
         Raises:
-            GroupCutError: with what was sampled, when it was cut.
+            GroupInterruptedError: with what was sampled, when it was cut.
             EngineError: when an answer could not be sampled.
             EnvironmentFailedError: when the environment's code fails, or its reward is no number.
         """
@@ -94,11 +98,11 @@ class Answering:
             max_new_tokens=lease.sampling.max_new_tokens,
         )
         try:
-            return await self._sampled(lease, prompt, request, cut)
-        except GroupCutError as error:
+            return await self._sampled(lease, prompt, request, interrupt)
+        except GroupInterruptedError as error:
             answered = prompt_sum(prompt_token_ids)
-            raise GroupCutError(
-                [replace(one, prompt_xxh3=answered) for one in error.begun]
+            raise GroupInterruptedError(
+                [replace(one, prompt_xxh3=answered) for one in error.partial_responses]
             ) from error
 
     async def _sampled(
@@ -106,14 +110,14 @@ class Answering:
         lease: work_pb2.Lease,
         prompt: Prompt,
         request: GenerationRequest,
-        cut: asyncio.Event,
+        interrupt: asyncio.Event,
     ) -> list[Trajectory]:
         """Sample and judge, in one turn or in several."""
         if isinstance(self._environment, MultiTurnEnvironment):
-            return await self._converse(lease, self._environment, prompt, request, cut)
+            return await self._converse(lease, self._environment, prompt, request, interrupt)
         started_s = time.monotonic()
-        generations = await self._generate(request, lease, cut)
-        self._gauges.generated(time.monotonic() - started_s)
+        generations = await self._generate(request, lease, interrupt)
+        self._gauges.observe_generation(time.monotonic() - started_s)
         rewards = await self._threads.call(partial(self._rewards, prompt, generations))
         return [
             _trajectory(f"{lease.lease_id}/{number}", request, generation, reward)
@@ -121,17 +125,17 @@ class Answering:
         ]
 
     async def _generate(
-        self, request: GenerationRequest, lease: work_pb2.Lease, cut: asyncio.Event
+        self, request: GenerationRequest, lease: work_pb2.Lease, interrupt: asyncio.Event
     ) -> list[Generation]:
-        begun = _begun(lease)
-        self._gauges.resumed(begun)
+        partial_responses = _partial_responses(lease)
+        self._gauges.count_resumed(partial_responses)
         with self._engine_failures_counted():
             return await sample_group(
                 self._engine,
                 request,
                 lease.num_trajectories,
-                begun=begun,
-                cut=cut,
+                partial_responses=partial_responses,
+                interrupt=interrupt,
             )
 
     async def _converse(
@@ -140,17 +144,21 @@ class Answering:
         environment: MultiTurnEnvironment,
         prompt: Prompt,
         request: GenerationRequest,
-        cut: asyncio.Event,
+        interrupt: asyncio.Event,
     ) -> list[Trajectory]:
-        begun = _begun(lease)
-        starts = [*begun, *[None] * (lease.num_trajectories - len(begun))]
+        partial_responses = _partial_responses(lease)
+        missing = lease.num_trajectories - len(partial_responses)
+        starts = [*partial_responses, *[None] * missing]
         started_s = time.monotonic()
         with self._engine_failures_counted():
-            trajectories = await all_complete(
-                (self._hold(lease, environment, prompt, request, start, cut) for start in starts),
-                as_partial=_as_partial,
+            trajectories = await gather_complete(
+                (
+                    self._hold(lease, environment, prompt, request, start, interrupt)
+                    for start in starts
+                ),
+                to_partial_response=_to_partial_response,
             )
-        self._gauges.generated(time.monotonic() - started_s)
+        self._gauges.observe_generation(time.monotonic() - started_s)
         return [
             replace(one, trajectory_id=f"{lease.lease_id}/{number}")
             for number, one in enumerate(trajectories)
@@ -162,22 +170,22 @@ class Answering:
         environment: MultiTurnEnvironment,
         prompt: Prompt,
         request: GenerationRequest,
-        begun: PartialResponse | None,
-        cut: asyncio.Event,
+        partial_response: PartialResponse | None,
+        interrupt: asyncio.Event,
     ) -> Trajectory:
         """Hold one conversation, from where it was cut if the environment says the same again."""
         engine, codec, threads = self._engine, self._codec, self._threads
 
         def begin() -> Conversation:
-            with foreign_code(FailureCause.PROMPT):
+            with environment_errors(FailureCause.PROMPT):
                 return environment.converse(prompt)
 
         resumed = None
-        if begun is not None:
+        if partial_response is not None:
             resumed = await resume(
                 begin,
                 request,
-                begun,
+                partial_response,
                 codec=codec,
                 end_token_ids=engine.end_token_ids,
                 threads=threads,
@@ -187,11 +195,11 @@ class Answering:
                     "prompt %d: an answer is begun anew, its environment does not say the same "
                     "again to the same turns; %d tokens are lost",
                     lease.prompt_index,
-                    len(begun.token_ids),
+                    len(partial_response.token_ids),
                 )
-                self._gauges.begun_anew()
+                self._gauges.count_restarted()
             else:
-                self._gauges.resumed([begun])
+                self._gauges.count_resumed([partial_response])
         conversation, history = resumed or (
             await self._threads.call(begin),
             History(request=request),
@@ -203,7 +211,7 @@ class Answering:
             engine=engine,
             codec=codec,
             threads=threads,
-            cut=cut,
+            interrupt=interrupt,
         )
 
     @contextlib.contextmanager
@@ -216,7 +224,7 @@ class Answering:
         self._engine_failures.clear()
 
     def _prompt(self, lease: work_pb2.Lease) -> tuple[Prompt, tuple[int, ...]]:
-        with foreign_code(FailureCause.PROMPT):
+        with environment_errors(FailureCause.PROMPT):
             made = self._environment.prompt(_SPLITS[lease.split], lease.prompt_index)
             prompt = require_type(made, Prompt, self._environment.prompt)
             return prompt, self._codec.encode(prompt)
@@ -224,23 +232,23 @@ class Answering:
     def _rewards(self, prompt: Prompt, generations: list[Generation]) -> list[float]:
         reward = self._environment.reward
         end_token_ids = self._engine.end_token_ids
-        with foreign_code(FailureCause.REWARD):
+        with environment_errors(FailureCause.REWARD):
             return [
-                finite_reward(
+                check_reward(
                     reward(prompt, self._codec.decode(generation.token_ids, end_token_ids)), reward
                 )
                 for generation in generations
             ]
 
 
-def _begun(lease: work_pb2.Lease) -> list[PartialResponse]:
+def _partial_responses(lease: work_pb2.Lease) -> list[PartialResponse]:
     return [
         partial_from_message(message, path=f"begun[{index}]")
         for index, message in enumerate(lease.begun)
     ]
 
 
-def _as_partial(trajectory: Trajectory) -> PartialResponse:
+def _to_partial_response(trajectory: Trajectory) -> PartialResponse:
     """A complete conversation without its reward: whoever submits the group has it judged."""
     return PartialResponse(
         token_ids=tuple(trajectory.response_token_ids),

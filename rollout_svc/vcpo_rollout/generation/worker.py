@@ -28,11 +28,11 @@ from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import Engine, EngineError
 from vcpo_rollout.environments.environment import Environment
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.generation.deadlines import HAND_BACK_S, cut_after_s
-from vcpo_rollout.generation.environment_pool import EnvironmentFailedError, ForeignThreads
-from vcpo_rollout.generation.group_sampling import GroupCutError
-from vcpo_rollout.generation.responses import Answering
-from vcpo_rollout.transport.learner_client import Learner, SubmissionRefusedError
+from vcpo_rollout.generation.deadlines import HAND_BACK_S, interrupt_after_s
+from vcpo_rollout.generation.environment_pool import EnvironmentFailedError, EnvironmentThreads
+from vcpo_rollout.generation.group_sampling import GroupInterruptedError
+from vcpo_rollout.generation.responses import ResponseGenerator
+from vcpo_rollout.transport.learner_client import LearnerClient, SubmissionRefusedError
 from vcpo_rollout.weights.receiver import WeightReceiver
 
 _LOGGER = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ _LONGEST_FAILURE_PAUSE_S = 5.0
 class WorkerParts:
     """What a worker works with."""
 
-    learner: Learner
+    learner: LearnerClient
     receiver: WeightReceiver
     engine: Engine
     environment: Environment
@@ -61,7 +61,7 @@ class WorkerParts:
     drain_s: float
     """How long answers under way may take to finish once the worker is to leave; then they are
     cut and handed back."""
-    follows_recalls: bool = False
+    follows_preemption: bool = False
     """Whether the learner may recall leases: in runs that sample more than they need."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     """Waits so many seconds of the clock by which leases are cut."""
@@ -82,10 +82,10 @@ class Worker:
         self._failures = FailureCounts()
         self._is_failing = False
         """Whether the last lease that ended could not be answered."""
-        self._threads = ForeignThreads(
+        self._threads = EnvironmentThreads(
             parts.max_concurrent_sequences, timeout_s=parts.environment_timeout_s
         )
-        self._answering = Answering(
+        self._answering = ResponseGenerator(
             engine=parts.engine,
             environment=parts.environment,
             codec=parts.codec,
@@ -93,7 +93,7 @@ class Worker:
             threads=self._threads,
         )
 
-    def leave(self) -> None:
+    def shut_down(self) -> None:
         """Take no further lease; `run` returns when what is under way is finished or given up."""
         self._leaving.set()
 
@@ -108,7 +108,7 @@ class Worker:
         leasing = asyncio.create_task(self._lease_until_done())
         leaving = asyncio.create_task(self._leaving.wait())
         recalling = asyncio.create_task(self._follow_recalls())
-        needed = {receiving, recalling} if self._parts.follows_recalls else {receiving}
+        needed = {receiving, recalling} if self._parts.follows_preemption else {receiving}
         try:
             await asyncio.wait({leasing, leaving, *needed}, return_when=asyncio.FIRST_COMPLETED)
             for ended in needed:
@@ -153,12 +153,12 @@ class Worker:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(answer.retry_after_s):
                         await receiver.wait_for_other(held)
-            self._parts.gauges.lease_waited(time.monotonic() - asked_s)
+            self._parts.gauges.add_lease_wait(time.monotonic() - asked_s)
 
     async def _follow_recalls(self) -> None:
-        while self._parts.follows_recalls:
+        while self._parts.follows_preemption:
             learner = self._parts.learner
-            self._recalled = await learner.recalled(self._recalled, wait_s=_RECALL_WAIT_S)
+            self._recalled = await learner.preempted_leases(self._recalled, wait_s=_RECALL_WAIT_S)
             for lease_id in self._recalled & self._cuts.keys():
                 self._cuts[lease_id].set()
 
@@ -172,18 +172,18 @@ class Worker:
         self._answering.require_engine()
 
     def _start(self, lease: work_pb2.Lease) -> None:
-        cut = self._cuts[lease.lease_id] = asyncio.Event()
+        interrupt = self._cuts[lease.lease_id] = asyncio.Event()
         if lease.lease_id in self._recalled:
-            cut.set()
-        task = asyncio.create_task(self._answer_in_time(lease, cut))
+            interrupt.set()
+        task = asyncio.create_task(self._answer_in_time(lease, interrupt))
         self._answers[task] = lease.num_trajectories
         task.add_done_callback(lambda _: self._cuts.pop(lease.lease_id))
         task.add_done_callback(self._answered)
-        self._parts.gauges.in_flight(sum(self._answers.values()))
+        self._parts.gauges.set_in_flight(sum(self._answers.values()))
 
     def _answered(self, task: asyncio.Task[None]) -> None:
         del self._answers[task]
-        self._parts.gauges.in_flight(sum(self._answers.values()))
+        self._parts.gauges.set_in_flight(sum(self._answers.values()))
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOGGER.error("a lease could not be answered or reported", exc_info=error)
 
@@ -191,30 +191,30 @@ class Worker:
         """Wait for the answers under way; those that take too long are cut and handed back."""
         if self._answers:
             await asyncio.wait(self._answers, timeout=self._parts.drain_s)
-        for cut in self._cuts.values():
-            cut.set()
+        for interrupt in self._cuts.values():
+            interrupt.set()
         if self._answers:
             await asyncio.wait(self._answers, timeout=HAND_BACK_S)
 
-    async def _answer_in_time(self, lease: work_pb2.Lease, cut: asyncio.Event) -> None:
-        cutting = asyncio.create_task(self._cut_in_time(lease, cut))
+    async def _answer_in_time(self, lease: work_pb2.Lease, interrupt: asyncio.Event) -> None:
+        cutting = asyncio.create_task(self._cut_in_time(lease, interrupt))
         try:
-            await self._answer(lease, cut)
+            await self._answer(lease, interrupt)
         finally:
             cutting.cancel()
 
-    async def _cut_in_time(self, lease: work_pb2.Lease, cut: asyncio.Event) -> None:
+    async def _cut_in_time(self, lease: work_pb2.Lease, interrupt: asyncio.Event) -> None:
         # What nobody can go on with has all of its time to become complete.
         if lease.timeout_seconds and _can_be_resumed(lease):
-            await self._parts.sleep(cut_after_s(lease.timeout_seconds))
-            cut.set()
+            await self._parts.sleep(interrupt_after_s(lease.timeout_seconds))
+            interrupt.set()
 
-    async def _answer(self, lease: work_pb2.Lease, cut: asyncio.Event) -> None:
+    async def _answer(self, lease: work_pb2.Lease, interrupt: asyncio.Event) -> None:
         try:
             # An answer that outlives its lease is wanted by nobody; an engine that does not heed
             # the cut must not hold its places for ever.
             async with asyncio.timeout(lease.timeout_seconds or None):
-                trajectories = await self._answering.answers(lease, cut)
+                trajectories = await self._answering.answers(lease, interrupt)
                 taken = await self._parts.learner.submit(lease.lease_id, trajectories)
         except EngineError as error:
             failure = Failure(cause=FailureCause.ENGINE, message=one_line(str(error)))
@@ -224,14 +224,14 @@ class Worker:
             await self._report(lease, failure, error)
         except EnvironmentFailedError as error:
             await self._report(lease, error.failure, error)
-        except GroupCutError as error:
-            await self._hand_back(lease, error.begun)
+        except GroupInterruptedError as error:
+            await self._hand_back(lease, error.partial_responses)
         except TimeoutError:
             _LOGGER.warning("%s expired before it was answered", lease.lease_id)
-            self._parts.gauges.expired(lease.num_trajectories)
+            self._parts.gauges.count_expired(lease.num_trajectories)
         else:
             self._is_failing = False
-            self._parts.gauges.submitted(trajectories, taken)
+            self._parts.gauges.count_submitted(trajectories, taken)
 
     async def _report(self, lease: work_pb2.Lease, failure: Failure, error: Exception) -> None:
         """Tell the learner of a failure, and the log if it is a new one or one of very many."""
@@ -244,13 +244,15 @@ class Worker:
                 line,
                 exc_info=(error.__cause__ or error) if is_first else None,
             )
-        self._parts.gauges.failed(lease.num_trajectories, failure.cause)
+        self._parts.gauges.count_failed(lease.num_trajectories, failure.cause)
         await self._parts.learner.report_failure(lease.lease_id, failure)
 
-    async def _hand_back(self, lease: work_pb2.Lease, begun: Sequence[PartialResponse]) -> None:
-        kept = begun if _can_be_resumed(lease) else ()
+    async def _hand_back(
+        self, lease: work_pb2.Lease, partial_responses: Sequence[PartialResponse]
+    ) -> None:
+        kept = partial_responses if _can_be_resumed(lease) else ()
         await self._parts.learner.release(lease.lease_id, kept)
-        self._parts.gauges.handed_back(lease.num_trajectories, kept)
+        self._parts.gauges.count_released(lease.num_trajectories, kept)
 
 
 def _next_pause_s(pause_s: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import grpc
 
@@ -20,7 +21,7 @@ from vcpo.wire.trajectory import (
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo_rollout.transport.retries import LearnerFailedError, Retries
 from vcpo_rollout.transport.stream import receive_rest
-from vcpo_rollout.transport.transfer_buffer import Piece
+from vcpo_rollout.transport.transfer_buffer import Transfer
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -36,9 +37,14 @@ class HeldPolicy:
     incarnation: str
     policy_version: int
 
+    @classmethod
+    def from_manifest(cls, manifest: policy_pb2.PolicyManifest) -> Self:
+        """Return the version that a manifest describes."""
+        return cls(incarnation=manifest.incarnation, policy_version=manifest.policy_version)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseAnswer:
+class LeaseResult:
     """What the learner had to give."""
 
     leases: tuple[work_pb2.Lease, ...]
@@ -47,7 +53,7 @@ class LeaseAnswer:
     """When there was nothing: how long to wait before asking again, unless new weights arrive."""
 
 
-class Learner:
+class LearnerClient:
     """Calls to the learner.
 
     Failed calls are repeated as `vcpo_rollout.transport.retries` says. Every call raises:
@@ -84,7 +90,7 @@ class Learner:
         wait_s: float,
         weight_updates_in_flight: int = 0,
         held_lease_ids: Collection[str] = (),
-    ) -> LeaseAnswer:
+    ) -> LeaseResult:
         """Ask for prompts, waiting at the learner up to `wait_s` for some to become admissible.
 
         held_lease_ids: Leases under way; the learner gives the others of this worker to somebody
@@ -103,7 +109,7 @@ class Learner:
         response = await self._retries.run(
             "Lease", lambda: self._work.Lease(request, timeout=CALL_TIMEOUT_S + wait_s)
         )
-        return LeaseAnswer(
+        return LeaseResult(
             leases=tuple(response.leases),
             phase=phase_from_message(response.phase),
             retry_after_s=response.retry_after_seconds,
@@ -137,7 +143,7 @@ class Learner:
             )
         )
 
-    async def release(self, lease_id: str, begun: Sequence[PartialResponse]) -> None:
+    async def release(self, lease_id: str, partial_responses: Sequence[PartialResponse]) -> None:
         """Hand back one lease, with what was sampled of its answers.
 
         Of more than a message may hold, the longest are kept. What the learner refuses is given
@@ -146,7 +152,9 @@ class Learner:
         request = work_pb2.ReleaseRequest(
             worker_id=self._worker_id,
             lease_ids=[lease_id],
-            begun=[partial_to_message(one) for one in _longest(begun, MAX_PARTIAL_TOKENS)],
+            begun=[
+                partial_to_message(one) for one in _longest(partial_responses, MAX_PARTIAL_TOKENS)
+            ],
         )
         try:
             await self._retries.run(
@@ -155,10 +163,12 @@ class Learner:
         except grpc.aio.AioRpcError as error:
             _LOGGER.warning("%s was not handed back, it will expire: %s", lease_id, error.details())
 
-    async def recalled(self, heard: Collection[str], *, wait_s: float) -> frozenset[str]:
+    async def preempted_leases(
+        self, known_lease_ids: Collection[str], *, wait_s: float
+    ) -> frozenset[str]:
         """Ids of leases to cut and hand back, waiting up to `wait_s` for one not heard of."""
         request = work_pb2.RecallRequest(
-            worker_id=self._worker_id, heard_lease_ids=heard, wait_seconds=wait_s
+            worker_id=self._worker_id, heard_lease_ids=known_lease_ids, wait_seconds=wait_s
         )
         response = await self._retries.run(
             "Recall", lambda: self._work.Recall(request, timeout=CALL_TIMEOUT_S + wait_s)
@@ -191,20 +201,20 @@ class Learner:
             also={grpc.StatusCode.NOT_FOUND},
         )
 
-    async def fetch(self, piece: Piece) -> bool:
-        """Receive the rest of a piece, however often the transfer breaks; False if it is retired.
+    async def fetch(self, transfer: Transfer) -> bool:
+        """Receive the rest of a transfer, and repeat broken calls; False if the version is retired.
 
         Raises:
             CorruptWeightsError: when the chunks do not fit together.
         """
         while True:
-            num_before = piece.num_arrived
+            num_before = transfer.num_arrived
             try:
                 await self._retries.run(
-                    "Fetch", lambda: receive_rest(self._policy, self._worker_id, piece)
+                    "Fetch", lambda: receive_rest(self._policy, self._worker_id, transfer)
                 )
             except LearnerFailedError:
-                if piece.num_arrived == num_before:
+                if transfer.num_arrived == num_before:
                     raise
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.NOT_FOUND:
@@ -224,10 +234,12 @@ class Learner:
             raise
 
 
-def _longest(begun: Sequence[PartialResponse], limit_tokens: int) -> list[PartialResponse]:
+def _longest(
+    partial_responses: Sequence[PartialResponse], limit_tokens: int
+) -> list[PartialResponse]:
     """The longest answers that together hold at most `limit_tokens` tokens."""
     kept = []
-    for one in sorted(begun, key=lambda one: len(one.token_ids), reverse=True):
+    for one in sorted(partial_responses, key=lambda one: len(one.token_ids), reverse=True):
         limit_tokens -= len(one.token_ids)
         if limit_tokens < 0:
             break

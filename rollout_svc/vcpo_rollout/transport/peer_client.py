@@ -13,7 +13,7 @@ from vcpo.wire.v1 import policy_pb2_grpc
 from vcpo.wire.weights import CorruptWeightsError
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.transport.stream import receive_rest
-from vcpo_rollout.transport.transfer_buffer import Piece
+from vcpo_rollout.transport.transfer_buffer import Transfer
 
 _LOGGER = logging.getLogger(__name__)
 _WINDOW_S = 5.0
@@ -29,7 +29,7 @@ _AVOIDED_S = 300.0
 """How long a peer that failed is not asked again; a worker that was restarted is well by then."""
 
 
-class Peers:
+class PeerClient:
     """Transfers from other workers. Nothing depends on them: the learner has what they lack.
 
     open_channel: Opens a channel to `host:port`.
@@ -57,7 +57,7 @@ class Peers:
         """When all peers together must have given that many bytes, on this object's clock."""
         return self._clock() + max(self._patience_s, num_bytes / _NETWORK_BYTES_PER_S)
 
-    async def fetch(self, address: str, piece: Piece, *, deadline_s: float) -> int:
+    async def fetch(self, address: str, transfer: Transfer, *, deadline_s: float) -> int:
         """Receive what a peer gives of a piece's rest until the deadline; returns its bytes.
 
         None come from a peer that failed lately.
@@ -65,12 +65,12 @@ class Peers:
         now_s = self._clock()
         if now_s >= deadline_s or self._avoided_until_s.get(address, 0.0) > now_s:
             return 0
-        num_before = piece.num_arrived
+        num_before = transfer.num_arrived
         async with self._open_channel(address) as channel:
             stub = policy_pb2_grpc.PolicyServiceStub(channel)
             try:
                 async with asyncio.timeout(deadline_s - now_s):
-                    await receive_rest(stub, self._worker_id, piece, window_s=self._window_s)
+                    await receive_rest(stub, self._worker_id, transfer, window_s=self._window_s)
             except TimeoutError:
                 self.avoid(address, "slow")
             except CorruptWeightsError:
@@ -79,7 +79,7 @@ class Peers:
                 # A peer that does not hold the version is as well as any.
                 if error.code() is not grpc.StatusCode.NOT_FOUND:
                     self.avoid(address, "failed")
-        return piece.num_arrived - num_before
+        return transfer.num_arrived - num_before
 
     def avoid(self, address: str, reason: str) -> None:
         """Ask a peer for nothing for a time, because it was `slow`, `failed` or was `corrupt`."""
@@ -88,7 +88,7 @@ class Peers:
             name: until_s for name, until_s in self._avoided_until_s.items() if until_s > now_s
         }
         self._avoided_until_s[address] = now_s + _AVOIDED_S
-        self._gauges.peer_avoided(reason)
+        self._gauges.count_avoided_peer(reason)
         _LOGGER.info(
             "%s gives no weights (%s); it is not asked for %g s", address, reason, _AVOIDED_S
         )

@@ -9,17 +9,17 @@ from vcpo.wire.checks import check_id
 from vcpo.wire.errors import InvalidMessageError, NotFoundError
 from vcpo.wire.limits import CHUNK_BYTES
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
-from vcpo_rollout.transport.transfer_buffer import PieceKey, PieceShelf
+from vcpo_rollout.transport.transfer_buffer import TransferCache, TransferKey
 
 _PATIENCE_S = 2.0
 """How long to wait for a version that another worker heard of earlier."""
 
 
-class SharingService(policy_pb2_grpc.PolicyServiceServicer):
-    """Passes on the pieces of a shelf."""
+class PeerService(policy_pb2_grpc.PolicyServiceServicer):
+    """Passes on the pieces of a cache."""
 
-    def __init__(self, shelf: PieceShelf, *, patience_s: float = _PATIENCE_S) -> None:
-        self._shelf = shelf
+    def __init__(self, cache: TransferCache, *, patience_s: float = _PATIENCE_S) -> None:
+        self._cache = cache
         self._patience_s = patience_s
 
     async def GetManifest(  # noqa: N802 - named by the contract
@@ -34,16 +34,16 @@ class SharingService(policy_pb2_grpc.PolicyServiceServicer):
         """Stream a full set or a delta from an offset, as it arrives."""
         check_id("worker_id", request.worker_id)
         is_delta = request.HasField("base_policy_version")
-        key = PieceKey(
+        key = TransferKey(
             incarnation=request.incarnation,
             policy_version=request.policy_version,
             base_policy_version=request.base_policy_version if is_delta else None,
         )
-        piece = await self._shelf.find(key, self._patience_s)
+        transfer = await self._cache.find(key, self._patience_s)
         offset = request.offset
-        if offset >= piece.total_bytes:
-            raise InvalidMessageError("offset", offset, f"less than {piece.total_bytes}")
-        while data := await piece.read(offset, CHUNK_BYTES):
+        if offset >= transfer.total_bytes:
+            raise InvalidMessageError("offset", offset, f"less than {transfer.total_bytes}")
+        while data := await transfer.read(offset, CHUNK_BYTES):
             yield policy_pb2.PolicyChunk(
                 policy_version=request.policy_version, offset=offset, data=data
             )

@@ -7,7 +7,7 @@ import asyncio
 from vcpo.wire.limits import CHUNK_BYTES, FETCH_TIMEOUT_S
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo.wire.weights import CorruptWeightsError
-from vcpo_rollout.transport.transfer_buffer import Piece
+from vcpo_rollout.transport.transfer_buffer import Transfer
 
 LEAST_BYTES = CHUNK_BYTES
 """What a sender must send within each window; a chunk, so that a healthy one cannot be too slow
@@ -17,7 +17,7 @@ between two chunks of a slow one that it passes on."""
 async def receive_rest(
     policy: policy_pb2_grpc.PolicyServiceAsyncStub,
     worker_id: str,
-    piece: Piece,
+    transfer: Transfer,
     *,
     window_s: float | None = None,
 ) -> None:
@@ -31,28 +31,28 @@ async def receive_rest(
         TimeoutError: when less comes within `window_s` seconds.
         CorruptWeightsError: when the chunks do not fit together, or end before the piece does.
     """
-    if piece.is_complete:
+    if transfer.is_complete:
         return
     request = policy_pb2.FetchRequest(
         worker_id=worker_id,
-        incarnation=piece.key.incarnation,
-        policy_version=piece.key.policy_version,
-        base_policy_version=piece.key.base_policy_version,
-        offset=piece.num_arrived,
+        incarnation=transfer.key.incarnation,
+        policy_version=transfer.key.policy_version,
+        base_policy_version=transfer.key.base_policy_version,
+        offset=transfer.num_arrived,
     )
     call = policy.Fetch(request, timeout=FETCH_TIMEOUT_S)
     loop = asyncio.get_running_loop()
-    wanted_bytes = piece.num_arrived + LEAST_BYTES
+    wanted_bytes = transfer.num_arrived + LEAST_BYTES
     try:
         async with asyncio.timeout(window_s) as patience:
             async for chunk in call:
-                piece.extend(chunk.offset, chunk.data)
-                if window_s is not None and piece.num_arrived >= wanted_bytes:
+                transfer.extend(chunk.offset, chunk.data)
+                if window_s is not None and transfer.num_arrived >= wanted_bytes:
                     patience.reschedule(loop.time() + window_s)
-                    wanted_bytes = piece.num_arrived + LEAST_BYTES
+                    wanted_bytes = transfer.num_arrived + LEAST_BYTES
     finally:
         call.cancel()
-    if not piece.is_complete:
+    if not transfer.is_complete:
         raise CorruptWeightsError(
-            f"chunk: none follows {piece.num_arrived} of {piece.total_bytes} bytes"
+            f"chunk: none follows {transfer.num_arrived} of {transfer.total_bytes} bytes"
         )

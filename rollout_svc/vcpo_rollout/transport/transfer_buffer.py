@@ -21,7 +21,7 @@ from vcpo.wire.weights import CorruptWeightsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PieceKey:
+class TransferKey:
     """What a piece is."""
 
     incarnation: str
@@ -30,14 +30,14 @@ class PieceKey:
     """What a delta starts from; None for the full set."""
 
 
-class Piece:
+class Transfer:
     """Bytes of one full set or delta, from the first on. Owner: the worker's event loop."""
 
-    def __init__(self, key: PieceKey, total_bytes: int) -> None:
+    def __init__(self, key: TransferKey, total_bytes: int) -> None:
         self.key = key
         self.total_bytes = total_bytes
         self._arrived: bytes | bytearray = bytearray()
-        self._given_up = False
+        self._discarded = False
         self._changed = asyncio.Event()
 
     @property
@@ -77,9 +77,9 @@ class Piece:
         self._arrived = content
         self._tell()
 
-    def give_up(self) -> None:
+    def discard(self) -> None:
         """Stop passing it on; whoever reads is told."""
-        self._given_up = True
+        self._discarded = True
         self._tell()
 
     async def read(self, offset: int, max_bytes: int) -> bytes:
@@ -88,9 +88,9 @@ class Piece:
         Raises:
             UnavailableError: when the piece is given up.
         """
-        while not self._given_up and self.num_arrived <= offset < self.total_bytes:
+        while not self._discarded and self.num_arrived <= offset < self.total_bytes:
             await self._changed.wait()
-        if self._given_up:
+        if self._discarded:
             raise UnavailableError("policy: these weights are no longer passed on; ask elsewhere")
         return bytes(self._arrived[offset : offset + max_bytes])
 
@@ -99,7 +99,7 @@ class Piece:
         self._changed = asyncio.Event()
 
 
-class PieceShelf:
+class TransferCache:
     """The pieces that this worker has and passes on. Owner: the worker's event loop.
 
     It keeps the full set of the newest version and the deltas that it was made by. A piece taken
@@ -107,47 +107,47 @@ class PieceShelf:
     """
 
     def __init__(self) -> None:
-        self._pieces: dict[PieceKey, Piece] = {}
-        self._coming: tuple[PieceKey, ...] = ()
+        self._transfers: dict[TransferKey, Transfer] = {}
+        self._coming: tuple[TransferKey, ...] = ()
         """The full set that is coming or has come last, and its deltas."""
         self._changed = asyncio.Event()
 
-    def expect(self, whole: Piece, deltas: Iterable[Piece]) -> None:
+    def announce(self, whole: Transfer, deltas: Iterable[Transfer]) -> None:
         """Announce the pieces of the next version; those of the version before stay so far."""
-        announced = {piece.key: piece for piece in (whole, *deltas)}
+        announced = {transfer.key: transfer for transfer in (whole, *deltas)}
         self._coming = tuple(announced)
-        self._pieces |= announced
+        self._transfers |= announced
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """Forget all pieces but those expected last: they have come."""
-        self._pieces = {key: self._pieces[key] for key in self._coming}
+        self._transfers = {key: self._transfers[key] for key in self._coming}
 
-    def give_up(self) -> None:
+    def discard(self) -> None:
         """Forget the pieces that were expected last, and tell whoever reads them."""
         for key in self._coming:
-            self._pieces.pop(key).give_up()
+            self._transfers.pop(key).discard()
         self._coming = ()
 
-    async def find(self, key: PieceKey, patience_s: float) -> Piece:
-        """Return a piece, waiting up to `patience_s` for a version not heard of yet.
+    async def find(self, key: TransferKey, patience_s: float) -> Transfer:
+        """Return a transfer, waiting up to `patience_s` for a version not heard of yet.
 
         Raises:
             NotFoundError: when it is not here and will not come.
         """
         try:
             async with asyncio.timeout(patience_s):
-                while key not in self._pieces and not self._has_passed(key):
+                while key not in self._transfers and not self._has_passed(key):
                     await self._changed.wait()
         except TimeoutError:
             pass
-        if key not in self._pieces:
+        if key not in self._transfers:
             raise NotFoundError("policy: these weights are not held here; ask the learner")
-        return self._pieces[key]
+        return self._transfers[key]
 
-    def _has_passed(self, key: PieceKey) -> bool:
-        """Whether the version asked for, or a later one, is known without this piece."""
+    def _has_passed(self, key: TransferKey) -> bool:
+        """Whether the version asked for, or a later one, is known without this transfer."""
         return any(
             coming.incarnation == key.incarnation and coming.policy_version >= key.policy_version
             for coming in self._coming

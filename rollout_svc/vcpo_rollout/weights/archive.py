@@ -10,7 +10,7 @@ import fsspec
 from vcpo.wire.archive import delta_name, full_set_name, incarnation_folder
 from vcpo.wire.v1 import policy_pb2
 from vcpo.wire.weights import CorruptWeightsError, verify
-from vcpo_rollout.weights.deltas import advance
+from vcpo_rollout.weights.deltas import apply_deltas
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -46,6 +46,6 @@ class ArchiveReader:
         ]
         num_bytes = len(payload) + sum(map(len, deltas))
         if deltas:
-            payload, _ = advance(payload, deltas)
+            payload, _ = apply_deltas(payload, deltas)
         verify(payload, manifest)
         return payload, num_bytes

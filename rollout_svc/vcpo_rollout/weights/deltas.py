@@ -49,7 +49,9 @@ def read_delta(delta: bytes) -> tuple[TensorChange, ...]:
     return tuple(_change(name, parts[name + GAPS], parts[name + VALUES]) for name in names)
 
 
-def advance(base: bytes, deltas: Iterable[bytes]) -> tuple[bytes, dict[str, NDArray[np.int64]]]:
+def apply_deltas(
+    base: bytes, deltas: Iterable[bytes]
+) -> tuple[bytes, dict[str, NDArray[np.int64]]]:
     """Return what deltas make of a payload, one after the other, and which elements they wrote.
 
     The elements stand as rising positions in the flat tensor, [num_changes], by tensor.

@@ -20,11 +20,11 @@ from vcpo.wire.v1 import policy_pb2
 from vcpo.wire.weights import CorruptWeightsError, verify
 from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.transport.learner_client import HeldPolicy, Learner
-from vcpo_rollout.transport.peer_client import Peers
-from vcpo_rollout.transport.transfer_buffer import Piece, PieceKey, PieceShelf
+from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
+from vcpo_rollout.transport.peer_client import PeerClient
+from vcpo_rollout.transport.transfer_buffer import Transfer, TransferCache, TransferKey
 from vcpo_rollout.weights.archive import ArchiveReader
-from vcpo_rollout.weights.deltas import advance
+from vcpo_rollout.weights.deltas import apply_deltas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class _HeldSet:
     payload: bytes
 
 
-class WeightSupply:
+class WeightFetcher:
     """Fetches and checks versions, and passes them on. Owner: the worker's event loop.
 
     It keeps the newest full set, which the next deltas start from.
@@ -44,30 +44,30 @@ class WeightSupply:
 
     def __init__(
         self,
-        learner: Learner,
+        learner: LearnerClient,
         gauges: RolloutGauges,
         *,
-        shelf: PieceShelf | None = None,
-        peers: Peers | None = None,
+        cache: TransferCache | None = None,
+        peers: PeerClient | None = None,
         archive: ArchiveReader | None = None,
     ) -> None:
         self._learner = learner
         self._gauges = gauges
-        self._shelf = shelf or PieceShelf()
+        self._cache = cache or TransferCache()
         self._peers = peers
         self._archive = archive
         self._held: _HeldSet | None = None
 
-    async def bring(self, manifest: policy_pb2.PolicyManifest) -> PolicyWeights | None:
+    async def fetch(self, manifest: policy_pb2.PolicyManifest) -> PolicyWeights | None:
         """Return a version's weights; None when it was retired meanwhile.
 
         Raises:
             CorruptWeightsError: when what arrived is not that version; it names the tensor.
         """
         base = self._base_of(manifest) if manifest.deltas else None
-        whole = Piece(_key(manifest), manifest.total_bytes)
-        deltas = [Piece(_key(manifest, entry), entry.total_bytes) for entry in manifest.deltas]
-        self._shelf.expect(whole, deltas)
+        whole = Transfer(_key(manifest), manifest.total_bytes)
+        deltas = [Transfer(_key(manifest, entry), entry.total_bytes) for entry in manifest.deltas]
+        self._cache.announce(whole, deltas)
         weights = None
         try:
             await self._read_archive(manifest, whole)
@@ -78,13 +78,15 @@ class WeightSupply:
                 except CorruptWeightsError:
                     self._avoid(senders)
                     raise
-                self._held = _HeldSet(policy=names_of(manifest), payload=weights.payload)
+                self._held = _HeldSet(
+                    policy=HeldPolicy.from_manifest(manifest), payload=weights.payload
+                )
         finally:
             if weights is None:
-                self._shelf.give_up()
+                self._cache.discard()
         if weights is not None:
             whole.fill(weights.payload)
-            self._shelf.settle()
+            self._cache.commit()
         return weights
 
     def _base_of(self, manifest: policy_pb2.PolicyManifest) -> _HeldSet:
@@ -97,17 +99,17 @@ class WeightSupply:
         )
         return self._held
 
-    async def _read_archive(self, manifest: policy_pb2.PolicyManifest, whole: Piece) -> None:
+    async def _read_archive(self, manifest: policy_pb2.PolicyManifest, whole: Transfer) -> None:
         if self._archive is None or not manifest.HasField("archived"):
             return
         found = await self._archive.full_set(manifest)
         if found is not None:
             payload, num_bytes = found
             whole.fill(payload)
-            self._gauges.weights_fetched("archive", num_bytes)
+            self._gauges.add_weight_bytes("archive", num_bytes)
 
     async def _fetch(
-        self, pieces: Sequence[Piece], manifest: policy_pb2.PolicyManifest
+        self, transfers: Sequence[Transfer], manifest: policy_pb2.PolicyManifest
     ) -> set[str] | None:
         """Receive pieces whole, from peers and what they lack from the learner.
 
@@ -115,19 +117,19 @@ class WeightSupply:
         """
         senders = set()
         addresses = [manifest.peer, *manifest.other_peers] if manifest.peer else []
-        total_bytes = sum(piece.total_bytes for piece in pieces)
+        total_bytes = sum(transfer.total_bytes for transfer in transfers)
         deadline_s = self._peers.deadline_s(total_bytes) if self._peers else 0.0
-        for piece in pieces:
+        for transfer in transfers:
             for address in addresses:
-                if self._peers is None or piece.is_complete:
+                if self._peers is None or transfer.is_complete:
                     break
-                if num_bytes := await self._peers.fetch(address, piece, deadline_s=deadline_s):
-                    self._gauges.weights_fetched("peer", num_bytes)
+                if num_bytes := await self._peers.fetch(address, transfer, deadline_s=deadline_s):
+                    self._gauges.add_weight_bytes("peer", num_bytes)
                     senders.add(address)
-            num_before = piece.num_arrived
-            if not piece.is_complete and not await self._learner.fetch(piece):
+            num_before = transfer.num_arrived
+            if not transfer.is_complete and not await self._learner.fetch(transfer):
                 return None
-            self._gauges.weights_fetched("learner", piece.num_arrived - num_before)
+            self._gauges.add_weight_bytes("learner", transfer.num_arrived - num_before)
         return senders
 
     def _avoid(self, senders: Iterable[str]) -> None:
@@ -137,15 +139,10 @@ class WeightSupply:
             self._peers.avoid(address, "corrupt")
 
 
-def names_of(manifest: policy_pb2.PolicyManifest) -> HeldPolicy:
-    """The names of the version that a manifest describes."""
-    return HeldPolicy(incarnation=manifest.incarnation, policy_version=manifest.policy_version)
-
-
 def _key(
     manifest: policy_pb2.PolicyManifest, delta: policy_pb2.DeltaEntry | None = None
-) -> PieceKey:
-    return PieceKey(
+) -> TransferKey:
+    return TransferKey(
         incarnation=manifest.incarnation,
         policy_version=delta.policy_version if delta else manifest.policy_version,
         base_policy_version=delta.base_policy_version if delta else None,
@@ -155,8 +152,8 @@ def _key(
 def _made(
     manifest: policy_pb2.PolicyManifest,
     base: _HeldSet | None,
-    whole: Piece,
-    deltas: Sequence[Piece],
+    whole: Transfer,
+    deltas: Sequence[Transfer],
 ) -> PolicyWeights:
     """Turn complete pieces into the version's weights, and check them.
 
@@ -165,7 +162,7 @@ def _made(
     """
     payload, changes = whole.content() if base is None else b"", None
     if base is not None:
-        payload, positions = advance(base.payload, [delta.content() for delta in deltas])
+        payload, positions = apply_deltas(base.payload, [delta.content() for delta in deltas])
         changes = WeightChanges(base_policy_version=base.policy.policy_version, positions=positions)
     verify(payload, manifest)
     return PolicyWeights(policy_version=manifest.policy_version, payload=payload, changes=changes)

@@ -21,7 +21,7 @@ _SECOND: Final = ".lora_B.default.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AdapterMerge:
+class LoraMerge:
     """Makes whole sets of weights from adapters."""
 
     base: Mapping[str, Tensor]

@@ -15,15 +15,15 @@ from vcpo.algo import NoiseSchedule
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Quantization, RolloutGroup
 from vcpo_rollout.engines.loading import load_parameters
-from vcpo_rollout.weights.lora_merge import AdapterMerge
-from vcpo_rollout.weights.quantize_and_noise import Alteration
+from vcpo_rollout.weights.lora_merge import LoraMerge
+from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
 
 Stage = Callable[[Mapping[str, Tensor], int], dict[str, Tensor]]
 """From tensors by name, and the version that they are; those given are left alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preparation:
+class WeightPostprocessing:
     """The stages of a rollout group, in their order; at least one."""
 
     stages: Sequence[Stage]
@@ -39,9 +39,9 @@ class Preparation:
         return safetensors.torch.save(tensors)
 
 
-def preparation_of(
+def make_postprocessing(
     spec: VCPORunSpec, group: RolloutGroup, *, seed: int, rounding: Quantization
-) -> Preparation | None:
+) -> WeightPostprocessing | None:
     """What a rollout group does to versions; None when it takes them as they are.
 
     seed: of the noise, one for each worker.
@@ -52,11 +52,11 @@ def preparation_of(
     stages: list[Stage] = []
     if spec.model.lora is not None:
         base = load_parameters(spec.model.name, revision=spec.model.revision)
-        stages.append(AdapterMerge(base=base, scale=spec.model.lora.scale))
+        stages.append(LoraMerge(base=base, scale=spec.model.lora.scale))
     if rounding is not Quantization.NONE or group.noise is not None:
         noise = _schedule(spec, group)
-        stages.append(Alteration(quantization=rounding, noise=noise, seed=seed))
-    return Preparation(stages=stages) if stages else None
+        stages.append(QuantizationAndNoise(quantization=rounding, noise=noise, seed=seed))
+    return WeightPostprocessing(stages=stages) if stages else None
 
 
 def _schedule(spec: VCPORunSpec, group: RolloutGroup) -> NoiseSchedule | None:

@@ -38,7 +38,7 @@ _KEPT_NAMES: Final = ("embed", "lm_head", "wte", "wpe")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alteration:
+class QuantizationAndNoise:
     """What a rollout group does to every version it receives."""
 
     quantization: Quantization
@@ -82,7 +82,7 @@ def is_norm_weight(name: str, tensor: Tensor) -> bool:
     return tensor.ndim == 1 and kind == "weight" and bool(path) and "norm" in path[-1]
 
 
-def fp8_rounded(matrix: Tensor) -> Tensor:
+def round_to_fp8(matrix: Tensor) -> Tensor:
     """Round [rows, columns] to E4M3 in blocks of 128 x 128, each with a scale of its own."""
     rows, columns = matrix.shape
     padded = functional.pad(matrix.float(), (0, -columns % _BLOCK, 0, -rows % _BLOCK))
@@ -92,7 +92,7 @@ def fp8_rounded(matrix: Tensor) -> Tensor:
     return rounded.view(padded.shape)[:rows, :columns].to(matrix.dtype)
 
 
-def int8_rounded(matrix: Tensor) -> Tensor:
+def round_to_int8(matrix: Tensor) -> Tensor:
     """Round [rows, columns] to integers of 8 bits, with a scale for each row."""
     wide = matrix.float()
     scale = _scale(wide.abs().amax(dim=1, keepdim=True), _LARGEST_INT8)
@@ -105,6 +105,6 @@ def _scale(largest: Tensor, limit: float) -> Tensor:
 
 
 _ROUNDED: Final[Mapping[Quantization, Callable[[Tensor], Tensor]]] = {
-    Quantization.FP8: fp8_rounded,
-    Quantization.INT8: int8_rounded,
+    Quantization.FP8: round_to_fp8,
+    Quantization.INT8: round_to_int8,
 }

@@ -16,8 +16,8 @@ from vcpo.wire.v1 import policy_pb2
 from vcpo.wire.weights import CorruptWeightsError
 from vcpo_rollout.engines.engine import Engine, PolicyWeights
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.transport.learner_client import HeldPolicy, Learner
-from vcpo_rollout.weights.fetcher import WeightSupply, names_of
+from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
+from vcpo_rollout.weights.fetcher import WeightFetcher
 
 _LOGGER = logging.getLogger(__name__)
 _WAIT_S = 10.0
@@ -32,26 +32,26 @@ class WeightReceiver:
     def __init__(
         self,
         *,
-        learner: Learner,
+        learner: LearnerClient,
         engine: Engine,
         gauges: RolloutGauges,
-        supply: WeightSupply | None = None,
-        prepare: Callable[[bytes, int], bytes] | None = None,
+        fetcher: WeightFetcher | None = None,
+        postprocess: Callable[[bytes, int], bytes] | None = None,
         pause_after_corruption_s: float = PAUSE_AFTER_CORRUPTION_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """prepare: makes what the engine gets of a version's payload; None leaves it as it is."""
+        """postprocess: turns a published payload into the engine's; None changes nothing."""
         self.held: HeldPolicy | None = None
         """Version in use; None before the first."""
         self.updates_in_flight = 0
         """How many versions so far took over sequences under way."""
         self._learner = learner
-        self._supply = supply or WeightSupply(learner, gauges)
+        self._fetcher = fetcher or WeightFetcher(learner, gauges)
         self._distrusts_held = False
         """Whether the last version came to nothing: it may have been for what it started from."""
         self._engine = engine
         self._gauges = gauges
-        self._prepare = prepare
+        self._postprocess = postprocess
         self._pause_after_corruption_s = pause_after_corruption_s
         self._swapped = asyncio.Condition()
         self._clock = clock
@@ -76,13 +76,13 @@ class WeightReceiver:
             base = None if self._distrusts_held else self.held
             manifest = await self._learner.newest_policy(base, wait_s=_WAIT_S)
             self._distrusts_held = False
-            if names_of(manifest) != self.held:
+            if HeldPolicy.from_manifest(manifest) != self.held:
                 await self._receive(manifest)
 
     async def _receive(self, manifest: policy_pb2.PolicyManifest) -> None:
         started_s = self._clock()
         try:
-            weights = await self._supply.bring(manifest)
+            weights = await self._fetcher.fetch(manifest)
         except CorruptWeightsError as error:
             version = manifest.policy_version
             _LOGGER.warning("version %d is thrown away and fetched again: %s", version, error)
@@ -93,12 +93,12 @@ class WeightReceiver:
             return
         if await self._engine.swap_weights(await self._prepared(weights)) > 0:
             self.updates_in_flight += 1
-            self._gauges.weights_updated_in_flight()
+            self._gauges.count_in_flight_update()
         async with self._swapped:
-            self.held = names_of(manifest)
+            self.held = HeldPolicy.from_manifest(manifest)
             self._swapped.notify_all()
         duration_s = self._clock() - started_s
-        self._gauges.weights_in_use(manifest.policy_version, duration_s)
+        self._gauges.record_swap(manifest.policy_version, duration_s)
         self._tell(manifest.policy_version, duration_s)
 
     def _tell(self, policy_version: int, duration_s: float) -> None:
@@ -117,8 +117,8 @@ class WeightReceiver:
 
     async def _prepared(self, weights: PolicyWeights) -> PolicyWeights:
         """What the engine uses of a version; elements that were not published anew may differ."""
-        if self._prepare is None:
+        if self._postprocess is None:
             return weights
         version = weights.policy_version
-        payload = await asyncio.to_thread(self._prepare, weights.payload, version)
+        payload = await asyncio.to_thread(self._postprocess, weights.payload, version)
         return PolicyWeights(policy_version=version, payload=payload)

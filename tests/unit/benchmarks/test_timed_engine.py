@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.timed_engine import Lengths, TimedEngine
 from vcpo.wire.trajectory import VersionSpan
-from vcpo_rollout.engines.engine import GenerationCutError, GenerationRequest, PolicyWeights
+from vcpo_rollout.engines.engine import GenerationInterruptedError, GenerationRequest, PolicyWeights
 
 LENGTHS = Lengths(median=48.0, sigma=1.0, most=1024)
 
@@ -34,14 +34,16 @@ async def test_what_is_cut_keeps_its_spans_and_is_gone_on_with():
     engine = TimedEngine(lengths, step_s=0.0, sequence_s=0.0, seed=0)
     request = GenerationRequest(prompt_token_ids=(1,), temperature=1.0, max_new_tokens=10)
     await engine.swap_weights(PolicyWeights(policy_version=3, payload=b""))
-    cut = asyncio.Event()
-    sampling = asyncio.create_task(engine.generate(request, cut=cut))
+    interrupt = asyncio.Event()
+    sampling = asyncio.create_task(engine.generate(request, interrupt=interrupt))
     await asyncio.sleep(0)
     for _ in range(4):
         engine.step()
-    cut.set()
+    interrupt.set()
     engine.step()
-    with pytest.raises(GenerationCutError) as caught:
+    with pytest.raises(GenerationInterruptedError) as caught:
         await sampling
-    assert caught.value.begun.version_spans == (VersionSpan(policy_version=3, num_tokens=4),)
+    assert caught.value.partial_response.version_spans == (
+        VersionSpan(policy_version=3, num_tokens=4),
+    )
     assert engine.num_sampled == 4

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vcpo.wire.deltas import element_width, filler
 from vcpo.wire.weights import CorruptWeightsError
 from vcpo_learner.weights.deltas import encode_delta, encode_gaps
-from vcpo_rollout.weights.deltas import advance, decode_gaps, read_delta
+from vcpo_rollout.weights.deltas import apply_deltas, decode_gaps, read_delta
 
 NOT_A_NUMBER, OTHER_NOT_A_NUMBER = 0x7FC0, 0x7FC1
 ZERO, MINUS_ZERO, ONE, TWO = 0x0000, 0x8000, 0x3F80, 0x4000
@@ -30,7 +30,7 @@ def delta_of(parts):
 def carried_over(base, payload):
     delta = encode_delta(base, payload)
     assert delta is not None
-    after, _ = advance(base, [delta])
+    after, _ = apply_deltas(base, [delta])
     return after
 
 
@@ -76,7 +76,7 @@ def test_a_matrix_is_flat_to_a_delta():
 def test_applying_a_delta_twice_changes_nothing_more():
     base, payload = bfloat16(ONE, *UNCHANGED), bfloat16(TWO, *UNCHANGED)
     delta = encode_delta(base, payload)
-    assert advance(base, [delta, delta])[0] == payload
+    assert apply_deltas(base, [delta, delta])[0] == payload
 
 
 def test_where_everything_changed_the_whole_set_is_the_smaller_message():
@@ -171,7 +171,7 @@ class TestWhatIsNoDelta:
     )
     def test_what_does_not_fit_the_base_is_refused(self, changes, complaint):
         with pytest.raises(CorruptWeightsError, match=complaint):
-            advance(bfloat16(ONE, ONE), [delta_of(changes)])
+            apply_deltas(bfloat16(ONE, ONE), [delta_of(changes)])
 
     def test_a_tensor_of_numbers_that_numpy_lacks_is_refused(self):
         with pytest.raises(CorruptWeightsError, match="delta"):

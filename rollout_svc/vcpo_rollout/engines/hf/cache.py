@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from vcpo_rollout.engines.hf.cache_layers import RoomyLayer
+from vcpo_rollout.engines.hf.cache_layers import PreallocatedLayer
 
 
 class DecodingCache:
@@ -37,7 +37,7 @@ class DecodingCache:
 
     def clear(self) -> None:
         """Forget every row."""
-        self._layers = Cache(layer_class_to_replicate=RoomyLayer)
+        self._layers = Cache(layer_class_to_replicate=PreallocatedLayer)
         self._num_columns = 0
         self._padding: list[int] = []
 
@@ -113,5 +113,5 @@ class DecodingCache:
         logits: Tensor = output.logits
         return logits[:, -1]
 
-    def _roomy(self) -> list[RoomyLayer]:
-        return [layer for layer in self._layers.layers if isinstance(layer, RoomyLayer)]
+    def _roomy(self) -> list[PreallocatedLayer]:
+        return [layer for layer in self._layers.layers if isinstance(layer, PreallocatedLayer)]

@@ -71,7 +71,7 @@ class States:
         self._first = 0
 
 
-class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its base is not annotated
+class PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its base is not annotated
     """A layer of a `transformers` cache that stores its states with room.
 
     `keys` and `values` are views of what is stored; the library reads their shape.
@@ -100,7 +100,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its base is 
                 states.keep(rows, num_unused_columns=num_unused_columns)
             self._show()
 
-    def put_below(self, above: RoomyLayer) -> None:
+    def put_below(self, above: PreallocatedLayer) -> None:
         """Take another layer's rows in above these: `States.put_below`."""
         if self._stored is not None and above._stored is not None:
             for states, other in zip(self._stored, above._stored, strict=True):

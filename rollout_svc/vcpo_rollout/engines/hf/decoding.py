@@ -27,7 +27,7 @@ from vcpo_rollout.engines.loading_weights import StagedWeights, copy_weights
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Draft:
+class PartialSequence:
     """A sequence being sampled; it grows, and two are the same only if they are one object.
 
     It starts with what its request says was sampled before.
@@ -42,10 +42,10 @@ class Draft:
     """The version that sampled each token."""
 
     def __post_init__(self) -> None:
-        if (begun := self.request.begun) is not None:
-            self.token_ids += begun.token_ids
-            self.logprobs += begun.logprobs
-            for span in begun.version_spans:
+        if (partial_response := self.request.partial_response) is not None:
+            self.token_ids += partial_response.token_ids
+            self.logprobs += partial_response.logprobs
+            for span in partial_response.version_spans:
                 self.policy_versions += [span.policy_version] * span.num_tokens
 
     @property
@@ -82,7 +82,7 @@ class Draft:
 
 
 Outcome = Generation | EngineError
-"""How a draft ended."""
+"""How a sequence ended."""
 
 
 class DecodeBatch:
@@ -103,7 +103,7 @@ class DecodeBatch:
         self._end_token_ids = end_token_ids
         self._cache = DecodingCache(model, pad_token_id=pad_token_id)
         self._generator = torch.Generator(model.device).manual_seed(seed)
-        self._drafts: list[Draft] = []
+        self._sequences: list[PartialSequence] = []
         self._logits: Tensor | None = None
         self._policy_version: int | None = None
 
@@ -113,44 +113,46 @@ class DecodeBatch:
         return self._policy_version
 
     @property
-    def drafts(self) -> tuple[Draft, ...]:
+    def sequences(self) -> tuple[PartialSequence, ...]:
         """Sequences under way."""
-        return tuple(self._drafts)
+        return tuple(self._sequences)
 
     @torch.inference_mode()
-    def admit(self, drafts: Sequence[Draft]) -> None:
+    def admit(self, sequences: Sequence[PartialSequence]) -> None:
         """Take sequences in; they get their first token in the next step."""
         if self._policy_version is None:
             raise EngineError("nothing can be generated before the first swap of weights")
-        if drafts:
-            logits = self._cache.join([draft.context for draft in drafts])
+        if sequences:
+            logits = self._cache.join([sequence.context for sequence in sequences])
             self._logits = logits if self._logits is None else torch.cat((self._logits, logits))
-            self._drafts += drafts
+            self._sequences += sequences
 
     @torch.inference_mode()
-    def step(self) -> Mapping[Draft, Outcome]:
+    def step(self) -> Mapping[PartialSequence, Outcome]:
         """Sample one token for each sequence; return those that ended, which leave the batch.
 
         A sequence whose logits are not numbers ends with an EngineError; the others go on.
         """
         if self._logits is None or self._policy_version is None:
             return {}
-        temperatures = [draft.request.temperature for draft in self._drafts]
+        temperatures = [sequence.request.temperature for sequence in self._sequences]
         token_ids, logprobs = sample_tokens(self._logits, temperatures, self._generator)
-        ended: dict[Draft, Outcome] = {}
-        for draft, token_id, logprob in zip(self._drafts, token_ids, logprobs, strict=True):
-            outcome = self._record(draft, token_id, logprob, self._policy_version)
+        ended: dict[PartialSequence, Outcome] = {}
+        for sequence, token_id, logprob in zip(self._sequences, token_ids, logprobs, strict=True):
+            outcome = self._record(sequence, token_id, logprob, self._policy_version)
             if outcome is not None:
-                ended[draft] = outcome
+                ended[sequence] = outcome
         self._remove(ended.keys())
-        if self._drafts:
-            self._logits = self._cache.extend([draft.token_ids[-1] for draft in self._drafts])
+        if self._sequences:
+            self._logits = self._cache.extend(
+                [sequence.token_ids[-1] for sequence in self._sequences]
+            )
         return ended
 
     @torch.inference_mode()
-    def drop(self, drafts: Sequence[Draft]) -> None:
+    def drop(self, sequences: Sequence[PartialSequence]) -> None:
         """Forget sequences that nobody waits for."""
-        self._remove(drafts)
+        self._remove(sequences)
 
     @torch.inference_mode()
     def swap(self, policy_version: int, weights: StagedWeights) -> None:
@@ -161,32 +163,32 @@ class DecodeBatch:
         copy_weights(self._model, weights)
         self._policy_version = policy_version
         self._cache.clear()
-        if self._drafts:
-            self._logits = self._cache.join([draft.context for draft in self._drafts])
+        if self._sequences:
+            self._logits = self._cache.join([sequence.context for sequence in self._sequences])
 
     def _record(
-        self, draft: Draft, token_id: int, logprob: float, policy_version: int
+        self, sequence: PartialSequence, token_id: int, logprob: float, policy_version: int
     ) -> Outcome | None:
-        """Append a token; return how the draft ended, None if it goes on."""
+        """Append a token; return how the sequence ended, None if it goes on."""
         if not math.isfinite(logprob):
             return EngineError(
                 f"policy version {policy_version} gives logits that are not finite after "
-                f"{len(draft.context)} tokens; look at the learner's last steps"
+                f"{len(sequence.context)} tokens; look at the learner's last steps"
             )
-        draft.token_ids.append(token_id)
-        draft.logprobs.append(logprob)
-        draft.policy_versions.append(policy_version)
+        sequence.token_ids.append(token_id)
+        sequence.logprobs.append(logprob)
+        sequence.policy_versions.append(policy_version)
         if token_id in self._end_token_ids:
-            return draft.generation(FinishReason.STOP)
-        if len(draft.token_ids) >= draft.request.max_new_tokens:
-            return draft.generation(FinishReason.LENGTH)
+            return sequence.generation(FinishReason.STOP)
+        if len(sequence.token_ids) >= sequence.request.max_new_tokens:
+            return sequence.generation(FinishReason.LENGTH)
         return None
 
-    def _remove(self, drafts: Collection[Draft]) -> None:
-        gone = {row for row, draft in enumerate(self._drafts) if draft in drafts}
+    def _remove(self, sequences: Collection[PartialSequence]) -> None:
+        gone = {row for row, sequence in enumerate(self._sequences) if sequence in sequences}
         if gone:
             order = self._cache.remove(gone)
-            self._drafts = [self._drafts[row] for row in order]
+            self._sequences = [self._sequences[row] for row in order]
             self._logits = self._logits[order] if order and self._logits is not None else None
 
 

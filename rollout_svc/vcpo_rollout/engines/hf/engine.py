@@ -2,8 +2,8 @@
 
 The thread owns the model and everything about it; coroutines hand it commands and await futures.
 
-    generate, cut, swap_weights, close  --commands-->  thread: take commands, admit, step, resolve
-                                        <--futures---
+    generate, interrupt,  --commands-->  thread: take commands, admit, step, resolve futures
+    swap_weights, close   <--futures---
 
 Lifecycle: it serves until `close`, or until the thread fails. Either way every future still open
 fails with EngineError, and so does every later call: nobody waits for a thread that is gone.
@@ -27,11 +27,11 @@ from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.engine import (
     EngineError,
     Generation,
-    GenerationCutError,
+    GenerationInterruptedError,
     GenerationRequest,
     PolicyWeights,
 )
-from vcpo_rollout.engines.hf.decoding import DecodeBatch, Draft
+from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence
 from vcpo_rollout.engines.limits import RequestLimits, check_decodable
 from vcpo_rollout.engines.loading import place_model, torch_dtype
 from vcpo_rollout.engines.loading_weights import StagedWeights, stage_weights
@@ -46,7 +46,7 @@ _JOIN_FREE_SHARE = 1 / 8
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Generate:
-    draft: Draft
+    sequence: PartialSequence
     future: Future[Generation] = field(default_factory=Future)
 
 
@@ -105,7 +105,7 @@ class HfEngine:
         )
         # Touched by the thread alone:
         self._waiting: deque[_Generate] = deque()
-        self._running: dict[Draft, _Generate] = {}
+        self._running: dict[PartialSequence, _Generate] = {}
         self._steps_since_join = 0
         # Shared; `_gate` guards the two below it, the queue guards itself:
         self._commands: SimpleQueue[_Generate | _Cut | _Swap | _Close] = SimpleQueue()
@@ -127,26 +127,28 @@ class HfEngine:
         return self._end_token_ids
 
     async def generate(
-        self, request: GenerationRequest, *, cut: asyncio.Event | None = None
+        self, request: GenerationRequest, *, interrupt: asyncio.Event | None = None
     ) -> Generation:
         """Sample one sequence; waits for the first policy and for a free place.
 
         Raises:
-            GenerationCutError: with what was sampled, when it was cut.
+            GenerationInterruptedError: with what was sampled, when it was cut.
             EngineError: when the request cannot be served, generation failed, or the engine ended.
         """
         self._limits.check(request)
-        command = _Generate(draft=Draft(request=request))
+        command = _Generate(sequence=PartialSequence(request=request))
         self._submit(command)
-        cutting = None if cut is None else asyncio.create_task(self._cut_when(cut, command))
+        cutting = (
+            None if interrupt is None else asyncio.create_task(self._cut_when(interrupt, command))
+        )
         try:
             return await asyncio.wrap_future(command.future)
         finally:
             if cutting is not None:
                 cutting.cancel()
 
-    async def _cut_when(self, cut: asyncio.Event, command: _Generate) -> None:
-        await cut.wait()
+    async def _cut_when(self, interrupt: asyncio.Event, command: _Generate) -> None:
+        await interrupt.wait()
         self._commands.put(_Cut(command))
 
     async def swap_weights(self, weights: PolicyWeights) -> int:
@@ -222,21 +224,21 @@ class HfEngine:
                         self._waiting.append(command)
                     case _Cut():
                         # As after a cancellation, its place is free before the next step.
-                        partial = command.generate.draft.partial()
-                        _resolve(command.generate.future, GenerationCutError(partial))
+                        partial = command.generate.sequence.partial()
+                        _resolve(command.generate.future, GenerationInterruptedError(partial))
                     case _Swap() if not command.future.done():
                         self._batch.swap(command.policy_version, command.weights)
-                        _resolve(command.future, len(self._batch.drafts))
+                        _resolve(command.future, len(self._batch.sequences))
                     case _Close():
                         return False
         except Empty:
             return True
 
     def _drop_cancelled(self) -> None:
-        gone = [draft for draft, command in self._running.items() if command.future.done()]
+        gone = [sequence for sequence, command in self._running.items() if command.future.done()]
         self._batch.drop(gone)
-        for draft in gone:
-            del self._running[draft]
+        for sequence in gone:
+            del self._running[sequence]
 
     def _admit_waiting(self) -> None:
         self._steps_since_join += 1
@@ -254,12 +256,12 @@ class HfEngine:
                 joining.append(command)
         if joining:
             self._steps_since_join = 0
-            self._batch.admit([command.draft for command in joining])
-            self._running |= {command.draft: command for command in joining}
+            self._batch.admit([command.sequence for command in joining])
+            self._running |= {command.sequence: command for command in joining}
 
     def _step(self) -> None:
-        for draft, outcome in self._batch.step().items():
-            _resolve(self._running.pop(draft).future, outcome)
+        for sequence, outcome in self._batch.step().items():
+            _resolve(self._running.pop(sequence).future, outcome)
 
 
 def worth_joining(*, num_free: int, num_places: int, steps_since_join: int) -> bool:
@@ -277,7 +279,7 @@ def worth_joining(*, num_free: int, num_places: int, steps_since_join: int) -> b
 def _resolve(future: Future[Any], outcome: object) -> None:
     """Settle a future once; one that was cancelled or failed meanwhile stays as it is."""
     try:
-        if isinstance(outcome, EngineError | GenerationCutError):
+        if isinstance(outcome, EngineError | GenerationInterruptedError):
             future.set_exception(outcome)
         else:
             future.set_result(outcome)

@@ -34,17 +34,17 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vcpo_rollout.engines.engine import (
     EngineError,
     Generation,
-    GenerationCutError,
+    GenerationInterruptedError,
     GenerationRequest,
     PolicyWeights,
 )
 from vcpo_rollout.engines.limits import RequestLimits
 from vcpo_rollout.engines.loading_weights import changed_parameters, read_weights
 from vcpo_rollout.engines.vllm.exchange import (
-    generation_of,
-    memory_file,
-    sampling_of,
+    sampling_params,
     tensors_to_send,
+    to_generation,
+    write_memory_file,
 )
 from vcpo_rollout.engines.vllm.start import VllmSettings, load_skeleton, start_llm
 
@@ -116,16 +116,16 @@ class VllmEngine:
         return self._end_token_ids
 
     async def generate(
-        self, request: GenerationRequest, *, cut: asyncio.Event | None = None
+        self, request: GenerationRequest, *, interrupt: asyncio.Event | None = None
     ) -> Generation:
         """Sample one sequence; waits for the first policy and for a free place.
 
         Raises:
-            GenerationCutError: with what was sampled, when it was cut.
+            GenerationInterruptedError: with what was sampled, when it was cut.
             EngineError: when the request cannot be served, generation failed, or the engine ended.
         """
         self._limits.check(request)
-        return await self._until_ended(self._sample(request, cut))
+        return await self._until_ended(self._sample(request, interrupt))
 
     async def swap_weights(self, weights: PolicyWeights) -> int:
         """Use `weights` from the next decoding step on; returns when they are in use.
@@ -190,26 +190,30 @@ class VllmEngine:
         for task in self._open - {asyncio.current_task()}:
             task.cancel()
 
-    async def _sample(self, request: GenerationRequest, cut: asyncio.Event | None) -> Generation:
+    async def _sample(
+        self, request: GenerationRequest, interrupt: asyncio.Event | None
+    ) -> Generation:
         name = str(next(self._numbers))
-        cutting = None if cut is None else asyncio.create_task(self._abort_when(cut, name))
+        cutting = (
+            None if interrupt is None else asyncio.create_task(self._abort_when(interrupt, name))
+        )
         try:
-            await self._wait_until_ready(cut)
-            output = await self._answered(request, name, cut)
+            await self._wait_until_ready(interrupt)
+            output = await self._answered(request, name, interrupt)
         finally:
             if cutting is not None:
                 cutting.cancel()
-        return generation_of(output, request.begun)
+        return to_generation(output, request.partial_response)
 
     async def _answered(
-        self, request: GenerationRequest, name: str, cut: asyncio.Event | None
+        self, request: GenerationRequest, name: str, interrupt: asyncio.Event | None
     ) -> CompletionOutput | None:
-        begun = () if request.begun is None else request.begun.token_ids
-        params = sampling_of(request, self._end_token_ids)
-        prompt = tokens_input([*request.prompt_token_ids, *begun])
+        resumed = () if request.partial_response is None else request.partial_response.token_ids
+        params = sampling_params(request, self._end_token_ids)
+        prompt = tokens_input([*request.prompt_token_ids, *resumed])
         output: CompletionOutput | None = None
-        if cut is not None and cut.is_set():
-            raise GenerationCutError(request.begun)
+        if interrupt is not None and interrupt.is_set():
+            raise GenerationInterruptedError(request.partial_response)
         try:
             async for answer in self._llm.generate(prompt, params, name):
                 output = answer.outputs[0]
@@ -217,9 +221,9 @@ class VllmEngine:
             raise EngineError(f"vLLM could not generate: {error.__cause__ or error}") from error
         return output
 
-    async def _wait_until_ready(self, cut: asyncio.Event | None) -> None:
+    async def _wait_until_ready(self, interrupt: asyncio.Event | None) -> None:
         """Wait for the first policy, or for a cut."""
-        events = [self._ready] if cut is None else [self._ready, cut]
+        events = [self._ready] if interrupt is None else [self._ready, interrupt]
         waits = [asyncio.create_task(event.wait()) for event in events]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -227,9 +231,9 @@ class VllmEngine:
             for wait in waits:
                 wait.cancel()
 
-    async def _abort_when(self, cut: asyncio.Event, name: str) -> None:
+    async def _abort_when(self, interrupt: asyncio.Event, name: str) -> None:
         """Have vLLM end a request with what it has; one that it does not know yet, it ignores."""
-        await cut.wait()
+        await interrupt.wait()
         while True:
             await self._llm.abort(name)
             await asyncio.sleep(_ABORT_AGAIN_S)
@@ -240,7 +244,7 @@ class VllmEngine:
             changed = changed_parameters(self._skeleton, weights, in_use=self._policy_version)
             tensors = await asyncio.to_thread(read_weights, self._skeleton, weights.payload)
             sent = tensors_to_send(tensors, changed)
-            with await asyncio.to_thread(memory_file, sent) as file:
+            with await asyncio.to_thread(write_memory_file, sent) as file:
                 path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
                 update = {"path": path, "is_whole": changed is None}
                 num_under_way = await self._swap_or_end(update, weights.policy_version)

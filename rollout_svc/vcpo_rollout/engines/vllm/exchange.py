@@ -18,7 +18,7 @@ from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_rollout.engines.engine import (
     EngineError,
     Generation,
-    GenerationCutError,
+    GenerationInterruptedError,
     GenerationRequest,
 )
 
@@ -26,12 +26,12 @@ _ABORTED = "abort"
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
-def sampling_of(request: GenerationRequest, end_token_ids: frozenset[int]) -> SamplingParams:
+def sampling_params(request: GenerationRequest, end_token_ids: frozenset[int]) -> SamplingParams:
     """How to sample a request: from the whole vocabulary, until one of our end tokens."""
-    num_begun = 0 if request.begun is None else len(request.begun.token_ids)
+    num_sampled = 0 if request.partial_response is None else len(request.partial_response.token_ids)
     return SamplingParams(
         temperature=request.temperature,
-        max_tokens=request.max_new_tokens - num_begun,
+        max_tokens=request.max_new_tokens - num_sampled,
         logprobs=0,  # of the sampled token, and of no other
         ignore_eos=True,  # vLLM's idea of the end token; ours is the next line
         stop_token_ids=sorted(end_token_ids),
@@ -40,22 +40,24 @@ def sampling_of(request: GenerationRequest, end_token_ids: frozenset[int]) -> Sa
     )
 
 
-def generation_of(output: CompletionOutput | None, begun: PartialResponse | None) -> Generation:
-    """A finished sequence in our terms, behind what was begun of it elsewhere.
+def to_generation(
+    output: CompletionOutput | None, partial_response: PartialResponse | None
+) -> Generation:
+    """A finished sequence in our terms, behind what was partial_response of it elsewhere.
 
     Raises:
-        GenerationCutError: with what there is, when the sequence was aborted.
+        GenerationInterruptedError: with what there is, when the sequence was aborted.
         EngineError: when vLLM gave the sequence up, or the model's logits are not numbers.
     """
     if output is None or output.finish_reason not in {*_FINISH_REASONS, _ABORTED}:
         raise EngineError("vLLM gave the sequence up; its log says why")
     reason = _FINISH_REASONS.get(output.finish_reason)
     if not output.token_ids:
-        raise GenerationCutError(begun)
+        raise GenerationInterruptedError(partial_response)
     sampled = _sampled(output)
-    whole = sampled if begun is None else _joined(begun, sampled)
+    whole = sampled if partial_response is None else _joined(partial_response, sampled)
     if reason is None:
-        raise GenerationCutError(whole)
+        raise GenerationInterruptedError(whole)
     return Generation(
         token_ids=whole.token_ids,
         logprobs=whole.logprobs,
@@ -83,11 +85,11 @@ def _sampled(output: CompletionOutput) -> PartialResponse:
     )
 
 
-def _joined(begun: PartialResponse, rest: PartialResponse) -> PartialResponse:
+def _joined(partial_response: PartialResponse, rest: PartialResponse) -> PartialResponse:
     return PartialResponse(
-        token_ids=begun.token_ids + rest.token_ids,
-        logprobs=begun.logprobs + rest.logprobs,
-        version_spans=begun.version_spans + rest.version_spans,
+        token_ids=partial_response.token_ids + rest.token_ids,
+        logprobs=partial_response.logprobs + rest.logprobs,
+        version_spans=partial_response.version_spans + rest.version_spans,
     )
 
 
@@ -110,7 +112,7 @@ def tensors_to_send(
     return {name: tensors[name] for group in touched for name in group}
 
 
-def memory_file(tensors: dict[str, Tensor]) -> IO[bytes]:
+def write_memory_file(tensors: dict[str, Tensor]) -> IO[bytes]:
     """Write tensors as a safetensors file that is in memory only, and gone when it is closed.
 
     Its kind has no name to clean up after a kill, and no limit such as that of a container's

@@ -12,7 +12,7 @@ from vcpo_learner.model.loading import load_policy, policy_tensors, restore_poli
 from vcpo_learner.model.lora import add_adapters
 from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.update.policy_update import PolicyUpdate
-from vcpo_rollout.weights.lora_merge import AdapterMerge
+from vcpo_rollout.weights.lora_merge import LoraMerge
 
 LORA = Lora(rank=2, alpha=4)
 TOKENS = torch.randint(1, 20, (3, 7), generator=torch.Generator().manual_seed(0))
@@ -56,7 +56,7 @@ def test_only_adapters_are_trained_and_published(make):
 @FAMILIES
 def test_workers_make_the_learners_policy_from_its_adapters(make):
     model, before = trained(make)
-    merge = AdapterMerge(base=before, scale=LORA.scale)
+    merge = LoraMerge(base=before, scale=LORA.scale)
     worker = seeded(make)
     restore_policy(worker, merge(policy_tensors(model), 2))
     assert not torch.equal(logits(worker), logits(seeded(make)))

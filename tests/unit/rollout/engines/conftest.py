@@ -43,13 +43,13 @@ def forward_logprobs(
 
 
 def request_for(
-    prompt: Sequence[int], *, max_new_tokens=8, temperature=1.0, begun=None
+    prompt: Sequence[int], *, max_new_tokens=8, temperature=1.0, partial_response=None
 ) -> GenerationRequest:
     return GenerationRequest(
         prompt_token_ids=tuple(prompt),
         temperature=temperature,
         max_new_tokens=max_new_tokens,
-        begun=begun,
+        partial_response=partial_response,
     )
 
 

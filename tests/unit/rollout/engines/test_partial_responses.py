@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
-from vcpo_rollout.engines.engine import EngineError, GenerationCutError
+from vcpo_rollout.engines.engine import EngineError, GenerationInterruptedError
 from vcpo_rollout.engines.hf.engine import HfEngine
 
 PROMPT = (5, 6, 7)
@@ -45,13 +45,13 @@ def under_way(model, *, passes):
 
 async def cut_short(engine, request, started):
     """Cut a generation once it has started; what it had by then."""
-    cut = asyncio.Event()
-    generating = asyncio.create_task(engine.generate(request, cut=cut))
+    interrupt = asyncio.Event()
+    generating = asyncio.create_task(engine.generate(request, interrupt=interrupt))
     await started.wait()
-    cut.set()
-    with pytest.raises(GenerationCutError) as caught:
+    interrupt.set()
+    with pytest.raises(GenerationInterruptedError) as caught:
         await generating
-    return caught.value.begun
+    return caught.value.partial_response
 
 
 @pytest.mark.parametrize("sliding_window", [None, 4], ids=["full", "sliding"])
@@ -67,7 +67,7 @@ async def test_an_answer_cut_by_one_engine_is_gone_on_with_by_another(
     assert begun.version_spans == (VersionSpan(policy_version=3, num_tokens=size),)
 
     second = await start(make_model(sliding_window=sliding_window), policy=new, version=7)
-    request = make_request(PROMPT, max_new_tokens=size + 5, begun=begun)
+    request = make_request(PROMPT, max_new_tokens=size + 5, partial_response=begun)
     # A neighbour that began elsewhere changes nobody's numbers.
     generation, _ = await asyncio.gather(
         second.generate(request), second.generate(make_request((9,), max_new_tokens=30))
@@ -92,7 +92,9 @@ async def test_what_goes_on_under_the_same_version_is_one_span(start, make_model
         logprobs=(-0.5, -0.25),
         version_spans=(VersionSpan(policy_version=2, num_tokens=2),),
     )
-    generation = await engine.generate(make_request(PROMPT, max_new_tokens=3, begun=begun))
+    generation = await engine.generate(
+        make_request(PROMPT, max_new_tokens=3, partial_response=begun)
+    )
     assert generation.version_spans == (VersionSpan(policy_version=2, num_tokens=3),)
     assert generation.logprobs[:2] == (-0.5, -0.25)
 
@@ -101,12 +103,14 @@ async def test_one_event_cuts_many_and_frees_their_places(start, make_model, mak
     model = make_model()
     started = under_way(model, passes=3)
     engine = await start(model, policy=make_model(), max_concurrent_sequences=2)
-    cut, endless = asyncio.Event(), make_request(PROMPT, max_new_tokens=ENDLESS)
-    generating = [asyncio.create_task(engine.generate(endless, cut=cut)) for _ in range(3)]
+    interrupt, endless = asyncio.Event(), make_request(PROMPT, max_new_tokens=ENDLESS)
+    generating = [
+        asyncio.create_task(engine.generate(endless, interrupt=interrupt)) for _ in range(3)
+    ]
     await started.wait()
-    cut.set()
+    interrupt.set()
     ends = await asyncio.gather(*generating, return_exceptions=True)
-    sampled = [end.begun for end in ends]
+    sampled = [end.partial_response for end in ends]
     assert len(sampled[0].token_ids) == len(sampled[1].token_ids) >= 1
     assert sampled[2] is None  # it had no place yet
     generation = await engine.generate(make_request(PROMPT, max_new_tokens=2))
@@ -122,7 +126,7 @@ async def test_an_answer_gone_on_with_can_be_cut_again(start, make_model, make_r
         logprobs=(-0.5,),
         version_spans=(VersionSpan(policy_version=0, num_tokens=1),),
     )
-    request = make_request(PROMPT, max_new_tokens=ENDLESS, begun=begun)
+    request = make_request(PROMPT, max_new_tokens=ENDLESS, partial_response=begun)
     later = await cut_short(engine, request, started)
     assert later.token_ids[0] == 8
     assert [span.policy_version for span in later.version_spans] == [0, 1]
@@ -133,25 +137,25 @@ async def test_a_cut_that_was_asked_for_before_costs_at_most_a_step(
     start, make_model, make_request, has_policy
 ):
     engine = await start(make_model(), policy=make_model() if has_policy else None)
-    cut = asyncio.Event()
-    cut.set()
-    with pytest.raises(GenerationCutError):
-        await engine.generate(make_request(PROMPT, max_new_tokens=ENDLESS), cut=cut)
+    interrupt = asyncio.Event()
+    interrupt.set()
+    with pytest.raises(GenerationInterruptedError):
+        await engine.generate(make_request(PROMPT, max_new_tokens=ENDLESS), interrupt=interrupt)
 
 
 async def test_a_cut_after_the_end_changes_nothing(start, make_model, make_request):
-    engine, cut = await start(make_model(), policy=make_model()), asyncio.Event()
-    generation = await engine.generate(make_request(PROMPT, max_new_tokens=2), cut=cut)
-    cut.set()
+    engine, interrupt = await start(make_model(), policy=make_model()), asyncio.Event()
+    generation = await engine.generate(make_request(PROMPT, max_new_tokens=2), interrupt=interrupt)
+    interrupt.set()
     assert len(generation.token_ids) == 2
 
 
 async def test_an_engine_that_closes_fails_what_could_have_been_cut(
     start, make_model, make_request
 ):
-    engine, cut = await start(make_model(), policy=make_model()), asyncio.Event()
+    engine, interrupt = await start(make_model(), policy=make_model()), asyncio.Event()
     request = make_request(PROMPT, max_new_tokens=ENDLESS)
-    generating = asyncio.create_task(engine.generate(request, cut=cut))
+    generating = asyncio.create_task(engine.generate(request, interrupt=interrupt))
     await asyncio.sleep(0)
     await engine.close()
     with pytest.raises(EngineError, match="closed"):

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.fixtures.rollout.scenes import ManualTime, a_learner, eventually, working
-from vcpo_rollout.generation.deadlines import cut_after_s
+from vcpo_rollout.generation.deadlines import interrupt_after_s
 
 # Leases of `make_run` last 10 s, of which the last second is for handing back.
 
@@ -14,7 +14,7 @@ from vcpo_rollout.generation.deadlines import cut_after_s
     ("timeout_s", "expected_s"), [(600.0, 590.0), (100.0, 90.0), (10.0, 9.0), (1.0, 0.9)]
 )
 def test_a_tenth_of_a_lease_and_at_most_ten_seconds_are_left_to_hand_back(timeout_s, expected_s):
-    assert cut_after_s(timeout_s) == pytest.approx(expected_s)
+    assert interrupt_after_s(timeout_s) == pytest.approx(expected_s)
 
 
 async def test_what_was_sampled_is_gone_on_with_after_the_lease_ran_out():
@@ -31,8 +31,8 @@ async def test_what_was_sampled_is_gone_on_with_after_the_lease_ran_out():
         assert place.desk.ledger.expire() == []
     assert place.count("vcpo_rollout_tokens_released_total") >= 2
     before, after = place.engine.requests[:2], place.engine.requests[2:]
-    assert [request.begun for request in before] == [None, None]
-    assert [request.begun.token_ids for request in after] == [(5,), (5,)]
+    assert [request.partial_response for request in before] == [None, None]
+    assert [request.partial_response.token_ids for request in after] == [(5,), (5,)]
 
 
 async def test_the_answers_of_an_evaluation_have_all_of_their_time():

@@ -17,8 +17,8 @@ from tests.fixtures.rollout.scenes import FakeEnvironment, a_learner, eventually
 from vcpo.wire.failures import FailureCause
 from vcpo_rollout.generation.environment_pool import (
     EnvironmentFailedError,
-    ForeignThreads,
-    finite_reward,
+    EnvironmentThreads,
+    check_reward,
 )
 
 TASK = """\
@@ -107,7 +107,7 @@ async def test_a_call_that_does_not_return_is_a_failure_with_the_line_where_it_i
     spec = importlib.util.spec_from_file_location("stuck", path)
     stuck = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(stuck)
-    threads, released, entered = ForeignThreads(1, timeout_s=0.05), *events(2)
+    threads, released, entered = EnvironmentThreads(1, timeout_s=0.05), *events(2)
     try:
         with pytest.raises(EnvironmentFailedError) as caught:
             await threads.call(partial(stuck.wait, released, entered))
@@ -147,7 +147,7 @@ def events(count):
     ids=["int", "bool", "float", "numpy", "array", "tensor"],
 )
 def test_a_number_of_any_library_is_a_reward(reward):
-    assert finite_reward(reward, FakeEnvironment().reward) in {1.0, 0.5}
+    assert check_reward(reward, FakeEnvironment().reward) in {1.0, 0.5}
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_number_of_any_library_is_a_reward(reward):
 )
 def test_what_is_no_number_is_no_reward(value):
     with pytest.raises(EnvironmentFailedError) as caught:
-        finite_reward(value, FakeEnvironment().reward)
+        check_reward(value, FakeEnvironment().reward)
     assert caught.value.failure.cause is FailureCause.TYPE
 
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from tests.fixtures.rollout.scenes import FakeEnvironment, a_learner, eventually
 from tests.unit.rollout.generation.test_worker import working
-from vcpo_rollout.generation.environment_pool import THREAD_NAME, ForeignThreads, num_threads
+from vcpo_rollout.generation.environment_pool import THREAD_NAME, EnvironmentThreads, num_threads
 
 
 class Blocking(FakeEnvironment):
@@ -65,7 +65,7 @@ async def test_a_worker_that_stops_waits_for_no_environment_and_leaves_no_thread
 
 
 async def test_what_finds_no_thread_free_waits_for_one():
-    threads, released = ForeignThreads(3), threading.Event()
+    threads, released = EnvironmentThreads(3), threading.Event()
     running = []
 
     def run():

@@ -35,7 +35,7 @@ class Scripted:
         self.turns = list(turns)
         self.requests = []
 
-    async def generate(self, request, *, cut=None):
+    async def generate(self, request, *, interrupt=None):
         self.requests.append(request)
         return self.turns.pop(0)
 
@@ -76,7 +76,7 @@ def hold(engine, conversation, *, room=100, codec=None):
             engine=engine,
             codec=codec or Letters(),
             threads=THREADS,
-            cut=asyncio.Event(),
+            interrupt=asyncio.Event(),
         )
     )
 
@@ -172,7 +172,7 @@ async def test_the_engines_probabilities_are_those_of_the_whole_history():
                     engine=engine,
                     codec=Letters(),
                     threads=THREADS,
-                    cut=asyncio.Event(),
+                    interrupt=asyncio.Event(),
                 )
                 for _ in range(4)
             )

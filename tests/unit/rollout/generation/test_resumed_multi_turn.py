@@ -21,7 +21,7 @@ from vcpo.wire.trajectory import (
     partial_to_message,
 )
 from vcpo.wire.v1 import work_pb2
-from vcpo_rollout.engines.engine import Generation, GenerationCutError, GenerationRequest
+from vcpo_rollout.engines.engine import Generation, GenerationInterruptedError, GenerationRequest
 from vcpo_rollout.environments import Prompt
 from vcpo_rollout.generation.history import History, Turn, replied_turns
 from vcpo_rollout.generation.multi_turn import converse, resume
@@ -59,13 +59,15 @@ class Reciting:
         self.num_tokens = num_tokens
         self.version = version
 
-    async def generate(self, request, *, cut=None):
+    async def generate(self, request, *, interrupt=None):
         place = sum(token < FIRST_INSERTED for token in request.prompt_token_ids) - len(PROMPT)
-        begun = request.begun
+        begun = request.partial_response
         token_ids = list(begun.token_ids if begun else ())
         while END not in token_ids and len(token_ids) < request.max_new_tokens:
             if self.num_tokens == 0:
-                raise GenerationCutError(self.sampled(place, token_ids) if token_ids else None)
+                raise GenerationInterruptedError(
+                    self.sampled(place, token_ids) if token_ids else None
+                )
             self.num_tokens -= 1
             token_ids.append(self.text[place + len(token_ids)])
         sampled = self.sampled(place, token_ids)
@@ -115,7 +117,7 @@ def request_of(room=1000):
     return GenerationRequest(prompt_token_ids=PROMPT, temperature=1.0, max_new_tokens=room)
 
 
-async def held(conversation, history, engine, cut=None):
+async def held(conversation, history, engine, interrupt=None):
     return await converse(
         "lease/0",
         conversation,
@@ -123,15 +125,15 @@ async def held(conversation, history, engine, cut=None):
         engine=engine,
         codec=Letters(),
         threads=THREADS,
-        cut=cut or asyncio.Event(),
+        interrupt=interrupt or asyncio.Event(),
     )
 
 
 async def cut_after(num_tokens, turns, conversation, history):
     """What is handed back when the engine is cut after so many tokens, as the wire carries it."""
-    with pytest.raises(GenerationCutError) as caught:
+    with pytest.raises(GenerationInterruptedError) as caught:
         await held(conversation, history, Reciting(turns, num_tokens=num_tokens))
-    begun = caught.value.begun
+    begun = caught.value.partial_response
     if begun is None:
         return None
     sent = partial_to_message(begun).SerializeToString()
@@ -166,7 +168,7 @@ async def test_it_is_gone_on_with_in_the_middle_of_the_turn():
     request = history.next_request()
     assert request.prompt_token_ids == (*PROMPT, 10, 11, END, 102, 102, 102)
     assert request.max_new_tokens == 1000 - 6
-    assert request.begun == PartialResponse(
+    assert request.partial_response == PartialResponse(
         token_ids=(12,), logprobs=(-1.5,), version_spans=versions((1, 1))
     )
 
@@ -177,7 +179,7 @@ async def test_a_turn_that_was_complete_is_heard_again_and_not_sampled_again():
     conversation, history = await gone_on_with(begun, TURNS)
     assert conversation.heard == ["\n\x0b"]
     assert history.open_turn is None
-    assert history.next_request().begun is None
+    assert history.next_request().partial_response is None
 
 
 async def test_what_no_token_was_sampled_of_leaves_nothing():
@@ -267,7 +269,7 @@ async def test_an_environment_that_says_something_else_is_not_gone_on_with():
 
 
 async def test_a_reply_that_takes_long_does_not_hold_up_the_cut():
-    released, cut = threading.Event(), asyncio.Event()
+    released, interrupt = threading.Event(), asyncio.Event()
     asking, loop = asyncio.Event(), asyncio.get_running_loop()
 
     class Slow(Lengths):
@@ -277,18 +279,18 @@ async def test_a_reply_that_takes_long_does_not_hold_up_the_cut():
             return super().next_turn(response)
 
     holding = asyncio.create_task(
-        held(Slow(3), History(request=request_of()), Reciting(TURNS), cut)
+        held(Slow(3), History(request=request_of()), Reciting(TURNS), interrupt)
     )
     try:
         await asking.wait()
-        cut.set()
-        with pytest.raises(GenerationCutError) as caught:
+        interrupt.set()
+        with pytest.raises(GenerationInterruptedError) as caught:
             await holding
     finally:
         released.set()
-    assert caught.value.begun.token_ids == (10, 11, END)
+    assert caught.value.partial_response.token_ids == (10, 11, END)
     # Nobody has replied to that turn, so it is heard when the conversation is gone on with.
-    conversation, history = await gone_on_with(caught.value.begun, TURNS)
+    conversation, history = await gone_on_with(caught.value.partial_response, TURNS)
     assert conversation.heard == []
     whole = await held(Lengths(3), History(request=request_of()), Reciting(TURNS))
     assert await held(conversation, history, Reciting(TURNS)) == whole
@@ -337,7 +339,7 @@ async def leave_in_second_turns(place):
     worker = place.worker(places=2, drain_s=0.01)
     async with working(worker) as task:
         await eventually(lambda: place.engine.sampling == 2 and len(place.engine.requests) == 4)
-        worker.leave()
+        worker.shut_down()
         await task
     assert counts(place).dropped == {"handed_back": 2}
     place.engine.requests.clear()
@@ -356,7 +358,7 @@ async def test_a_conversation_that_one_worker_began_another_goes_on_with(place):
         await eventually(lambda: counts(place).buffered == 8)
     resumed = place.engine.requests[:2]
     assert [one.prompt_token_ids for one in resumed] == [(3, 4, 5, 1, 7)] * 2
-    assert [one.begun.token_ids for one in resumed] == [(5,)] * 2
+    assert [one.partial_response.token_ids for one in resumed] == [(5,)] * 2
     group, *_ = place.desk.ledger.take_batch(policy_version=1, max_lag_steps=1)
     for one in group.trajectories:
         assert one.response_token_ids == (5, 1, 7, 5, 1)

@@ -20,10 +20,10 @@ from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_learner.ledger.groups import group_from_message
 from vcpo_learner.ledger.requeue import restore_requeued
 from vcpo_learner.services.work import WorkService
-from vcpo_rollout.engines.engine import Generation, GenerationCutError
+from vcpo_rollout.engines.engine import Generation, GenerationInterruptedError
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.worker import Worker, WorkerParts
-from vcpo_rollout.transport.learner_client import HeldPolicy, Learner
+from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
 
 SECTIONS = {
     "steps": 1000,
@@ -110,12 +110,13 @@ class NumberingEngine:
         for sequence in [one for one in self.running if not one.ended.is_set()]:
             sequence.sample(next(self._numbers))
 
-    async def generate(self, request, *, cut):
+    async def generate(self, request, *, interrupt):
         sequence = UnderWay(
-            request.begun.token_ids if request.begun else (), request.max_new_tokens
+            request.partial_response.token_ids if request.partial_response else (),
+            request.max_new_tokens,
         )
         self.running.append(sequence)
-        waits = [asyncio.create_task(event.wait()) for event in (sequence.ended, cut)]
+        waits = [asyncio.create_task(event.wait()) for event in (sequence.ended, interrupt)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -124,7 +125,9 @@ class NumberingEngine:
                 wait.cancel()
         if sequence.ended.is_set():
             return Generation(**sequence.parts, finish_reason=sequence.finish_reason)
-        raise GenerationCutError(PartialResponse(**sequence.parts) if sequence.token_ids else None)
+        raise GenerationInterruptedError(
+            PartialResponse(**sequence.parts) if sequence.token_ids else None
+        )
 
 
 class Floor:
@@ -147,7 +150,7 @@ class Floor:
         gauges = RolloutGauges(RolloutMetrics(run="run", group="main"))
         return Worker(
             WorkerParts(
-                learner=Learner(DirectChannel(service), worker_id=name, rollout_group="main"),
+                learner=LearnerClient(DirectChannel(service), worker_id=name, rollout_group="main"),
                 receiver=HeldAlready(),
                 engine=engine,
                 environment=FakeEnvironment(),
@@ -177,7 +180,7 @@ class Floor:
 
     async def close(self) -> None:
         for worker in self._workers:
-            worker.leave()
+            worker.shut_down()
         await asyncio.gather(*self._tasks)
 
     @property

@@ -8,7 +8,7 @@ from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse, VersionSpan, prompt_sum
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.engines.engine import EngineError
-from vcpo_rollout.transport.learner_client import HeldPolicy, LeaseAnswer
+from vcpo_rollout.transport.learner_client import HeldPolicy, LeaseResult
 from vcpo_rollout.transport.retries import LearnerFailedError
 
 
@@ -143,7 +143,7 @@ async def test_a_worker_that_leaves_finishes_what_is_under_way(place):
     worker = place.worker()
     async with working(worker) as task:
         await eventually(lambda: place.engine.sampling == 4)
-        worker.leave()
+        worker.shut_down()
         place.engine.gate.set()
         assert await task is RunPhase.RUNNING
     assert (counts(place).buffered, counts(place).in_flight) == (4, 0)
@@ -156,7 +156,7 @@ async def test_a_worker_that_leaves_hands_back_what_it_cannot_finish_in_time(pla
     worker = place.worker(drain_s=0.01)
     async with working(worker) as task:
         await eventually(lambda: place.engine.sampling == 4)
-        worker.leave()
+        worker.shut_down()
         await task
     assert counts(place).dropped == {"handed_back": 4}
     assert place.samples("handed_back") == 4
@@ -170,7 +170,7 @@ async def test_what_a_worker_began_before_it_left_another_goes_on_with(place):
     worker = place.worker(places=2, drain_s=0.01)
     async with working(worker) as task:
         await eventually(lambda: len(place.engine.requests) == 2)
-        worker.leave()
+        worker.shut_down()
         await task
     assert counts(place).dropped == {"handed_back": 2}
     # Two answers, one complete ("5, end") and one cut at its first token.
@@ -185,13 +185,13 @@ async def test_what_a_worker_began_before_it_left_another_goes_on_with(place):
     assert place.count("vcpo_rollout_tokens_resumed_total") == 3
     # One of the two was complete: it was judged, and nothing sampled for it.
     (resumed, *_) = place.engine.requests
-    assert resumed.begun == PartialResponse(
+    assert resumed.partial_response == PartialResponse(
         token_ids=(5,),
         logprobs=(-0.5,),
         version_spans=(VersionSpan(policy_version=0, num_tokens=1),),
         prompt_xxh3=prompt_sum((3, 4)),
     )
-    assert sum(request.begun is not None for request in place.engine.requests) == 1
+    assert sum(request.partial_response is not None for request in place.engine.requests) == 1
     group, *_ = place.desk.ledger.take_batch(policy_version=1, max_lag_steps=1)
     assert {one.response_token_ids for one in group.trajectories} == {(5, 1)}
     versions = {
@@ -207,7 +207,7 @@ async def test_an_environment_that_says_another_prompt_elsewhere_mixes_no_group(
     worker = place.worker(places=2, drain_s=0.01)
     async with working(worker) as task:
         await eventually(lambda: place.engine.sampling == 2)
-        worker.leave()
+        worker.shut_down()
         await task
     place.engine.requests.clear()
     place.engine.gate.set()
@@ -228,19 +228,19 @@ async def test_the_answers_of_an_evaluation_are_begun_anew(place):
     worker = place.worker(places=2, drain_s=0.01)
     async with working(worker) as task:
         await eventually(lambda: place.engine.sampling == 1)
-        worker.leave()
+        worker.shut_down()
         await task
     place.engine.gate.set()
     async with working(place.worker(places=2, learner=place.learner_for("another"))):
         assert (await evaluating).num_trajectories == 1
     assert place.count("vcpo_rollout_tokens_released_total") == 0
-    assert [request.begun for request in place.engine.requests[:2]] == [None, None]
+    assert [request.partial_response for request in place.engine.requests[:2]] == [None, None]
 
 
 async def test_a_worker_can_leave_before_the_first_policy(place):
     worker = place.worker()
     async with working(worker) as task:
-        worker.leave()
+        worker.shut_down()
         assert await task is RunPhase.RUNNING
 
 
@@ -287,8 +287,8 @@ async def test_what_is_recalled_is_cut_and_gone_on_with_after_the_step():
             assert await place.desk.dispatcher.next_batch()
             await eventually(lambda: counts(place).dropped == {"surplus": 2})
             place.publish(1)
-            await eventually(lambda: any(one.begun for one in place.engine.requests))
-            assert sum(one.begun is not None for one in place.engine.requests) == 2
+            await eventually(lambda: any(one.partial_response for one in place.engine.requests))
+            assert sum(one.partial_response is not None for one in place.engine.requests) == 2
 
 
 class OneLease:
@@ -307,7 +307,7 @@ class OneLease:
         )
         leases = () if self.given else (lease,)
         self.given = True
-        return LeaseAnswer(leases=leases, phase=RunPhase.RUNNING, retry_after_s=60)
+        return LeaseResult(leases=leases, phase=RunPhase.RUNNING, retry_after_s=60)
 
     async def submit(self, *_):
         self.reports.append("submitted")
@@ -315,7 +315,7 @@ class OneLease:
     async def report_failure(self, *_):
         self.reports.append("failed")
 
-    async def recalled(self, heard, *, wait_s):
+    async def preempted_leases(self, heard, *, wait_s):
         await asyncio.Event().wait()
 
     async def release_everything(self):
@@ -343,6 +343,6 @@ async def test_a_worker_that_can_no_longer_hear_of_recalls_ends():
         async def failing(heard, *, wait_s):
             raise LearnerFailedError("Recall failed 10 times in a row")
 
-        learner.recalled = failing
+        learner.preempted_leases = failing
         with pytest.raises(LearnerFailedError, match="Recall failed"):
             await place.worker(learner=learner).run()

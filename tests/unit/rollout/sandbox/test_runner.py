@@ -294,7 +294,7 @@ def _status(pid):
 
 def test_what_programs_are_not_kept_from_is_a_metric():
     metrics = RolloutMetrics(run="run", group="main")
-    RolloutGauges(metrics).sandboxed(("disk", "shared memory"))
+    RolloutGauges(metrics).watch_sandbox(("disk", "shared memory"))
     labels = {"run": "run", "group": "main"}
     missing = {
         protection: metrics.registry.get_sample_value(
@@ -309,7 +309,7 @@ def test_folders_that_stay_are_a_metric(monkeypatch):
     metrics = RolloutMetrics(run="run", group="main")
     name, labels = "vcpo_rollout_sandbox_folders_left", {"run": "run", "group": "main"}
     assert metrics.registry.get_sample_value(name, labels) is None
-    RolloutGauges(metrics).sandboxed(())
+    RolloutGauges(metrics).watch_sandbox(())
     assert metrics.registry.get_sample_value(name, labels) == 0
     monkeypatch.setattr(sandbox, "_FOLDERS_LEFT", {"/tmp/a", "/tmp/b"})
     assert metrics.registry.get_sample_value(name, labels) == 2

@@ -8,7 +8,7 @@ from vcpo.wire.errors import InvalidMessageError, NotFoundError, UnavailableErro
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo_rollout.transport import learner_client as learner_module
-from vcpo_rollout.transport.learner_client import HeldPolicy, Learner, SubmissionRefusedError
+from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient, SubmissionRefusedError
 
 HELD = HeldPolicy(incarnation="now", policy_version=0)
 
@@ -56,7 +56,7 @@ def calling(troubled):
 
 def learner_at(channel, **settings):
     settings = {"retries": quick_retries(), **settings}
-    return Learner(channel, worker_id="w", rollout_group="main", **settings)
+    return LearnerClient(channel, worker_id="w", rollout_group="main", **settings)
 
 
 async def test_an_unavailable_learner_is_asked_again_until_it_answers():

@@ -15,31 +15,31 @@ from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo.wire.weights import CorruptWeightsError
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.transport.learner_client import HeldPolicy, Learner
-from vcpo_rollout.transport.peer_client import Peers
-from vcpo_rollout.transport.peer_service import SharingService
-from vcpo_rollout.transport.transfer_buffer import PieceShelf
-from vcpo_rollout.weights.fetcher import WeightSupply
+from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
+from vcpo_rollout.transport.peer_client import PeerClient
+from vcpo_rollout.transport.peer_service import PeerService
+from vcpo_rollout.transport.transfer_buffer import TransferCache
+from vcpo_rollout.weights.fetcher import WeightFetcher
 
 add_policy_service = policy_pb2_grpc.add_PolicyServiceServicer_to_server
 
 
 class Sharer:
-    """A worker as far as weights go: its supply, and the server that passes them on."""
+    """A worker as far as weights go: its fetcher, and the server that passes them on."""
 
     def __init__(self, name, channel, **times_s):
         self.name, self._times_s = name, times_s
         self.clock = ManualClock()
         self.metrics = RolloutMetrics(run="run", group="main")
-        self.shelf = PieceShelf()
+        self.cache = TransferCache()
         self.server = WireServer(token=None)
-        add_policy_service(SharingService(self.shelf, patience_s=0.5), self.server.grpc_server)
+        add_policy_service(PeerService(self.cache, patience_s=0.5), self.server.grpc_server)
         self._channel = channel
         self.held = None
 
     async def start(self):
         self.port = await self.server.start("127.0.0.1:0", ())
-        self.learner = Learner(
+        self.learner = LearnerClient(
             self._channel,
             worker_id=self.name,
             rollout_group="main",
@@ -47,21 +47,21 @@ class Sharer:
             retries=quick_retries(),
         )
         gauges = RolloutGauges(self.metrics)
-        self.peers = Peers(
+        self.peers = PeerClient(
             lambda address: open_channel(address, token=None),
             worker_id=self.name,
             gauges=gauges,
             clock=self.clock,
             **self._times_s,
         )
-        self.supply = WeightSupply(self.learner, gauges, shelf=self.shelf, peers=self.peers)
+        self.fetcher = WeightFetcher(self.learner, gauges, cache=self.cache, peers=self.peers)
 
     async def manifest(self):
         return await self.learner.newest_policy(self.held, wait_s=0)
 
     async def take(self, manifest=None):
         manifest = manifest or await self.manifest()
-        weights = await self.supply.bring(manifest)
+        weights = await self.fetcher.fetch(manifest)
         self.held = HeldPolicy(incarnation=INCARNATION, policy_version=weights.policy_version)
         await self.manifest()  # as a worker does: it holds this one and asks for the next
         return weights

@@ -13,9 +13,9 @@ from tests.unit.rollout.transport.test_learner_client import HELD, Troubled, cal
 from vcpo.wire.errors import WireError
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_rollout import __main__ as command
-from vcpo_rollout.transport.learner_client import Learner
+from vcpo_rollout.transport.learner_client import LearnerClient
 from vcpo_rollout.transport.retries import LearnerFailedError, Retries
-from vcpo_rollout.transport.transfer_buffer import Piece, PieceKey
+from vcpo_rollout.transport.transfer_buffer import Transfer, TransferKey
 
 DOUBTFUL = [
     StatusCode.INTERNAL,
@@ -159,14 +159,16 @@ class Breaking(policy_pb2_grpc.PolicyServiceServicer):
 
 
 async def fetched(breaking):
-    version = Piece(
-        PieceKey(incarnation="now", policy_version=4, base_policy_version=None),
+    version = Transfer(
+        TransferKey(incarnation="now", policy_version=4, base_policy_version=None),
         store_of(4).get("now", 4).manifest.total_bytes,
     )
     async with served(
         lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(breaking, server)
     ) as channel:
-        learner = Learner(channel, worker_id="w", rollout_group="main", retries=quick_retries())
+        learner = LearnerClient(
+            channel, worker_id="w", rollout_group="main", retries=quick_retries()
+        )
         await learner.fetch(version)
     return version
 

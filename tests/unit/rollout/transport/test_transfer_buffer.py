@@ -9,69 +9,69 @@ from hypothesis import strategies as st
 from tests.fixtures.learner.scenes import settle
 from vcpo.wire.errors import NotFoundError, UnavailableError
 from vcpo.wire.weights import CorruptWeightsError
-from vcpo_rollout.transport.transfer_buffer import Piece, PieceKey, PieceShelf
+from vcpo_rollout.transport.transfer_buffer import Transfer, TransferCache, TransferKey
 
 
 def key(version=1, base=None, incarnation="now"):
-    return PieceKey(incarnation=incarnation, policy_version=version, base_policy_version=base)
+    return TransferKey(incarnation=incarnation, policy_version=version, base_policy_version=base)
 
 
-def shelf_with(*pieces):
-    shelf = PieceShelf()
-    shelf.expect(pieces[0], pieces[1:])
-    return shelf
+def cache_with(*transfers):
+    cache = TransferCache()
+    cache.announce(transfers[0], transfers[1:])
+    return cache
 
 
-async def read_all(piece, size=3):
+async def read_all(transfer, size=3):
     data = b""
-    while some := await piece.read(len(data), size):
+    while some := await transfer.read(len(data), size):
         data += some
     return data
 
 
 async def test_a_reader_gets_what_is_there_and_then_what_comes():
-    piece = Piece(key(), 6)
-    piece.extend(0, b"ab")
-    reading = asyncio.create_task(read_all(piece))
+    transfer = Transfer(key(), 6)
+    transfer.extend(0, b"ab")
+    reading = asyncio.create_task(read_all(transfer))
     await settle()
     assert not reading.done()
-    piece.extend(2, b"cdef")
+    transfer.extend(2, b"cdef")
     assert await reading == b"abcdef"
 
 
 async def test_readers_of_a_piece_that_is_given_up_are_told():
-    piece = Piece(key(), 6)
-    reading = asyncio.create_task(read_all(piece))
+    transfer = Transfer(key(), 6)
+    reading = asyncio.create_task(read_all(transfer))
     await settle()
-    piece.give_up()
+    transfer.discard()
     with pytest.raises(UnavailableError, match="no longer passed on"):
         await reading
 
 
 @pytest.mark.parametrize(("offset", "data"), [(1, b"c"), (3, b"c"), (2, b"cdefg")], ids=str)
 def test_chunks_that_do_not_follow_are_refused(offset, data):
-    piece = Piece(key(), 6)
-    piece.extend(0, b"ab")
+    transfer = Transfer(key(), 6)
+    transfer.extend(0, b"ab")
     with pytest.raises(CorruptWeightsError, match="do not follow 2 of 6"):
-        piece.extend(offset, data)
-    assert piece.num_arrived == 2
+        transfer.extend(offset, data)
+    assert transfer.num_arrived == 2
 
 
 @given(st.lists(st.binary(max_size=9), max_size=9))
 def test_any_chunks_in_order_make_the_whole(chunks):
-    piece = Piece(key(), sum(map(len, chunks)))
+    transfer = Transfer(key(), sum(map(len, chunks)))
     for chunk in chunks:
-        piece.extend(piece.num_arrived, chunk)
-    assert piece.is_complete
-    assert piece.content() == b"".join(chunks)
+        transfer.extend(transfer.num_arrived, chunk)
+    assert transfer.is_complete
+    assert transfer.content() == b"".join(chunks)
 
 
 async def test_a_version_that_is_not_heard_of_yet_is_waited_for():
-    shelf = PieceShelf()
-    finding = asyncio.create_task(shelf.find(key(2, 1), 30))
+    cache = TransferCache()
+    finding = asyncio.create_task(cache.find(key(2, 1), 30))
     await settle()
-    delta = Piece(key(2, 1), 6)
-    shelf.expect(Piece(key(2), 60), [delta])
+    delta = Transfer(key(2, 1), 6)
+    cache.announce(Transfer(key(2), 60), [delta])
     assert await finding is delta
 
 
@@ -79,39 +79,39 @@ async def test_a_version_that_is_not_heard_of_yet_is_waited_for():
     "asked", [key(2, 0), key(1), key(1, 0)], ids=["another delta", "earlier", "earlier delta"]
 )
 async def test_what_will_not_come_is_not_waited_for(asked):
-    shelf = shelf_with(Piece(key(2), 60), Piece(key(2, 1), 6))
+    cache = cache_with(Transfer(key(2), 60), Transfer(key(2, 1), 6))
     with pytest.raises(NotFoundError, match="not held here; ask the learner"):
-        await shelf.find(asked, 30)
+        await cache.find(asked, 30)
 
 
 async def test_what_does_not_come_in_time_is_not_here():
     with pytest.raises(NotFoundError):
-        await shelf_with(Piece(key(1), 60)).find(key(2), 0)
+        await cache_with(Transfer(key(1), 60)).find(key(2), 0)
 
 
 async def test_the_version_before_is_passed_on_until_the_next_has_come():
-    old, new = Piece(key(1), 60), Piece(key(2), 60)
-    shelf = shelf_with(old)
-    shelf.expect(new, [])
-    assert await shelf.find(key(1), 0) is old
-    shelf.settle()
-    assert await shelf.find(key(2), 0) is new
+    old, new = Transfer(key(1), 60), Transfer(key(2), 60)
+    cache = cache_with(old)
+    cache.announce(new, [])
+    assert await cache.find(key(1), 0) is old
+    cache.commit()
+    assert await cache.find(key(2), 0) is new
     with pytest.raises(NotFoundError):
-        await shelf.find(key(1), 0)
+        await cache.find(key(1), 0)
 
 
 async def test_a_chain_of_deltas_stays_with_the_version_it_leads_to():
-    first, last = Piece(key(2, 1), 6), Piece(key(3, 2), 6)
-    shelf = shelf_with(Piece(key(3), 60), first, last)
-    shelf.settle()
-    assert await shelf.find(key(2, 1), 0) is first
+    first, last = Transfer(key(2, 1), 6), Transfer(key(3, 2), 6)
+    cache = cache_with(Transfer(key(3), 60), first, last)
+    cache.commit()
+    assert await cache.find(key(2, 1), 0) is first
 
 
 async def test_a_version_that_came_to_nothing_is_gone_and_the_one_before_is_not():
-    old, new = Piece(key(1), 60), Piece(key(2), 60)
-    shelf = shelf_with(old)
-    shelf.expect(new, [])
-    shelf.give_up()
-    assert await shelf.find(key(1), 0) is old
+    old, new = Transfer(key(1), 60), Transfer(key(2), 60)
+    cache = cache_with(old)
+    cache.announce(new, [])
+    cache.discard()
+    assert await cache.find(key(1), 0) is old
     with pytest.raises(UnavailableError):
         await new.read(0, 1)

@@ -10,9 +10,9 @@ from vcpo.spec.workloads import Weights
 from vcpo.wire.v1 import policy_pb2_grpc
 from vcpo_learner.weights.archive import open_archive
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.transport.learner_client import HeldPolicy, Learner
+from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
 from vcpo_rollout.weights.archive import ArchiveReader
-from vcpo_rollout.weights.fetcher import WeightSupply
+from vcpo_rollout.weights.fetcher import WeightFetcher
 
 
 def settings(folder, *, every=3):
@@ -45,12 +45,12 @@ class Scene:
         async with served(
             lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(service, server)
         ) as channel:
-            learner = Learner(channel, worker_id="w", rollout_group="main")
+            learner = LearnerClient(channel, worker_id="w", rollout_group="main")
             reader = ArchiveReader(url or str(self.folder), "run")
-            supply = WeightSupply(learner, RolloutGauges(metrics), archive=reader)
+            fetcher = WeightFetcher(learner, RolloutGauges(metrics), archive=reader)
             for _ in range(times):
                 manifest = await learner.newest_policy(None, wait_s=0)
-            weights = await supply.bring(manifest)
+            weights = await fetcher.fetch(manifest)
         labels = {"run": "run", "group": "main"}
         name = "vcpo_rollout_weight_sync_bytes_total"
         value = metrics.registry.get_sample_value
@@ -120,7 +120,7 @@ async def test_a_holder_is_told_deltas_and_not_the_archive(folder):
     async with served(
         lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(service, server)
     ) as channel:
-        learner = Learner(channel, worker_id="w", rollout_group="main")
+        learner = LearnerClient(channel, worker_id="w", rollout_group="main")
         held = HeldPolicy(incarnation=INCARNATION, policy_version=0)
         manifest = await learner.newest_policy(held, wait_s=0)
     assert len(manifest.deltas) == 1

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from vcpo_rollout.engines.engine import EngineError
-from vcpo_rollout.weights.lora_merge import AdapterMerge
+from vcpo_rollout.weights.lora_merge import LoraMerge
 
 BASE = {"a.weight": torch.zeros(3, 2), "a.bias": torch.ones(3), "norm.weight": torch.ones(2)}
 FIRST, SECOND = "a.lora_A.default.weight", "a.lora_B.default.weight"
@@ -13,7 +13,7 @@ ADAPTERS = {
 
 
 def merge(**given):
-    return AdapterMerge(base=BASE, scale=0.5)({**ADAPTERS, **given}, 7)
+    return LoraMerge(base=BASE, scale=0.5)({**ADAPTERS, **given}, 7)
 
 
 def test_the_product_is_added_to_its_layer_and_nothing_else_changes():
@@ -30,7 +30,7 @@ def test_the_next_version_starts_from_the_base_again():
 
 def test_types_stay_those_of_the_base():
     base = {name: each.to(torch.bfloat16) for name, each in BASE.items()}
-    merged = AdapterMerge(base=base, scale=0.5)(ADAPTERS, 7)
+    merged = LoraMerge(base=base, scale=0.5)(ADAPTERS, 7)
     assert {each.dtype for each in merged.values()} == {torch.bfloat16}
 
 

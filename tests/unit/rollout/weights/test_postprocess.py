@@ -5,9 +5,9 @@ import torch
 from tests.fixtures.learner.scenes import make_run
 from vcpo.spec.workloads import Quantization
 from vcpo_rollout.engines.loading import load_parameters
-from vcpo_rollout.weights.lora_merge import AdapterMerge
-from vcpo_rollout.weights.postprocess import Preparation, preparation_of
-from vcpo_rollout.weights.quantize_and_noise import Alteration
+from vcpo_rollout.weights.lora_merge import LoraMerge
+from vcpo_rollout.weights.postprocess import WeightPostprocessing, make_postprocessing
+from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
 
 TINY = "examples/models/tiny"
 
@@ -15,7 +15,7 @@ TINY = "examples/models/tiny"
 def prepared_by(**sections):
     spec = make_run(**sections).spec
     group = spec.rollouts[0]
-    return preparation_of(spec, group, seed=0, rounding=group.quantization)
+    return make_postprocessing(spec, group, seed=0, rounding=group.quantization)
 
 
 def test_a_group_that_asks_for_nothing_takes_versions_as_they_are():
@@ -36,16 +36,16 @@ def test_adapters_are_merged_before_anything_is_rounded():
         rollouts=[{"name": "a", "quantization": "int8"}],
     )
     merge, alteration = found.stages
-    assert isinstance(merge, AdapterMerge)
+    assert isinstance(merge, LoraMerge)
     assert merge.scale == 3.0
     assert merge.base.keys() == load_parameters(TINY).keys()
-    assert isinstance(alteration, Alteration)
+    assert isinstance(alteration, QuantizationAndNoise)
     assert alteration.quantization is Quantization.INT8
 
 
 def test_what_the_engine_quantizes_itself_comes_to_it_as_it_was_published():
     spec = make_run(rollouts=[{"name": "a", "quantization": "fp8"}]).spec
-    found = preparation_of(spec, spec.rollouts[0], seed=0, rounding=Quantization.NONE)
+    found = make_postprocessing(spec, spec.rollouts[0], seed=0, rounding=Quantization.NONE)
     assert found is None
 
 
@@ -57,7 +57,7 @@ def test_stages_follow_one_another_from_file_to_file():
         return {name: each + policy_version for name, each in tensors.items()}
 
     payload = safetensors.torch.save({"a": torch.tensor([1.0, 2.0])})
-    found = Preparation(stages=[doubled, raised])(payload, 5)
+    found = WeightPostprocessing(stages=[doubled, raised])(payload, 5)
     assert safetensors.torch.load(found)["a"].tolist() == [7.0, 9.0]
 
 

@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 
 from vcpo.algo import NoiseSchedule
 from vcpo.spec.workloads import Quantization
-from vcpo_rollout.weights.quantize_and_noise import Alteration, fp8_rounded, int8_rounded
+from vcpo_rollout.weights.quantize_and_noise import (
+    QuantizationAndNoise,
+    round_to_fp8,
+    round_to_int8,
+)
 
 NOISE = NoiseSchedule(initial_sigma=0.1, final_sigma=0.01, num_stages=10, total_steps=10)
 WEIGHTS = {
@@ -25,7 +29,7 @@ NORMS = {"model.layers.0.input_layernorm.weight", "model.norm.weight"}
 
 
 def alteration(*, quantization=Quantization.NONE, noise=None, seed=0):
-    return Alteration(quantization=quantization, noise=noise, seed=seed)
+    return QuantizationAndNoise(quantization=quantization, noise=noise, seed=seed)
 
 
 def changed(altered):
@@ -34,7 +38,7 @@ def changed(altered):
 
 def test_e4m3_keeps_three_bits_behind_the_first():
     # The largest is 448, so the scale is 1: between 16 and 32 numbers are 2 apart, ties to even.
-    rounded = fp8_rounded(torch.tensor([[448.0, 17.0, 19.0, 18.9, -21.5, 0.3]]))
+    rounded = round_to_fp8(torch.tensor([[448.0, 17.0, 19.0, 18.9, -21.5, 0.3]]))
     assert rounded.tolist() == [[448.0, 16.0, 20.0, 18.0, -22.0, 0.3125]]
 
 
@@ -42,18 +46,18 @@ def test_every_block_of_128_by_128_has_its_own_scale():
     matrix = torch.zeros(130, 129)
     matrix[0, 0], matrix[0, 128], matrix[129, 0] = 448.0, 4.48, 0.0448
     matrix[1, 128] = 0.17
-    rounded = fp8_rounded(matrix)
+    rounded = round_to_fp8(matrix)
     assert rounded[[0, 0, 129], [0, 128, 0]].tolist() == pytest.approx([448.0, 4.48, 0.0448])
     # 0.17 is 17 at this block's scale, and becomes 16; at the first block's it would be 0.171875.
     assert float(rounded[1, 128]) == pytest.approx(0.16)
 
 
 def test_int8_has_127_steps_to_the_largest_of_a_row():
-    rounded = int8_rounded(torch.tensor([[1.27, 0.014, -0.016], [254.0, 1.9, 0.0]]))
+    rounded = round_to_int8(torch.tensor([[1.27, 0.014, -0.016], [254.0, 1.9, 0.0]]))
     torch.testing.assert_close(rounded, torch.tensor([[1.27, 0.01, -0.02], [254.0, 2.0, 0.0]]))
 
 
-@pytest.mark.parametrize("rounded", [fp8_rounded, int8_rounded])
+@pytest.mark.parametrize("rounded", [round_to_fp8, round_to_int8])
 def test_a_matrix_of_zeros_stays_one(rounded):
     assert not rounded(torch.zeros(3, 5)).any()
 
@@ -62,10 +66,10 @@ def test_a_matrix_of_zeros_stays_one(rounded):
 def test_numbers_move_by_no_more_than_half_a_step(seed):
     matrix = torch.randn(5, 7, generator=torch.Generator().manual_seed(seed))
     largest = matrix.abs().amax(dim=1, keepdim=True)
-    assert ((int8_rounded(matrix) - matrix).abs() <= largest / 254 * (1 + 1e-5)).all()
+    assert ((round_to_int8(matrix) - matrix).abs() <= largest / 254 * (1 + 1e-5)).all()
     # Three bits: 1/16 of a number, or half the smallest step, 2^-10, at the scale amax / 448.
     slack = torch.maximum(matrix.abs() / 16, matrix.abs().max() / 448 * 2**-10)
-    assert ((fp8_rounded(matrix) - matrix).abs() <= slack * (1 + 1e-5)).all()
+    assert ((round_to_fp8(matrix) - matrix).abs() <= slack * (1 + 1e-5)).all()
 
 
 @pytest.mark.parametrize("quantization", [Quantization.FP8, Quantization.INT8])

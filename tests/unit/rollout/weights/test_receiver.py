@@ -24,9 +24,9 @@ from vcpo.wire.errors import NotFoundError, UnavailableError
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.transport.learner_client import HeldPolicy, Learner
-from vcpo_rollout.weights.postprocess import Preparation
-from vcpo_rollout.weights.quantize_and_noise import Alteration
+from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
+from vcpo_rollout.weights.postprocess import WeightPostprocessing
+from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
 from vcpo_rollout.weights.receiver import WeightReceiver
 
 
@@ -67,14 +67,16 @@ class PolicyServer(policy_pb2_grpc.PolicyServiceServicer):
 
 
 @contextlib.asynccontextmanager
-async def following(server, engine, prepare=None, clock=time.monotonic):
+async def following(server, engine, postprocess=None, clock=time.monotonic):
     """A receiver that follows the server for as long as the context lasts."""
     add = policy_pb2_grpc.add_PolicyServiceServicer_to_server
     async with served(lambda grpc_server: add(server, grpc_server)) as channel:
         receiver = WeightReceiver(
-            learner=Learner(channel, worker_id="w", rollout_group="main", retries=quick_retries()),
+            learner=LearnerClient(
+                channel, worker_id="w", rollout_group="main", retries=quick_retries()
+            ),
             engine=engine,
-            prepare=prepare,
+            postprocess=postprocess,
             gauges=RolloutGauges(RolloutMetrics(run="run", group="main")),
             pause_after_corruption_s=0.0,
             clock=clock,
@@ -132,7 +134,9 @@ async def test_a_prepared_version_is_what_the_engine_gets_under_its_own_label(se
         return 0
 
     engine.swap_weights = take
-    rounding = Preparation(stages=[Alteration(quantization=Quantization.INT8, noise=None, seed=0)])
+    rounding = WeightPostprocessing(
+        stages=[QuantizationAndNoise(quantization=Quantization.INT8, noise=None, seed=0)]
+    )
     server.payload = safetensors.torch.save({"layer.weight": torch.tensor([[1.27, 0.014]])})
     server.newest = weights_manifest(server.payload, version=3)
     async with following(server, engine, rounding) as (receiver, _):

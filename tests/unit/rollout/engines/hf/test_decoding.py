@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vcpo.wire.trajectory import FinishReason, VersionSpan
 from vcpo_rollout.engines.engine import EngineError
-from vcpo_rollout.engines.hf.decoding import DecodeBatch, Draft, sample_tokens
+from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence, sample_tokens
 
 SHORT, MIDDLE, LONG = (5, 6), (9, 3, 3, 7, 12), tuple(range(1, 20))
 
@@ -28,20 +28,20 @@ def make_batch(make_model, parameters):
 
 @pytest.fixture(scope="module")
 def make_draft(make_request):
-    return lambda prompt, **settings: Draft(request=make_request(prompt, **settings))
+    return lambda prompt, **settings: PartialSequence(request=make_request(prompt, **settings))
 
 
 def run(batch):
     """Step until all have ended."""
     ended = {}
-    while batch.drafts:
+    while batch.sequences:
         ended |= batch.step()
     return ended
 
 
 def assert_scored_as_alone(ended, model, reference_logprobs):
-    for draft, generation in ended.items():
-        request = draft.request
+    for sequence, generation in ended.items():
+        request = sequence.request
         expected = reference_logprobs(
             model, request.prompt_token_ids, generation.token_ids, request.temperature
         )
@@ -119,10 +119,10 @@ def test_tokens_after_a_swap_are_scored_and_labelled_by_the_new_version(
     batch.admit([make_draft(MIDDLE), make_draft(SHORT)])
     for _ in range(3):
         batch.step()
-    before = [tuple(draft.token_ids) for draft in batch.drafts]
+    before = [tuple(sequence.token_ids) for sequence in batch.sequences]
     batch.swap(2, parameters(new))
-    for draft, generation in run(batch).items():
-        prompt, tokens = draft.request.prompt_token_ids, generation.token_ids
+    for sequence, generation in run(batch).items():
+        prompt, tokens = sequence.request.prompt_token_ids, generation.token_ids
         assert tokens[:3] in before
         assert generation.version_spans == (
             VersionSpan(policy_version=1, num_tokens=3),
@@ -136,12 +136,12 @@ def test_tokens_after_a_swap_are_scored_and_labelled_by_the_new_version(
 def test_a_version_that_sampled_nothing_has_no_span(make_model, make_batch, make_draft, parameters):
     model = make_model()
     batch = make_batch(model)
-    draft = make_draft(SHORT, max_new_tokens=2)
-    batch.admit([draft])
+    sequence = make_draft(SHORT, max_new_tokens=2)
+    batch.admit([sequence])
     batch.step()
     batch.swap(2, parameters(model))
     batch.swap(3, parameters(model))
-    spans = [(span.policy_version, span.num_tokens) for span in run(batch)[draft].version_spans]
+    spans = [(span.policy_version, span.num_tokens) for span in run(batch)[sequence].version_spans]
     assert spans == [(1, 1), (3, 1)]
 
 
@@ -177,7 +177,7 @@ def carry_out(make_model, make_draft, policies, parameters):
                 case ("step",):
                     ended |= batch.step()
                 case ("drop",):
-                    batch.drop(batch.drafts[:1])
+                    batch.drop(batch.sequences[:1])
                 case "swap", version:
                     batch.swap(version, parameters(policies[version]))
         return ended | run(batch)
@@ -190,8 +190,8 @@ def carry_out(make_model, make_draft, policies, parameters):
 def test_whatever_happens_each_token_is_scored_by_the_version_it_is_labelled_with(
     carry_out, policies, reference_logprobs, commands
 ):
-    for draft, generation in carry_out(commands).items():
-        prompt, tokens = draft.request.prompt_token_ids, generation.token_ids
+    for sequence, generation in carry_out(commands).items():
+        prompt, tokens = sequence.request.prompt_token_ids, generation.token_ids
         expected = []
         for span in generation.version_spans:
             scored = slice(len(expected), len(expected) + span.num_tokens)
@@ -215,25 +215,25 @@ def test_each_sequence_ends_at_its_own_limit(make_model, make_batch, make_draft)
     limits = {make_draft(SHORT, max_new_tokens=limit): limit for limit in (1, 5, 3)}
     batch.admit(list(limits))
     ended = run(batch)
-    assert {draft: len(ended[draft].token_ids) for draft in limits} == limits
-    assert {ended[draft].finish_reason for draft in limits} == {FinishReason.LENGTH}
+    assert {sequence: len(ended[sequence].token_ids) for sequence in limits} == limits
+    assert {ended[sequence].finish_reason for sequence in limits} == {FinishReason.LENGTH}
 
 
 def test_an_end_token_ends_the_sequence_and_is_its_last_token(make_model, make_batch, make_draft):
     every_token = frozenset(range(40))
     batch = make_batch(make_model(), end_token_ids=every_token)
-    draft = make_draft(SHORT)
-    batch.admit([draft])
-    generation = batch.step()[draft]
+    sequence = make_draft(SHORT)
+    batch.admit([sequence])
+    generation = batch.step()[sequence]
     assert generation.finish_reason is FinishReason.STOP
     assert len(generation.token_ids) == 1
 
 
 def test_an_end_token_at_the_limit_counts_as_an_end(make_model, make_batch, make_draft):
     batch = make_batch(make_model(), end_token_ids=frozenset(range(40)))
-    draft = make_draft(SHORT, max_new_tokens=1)
-    batch.admit([draft])
-    assert batch.step()[draft].finish_reason is FinishReason.STOP
+    sequence = make_draft(SHORT, max_new_tokens=1)
+    batch.admit([sequence])
+    assert batch.step()[sequence].finish_reason is FinishReason.STOP
 
 
 def test_first_tokens_are_drawn_as_often_as_the_model_says(
@@ -278,9 +278,9 @@ def test_logits_that_are_not_numbers_fail_the_sequence_and_a_new_policy_cures_it
     good = parameters(model)
     batch = make_batch(model)
     batch.swap(2, {name: torch.full_like(tensor, math.nan) for name, tensor in good.items()})
-    draft = make_draft(SHORT)
-    batch.admit([draft])
-    failure = batch.step()[draft]
+    sequence = make_draft(SHORT)
+    batch.admit([sequence])
+    failure = batch.step()[sequence]
     batch.swap(3, good)
     batch.admit([make_draft(SHORT)])
     assert isinstance(failure, EngineError)

@@ -254,9 +254,17 @@ async def test_bfloat16_rounds_parameters_and_scores_in_float32(
         (PROMPT, {"temperature": float("nan")}, "temperature: nan"),
         (PROMPT, {"max_new_tokens": 0}, "max_new_tokens: 0"),
         (PROMPT, {"max_new_tokens": 1 << 20}, "spec.sampling.maxNewTokens"),
-        (PROMPT, {"begun": begun_with()}, "begun: 0 tokens of at most 8"),
-        (PROMPT, {"begun": begun_with(*range(8))}, "begun: 8 tokens of at most 8"),
-        (PROMPT, {"begun": begun_with(5, 40)}, "begun: 5 to 40"),
+        (
+            PROMPT,
+            {"partial_response": begun_with()},
+            "partial_response: has 0 tokens, and max_new_tokens is 8",
+        ),
+        (
+            PROMPT,
+            {"partial_response": begun_with(*range(8))},
+            "partial_response: has 8 tokens, and max_new_tokens is 8",
+        ),
+        (PROMPT, {"partial_response": begun_with(5, 40)}, "partial_response: token ids 5 to 40"),
     ],
 )
 async def test_a_request_that_cannot_be_served_is_refused(

@@ -19,7 +19,7 @@ from tests.unit.rollout.engines.vllm.tiny_vllm import (
 )
 from vcpo.spec.workloads import Precision
 from vcpo.wire.trajectory import FinishReason
-from vcpo_rollout.engines.engine import EngineError, GenerationCutError
+from vcpo_rollout.engines.engine import EngineError, GenerationInterruptedError
 from vcpo_rollout.engines.vllm.start import (
     VllmSettings,
     engine_arguments,
@@ -220,18 +220,19 @@ class TestEngine:
         models = {64: build(seed=64), 65: build(seed=65)}
         await engine.swap_weights(publish(models[64], 64))
         request = make_request(PROMPT, max_new_tokens=ENDLESS)
-        cut = asyncio.Event()
+        interrupt = asyncio.Event()
         generating = [
-            asyncio.create_task(engine.generate(request, cut=cut)) for _ in range(NUM_PLACES)
+            asyncio.create_task(engine.generate(request, interrupt=interrupt))
+            for _ in range(NUM_PLACES)
         ]
         # A swap stands between two steps: behind it there are tokens. Few sequences have ended.
         await engine.swap_weights(publish(models[64], 64))
-        cut.set()
+        interrupt.set()
         ends = await asyncio.gather(*generating, return_exceptions=True)
-        cuts = [end.begun for end in ends if isinstance(end, GenerationCutError)]
+        cuts = [end.partial_response for end in ends if isinstance(end, GenerationInterruptedError)]
         begun = next(each for each in cuts if each is not None)
         await engine.swap_weights(publish(models[65], 65))
-        rest = replace(request, begun=begun, max_new_tokens=len(begun.token_ids) + 5)
+        rest = replace(request, partial_response=begun, max_new_tokens=len(begun.token_ids) + 5)
         generation = await engine.generate(rest)
         assert generation.token_ids[: len(begun.token_ids)] == begun.token_ids
         assert generation.logprobs[: len(begun.logprobs)] == begun.logprobs
@@ -242,11 +243,11 @@ class TestEngine:
         self, engine, make_request, publish
     ):
         await engine.swap_weights(publish(build(seed=0), 66))
-        cut = asyncio.Event()
-        cut.set()
-        with pytest.raises(GenerationCutError) as caught:
-            await engine.generate(make_request(PROMPT), cut=cut)
-        assert caught.value.begun is None
+        interrupt = asyncio.Event()
+        interrupt.set()
+        with pytest.raises(GenerationInterruptedError) as caught:
+            await engine.generate(make_request(PROMPT), interrupt=interrupt)
+        assert caught.value.partial_response is None
 
     async def test_a_swap_that_its_caller_gave_up_is_finished(self, engine, make_request, publish):
         await engine.swap_weights(publish(build(seed=0), 71))

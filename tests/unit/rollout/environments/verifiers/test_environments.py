@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.rollout.scenes import THREADS
 from vcpo.wire.trajectory import FinishReason, VersionSpan
-from vcpo_rollout.engines.engine import Generation, GenerationCutError, GenerationRequest
+from vcpo_rollout.engines.engine import Generation, GenerationInterruptedError, GenerationRequest
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_rollout.environments.verifiers.environments import ModelCalledError
 from vcpo_rollout.environments.verifiers.messages import prompt_from, reply_text
@@ -247,10 +247,10 @@ class Saying:
         self.turns = list(turns)
         self.prompts = []
 
-    async def generate(self, request, *, cut=None):
+    async def generate(self, request, *, interrupt=None):
         self.prompts.append("".join(map(chr, request.prompt_token_ids)))
         if not self.turns:
-            raise GenerationCutError(None)
+            raise GenerationInterruptedError(None)
         token_ids = (*map(ord, self.turns.pop(0)), END)
         return Generation(
             token_ids=token_ids,
@@ -268,7 +268,7 @@ async def hold(conversation, history, engine):
         engine=engine,
         codec=Characters(),
         threads=THREADS,
-        cut=asyncio.Event(),
+        interrupt=asyncio.Event(),
     )
 
 
@@ -286,12 +286,12 @@ async def test_the_history_is_token_by_token_and_goes_on_after_a_cut(game):
     assert whole.reward == 2.0 - 0.75
     assert whole.num_sampled_tokens == 6
 
-    with pytest.raises(GenerationCutError) as caught:
+    with pytest.raises(GenerationInterruptedError) as caught:
         await hold(guessing.converse(prompt), History(request=request), Saying("3", "9"))
     conversation, history = await resume(
         lambda: guessing.converse(prompt),
         request,
-        caught.value.begun,
+        caught.value.partial_response,
         codec=Characters(),
         end_token_ids=ENDS,
         threads=THREADS,
