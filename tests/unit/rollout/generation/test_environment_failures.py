@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import inspect
 import logging
 import threading
 from dataclasses import replace
@@ -134,7 +135,7 @@ async def test_the_learner_hears_of_an_environment_that_blocks():
             released.set()
         (told,) = place.desk.dispatcher.failures.counts
     assert told.latest.cause is FailureCause.TIMEOUT
-    assert told.latest.location.startswith(__file__)
+    assert told.latest.location.startswith(inspect.getfile(FakeEnvironment))
 
 
 def events(count):
