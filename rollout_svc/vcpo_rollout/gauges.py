@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vcpo.failures import FailureCause
 from vcpo.metrics import RolloutMetrics
+from vcpo.wire.failures import FailureCause
 from vcpo.wire.trajectory import PartialResponse, Trajectory
 from vcpo_rollout.sandbox.runner import PROTECTIONS, num_folders_left
 
