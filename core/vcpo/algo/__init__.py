@@ -1,34 +1,34 @@
 """The mathematics of variance-controlled off-policy training, on plain numbers.
 
-Everything that VCPO decides about one optimizer step is a function of a few numbers per trajectory:
-its log importance weight, its length, its reward and the norm of its gradient. These modules hold
-those functions. They know no tensors, clocks, files, sockets or logs.
+VCPO decides about an optimizer step from four numbers per trajectory: its log importance weight,
+its length, its reward and the norm of its gradient. The functions of this package compute these
+decisions. They use no tensors, clocks, files, sockets or logs.
 
-Numbers may come as Python's, as numpy arrays or as torch tensors, of any format and on any device.
+Arguments may be Python numbers, numpy arrays or torch tensors, of any dtype and on any device.
 
-| module            | question it answers                                                     |
-|-------------------|-------------------------------------------------------------------------|
-| `arrays`          | What numbers does an array hold?                                        |
-| `weights`         | How far is the learner from the sampler, and what is left of the batch? |
-| `calibration`     | What would be left of it on policy, given these lengths?                |
-| `finite_batch`    | What does a batch of this size show of that, and how far off is chance? |
-| `learning_rate`   | How large a step does the batch support?                                |
-| `baseline`        | Which baseline gives the quietest gradient?                             |
-| `advantage`       | With what sign and size does each trajectory count?                     |
-| `vtrace`          | What was each token worth, with a critic and another's samples?         |
-| `methods`         | Which stages make up a method of the field?                             |
-| `moments`         | What sums is an ESS made of?                                            |
-| `pieces`          | How is a trajectory cut?                                                |
-| `ess_unit`        | At which length does a weight still speak?                              |
-| `ess_window`      | What is left of the last few batches?                                   |
-| `step_verdict`    | Is the step taken, and at what rate?                                    |
-| `lag_breakdown`   | At which lags is the batch lost?                                        |
-| `diagnostics`     | What does the batch look like?                                          |
-| `warning_signals` | How bad are the signs of a collapse?                                    |
-| `early_warning`   | How is the run doing?                                                   |
-| `alarm_quality`   | How far can the warning be trusted?                                     |
+| module                   | question that it answers                                          |
+|--------------------------|-------------------------------------------------------------------|
+| `arrays`                 | What numbers does an array hold?                                  |
+| `ess.importance_weights` | How far is the learner from the behavior policy?                  |
+| `ess.moments`            | Which sums give the ESS of a set of weights?                      |
+| `ess.blocks`             | How is a trajectory divided into blocks?                          |
+| `ess.unit`               | Over how many tokens is one importance weight taken?              |
+| `ess.calibration`        | Which ESS ratio would these lengths have on policy?               |
+| `ess.finite_batch`       | How does that ratio scatter in a batch of this size?              |
+| `ess.verdict`            | Is the step taken, and at which share of the learning rate?       |
+| `ess.learning_rate`      | How does the learning rate follow the ESS ratio?                  |
+| `baseline`               | Which baseline minimizes the variance of the gradient?            |
+| `advantage`              | With which sign and size does each trajectory count?              |
+| `vtrace`                 | What is each token worth, given a critic and off-policy samples?  |
+| `methods`                | Which settings make up a published method?                        |
+| `rollout_noise`          | How much noise do the weights of a rollout policy carry?          |
+| `health.diagnostics`     | What does a batch look like?                                      |
+| `health.lag_breakdown`   | At which lags does a batch lose its ESS?                          |
+| `health.mismatch_audit`  | Do rollout engine and learner compute the same policy?            |
+| `health.warning_signals` | How severe is each sign of a collapse?                            |
+| `health.early_warning`   | How is the run doing?                                             |
 
-One step reads:
+An example of one step:
 
 >>> log_weights = [0.0, -0.5, 0.7, 1.4]
 >>> scale = learning_rate_scale(ess_ratio(log_weights), on_policy_ess_ratio=0.9)
@@ -38,7 +38,7 @@ One step reads:
 0.4887218045112782
 
 Source of the method: VCPO, "Stable Asynchrony: Variance-Controlled Off-Policy RL for LLMs", arXiv
-2602.17616. Each module names the equations it follows and where it departs from the release.
+2602.17616. Each module names its equations and how it differs from the released code.
 """
 
 from vcpo.algo.advantage import BaselineScope, advantages, batch_advantages

@@ -1,17 +1,17 @@
 r"""Advantages: the signed weight with which each trajectory enters the policy gradient.
 
-An advantage is a reward above a baseline (see `baseline`), for GRPO in units of the group's spread.
-It is one number per trajectory, the same for all of its tokens.
+An advantage is a reward minus a baseline (see `baseline`). GRPO divides it by the standard
+deviation of the group's rewards. A trajectory has one advantage, which all of its tokens share.
 
-One rule holds for every method that has a baseline: when all rewards that share it are equal, each
-advantage is exactly 0.0. Such a group says nothing about which answer is better, and a remainder
-of 1e-17 would not be harmless: AdamW divides by the size of the gradient.
+Every method with a baseline keeps one rule: if all rewards that share a baseline are equal, each
+advantage is exactly 0.0. Such a group does not say which response is better. A remainder of 1e-17
+would do harm, because AdamW divides by the size of the gradient.
 
 Sources: VCPO, arXiv 2602.17616, Eq. 7; GRPO, arXiv 2402.03300; RLOO, arXiv 2402.14740.
 
-Departures: GRPO implementations add 1e-6 to the standard deviation, and many use the sample's; here
-it is the population's (as in the VCPO release) and nothing is added. RLOO refuses a group of one,
-which others give its raw reward.
+Departures: GRPO implementations add 1e-6 to the standard deviation, and many take the sample's.
+This module takes the population's, as the VCPO release does, and adds nothing. RLOO refuses a group
+of one trajectory; other implementations return its raw reward.
 """
 
 import math
@@ -30,7 +30,7 @@ from vcpo.algo.baseline import (
 
 
 class BaselineScope(StrEnum):
-    """Which trajectories share one baseline: those of one prompt, or the whole batch."""
+    """Which trajectories share one baseline: the trajectories of a prompt, or the whole batch."""
 
     GROUP = "group"
     BATCH = "batch"
@@ -45,7 +45,7 @@ def advantages(
     squared_norms: Vector | None = None,
     log_weights: Vector | None = None,
 ) -> list[float]:
-    """Advantages of trajectories that share one baseline, in their order.
+    """Return the advantages of trajectories that share one baseline, in their order.
 
     | baseline  | A_i                                                | needs                      |
     |-----------|----------------------------------------------------|----------------------------|
@@ -57,9 +57,10 @@ def advantages(
     | none      | R_i                                                |                            |
 
     rewards: [n] raw rewards, finite.
-    squared_norms, log_weights: [n] as for `published_baseline`; methods without need ignore them.
+    squared_norms, log_weights: [n] as for `published_baseline`; ignored by other baselines.
     Equal rewards give exactly 0.0, except under `none`, which has no baseline: A_i is R_i.
-    Raises: ValueError when what a method needs is missing, and as `published_baseline`.
+    Raises: ValueError if an argument that the baseline needs is missing; and as
+    `published_baseline`.
     Sources: VCPO, arXiv 2602.17616, Eq. 7; GRPO, arXiv 2402.03300; RLOO, arXiv 2402.14740.
     """
     rewards = vector(rewards, "rewards")
@@ -75,9 +76,9 @@ def advantages(
         case Baseline.GROUP_MEAN:
             return _above(rewards, mean_baseline(rewards))
         case Baseline.RLOO:
-            return _above_others(rewards)
+            return _leave_one_out_advantages(rewards)
         case Baseline.GRPO:
-            return _standardized(rewards)
+            return _standardized_rewards(rewards)
         case Baseline.NONE:
             return rewards
 
@@ -89,15 +90,16 @@ def batch_advantages(
     squared_norms: Matrix | None = None,
     log_weights: Matrix | None = None,
 ) -> list[list[float]]:
-    """Advantages of a batch of groups, in the shape of the rewards.
+    """Return the advantages of a batch of groups, in the shape of the rewards.
 
-    groups: [num_groups][n_g] raw rewards; the trajectories of one prompt make one group.
-    scope: `group` gives each group its own baseline; `batch` gives one to all, for opob, published
-        and groupMean only; a group of equal rewards then keeps its distance from the rest.
+    groups: [num_groups][n_g] raw rewards; the trajectories of one prompt are one group.
+    scope: `group` gives each group its own baseline. `batch` gives all groups one baseline, for
+        opob, published and groupMean only; a group of equal rewards may then have advantages
+        other than 0.
     squared_norms, log_weights: the shape of groups; as for `advantages`.
-    Returns: [num_groups][n_g], in the shape of groups.
-    Raises: ValueError for no group, a shape that differs or a method without a batch form, and as
-    `advantages`.
+    Returns: [num_groups][n_g].
+    Raises: ValueError if there is no group, if the shapes differ, or if the baseline cannot span a
+    batch; and as `advantages`.
     """
     groups = matrix(groups, "groups")
     squared_norms = None if squared_norms is None else matrix(squared_norms, "squared_norms")
@@ -115,21 +117,21 @@ def batch_advantages(
         case BaselineScope.BATCH:
             _require_batch_form(baseline)
             rewards = list(chain.from_iterable(groups))
-            flat = advantages(rewards, baseline, _joined(squared_norms), _joined(log_weights))
+            flat = advantages(rewards, baseline, _flatten(squared_norms), _flatten(log_weights))
             remaining = iter(flat)
             return [[next(remaining) for _ in group] for group in groups]
 
 
-def _above_others(rewards: Sequence[float]) -> list[float]:
-    """R_i minus the mean of the others, which equals n / (n - 1) times R_i minus the mean."""
+def _leave_one_out_advantages(rewards: Sequence[float]) -> list[float]:
+    """Return R_i minus the mean of the other rewards, as n / (n - 1) (R_i - mean R)."""
     if len(rewards) < 2:
-        raise ValueError("rewards has 1 entry: rloo compares with the others, give at least 2")
+        raise ValueError("rewards has 1 entry: baseline rloo needs at least 2 trajectories")
     factor = len(rewards) / (len(rewards) - 1)
     return [factor * deviation for deviation in _above(rewards, mean_baseline(rewards))]
 
 
-def _standardized(rewards: Sequence[float]) -> list[float]:
-    """Distances from the mean in population standard deviations; hypot cannot underflow."""
+def _standardized_rewards(rewards: Sequence[float]) -> list[float]:
+    """Return (R_i - mean R) / population std R; `hypot` keeps a tiny std from underflowing."""
     deviations = _above(rewards, mean_baseline(rewards))
     std = math.hypot(*deviations) / math.sqrt(len(deviations))
     return [deviation / std for deviation in deviations] if std > 0.0 else deviations
@@ -160,8 +162,10 @@ def _require_shape(
         return
     sizes, expected = [len(group) for group in values], [len(group) for group in groups]
     if sizes != expected:
-        raise ValueError(f"{name} has groups of {sizes} entries, rewards of {expected}: align them")
+        raise ValueError(
+            f"{name} has groups of {sizes} entries and groups of {expected}: give equal shapes"
+        )
 
 
-def _joined(groups: Sequence[Sequence[float]] | None) -> list[float] | None:
+def _flatten(groups: Sequence[Sequence[float]] | None) -> list[float] | None:
     return None if groups is None else list(chain.from_iterable(groups))

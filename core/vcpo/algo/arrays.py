@@ -1,8 +1,8 @@
-"""Numbers as callers hold them, read as Python's: sequences, numpy arrays, torch tensors.
+"""Conversion of sequences, numpy arrays and torch tensors to Python numbers.
 
-The mathematics counts in Python floats, which are float64. Whatever has a `tolist`, on any device
-and in any format, is read through it, so that a float32 or bfloat16 number keeps its exact value
-and neither library is needed here.
+The mathematics uses Python floats, which are float64. An object with a `tolist` method is read
+through that method, whatever its device and dtype. A float32 or bfloat16 number so keeps its exact
+value, and this module needs neither numpy nor torch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,27 +11,28 @@ from typing import Any, Protocol, SupportsFloat, runtime_checkable
 
 @runtime_checkable
 class Array(Protocol):
-    """What numpy arrays and torch tensors share: they know their numbers as nested lists."""
+    """The method that numpy arrays and torch tensors share."""
 
     def tolist(self) -> Any:
-        """The numbers as Python's: one, a list, or a list of lists."""
+        """Return the numbers: one number, a list, or nested lists."""
         ...
 
 
 Scalar = SupportsFloat
-"""One number: Python's, or an array or tensor that holds one."""
+"""One number: a Python number, or an array or tensor with one element."""
 
 Vector = Sequence[SupportsFloat] | Array
-"""Numbers in a row: a sequence of scalars, or an array of one dimension."""
+"""A sequence of scalars, or an array of one dimension."""
 
 Matrix = Sequence[Vector] | Array
-"""Rows of numbers, of any lengths: a sequence of vectors, or an array of two dimensions."""
+"""A sequence of vectors of any lengths, or an array of two dimensions."""
 
 
 def vector(values: Vector, name: str) -> list[float]:
-    """[n] numbers of a vector.
+    """Return the [n] numbers of a vector.
 
-    Raises: ValueError with the argument's name when it has another number of dimensions.
+    name: the argument's name, for the error.
+    Raises: ValueError naming the argument if it does not have one dimension.
     """
     try:
         return [float(value) for value in _items(values)]
@@ -40,9 +41,9 @@ def vector(values: Vector, name: str) -> list[float]:
 
 
 def counts(values: Vector, name: str) -> list[int]:
-    """[n] whole numbers of a vector, such as lengths in tokens.
+    """Return the [n] whole numbers of a vector, such as lengths in tokens.
 
-    Raises: ValueError with the argument's name at a part of a number, and as `vector`.
+    Raises: as `vector`; ValueError naming the entry if it is not a whole number.
     """
     numbers = vector(values, name)
     for index, number in enumerate(numbers):
@@ -52,9 +53,9 @@ def counts(values: Vector, name: str) -> list[int]:
 
 
 def matrix(rows: Matrix, name: str) -> list[list[float]]:
-    """[rows][n] numbers of a matrix.
+    """Return the [rows][n] numbers of a matrix.
 
-    Raises: ValueError with the argument's name when it has another number of dimensions.
+    Raises: ValueError naming the argument if it does not have two dimensions.
     """
     try:
         return [vector(row, f"{name}[{index}]") for index, row in enumerate(_items(rows))]
@@ -68,7 +69,7 @@ def _items(values: Any) -> Iterable[Any]:
 
 
 def _shape(values: Any) -> str:
-    """How many dimensions there are, in words; sequences are judged by what stands first."""
+    """Describe the number of dimensions; of a sequence only the first element is examined."""
     listed, dimensions = values.tolist() if isinstance(values, Array) else values, 0
     while isinstance(listed, Sequence) and not isinstance(listed, str):
         dimensions += 1

@@ -1,12 +1,12 @@
-r"""Baselines: what to subtract from a reward so that the gradient is quiet.
+r"""Baselines: the number to subtract from a reward so that the gradient has little variance.
 
 The policy gradient of a group of trajectories with rewards R_i is estimated by
 
     G(b) = sum_i (R_i - b) h_i,
 
-where h_i is trajectory i's gradient contribution per unit of advantage, as the estimator uses it:
-its truncated weight times the gradient of its aggregated log probability. With E[h] = 0 no constant
-b changes the mean of G, and its variance per trajectory is, up to a term without b,
+where h_i is the gradient of trajectory i per unit of advantage, as the estimator uses it: the
+truncated weight times the gradient of the aggregated log-probability. If E[h] = 0, no constant b
+changes the mean of G. The variance of G per trajectory is, up to a term without b,
 
     V(b) = E[(R - b)^2 ||h||^2].
 
@@ -14,22 +14,23 @@ Setting dV/db = -2 E[(R - b) ||h||^2] to zero gives the off-policy optimal basel
 
     b* = sum_i n_i R_i / sum_i n_i,        n_i = ||h_i||^2,
 
-a weighted mean of the rewards: within [min R, max R], moving along with R, blind to the scale of h.
-For h_i = w_i grad log pi(y_i) the n_i are w_i^2 ||grad log pi(y_i)||^2, as in the paper; for a
-per-sequence token mean the 1/L_i is in h_i as well. No critic is needed.
+a weighted mean of the rewards. It lies in [min R, max R], shifts with R, and does not depend on the
+scale of h. For h_i = w_i grad log pi(y_i) the n_i are w_i^2 ||grad log pi(y_i)||^2, as in the
+paper. For a per-sequence token mean, h_i contains the factor 1/L_i as well. No critic is needed.
 
-Two caveats. Truncation makes E[h] differ from 0, so that b then moves the mean a little; and b* is
-taken from the trajectories it is applied to, as a group mean is, which biases it at small counts.
+Two caveats. Truncation makes E[h] differ from 0, so b then shifts the mean of G a little. And b* is
+computed from the trajectories that it is applied to, like a group mean; for few trajectories this
+is a bias.
 
 Source: VCPO, arXiv 2602.17616, Eq. 7; derivation Eq. 13.
 
 Departures from the released reference:
-- It measures norms of gradients that hold the weight already and then multiplies by w^2 again:
+- The release measures norms of gradients that contain the weight, and multiplies by w^2 again:
   about w^4 where the paper has w^2. `optimal_baseline` follows the paper, `published_baseline` the
   release (without its factor L_i^2, which the caller may put into the squared norms).
-- It adds an epsilon of 1e-8 to the denominator, which is not small beside small weights: four
-  rewards of 1 with w = 1e-3 and gradient norm 10 get b = 0.038 there, so that a group with nothing
-  to learn from moves the parameters. Here the norms are divided by their largest, and b is 1.
+- The release adds an epsilon of 1e-8 to the denominator, which is large beside small weights: four
+  rewards of 1 with w = 1e-3 and gradient norm 10 get b = 0.038, so a group without a signal moves
+  the parameters. This module divides the norms by the largest one, and b is 1.
 """
 
 import math
@@ -41,7 +42,7 @@ from vcpo.algo.ess.importance_weights import NonFiniteWeightError, require_log_w
 
 
 class Baseline(StrEnum):
-    """What a reward is measured against."""
+    """The number that is subtracted from a reward; `advantages` has the formulas."""
 
     OPOB = "opob"
     GROUP_MEAN = "groupMean"
@@ -52,9 +53,9 @@ class Baseline(StrEnum):
 
 
 class GradientNormEstimator(StrEnum):
-    """Where a baseline that weighs by n_i = ||h_i||^2 has the n_i from.
+    """How the n_i = ||h_i||^2 of a weighted baseline are obtained.
 
-    b* is blind to a common factor, so a proxy need not be a norm: it should be proportional to it.
+    b* does not depend on a common factor, so an estimate need only be proportional to the norm.
     """
 
     EXACT = "exact"
@@ -62,21 +63,21 @@ class GradientNormEstimator(StrEnum):
     LM_HEAD = "lmHead"
     """The gradient of the output head alone."""
     LOGIT_ENERGY = "logitEnergy"
-    """sum_t a_t^2 ||grad_logits log pi(y_t)||^2: from the forward pass."""
+    """sum_t a_t^2 ||grad_logits log pi(y_t)||^2, from the forward pass alone."""
     LENGTH = "length"
-    """sum_t a_t^2: as if all tokens' gradients were equally long and uncorrelated."""
+    """sum_t a_t^2, which assumes that token gradients have equal norms and are uncorrelated."""
 
 
 def optimal_baseline(rewards: Vector, squared_norms: Vector) -> float:
-    """Off-policy optimal baseline, b* = sum_i n_i R_i / sum_i n_i.
+    """Return the off-policy optimal baseline, b* = sum_i n_i R_i / sum_i n_i.
 
     rewards: [n] raw rewards, finite.
-    squared_norms: [n] n_i = ||h_i||^2 >= 0, with h_i the gradient contribution per unit of
-        advantage as the estimator uses it: truncated weight and length aggregation inside, once.
-    Returns a value in [min R, max R], whatever the common scale of the norms. When every norm is
-    zero it is the mean reward; the contribution is then zero with any baseline.
-    Raises: ValueError when empty, when the lengths differ, at a reward that is not finite or a
-    norm below 0; NonFiniteWeightError at a norm that is NaN or infinite.
+    squared_norms: [n] n_i = ||h_i||^2 >= 0. h_i is the gradient per unit of advantage as the
+        estimator uses it: it contains the truncated weight and the length aggregation once.
+    Returns a value in [min R, max R], whatever the common scale of the norms; the mean reward if
+    every norm is 0, because the gradient is then 0 with any baseline.
+    Raises: ValueError if empty, if the lengths differ, for a reward that is not finite or a norm
+    below 0; NonFiniteWeightError for a norm that is NaN or infinite.
     Source: VCPO, arXiv 2602.17616, Eq. 7.
     """
     rewards, squared_norms = vector(rewards, "rewards"), vector(squared_norms, "squared_norms")
@@ -89,14 +90,15 @@ def optimal_baseline(rewards: Vector, squared_norms: Vector) -> float:
 
 
 def published_baseline(rewards: Vector, squared_norms: Vector, log_weights: Vector) -> float:
-    """Baseline of the released reference, which counts the weight twice; for comparison only.
+    """Return the baseline of the released reference, which counts the weight twice.
 
-    b = sum_i w_i^2 n_i R_i / sum_i w_i^2 n_i, where n_i holds the truncated weight already.
+    For comparison only. b = sum_i w_i^2 n_i R_i / sum_i w_i^2 n_i, where n_i already contains the
+    truncated weight.
     rewards, squared_norms: [n] as for `optimal_baseline`.
-    log_weights: [n] untruncated, nats; multiplied in log space, so that no size overflows.
-    Returns a value in [min R, max R]; the mean reward when every product is zero.
-    Raises: as `optimal_baseline`, and at log weights as `effective_sample_size` does, except that
-    they may all be -inf.
+    log_weights: [n] nats, untruncated; the products are taken in log space and do not overflow.
+    Returns a value in [min R, max R]; the mean reward if every product is 0.
+    Raises: as `optimal_baseline`, and for log weights as `effective_sample_size`, except that all
+    of them may be -inf.
     Source: mit-han-lab/vcpo, compute_opob_baseline with use_is_weights (the default).
     """
     rewards, squared_norms = vector(rewards, "rewards"), vector(squared_norms, "squared_norms")
@@ -116,9 +118,9 @@ def published_baseline(rewards: Vector, squared_norms: Vector, log_weights: Vect
 
 
 def mean_baseline(rewards: Vector) -> float:
-    """Mean reward of the group, exactly R when all rewards are R.
+    """Return the mean reward of the group, which is exactly R if all rewards are R.
 
-    Raises: ValueError when empty or at a reward that is not finite.
+    Raises: ValueError if empty or for a reward that is not finite.
     """
     rewards = vector(rewards, "rewards")
     require_rewards(rewards)
@@ -126,7 +128,10 @@ def mean_baseline(rewards: Vector) -> float:
 
 
 def require_rewards(rewards: Sequence[float]) -> None:
-    """Refuse an empty group and rewards that are not finite, with a ValueError."""
+    """Check that there is a reward and that all rewards are finite.
+
+    Raises: ValueError naming the first reward that is not.
+    """
     if not rewards:
         raise ValueError("rewards is empty: at least one trajectory is needed")
     for index, reward in enumerate(rewards):
@@ -151,9 +156,10 @@ def _require_squared_norms(squared_norms: Sequence[float], rewards: Sequence[flo
 
 
 def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Mean of values under weights in [0, 1] of which one is 1.
+    """Return the mean of values under weights in [0, 1], at least one of which is 1.
 
-    The first value is taken out and put back, so that equal values come back to the last bit.
+    The mean is taken of the differences to the first value, so equal values give that value to the
+    last bit.
     """
     anchor = values[0]
     lifted = math.fsum(

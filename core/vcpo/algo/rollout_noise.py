@@ -1,12 +1,13 @@
-"""How much noise a rollout policy's norm weights carry, stage by stage.
+"""Schedule of the noise on the normalization weights of a rollout policy.
 
-A run is cut into K equal stages. The first has none; the others go down geometrically,
+A run is divided into K equal stages. The first stage has no noise. Over the others the standard
+deviation falls geometrically from s0 to sK:
 
-    sigma_j = s0 (sK / s0)^(j / (K - 2)),    j = 0 .. K - 2,
+    sigma_j = s0 (sK / s0)^(j / (K - 2)),    j = 0 .. K - 2.
 
-from s0 in the second to sK in the last. Noise makes the sampler more random where it is undecided;
-the log-probabilities that it reports are those of the noisy policy, so nothing is biased by it, but
-the ESS ratio at lag 0 is below 1 by as much as the stage asks for (`vcpo.algo.ess.calibration`).
+Noise makes the behavior policy more random where it is undecided. The rollout log-probabilities are
+those of the noisy policy, so noise adds no bias. But it lowers the ESS ratio at lag 0, by as much
+as the stage demands (`vcpo.algo.ess.calibration`).
 
 Source: QeRL, arXiv 2510.11696, adaptive quantization noise; the exponent as in its code (NVlabs,
 trl_trainer/noise_scheduler.py), which differs from the paper's summaries.
@@ -18,14 +19,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseSchedule:
-    """Standard deviations over a run of a known length."""
+    """Standard deviation of the noise at each step of a run."""
 
     initial_sigma: float
-    """Of the first stage that has noise, above 0."""
+    """Standard deviation of the first stage with noise, above 0."""
     final_sigma: float
-    """Of the last stage, above 0."""
+    """Standard deviation of the last stage, above 0."""
     num_stages: int
-    """Stages, at least 3: one without noise and two to go down between."""
+    """Number of stages, at least 3: one without noise and two with noise."""
     total_steps: int
     """Optimizer steps of the run, at least 1."""
 
@@ -40,7 +41,7 @@ class NoiseSchedule:
             )
 
     def sigma(self, step: int) -> float:
-        """Standard deviation at a step, counted from 0; a step beyond the last counts as it."""
+        """Return the standard deviation at a step counted from 0; steps past the end keep it."""
         stage = min(self.num_stages - 1, step * self.num_stages // self.total_steps)
         if stage == 0:
             return 0.0

@@ -1,4 +1,4 @@
-r"""V-trace: values and advantages of one trajectory that another policy sampled.
+r"""V-trace: value targets and advantages of one trajectory that another policy sampled.
 
 With u_t = pi/mu of the token, rho_t = min(rho_cap, u_t) and c_t = lambda min(c_cap, u_t),
 
@@ -6,10 +6,10 @@ With u_t = pi/mu of the token, rho_t = min(rho_cap, u_t) and c_t = lambda min(c_
     v_t     = V_t + delta_t + gamma c_t (v_{t+1} - V_{t+1})          target of the value at t
     A_t     = rho_t (r_t + gamma v_{t+1} - V_t)                      advantage of token t
 
-with V = v = 0 behind the last token: an answer that ended is worth its reward and no more.
+with V = v = 0 after the last token: a finished response is worth its reward and no more.
 
-Where u_t is below 1 on average the product of the c_t dies away over a long answer, and v becomes
-bootstrapping over a short horizon: the critic then decides.
+If u_t is below 1 on average, the product of the c_t vanishes over a long response. v then
+bootstraps over a short horizon, and the critic decides.
 
 Source: IMPALA, arXiv 1802.01561, section 4.1; both caps are 1 there.
 """
@@ -24,12 +24,12 @@ from vcpo.algo.ess.importance_weights import NonFiniteWeightError, require_log_w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VTrace:
-    """One trajectory's corrected values."""
+    """Value targets and advantages of one trajectory."""
 
     targets: tuple[float, ...]
-    """[T] what the value before each token should be."""
+    """[T] v_t, the target of the value before each token."""
     advantages: tuple[float, ...]
-    """[T] of each token."""
+    """[T] A_t, the advantage of each token."""
 
 
 def vtrace(
@@ -42,14 +42,14 @@ def vtrace(
     discount: float = 1.0,
     trace_decay: float = 1.0,
 ) -> VTrace:
-    """Targets and advantages of one trajectory's tokens.
+    """Return value targets and advantages of the tokens of one trajectory.
 
-    log_ratios: [T] log pi - log mu, nats; of any size, -inf is a ratio of 0.
-    rewards: [T] given after each token. values: [T] as the critic has them before each token.
-    rho_cap, c_cap: largest ratios in the step and in the trace, finite and above 0.
+    log_ratios: [T] log pi - log mu, nats, of any size; -inf is a ratio of 0.
+    rewards: [T] given after each token. values: [T] estimated by the critic before each token.
+    rho_cap, c_cap: largest ratios in the temporal difference and in the trace, finite, above 0.
     discount, trace_decay: gamma and lambda, in [0, 1]; lambda multiplies every c_t.
-    Raises: ValueError when the lengths differ, there is no token or a setting is out of range;
-    NonFiniteWeightError at a log ratio that is NaN or +inf, or a reward or value that is no number.
+    Raises: ValueError if the lengths differ, there is no token, or a setting is out of range;
+    NonFiniteWeightError for a log ratio that is NaN or +inf, or a reward or value not finite.
     """
     log_ratios, rewards = vector(log_ratios, "log_ratios"), vector(rewards, "rewards")
     values = vector(values, "values")

@@ -89,7 +89,7 @@ def test_adding_a_constant_to_rewards_changes_no_advantage(
 
 
 def test_rloo_refuses_a_group_without_others() -> None:
-    with pytest.raises(ValueError, match="rloo compares with the others"):
+    with pytest.raises(ValueError, match="rloo needs at least 2"):
         advantages([1.0], Baseline.RLOO)
 
 

@@ -1,7 +1,8 @@
-"""Trajectories cut into pieces of near equal length, each with a weight of its own.
+"""Division of a trajectory into blocks of nearly equal length, each with its own importance weight.
 
-The product of a trajectory's token ratios is its importance weight; the product over a piece is the
-piece's. Pieces of one token give token ratios, one piece gives the trajectory's weight.
+The importance weight of a trajectory is the product of its token ratios. The weight of a block is
+the product of the block's token ratios. Blocks of one token give the token ratios; a single block
+gives the weight of the trajectory.
 """
 
 import math
@@ -12,9 +13,9 @@ from vcpo.algo.ess.importance_weights import require_log_weights
 
 
 def near_equal_blocks(num_tokens: SupportsInt, size: SupportsInt) -> tuple[int, ...]:
-    """Tokens of the pieces of about `size` that a trajectory is cut into, longer ones first.
+    """Return the number of tokens of each block of a trajectory, longer blocks first.
 
-    There are num_tokens / size of them, rounded, at least one, and they differ by 1 at most.
+    There are num_tokens / size blocks, rounded, and at least one. Lengths differ by at most 1.
     """
     num_tokens = int(num_tokens)
     count = max(1, round(num_tokens / int(size)))
@@ -22,19 +23,20 @@ def near_equal_blocks(num_tokens: SupportsInt, size: SupportsInt) -> tuple[int, 
     return (shorter + 1,) * longer + (shorter,) * (count - longer)
 
 
-def block_log_weights(log_ratios: Vector, pieces: Vector) -> list[float]:
-    """Log weights of the pieces of one trajectory, nats: sums of its tokens' log ratios.
+def block_log_weights(log_ratios: Vector, blocks: Vector) -> list[float]:
+    """Return the log weight of each block of a trajectory, nats: the sum of its log ratios.
 
-    log_ratios: [num_tokens] log pi - log mu of the trained tokens; pieces: tokens of each piece.
-    Raises: ValueError when the pieces do not add up to the trajectory; NonFiniteWeightError at a
-    log ratio that is NaN or +inf.
+    log_ratios: [num_tokens] log pi - log mu of the trained tokens, nats.
+    blocks: [num_blocks] number of tokens of each block.
+    Raises: ValueError if the blocks do not add up to the trajectory; NonFiniteWeightError for a log
+    ratio that is NaN or +inf.
     """
-    log_ratios, pieces = vector(log_ratios, "log_ratios"), counts(pieces, "pieces")
-    if sum(pieces) != len(log_ratios):
+    log_ratios, blocks = vector(log_ratios, "log_ratios"), counts(blocks, "blocks")
+    if sum(blocks) != len(log_ratios):
         raise ValueError(
-            f"pieces add up to {sum(pieces)} tokens and log_ratios has {len(log_ratios)}: "
-            "cut the trajectory by its own length"
+            f"blocks add up to {sum(blocks)} tokens and log_ratios has {len(log_ratios)}: "
+            "divide the trajectory by its own length"
         )
     require_log_weights(log_ratios, "log_ratios")
     tokens = iter(log_ratios)
-    return [math.fsum(next(tokens) for _ in range(piece)) for piece in pieces]
+    return [math.fsum(next(tokens) for _ in range(block)) for block in blocks]
