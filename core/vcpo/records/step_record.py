@@ -63,6 +63,21 @@ class UpdateRecord:
     ]
     response_tokens_mean: float
     """Mean length of the batch's responses, in tokens."""
+    surprisal_nats: Annotated[
+        float | None,
+        Gauge(
+            name="vcpo_surprisal_nats",
+            help="Mean of -log mu over the last step's sampled tokens: entropy of the policy.",
+        ),
+        Curve(
+            title="Surprisal",
+            unit="nats per token",
+            label="surprisal",
+            caption="Estimates the behavior policy's entropy; near 0 it samples one response only.",
+        ),
+    ] = None
+    """Mean of -log mu over the batch's sampled tokens, with mu as sampled from, temperature
+    included; None when one has no value, and in records older than the field."""
     ess_ratio: Annotated[
         float,
         Gauge(

@@ -261,6 +261,7 @@ class PolicyUpdate:
         result = UpdateResult(
             reward_mean=_reward_mean(pending.trajectories),
             response_tokens_mean=_response_tokens_mean(pending.trajectories),
+            surprisal_nats=_surprisal_nats(pending.trajectories),
             log_weights=batch.log_weights,
             importance_weight_max=_clamped_exp(max(batch.log_weights)),
             ess_ratio=decision.reading.ess_ratio,
@@ -312,6 +313,7 @@ class PolicyUpdate:
         return UpdateResult(
             reward_mean=_reward_mean(trajectories),
             response_tokens_mean=_response_tokens_mean(trajectories),
+            surprisal_nats=_surprisal_nats(trajectories),
             on_policy_ess_ratio=on_policy_ess_ratio(lengths, self._algorithm, self._calibration),
             fresh=fresh,
             calibration_age_steps=self._calibration_age_steps(),
@@ -387,3 +389,9 @@ def _reward_mean(trajectories: Sequence[Trajectory]) -> float:
 
 def _response_tokens_mean(trajectories: Sequence[Trajectory]) -> float:
     return fmean(trajectory.num_sampled_tokens for trajectory in trajectories)
+
+
+def _surprisal_nats(trajectories: Sequence[Trajectory]) -> float | None:
+    """Return the mean of -log mu over the sampled tokens; None when it is not finite."""
+    mean = fmean(chain.from_iterable(each.rollout_logprobs for each in trajectories))
+    return -mean if math.isfinite(mean) else None

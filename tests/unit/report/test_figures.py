@@ -3,6 +3,7 @@ import math
 import pytest
 
 from vcpo.records.journal import Metrics
+from vcpo.records.step_record import CURVES
 from vcpo.report.chart import Style
 from vcpo.report.figures import detail_charts, main_charts
 
@@ -84,3 +85,10 @@ def test_all_charts_share_one_horizon(run, metrics_of, make_evaluation):
     metrics = metrics_of({"step": 1}, {"step": 9}, evaluations=[make_evaluation(0, 0.1)])
     horizons = {chart.horizon for chart in charts_by_name(run, metrics).values()}
     assert [(horizon.first_step, horizon.last_step) for horizon in horizons] == [(0, 9)]
+
+
+def test_every_curve_that_the_step_record_declares_is_drawn(run, metrics_of):
+    numbers = {field: number for number, (field, _) in enumerate(CURVES, start=1)}
+    charts = charts_by_name(run, metrics_of({"step": 1, **numbers}))
+    shown = {field: values_of(charts[field], curve.label) for field, curve in CURVES}
+    assert shown == {field: [(1, number)] for field, number in numbers.items()}

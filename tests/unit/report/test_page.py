@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from vcpo.records.journal import Journal, Metrics
+from vcpo.records.step_record import CURVES
 from vcpo.report import page, render_report, write_report
 from vcpo.spec import SpecError, run_to_yaml
 from vcpo.spec.algorithm import Algorithm
@@ -58,12 +59,13 @@ def test_the_headline_names_what_is_in_force_also_where_the_file_leaves_it_to_th
     assert setup in " ".join("".join(Elements(page).words).split())
 
 
-def test_the_report_has_the_four_curves_and_four_details(run, make_step):
+def test_the_report_has_the_four_curves_and_the_details(run, make_step):
     metrics = Metrics(steps=(make_step(),), evaluations=())
     names = [figure["id"] for figure in Elements(render_report(run, metrics, ())).named("figure")]
     assert names == [
         *("chart-reward", "chart-ess", "chart-step-size", "chart-lag"),
-        *("chart-gradient_norm", "chart-tokens_per_s", "chart-workers", "chart-queue"),
+        *(f"chart-{field}" for field, _ in CURVES),
+        "chart-queue",
     ]
 
 

@@ -3,6 +3,7 @@ import pytest
 from tests.fixtures.learner.scenes import asking, make_desk
 from tests.fixtures.learner.steps import evaluated, stepped
 from vcpo.metrics import LearnerMetrics
+from vcpo.records.step_record import GAUGES
 from vcpo.wire.guard import CallRefusal
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
@@ -93,6 +94,24 @@ async def test_lag_is_observed_for_every_trajectory_at_the_version_it_was_traine
     gauges.step(stepped(step=2), groups)
     assert value(gauges, "vcpo_policy_lag_steps_count") == 4
     assert value(gauges, "vcpo_policy_lag_steps_sum") == 2
+
+
+def test_every_gauge_that_the_step_record_declares_holds_its_number(gauges):
+    numbers = {}
+    diagnostics = {}
+    for number, (field, gauge) in enumerate(GAUGES, start=1):
+        holder = numbers if gauge.entry is None else diagnostics
+        holder[gauge.entry or field] = number
+    gauges.step(stepped(**numbers, diagnostics=diagnostics), [])
+    shown = [value(gauges, gauge.name) for _, gauge in GAUGES]
+    assert shown == list(range(1, len(GAUGES) + 1))
+
+
+def test_a_number_that_a_step_lacks_is_not_shown(gauges):
+    gauges.step(stepped(diagnostics={"kl_per_token": 0.5, "top_gradient_share": None}), [])
+    assert value(gauges, "vcpo_divergence_nats") == 0.5
+    assert value(gauges, "vcpo_top_gradient_share_ratio") is None
+    assert value(gauges, "vcpo_token_ess_ratio") is None
 
 
 def test_a_skipped_step_is_counted_by_its_reason(gauges):

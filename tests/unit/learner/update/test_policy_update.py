@@ -85,6 +85,16 @@ def test_the_result_describes_the_batch():
     assert result.log_weights == pytest.approx([0.0, -math.log(2), math.log(2), math.log(4)])
 
 
+def test_surprisal_is_the_mean_over_tokens_of_what_they_were_sampled_with():
+    logprobs = [(-1.0, -2.0, -3.0), (-4.0,)]  # by trajectories it would be 3, by tokens 2.5
+    group = [
+        trajectory(number, response=(5,) * len(each), logprobs=each, reward=float(number))
+        for number, each in enumerate(logprobs)
+    ]
+    update = PolicyUpdate(seeded(llama), make_spec(), PAD)
+    assert update.step([group], policy_version=9).surprisal_nats == 2.5
+
+
 def test_the_gradient_norm_is_the_one_before_clipping():
     model, other = seeded(llama), seeded(llama)
     groups = sampled_groups(model)
