@@ -19,6 +19,7 @@ import grpc
 from vcpo.control.conditions import ConditionType
 from vcpo.control.decision import ControlDecision, decide
 from vcpo.control.limits import Limits
+from vcpo.control.run_limits import RunLimits, RunTimes, exceeded_deadline
 from vcpo.control.state import ControlState
 from vcpo.learner_control import SIGNALS_TIMEOUT_S
 from vcpo.local.processes.child import ChildProcess
@@ -77,7 +78,7 @@ class Host:
         self._learner = LearnerProcess(
             self._fleet,
             resume=options.resume,
-            max_restarts=run.spec.failure_policy.max_learner_restarts,
+            limits=RunLimits.of(run.spec),
             clock=clock,
         )
         self._link = LearnerConnection(
@@ -203,19 +204,19 @@ class Host:
             self._fleet.scale(decision.replicas, self._link.port, busy)
 
     def _check_deadlines(self) -> None:
-        """Fail a run that takes too long; being stuck must never be silent."""
-        elapsed_s = self._clock() - self._started_s
-        limit_s = self._spec.active_deadline_seconds
-        if limit_s is not None and elapsed_s > limit_s:
-            raise RunFailedError(
-                f"spec.activeDeadlineSeconds: the run took longer than {limit_s} s"
-            )
-        limit_s = self._spec.startup_deadline_seconds
-        if elapsed_s > limit_s and self._link.furthest_step == 0:
-            raise RunFailedError(
-                f"spec.startupDeadlineSeconds: no step within {limit_s} s; see the logs of the"
-                " processes, or raise it"
-            )
+        """Fail a run that takes too long.
+
+        Raises:
+            RunFailedError: when a deadline of the run has passed.
+        """
+        times = RunTimes(
+            start_s=self._started_s,
+            admission_s=self._started_s,
+            has_stepped=self._link.furthest_step > 0,
+        )
+        exceeded = exceeded_deadline(RunLimits.of(self._spec), times, self._clock())
+        if exceeded is not None:
+            raise RunFailedError(f"{exceeded.message} See the logs of the processes.")
 
     async def _drain(self) -> None:
         """End in good order: no new work, a checkpoint, everybody leaves; a second Ctrl-C kills."""

@@ -9,7 +9,7 @@
 | Suspended | nothing runs, on request | Suspended, SuspendInProgress, Active |
 | Ready | the run trains, or is complete | Training, NoUpdate, GenerationFailing, Degraded, ... |
 | Complete | all steps are taken | Succeeded, WithoutUpdate, NotFinished |
-| Failed | the run was given up | reasons of `course.FailureReason`, NotFailed |
+| Failed | the run was given up | reasons of `control.run_limits`, LearnerFailed, NotFailed |
 
 Pod-level reasons are the words of Kubernetes: ImagePullBackOff, CrashLoopBackOff, OOMKilled,
 Unschedulable, FailedCreate, FailedMount, NodeLost and their like. Every condition is set from the

@@ -1,15 +1,15 @@
-r"""The course of a run: whether it runs, rests or has ended, and when to look again. Pure.
+r"""The lifecycle of a run: whether it runs, is suspended or has ended. Pure.
 
 ```
             suspend: true
      RUN <-----------------> SUSPEND
       | ^
-      | `-- an edit -- FAILED      a deadline, too many restarts, or the learner says so
+      | `-- an edit -- FAILED      a limit is exceeded, or the learner reports a failure
       v
-   COMPLETE                        the learner says so
+   COMPLETE                        the learner reports the last step
 ```
-COMPLETE is for ever, and FAILED until the spec is edited, a suspension aside. Both are recorded in
-the status before anything is cleaned up, so that an operator which dies in between finds them.
+COMPLETE is final. FAILED lasts until the user edits the spec; suspending is not such an edit. The
+operator writes both to the status before it cleans up. An operator that dies in between finds them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from vcpo.control import run_limits
+from vcpo.control.run_limits import RunLimits, RunTimes, exceeded_deadline, exceeded_restarts
 from vcpo.service.crash import crash_cause
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.workloads import Cleanup
@@ -25,12 +27,12 @@ from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.observed.pod_causes import redact_and_shorten
 from vcpo_operator.observed.report import LearnerReport
 
-_LONGEST_CAUSE = 600
-"""Characters of a crash's cause in a message; the status holds the end of the log."""
+_MAX_CAUSE_CHARACTERS = 600
+"""Length of a crash's cause in a message; the status holds the end of the log."""
 
 
 class LifecyclePhase(StrEnum):
-    """Where a run is headed."""
+    """What the operator does with a run."""
 
     RUN = "run"
     SUSPEND = "suspend"
@@ -38,24 +40,15 @@ class LifecyclePhase(StrEnum):
     FAILED = "failed"
 
 
-class FailureReason(StrEnum):
-    """Why a run failed; reasons of the condition `Failed`."""
-
-    LEARNER_FAILED = "LearnerFailed"
-    BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
-    DEADLINE_EXCEEDED = "DeadlineExceeded"
-    STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
-    PENDING_DEADLINE_EXCEEDED = "PendingDeadlineExceeded"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunVerdict:
-    """A course with its reason."""
+    """A lifecycle phase with its reason."""
 
     phase: LifecyclePhase
     reason: str = ""
-    """One word; empty while the run runs or rests."""
+    """One word; empty unless the run has ended."""
     message: str = ""
+    """One sentence; empty unless the run has ended."""
 
     @property
     def has_ended(self) -> bool:
@@ -66,13 +59,13 @@ class RunVerdict:
 def judge(
     spec: VCPORunSpec, status: RunStatus, report: LearnerReport | None, now_s: float
 ) -> RunVerdict:
-    """Judge the course.
+    """Return the lifecycle phase of a run.
 
-    status: with the learner's restarts counted and the clocks begun, if it has started.
-    report: the learner's newest report, however old; None when there is none.
+    status: Counts the learner's restarts up to now; its clocks run if the run has started.
+    report: The learner's newest report, of any age; None when there is none.
     now_s: Unix time.
     """
-    recorded = _recorded(status)
+    recorded = _recorded_end(status)
     if recorded is not None:
         return recorded
     if report is not None and report.phase is RunPhase.COMPLETE:
@@ -81,50 +74,44 @@ def judge(
         return RunVerdict(phase=LifecyclePhase.COMPLETE, reason=reason, message=message)
     if report is not None and report.phase is RunPhase.FAILED:
         message = report.failure or "The learner gave up; its journal on the volume says why."
-        return _failure(FailureReason.LEARNER_FAILED, message)
+        return RunVerdict(phase=LifecyclePhase.FAILED, reason="LearnerFailed", message=message)
     if spec.suspend:
         return RunVerdict(phase=LifecyclePhase.SUSPEND)
-    return _limits(spec, status, now_s) or RunVerdict(phase=LifecyclePhase.RUN)
+    return _exceeded_limit(spec, status, now_s) or RunVerdict(phase=LifecyclePhase.RUN)
 
 
 def starts_new_attempt(spec: VCPORunSpec, status: RunStatus, generation: int) -> bool:
-    """Whether a failed run starts anew: its spec was edited since the last look, and lets it run.
+    """Whether a failed run starts again: the user edited its spec and did not suspend it.
 
-    status: as the last look left it.
+    status: As the last reconcile left it.
     """
     edited = generation > status.observed_generation
     return status.holds("Failed") and edited and not spec.suspend
 
 
 def next_deadline_s(spec: VCPORunSpec, status: RunStatus, verdict: RunVerdict) -> float | None:
-    """Unix time at which the course changes if nothing else happens; None when never."""
+    """Return the Unix time at which the phase changes if nothing else happens; None: never."""
     if verdict.has_ended:
         ttl_s = spec.ttl_seconds_after_finished
         if ttl_s is None or status.completion_s is None:
             return None
         return status.completion_s + ttl_s
-    if verdict.phase is LifecyclePhase.SUSPEND or status.start_s is None:
+    times = _run_times(status)
+    if verdict.phase is LifecyclePhase.SUSPEND or times is None:
         return None
-    if status.admission_s is None:
-        limit_s = spec.pending_deadline_seconds
-        return None if limit_s is None else status.start_s + limit_s
-    limits_s = [spec.active_deadline_seconds]
-    if status.first_step_s is None:
-        limits_s.append(spec.startup_deadline_seconds)
-    deadlines = [status.admission_s + limit_s for limit_s in limits_s if limit_s is not None]
-    return min(deadlines, default=None)
+    return run_limits.next_deadline_s(RunLimits.of(spec), times)
 
 
 def is_past_time_to_live(spec: VCPORunSpec, status: RunStatus, now_s: float) -> bool:
-    """Whether an ended run's time to live is over."""
+    """Whether the run ended `ttlSecondsAfterFinished` ago or earlier."""
     ttl_s = spec.ttl_seconds_after_finished
-    if ttl_s is None or status.completion_s is None or _recorded(status) is None:
+    if ttl_s is None or status.completion_s is None or _recorded_end(status) is None:
         return False
     return now_s >= status.completion_s + ttl_s
 
 
 def cleanup(spec: VCPORunSpec, verdict: RunVerdict) -> Cleanup:
-    """What the clean-up policy removes now; nothing while the run goes on."""
+    """Return what the clean-up policy removes now; nothing while the run goes on."""
     match verdict.phase:
         case LifecyclePhase.COMPLETE:
             return spec.cleanup_policy.on_complete
@@ -135,65 +122,62 @@ def cleanup(spec: VCPORunSpec, verdict: RunVerdict) -> Cleanup:
 
 
 def is_suspended(spec: VCPORunSpec, verdict: RunVerdict) -> bool:
-    """Whether nothing is to run now: on request, whatever has become of the run."""
+    """Whether the user wants no pods now, also of a run that has ended."""
     return verdict.phase is LifecyclePhase.SUSPEND or (verdict.has_ended and spec.suspend)
 
 
-def _recorded(status: RunStatus) -> RunVerdict | None:
-    for kind, course in (("Complete", LifecyclePhase.COMPLETE), ("Failed", LifecyclePhase.FAILED)):
+def _recorded_end(status: RunStatus) -> RunVerdict | None:
+    for kind, phase in (("Complete", LifecyclePhase.COMPLETE), ("Failed", LifecyclePhase.FAILED)):
         condition = status.condition(kind)
         if condition is not None and condition.status == "True":
-            return RunVerdict(phase=course, reason=condition.reason, message=condition.message)
+            return RunVerdict(phase=phase, reason=condition.reason, message=condition.message)
     return None
 
 
-def _limits(spec: VCPORunSpec, status: RunStatus, now_s: float) -> RunVerdict | None:
-    allowed = spec.failure_policy.max_learner_restarts
-    failures = status.restarts.streak.failures
-    if failures > allowed:
-        message = f"The learner ended {failures} times in a row without progress; {allowed} are"
-        message += " allowed."
-        return _failure(FailureReason.BACKOFF_LIMIT_EXCEEDED, f"{message}{_last_words(status)}")
-    if status.admission_s is None:
-        return _pending_limit(spec, status, now_s)
-    elapsed_s = now_s - status.admission_s
-    limit_s = spec.active_deadline_seconds
-    if limit_s is not None and elapsed_s >= limit_s:
-        message = f"`spec.activeDeadlineSeconds`: the run took {limit_s} s or longer."
-        return _failure(FailureReason.DEADLINE_EXCEEDED, f"{message}{_hindrance(status)}")
-    limit_s = spec.startup_deadline_seconds
-    if status.first_step_s is None and elapsed_s >= limit_s:
-        message = f"`spec.startupDeadlineSeconds`: no step within {limit_s} s."
-        return _failure(FailureReason.STARTUP_DEADLINE_EXCEEDED, f"{message}{_hindrance(status)}")
-    return None
-
-
-def _pending_limit(spec: VCPORunSpec, status: RunStatus, now_s: float) -> RunVerdict | None:
-    limit_s = spec.pending_deadline_seconds
-    if limit_s is None or status.start_s is None or now_s - status.start_s < limit_s:
+def _exceeded_limit(spec: VCPORunSpec, status: RunStatus, now_s: float) -> RunVerdict | None:
+    """Return the verdict on a run that exceeded a limit, with what was in its way."""
+    limits, times = RunLimits.of(spec), _run_times(status)
+    exceeded = exceeded_restarts(limits, status.restarts.streak.failures)
+    context = _last_end(status)
+    if exceeded is None and times is not None:
+        exceeded = exceeded_deadline(limits, times, now_s)
+        context = _hindrance(status)
+    if exceeded is None:
         return None
-    message = f"`spec.pendingDeadlineSeconds`: not placed within {limit_s} s."
-    return _failure(FailureReason.PENDING_DEADLINE_EXCEEDED, f"{message}{_hindrance(status)}")
+    return RunVerdict(
+        phase=LifecyclePhase.FAILED,
+        reason=exceeded.reason.value,
+        message=f"{exceeded.message}{context}",
+    )
 
 
-def _last_words(status: RunStatus) -> str:
-    """How the learner ended last, as the end of a message; empty when that is not known."""
+def _run_times(status: RunStatus) -> RunTimes | None:
+    if status.start_s is None:
+        return None
+    return RunTimes(
+        start_s=status.start_s,
+        admission_s=status.admission_s,
+        has_stepped=status.first_step_s is not None,
+    )
+
+
+def _last_end(status: RunStatus) -> str:
+    """Return how the learner ended last, as the end of a message; empty when it is unknown."""
     end = status.last_end
     if end is None:
         return ""
-    cause = redact_and_shorten(crash_cause(end.message), _LONGEST_CAUSE)
-    told = f": {cause}" if cause else "."
-    return f" The last time with exit code {end.exit_code} ({end.reason}){told}"
+    cause = redact_and_shorten(crash_cause(end.message), _MAX_CAUSE_CHARACTERS)
+    details = f": {cause}" if cause else "."
+    return f" The last time it ended with exit code {end.exit_code} ({end.reason}){details}"
 
 
 def _hindrance(status: RunStatus) -> str:
-    """What was in the way at the last look, as the end of a message: it is cleaned up next."""
+    """Return what the last reconcile found in the way, as the end of a message.
+
+    The clean-up removes the pods, and what is wrong with them, next.
+    """
     for kind in ("LearnerReady", "RolloutsReady"):
         condition = status.condition(kind)
         if condition is not None and condition.status == "False":
             return f" {kind} ({condition.reason}): {condition.message}"
-    return _last_words(status)
-
-
-def _failure(reason: FailureReason, message: str) -> RunVerdict:
-    return RunVerdict(phase=LifecyclePhase.FAILED, reason=reason.value, message=message)
+    return _last_end(status)

@@ -84,8 +84,9 @@ async def test_a_run_whose_learner_crashes_frees_all_and_keeps_its_last_lines(sc
     status, reason, message = await condition(scene, "Failed")
     assert (status, reason) == ("True", "BackoffLimitExceeded")
     assert message == (
-        "The learner ended 4 times in a row without progress; 3 are allowed."
-        " The last time with exit code 1 (Error): torch.OutOfMemoryError: CUDA out of memory."
+        "`spec.failurePolicy.maxLearnerRestarts`: the learner ended 4 times in a row without"
+        " progress; 3 restarts are allowed. The last time it ended with exit code 1 (Error):"
+        " torch.OutOfMemoryError: CUDA out of memory."
     )
     assert await pods(scene) == []
     assert not await exists(scene, STATEFUL_SET)

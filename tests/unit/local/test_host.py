@@ -223,7 +223,7 @@ async def test_the_startup_deadline_acts_while_a_learner_is_stopped_before_it_se
     scene.clock.added_s = 1801.0
     outcome = await scene.outcome()
     assert outcome.ending is Ending.FAILED
-    assert outcome.message.startswith("spec.startupDeadlineSeconds: no step within 1800 s")
+    assert "`spec.startupDeadlineSeconds`: the run took no step within 1800 s." in outcome.message
 
 
 async def test_the_startup_deadline_does_not_act_on_a_run_that_starts_over(scene):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from vcpo.control.run_limits import RunLimits, exceeded_restarts
 from vcpo.control.supervision import FailureStreak
 from vcpo.local.processes.child import ChildProcess
 from vcpo.local.processes.fleet import Fleet, RunFailedError
@@ -29,7 +30,7 @@ class LearnerProcess:
     Whoever ends a learner, the host excepted, has not asked the run to end: it is started again.
 
     resume: whether the first one goes on from a checkpoint; all others do.
-    max_restarts: How many restarts in a row may follow each other without progress.
+    limits: Limits of the run; the restarts among them act here.
     """
 
     def __init__(
@@ -37,14 +38,14 @@ class LearnerProcess:
         fleet: Fleet,
         *,
         resume: bool,
-        max_restarts: int,
+        limits: RunLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.serves = False
         """Whether the present one has said that it serves."""
         self._fleet = fleet
         self._resume = resume
-        self._max_restarts = max_restarts
+        self._limits = limits
         self._clock = clock
         self._streak = FailureStreak()
         self._start_at_s: float | None = clock()
@@ -84,7 +85,7 @@ class LearnerProcess:
             return LearnerEnd(child=child, is_complete=True)
         self.serves = False
         self._streak = self._streak.after_failure(step)
-        failures, allowed = self._streak.failures, self._max_restarts
+        failures, allowed = self._streak.failures, self._limits.max_learner_restarts
         failure = (
             "was asked to leave by somebody other than this run"
             if child.exit_code == DRAINED
@@ -92,11 +93,9 @@ class LearnerProcess:
         )
         if child.exit_code == CANNOT_START:
             raise RunFailedError(f"the learner {failure}")
-        if failures > allowed:
-            raise RunFailedError(
-                f"the learner {failure}; failure {failures} in a row without progress, "
-                f"failurePolicy.maxLearnerRestarts is {allowed}"
-            )
+        exceeded = exceeded_restarts(self._limits, failures)
+        if exceeded is not None:
+            raise RunFailedError(f"{exceeded.message} The last time it {failure}")
         self._start_at_s = self._clock() + self._streak.pause_s
         message = f"it {failure}; restart {failures} of {allowed} without progress"
         if self._streak.pause_s:

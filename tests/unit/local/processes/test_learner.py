@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.local.conftest import Clock, ended
+from vcpo.control.run_limits import RunLimits
 from vcpo.local.processes.fleet import Fleet, RunFailedError
 from vcpo.local.processes.learner import LearnerEnd, LearnerProcess
 from vcpo.service.lifecycle import DRAINED, Ready, write_ready
@@ -12,7 +13,8 @@ from vcpo.service.lifecycle import DRAINED, Ready, write_ready
 
 @pytest.fixture
 def learner(fleet: Fleet, clock: Clock) -> LearnerProcess:
-    return LearnerProcess(fleet, resume=False, max_restarts=2, clock=clock)
+    limits = RunLimits(pending_s=None, startup_s=1800, active_s=None, max_learner_restarts=2)
+    return LearnerProcess(fleet, resume=False, limits=limits, clock=clock)
 
 
 @pytest.fixture
@@ -53,8 +55,8 @@ def test_restarts_without_progress_end_the_run_with_the_cause(fail):
     fail(step=0)
     fail(step=0)
     expected = (
-        r"the learner ended with status 1: the reason \(log: .+\); failure 3 in a row without"
-        r" progress, failurePolicy\.maxLearnerRestarts is 2"
+        r"^`spec\.failurePolicy\.maxLearnerRestarts`: the learner ended 3 times in a row without"
+        r" progress; 2 restarts are allowed\. The last time it ended with status 1: the reason"
     )
     with pytest.raises(RunFailedError, match=expected):
         fail(step=0)
