@@ -124,7 +124,7 @@ class Worker:
                 task.cancel()
             await asyncio.wait(tasks)
             self._threads.close()
-            await self._parts.learner.release_everything()
+            await self._parts.learner.release_all()
         return phase
 
     async def _lease_until_done(self) -> RunPhase:

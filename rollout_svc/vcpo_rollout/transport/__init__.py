@@ -1,1 +1,1 @@
-"""Calls over gRPC: to the learner, to other workers, and from them."""
+"""The worker's gRPC clients (learner, other workers) and the service it offers to other workers."""

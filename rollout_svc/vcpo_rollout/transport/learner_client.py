@@ -1,4 +1,4 @@
-"""The worker's view of the learner: typed calls with deadlines, repeated while it makes sense."""
+"""The client of the learner: typed calls with deadlines, which are retried where that can help."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class SubmissionRefusedError(RuntimeError):
-    """The learner found trajectories malformed, and says how; sending them again is no use."""
+    """The learner refuses trajectories as malformed and names the field; a retry cannot help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldPolicy:
-    """The version a worker samples from."""
+    """The version that a worker samples from."""
 
     incarnation: str
     policy_version: int
@@ -45,23 +45,23 @@ class HeldPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseResult:
-    """What the learner had to give."""
+    """The learner's response to a request for leases."""
 
     leases: tuple[work_pb2.Lease, ...]
     phase: RunPhase
     retry_after_s: float
-    """When there was nothing: how long to wait before asking again, unless new weights arrive."""
+    """Without leases: how long to wait before the next request, unless new weights arrive."""
 
 
 class LearnerClient:
-    """Calls to the learner.
+    """Calls to the learner, retried as `vcpo_rollout.transport.retries` describes.
 
-    Failed calls are repeated as `vcpo_rollout.transport.retries` says. Every call raises:
-        LearnerFailedError: when the learner or the way to it is at fault, time after time.
-        grpc.aio.AioRpcError: when the learner refuses the request for good.
+    Every call raises:
+        LearnerFailedError: when the learner or the network fails repeatedly.
+        grpc.aio.AioRpcError: when the learner refuses the request.
 
-    serving_port: Where this worker passes weights on to others; 0 when it does not.
-    submit_bytes: Size at which a group is split into several submissions.
+    serving_port: Port of this worker's `PolicyService`; 0 means that it serves no peers.
+    submit_bytes: Largest submission; a larger group is split into several.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class LearnerClient:
         weight_updates_in_flight: int = 0,
         held_lease_ids: Collection[str] = (),
     ) -> LeaseResult:
-        """Ask for prompts, waiting at the learner up to `wait_s` for some to become admissible.
+        """Request prompts. The learner waits up to `wait_s` until it can admit some.
 
-        held_lease_ids: Leases under way; the learner gives the others of this worker to somebody
-            else.
+        held_lease_ids: The leases that this worker works on. The learner ends its other leases and
+            grants their prompts to another worker.
         """
         request = work_pb2.LeaseRequest(
             worker_id=self._worker_id,
@@ -116,25 +116,25 @@ class LearnerClient:
         )
 
     async def submit(self, lease_id: str, trajectories: Sequence[Trajectory]) -> int:
-        """Hand in trajectories; returns how many the learner took (again).
+        """Submit trajectories; return how many the learner accepted, now or in an earlier call.
 
         Raises:
-            SubmissionRefusedError: when the learner will not have them, whoever sends them.
+            SubmissionRefusedError: when the learner refuses them as malformed.
         """
-        taken = 0
+        num_accepted = 0
         all_messages = [trajectory_to_message(one) for one in trajectories]
         for messages in _split(all_messages, self._submit_bytes):
             request = work_pb2.SubmitRequest(
                 worker_id=self._worker_id, lease_id=lease_id, trajectories=messages
             )
             response = await self._submit(request)
-            taken += sum(
+            num_accepted += sum(
                 outcome != work_pb2.SUBMIT_OUTCOME_LEASE_ENDED for outcome in response.outcomes
             )
-        return taken
+        return num_accepted
 
     async def report_failure(self, lease_id: str, failure: Failure) -> None:
-        """Say that a prompt could not be answered, and why."""
+        """Report that a lease failed, and why."""
         await self._submit(
             work_pb2.SubmitRequest(
                 worker_id=self._worker_id,
@@ -144,29 +144,31 @@ class LearnerClient:
         )
 
     async def release(self, lease_id: str, partial_responses: Sequence[PartialResponse]) -> None:
-        """Hand back one lease, with what was sampled of its answers.
+        """Release one lease with its partial responses; another worker resumes them.
 
-        Of more than a message may hold, the longest are kept. What the learner refuses is given
-        up, and the lease expires.
+        A message holds at most `MAX_PARTIAL_TOKENS` tokens; the longest responses are kept. If the
+        learner refuses the call, the lease stays and expires.
         """
+        kept = _longest(partial_responses, MAX_PARTIAL_TOKENS)
         request = work_pb2.ReleaseRequest(
             worker_id=self._worker_id,
             lease_ids=[lease_id],
-            begun=[
-                partial_to_message(one) for one in _longest(partial_responses, MAX_PARTIAL_TOKENS)
-            ],
+            begun=[partial_to_message(one) for one in kept],
         )
         try:
             await self._retries.run(
                 "Release", lambda: self._work.Release(request, timeout=CALL_TIMEOUT_S)
             )
         except grpc.aio.AioRpcError as error:
-            _LOGGER.warning("%s was not handed back, it will expire: %s", lease_id, error.details())
+            _LOGGER.warning("%s was not released and will expire: %s", lease_id, error.details())
 
     async def preempted_leases(
         self, known_lease_ids: Collection[str], *, wait_s: float
     ) -> frozenset[str]:
-        """Ids of leases to cut and hand back, waiting up to `wait_s` for one not heard of."""
+        """Return the leases that the learner preempts; the worker must release them.
+
+        The learner waits up to `wait_s` for one that is not among `known_lease_ids`.
+        """
         request = work_pb2.RecallRequest(
             worker_id=self._worker_id, heard_lease_ids=known_lease_ids, wait_seconds=wait_s
         )
@@ -175,19 +177,19 @@ class LearnerClient:
         )
         return frozenset(response.lease_ids)
 
-    async def release_everything(self) -> None:
-        """Hand back whatever is held; best effort, since leases expire anyway."""
+    async def release_all(self) -> None:
+        """Release every lease of this worker, without a retry: leases that stay will expire."""
         request = work_pb2.ReleaseRequest(worker_id=self._worker_id)
         try:
             await self._work.Release(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            said = f"{error.code().name}: {error.details()}"
-            _LOGGER.info("leases were not handed back, they will expire: %s", said)
+            reason = f"{error.code().name}: {error.details()}"
+            _LOGGER.info("the leases were not released and will expire: %s", reason)
 
     async def newest_policy(
         self, held: HeldPolicy | None, *, wait_s: float
     ) -> policy_pb2.PolicyManifest:
-        """Describe the newest version, waiting up to `wait_s` for one that is not held."""
+        """Return the newest version's manifest, after up to `wait_s` if the worker holds it."""
         request = policy_pb2.GetManifestRequest(
             worker_id=self._worker_id,
             held_policy_version=held.policy_version if held else None,
@@ -202,7 +204,9 @@ class LearnerClient:
         )
 
     async def fetch(self, transfer: Transfer) -> bool:
-        """Receive the rest of a transfer, and repeat broken calls; False if the version is retired.
+        """Receive the rest of a transfer, over as many calls as it takes.
+
+        Returns: False when the learner no longer holds the version.
 
         Raises:
             CorruptWeightsError: when the chunks do not fit together.
@@ -235,26 +239,26 @@ class LearnerClient:
 
 
 def _longest(
-    partial_responses: Sequence[PartialResponse], limit_tokens: int
+    partial_responses: Sequence[PartialResponse], max_tokens: int
 ) -> list[PartialResponse]:
-    """The longest answers that together hold at most `limit_tokens` tokens."""
+    """Return the longest responses that together hold at most `max_tokens` tokens."""
     kept = []
     for one in sorted(partial_responses, key=lambda one: len(one.token_ids), reverse=True):
-        limit_tokens -= len(one.token_ids)
-        if limit_tokens < 0:
+        max_tokens -= len(one.token_ids)
+        if max_tokens < 0:
             break
         kept.append(one)
     return kept
 
 
 def _split(
-    messages: Sequence[work_pb2.Trajectory], limit_bytes: int
+    messages: Sequence[work_pb2.Trajectory], max_bytes: int
 ) -> list[list[work_pb2.Trajectory]]:
-    """Cut a group into submissions of up to `limit_bytes`, of at least one trajectory each."""
+    """Split a group into submissions of at most `max_bytes`, or of one trajectory each."""
     parts: list[list[work_pb2.Trajectory]] = [[]]
     size_bytes = 0
     for message in messages:
-        if parts[-1] and size_bytes + message.ByteSize() > limit_bytes:
+        if parts[-1] and size_bytes + message.ByteSize() > max_bytes:
             parts.append([])
             size_bytes = 0
         parts[-1].append(message)

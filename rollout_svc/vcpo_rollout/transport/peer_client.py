@@ -1,4 +1,4 @@
-"""The worker's view of other workers: sources of weights that may fail at any time."""
+"""The client of other workers, which serve weights and may fail at any time."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from vcpo_rollout.transport.transfer_buffer import Transfer
 
 _LOGGER = logging.getLogger(__name__)
 _WINDOW_S = 5.0
-"""Time for each `LEAST_BYTES` of a peer: 1 MiB in 5 s is a hundredth of a slow network, and at that
-rate a model of 1 GB would take over an hour."""
-_PATIENCE_S = 120.0
-"""Time for all peers together to give a version; a larger one has what it takes at
+"""Time in which a peer must send `LEAST_BYTES`. 1 MiB in 5 s is a hundredth of a slow network; at
+that rate a model of 1 GB would take over an hour."""
+_LEAST_FETCH_S = 120.0
+"""Time for all peers together to send a version. A larger version has more time, at
 `_NETWORK_BYTES_PER_S`."""
 _NETWORK_BYTES_PER_S = 10 << 20
-"""A slow network with two workers on each sender. Were a large version cut off sooner, every worker
-would get the rest from the learner."""
+"""A slow network with two workers on each sender. With a shorter limit every worker would fetch the
+rest of a large version from the learner."""
 _AVOIDED_S = 300.0
-"""How long a peer that failed is not asked again; a worker that was restarted is well by then."""
+"""How long the worker does not ask a peer that failed; a restarted worker is ready by then."""
 
 
 class PeerClient:
-    """Transfers from other workers. Nothing depends on them: the learner has what they lack.
+    """Fetches weights from other workers. It is optional: the learner has all that peers lack.
 
     open_channel: Opens a channel to `host:port`.
     """
@@ -42,25 +42,25 @@ class PeerClient:
         worker_id: str,
         gauges: RolloutGauges,
         window_s: float = _WINDOW_S,
-        patience_s: float = _PATIENCE_S,
+        least_fetch_s: float = _LEAST_FETCH_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open_channel = open_channel
         self._worker_id = worker_id
         self._gauges = gauges
         self._window_s = window_s
-        self._patience_s = patience_s
+        self._least_fetch_s = least_fetch_s
         self._clock = clock
         self._avoided_until_s: dict[str, float] = {}
 
     def deadline_s(self, num_bytes: int) -> float:
-        """When all peers together must have given that many bytes, on this object's clock."""
-        return self._clock() + max(self._patience_s, num_bytes / _NETWORK_BYTES_PER_S)
+        """Return the time, on this client's clock, by which all peers must have sent the bytes."""
+        return self._clock() + max(self._least_fetch_s, num_bytes / _NETWORK_BYTES_PER_S)
 
     async def fetch(self, address: str, transfer: Transfer, *, deadline_s: float) -> int:
-        """Receive what a peer gives of a piece's rest until the deadline; returns its bytes.
+        """Receive the rest of a transfer from a peer until the deadline; return the new bytes.
 
-        None come from a peer that failed lately.
+        Returns 0 without a call if the peer failed lately.
         """
         now_s = self._clock()
         if now_s >= deadline_s or self._avoided_until_s.get(address, 0.0) > now_s:
@@ -76,13 +76,13 @@ class PeerClient:
             except CorruptWeightsError:
                 self.avoid(address, "corrupt")
             except grpc.aio.AioRpcError as error:
-                # A peer that does not hold the version is as well as any.
+                # A peer that does not hold the version is healthy.
                 if error.code() is not grpc.StatusCode.NOT_FOUND:
                     self.avoid(address, "failed")
         return transfer.num_arrived - num_before
 
     def avoid(self, address: str, reason: str) -> None:
-        """Ask a peer for nothing for a time, because it was `slow`, `failed` or was `corrupt`."""
+        """Do not ask a peer for `_AVOIDED_S`; reason: `slow`, `failed` or `corrupt`."""
         now_s = self._clock()
         self._avoided_until_s = {
             name: until_s for name, until_s in self._avoided_until_s.items() if until_s > now_s
@@ -90,5 +90,8 @@ class PeerClient:
         self._avoided_until_s[address] = now_s + _AVOIDED_S
         self._gauges.count_avoided_peer(reason)
         _LOGGER.info(
-            "%s gives no weights (%s); it is not asked for %g s", address, reason, _AVOIDED_S
+            "peer %s sent no usable weights (%s); this worker avoids it for %g s",
+            address,
+            reason,
+            _AVOIDED_S,
         )

@@ -1,4 +1,4 @@
-"""`PolicyService` as a worker serves it: what it has of the weights, to other workers."""
+"""The worker's `PolicyService`: it serves the weights it holds to other workers."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from vcpo.wire.limits import CHUNK_BYTES
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_rollout.transport.transfer_buffer import TransferCache, TransferKey
 
-_PATIENCE_S = 2.0
-"""How long to wait for a version that another worker heard of earlier."""
+_WAIT_S = 2.0
+"""How long a request waits for a version that the requesting worker learned of earlier."""
 
 
 class PeerService(policy_pb2_grpc.PolicyServiceServicer):
-    """Passes on the pieces of a cache."""
+    """Serves the transfers of a cache."""
 
-    def __init__(self, cache: TransferCache, *, patience_s: float = _PATIENCE_S) -> None:
+    def __init__(self, cache: TransferCache, *, wait_s: float = _WAIT_S) -> None:
         self._cache = cache
-        self._patience_s = patience_s
+        self._wait_s = wait_s
 
     async def GetManifest(  # noqa: N802 - named by the contract
         self, request: policy_pb2.GetManifestRequest, context: Any
     ) -> policy_pb2.PolicyManifest:
-        """Refuse: what a version is comes from the learner alone."""
+        """Refuse: only the learner describes versions."""
         raise NotFoundError("policy: a worker has no manifests; ask the learner")
 
     async def Fetch(  # noqa: N802 - named by the contract
         self, request: policy_pb2.FetchRequest, context: Any
     ) -> AsyncIterator[policy_pb2.PolicyChunk]:
-        """Stream a full set or a delta from an offset, as it arrives."""
+        """Stream a full set or a delta from an offset, while it arrives."""
         check_id("worker_id", request.worker_id)
         is_delta = request.HasField("base_policy_version")
         key = TransferKey(
@@ -39,7 +39,7 @@ class PeerService(policy_pb2_grpc.PolicyServiceServicer):
             policy_version=request.policy_version,
             base_policy_version=request.base_policy_version if is_delta else None,
         )
-        transfer = await self._cache.find(key, self._patience_s)
+        transfer = await self._cache.find(key, self._wait_s)
         offset = request.offset
         if offset >= transfer.total_bytes:
             raise InvalidMessageError("offset", offset, f"less than {transfer.total_bytes}")

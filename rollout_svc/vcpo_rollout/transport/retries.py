@@ -1,9 +1,9 @@
-"""Which failed calls to the learner are repeated, after which pauses, and for how long.
+"""Which failed calls to the learner are retried, after which pauses, and for how long.
 
 ```
-transient   away, busy or late          repeated without end: a worker outlives a learner's restart
-doubtful    a fault somewhere between   repeated `MAX_DOUBTFUL_FAILURES` times in a row
-final       a request that is refused   not repeated
+transient   unreachable, busy or late   retried without end: a worker outlives a learner's restart
+doubtful    a fault on the way          `MAX_DOUBTFUL_FAILURES` in a row end the call
+final       the learner refuses         not retried
 ```
 """
 
@@ -23,26 +23,26 @@ _LOGGER = logging.getLogger(__name__)
 _Response = TypeVar("_Response")
 
 FIRST_PAUSE_S: Final = 0.2
-"""Longest pause after the first failure of a call; it doubles from failure to failure."""
+"""Longest pause after the first failure of a call; it doubles with every further failure."""
 LONGEST_PAUSE_S: Final = 5.0
 MAX_DOUBTFUL_FAILURES: Final = 10
-"""So many doubtful failures in a row end a call: they take 20 to 30 s."""
+"""A call ends after this many doubtful failures in a row, which take 20 to 30 s."""
 
 
 class LearnerFailedError(RuntimeError):
-    """The learner, or the way to it, is at fault and stays so; says what was last heard."""
+    """The learner or the network keeps failing; the message holds the last error."""
 
 
 class Retries:
-    """Repeats calls; the log has one line when they begin to fail, and one when one succeeds again.
+    """Retries calls. Logs one line when calls begin to fail and one when they succeed again.
 
-    pause: Waits so many seconds.
+    pause: Waits for a number of seconds.
     """
 
     def __init__(self, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._pause = pause
         self._num_failures = 0
-        """Since the last call that succeeded, whichever it was."""
+        """Failures of all calls since one last succeeded."""
 
     async def run(
         self,
@@ -51,11 +51,11 @@ class Retries:
         *,
         also: Collection[grpc.StatusCode] = (),
     ) -> _Response:
-        """Make a call, and repeat it while its failure may pass, or has one of the codes `also`.
+        """Make a call, and retry it after transient failures and those with a code in `also`.
 
         Raises:
             LearnerFailedError: after `MAX_DOUBTFUL_FAILURES` doubtful failures in a row.
-            grpc.aio.AioRpcError: for a failure that is final.
+            grpc.aio.AioRpcError: for a final failure.
         """
         longest_pause_s = FIRST_PAUSE_S
         num_doubtful = 0
@@ -69,27 +69,21 @@ class Retries:
                     num_doubtful = 0
                 else:
                     raise
-                said = f"{error.code().name}: {error.details()}"
+                reason = f"{error.code().name}: {error.details()}"
                 if num_doubtful == MAX_DOUBTFUL_FAILURES:
                     raise LearnerFailedError(
-                        f"{name} failed {num_doubtful} times in a row, at last with {said}; "
+                        f"{name} failed {num_doubtful} times in a row, at last with {reason}; "
                         "look for the cause in the learner's log, or between worker and learner"
                     ) from error
             else:
-                self._note_success(name)
+                if self._num_failures:
+                    _LOGGER.info("%s succeeded after %d failed calls", name, self._num_failures)
+                    self._num_failures = 0
                 return response
-            self._note_failure(name, said)
-            # Jitter keeps the workers of a restarted learner from asking all at once.
+            level = logging.DEBUG if self._num_failures else logging.WARNING
+            _LOGGER.log(level, "%s failed with %s; it is retried until it succeeds", name, reason)
+            self._num_failures += 1
+            # Jitter spreads the requests of many workers after a restart of the learner.
             pause_s = longest_pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
             await self._pause(pause_s)
             longest_pause_s = min(2 * longest_pause_s, LONGEST_PAUSE_S)
-
-    def _note_failure(self, name: str, said: str) -> None:
-        self._num_failures += 1
-        level = logging.WARNING if self._num_failures == 1 else logging.DEBUG
-        _LOGGER.log(level, "%s failed with %s; calls are repeated until they succeed", name, said)
-
-    def _note_success(self, name: str) -> None:
-        if self._num_failures:
-            _LOGGER.info("%s succeeded after %d failed calls", name, self._num_failures)
-            self._num_failures = 0

@@ -1,4 +1,4 @@
-"""One transfer of a full set or a delta, from whoever serves it."""
+"""Receives one full set or delta of weights from the learner or a peer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from vcpo.wire.weights import CorruptWeightsError
 from vcpo_rollout.transport.transfer_buffer import Transfer
 
 LEAST_BYTES = CHUNK_BYTES
-"""What a sender must send within each window; a chunk, so that a healthy one cannot be too slow
-between two chunks of a slow one that it passes on."""
+"""A sender must send this much within each window. It is one chunk: a healthy sender that passes on
+a slow sender's chunks is then never slower than that sender."""
 
 
 async def receive_rest(
@@ -21,15 +21,15 @@ async def receive_rest(
     *,
     window_s: float | None = None,
 ) -> None:
-    """Receive what a piece still lacks; what arrived stays in it when the transfer breaks.
+    """Receive the missing bytes of a transfer; it keeps what arrived if the call breaks.
 
-    window_s: time for each `LEAST_BYTES`, or for the rest when that is less; None for as long as
-        the call may last.
+    window_s: time for each `LEAST_BYTES`, or for the rest if that is smaller; None sets no limit
+        but the call's own.
 
     Raises:
-        grpc.aio.AioRpcError: when the transfer breaks or is refused.
-        TimeoutError: when less comes within `window_s` seconds.
-        CorruptWeightsError: when the chunks do not fit together, or end before the piece does.
+        grpc.aio.AioRpcError: when the call breaks or is refused.
+        TimeoutError: when too little arrives within `window_s` seconds.
+        CorruptWeightsError: when the chunks do not fit together, or end before the transfer does.
     """
     if transfer.is_complete:
         return
@@ -44,15 +44,15 @@ async def receive_rest(
     loop = asyncio.get_running_loop()
     wanted_bytes = transfer.num_arrived + LEAST_BYTES
     try:
-        async with asyncio.timeout(window_s) as patience:
+        async with asyncio.timeout(window_s) as window:
             async for chunk in call:
                 transfer.extend(chunk.offset, chunk.data)
                 if window_s is not None and transfer.num_arrived >= wanted_bytes:
-                    patience.reschedule(loop.time() + window_s)
+                    window.reschedule(loop.time() + window_s)
                     wanted_bytes = transfer.num_arrived + LEAST_BYTES
     finally:
         call.cancel()
     if not transfer.is_complete:
         raise CorruptWeightsError(
-            f"chunk: none follows {transfer.num_arrived} of {transfer.total_bytes} bytes"
+            f"chunk: the stream ended after {transfer.num_arrived} of {transfer.total_bytes} bytes"
         )

@@ -1,12 +1,11 @@
-"""What weights travel in: full sets and deltas, some complete, some still arriving.
+"""Buffers for weights in transit: full sets and deltas, complete or still arriving.
 
-A piece can be read while it arrives, so a worker passes weights on without waiting for their end.
-Nobody may trust what arrives: who received pieces checks what they make against the learner's
-manifest, and so does every worker that it passes them on to.
+A peer can read a transfer while it arrives, so a worker relays weights without delay. No receiver
+trusts the bytes: each checks the finished weights against the learner's manifest.
 
 ```
-arriving ---> complete      every byte is there
-    +--------> given up      broken off, or not what the learner published; readers are told
+arriving ---> complete       every byte is there
+    +-------> discarded      broken off or corrupt; its readers get an error
 ```
 """
 
@@ -22,16 +21,16 @@ from vcpo.wire.weights import CorruptWeightsError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferKey:
-    """What a piece is."""
+    """Identifies a full set or a delta."""
 
     incarnation: str
     policy_version: int
     base_policy_version: int | None
-    """What a delta starts from; None for the full set."""
+    """The version that a delta starts from; None for a full set."""
 
 
 class Transfer:
-    """Bytes of one full set or delta, from the first on. Owner: the worker's event loop."""
+    """The bytes of one full set or delta, in order. Owner: the worker's event loop."""
 
     def __init__(self, key: TransferKey, total_bytes: int) -> None:
         self.key = key
@@ -42,24 +41,24 @@ class Transfer:
 
     @property
     def num_arrived(self) -> int:
-        """Bytes that are there."""
+        """Number of bytes that have arrived."""
         return len(self._arrived)
 
     @property
     def is_complete(self) -> bool:
-        """Whether every byte is there."""
+        """Whether every byte has arrived."""
         return self.num_arrived == self.total_bytes
 
     def content(self) -> bytes:
-        """What has arrived; nothing can be added after."""
+        """Return the bytes that have arrived; no bytes can be added afterwards."""
         self._arrived = bytes(self._arrived)
         return self._arrived
 
     def extend(self, offset: int, data: bytes) -> None:
-        """Add the bytes that follow those that are there.
+        """Append the bytes that follow those that have arrived.
 
         Raises:
-            CorruptWeightsError: when they do not follow, or are more than there can be.
+            CorruptWeightsError: when they do not follow, or exceed the total.
         """
         end = offset + len(data)
         if offset != self.num_arrived or end > self.total_bytes:
@@ -67,88 +66,88 @@ class Transfer:
                 f"chunk: bytes {offset} to {end} do not follow {self.num_arrived} of"
                 f" {self.total_bytes}"
             )
-        assert isinstance(self._arrived, bytearray)  # a complete piece has room for no chunk
+        assert isinstance(self._arrived, bytearray)  # a complete transfer takes no chunk
         self._arrived += data
-        self._tell()
+        self._notify_readers()
 
     def fill(self, content: bytes) -> None:
-        """Take all bytes at once."""
+        """Set all bytes at once."""
         assert len(content) == self.total_bytes
         self._arrived = content
-        self._tell()
+        self._notify_readers()
 
     def discard(self) -> None:
-        """Stop passing it on; whoever reads is told."""
+        """Serve no further bytes; waiting readers get an error."""
         self._discarded = True
-        self._tell()
+        self._notify_readers()
 
     async def read(self, offset: int, max_bytes: int) -> bytes:
-        """Return up to `max_bytes` from an offset, waiting for the first; none at the end.
+        """Return up to `max_bytes` from an offset once there are any; none at the end.
 
         Raises:
-            UnavailableError: when the piece is given up.
+            UnavailableError: when the transfer is discarded.
         """
         while not self._discarded and self.num_arrived <= offset < self.total_bytes:
             await self._changed.wait()
         if self._discarded:
-            raise UnavailableError("policy: these weights are no longer passed on; ask elsewhere")
+            raise UnavailableError("policy: this worker discarded these weights; ask elsewhere")
         return bytes(self._arrived[offset : offset + max_bytes])
 
-    def _tell(self) -> None:
+    def _notify_readers(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
 
 class TransferCache:
-    """The pieces that this worker has and passes on. Owner: the worker's event loop.
+    """The transfers that this worker serves to peers. Owner: the worker's event loop.
 
-    It keeps the full set of the newest version and the deltas that it was made by. A piece taken
-    off the shelf stays whole for those who read it already.
+    It holds the newest full set and the deltas that made it. A reader of an evicted transfer can
+    still read it to its end.
     """
 
     def __init__(self) -> None:
         self._transfers: dict[TransferKey, Transfer] = {}
-        self._coming: tuple[TransferKey, ...] = ()
-        """The full set that is coming or has come last, and its deltas."""
+        self._newest: tuple[TransferKey, ...] = ()
+        """The full set announced last, and its deltas."""
         self._changed = asyncio.Event()
 
     def announce(self, whole: Transfer, deltas: Iterable[Transfer]) -> None:
-        """Announce the pieces of the next version; those of the version before stay so far."""
+        """Add the transfers of the next version; keep the others until `commit`."""
         announced = {transfer.key: transfer for transfer in (whole, *deltas)}
-        self._coming = tuple(announced)
+        self._newest = tuple(announced)
         self._transfers |= announced
         self._changed.set()
         self._changed = asyncio.Event()
 
     def commit(self) -> None:
-        """Forget all pieces but those expected last: they have come."""
-        self._transfers = {key: self._transfers[key] for key in self._coming}
+        """Evict all transfers but those announced last, which have arrived."""
+        self._transfers = {key: self._transfers[key] for key in self._newest}
 
     def discard(self) -> None:
-        """Forget the pieces that were expected last, and tell whoever reads them."""
-        for key in self._coming:
+        """Remove and discard the transfers announced last."""
+        for key in self._newest:
             self._transfers.pop(key).discard()
-        self._coming = ()
+        self._newest = ()
 
-    async def find(self, key: TransferKey, patience_s: float) -> Transfer:
-        """Return a transfer, waiting up to `patience_s` for a version not heard of yet.
+    async def find(self, key: TransferKey, wait_s: float) -> Transfer:
+        """Return a transfer; wait up to `wait_s` for a version that is not announced yet.
 
         Raises:
-            NotFoundError: when it is not here and will not come.
+            NotFoundError: when this worker neither holds nor expects it.
         """
         try:
-            async with asyncio.timeout(patience_s):
-                while key not in self._transfers and not self._has_passed(key):
+            async with asyncio.timeout(wait_s):
+                while key not in self._transfers and not self._is_superseded(key):
                     await self._changed.wait()
         except TimeoutError:
             pass
         if key not in self._transfers:
-            raise NotFoundError("policy: these weights are not held here; ask the learner")
+            raise NotFoundError("policy: this worker does not hold these weights; ask the learner")
         return self._transfers[key]
 
-    def _has_passed(self, key: TransferKey) -> bool:
-        """Whether the version asked for, or a later one, is known without this transfer."""
+    def _is_superseded(self, key: TransferKey) -> bool:
+        """Whether this version or a later one is announced, so that the key will not be."""
         return any(
-            coming.incarnation == key.incarnation and coming.policy_version >= key.policy_version
-            for coming in self._coming
+            newest.incarnation == key.incarnation and newest.policy_version >= key.policy_version
+            for newest in self._newest
         )

@@ -318,7 +318,7 @@ class OneLease:
     async def preempted_leases(self, heard, *, wait_s):
         await asyncio.Event().wait()
 
-    async def release_everything(self):
+    async def release_all(self):
         self.reports.append("released")
 
 

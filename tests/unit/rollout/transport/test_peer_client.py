@@ -33,7 +33,7 @@ class Sharer:
         self.metrics = RolloutMetrics(run="run", group="main")
         self.cache = TransferCache()
         self.server = WireServer(token=None)
-        add_policy_service(PeerService(self.cache, patience_s=0.5), self.server.grpc_server)
+        add_policy_service(PeerService(self.cache, wait_s=0.5), self.server.grpc_server)
         self._channel = channel
         self.held = None
 
@@ -218,7 +218,7 @@ async def test_a_peer_that_drips_is_left_within_a_window_and_not_asked_for_five_
 
 async def test_a_peer_that_is_never_slow_enough_is_left_when_the_time_of_all_peers_is_up():
     async with a_fleet(4) as fleet, a_bad_peer(Dripping()) as address:
-        joiner = await fleet.join("joiner", patience_s=0.2)  # a window is 60 s
+        joiner = await fleet.join("joiner", least_fetch_s=0.2)  # a window is 60 s
         manifest = await joiner.manifest()
         manifest.peer = address
         async with asyncio.timeout(4):  # the whole version would take it 40 s

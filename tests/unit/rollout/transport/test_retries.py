@@ -116,7 +116,7 @@ async def test_an_outage_is_two_lines_of_the_log_however_many_calls_it_meets(cap
         ("INFO", None),
     ]
     began, ended = caplog.messages
-    assert began.startswith("Lease failed with UNAVAILABLE: trouble with UNAVAILABLE; calls are")
+    assert began.startswith("Lease failed with UNAVAILABLE: trouble with UNAVAILABLE; it is")
     assert ended == "Lease succeeded after 30 failed calls"
 
 

@@ -44,7 +44,7 @@ async def test_readers_of_a_piece_that_is_given_up_are_told():
     reading = asyncio.create_task(read_all(transfer))
     await settle()
     transfer.discard()
-    with pytest.raises(UnavailableError, match="no longer passed on"):
+    with pytest.raises(UnavailableError, match="discarded these weights"):
         await reading
 
 
@@ -80,7 +80,7 @@ async def test_a_version_that_is_not_heard_of_yet_is_waited_for():
 )
 async def test_what_will_not_come_is_not_waited_for(asked):
     cache = cache_with(Transfer(key(2), 60), Transfer(key(2, 1), 6))
-    with pytest.raises(NotFoundError, match="not held here; ask the learner"):
+    with pytest.raises(NotFoundError, match="not hold these weights; ask the learner"):
         await cache.find(asked, 30)
 
 
