@@ -9,7 +9,7 @@
 kmock listens, records requests and plays scripted answers (`server.kmock[...] << 503`); everything
 else is answered here: objects, watches, server-side apply, custom resources with schemas and CEL,
 and the controllers of Deployments, StatefulSets, owners and namespaces. It has no kubelet: pods
-stay Pending until somebody reports for them. `test_contract.py` holds it to a real API server.
+stay Pending until somebody reports for them. `tests/kube/contract` holds it to a real API server.
 """
 
 from __future__ import annotations
