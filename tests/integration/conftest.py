@@ -2,117 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from vcpo.records.journal import EventRecord, Metrics, read_events, read_metrics
-
-ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 180.0
-POLL_S = 0.05
-
-SPEC = """
-apiVersion: vcpo.dev/v1alpha1
-kind: VCPORun
-metadata: {{name: small}}
-spec:
-  model: {{name: {model}{adapters}}}
-  environment: {{name: sort_digits, parameters: {{digits: {digits}, style: plain}}}}
-  steps: {steps}
-  sampling: {{maxNewTokens: 8}}
-  batch: {{promptsPerStep: 4, trajectoriesPerPrompt: 4}}
-  algorithm: {{maxPolicyLagSteps: 4}}
-  optimizer: {{learningRate: 1e-4}}
-  evaluation: {{everySteps: 1000, prompts: 16}}
-  checkpoint: {{everySteps: 5}}
-  control: {{pollSeconds: 0.2}}
-  learner: {{threads: 1}}
-  rollouts:
-    - {{name: main, minReplicas: 2, maxReplicas: 2, maxConcurrentSequences: 8, threads: 1}}
-"""
-
-
-@dataclass
-class LocalRun:
-    """One `vcpo run` process and its directory."""
-
-    process: subprocess.Popen[str]
-    path: Path
-
-    @property
-    def metrics(self) -> Metrics:
-        return read_metrics(self.path)
-
-    @property
-    def events(self) -> tuple[EventRecord, ...]:
-        return read_events(self.path)
-
-    def pid_of(self, name: str) -> int:
-        ready_file = self.path / "processes" / f"{name}.json"
-        wait_until(ready_file.exists, f"{name} to be ready", self)
-        return int(json.loads(ready_file.read_text())["pid"])
-
-    def pids(self) -> list[int]:
-        files = (self.path / "processes").glob("*.json")
-        return [int(json.loads(file.read_text())["pid"]) for file in files]
-
-    def metrics_port_of(self, name: str) -> int:
-        self.pid_of(name)
-        ready_file = self.path / "processes" / f"{name}.json"
-        return int(json.loads(ready_file.read_text())["metrics_port"])
-
-    def wait_for_step(self, step: int) -> None:
-        def reached() -> bool:
-            steps = self.metrics.steps
-            return bool(steps) and steps[-1].step >= step
-
-        wait_until(reached, f"step {step}", self)
-
-    def finish(self) -> tuple[int, dict[str, Any]]:
-        """Wait for the end; the exit status and the summary on the last line."""
-        output, _ = self.process.communicate(timeout=PATIENCE_S)
-        return self.process.returncode, json.loads(output.splitlines()[-1])
-
-
-def wait_until(condition: Callable[[], bool], what: str, run: LocalRun) -> None:
-    """Wait for something that a run will do; a run that ends first is a failure."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        if run.process.poll() is not None:
-            logs = "\n".join(log.read_text()[-2000:] for log in (run.path / "logs").glob("*.log"))
-            raise AssertionError(f"the run ended while waiting for {what}:\n{logs}")
-        assert time.monotonic() < deadline_s, f"no {what} within {PATIENCE_S} s"
-        time.sleep(POLL_S)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
-def wait_for_exit(pids: list[int]) -> None:
-    """Wait until none of the processes is alive."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while alive := [pid for pid in pids if is_alive(pid)]:
-        assert time.monotonic() < deadline_s, f"still alive after {PATIENCE_S} s: {alive}"
-        time.sleep(POLL_S)
-
-
-StartRun = Callable[..., LocalRun]
+from tests.integration.local_run import ROOT, SPEC, LocalRun, StartRun, is_alive
 
 
 @pytest.fixture

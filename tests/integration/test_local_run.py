@@ -13,7 +13,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.integration.conftest import ROOT, StartRun, is_alive, wait_for_exit, wait_until
+from tests.integration.local_run import ROOT, StartRun, is_alive, wait_for_exit, wait_until
 
 
 def assert_accounting_is_exact(summary: dict[str, Any]) -> None:

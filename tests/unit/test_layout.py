@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from vcpo.metrics.metric import Kind
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = {"runs", "dist", "__pycache__"}
 HEAVY = ("torch", "transformers", "vllm", "numpy", "safetensors")
+SHARED = ("tests.fixtures", "tests.fakes")
+USERS_OF_TESTS = [ROOT / each for each in ("tests", "benchmarks", "examples", "scripts")]
 PACKAGES = (vcpo, vcpo_operator, vcpo_rollout, vcpo_learner, vcpo_study)
 
 IMPORT_EVERYTHING = """
@@ -67,6 +70,41 @@ def product_folders() -> set[str]:
     return {path.parent.relative_to(ROOT).as_posix() for path in modules}
 
 
+def foreign_imports(path: Path, source: str) -> list[str]:
+    """Modules below `tests` that a file imports and must not.
+
+    Allowed are `tests.fakes`; for other than fakes `tests.fixtures`; and helpers, neither tests nor
+    conftests, in the file's own folder or one above it.
+    """
+    shared = ("tests.fakes",) if path.is_relative_to("tests/fakes") else SHARED
+    return [
+        module
+        for module in sorted(set(imported_modules(ast.parse(source))))
+        if not f"{module}.".startswith(tuple(f"{each}." for each in shared))
+        and not is_own_helper(path, module)
+    ]
+
+
+def imported_modules(tree: ast.Module) -> Iterable[str]:
+    """Dotted names below `tests`, as deep as the files go."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names if each.name.startswith("tests."))
+        elif isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("tests."):
+            yield from (as_module(f"{node.module}", each.name) for each in node.names)
+
+
+def as_module(package: str, name: str) -> str:
+    """What `from package import name` loads: the name where the package is a folder of tests."""
+    return f"{package}.{name}" if (ROOT / package.replace(".", "/")).is_dir() else package
+
+
+def is_own_helper(path: Path, module: str) -> bool:
+    folder, _, name = module.rpartition(".")
+    own = path.is_relative_to(folder.replace(".", "/"))
+    return own and name != "conftest" and not name.startswith("test_")
+
+
 def metric_names() -> set[str]:
     """Names as they are queried, those of a histogram's parts included."""
     histograms = [metric.name for metric in ALL if metric.kind is Kind.HISTOGRAM]
@@ -81,6 +119,45 @@ def test_nothing_shadows_the_operator_module_of_python():
 
 def test_tests_are_no_package():
     assert list((ROOT / "tests").rglob("__init__.py")) == []
+
+
+def test_no_suite_imports_the_files_of_another():
+    modules = [
+        (path.relative_to(ROOT), path) for top in USERS_OF_TESTS for path in top.rglob("*.py")
+    ]
+    offenders = [
+        f"{name}: {module}"
+        for name, path in sorted(modules)
+        for module in foreign_imports(name, path.read_text(encoding="utf-8"))
+    ]
+    assert offenders == []
+
+
+@pytest.mark.parametrize(
+    ("path", "imported", "is_foreign"),
+    [
+        ("tests/unit/wire/test_guard.py", "tests.unit.wire.test_server", True),
+        ("tests/unit/local/test_fleet.py", "tests.unit.local.conftest", True),
+        ("tests/unit/study/test_pool.py", "tests.unit.rollout.versions", True),
+        ("tests/unit/test_journal.py", "tests.unit.wire.payloads", True),
+        ("tests/fixtures/records.py", "tests.unit.wire.payloads", True),
+        ("tests/fakes/kubernetes/api.py", "tests.fixtures.kubernetes.client", True),
+        ("benchmarks/packing.py", "tests.e2e.cluster", True),
+        ("benchmarks/packing.py", "tests.fakes.kubernetes.api", False),
+        ("tests/unit/wire/test_weights.py", "tests.unit.wire.payloads", False),
+        ("tests/unit/wire/v1/test_weights.py", "tests.unit.wire.payloads", False),
+        ("tests/fixtures/records.py", "tests.fakes.clock", False),
+        ("tests/fakes/kubernetes/api.py", "tests.fakes.kubernetes.store", False),
+    ],
+)
+def test_a_suite_may_import_its_own_helpers_fixtures_and_fakes(path, imported, is_foreign):
+    package, _, module = imported.rpartition(".")
+    for source in (
+        f"from {imported} import x",
+        f"import {imported}",
+        f"from {package} import {module}",
+    ):
+        assert bool(foreign_imports(Path(path), source)) is is_foreign
 
 
 def test_core_and_operator_load_nothing_heavy():

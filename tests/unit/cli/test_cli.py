@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.fixtures.disk_limits import files_of_at_most
-from tests.unit.records.test_journal import EVALUATION, STEP
+from tests.fixtures.records import EVALUATION, STEP
 from vcpo.cli.main import app
 from vcpo.local.preflight import with_local_paths
 from vcpo.local.processes.fleet import RunFailedError

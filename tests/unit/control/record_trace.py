@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.unit.control.scenes import Plant, limits
+from tests.unit.control.plant import Plant, limits
 from vcpo.control import RunSignals, decide
 
 TRACE = Path(__file__).with_name("trace.json")

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.unit.control.scenes import limits, saturated, signals, starving
+from tests.unit.control.plant import limits, saturated, signals, starving
 from vcpo.control import (
     ConditionStatus,
     ConditionType,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.control.scenes import BATCH, Plant, limits, signals
+from tests.unit.control.plant import BATCH, Plant, limits, signals
 from vcpo.control import ControlState, Limits, RunSignals, decide
 from vcpo.control.scaling import FleetState, Starvation
 from vcpo.control.throttle import PROBE_STEPS, ThrottleState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.control.scenes import BATCH, limits, saturated, signals, starving
+from tests.unit.control.plant import BATCH, limits, saturated, signals, starving
 from vcpo.control import Limits, Reason, RunSignals
 from vcpo.control.scaling import FleetState, ScalingContext, Starvation, next_fleet
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tests.unit.control.scenes import signals
+from tests.unit.control.plant import signals
 
 
 @pytest.mark.parametrize(

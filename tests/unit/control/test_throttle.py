@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.control.scenes import signals
+from tests.unit.control.plant import signals
 from vcpo.control.signals import WINDOW_STEPS
 from vcpo.control.throttle import (
     PROBE_STEPS,

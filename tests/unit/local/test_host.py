@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.records.test_journal import STEP
+from tests.fixtures.records import STEP
 from vcpo.local.host import Host, HostOptions
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.ending import Ending, RunOutcome

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.disk_limits import files_of_at_most
+from tests.fixtures.records import EVALUATION, STEP
 from vcpo.records.journal import (
     EVENTS_FILE,
     METRICS_FILE,
-    EvaluationRecord,
     EventRecord,
     Journal,
     read_events,
@@ -21,39 +21,6 @@ from vcpo.records.journal import (
 )
 from vcpo.records.step_record import StepRecord
 
-STEP = StepRecord(
-    step=1,
-    time_unix_s=1000.0,
-    reward_mean=0.5,
-    ess_ratio=0.25,
-    on_policy_ess_ratio=0.9,
-    learning_rate_scale=0.5,
-    learning_rate=5e-7,
-    gradient_norm=1.5,
-    importance_weight_max=3.0,
-    lag_mean=1.25,
-    lag_p50=1,
-    lag_max=4,
-    response_tokens_mean=12.5,
-    step_s=0.75,
-    idle_s=0.125,
-    tokens_per_s=300.0,
-    admission_lag_steps=8,
-    workers=2,
-    leased=128,
-    in_flight=10,
-    buffered=6,
-    consumed=110,
-    dropped={"stale": 2},
-)
-EVALUATION = EvaluationRecord(
-    step=0,
-    time_unix_s=999.0,
-    accuracy=0.125,
-    num_trajectories=64,
-    policy_version_min=0,
-    policy_version_max=1,
-)
 EVENT = EventRecord(time_unix_s=1001.0, source="host", kind="WorkerLost", message="main-0: 9\nü")
 
 

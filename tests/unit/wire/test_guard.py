@@ -8,7 +8,7 @@ import struct
 import grpc
 import pytest
 
-from tests.unit.wire.test_server import SERVICE, TIMEOUT_S, TOKEN, Echo, chunks, manifest
+from tests.unit.wire.echo_service import SERVICE, TIMEOUT_S, TOKEN, Echo, chunks, manifest
 from vcpo.wire import guard as guard_module
 from vcpo.wire import limits
 from vcpo.wire.client import open_channel

@@ -9,40 +9,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from tests.unit.wire.echo_service import SERVICE, TIMEOUT_S, TOKEN, Echo, chunks, manifest
 from vcpo.wire.client import open_channel
-from vcpo.wire.errors import InvalidMessageError, NotFoundError, UnavailableError
 from vcpo.wire.limits import MAX_MESSAGE_BYTES
 from vcpo.wire.server import WireServer
-from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
-
-SERVICE = "vcpo.wire.v1.PolicyService"
-TOKEN = "right-token"
-TIMEOUT_S = 30.0
-_Context = grpc.aio.ServicerContext[object, object]
-ERRORS = {
-    "malformed": InvalidMessageError("worker_id", "malformed", "something else"),
-    "gone": NotFoundError("policy_version: 3 is retired"),
-    "busy": UnavailableError("the learner is starting"),
-}
-
-
-class Echo(policy_pb2_grpc.PolicyServiceServicer):
-    """Answers with what it was asked for, or with the error named by the worker's id."""
-
-    async def GetManifest(  # noqa: N802 - the name in the protocol
-        self, request: policy_pb2.GetManifestRequest, context: _Context
-    ) -> policy_pb2.PolicyManifest:
-        if request.worker_id in ERRORS:
-            raise ERRORS[request.worker_id]
-        return policy_pb2.PolicyManifest(policy_version=request.held_policy_version)
-
-    async def Fetch(  # noqa: N802 - the name in the protocol
-        self, request: policy_pb2.FetchRequest, context: _Context
-    ) -> AsyncIterator[policy_pb2.PolicyChunk]:
-        for offset in range(3):
-            yield policy_pb2.PolicyChunk(offset=offset)
-        if request.worker_id in ERRORS:
-            raise ERRORS[request.worker_id]
+from vcpo.wire.v1 import policy_pb2_grpc
 
 
 async def started(token: str | None) -> tuple[WireServer, str]:
@@ -68,19 +39,6 @@ def address(server) -> str:
 async def channel(address) -> AsyncIterator[grpc.aio.Channel]:
     async with open_channel(address, token=TOKEN) as opened:
         yield opened
-
-
-async def manifest(channel: grpc.aio.Channel, worker_id: str = "w", **call: object) -> int:
-    stub = policy_pb2_grpc.PolicyServiceStub(channel)
-    request = policy_pb2.GetManifestRequest(worker_id=worker_id, held_policy_version=7)
-    return (await stub.GetManifest(request, **{"timeout": TIMEOUT_S, **call})).policy_version
-
-
-async def chunks(channel: grpc.aio.Channel, worker_id: str = "w", **call: object) -> list[int]:
-    stub = policy_pb2_grpc.PolicyServiceStub(channel)
-    request = policy_pb2.FetchRequest(worker_id=worker_id)
-    stream = stub.Fetch(request, **{"timeout": TIMEOUT_S, **call})
-    return [chunk.offset async for chunk in stream]
 
 
 @pytest.mark.parametrize(("call", "answer"), [(manifest, 7), (chunks, [0, 1, 2])])

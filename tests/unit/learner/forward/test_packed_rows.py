@@ -9,13 +9,13 @@ from torch import nn
 
 from tests.fixtures.learner.models import FAMILIES, PAD, llama, own_logprobs, sampled_groups, seeded
 from tests.fixtures.learner.updates import (
+    PROXIES,
     expected_gradient,
     gradient_of_step,
     make_spec,
+    spec_of,
     with_micro_batches,
 )
-from tests.unit.learner.update.test_methods import spec_of
-from tests.unit.learner.update.test_norm_proxies import PROXIES
 from vcpo.service.lifecycle import StartError
 from vcpo.spec.algorithm import RowLayout
 from vcpo.wire.trajectory import VersionSpan

@@ -13,6 +13,7 @@ from tests.fixtures.learner.models import (
     seeded,
     trajectory,
 )
+from tests.unit.learner.per_sample_gradients.norms import recorded_norms
 from vcpo_learner.forward.logprobs import token_logprobs
 from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.per_sample_gradients import backward as trajectory_gradients
@@ -42,12 +43,6 @@ def looped_norms(model, trajectories):
 def loop_norm(model: nn.Module, objective: Tensor) -> Tensor:
     gradients = torch.autograd.grad(objective, list(model.parameters()), materialize_grads=True)
     return torch.stack([gradient.double().square().sum() for gradient in gradients]).sum()
-
-
-def recorded_norms(model, inputs, objectives=lambda output: output.flatten(1).square().sum(dim=1)):
-    with recorded_calls(model) as recording:
-        output = model(inputs)
-    return measure_gradients(model, objectives(output), recording).squared_norms
 
 
 def assert_module_agrees(model, inputs):

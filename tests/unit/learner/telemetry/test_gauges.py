@@ -1,7 +1,7 @@
 import pytest
 
 from tests.fixtures.learner.scenes import asking, make_desk
-from tests.fixtures.learner.steps import evaluated, stepped
+from tests.fixtures.records import evaluation_record, step_record
 from vcpo.metrics import LearnerMetrics
 from vcpo.records.step_record import GAUGES
 from vcpo.wire.guard import CallRefusal
@@ -71,7 +71,7 @@ async def test_a_batch_that_is_given_back_was_not_trained_on(gauges, desk):
     gauges.refresh()
     assert value(gauges, "vcpo_trajectories_consumed_total") == 0
     groups = await desk.dispatcher.next_batch()
-    gauges.step(stepped(), groups)
+    gauges.step(step_record(), groups)
     gauges.refresh()
     assert value(gauges, "vcpo_trajectories_consumed_total") == 4
 
@@ -91,7 +91,7 @@ async def test_lag_is_observed_for_every_trajectory_at_the_version_it_was_traine
     desk.submit(first, versions=(0, 1))
     desk.submit(second, versions=(1, 1))
     groups = await desk.dispatcher.next_batch()
-    gauges.step(stepped(step=2), groups)
+    gauges.step(step_record(step=2), groups)
     assert value(gauges, "vcpo_policy_lag_steps_count") == 4
     assert value(gauges, "vcpo_policy_lag_steps_sum") == 2
 
@@ -115,7 +115,7 @@ def test_a_number_that_a_step_lacks_is_not_shown(gauges):
 
 
 def test_a_skipped_step_is_counted_by_its_reason(gauges):
-    gauges.step(stepped(skipped="no_gradient"), [])
+    gauges.step(step_record(skipped="no_gradient"), [])
     assert value(gauges, "vcpo_learner_skipped_steps_total", reason="no_gradient") == 1
 
 
@@ -128,7 +128,7 @@ def test_exactly_the_phase_of_the_run_is_one(gauges, desk):
 
 
 def test_windows_are_those_of_the_signals(gauges):
-    for record in (stepped(ess_ratio=0.5), stepped(ess_ratio=0.25, lag_p50=1, lag_max=3)):
+    for record in (step_record(ess_ratio=0.5), step_record(ess_ratio=0.25, lag_p50=1, lag_max=3)):
         gauges._signals.step(record)
     gauges.refresh()
     assert value(gauges, "vcpo_ess_mean_ratio") == 0.375
@@ -144,7 +144,7 @@ def test_before_the_first_step_there_is_a_batch_size_and_no_ess(gauges):
 
 
 def test_the_last_evaluation_is_shown(gauges):
-    gauges.evaluation(evaluated(accuracy=0.75))
+    gauges.evaluation(evaluation_record(accuracy=0.75))
     assert value(gauges, "vcpo_evaluation_accuracy") == 0.75
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.records.test_journal import STEP
+from tests.fixtures.records import STEP
 from vcpo.records.step_record import StepRecord
 from vcpo_learner.telemetry.step_log import StepNews
 from vcpo_learner.update.result import SkipReason

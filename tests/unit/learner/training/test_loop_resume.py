@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fixtures.learner.scenes import make_run
-from tests.fixtures.learner.steps import stepped
+from tests.fixtures.records import step_record
 from vcpo.records.exported_model import ExportedModel
 from vcpo.records.journal import Journal, read_events, read_metrics
 from vcpo.wire.phase import RunPhase
@@ -40,7 +40,7 @@ async def test_a_run_that_never_updated_says_so_however_often_it_was_resumed(mak
 
 async def test_a_step_that_a_resume_takes_again_is_not_counted_twice(make_learner, tmp_path):
     await make_learner().run(until_step=1)
-    Journal(tmp_path).step(stepped(step=2, skipped="low_ess"))  # after the checkpoint
+    Journal(tmp_path).step(step_record(step=2, skipped="low_ess"))  # after the checkpoint
     later = make_learner()
     assert later.training.resume() == 1
     assert later.signals.message().skipped_steps_in_a_row == 0

@@ -1,34 +1,19 @@
 """Groups that end an update: found, kept on disk, and never trained on again."""
 
 import json
-from dataclasses import replace
 from errno import ENOSPC
 
 import pytest
 
-from tests.fixtures.learner.scenes import answer
-from vcpo_learner.ledger.groups import Group
+from tests.unit.learner.training.groups import make_group
 from vcpo_learner.training.quarantine import Quarantine
-
-
-def group(number, **changes):
-    lease_id = f"train-now-{number}"
-    members = tuple(replace(answer(lease_id, at), **changes) for at in range(2))
-    return Group(
-        grant_number=number,
-        lease_id=lease_id,
-        prompt_index=10 + number,
-        attempt=1,
-        trajectories=members,
-    )
-
 
 IDS = ["train-now-1", "train-now-2"]
 
 
 def test_a_group_is_kept_where_people_can_read_what_was_in_it(tmp_path):
     quarantine = Quarantine(tmp_path / "quarantine")
-    kept = group(3, response_token_ids=(99,), reward=0.25)
+    kept = make_group(3, response_token_ids=(99,), reward=0.25)
     path = quarantine.keep(
         kept.lease_id,
         kept.trajectories,

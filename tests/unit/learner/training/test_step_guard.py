@@ -8,7 +8,7 @@ import torch
 
 from tests.fixtures.learner.models import PAD, VOCABULARY, llama, seeded
 from tests.fixtures.learner.updates import make_spec
-from tests.unit.learner.training.test_quarantine import group
+from tests.unit.learner.training.groups import make_group
 from vcpo.service.lifecycle import StartError
 from vcpo.spec import VCPORunSpec
 from vcpo_learner.training.quarantine import Quarantine
@@ -28,7 +28,7 @@ def guarded(quarantine):
 
 def judged(number, **changes):
     """A group that can be trained on: its two answers differ, and so do their rewards."""
-    one = group(number, **changes)
+    one = make_group(number, **changes)
     first, second = one.trajectories
     return replace(one, trajectories=(first, replace(second, reward=0.0)))
 
@@ -174,7 +174,7 @@ def test_the_third_broken_batch_in_a_row_ends_the_run_with_the_reason(quarantine
 
 def answered(number, *answers):
     """A group with an answer for each pair of its only token and its reward."""
-    one = group(number)
+    one = make_group(number)
     (head, _) = one.trajectories
     members = [
         replace(

@@ -19,12 +19,13 @@ from tests.fixtures.learner.models import (
     seeded,
 )
 from tests.fixtures.learner.updates import (
+    SEEING,
     expected_gradient,
     gradient_of_step,
     make_spec,
+    spec_of,
     with_micro_batches,
 )
-from tests.unit.learner.update.test_methods import SEEING, spec_of
 from vcpo.wire.trajectory import TokenSpan, VersionSpan
 from vcpo_learner.update.policy_update import PolicyUpdate
 

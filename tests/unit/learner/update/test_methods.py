@@ -11,17 +11,17 @@ from tests.fixtures.learner.models import (
     seeded,
     with_rewards,
 )
-from tests.fixtures.learner.updates import first_moments, make_spec, with_micro_batches
+from tests.fixtures.learner.updates import (
+    SEEING,
+    first_moments,
+    make_spec,
+    spec_of,
+    with_micro_batches,
+)
 from vcpo.algo import LOSS_CONFIGS, Method
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.trajectory import VersionSpan
 from vcpo_learner.update.policy_update import PolicyUpdate
-
-
-def spec_of(method, **fields):
-    spec = make_spec(**fields)
-    algorithm = {"method": method, "onPolicyEssRatio": 1.0}
-    return spec.model_validate({**spec.model_dump(by_alias=True), "algorithm": algorithm})
 
 
 def gradient(spec, *, staleness=0.3):
@@ -30,9 +30,6 @@ def gradient(spec, *, staleness=0.3):
     result = update.step(sampled_groups(model, staleness=staleness), policy_version=9)
     assert result.skipped is None
     return first_moments(update)
-
-
-SEEING = [name for name in Method if name is not Method.GEOMETRIC_MASK]
 
 
 @pytest.mark.parametrize("method", SEEING)

@@ -9,6 +9,7 @@ from torch import nn
 from tests.fixtures.learner.models import PAD, llama, own_logprobs, sampled_groups, seeded
 from tests.fixtures.learner.updates import (
     CAP,
+    PROXIES,
     by_hand,
     contribution,
     gradient_of_step,
@@ -18,8 +19,6 @@ from tests.fixtures.learner.updates import (
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.update.policy_update import PolicyUpdate
-
-PROXIES = ["lmHead", "logitEnergy", "length"]
 
 
 def proxy_by_hand(proxy: str, model: nn.Module, one: Trajectory) -> float:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.unit.local.conftest import RUN, TIMEOUT_S, ended
+from tests.unit.local.processes.stand_ins import RUN, TIMEOUT_S, ended
 from vcpo.local.processes.child import ChildProcess
 from vcpo.local.processes.fleet import Fleet, RunFailedError, check_installed
 from vcpo.local.processes.gpus import Gpu

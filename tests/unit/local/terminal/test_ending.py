@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.records.test_journal import STEP
+from tests.fixtures.records import STEP
 from vcpo.local.terminal.ending import Ending, outcome_of_complete
 from vcpo.records.step_record import StepRecord
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.records.test_journal import EVALUATION, STEP
+from tests.fixtures.records import EVALUATION, STEP
 from vcpo.local.terminal.summary import summarize
 from vcpo.records.journal import Journal
 

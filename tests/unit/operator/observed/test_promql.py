@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.learner.scenes import asking, make_desk
-from tests.fixtures.learner.steps import evaluated, stepped
 from tests.fixtures.operator.prometheus import LEAST, SCRAPED_S, answer, phases, scrape
+from tests.fixtures.records import evaluation_record, step_record
 from vcpo.metrics import LearnerMetrics
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.telemetry.gauges import LearnerGauges
@@ -246,13 +246,13 @@ async def test_what_is_scraped_says_what_the_learner_says():
     metrics = LearnerMetrics(run="demo")
     gauges = LearnerGauges(metrics, dispatcher=desk.dispatcher, signals=window)
     await desk.dispatcher.lease(asking(), wait_s=0)
-    for record in (stepped(ess_ratio=0.5), stepped(ess_ratio=0.25, lag_p50=1, lag_max=3)):
+    for record in (step_record(ess_ratio=0.5), step_record(ess_ratio=0.25, lag_p50=1, lag_max=3)):
         window.step(record)
         gauges.step(record, [])
-    window.evaluation(evaluated(accuracy=0.75))
-    gauges.evaluation(evaluated(accuracy=0.75))
+    window.evaluation(evaluation_record(accuracy=0.75))
+    gauges.evaluation(evaluation_record(accuracy=0.75))
     assert scraped_in_a_row(metrics) == 0.0
-    skipped = stepped(ess_ratio=0.25, lag_p50=1, lag_max=3, skipped="low_ess")
+    skipped = step_record(ess_ratio=0.25, lag_p50=1, lag_max=3, skipped="low_ess")
     window.step(skipped)
     gauges.step(skipped, [])
     assert scraped_in_a_row(metrics) == 1.0

@@ -126,7 +126,7 @@ async def test_a_call_that_does_not_return_is_a_failure_with_the_line_where_it_i
 async def test_the_learner_hears_of_an_environment_that_blocks():
     async with a_learner() as place:
         released = threading.Event()
-        place.environment.reward_of = lambda: released.wait() and 1.0
+        place.environment.reward = lambda *_: released.wait() and 1.0
         place.publish(0)
         try:
             async with working(place.worker(drain_s=0.01, environment_timeout_s=0.05)):

@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import pytest_asyncio
 
-from tests.fixtures.rollout.scenes import FakeEnvironment, a_learner, eventually
-from tests.unit.rollout.generation.test_worker import working
+from tests.fixtures.rollout.scenes import FakeEnvironment, a_learner, eventually, working
 from vcpo_rollout.generation.environment_pool import THREAD_NAME, EnvironmentThreads, num_threads
 
 

@@ -3,9 +3,8 @@ import asyncio
 import pytest
 import pytest_asyncio
 
-from tests.fixtures.rollout.scenes import THREADS, a_learner, eventually
-from tests.unit.rollout.engines.conftest import build_model, forward_logprobs, published
-from tests.unit.rollout.generation.test_worker import counts, working
+from tests.fixtures.rollout.models import build_model, forward_logprobs, published
+from tests.fixtures.rollout.scenes import THREADS, a_learner, counts, eventually, working
 from vcpo.wire.trajectory import FinishReason, TokenSpan, VersionSpan
 from vcpo_rollout.engines.engine import Generation, GenerationRequest
 from vcpo_rollout.engines.hf.engine import HfEngine

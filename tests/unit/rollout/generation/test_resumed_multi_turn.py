@@ -10,8 +10,7 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fixtures.rollout.scenes import THREADS, a_learner, eventually
-from tests.unit.rollout.generation.test_worker import counts, working
+from tests.fixtures.rollout.scenes import THREADS, a_learner, counts, eventually, working
 from vcpo.wire.trajectory import (
     FinishReason,
     PartialResponse,

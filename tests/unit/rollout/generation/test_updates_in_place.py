@@ -5,8 +5,8 @@ import asyncio
 import torch
 
 from tests.fixtures.learner.scenes import INCARNATION
+from tests.fixtures.rollout.models import build_model, request_for
 from tests.fixtures.rollout.scenes import a_learner
-from tests.unit.rollout.engines.conftest import build_model, request_for
 from vcpo.spec.workloads import Precision
 from vcpo_learner.model.loading import policy_payload
 from vcpo_rollout.engines.hf.engine import HfEngine

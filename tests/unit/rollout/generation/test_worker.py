@@ -3,7 +3,7 @@ import asyncio
 import pytest
 import pytest_asyncio
 
-from tests.fixtures.rollout.scenes import a_learner, eventually, working
+from tests.fixtures.rollout.scenes import a_learner, counts, eventually, working
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse, VersionSpan, prompt_sum
 from vcpo.wire.v1 import work_pb2
@@ -16,10 +16,6 @@ from vcpo_rollout.transport.retries import LearnerFailedError
 async def place():
     async with a_learner() as place:
         yield place
-
-
-def counts(place):
-    return place.desk.ledger.counts()
 
 
 def refuse(*_):

@@ -9,7 +9,7 @@ from grpc import StatusCode, aio
 
 from tests.fixtures.rollout.scenes import quick_retries, served
 from tests.fixtures.rollout.versions import payload_of, store_of
-from tests.unit.rollout.transport.test_learner_client import HELD, Troubled, calling, learner_at
+from tests.unit.rollout.transport.failing_service import HELD, Troubled, calling, learner_at
 from vcpo.wire.errors import WireError
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_rollout import __main__ as command

@@ -6,39 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from vcpo.local.processes.child import ChildProcess
+from tests.unit.local.processes.stand_ins import RUN, STAND_IN, Clock
 from vcpo.local.processes.fleet import Fleet
 from vcpo.local.run_dir import RunDir
-from vcpo.spec import parse_run
-
-TIMEOUT_S = 60
-STAND_IN = """
-import json, os, sys
-print(json.dumps({"arguments": sys.argv[1:], "environment": dict(os.environ)}), flush=True)
-if "EXIT" in os.environ:
-    print("the reason", flush=True)
-    sys.exit(int(os.environ["EXIT"]))
-sys.stdin.read()
-"""
-RUN = parse_run("""
-metadata: {name: r}
-spec:
-  model: {name: m}
-  environment: {name: countdown}
-  steps: 3
-  learner: {threads: 5}
-  rollouts: [{name: main, maxReplicas: 4, threads: 2}, {name: other, maxReplicas: 4}]
-""")
-
-
-class Clock:
-    """Moved by hand."""
-
-    def __init__(self):
-        self.now_s = 0.0
-
-    def __call__(self):
-        return self.now_s
 
 
 @pytest.fixture
@@ -64,9 +34,3 @@ async def fleet(run_dir, clock, tmp_path, monkeypatch) -> AsyncIterator[Fleet]:
     fleet = Fleet(RUN, run_dir, clock=clock)
     yield fleet
     await fleet.stop(0.0)
-
-
-def ended(child: ChildProcess) -> ChildProcess:
-    """Wait for a child's end."""
-    child.process.wait(TIMEOUT_S)
-    return child

@@ -1,0 +1,18 @@
+"""Groups of two trajectories, as the ledger hands them to a step."""
+
+from dataclasses import replace
+
+from tests.fixtures.learner.scenes import answer
+from vcpo_learner.ledger.groups import Group
+
+
+def make_group(number, **changes):
+    lease_id = f"train-now-{number}"
+    members = tuple(replace(answer(lease_id, at), **changes) for at in range(2))
+    return Group(
+        grant_number=number,
+        lease_id=lease_id,
+        prompt_index=10 + number,
+        attempt=1,
+        trajectories=members,
+    )

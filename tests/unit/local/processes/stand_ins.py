@@ -1,0 +1,43 @@
+"""Stand-ins for the learner's and the workers' processes, and the run that they belong to."""
+
+from vcpo.local.processes.child import ChildProcess
+from vcpo.spec import parse_run
+
+TIMEOUT_S = 60
+
+
+STAND_IN = """
+import json, os, sys
+print(json.dumps({"arguments": sys.argv[1:], "environment": dict(os.environ)}), flush=True)
+if "EXIT" in os.environ:
+    print("the reason", flush=True)
+    sys.exit(int(os.environ["EXIT"]))
+sys.stdin.read()
+"""
+
+
+RUN = parse_run("""
+metadata: {name: r}
+spec:
+  model: {name: m}
+  environment: {name: countdown}
+  steps: 3
+  learner: {threads: 5}
+  rollouts: [{name: main, maxReplicas: 4, threads: 2}, {name: other, maxReplicas: 4}]
+""")
+
+
+class Clock:
+    """Moved by hand."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def ended(child: ChildProcess) -> ChildProcess:
+    """Wait for a child's end."""
+    child.process.wait(TIMEOUT_S)
+    return child

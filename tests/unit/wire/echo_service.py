@@ -1,0 +1,60 @@
+"""A service that echoes its request, and calls of it over a real channel."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+
+from vcpo.wire.errors import InvalidMessageError, NotFoundError, UnavailableError
+from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+
+SERVICE = "vcpo.wire.v1.PolicyService"
+
+
+TOKEN = "right-token"
+
+
+TIMEOUT_S = 30.0
+
+
+_Context = grpc.aio.ServicerContext[object, object]
+
+
+ERRORS = {
+    "malformed": InvalidMessageError("worker_id", "malformed", "something else"),
+    "gone": NotFoundError("policy_version: 3 is retired"),
+    "busy": UnavailableError("the learner is starting"),
+}
+
+
+class Echo(policy_pb2_grpc.PolicyServiceServicer):
+    """Answers with what it was asked for, or with the error named by the worker's id."""
+
+    async def GetManifest(  # noqa: N802 - the name in the protocol
+        self, request: policy_pb2.GetManifestRequest, context: _Context
+    ) -> policy_pb2.PolicyManifest:
+        if request.worker_id in ERRORS:
+            raise ERRORS[request.worker_id]
+        return policy_pb2.PolicyManifest(policy_version=request.held_policy_version)
+
+    async def Fetch(  # noqa: N802 - the name in the protocol
+        self, request: policy_pb2.FetchRequest, context: _Context
+    ) -> AsyncIterator[policy_pb2.PolicyChunk]:
+        for offset in range(3):
+            yield policy_pb2.PolicyChunk(offset=offset)
+        if request.worker_id in ERRORS:
+            raise ERRORS[request.worker_id]
+
+
+async def manifest(channel: grpc.aio.Channel, worker_id: str = "w", **call: object) -> int:
+    stub = policy_pb2_grpc.PolicyServiceStub(channel)
+    request = policy_pb2.GetManifestRequest(worker_id=worker_id, held_policy_version=7)
+    return (await stub.GetManifest(request, **{"timeout": TIMEOUT_S, **call})).policy_version
+
+
+async def chunks(channel: grpc.aio.Channel, worker_id: str = "w", **call: object) -> list[int]:
+    stub = policy_pb2_grpc.PolicyServiceStub(channel)
+    request = policy_pb2.FetchRequest(worker_id=worker_id)
+    stream = stub.Fetch(request, **{"timeout": TIMEOUT_S, **call})
+    return [chunk.offset async for chunk in stream]
