@@ -102,13 +102,13 @@ def test_every_gauge_that_the_step_record_declares_holds_its_number(gauges):
     for number, (field, gauge) in enumerate(GAUGES, start=1):
         holder = numbers if gauge.entry is None else diagnostics
         holder[gauge.entry or field] = number
-    gauges.step(stepped(**numbers, diagnostics=diagnostics), [])
+    gauges.step(step_record(**numbers, diagnostics=diagnostics), [])
     shown = [value(gauges, gauge.name) for _, gauge in GAUGES]
     assert shown == list(range(1, len(GAUGES) + 1))
 
 
 def test_a_number_that_a_step_lacks_is_not_shown(gauges):
-    gauges.step(stepped(diagnostics={"kl_per_token": 0.5, "top_gradient_share": None}), [])
+    gauges.step(step_record(diagnostics={"kl_per_token": 0.5, "top_gradient_share": None}), [])
     assert value(gauges, "vcpo_divergence_nats") == 0.5
     assert value(gauges, "vcpo_top_gradient_share_ratio") is None
     assert value(gauges, "vcpo_token_ess_ratio") is None
