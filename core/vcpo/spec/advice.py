@@ -1,4 +1,4 @@
-"""What is allowed in a run's algorithm and yet seldom wanted, said before it costs a night."""
+"""Warnings about settings that are valid and seldom useful."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from vcpo.spec.algorithm import Algorithm, Batch
 
 
 def algorithm_warnings(algorithm: Algorithm) -> tuple[str, ...]:
-    """Sentences that name the field, what it does here, and what else to write.
+    """Return sentences that name the field, what it does here, and what to write instead.
 
-    The ESS rule reads sequence weights. Where a method's gradient does not hold them, the rule
-    damps for a variance that the gradient has not got, or a second time beside the method's own
-    brake.
+    The learning-rate rule reads sequence weights. If a method's gradient does not contain them, the
+    rule lowers the rate for a variance that the gradient does not have, or a second time beside
+    the method's own KL penalty.
     """
     config = algorithm.loss_config
     return (*_about_rule(config), *_about_baseline(config), *_about_data(algorithm, config))
 
 
 def batch_warnings(batch: Batch, algorithm: Algorithm) -> Iterator[str]:
-    """Sentences about what is sampled for a batch, as those of `algorithm_warnings`."""
+    """Yield sentences about a batch, as `algorithm_warnings` does about an algorithm."""
     default = Batch.model_fields["micro_batch_trajectories"].default
     if batch.trajectories < batch.micro_batch_trajectories != default:
         yield (
             f"microBatchTrajectories {batch.micro_batch_trajectories} is more than the"
-            f" {batch.trajectories} trajectories of a step: all of them are one forward pass,"
-            " and a smaller number saves memory only below that"
+            f" {batch.trajectories} trajectories of a step, which are one forward pass in any"
+            f" case; to save memory, give less than {batch.trajectories}"
         )
     if batch.over_provision_ratio > 1.0 and algorithm.max_policy_lag_steps == 0:
         yield (
-            f"overProvisionRatio {batch.over_provision_ratio:g} keeps nothing of what it cuts: a"
-            " step later its tokens are older than `maxPolicyLagSteps` 0 allows; 1 keeps them"
+            f"overProvisionRatio {batch.over_provision_ratio:g} wastes what it interrupts: one"
+            " step later the partial responses are older than `maxPolicyLagSteps` 0 allows; use 1"
         )
 
 
@@ -48,25 +48,28 @@ def _about_rule(config: LossConfig) -> Iterator[str]:
         return
     rule = f"learningRateRule '{config.learning_rate_rule}'"
     if config.kl_penalty is not KLPenalty.NONE:
-        yield f"{rule} damps a second time beside `regularization`; 'none' leaves it to that"
+        yield (
+            f"{rule} lowers the rate for staleness that the KL penalty (`regularization`) limits"
+            " already; use 'none', the method's own"
+        )
     elif config.weight is Weight.GEOMETRIC:
         yield (
-            f"{rule} reads the spread of sequence weights, which the geometric ratio does not have:"
-            " steps shrink for staleness that this gradient hardly shows; 'none' is its own"
+            f"{rule} reads sequence weights, and this method's gradient has geometric ratios, which"
+            " spread much less: the rate falls too far; use 'none', the method's own"
         )
     elif config.weight is Weight.NONE:
         yield (
-            f"{rule} reads importance weights that this method's gradient does not hold: it is a"
-            " brake for staleness only; 'none' is the method's own"
+            f"{rule} reads importance weights, and this method's gradient has none: the rate falls"
+            " with staleness only; use 'none', the method's own"
         )
 
 
 def _about_baseline(config: LossConfig) -> Iterator[str]:
     if config.baseline is Baseline.OPOB and config.clipping is not Clipping.OPEN:
         yield (
-            f"baseline 'opob' weighs trajectories by their gradient before the gate"
-            f" '{config.clipping}', and takes a second pass; it is of least variance for methods"
-            " without a gate, such as 'vcpo' or 'cispo'"
+            f"baseline 'opob' weighs trajectories by their gradient before the clipping"
+            f" '{config.clipping}', and takes a second pass; its variance is least for methods"
+            " without clipping, such as 'vcpo' or 'cispo'"
         )
 
 
@@ -75,11 +78,12 @@ def _about_data(algorithm: Algorithm, config: LossConfig) -> Iterator[str]:
     is_regularized = config.kl_penalty is not KLPenalty.NONE
     if algorithm.max_policy_lag_steps > 0 and not corrects and not is_regularized:
         yield (
-            f"method '{algorithm.method}' takes stale data for fresh: nothing in it corrects for"
-            f" `maxPolicyLagSteps` {algorithm.max_policy_lag_steps}; 'sequenceTis' does"
+            f"method '{algorithm.method}' does not correct for stale data, and `maxPolicyLagSteps`"
+            f" is {algorithm.max_policy_lag_steps}; use 0, or a method that corrects, such as"
+            " 'sequenceTis'"
         )
     if config.group_filter is GroupFilter.DYNAMIC_SAMPLING:
         yield (
-            "groupFilter 'informative' waits for groups whose rewards differ: on a task that is"
-            " all right or all wrong no step is taken; 'none' goes on"
+            "groupFilter 'informative' (dynamic sampling) waits for groups whose rewards differ: if"
+            " the model solves all prompts or none, no step is taken; 'none' takes every group"
         )

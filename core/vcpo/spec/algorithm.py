@@ -1,4 +1,4 @@
-"""What is learned and how: algorithm, batch, sampling, optimizer, evaluation."""
+"""Sections of a run that set what is learned and how: algorithm, batch, optimizer, evaluation."""
 
 from __future__ import annotations
 
@@ -39,63 +39,88 @@ NORM_BASELINES: Final = (Baseline.OPOB, Baseline.PUBLISHED)
 
 
 class Algorithm(Section):
-    """How a batch becomes a step; the defaults are VCPO (arXiv 2602.17616).
+    """How a batch becomes an optimizer step; the defaults are VCPO (arXiv 2602.17616).
 
-    `method` fixes every stage by one word. A field that is None takes the method's own value; a
-    field that is given replaces it.
+    `method` sets every stage. A field that is unset takes the method's own value; a field that is
+    set replaces it.
     """
 
     method: Method = Method.VCPO
-    """The estimator of the gradient, by name; `docs/methods.md` says when to use which."""
+    """Method that turns a batch into a gradient: `vcpo`, `sequenceTis`, `grpo`, `dapo`, `gspo`,
+    `cispo`, or another of `docs/methods.md`, which says when to use which. `m2po`, `m2poAllTokens`,
+    `m2poBounds`, `bapo` and `bapoPublished` are experimental: variants of one paper each, kept for
+    comparison."""
     max_policy_lag_steps: Annotated[int, Field(ge=0, le=1024)] = 8
-    """Oldest token that may enter an update, in policy versions; 0 is synchronous training."""
+    """Largest lag of a token that an update may use, in policy versions. 0 is synchronous training.
+    Raise it if the learner waits for data; lower it if the ESS ratio stays low."""
     baseline: Baseline | None = None
-    """What is subtracted from rewards; of `vcpo` the minimum-variance off-policy baseline."""
+    """Baseline that is subtracted from each reward: `opob` (minimum-variance off-policy baseline),
+    `groupMean`, `rloo` (mean of the other responses), `grpo` (mean, then divided by the deviation),
+    `published` (as the VCPO release computes it, for comparison), `none`. If unset, the method's
+    own."""
     baseline_scope: BaselineScope = BaselineScope.GROUP
-    """One baseline per prompt group, or one for the whole batch."""
+    """Trajectories that share one baseline: `group` (those of one prompt) or `batch` (all of the
+    step). `batch` needs the baseline `opob`, `published` or `groupMean`."""
     gradient_norms: GradientNormEstimator = GradientNormEstimator.EXACT
-    """How the baseline gets each trajectory's gradient norm: `exact` measures it, in dense models;
-    the others estimate it for less. Use `logitEnergy` for a mixture of experts."""
+    """How the baselines `opob` and `published` get each trajectory's gradient norm: `exact`
+    measures it, in dense models; `lmHead`, `logitEnergy` and `length` estimate it for less. Use
+    `logitEnergy` for a mixture of experts."""
     importance_weight_cap: Annotated[float, Field(ge=1.0, le=1e6)] | None = None
-    """Importance weights above this are truncated, or dropped by methods that mask (never in the
-    ESS); 8 for `vcpo`."""
+    """Cap on importance weights in the gradient: a larger weight is set to the cap, or to 0 by
+    methods that mask. The ESS uses uncapped weights. If unset, the method's own, 8 for `vcpo`.
+    Lower it if single trajectories dominate an update."""
     importance_weight_floor: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Importance weights below this count 0."""
+    """Floor of importance weights in the gradient: a smaller weight counts 0. If unset, the
+    method's own, in most methods none."""
     clip_low: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """Width of the trust region below a ratio of 1, of methods that clip."""
+    """Clip range below 1: a token with a negative advantage has no gradient if its ratio is less
+    than 1 minus this. Only for methods that clip. If unset, the method's own, 0.2 for `grpo`."""
     clip_high: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
-    """Width of the trust region above a ratio of 1, of methods that clip."""
+    """Clip range above 1: a token with a positive advantage has no gradient if its ratio is more
+    than 1 plus this. Only for methods that clip. If unset, the method's own, 0.2 for `grpo` and
+    0.28 for `dapo`."""
     dual_clip: Annotated[float, Field(gt=1.0, le=1e6)] | None = None
-    """Ratio above which a negative advantage gives no gradient, of methods that clip."""
+    """Largest ratio of a token with a negative advantage (dual clip): above it the token has no
+    gradient. Only for methods that clip. If unset, the method's own, 3 for `ppo`."""
     threshold: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
-    """The mask's number: tau of M2PO, delta of OPSM, tau_p of STAPO, the share of BAPO."""
+    """Threshold of a method's mask: tau of M2PO, delta of OPSM, tau_p of STAPO, the positive share
+    of BAPO. If unset, the method's own."""
     regularization: Annotated[float, Field(gt=0.0, le=1e3)] | None = None
-    """Pull toward the reference or the sampler: beta of TBA and AGRO, tau of Kimi."""
+    """Coefficient of the KL penalty: beta of `tba` and `agro`, tau of `kimi`. Larger values keep
+    the policy nearer to the reference. If unset, the method's own."""
     on_policy_probability: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Share of each group that is drawn from the newest answers to its prompt, the rest from all
-    earlier ones by their reward (TBA, AGRO); None trains on what arrived."""
+    """Share of each group that is drawn from the newest stored responses to its prompt; the rest is
+    drawn from all stored responses by their reward. Only for `tba` and `agro`; needs
+    `batch.promptPool`. If unset, nothing is stored and the step trains on what arrived."""
     aggregation: Aggregation | None = None
-    """What tokens and trajectories count against each other."""
+    """How token terms are averaged into the loss: `sequenceMean`, `tokenMean`, `sequenceSum`, or
+    `constant` (divided by `sampling.maxNewTokens`). If unset, the method's own."""
     overlong_share: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Last part of `sampling.maxNewTokens` over which the reward falls by 1, linearly."""
+    """Last part of `sampling.maxNewTokens` in which a response's reward falls linearly by 1; 0 is
+    no penalty. If unset, the method's own, 0.2 for `dapo`."""
     group_filter: GroupFilter | None = None
-    """Whether groups whose rewards are all equal are dropped and others waited for."""
+    """Groups that are trained on: `none` takes all; `informative` is dynamic sampling: groups whose
+    rewards are all equal are dropped and other prompts are sampled. If unset, the method's own,
+    `informative` for `dapo`."""
     learning_rate_rule: LearningRateRule | None = None
-    """How the step shrinks with the ESS ratio: `sqrt` suits AdamW, `linear` SGD, `none` is off."""
+    """How the learning rate of a step follows the ESS ratio: `sqrt` (for AdamW), `linear` (for
+    SGD), or `none`. If unset, the method's own, `sqrt` for `vcpo` and `none` for all others."""
     on_policy_ess_ratio: Ratio | None = None
-    """ESS ratio of whole trajectories at lag 0, where train/rollout mismatch alone acts. A number
-    is taken as it is, without a dead band; None measures it on fresh tokens, all through the
-    run."""
+    """ESS ratio of whole trajectories at lag 0, where only the mismatch of rollout and learner
+    acts; the learning-rate rule divides by it. If unset, it is measured on fresh tokens during the
+    whole run. Set it to reproduce a run with a constant, which is used without a dead band."""
     ess_kind: EssKind = EssKind.AUTO
-    """What the ESS is taken over: whole trajectories as long as their ratio says something, then
-    blocks of them (`auto`), or always one kind."""
+    """Unit of the ESS: `auto` (whole trajectories while their ratio is informative, then blocks),
+    `sequence`, `block`, `token`, or `energy` (trajectories weighted by their gradient norms)."""
     dead_band: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
-    """Part of the on-policy ESS ratio that may be missing before the step shrinks; 0 is the rule as
-    published. None allows what chance takes from an on-policy batch of this size."""
+    """Part of the on-policy ESS ratio that may be missing before the learning rate falls; 0 is the
+    rule as published. If unset, the part that a batch of this size loses by chance."""
     refuse_below: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Part of the on-policy ESS ratio below which a step is not taken at all; 0 takes every one."""
+    """Part of the on-policy ESS ratio below which a step is skipped; 0 skips none. Set it to
+    protect a run from single bad batches."""
     refuse_kl_above: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
-    """KL divergence from sampler to learner, nats per token, above which a step is not taken."""
+    """KL divergence of target from behavior policy, in nats per token, above which a step is
+    skipped. If unset, no step is skipped for it."""
 
     @property
     def loss_config(self) -> LossConfig:
@@ -109,7 +134,7 @@ class Algorithm(Section):
 
     @property
     def step_limits(self) -> StepLimits:
-        """What a batch must be like for a step, and for a whole one."""
+        """The bounds within which a batch allows a step, and a step at the full rate."""
         return StepLimits(
             rule=self.loss_config.learning_rate_rule,
             dead_band=self.dead_band,
@@ -121,23 +146,23 @@ class Algorithm(Section):
     def _fields_suit_method(self) -> Self:
         refuse(
             [
-                *self._foreign_fields(),
-                *self._foreign_baseline(),
-                *self._foreign_scope(),
-                *self._foreign_norms(),
-                *self._foreign_kind(),
+                *self._unused_fields(),
+                *self._fixed_baseline(),
+                *self._unsupported_scope(),
+                *self._unused_norms(),
+                *self._unsupported_kind(),
             ]
         )
         return self
 
-    def _foreign_kind(self) -> Iterator[InitErrorDetails]:
+    def _unsupported_kind(self) -> Iterator[InitErrorDetails]:
         config = self.loss_config
         has_norms = config.baseline in NORM_BASELINES and config.weight is Weight.SEQUENCE
         if self.ess_kind is EssKind.ENERGY and not has_norms:
             message = "needs the gradient norms of method 'vcpo' with baseline 'opob'"
             yield conflict("essKind", value=str(self.ess_kind), message=message)
 
-    def _foreign_fields(self) -> Iterator[InitErrorDetails]:
+    def _unused_fields(self) -> Iterator[InitErrorDetails]:
         own = LOSS_CONFIGS[self.method]
         for field, is_used in _USED_BY.items():
             value = getattr(self, field)
@@ -145,28 +170,28 @@ class Algorithm(Section):
                 having = ", ".join(
                     f"'{name}'" for name, each in LOSS_CONFIGS.items() if is_used(each)
                 )
-                message = f"method '{self.method}' has no use for it; remove it or use {having}"
+                message = f"method '{self.method}' does not use it; remove it or use {having}"
                 yield conflict(to_camel(field), value=value, message=message)
 
-    def _foreign_baseline(self) -> Iterator[InitErrorDetails]:
+    def _fixed_baseline(self) -> Iterator[InitErrorDetails]:
         own = LOSS_CONFIGS[self.method]
         fixed = own.has_critic or own.kl_penalty is not KLPenalty.NONE
         if self.baseline is not None and fixed and self.baseline is not own.baseline:
-            message = f"method '{self.method}' is defined with '{own.baseline}'; remove it"
+            message = f"method '{self.method}' always uses '{own.baseline}'; remove it"
             yield conflict("baseline", value=str(self.baseline), message=message)
 
-    def _foreign_scope(self) -> Iterator[InitErrorDetails]:
+    def _unsupported_scope(self) -> Iterator[InitErrorDetails]:
         baseline = self.loss_config.baseline
         if self.baseline_scope is BaselineScope.BATCH and baseline not in BASELINES_OF_BATCHES:
             allowed = ", ".join(sorted(f"'{name}'" for name in BASELINES_OF_BATCHES))
             message = f"'batch' needs a `baseline` of {allowed}, not '{baseline}'"
             yield conflict("baselineScope", value=str(self.baseline_scope), message=message)
 
-    def _foreign_norms(self) -> Iterator[InitErrorDetails]:
+    def _unused_norms(self) -> Iterator[InitErrorDetails]:
         baseline, estimator = self.loss_config.baseline, self.gradient_norms
         if estimator is not GradientNormEstimator.EXACT and baseline not in NORM_BASELINES:
             allowed = ", ".join(f"'{name}'" for name in NORM_BASELINES)
-            message = f"nothing asks for norms with '{baseline}'; give a `baseline` of {allowed}"
+            message = f"baseline '{baseline}' uses no norms; give a `baseline` of {allowed}"
             yield conflict("gradientNorms", value=str(estimator), message=message)
 
 
@@ -212,53 +237,56 @@ _USED_BY: Final[Mapping[str, Callable[[LossConfig], bool]]] = MappingProxyType(
 
 
 class PromptSelection(StrEnum):
-    """Which prompt is granted next."""
+    """Order in which prompts are granted."""
 
     SEQUENTIAL = "sequential"
-    """The next one, in the order of their indices."""
+    """In the order of their indices."""
     POSTERIOR = "posterior"
-    """The most undecided of a few, by what is known of each prompt's successes."""
+    """The most undecided of a few, by a posterior of each prompt's success rate."""
     TEACHER = "teacher"
-    """The most undecided of a few, by a small network that reads the prompt."""
+    """The most undecided of a few, as predicted by a small network that reads the prompt."""
 
 
 class RowLayout(StrEnum):
-    """How trajectories are put into the rows of a forward pass."""
+    """How trajectories are laid out in the rows of a forward pass."""
 
     PADDED = "padded"
-    """One to a row, filled up to the longest."""
+    """One trajectory to a row, padded to the longest."""
     PACKED = "packed"
-    """Short ones together in rows as long as the longest, where that saves rows; for models that
-    keep the trajectories of a row apart, which is tried out at the start."""
+    """Several short trajectories to a row as long as the longest, if that saves rows. The model
+    must keep the trajectories of a row apart; the learner tests this at the start."""
 
 
 class Batch(Section):
-    """One optimizer step's data: prompts times trajectories per prompt."""
+    """The data of one optimizer step: prompts times trajectories per prompt."""
 
     prompts_per_step: Annotated[int, Field(ge=1, le=65_536)] = 16
-    """Prompt groups consumed by one optimizer step."""
+    """Prompt groups that one optimizer step consumes."""
     trajectories_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Trajectories sampled for each prompt; baselines per group want at least 2."""
+    """Responses sampled for each prompt (group size). Baselines per group need at least 2."""
     micro_batch_trajectories: Annotated[int, Field(ge=1, le=65_536)] = 64
-    """Trajectories in one forward pass; lower it when the learner runs out of memory. The update
-    does not depend on it."""
+    """Trajectories in one forward pass. It does not change the update. Lower it if the learner runs
+    out of memory."""
     row_layout: RowLayout = RowLayout.PADDED
-    """How trajectories are put into rows; the update does not depend on it."""
+    """How trajectories are laid out in the rows of a forward pass: `padded` (one to a row) or
+    `packed` (several to a row, for models that keep them apart; the learner tests this at the
+    start). It does not change the update."""
     over_provision_ratio: Annotated[float, Field(ge=1.0, le=8.0)] = 1.0
-    """Trajectories under way for the next batch, as a multiple of it, beside those for the batches
-    that `maxPolicyLagSteps` lets run ahead; when a step's batch is complete the surplus is cut,
-    kept, and gone on with later."""
+    """Trajectories in flight for the next batch, as a multiple of the batch. When a batch is
+    complete, the surplus is interrupted and released; its tokens are kept and resumed later. Raise
+    it if a few long responses delay each batch and `maxPolicyLagSteps` may not be raised."""
     prompt_pool: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    """Training prompts to draw from, the first of the environment; None goes on to new ones for
-    ever."""
+    """Number of training prompts: the first ones of the environment are used again and again. If
+    unset, every prompt is new."""
     prompt_selection: PromptSelection = PromptSelection.SEQUENTIAL
-    """Which prompt comes next: one after another, round and round in a pool, or the most undecided
-    (`posterior`, `teacher`), for rewards between 0 and 1."""
+    """Order of prompts: `sequential`, or the most undecided prompt by a posterior of its success
+    (`posterior`) or by a learned network (`teacher`). The last two need `promptPool` and rewards
+    between 0 and 1."""
 
     @model_validator(mode="after")
     def _selection_has_a_pool(self) -> Self:
         if self.prompt_selection is not PromptSelection.SEQUENTIAL and self.prompt_pool is None:
-            message = "chooses among `promptPool` prompts; give their number or use 'sequential'"
+            message = "needs `promptPool`; give its number of prompts or use 'sequential'"
             value = str(self.prompt_selection)
             refuse([conflict("promptSelection", value=value, message=message)])
         return self
@@ -270,15 +298,17 @@ class Batch(Section):
 
 
 class Sampling(Section):
-    """How rollouts are drawn from the policy."""
+    """How training responses are sampled."""
 
     temperature: Annotated[float, Field(ge=0.05, le=5.0)] = 1.0
-    """Softmax temperature; the learner scores tokens at the same temperature."""
+    """Softmax temperature of training responses. The learner scores tokens at the same
+    temperature."""
     max_new_tokens: Annotated[int, Field(ge=1, le=131_072)] = 1024
-    """Longest answer; a longer one is cut and judged as it stands."""
+    """Longest response, in tokens. A longer one is truncated, and the environment judges what there
+    is. The model's context must hold it together with the prompt."""
 
     def room_problem(self, context_tokens: int | None) -> str | None:
-        """Why a model that reads so many tokens cannot answer a prompt; None when it can."""
+        """Return why a model with this context cannot respond to any prompt, or None if it can."""
         if context_tokens is None or self.max_new_tokens < context_tokens:
             return None
         return (
@@ -288,32 +318,33 @@ class Sampling(Section):
 
 
 class Optimizer(Section):
-    """AdamW; the learning rate here is the base that the ESS rule scales."""
+    """AdamW, and the base learning rate that the learning-rate rule scales."""
 
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-6
-    """Base learning rate, reached after the warm-up and constant from then on."""
+    """Base learning rate: reached after the warm-up, constant from then on. The learning-rate rule
+    scales it at each step."""
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Steps over which the base learning rate rises linearly from zero."""
+    """Optimizer steps over which the base learning rate rises linearly from zero."""
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """Decoupled weight decay."""
+    """Decoupled weight decay of AdamW."""
     beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
-    """Decay of the first moment."""
+    """Decay of AdamW's first moment."""
     beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
-    """Decay of the second moment."""
+    """Decay of AdamW's second moment."""
     epsilon: Annotated[float, Field(gt=0.0, le=1e-2)] = 1e-8
-    """Added to the root of the second moment."""
+    """Term that AdamW adds to the square root of the second moment."""
     max_gradient_norm: Annotated[float, Field(gt=0.0, le=1e6)] = 1.0
-    """The whole gradient is scaled down to this L2 norm when it is longer."""
+    """Largest L2 norm of the whole gradient; a longer gradient is scaled down to it."""
 
 
 class Evaluation(Section):
-    """Accuracy on held-out prompts, sampled by the rollout workers."""
+    """Evaluation on held-out prompts, whose responses the rollout workers sample."""
 
     every_steps: Steps = 25
-    """Optimizer steps between evaluations; there is always one at the start and one at the end."""
+    """Optimizer steps between evaluations. One more is always made at the start and at the end."""
     prompts: Annotated[int, Field(ge=1, le=65_536)] = 128
-    """Held-out prompts; the same ones every time."""
+    """Number of held-out prompts; every evaluation uses the same ones."""
     samples_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Answers sampled for each held-out prompt."""
+    """Responses sampled for each held-out prompt."""
     temperature: Annotated[float, Field(ge=0.05, le=5.0)] = 1.0
-    """Softmax temperature of the evaluation's samples."""
+    """Softmax temperature of the evaluation's responses."""

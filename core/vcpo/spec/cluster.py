@@ -1,4 +1,4 @@
-"""What only a cluster needs: images, scheduling, isolation, volumes. A local run ignores it."""
+"""Settings that only a cluster uses: images, scheduling, isolation, volumes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pydantic import Field
 from vcpo.spec.fields import DnsSubdomain, Section
 
 PodTemplate = Annotated[dict[str, Any], Field(json_schema_extra={"type": "object"})]
-"""Part of a Kubernetes PodTemplateSpec, merged over ours: `metadata` and `spec`."""
+"""Part of a Kubernetes PodTemplateSpec (`metadata` and `spec`), merged over the operator's."""
 
 Image = Annotated[str, Field(min_length=1, max_length=512)]
 """Reference of a container image."""
 
 DrainSeconds = Annotated[int, Field(ge=1, le=3600)]
-"""Time to leave in good order, in seconds, at most one hour."""
+"""Time for a graceful shutdown, in seconds, at most one hour."""
 
 ObjectName = Annotated[DnsSubdomain, Field(min_length=1)]
 """Name of an object of the cluster."""
@@ -32,14 +32,14 @@ class Scaling(StrEnum):
 
 
 class StorageRetention(StrEnum):
-    """What happens to a run's volume when the run is deleted."""
+    """Whether a run's volume outlives the run."""
 
     RETAIN = "Retain"
     DELETE = "Delete"
 
 
 class ImagePullPolicy(StrEnum):
-    """When a node pulls the image, in the words of Kubernetes."""
+    """When a node pulls the image; the values are those of Kubernetes."""
 
     ALWAYS = "Always"
     IF_NOT_PRESENT = "IfNotPresent"
@@ -47,7 +47,7 @@ class ImagePullPolicy(StrEnum):
 
 
 class NetworkIsolation(StrEnum):
-    """Which traffic of a run's pods a NetworkPolicy lets through."""
+    """Traffic of a run's pods that a NetworkPolicy allows."""
 
     DISABLED = "Disabled"
     """No policy is made."""
@@ -62,19 +62,23 @@ class Pods(Section):
     """Settings common to all pods of the run."""
 
     image_pull_policy: ImagePullPolicy = ImagePullPolicy.IF_NOT_PRESENT
-    """When a node pulls the images."""
+    """When a node pulls the images: `Always`, `IfNotPresent` or `Never`."""
     service_account_name: ObjectName | None = None
-    """ServiceAccount of the pods; None makes one for the run that may do nothing."""
+    """ServiceAccount of the pods. If unset, the operator makes one for the run that has no
+    rights."""
     priority_class_name: ObjectName | None = None
-    """PriorityClass of the pods; None is the cluster's default."""
+    """PriorityClass of the pods. If unset, the cluster's default."""
     queue_name: ObjectName | None = None
-    """Kueue LocalQueue that admits the pods; None does without Kueue. Immutable."""
+    """Kueue LocalQueue that admits the pods. If unset, Kueue is not used. Immutable."""
     token_secret_name: ObjectName | None = None
-    """Secret with the token, under the key `token`, that learner, workers and operator show each
-    other. None: the operator makes one for this run alone."""
+    """Secret with the shared token of learner, workers and operator, under the key `token`. If
+    unset, the operator makes one for this run."""
     network_isolation: NetworkIsolation = NetworkIsolation.DENY_INGRESS
-    """Which traffic is let through."""
+    """Traffic that a NetworkPolicy allows the run's pods. `Disabled`: all, without a policy.
+    `DenyIngress`: in, only from the run's own pods, the operator, and scrapers in allowed
+    namespaces; out, all. `DenyAll`: in, the same; out, only to the run's own pods and DNS, so
+    models must come from a volume."""
     disruption_budgets: bool = True
-    """Make PodDisruptionBudgets, so that node drains take few workers at a time."""
+    """Whether PodDisruptionBudgets are made, so that a node drain stops few workers at a time."""
     pod_monitor: bool = False
-    """Make a PodMonitor; needs the Prometheus operator's resources in the cluster."""
+    """Whether a PodMonitor is made. It needs the Prometheus operator in the cluster."""

@@ -1,4 +1,4 @@
-"""What must stay the same between a run and its continuation from a checkpoint."""
+"""The part of a spec that may not change between a run and its continuation from a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ _ABSENT = object()
 
 
 def continuation_document(run: VCPORun) -> dict[str, Any]:
-    """The parts of a spec that a checkpoint's contents depend on, as JSON has them.
+    """Return the parts of a spec on which a checkpoint's contents depend, as JSON.
 
-    Steps, deadlines, workers, control and the choice of prompts may change from one start to the
-    next.
+    Steps, deadlines, workers, control and the choice of prompts are not among them.
     """
     document = run.spec.model_dump(mode="json", by_alias=True, include=_KEPT)
-    for bound in ("maxAbsoluteReward", "callTimeoutSeconds"):  # change nothing within them
+    for bound in ("maxAbsoluteReward", "callTimeoutSeconds"):  # bounds, not content
         document["environment"].pop(bound)
-    # Neither how the batch is cut for memory nor what is sampled for it changes what was learned.
+    # Memory layout and sampling order do not change what was learned.
     for field in (
         "microBatchTrajectories",
         "overProvisionRatio",
@@ -34,7 +33,7 @@ def continuation_document(run: VCPORun) -> dict[str, Any]:
 def continuation_changes(
     before: Mapping[str, Any], after: Mapping[str, Any], path: str = "spec"
 ) -> Iterator[str]:
-    """Each field that differs between two continuation documents, with its old and new value."""
+    """Yield each field that differs between two continuation documents, with both values."""
     for name in [*before, *(name for name in after if name not in before)]:
         old, new = before.get(name, _ABSENT), after.get(name, _ABSENT)
         if isinstance(old, Mapping) and isinstance(new, Mapping):

@@ -1,7 +1,7 @@
-"""The environments that are shipped: their names, and the parameters that each one takes.
+"""Names and parameters of the environments that are shipped.
 
-Kept here rather than read from the classes, so that a file can be checked where no rollout worker
-is installed: by the operator, and by `vcpo validate`. A test holds it against the classes.
+The list does not read the environments' classes, so that the operator and `vcpo validate` can check
+a file without the rollout worker's packages. A test compares the list with the classes.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ BUILT_IN: Final[Mapping[str, BuiltInEnvironment]] = MappingProxyType(
         "sort_digits": _built_in("sort_digits:SortDigits", "digits style"),
     }
 )
-"""By the short names that `environment.name` knows."""
+"""Shipped environments by the short name that `environment.name` takes."""
 
 Complaint = tuple[tuple[str, ...], object, str]
-"""Where in the section `environment`, the value there, and what would be right."""
+"""Place in the section `environment`, the value there, and the cure."""
 
 
 def environment_complaints(name: str, parameters: Mapping[str, Any]) -> Iterator[Complaint]:
-    """What is wrong with an environment's name and parameters, as far as a file can tell.
+    """Yield what is wrong with an environment's name and parameters.
 
-    Classes of the user's own (`package.module:Class`) and packages of the verifiers library are
-    known where they are installed only: of them nothing is said here.
+    A class of the user's own (`package.module:Class`) or of the verifiers library is not checked:
+    only the rollout worker has it installed.
     """
     if "seed" in parameters:
-        message = "is not read here; remove it and set the run's `seed`"
+        message = "is not a parameter; remove it and set the run's `seed`"
         yield ("parameters", "seed"), parameters["seed"], message
     if ":" in name:
         return
@@ -81,10 +81,10 @@ def environment_complaints(name: str, parameters: Mapping[str, Any]) -> Iterator
 
 
 def _complaints_within(parameters: Mapping[str, Any]) -> Iterator[Complaint]:
-    """What is wrong with the environment whose prompts a `remote` one gives away."""
+    """Yield what is wrong with the environment whose prompts a `remote` environment uses."""
     name, own = parameters.get("environment"), parameters.get("parameters") or {}
     if not isinstance(name, str) or not isinstance(own, Mapping):
-        return  # the class itself says what it wants
+        return  # the class refuses it with a message of its own
     for (field, *rest), value, message in environment_complaints(name, own):
         place = ("environment",) if field == "name" else ("parameters", *rest)
         yield ("parameters", *place), value, message

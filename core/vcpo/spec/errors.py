@@ -1,4 +1,4 @@
-"""Errors of a run file: every problem at once, each with field path, value and cure.
+"""Errors of a run file: all problems at once, each with field path, value and cure.
 
 ```
 SpecError(ValueError)      the user must change the file; holds one FieldProblem per field
@@ -27,18 +27,18 @@ class FieldProblem:
     path: str
     """Path as in the YAML file, e.g. `spec.rollouts[0].maxReplicas`."""
     value: str
-    """The value received, shortened; empty when the field is missing."""
+    """The value in the file, shortened; empty if the field is missing."""
     message: str
-    """What is wrong and what would be right."""
+    """What is wrong, and the cure."""
 
     def __str__(self) -> str:
-        """Show the problem on one line."""
+        """Return the problem as one line."""
         shown = f" (got {self.value})" if self.value else ""
         return f"{self.path}: {self.message}{shown}"
 
 
 class SpecError(ValueError):
-    """A run file that cannot be used; `problems` lists everything wrong with it."""
+    """A run file that is invalid; `problems` has all that is wrong with it."""
 
     def __init__(self, source: str, problems: Sequence[FieldProblem]) -> None:
         self.source = source
@@ -49,7 +49,7 @@ class SpecError(ValueError):
 
 
 def field_path(location: Sequence[int | str]) -> str:
-    """Spell a location as YAML users read it: `("spec", "rollouts", 0)` -> `spec.rollouts[0]`."""
+    """Return a location as YAML users read it: `("spec", "rollouts", 0)` -> `spec.rollouts[0]`."""
     path = ""
     for part in location:
         if isinstance(part, int):
@@ -60,13 +60,13 @@ def field_path(location: Sequence[int | str]) -> str:
 
 
 def problems_of(error: ValidationError) -> list[FieldProblem]:
-    """Turn pydantic's report into field problems, in the model's order."""
+    """Convert pydantic's report to field problems, in the model's order."""
     report = [dict(details) for details in error.errors(include_url=False)]
     return [_problem(details) for details in report if not _is_echo(details)]
 
 
 def _is_echo(details: dict[str, Any]) -> bool:
-    """Whether a list is only called too short because items with problems were not counted."""
+    """Whether pydantic calls a list too short only because it left out items with problems."""
     return bool(
         details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]
     )

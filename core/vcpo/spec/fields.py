@@ -1,4 +1,4 @@
-"""Building blocks of the run's model: the base class and bounded types that many fields share."""
+"""The base class of all sections, and bounded types that many fields share."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ class Section(BaseModel):
 
 
 def conflict(*location: str | int, value: object, message: str) -> InitErrorDetails:
-    """Describe a broken rule between fields; `location` is the one to blame, as the file names it.
+    """Return the error of a rule between fields.
 
-    It starts at the section whose validator reports it: `("rollouts", 0, "maxReplicas")`.
+    location: the field to change, by its names in the file, from the section whose validator
+        reports it: `("rollouts", 0, "maxReplicas")`.
     """
     kind = PydanticCustomError("conflict", "{message}", {"message": message})
     return InitErrorDetails(type=kind, loc=location, input=value)
 
 
 def refuse(conflicts: Iterable[InitErrorDetails]) -> None:
-    """Report all broken rules of one section together.
+    """Raise one error for all broken rules of a section.
 
     Raises:
-        ValidationError: when there is one at all.
+        ValidationError: if there is at least one.
     """
     details = list(conflicts)
     if details:
@@ -46,13 +47,13 @@ def refuse(conflicts: Iterable[InitErrorDetails]) -> None:
 
 def _without_nul(text: str) -> str:
     if "\0" in text:
-        message = "holds a NUL character, which no path or name may; delete it"
+        message = "contains a NUL character, which paths and names may not; delete it"
         raise PydanticCustomError("nul", "{message}", {"message": message})
     return text
 
 
 Text = Annotated[str, AfterValidator(_without_nul)]
-"""A string that may become a path or a process's argument."""
+"""A string that may be used as a path or as an argument of a process."""
 
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 """A name that Kubernetes accepts in labels and host names."""
@@ -64,7 +65,7 @@ DnsSubdomain = Annotated[
         max_length=253,
     ),
 ]
-"""A name that most objects may have: lower-case letters, digits and '-', in parts between dots."""
+"""A name of most Kubernetes objects: lower-case letters, digits and '-', in parts between dots."""
 
 Steps = Annotated[int, Field(ge=1, le=10_000_000)]
 """A positive number of optimizer steps."""

@@ -1,7 +1,7 @@
-"""Reading and writing run files, and reading other files by the same rules.
+"""Reading and writing of run files, and reading of other files by the same rules.
 
-YAML is read as YAML 1.2 reads it: `1e-6` is a number, `yes` is text. Values are never bent to fit:
-a file means what its JSON means, here as in a cluster, so `steps: "10"` is refused.
+YAML is read as YAML 1.2: `1e-6` is a number, `yes` is text. Values are not converted, as in a
+cluster: `steps: "10"` is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def load_run(path: Path) -> VCPORun:
     """Read and check a run file.
 
     Raises:
-        SpecError: with every problem of the file, when it cannot be read, parsed or accepted.
+        SpecError: with all problems of the file, if it cannot be read, parsed or accepted.
     """
     return load_document(path, VCPORun)
 
@@ -35,11 +35,11 @@ def load_document(path: Path, model: type[_Document]) -> _Document:
     """Read and check a file of any kind, as `load_run` does for runs.
 
     Raises:
-        SpecError: with every problem of the file, when it cannot be read, parsed or accepted.
+        SpecError: with all problems of the file, if it cannot be read, parsed or accepted.
     """
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
-            raise SpecError(str(path), [_file_problem("larger than 1 MiB; this is no run file")])
+            raise SpecError(str(path), [_file_problem("is larger than 1 MiB; give a run file")])
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise SpecError(str(path), [_file_problem(f"cannot be read: {error.strerror}")]) from error
@@ -49,21 +49,21 @@ def load_document(path: Path, model: type[_Document]) -> _Document:
 
 
 def parse_run(text: str, *, source: str = "run") -> VCPORun:
-    """Check a run given as YAML (or JSON) text.
+    """Parse and check a run given as YAML (or JSON) text.
 
-    Rules between fields are checked once the fields they compare are right in themselves.
+    Rules between fields are checked after the fields themselves.
 
     Raises:
-        SpecError: with every problem, each with its field path and the value received.
+        SpecError: with all problems, each with its field path and value.
     """
     return parse_document(text, VCPORun, source=source)
 
 
 def parse_document(text: str, model: type[_Document], *, source: str) -> _Document:
-    """Check a document of any kind given as YAML (or JSON) text, as `parse_run` does for runs.
+    """Parse and check a document of any kind given as YAML (or JSON) text; see `parse_run`.
 
     Raises:
-        SpecError: with every problem, each with its field path and the value received.
+        SpecError: with all problems, each with its field path and value.
     """
     document = _document(text, source)
     if not isinstance(document, dict):
@@ -76,7 +76,7 @@ def parse_document(text: str, model: type[_Document], *, source: str) -> _Docume
 
 
 def run_to_yaml(run: VCPORun) -> str:
-    """Write a run with all its defaults filled in; `parse_run` reads it back equal."""
+    """Return a run as YAML with all defaults filled in; `parse_run` reads it back equal."""
     stream = io.StringIO()
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
@@ -103,7 +103,7 @@ def _as_json(document: dict[Any, Any], source: str) -> str:
     try:
         return json.dumps(document)
     except (TypeError, ValueError) as error:
-        message = f"holds what JSON cannot say ({error}); put dates in quotes"
+        message = f"has a value that JSON cannot represent ({error}); put dates in quotes"
         raise SpecError(source, [_file_problem(message)]) from error
     except RecursionError as error:
         raise SpecError(source, [_file_problem("is nested too deeply")]) from error

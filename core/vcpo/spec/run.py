@@ -31,7 +31,7 @@ API_VERSION: Final = "vcpo.dev/v1alpha1"
 KIND: Final = "VCPORun"
 
 RUN_FOLDER_ANNOTATION: Final = "vcpo.dev/run-folder"
-"""Where a local run's file lay: environments of the user's own are imported from there first."""
+"""Folder of a local run's file; the user's own environments are imported from there first."""
 
 BASELINES_OF_PAIRS: Final = (
     Baseline.OPOB,
@@ -40,7 +40,7 @@ BASELINES_OF_PAIRS: Final = (
     Baseline.RLOO,
     Baseline.GRPO,
 )
-"""Baselines that compare trajectories of one prompt, and so need at least two of them."""
+"""Baselines that compare trajectories of one prompt; they need at least two of them."""
 
 _Labels = Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=64)]
 _Annotations = Annotated[dict[str, Annotated[str, Field(max_length=65_536)]], Field(max_length=64)]
@@ -50,10 +50,10 @@ class Metadata(Section):
     """The run's identity."""
 
     name: Annotated[DnsSubdomain, Field(min_length=1, max_length=40)]
-    """Unique in its namespace; at most 40 characters, since names of pods and Services are built
-    from it."""
+    """Name of the run, unique in its namespace; at most 40 characters, because names of pods and
+    Services are built from it."""
     namespace: DnsLabel | None = None
-    """Namespace in a cluster; a local run ignores it."""
+    """Namespace in a cluster. A local run ignores it."""
     labels: _Labels = Field(default={})
     """Kubernetes labels."""
     annotations: _Annotations = Field(default={})
@@ -61,14 +61,15 @@ class Metadata(Section):
 
 
 class VCPORunSpec(Section):
-    """Everything about a run; only `model`, `environment` and `steps` have no default."""
+    """The run; only `model`, `environment` and `steps` are required."""
 
     model: Model
     environment: Environment
     steps: Steps
-    """Optimizer steps to take."""
+    """Optimizer steps of the run. Raise it before the run is complete to train longer."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
-    """Seed of prompts, sampling and initialization; asynchronous timing still varies."""
+    """Seed of prompts, sampling and initialization. Asynchronous timing still varies from run to
+    run."""
     algorithm: Algorithm = Algorithm()
     batch: Batch = Batch()
     sampling: Sampling = Sampling()
@@ -83,31 +84,32 @@ class VCPORunSpec(Section):
         tuple[RolloutGroup, ...],
         Field(min_length=1, max_length=8, json_schema_extra={"x-kubernetes-list-type": "map"}),
     ] = (RolloutGroup(name="main"),)
-    """Groups of rollout workers, by unique name."""
+    """Groups of rollout workers, each with a unique name."""
 
     pods: Pods = Pods()
     managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = None
-    """Who looks after the run in a cluster; None or `vcpo.dev/operator` is our operator, which
-    ignores a run with another value. Immutable."""
+    """Controller that reconciles the run in a cluster. If unset or `vcpo.dev/operator`, this
+    operator; it ignores runs with another value. Immutable."""
     suspend: bool = False
-    """Keep the run's record and stop its workloads."""
+    """Whether the run's pods are stopped. The run's record and volume stay; set it to false to
+    resume from the last checkpoint."""
     pending_deadline_seconds: Seconds | None = None
-    """In a cluster, the run fails when its pods wait longer than this for a node: in a queue, for a
-    quota, or for machines. None waits without a limit."""
+    """Longest time that the run's pods may wait for a node (in a queue, for a quota, for machines),
+    in seconds, in a cluster; then the run fails. If unset, no limit."""
     active_deadline_seconds: Seconds | None = None
-    """The run fails when it takes longer than this; None is no limit. In a cluster it counts from
-    when the learner and a worker have a node: time in a queue does not count."""
+    """Longest time of the run, in seconds; then it fails. In a cluster it counts from when the
+    learner and a worker have a node, so time in a queue does not count. If unset, no limit."""
     startup_deadline_seconds: Seconds = 1800
-    """The run fails when its first step is not taken within this time; it counts from the same
-    moment as `activeDeadlineSeconds`."""
+    """Longest time until the first optimizer step, in seconds; then the run fails. It counts from
+    the same moment as `activeDeadlineSeconds`. Raise it if images or models take long to load."""
     ttl_seconds_after_finished: Seconds | None = None
-    """An ended run is deleted from the cluster after this time; None keeps it."""
+    """Time after which an ended run is deleted from the cluster, in seconds. If unset, it stays."""
     cleanup_policy: CleanupPolicy = CleanupPolicy()
     failure_policy: FailurePolicy = FailurePolicy()
 
     @property
     def mismatch_limit_nats(self) -> float:
-        """Largest mean gap per token between sampler and learner at lag 0, given or by format."""
+        """Limit on the mean rollout/learner mismatch at lag 0, nats per token, set or by format."""
         if self.learner.max_mismatch_nats is not None:
             return self.learner.max_mismatch_nats
         groups = self.rollouts
@@ -119,7 +121,7 @@ class VCPORunSpec(Section):
 
     @property
     def environment_timeout_s(self) -> float:
-        """Longest time of one call of the environment, given or by the lease's."""
+        """Longest time of one call of the environment: as set, or half of the lease's."""
         return self.environment.call_timeout_seconds or self.lease.timeout_seconds / 2
 
     @model_validator(mode="after")
@@ -127,8 +129,8 @@ class VCPORunSpec(Section):
         refuse(
             [
                 *self._repeated_names(),
-                *self._lonely_trajectories(),
-                *self._small_workers(),
+                *self._groups_too_small(),
+                *self._workers_too_small(),
                 *self._replay_without_pool(),
             ]
         )
@@ -138,10 +140,10 @@ class VCPORunSpec(Section):
         names = [group.name for group in self.rollouts]
         for index, name in enumerate(names):
             if name in names[:index]:
-                message = "another group has this name; give each its own"
+                message = "another group has this name; give each group its own"
                 yield conflict("rollouts", index, "name", value=name, message=message)
 
-    def _lonely_trajectories(self) -> Iterator[InitErrorDetails]:
+    def _groups_too_small(self) -> Iterator[InitErrorDetails]:
         size = self.batch.trajectories_per_prompt
         if size < 2 and self.algorithm.loss_config.baseline in BASELINES_OF_PAIRS:
             message = f"must be at least 2 for the baseline '{self.algorithm.loss_config.baseline}'"
@@ -151,10 +153,10 @@ class VCPORunSpec(Section):
         probability = self.algorithm.on_policy_probability
         if probability is not None and self.batch.prompt_pool is None:
             location = ("algorithm", "onPolicyProbability")
-            message = "earlier answers need prompts that come again; give `batch.promptPool`"
+            message = "stored responses need prompts that repeat; give `batch.promptPool`"
             yield conflict(*location, value=probability, message=message)
 
-    def _small_workers(self) -> Iterator[InitErrorDetails]:
+    def _workers_too_small(self) -> Iterator[InitErrorDetails]:
         size = self.batch.trajectories_per_prompt
         for index, group in enumerate(self.rollouts):
             places = group.max_concurrent_sequences
@@ -165,7 +167,7 @@ class VCPORunSpec(Section):
 
 
 class VCPORun(Section):
-    """A run as the user writes it, in a file or in a cluster."""
+    """One training run: model, environment, algorithm and workers."""
 
     api_version: Literal["vcpo.dev/v1alpha1"] = API_VERSION
     """Version of this format."""
@@ -176,5 +178,5 @@ class VCPORun(Section):
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON schema (draft 2020-12) of a run file, with defaults, bounds and descriptions."""
+    """Return the JSON schema (draft 2020-12) of a run file, with defaults and descriptions."""
     return VCPORun.model_json_schema(by_alias=True)

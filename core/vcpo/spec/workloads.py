@@ -1,4 +1,4 @@
-"""What runs where: model, environment, learner, rollout groups, leases, checkpoints, limits."""
+"""Sections of a run that set what runs where: model, environment, learner, workers, limits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Precision(StrEnum):
 
 
 class Quantization(StrEnum):
-    """What a sampler's matrices are rounded to."""
+    """Number format of a rollout worker's weight matrices."""
 
     NONE = "none"
     FP8 = "fp8"
@@ -60,19 +60,19 @@ class EngineName(StrEnum):
 
 
 class Lora(Section):
-    """Low-rank adapters (arXiv 2106.09685): trained and published in place of all parameters."""
+    """Low-rank adapters (arXiv 2106.09685), trained and published instead of all parameters."""
 
     rank: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Rank of what is added to each matrix."""
+    """Rank of each adapter."""
     alpha: Annotated[int, Field(ge=1, le=10_000)] = 32
-    """The adapters' product counts alpha / rank times."""
+    """Numerator of the adapters' scale, alpha / rank."""
     target_modules: Annotated[list[TargetModule], Field(max_length=32)] = Field(default=[])
-    """Last parts of the names of layers that get an adapter, such as `q_proj`; none names every
+    """Last parts of the names of the layers that get an adapter, such as `q_proj`. If empty, every
     linear layer but the output head."""
 
     @property
     def scale(self) -> float:
-        """How many times the adapters' product counts."""
+        """Factor on the product of the adapters, alpha / rank."""
         return self.alpha / self.rank
 
 
@@ -80,30 +80,35 @@ class Model(Section):
     """The policy to train."""
 
     name: Annotated[Text, Field(min_length=1, max_length=512)]
-    """A directory (relative to the run file) or a model name on the Hugging Face hub."""
+    """Model to train: a directory (relative to the run file) or a name on the Hugging Face hub. In
+    a cluster a directory must be an absolute path of a mounted volume."""
     revision: Annotated[Text, Field(min_length=1, max_length=128)] | None = None
-    """Branch, tag or commit on the hub; None is the default branch."""
+    """Branch, tag or commit on the Hugging Face hub. If unset, the default branch."""
     lora: Lora | None = None
-    """Train adapters beside frozen parameters; None trains all parameters."""
+    """LoRA adapters to train beside frozen parameters. If unset, all parameters are trained."""
 
 
 class Environment(Section):
-    """Task and reward."""
+    """The task: prompts and rewards."""
 
     name: Annotated[Text, Field(min_length=1, max_length=256)]
-    """A task by its short name, as `countdown`, or `package.module:Class` for your own."""
+    """Task that makes prompts and rewards: a shipped one, such as `countdown`, or
+    `package.module:Class` for your own."""
     parameters: Annotated[dict[str, Any], Field(max_length=64)] = Field(default={})
-    """Settings of the environment; its documentation lists them."""
+    """Settings of the environment; `docs/environments.md` lists them."""
     prompt_format: PromptFormat = PromptFormat.AUTO
-    """How a prompt's text becomes tokens."""
+    """How a prompt becomes tokens: `chat` (the tokenizer's chat template), `plain` (text only), or
+    `auto` (chat if the tokenizer has a template)."""
     system_prompt: Annotated[str, Field(min_length=1, max_length=16_384)] | None = None
-    """System message before each prompt that has none of its own; it needs the chat format."""
+    """System message before each prompt that has none of its own. It needs the chat format. If
+    unset, none."""
     call_timeout_seconds: Seconds | None = None
-    """A prompt fails when one call of the environment's code for it takes longer than this; None is
-    half of `lease.timeoutSeconds`."""
+    """Longest time of one call of the environment's code, in seconds; then the prompt fails. If
+    unset, half of `lease.timeoutSeconds`. Raise it for slow reward servers."""
     max_absolute_reward: Annotated[float, Field(gt=0.0, le=1e9)] = 10_000.0
-    """Largest absolute value of a reward. The learner refuses an answer with a larger one, which
-    would outweigh all others of its step, and the generation counts as failed."""
+    """Largest absolute value of a reward. A response with a larger one counts as a failed
+    generation, because it would outweigh all others of its step. Raise it if your rewards are
+    larger."""
 
     @model_validator(mode="after")
     def _is_known(self) -> Self:
@@ -125,70 +130,84 @@ class Learner(Section):
     """The process that trains."""
 
     precision: Precision = Precision.FLOAT32
-    """Number format of the forward and backward pass."""
+    """Number format of the forward and backward pass; parameters and optimizer state are always
+    float32."""
     max_mismatch_nats: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
-    """Largest mean gap per token between the log-probabilities of sampler and learner at lag 0, at
-    the start, above which the run fails; None is what the number formats explain."""
+    """Largest mean difference of rollout and learner log-probabilities at lag 0, in nats per token.
+    The run fails at the start if it is exceeded. If unset, a limit that the number formats
+    explain."""
     threads: Threads | None = None
-    """CPU threads for the tensor library; None lets it choose."""
+    """CPU threads of the tensor library. If unset, the library chooses."""
     checkpoint_storage_gibibytes: Annotated[int, Field(ge=1, le=65_536)] = 50
-    """Size of the volume for checkpoints and the final model, in a cluster; it never shrinks."""
+    """Size of the volume for checkpoints and the final model, in GiB, in a cluster. It can grow,
+    never shrink. Each checkpoint that is kept takes about 12 GiB for every billion of trained
+    parameters."""
     checkpoint_storage_class_name: ObjectName | None = None
-    """Storage class of that volume; None is the cluster's default. Immutable."""
+    """Storage class of that volume. If unset, the cluster's default. Immutable."""
     checkpoint_storage_retention: StorageRetention = StorageRetention.RETAIN
-    """Whether that volume, and with it the trained model, goes when the run is deleted."""
+    """Whether that volume, and with it the trained model, is kept (`Retain`) or deleted (`Delete`)
+    when the run is deleted."""
     image: Image | None = None
-    """Container image in a cluster; None is the operator's default."""
+    """Container image of the learner in a cluster. If unset, the operator's default."""
     drain_seconds: DrainSeconds = 120
-    """Time for a last checkpoint when the learner is asked to leave, in a cluster."""
+    """Longest time, in seconds, that a stopping learner may take to finish its step and write a
+    checkpoint, in a cluster. Raise it if checkpoints take long."""
     template: PodTemplate = Field(default={})
-    """Merged into the pod template in a cluster; the container's name is `learner`."""
+    """Part of a PodTemplateSpec, merged into the learner's pod in a cluster; the container's name
+    is `learner`. Use it for resources, node selection and volumes."""
 
 
 class RolloutNoise(Section):
-    """Noise on the sampler's normalization weights, for exploration (QeRL, arXiv 2510.11696)."""
+    """Noise on the worker's normalization weights, for exploration (QeRL, arXiv 2510.11696)."""
 
     initial_sigma: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-2
-    """Standard deviation in the second stage; the first has none."""
+    """Standard deviation of the noise in the second stage; the first stage has none."""
     final_sigma: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-4
-    """Standard deviation in the last stage; between them it falls geometrically."""
+    """Standard deviation of the noise in the last stage; from stage to stage it falls
+    geometrically."""
     stages: Annotated[int, Field(ge=3, le=1000)] = 10
-    """Equal parts that the run is cut into."""
+    """Number of equal parts of the run."""
 
 
 class RolloutGroup(Section):
     """Rollout workers of one kind."""
 
     name: Annotated[DnsLabel, Field(max_length=20)]
-    """Unique in the run; part of the workers' names."""
+    """Name of the group, unique in the run; part of the workers' names."""
     engine: EngineName = EngineName.HF
-    """What generates: `hf` runs on any machine, `vllm` many sequences at a time on a GPU."""
+    """Engine that generates: `hf` runs on any machine; `vllm` is for throughput on a GPU."""
     kv_cache_gibibytes: Annotated[float, Field(ge=1 / 16, le=4096.0)] | None = None
-    """Room that `vllm` takes for keys and values; None is most of a GPU, or 1 GiB on a CPU."""
+    """Memory that engine `vllm` takes for keys and values, in GiB. If unset, most of a GPU, or 1
+    GiB on a CPU."""
     min_replicas: Annotated[int, Field(ge=0, le=1024)] = 1
-    """Workers kept even when the learner has more data than it can use."""
+    """Smallest number of workers, kept even if the learner has more data than it can use."""
     max_replicas: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Workers started at most while the learner starves."""
+    """Largest number of workers, started while the learner waits for data."""
     max_concurrent_sequences: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Sequences one worker generates at a time."""
+    """Responses that one worker generates at a time. At least `batch.trajectoriesPerPrompt`. Raise
+    it until the worker's memory is used."""
     precision: Precision = Precision.FLOAT32
-    """Number format of generation; another than the learner's lowers the on-policy ESS ratio."""
+    """Number format of generation. A format other than the learner's lowers the on-policy ESS
+    ratio."""
     quantization: Quantization = Quantization.NONE
-    """What the sampler's matrices are rounded to; the on-policy ESS ratio falls by what that costs,
-    and is measured with it."""
+    """Number format of the worker's weight matrices: `none`, `fp8` (E4M3, one scale per 128 x 128
+    block) or `int8` (one scale per row). It lowers the on-policy ESS ratio, and the calibration
+    includes that."""
     noise: RolloutNoise | None = None
-    """Noise that the sampler's weights carry; None is none."""
+    """Noise on the worker's weights, for exploration. If unset, none."""
     threads: Threads | None = None
-    """CPU threads for the tensor library; None lets it choose."""
+    """CPU threads of the tensor library. If unset, the library chooses."""
     scaling: Scaling = Scaling.DIRECT
-    """Who sets the number of workers in a cluster."""
+    """Who sets the number of workers in a cluster: `Direct` (the operator, from the learner's
+    signals) or `External` (an autoscaler, or a person, on the group's VCPORolloutScaler)."""
     image: Image | None = None
-    """Container image in a cluster; None is the operator's default."""
+    """Container image of the workers in a cluster. If unset, the operator's default."""
     drain_seconds: DrainSeconds = 60
-    """Time to finish answers when a worker is asked to leave, in a cluster; what is not finished
-    by then goes back to the learner."""
+    """Longest time, in seconds, that a stopping worker may take to finish its responses, in a
+    cluster. Then it releases the others to the learner as partial responses."""
     template: PodTemplate = Field(default={})
-    """Merged into the pod template in a cluster; the container's name is `rollout`."""
+    """Part of a PodTemplateSpec, merged into the workers' pods in a cluster; the container's name
+    is `rollout`. Use it for resources, node selection and volumes."""
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -197,35 +216,37 @@ class RolloutGroup(Section):
 
     def _minimum_above_maximum(self) -> Iterator[InitErrorDetails]:
         if self.min_replicas > self.max_replicas:
-            message = f"may not be less than `minReplicas` ({self.min_replicas})"
+            message = f"must be at least `minReplicas` ({self.min_replicas})"
             yield conflict("maxReplicas", value=self.max_replicas, message=message)
 
     def _cache_without_engine(self) -> Iterator[InitErrorDetails]:
         if self.kv_cache_gibibytes is not None and self.engine is not EngineName.VLLM:
-            message = f"engine '{self.engine}' has no such cache; remove it, or use engine 'vllm'"
+            message = f"engine '{self.engine}' does not use it; remove it or use engine 'vllm'"
             yield conflict("kvCacheGibibytes", value=self.kv_cache_gibibytes, message=message)
 
 
 class Lease(Section):
-    """Terms on which workers get prompts."""
+    """Limits on the leases by which workers get prompts."""
 
     timeout_seconds: Seconds = 600
-    """A prompt not answered within this time is granted to somebody else."""
+    """Time in which a worker must submit a prompt's responses, in seconds; then the prompt is
+    granted again. Raise it if a response takes longer."""
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
     """Failed generations after which a prompt is given up."""
 
 
 class Checkpoint(Section):
-    """When the run's state is written, so that a restart loses at most this much."""
+    """When the run's state is written, and how much of it is kept."""
 
     every_steps: Steps = 50
-    """Optimizer steps between checkpoints; there is always one at the end."""
+    """Optimizer steps between checkpoints; a restart loses at most this many. One more is always
+    written at the end."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
-    """Newest checkpoints kept on disk."""
+    """Number of newest checkpoints that stay on disk."""
     full_disk_wait_seconds: Annotated[int, Field(ge=0, le=604_800)] = 600
-    """When the disk is full at the end of a run, the learner waits this long for room for the last
-    checkpoint and the model, then fails. Before the end, training goes on and saving is tried
-    again."""
+    """Time, in seconds, that the learner waits for room for the last checkpoint and the model if
+    the disk is full at the end of a run; then the run fails. Before the end, training continues and
+    saving is tried again."""
 
 
 class Weights(Section):
@@ -234,30 +255,36 @@ class Weights(Section):
     archive_url: (
         Annotated[str, Field(max_length=1024, pattern=r"^(/|[a-z][a-z0-9+]*://).+$")] | None
     ) = None
-    """Folder that the learner writes versions to and joining workers read: an absolute path that
-    all of them mount, or a URL that fsspec knows, as `s3://bucket/folder`; None is no archive."""
+    """Folder to which the learner writes policy versions and from which joining workers read them:
+    an absolute path that all of them mount, or a URL that fsspec knows, such as
+    `s3://bucket/folder`. If unset, there is no archive, and workers fetch from the learner and from
+    each other."""
     archive_anchor_every_steps: Annotated[int, Field(ge=1, le=10_000)] = 20
-    """Versions from one full set in the archive to the next; deltas lie between."""
+    """Versions from one full set of weights in the archive to the next; between them are deltas.
+    Lower it if joining workers read too many deltas."""
 
 
 class Control(Section):
-    """How the run is steered: admission of work and number of workers."""
+    """The control loop: lag limit and number of workers."""
 
     ess_floor_ratio: Ratio = 0.1
-    """Below this share of the on-policy ESS ratio, the lag limit is halved at once, and again after
-    every ten steps that stay below; healthy steps raise it slowly."""
+    """Floor of the ESS ratio, as a share of the on-policy one. Below it the throttle halves the lag
+    limit at once, and again after every ten steps that stay below; healthy steps raise the limit
+    slowly. Raise it to react earlier."""
     poll_seconds: Annotated[float, Field(ge=0.1, le=300.0)] = 2.0
-    """Seconds between decisions."""
+    """Time between two decisions of the control loop, in seconds."""
     signals_max_age_seconds: Seconds = 60
-    """Signals older than this hold everything as it is."""
+    """Largest age of signals that the control loop acts on, in seconds. Older signals leave limits
+    and number of workers as they are."""
     idle_high_ratio: Ratio = 0.3
-    """The learner starves when it waits for data more than this share of the time."""
+    """Share of its time that the learner may wait for data; above it, workers are added."""
     idle_low_ratio: Ratio = 0.02
-    """The learner is saturated when it waits less than this share of the time."""
+    """Share of its time that the learner must wait for data; below it, workers are removed if they
+    have produced all that the lag limit admits. Less than `idleHighRatio`."""
     scale_up_cooldown_seconds: Seconds = 30
-    """Least time between two additions of workers."""
+    """Least time between two additions of workers, in seconds."""
     scale_down_cooldown_seconds: Seconds = 300
-    """Least time between two removals of workers."""
+    """Least time between two removals of workers, in seconds."""
 
     @model_validator(mode="after")
     def _idle_band_is_open(self) -> Self:
@@ -268,34 +295,37 @@ class Control(Section):
 
 
 class Cleanup(StrEnum):
-    """What happens to the workloads of a run that has ended, in a cluster."""
+    """What is deleted when a run has ended, in a cluster."""
 
     DELETE_WORKLOADS = "DeleteWorkloads"
-    """Learner and workers go, and with them their GPUs; the volume stays."""
+    """Learner and workers, with their GPUs; the volume stays."""
     DELETE_ROLLOUTS = "DeleteRollouts"
-    """Workers go; the learner's pod stays, with its GPU."""
+    """The workers; the learner's pod stays, with its GPU."""
     RETAIN_WORKLOADS = "RetainWorkloads"
-    """All pods stay, with their GPUs, and crashed containers restart."""
+    """Nothing: all pods stay, with their GPUs, and crashed containers restart."""
 
 
 class CleanupPolicy(Section):
-    """What is removed when a run ends, in a cluster."""
+    """What is deleted when a run ends, in a cluster."""
 
     on_complete: Cleanup = Cleanup.DELETE_WORKLOADS
-    """After success."""
+    """What is deleted after success: `DeleteWorkloads` (learner and workers, with their GPUs; the
+    volume stays), `DeleteRollouts` (workers; the learner's pod keeps its GPU), or `RetainWorkloads`
+    (nothing; all pods keep their GPUs)."""
     on_failed: Cleanup = Cleanup.DELETE_WORKLOADS
-    """After failure; why it failed and the learner's last lines stay in the status."""
+    """What is deleted after a failure, with the same values. The cause and the learner's last log
+    lines stay in the status."""
 
 
 class FailurePolicy(Section):
-    """How much may break before the run is called failed."""
+    """How many failures a run survives."""
 
     max_learner_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Restarts of the learner in a row without progress, after which the run fails; progress is a
-    step beyond the furthest one before. Workers of a cluster restart without a limit."""
+    """Restarts of the learner in a row without progress, after which the run fails. Progress is a
+    step beyond the furthest one so far. Workers in a cluster restart without a limit."""
     max_failures_in_a_row: Annotated[int, Field(ge=1, le=1_000_000)] = 32
-    """The run fails after this many failed generations in a row, as when the environment always
-    raises. Raise it when prompts often fail for a good reason."""
+    """Failed generations in a row, after which the run fails. Raise it if prompts often fail for a
+    good reason."""
     failure_tolerance_seconds: Seconds = 600
-    """A run that had answers before fails only when failures in a row last this long, so that a
-    reward server may restart meanwhile."""
+    """Time, in seconds, that failures in a row must last before a run that had responses before
+    fails. Raise it if a reward server takes longer to restart."""

@@ -81,7 +81,9 @@ class TestValidate:
         run_file.write_text(RUN.replace("maxPolicyLagSteps", "method: opmd, maxPolicyLagSteps"))
         checked = vcpo("validate", run_file)
         assert checked.exit_code == 0
-        assert checked.stderr.startswith("warning: spec.algorithm: method 'opmd' takes stale data")
+        assert checked.stderr.startswith(
+            "warning: spec.algorithm: method 'opmd' does not correct for stale data"
+        )
 
     def test_all_problems_of_a_bad_file_are_said_at_once(self, run_file):
         bad = RUN.replace("400", "0").replace("maxPolicyLagSteps", "lag")
@@ -109,7 +111,7 @@ class TestValidate:
         run_file.write_text(RUN.replace("{name: m}", '{name: "./n\\0"}'), encoding="utf-8")
         checked = vcpo("validate", run_file)
         assert checked.exit_code == USER_ERROR
-        assert "spec.model.name: holds a NUL character" in checked.stderr
+        assert "spec.model.name: contains a NUL character" in checked.stderr
 
     def test_what_will_be_asked_for_on_the_hub_is_said_beside(self, run_file):
         run_file.write_text(RUN.replace("{name: m}", "{name: some/model}"), encoding="utf-8")

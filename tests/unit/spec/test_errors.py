@@ -56,7 +56,7 @@ def test_a_nul_character_that_no_path_may_hold_is_told(field: str):
     with pytest.raises(SpecError) as refused:
         parse_run(json.dumps({"metadata": {"name": "r"}, "spec": spec}))
     (problem,) = refused.value.problems
-    told = "holds a NUL character, which no path or name may; delete it (got 'a.b:C\\x00')"
+    told = "contains a NUL character, which paths and names may not; delete it (got 'a.b:C\\x00')"
     assert str(problem) == f"spec.{field}: {told}"
 
 

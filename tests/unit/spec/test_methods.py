@@ -58,7 +58,7 @@ def test_an_aggregation_may_be_chosen_for_any_method():
 
 def test_a_number_that_the_method_does_not_read_is_refused_with_those_that_do():
     assert refusal(method="cispo", regularization=0.1) == (
-        "regularization: method 'cispo' has no use for it; remove it or use 'tba', 'agro',"
+        "regularization: method 'cispo' does not use it; remove it or use 'tba', 'agro',"
         " 'kimi' (got 0.1)"
     )
 
@@ -67,13 +67,13 @@ def test_a_number_that_the_method_does_not_read_is_refused_with_those_that_do():
     ("field", "value"),
     [("clipLow", 0.1), ("clipHigh", 0.1), ("dualClip", 3.0), ("threshold", 0.1)],
 )
-def test_a_method_without_a_gate_refuses_the_gates_numbers(field, value):
-    assert refusal(**{field: value}).startswith(f"{field}: method 'vcpo' has no use for it")
+def test_a_method_without_clipping_refuses_the_numbers_of_clipping(field, value):
+    assert refusal(**{field: value}).startswith(f"{field}: method 'vcpo' does not use it")
 
 
 @pytest.mark.parametrize("method", ["tba", "agro", "kimi", "vtrace"])
-def test_a_method_that_is_its_own_baseline_refuses_another(method):
-    assert "is defined with" in refusal(method=method, baseline="opob")
+def test_a_method_with_a_fixed_baseline_refuses_another(method):
+    assert "always uses" in refusal(method=method, baseline="opob")
 
 
 def test_the_scope_is_held_against_the_methods_own_baseline():
@@ -103,9 +103,9 @@ def test_a_baseline_that_weighs_by_norms_takes_any_kind_of_them(baseline, estima
 
 
 @pytest.mark.parametrize("estimator", ["lmHead", "logitEnergy", "length"])
-def test_a_stand_in_for_norms_that_nothing_asks_for_is_refused(estimator):
+def test_an_estimator_of_norms_that_the_baseline_does_not_use_is_refused(estimator):
     assert refusal(method="grpo", gradientNorms=estimator) == (
-        "gradientNorms: nothing asks for norms with 'grpo'; give a `baseline` of 'opob',"
+        "gradientNorms: baseline 'grpo' uses no norms; give a `baseline` of 'opob',"
         f" 'published' (got '{estimator}')"
     )
 

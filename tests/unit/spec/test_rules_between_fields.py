@@ -24,7 +24,7 @@ def problem_lines(spec: str) -> list[str]:
 
 def test_more_workers_at_least_than_at_most_are_refused():
     assert problem_lines("rollouts: [{name: a, minReplicas: 3, maxReplicas: 2}]") == [
-        "spec.rollouts[0].maxReplicas: may not be less than `minReplicas` (3) (got 2)"
+        "spec.rollouts[0].maxReplicas: must be at least `minReplicas` (3) (got 2)"
     ]
 
 
@@ -34,7 +34,7 @@ def test_as_many_workers_at_least_as_at_most_are_fine():
 
 def test_two_groups_of_one_name_are_refused_at_the_second():
     assert problem_lines("rollouts: [{name: a}, {name: b}, {name: a}]") == [
-        "spec.rollouts[2].name: another group has this name; give each its own (got 'a')"
+        "spec.rollouts[2].name: another group has this name; give each group its own (got 'a')"
     ]
 
 
@@ -68,7 +68,7 @@ def test_a_mean_may_span_the_batch(baseline):
 @pytest.mark.parametrize("selection", ["posterior", "teacher"])
 def test_a_choice_of_prompts_needs_something_to_choose_among(selection):
     (line,) = problem_lines(f"batch: {{promptSelection: {selection}}}")
-    rule = "chooses among `promptPool` prompts; give their number or use 'sequential'"
+    rule = "needs `promptPool`; give its number of prompts or use 'sequential'"
     assert line == f"spec.batch.promptSelection: {rule} (got '{selection}')"
 
 
@@ -78,18 +78,18 @@ def test_a_pool_suits_every_choice_of_prompts(selection):
     assert run.spec.batch.prompt_pool == 100
 
 
-def test_earlier_answers_need_prompts_that_come_again():
+def test_stored_responses_need_prompts_that_repeat():
     lines = "algorithm: {method: tba, onPolicyProbability: 0.9}"
     (line,) = problem_lines(lines)
-    rule = "earlier answers need prompts that come again; give `batch.promptPool`"
+    rule = "stored responses need prompts that repeat; give `batch.promptPool`"
     assert line == f"spec.algorithm.onPolicyProbability: {rule} (got 0.9)"
     run_with(lines + "\nbatch: {promptPool: 5}")
 
 
-def test_methods_that_weigh_by_importance_do_not_use_answers_again():
+def test_methods_with_importance_weights_do_not_replay_responses():
     lines = "algorithm: {onPolicyProbability: 0.9}\nbatch: {promptPool: 5}"
     (line,) = problem_lines(lines)
-    rule = "method 'vcpo' has no use for it; remove it or use 'tba', 'agro'"
+    rule = "method 'vcpo' does not use it; remove it or use 'tba', 'agro'"
     assert line == f"spec.algorithm.onPolicyProbability: {rule} (got 0.9)"
 
 
@@ -148,7 +148,7 @@ def test_an_unknown_environment_is_refused_with_those_there_are():
 def test_every_unknown_parameter_is_refused_with_those_there_are():
     lines = environment_lines("{name: sort_digits, parameters: {digit: 5, seed: 1, style: x}}")
     cures = (
-        "seed: is not read here; remove it and set the run's `seed` (got 1)",
+        "seed: is not a parameter; remove it and set the run's `seed` (got 1)",
         "digit: 'sort_digits' has no such parameter; it takes digits, style (got 5)",
     )
     assert lines == [f"spec.environment.parameters.{cure}" for cure in cures]
@@ -180,7 +180,7 @@ def test_of_environments_that_are_not_shipped_a_file_says_nothing(name):
 def test_a_cache_of_vllms_is_refused_for_another_engine():
     assert problem_lines("rollouts: [{name: a, kvCacheGibibytes: 2.0}]") == [
         (
-            "spec.rollouts[0].kvCacheGibibytes: engine 'hf' has no such cache; remove it, or use"
+            "spec.rollouts[0].kvCacheGibibytes: engine 'hf' does not use it; remove it or use"
             " engine 'vllm' (got 2.0)"
         )
     ]
