@@ -17,9 +17,9 @@ from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_rollout.environments import Split, make_environment
-from vcpo_study.sampling import Sampler
+from vcpo_study.cells.sampling import Sampler
+from vcpo_study.cells.versions import Version
 from vcpo_study.study import cell_spec, load_study, model_directory
-from vcpo_study.versions import Version
 
 WEIGHT_CAP = 8.0
 """Truncation of the sequence weights in the gradient, that of VCPO."""

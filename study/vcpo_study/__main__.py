@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vcpo.service.lifecycle import StartError, report_start_error
 from vcpo_study.app import Options, run_study
-from vcpo_study.cell import Selection
+from vcpo_study.cells.cell import Selection
 
 _INTERRUPTED = 130
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vcpo.service.lifecycle import StartError, start_errors
-from vcpo_study.cell import Cell, Selection, grid_cells, tuning_cells
-from vcpo_study.pool import run_cells
+from vcpo_study.cells.cell import Cell, Selection, grid_cells, tuning_cells
+from vcpo_study.cells.pool import run_cells
+from vcpo_study.cells.records import CellRecord, CellStore
 from vcpo_study.progress import Progress
-from vcpo_study.records import CellRecord, CellStore
-from vcpo_study.report import Findings, write_report
+from vcpo_study.results.report import Findings, write_report
+from vcpo_study.results.tuning import learning_rates, tuned_rates
 from vcpo_study.study import StudySpec, VCPOStudy, load_study, model_directory
-from vcpo_study.tuning import learning_rates, tuned_rates
 
 Say = Callable[[str], None]
 _EVERYTHING = Selection()
@@ -71,7 +71,7 @@ def run_and_save(model_name: str, store: CellStore, cell: Cell) -> None:
     # Loaded here: whoever only hands out cells, or reports, does without the tensor libraries.
     import torch
 
-    from vcpo_study.experiment import run_cell
+    from vcpo_study.cells.experiment import run_cell
 
     torch.set_num_threads(1)
     store.save(cell, run_cell(cell, model_name))

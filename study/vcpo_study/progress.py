@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vcpo.report.numbers import duration
-from vcpo_study.pool import Outcome
+from vcpo_study.cells.pool import Outcome
 
 Clock = Callable[[], float]
 

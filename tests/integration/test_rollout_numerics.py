@@ -18,8 +18,8 @@ from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
-from vcpo_study.sampling import Sampler
-from vcpo_study.versions import Version
+from vcpo_study.cells.sampling import Sampler
+from vcpo_study.cells.versions import Version
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TINY = str(EXAMPLES / "models" / "tiny")

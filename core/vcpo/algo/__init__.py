@@ -42,13 +42,6 @@ Source of the method: VCPO, "Stable Asynchrony: Variance-Controlled Off-Policy R
 """
 
 from vcpo.algo.advantage import BaselineScope, advantages, batch_advantages
-from vcpo.algo.alarm_quality import (
-    AlarmQuality,
-    WatchedRun,
-    alarm_step,
-    collapse_step,
-    evaluate_alarms,
-)
 from vcpo.algo.baseline import (
     Baseline,
     GradientNormEstimator,
@@ -109,7 +102,6 @@ __all__ = [
     "MISMATCH_LIMITS_NATS",
     "STALE_STEPS",
     "Aggregation",
-    "AlarmQuality",
     "Baseline",
     "BaselineScope",
     "BatchDiagnostics",
@@ -144,21 +136,17 @@ __all__ = [
     "VTrace",
     "WarningLevel",
     "WarningThresholds",
-    "WatchedRun",
     "Weight",
     "WeightMoments",
     "advantages",
-    "alarm_step",
     "audit_mismatch",
     "batch_advantages",
     "block_log_weights",
-    "collapse_step",
     "diagnose",
     "effective_sample_size",
     "ess_ratio",
     "ess_reading",
     "ess_unit",
-    "evaluate_alarms",
     "finite_batch_law",
     "judge_step",
     "lag_breakdown",

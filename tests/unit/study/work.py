@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from vcpo_study.cell import Cell
+from vcpo_study.cells.cell import Cell
 
 
 def leave_a_file(folder: Path, cell: Cell) -> None:

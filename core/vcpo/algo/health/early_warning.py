@@ -21,8 +21,9 @@ first ten.* An optimizer such as AdamW takes its first steps at full length in e
 runs that go well dip there once or twice; what falls at once has four such steps all the same. *Why
 nobody is dead for one step.* Runs were seen at an ESS of 1.3 of 64 and went on.
 
-How far to trust it is measured by `alarm_quality`. A low ESS is a necessary sign with weak timing:
-WARN says that steps are far from the data that they are made of, CRITICAL that runs have fallen so.
+A study measures how far to trust it (`results/alarms`). A low ESS is a necessary sign with weak
+timing: WARN says that steps are far from the data that they are made of, CRITICAL that runs have
+fallen so.
 
 Sources: VCPO, arXiv 2602.17616 (ESS falls before a collapse). The thresholds are this project's.
 """

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tests.fixtures.study import record
-from vcpo_study.summary import grid_rows, headline
+from vcpo_study.results.summary import grid_rows, headline
 
 
 def row_of(*records):

@@ -7,9 +7,9 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tests.fixtures.study import record, study
-from vcpo_study.figures import figures
-from vcpo_study.summary import grid_rows
-from vcpo_study.svg import COLORS, Curve, Panel, Scale, draw
+from vcpo_study.results.figures import figures
+from vcpo_study.results.summary import grid_rows
+from vcpo_study.results.svg import COLORS, Curve, Panel, Scale, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 RECORDS = [

@@ -7,7 +7,7 @@ import multiprocessing
 
 from tests.fixtures.study import cell
 from tests.unit.study import work
-from vcpo_study.pool import run_cells
+from vcpo_study.cells.pool import run_cells
 
 
 def errors(outcomes):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Final
 
-from vcpo_study.measures import collapse_step, final_accuracy, steps_to
-from vcpo_study.records import CellRecord
+from vcpo_study.cells.records import CellRecord
+from vcpo_study.results.measures import collapse_step, final_accuracy, steps_to
 
 TARGET_SHARE: Final = 0.95
 """Share of the synchronous final accuracy whose reaching is timed."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.fixtures.study import record, step_row
 from vcpo.algo import WarningLevel
-from vcpo_study.alarms import alarm_quality
+from vcpo_study.results.alarms import alarm_quality
 
 COLLAPSING = (0.4, 0.9, 0.9, 0.9, 0.1)
 HOLDING = (0.4, 0.9, 0.9, 0.9, 0.9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixtures.study import STUDY, record, study, study_document
-from vcpo_study.tuning import learning_rates, tuned_rates
+from vcpo_study.results.tuning import learning_rates, tuned_rates
 
 
 def candidate(method, rate, accuracy, seed=101):

@@ -10,11 +10,11 @@ from statistics import fmean, median
 
 from vcpo.report.axis import round_ticks
 from vcpo.report.numbers import compact
-from vcpo_study.measures import deepest_fall
-from vcpo_study.records import CellRecord, StepRow
+from vcpo_study.cells.records import CellRecord, StepRow
+from vcpo_study.results.measures import deepest_fall
+from vcpo_study.results.summary import GridRow
+from vcpo_study.results.svg import COLORS, Curve, Panel, Scale, draw
 from vcpo_study.study import StudySpec
-from vcpo_study.summary import GridRow
-from vcpo_study.svg import COLORS, Curve, Panel, Scale, draw
 
 _STEPS_BEFORE = 100
 """Steps before a fall that are shown."""

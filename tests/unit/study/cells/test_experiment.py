@@ -10,12 +10,12 @@ import pytest
 from vcpo.spec import VCPORunSpec
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_rollout.environments import Split, make_environment
-from vcpo_study.cell import Cell
-from vcpo_study.experiment import run_cell
-from vcpo_study.sampling import Sampler
-from vcpo_study.versions import Version
+from vcpo_study.cells.cell import Cell
+from vcpo_study.cells.experiment import run_cell
+from vcpo_study.cells.sampling import Sampler
+from vcpo_study.cells.versions import Version
 
-TINY = str(Path(__file__).resolve().parents[3] / "examples" / "models" / "tiny")
+TINY = str(Path(__file__).resolve().parents[4] / "examples" / "models" / "tiny")
 SPEC = VCPORunSpec.model_validate(
     {
         "model": {"name": "tiny"},

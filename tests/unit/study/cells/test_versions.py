@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo_study.versions import Versions
+from vcpo_study.cells.versions import Versions
 
 
 @given(lag=st.integers(0, 20), step=st.integers(0, 60))

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import Final
 
-from vcpo_study.records import EvaluationRow
+from vcpo_study.cells.records import EvaluationRow
 
 FINAL_EVALUATIONS: Final = 3
 """Evaluations at the end whose mean is the final accuracy."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from vcpo_study.measures import final_accuracy
-from vcpo_study.records import CellRecord
+from vcpo_study.cells.records import CellRecord
+from vcpo_study.results.measures import final_accuracy
 from vcpo_study.study import StudySpec
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vcpo.records.step_record import UpdateRecord
-from vcpo_study.cell import Cell
+from vcpo_study.cells.cell import Cell
 
 _FLAT_DIAGNOSTICS: Final = ("token_ess_ratio", "kl_per_token", "top_gradient_share")
 """Diagnostics that older files hold beside the other numbers of a step."""

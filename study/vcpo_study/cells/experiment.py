@@ -19,10 +19,10 @@ from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.result import UpdateResult
 from vcpo_rollout.environments import Split, make_environment
-from vcpo_study.cell import Cell
-from vcpo_study.records import CellRecord, EvaluationRow, StepRow
-from vcpo_study.sampling import Sampler
-from vcpo_study.versions import Versions
+from vcpo_study.cells.cell import Cell
+from vcpo_study.cells.records import CellRecord, EvaluationRow, StepRow
+from vcpo_study.cells.sampling import Sampler
+from vcpo_study.cells.versions import Versions
 
 
 def run_cell(cell: Cell, model_name: str) -> CellRecord:

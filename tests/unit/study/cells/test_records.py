@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from tests.fixtures.study import cell, record
-from vcpo_study.records import CellStore
+from vcpo_study.cells.records import CellStore
 
 
 @pytest.fixture

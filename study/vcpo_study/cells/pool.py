@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
-from vcpo_study.cell import Cell
+from vcpo_study.cells.cell import Cell
 
 Task = Callable[[Cell], None]
 """What a process does with its cell; a function of a module, or a partial of one."""
@@ -57,7 +57,7 @@ def run_cells(cells: Sequence[Cell], task: Task, *, jobs: int) -> Generator[Outc
     Whoever stops listening (closes the generator) stops the cells under way.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vcpo_study.experiment"])
+    context.set_forkserver_preload(["vcpo_study.cells.experiment"])
     waiting = deque(cells)
     running: dict[int, _Running] = {}
     try:

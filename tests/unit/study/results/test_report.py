@@ -7,8 +7,8 @@ import json
 import pytest
 
 from tests.fixtures.study import record, study_document
-from vcpo_study.report import Findings, write_report
-from vcpo_study.tuning import tuned_rates
+from vcpo_study.results.report import Findings, write_report
+from vcpo_study.results.tuning import tuned_rates
 
 RECORDS = [
     record("vcpo", 0, [0.2, 0.8, 0.8, 0.8]),

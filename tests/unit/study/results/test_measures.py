@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixtures.study import evaluations
-from vcpo_study.measures import collapse_step, deepest_fall, final_accuracy, steps_to
+from vcpo_study.results.measures import collapse_step, deepest_fall, final_accuracy, steps_to
 
 
 def test_the_final_accuracy_is_the_mean_of_the_last_three():

@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from vcpo.algo import AlarmQuality, WarningLevel
+from vcpo.algo import WarningLevel
 from vcpo.report.numbers import UNKNOWN, compact, decimal, duration
-from vcpo_study.alarms import alarm_quality
-from vcpo_study.figures import figures
-from vcpo_study.measures import FINAL_EVALUATIONS
-from vcpo_study.records import CellRecord
+from vcpo_study.cells.records import CellRecord
+from vcpo_study.results.alarms import AlarmQuality, alarm_quality
+from vcpo_study.results.figures import figures
+from vcpo_study.results.measures import FINAL_EVALUATIONS
+from vcpo_study.results.summary import GridRow, Headline, grid_rows, headline
+from vcpo_study.results.tuning import TunedRate
 from vcpo_study.study import VCPOStudy
-from vcpo_study.summary import GridRow, Headline, grid_rows, headline
-from vcpo_study.tuning import TunedRate
 
 FIGURES_FOLDER: Final = "results"
 

@@ -16,7 +16,7 @@ from vcpo_rollout.engines.hf.decoding import DecodeBatch, Outcome, PartialSequen
 from vcpo_rollout.engines.limits import check_decodable
 from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton, place_model
 from vcpo_rollout.environments import Environment, Prompt, Split
-from vcpo_study.versions import Version
+from vcpo_study.cells.versions import Version
 
 
 class Sampler:

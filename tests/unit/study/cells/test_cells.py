@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fixtures.study import cell, study
-from vcpo_study.cell import Selection, grid_cells, tuning_cells
+from vcpo_study.cells.cell import Selection, grid_cells, tuning_cells
 
 ALL = Selection()
 RATES = {"vcpo": 1e-4, "plain": 1e-3}

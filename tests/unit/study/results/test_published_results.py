@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 from vcpo.report.numbers import compact
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 RESULTS = json.loads((ROOT / "docs" / "results.json").read_text(encoding="utf-8"))
 STUDY = YAML(typ="safe").load((ROOT / "examples" / "study.yaml").read_text(encoding="utf-8"))
 TITLES = {method["name"]: method["title"] for method in STUDY["spec"]["methods"]}

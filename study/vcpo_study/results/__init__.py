@@ -1,0 +1,1 @@
+"""What came of the cells: measures, choices, tables and figures. Pure but for `write_report`."""

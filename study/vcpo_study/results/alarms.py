@@ -1,0 +1,88 @@
+"""How good the early warning of a collapse is, measured on the records of cells.
+
+The warning is the learner's own, `vcpo.algo.EarlyWarning`. It is computed again from the recorded
+numbers, so that other thresholds can be judged without running a cell again. An alarm is the first
+step at a level, and counts only before the collapse; see `measures.collapse_step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from vcpo.algo import EarlyWarning, StepHealth, WarningLevel
+from vcpo_study.cells.records import CellRecord, EvaluationRow, StepRow
+from vcpo_study.results.measures import collapse_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedRun:
+    """What the alarms of a finished run are judged by."""
+
+    levels: tuple[tuple[int, WarningLevel], ...]
+    """Step and the level after it, by step."""
+    evaluations: tuple[EvaluationRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmQuality:
+    """Quality of an alarm over a set of runs."""
+
+    num_collapses: int
+    """Runs that collapsed."""
+    num_warned: int
+    """Collapsed runs with an alarm before the collapse."""
+    lead_steps: float | None
+    """Median over collapsed runs of the steps from alarm to collapse; a run without an alarm before
+    its collapse counts as 0. None when no run collapsed."""
+    false_alarm_rate: float | None
+    """Share of the other runs that had an alarm; None when every run collapsed."""
+
+
+def alarm_quality(
+    records: Sequence[CellRecord], at_least: WarningLevel = WarningLevel.CRITICAL
+) -> AlarmQuality:
+    """Return the quality of the alarms of a level, or a worse one, in the records of cells."""
+    runs = [
+        WatchedRun(levels=tuple(_levels(record.steps)), evaluations=record.evaluations)
+        for record in records
+    ]
+    return judge_alarms(runs, at_least=at_least)
+
+
+def judge_alarms(
+    runs: Sequence[WatchedRun], *, at_least: WarningLevel = WarningLevel.WARN
+) -> AlarmQuality:
+    """Return the quality of an alarm over finished runs.
+
+    at_least: lowest level that counts as an alarm.
+    """
+    leads, false_alarms = [], []
+    for run in runs:
+        collapse = collapse_step(run.evaluations)
+        alarm = next((step for step, level in run.levels if level.is_at_least(at_least)), None)
+        if collapse is None:
+            false_alarms.append(alarm is not None)
+        else:
+            leads.append(0 if alarm is None else max(0, collapse - alarm))
+    return AlarmQuality(
+        num_collapses=len(leads),
+        num_warned=sum(lead > 0 for lead in leads),
+        lead_steps=median(leads) if leads else None,
+        false_alarm_rate=fmean(false_alarms) if false_alarms else None,
+    )
+
+
+def _levels(steps: Sequence[StepRow]) -> Iterator[tuple[int, WarningLevel]]:
+    """Yield each step and the level of the early warning after it."""
+    warning = EarlyWarning()
+    for row in steps:
+        health = StepHealth(
+            relative_ess=row.ess_ratio / row.on_policy_ess_ratio,
+            ess=row.ess,
+            kl_per_token=row.kl_per_token,
+            gradient_norm=row.gradient_norm or None,
+        )
+        warning = warning.observe(health)
+        yield row.step, warning.level
