@@ -31,6 +31,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
 import sys
 import typing
 from collections import Counter
@@ -57,6 +58,9 @@ BARS: Final = {"largest_folder": 15, "one_caller_share": 0.50, "step_scalar_plac
 """Largest figure that a product package, or the tree, should have."""
 
 WITHOUT_BARS: Final = {"benchmarks", "tests"}
+
+STEP_SCALAR: Final = "surprisal_nats"
+"""The step scalar whose places are counted."""
 
 LINES_TOLERANCE: Final = 0.05
 SHARE_TOLERANCE: Final = 0.02
@@ -161,15 +165,18 @@ def models_in(annotation: object) -> Iterator[type[BaseModel]]:
         yield from models_in(argument)
 
 
-def step_scalar_places(name: str = "masked_share") -> int:
-    """Number of product files in which the step scalar `name` is computed, recorded or shown.
+def step_scalar_places(name: str = STEP_SCALAR) -> int:
+    """Number of Python files, tests included, in which the step scalar `name` stands as a word.
 
-    A file counts if the name occurs anywhere in it.
+    A step scalar is declared once, in `vcpo.records.step_record`; metrics, signals, journal, report
+    and study read that module's tables. What remains is where it is computed, where it is declared
+    and where it is tested.
     """
+    word = re.compile(rf"\b{name}\b")
+    folders = ("core", "operator", "rollout_svc", "learner_svc", "study", "benchmarks", "tests")
     return sum(
-        name in path.read_text(encoding="utf-8")
-        for folder in PACKAGES.values()
-        if folder != "benchmarks"
+        word.search(path.read_text(encoding="utf-8")) is not None
+        for folder in folders
         for path in sources(ROOT / folder)
     )
 
