@@ -1,34 +1,34 @@
-r"""Importance weights of trajectories, and how much of a batch they leave in effect.
+r"""Importance weights of trajectories, and the effective sample size of a batch of weights.
 
-A trajectory of trained tokens y_1..y_L was sampled by the rollout policy mu and is trained on by
-the learner policy pi. Its importance weight is a product over the trained tokens only:
+The behavior policy mu sampled a trajectory with trained tokens y_1..y_L. The target policy pi is
+trained on it. The importance weight is a product over the trained tokens only:
 
     w = prod_t pi(y_t) / mu(y_t),        log w = sum_t [log pi(y_t) - log mu(y_t)].
 
-A batch of B such weights is worth ESS trajectories of equal weight (Kish's effective sample size),
-and the ESS ratio rho is the part of the batch that is left:
+A batch of B weights is worth ESS trajectories of equal weight (Kish's effective sample size). The
+ESS ratio rho is the effective share of the batch:
 
     ESS = (sum_i w_i)^2 / sum_i w_i^2,    rho = ESS / B = exp(2 LSE(log w) - LSE(2 log w)) / B.
 
-Cauchy-Schwarz bounds it: rho = 1 exactly when all weights are equal, and rho = 1/B when one
-trajectory carries everything. rho does not change when every weight is multiplied by one constant,
-so u_i = w_i / max_j w_j may stand in for w_i. Every u_i is in [0, 1] and one of them is 1: neither
-sum can overflow or vanish, and log weights of 1e4 and -1e4 give the same digits as 1 and -1 do.
+Cauchy-Schwarz bounds it: rho = 1 if and only if all weights are equal, and rho = 1/B if one
+trajectory has all the weight. A constant factor on all weights does not change rho, so the code
+uses u_i = w_i / max_j w_j. Every u_i is in [0, 1] and one of them is 1. Neither sum can overflow or
+vanish, and log weights of 1e4 and -1e4 lose no digits.
 
-rho is read off the weights before truncation and before any mask. Truncation hides the very spread
-that rho measures: (1, 1/2, 2, 4) has rho = 0.662, cut at 2 it has rho = 0.818. The gradient, in
-turn, uses the truncated weight min(w, c), which bounds its variance at the price of some bias.
+rho is computed from the weights before truncation and before any mask, because truncation hides the
+spread that rho measures: (1, 1/2, 2, 4) has rho = 0.662, and rho = 0.818 when truncated at 2. The
+gradient uses the truncated weight min(w, c), which bounds its variance at the price of some bias.
 
-Neither the ESS nor its ratio cares what its samples are. Token log ratios give the token-level
-ESS; log w_i + log h_i, with h_i the norm of a trajectory's gradient, gives the energy ESS.
+ESS and ESS ratio apply to any weights. Token log ratios give the token-level ESS. The sums
+log w_i + log h_i, with h_i the norm of a trajectory's gradient, give the energy ESS.
 
 Sources: VCPO, arXiv 2602.17616 (ESS of untruncated sequence weights; truncation with c = 8);
 Kish, Survey Sampling (1965) (the effective sample size).
 
-Departures from the released reference, which exponentiates in float32: there one weight that
-overflows makes the ESS NaN and the step is taken at the full rate; here it has a value, and an
-input that is itself not a number raises. There an epsilon of 1e-8 beside sum_i w_i^2 takes
-16 nats off every weight for a collapse; here nothing depends on the scale of the weights.
+Departures from the released reference: it exponentiates in float32, so one weight that overflows
+makes the ESS NaN, and the step is taken at the full rate. Here such a weight has a value, and an
+input that is NaN raises. The release adds an epsilon of 1e-8 to sum_i w_i^2, so weights that are
+all small (by 16 nats) look like a collapse. Here nothing depends on the scale of the weights.
 """
 
 import math
@@ -42,11 +42,11 @@ LARGEST_LOG_RATIO: Final = 20.0
 
 
 class NonFiniteWeightError(ValueError):
-    """A number that a step depends on is NaN or infinite, so the step must not be taken.
+    """A number that a step depends on is NaN or infinite; the step must not be taken.
 
-    name: the argument at fault, as the caller knows it.
-    index: its position in that argument; None when the argument is a single number.
-    value: what stood there.
+    name: name of the argument with that number.
+    index: position of the number in the argument; None if the argument is a single number.
+    value: the number.
     """
 
     def __init__(self, name: str, index: int | None, value: float) -> None:
@@ -61,9 +61,9 @@ class NonFiniteWeightError(ValueError):
 
 
 def require_log_weights(log_weights: Sequence[float], name: str = "log_weights") -> None:
-    """Refuse an empty batch and log weights that are NaN or +inf; -inf is a weight of zero.
+    """Check that there is a log weight and that none is NaN or +inf; -inf is a weight of 0.
 
-    Raises: ValueError when empty; NonFiniteWeightError at the first NaN or +inf.
+    Raises: ValueError if empty; NonFiniteWeightError for the first NaN or +inf.
     """
     if not log_weights:
         raise ValueError(f"{name} is empty: at least one trajectory is needed")
@@ -73,11 +73,11 @@ def require_log_weights(log_weights: Sequence[float], name: str = "log_weights")
 
 
 def log_sum_exp(values: Vector) -> float:
-    """Logarithm of the sum of the exponentials, for values of any size.
+    """Return the logarithm of the sum of the exponentials, for values of any size.
 
-    values: [n] log-domain numbers below +inf; -inf stands for zero.
-    Returns -inf when every value is -inf.
-    Raises: ValueError when empty; NonFiniteWeightError at a NaN or +inf.
+    values: [n] log-domain numbers below +inf; -inf stands for 0.
+    Returns -inf if every value is -inf.
+    Raises: ValueError if empty; NonFiniteWeightError for a NaN or +inf.
     Identity: log sum exp(v) = m + log sum exp(v - m) with m = max v, where no term exceeds 1.
     """
     values = vector(values, "values")
@@ -89,15 +89,15 @@ def log_sum_exp(values: Vector) -> float:
 
 
 def log_importance_weight(learner_logprobs: Vector, rollout_logprobs: Vector) -> float:
-    """Log importance weight of one trajectory: how much likelier the learner finds it.
+    """Return the log importance weight of one trajectory, sum_t [log pi(y_t) - log mu(y_t)].
 
     learner_logprobs: [num_trained_tokens] log pi(y_t), nats, under the parameters being updated.
-    rollout_logprobs: [num_trained_tokens] log mu(y_t), nats, of the distribution that was sampled
-        from; over a weight update in mid-trajectory that is a mixture of policy versions.
-    Returns nats; -inf when the learner rules a token out; 0.0 for no trained token, the empty
-    product. The sum is rounded once, so that neither length nor order of the tokens costs digits.
-    Raises: ValueError when the lengths differ; NonFiniteWeightError, with the token's index, when
-    a difference is NaN or +inf (mu cannot have sampled a token of probability zero).
+    rollout_logprobs: [num_trained_tokens] log mu(y_t), nats, under the distribution that sampled
+        the token. After a weight update in mid-trajectory the tokens have several policy versions.
+    Returns nats; -inf if the learner gives a token probability 0; 0.0 for no trained token. The sum
+    is rounded once, so the number and order of the tokens cost no digits.
+    Raises: ValueError if the lengths differ; NonFiniteWeightError with the token's index if a
+    difference is NaN or +inf (mu cannot have sampled a token of probability 0).
     """
     learner_logprobs = vector(learner_logprobs, "learner_logprobs")
     rollout_logprobs = vector(rollout_logprobs, "rollout_logprobs")
@@ -113,12 +113,12 @@ def log_importance_weight(learner_logprobs: Vector, rollout_logprobs: Vector) ->
 
 
 def effective_sample_size(log_weights: Vector) -> float:
-    """Number of equally weighted trajectories that this batch is worth.
+    """Return the effective sample size: the number of equal weights that these are worth.
 
     log_weights: [B] nats, one per trajectory of the optimizer step over all ranks, untruncated.
-    Returns a value in [1, B]; B when all weights are equal, exactly.
-    Raises: ValueError when empty; NonFiniteWeightError at a NaN or +inf, or at index 0 when every
-    weight is zero.
+    Returns a value in [1, B]; exactly B if all weights are equal.
+    Raises: ValueError if empty; NonFiniteWeightError for a NaN or +inf, or with index 0 if every
+    weight is 0.
     Source: Kish (1965); VCPO, arXiv 2602.17616, step scaling by effective sample size.
     """
     log_weights = vector(log_weights, "log_weights")
@@ -132,10 +132,10 @@ def effective_sample_size(log_weights: Vector) -> float:
 
 
 def ess_ratio(log_weights: Vector) -> float:
-    """Effective part of the batch, rho = ESS / B.
+    """Return the effective share of the batch, rho = ESS / B.
 
     log_weights: [B] nats, one per trajectory of the optimizer step over all ranks, untruncated.
-    Returns a value in [1/B, 1]; 1 when all weights are equal, exactly.
+    Returns a value in [1/B, 1]; exactly 1 if all weights are equal.
     Raises: as `effective_sample_size`.
     Source: VCPO, arXiv 2602.17616, step scaling by effective sample size.
     """
@@ -144,13 +144,13 @@ def ess_ratio(log_weights: Vector) -> float:
 
 
 def truncated_weight(log_weight: Scalar, cap: Scalar) -> float:
-    """Weight that the gradient uses, min(w, cap): cut above, never raised below.
+    """Return the weight that the gradient uses, min(w, cap).
 
     log_weight: nats, below +inf; -inf gives 0.0.
-    cap: largest weight allowed, unitless, finite and above 0; VCPO uses 8.
-    Returns a value in [0, cap]; no size of log_weight overflows.
-    Raises: ValueError when cap is out of range; NonFiniteWeightError when log_weight is NaN or
-    +inf. The latter would fit under the cap, but no policy gives it.
+    cap: largest weight, unitless, finite and above 0; VCPO uses 8.
+    Returns a value in [0, cap]; no log_weight overflows.
+    Raises: ValueError if cap is out of range; NonFiniteWeightError if log_weight is NaN or +inf.
+    The cap could bound +inf, but no policy produces it.
     Source: VCPO, arXiv 2602.17616, truncated importance sampling at sequence level.
     """
     log_weight, cap = float(log_weight), float(cap)

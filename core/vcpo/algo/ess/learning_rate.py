@@ -1,22 +1,23 @@
-r"""Learning rate of one step, from how much of its batch is in effect.
+r"""Learning rate of one step, from the ESS ratio of its batch.
 
-The step is damped by what the batch has lost against a batch of the same lengths sampled on policy:
+The rule compares the batch with an on-policy batch of the same lengths:
 
     lr = base_lr * min(1, rho / rho_on)^p,    p = 1/2 (sqrt), 1 (linear), 0 (none).
 
-A batch of rho * B equal trajectories has the gradient noise of a batch that much smaller. The rule
-thus carries batch-size scaling over to it: sqrt suits optimizers that divide by a running root mean
-square, such as AdamW; linear suits SGD. Scaling the loss instead would do nothing under
-AdamW, which divides a constant factor out again; decoupled weight decay shrinks with the rate.
+A batch with ESS ratio rho has the gradient noise of a batch of rho * B trajectories. The rule
+therefore applies batch-size scaling: sqrt suits optimizers that divide by a running root mean
+square, such as AdamW; linear suits SGD. Scaling the loss instead has no effect under AdamW, which
+divides out a constant factor. Decoupled weight decay shrinks with the learning rate.
 
-rho_on, and not 1, is the reference: training and inference engines disagree a little on every
-token, so that even fresh trajectories have rho < 1 (see `calibration`).
+The reference is rho_on, not 1: training and inference engines disagree a little on every token, so
+even fresh trajectories have rho < 1 (see `calibration`).
 
-Limits: rho >= 1/B bounds the scale from below by B^(-1/2) under sqrt, so the rule damps and cannot
-refuse a step. What must be refused raises before it gets here (see `weights`).
+Limit: rho >= 1/B bounds the scale from below by B^(-1/2) under sqrt, so the rule damps a step and
+cannot refuse it. `verdict` refuses steps; weights that are not finite raise before (see
+`importance_weights`).
 
 Source: VCPO, arXiv 2602.17616, Eq. 5.
-Departure from the released reference: a ratio that is NaN raises; there min(1, NaN) gives 1.
+Departure from the released reference: a ratio that is NaN raises; in the release min(1, NaN) is 1.
 """
 
 import math
@@ -26,7 +27,7 @@ from vcpo.algo.arrays import Scalar
 
 
 class LearningRateRule(StrEnum):
-    """How the learning rate follows the ESS ratio."""
+    """Exponent p of the rule: 1/2, 1 or 0."""
 
     SQRT = "sqrt"
     LINEAR = "linear"
@@ -38,12 +39,12 @@ def learning_rate_scale(
     on_policy_ess_ratio: Scalar = 1.0,
     rule: LearningRateRule = LearningRateRule.SQRT,
 ) -> float:
-    """Factor on the base learning rate for one optimizer step.
+    """Return the factor on the base learning rate for one optimizer step.
 
     ess_ratio: rho of the step's whole batch before truncation, in (0, 1].
-    on_policy_ess_ratio: rho of the same lengths sampled on policy, in (0, 1].
-    Returns a value in (0, 1]; 1 when the batch is as effective as an on-policy one or more so.
-    Raises: ValueError when a ratio is NaN or outside (0, 1].
+    on_policy_ess_ratio: rho_on of the same lengths, in (0, 1].
+    Returns a value in (0, 1]; 1 if rho is at least rho_on.
+    Raises: ValueError if a ratio is NaN or outside (0, 1].
     Source: VCPO, arXiv 2602.17616, Eq. 5.
     """
     ess_ratio, on_policy_ess_ratio = float(ess_ratio), float(on_policy_ess_ratio)

@@ -1,11 +1,11 @@
-"""Sums that an ESS is made of, which can be added up over micro-batches, ranks and steps.
+"""Count and sums that determine an ESS and add up over micro-batches, ranks and steps.
 
 The ESS of any set of weights follows from three numbers,
 
     n,    log S1 = LSE(log w),    log S2 = LSE(2 log w),    ESS = exp(2 log S1 - log S2),
 
-and the three numbers of a union follow from those of its parts. So the ESS of a window of batches,
-of all batches up to some lag, or of half a million tokens needs no weight to be kept.
+and the three numbers of a union follow from the numbers of its parts. The ESS of a whole batch, or
+of half a million tokens, therefore needs no list of weights.
 """
 
 import math
@@ -19,16 +19,16 @@ from vcpo.algo.ess.importance_weights import NonFiniteWeightError, log_sum_exp, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightMoments:
-    """How many weights there are, their sum and the sum of their squares, in log space."""
+    """Number of weights, their sum and the sum of their squares, in log space."""
 
     count: int
-    """Weights, at least 1."""
+    """Number of weights, at least 1."""
 
     log_sum: float
-    """Log of the sum of the weights, nats; -inf when every weight is 0."""
+    """Log of the sum of the weights, nats; -inf if every weight is 0."""
 
     log_sum_squares: float
-    """Log of the sum of the squared weights, nats; -inf when every weight is 0."""
+    """Log of the sum of the squared weights, nats; -inf if every weight is 0."""
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -40,10 +40,10 @@ class WeightMoments:
 
     @classmethod
     def of(cls, log_weights: Vector) -> Self:
-        """Moments of the weights with these logarithms.
+        """Return the moments of the weights with these logarithms.
 
         log_weights: [n] nats; -inf is a weight of 0.
-        Raises: ValueError when empty; NonFiniteWeightError at a NaN or +inf.
+        Raises: ValueError if empty; NonFiniteWeightError for a NaN or +inf.
         """
         log_weights = vector(log_weights, "log_weights")
         require_log_weights(log_weights)
@@ -55,9 +55,9 @@ class WeightMoments:
 
     @classmethod
     def merge(cls, parts: Sequence["WeightMoments"]) -> Self:
-        """Moments of the union of the weights behind `parts`.
+        """Return the moments of the union of several sets of weights.
 
-        Raises: ValueError when there is no part.
+        Raises: ValueError if there is no part.
         """
         if not parts:
             raise ValueError("parts is empty: at least one is needed")
@@ -71,7 +71,7 @@ class WeightMoments:
     def ess(self) -> float:
         """Effective sample size, in [1, n].
 
-        Raises: NonFiniteWeightError when every weight is 0.
+        Raises: NonFiniteWeightError if every weight is 0.
         Source: Kish, Survey Sampling (1965).
         """
         if self.log_sum == -math.inf:
@@ -80,9 +80,9 @@ class WeightMoments:
 
     @property
     def ess_ratio(self) -> float:
-        """Effective part of the weights, ESS / n, in [1/n, 1].
+        """Effective share of the weights, ESS / n, in [1/n, 1].
 
-        Raises: NonFiniteWeightError when every weight is 0.
+        Raises: NonFiniteWeightError if every weight is 0.
         """
         return self.ess / self.count
 

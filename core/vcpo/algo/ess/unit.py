@@ -1,39 +1,41 @@
-r"""At which length a weight is taken, so that the ESS ratio speaks on trajectories of any length.
+r"""The number of tokens that share one importance weight, chosen so that the ESS ratio is readable.
 
 The rule of `learning_rate` compares rho with rho_on. With trajectories of L tokens and mismatch s2
-per token, rho_on = exp(-s2 L) at the level of whole trajectories, and a batch of B cannot show less
-than 1/B: past s2 L of about 2, fresh and stale batches look alike. Cut every trajectory into blocks
-of about n tokens, and give every block the product of its tokens' ratios as its weight:
+per token, rho_on = exp(-s2 L) for whole trajectories. A batch of B cannot show less than 1/B, so
+for s2 L above about 2 fresh and stale batches look alike. The remedy: divide every trajectory into
+blocks of about n tokens. The weight of a block is the product of its token ratios:
 
     |<------------------ trajectory, L tokens ------------------>|
     |   block, n tokens   |   block, n tokens   |  block, n tokens |      log w = sum of log ratios
 
-    SEQUENCE  n = L      the weight of the gradient; sees every correlation within a trajectory
-    BLOCK     n between  sees correlation up to n tokens
-    TOKEN     n = 1      sees none: drift that tokens share is lost in their own noise
+    SEQUENCE  n = L          the weight of the gradient; includes every correlation of tokens
+    BLOCK     1 <= n <= L    includes correlation over up to n tokens
+    TOKEN     n = 1          includes no correlation: a common drift is lost in the tokens' noise
 
-On policy E[w] = 1 for any block, since w is a ratio of conditional probabilities, and with log w ~
-N(-s2 n / 2, s2 n) the ESS ratio of blocks of n_1..n_N tokens is
+On policy E[w] = 1 for any block, because w is a ratio of conditional probabilities. With
+log w ~ N(-s2 n / 2, s2 n) the ESS ratio of blocks of n_1..n_N tokens is
 
     rho_on = N / sum_j exp(s2 n_j),        exp(-s2) for tokens, whatever the length.
 
-The meaning is restored by an exponent e: rho^e is what whole trajectories would show, and rho_on^e
-is their rho_on, but not below exp(-2), the least that batches of common size can show:
+An exponent e converts block ratios to trajectory ratios: rho^e is the ratio that whole trajectories
+would show, and rho_on^e is their rho_on, bounded below by exp(-2), which batches of common size can
+can show:
 
     e = min(-log rho_on(trajectories), 2) / -log rho_on(blocks)  ->  L / n  as s2 -> 0.
 
-The rule is then fed (rho^e, rho_on^e) and stays min(1, rho / rho_on)^p in form, never below B^-p.
-What N weights show of rho_on lies above it and scatters (`finite_batch`): `ess_reading` gives where
-batches of this size lie on policy, and how low chance alone takes them.
-With staleness that adds a variance v per token it says exp(-v L p) up to s2 L = 2, as the law has
-it at sequence level, and exp(-2 p v / s2) beyond: there staleness counts in units of the mismatch,
-not of the length. A mismatch taken for 10 % less than it is costs fresh batches 10 % of the rate.
+The rule takes (rho^e, rho_on^e). It keeps the form min(1, rho / rho_on)^p and stays above B^-p. The
+ratio of N weights lies above rho_on and scatters (`finite_batch`). `ess_reading` returns the
+on-policy value for a batch of this size, and how far chance alone lowers it.
+If staleness adds a variance v per token, the scale is exp(-v L p) up to s2 L = 2, as for whole
+trajectories, and exp(-2 p v / s2) above: there staleness counts in units of the mismatch, not of
+the length. A mismatch that is underestimated by 10 % costs fresh batches 10 % of the learning rate.
 
-AUTO is SEQUENCE while rho_on of whole trajectories is at least exp(-1), and beyond it BLOCK with
-s2 n = 1/4, hence e of 4 to 8. The design note 021 shows the figures behind it.
+AUTO is SEQUENCE while rho_on of whole trajectories is at least exp(-1). Otherwise it is BLOCK with
+s2 n = 1/4, which gives e of 4 to 8. The design note 021 has the figures.
 
-ENERGY is SEQUENCE with log h_i added to every log weight, h_i the norm of the trajectory's gradient
-on its own: the ESS of the contributions to the gradient. Where h does not depend on w,
+ENERGY is SEQUENCE with log h_i added to every log weight, where h_i is the norm of the
+trajectory's unweighted gradient: the ESS of the contributions to the gradient. If h does not depend
+on w,
 
     rho_on = (sum_i h_i)^2 / (B sum_i h_i^2 exp(s2 L_i)).
 
@@ -54,27 +56,28 @@ from vcpo.algo.ess.importance_weights import log_sum_exp
 from vcpo.algo.ess.moments import WeightMoments
 
 SEQUENCE_NATS = 1.0
-"""-log rho_on of whole trajectories up to which AUTO reads them: 64 of them show 0.45 for 0.37."""
+"""Largest -log rho_on of whole trajectories at which AUTO uses them; 64 trajectories then show 0.45
+for 0.37."""
 
 READABLE_NATS = 2.0
-"""-log rho_on that readings of blocks stand for at most: 64 trajectories show 0.25 for 0.14."""
+"""Largest -log rho_on of whole trajectories that block ratios are converted to; 64 trajectories
+then show 0.25 for 0.14."""
 
 BLOCK_NATS = 0.25
-"""s2 n of the blocks that AUTO and BLOCK cut: rho_on is 0.78 then, far from every floor."""
-
+"""s2 n of the blocks of AUTO and BLOCK: their rho_on is 0.78, far above the floor."""
 
 _LEAST_RATIO = 1e-300
-"""Stands for ratios below any float; a batch of any size shows 1/B of them."""
+"""Lower bound of ratios, so that none underflows to 0; every batch shows at least 1/B."""
 
 CHANCE_DEVIATIONS = 2.0
-"""Standard deviations that count as chance: about one batch in 25 is lower on policy."""
+"""Standard deviations that count as chance; about one on-policy batch in 25 is lower."""
 
 
 class EssKind(StrEnum):
-    """What a weight of the ESS belongs to."""
+    """The unit that has one importance weight."""
 
     AUTO = "auto"
-    """Whole trajectories as long as their ratio can be read, then blocks."""
+    """Whole trajectories while their ratio is readable, otherwise blocks."""
     SEQUENCE = "sequence"
     """Whole trajectories, as published."""
     BLOCK = "block"
@@ -82,29 +85,28 @@ class EssKind(StrEnum):
     TOKEN = "token"  # noqa: S105 # a unit of text, no secret
     """Single tokens."""
     ENERGY = "energy"
-    """Whole trajectories, times the norms of their gradients."""
+    """Whole trajectories, weighted by the norms of their gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EssUnit:
-    """Where a batch's trajectories are cut, and what the ESS ratio of the pieces stands for."""
+    """Division of a batch's trajectories into blocks, and the meaning of the blocks' ESS ratio."""
 
     kind: EssKind
     """The kind in effect, never AUTO."""
 
     blocks: tuple[tuple[int, ...], ...]
-    """[B][pieces] tokens of each piece, in order; the pieces of a trajectory add up to it."""
+    """[B][blocks] number of tokens of each block, in order; they add up to the trajectory."""
 
     exponent: float
-    """e: the ESS ratio of the pieces to this power is what whole trajectories would show."""
+    """e: the blocks' ESS ratio to this power is the ratio that whole trajectories would show."""
 
     on_policy_ess_ratio: float
-    """ESS ratio that the pieces have on policy, in (0, 1], in a batch without end; not yet raised
-    to the exponent."""
+    """On-policy ESS ratio of the blocks in an infinite batch, in (0, 1], before the exponent."""
 
     mismatch_nats: float = 0.0
-    """-log of the ratio that mismatch alone leaves of the pieces, at least 0: what makes the ratio
-    of a batch scatter. 0 takes the ratio above as exact."""
+    """-log of the blocks' ESS ratio under mismatch alone, nats, at least 0. It determines the
+    scatter of a batch's ratio; 0 means no scatter."""
 
     def measured(self, fresh: WeightMoments) -> "EssUnit":
         """This unit with the on-policy ratio that fresh pieces of its size show, for any law.
@@ -120,24 +122,24 @@ class EssUnit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EssReading:
-    """ESS ratio of a batch and its on-policy counterpart, in the terms of whole trajectories."""
+    """ESS ratio of a batch and its on-policy value, converted to whole trajectories."""
 
     kind: EssKind
     """The kind in effect, never AUTO."""
 
     ess_ratio: float
-    """Of the pieces, to the power of the exponent; at most 1 and at least rho_on / B."""
+    """ESS ratio of the blocks to the power of the exponent, in [rho_on / B, 1]."""
 
     on_policy_ess_ratio: float
-    """In [1/B, 1]: what batches of this size show on policy, in the mean of its logarithm."""
+    """On-policy ESS ratio of batches of this size (the mean of its logarithm), in [1/B, 1]."""
 
     chance_nats: float = 0.0
-    """How far below that chance takes the logarithm of the ratio on policy, at least 0: two
-    standard deviations, of the batch and of the calibration together."""
+    """How far chance lowers the logarithm of the on-policy ratio, nats, at least 0: two standard
+    deviations, of the batch and of the calibration together."""
 
     @property
     def relative_ess_ratio(self) -> float:
-        """Part of an on-policy batch that is left, min(1, rho / rho_on), in (0, 1]."""
+        """ESS ratio as a share of the on-policy one, min(1, rho / rho_on), in (0, 1]."""
         return min(1.0, self.ess_ratio / self.on_policy_ess_ratio)
 
 
@@ -148,32 +150,32 @@ def ess_unit(
     *,
     gradient_norms: Vector | None = None,
 ) -> EssUnit:
-    """Where to cut a batch of these lengths.
+    """Return the unit for a batch of trajectories of these lengths.
 
-    num_tokens: [B] trained tokens, at least 1.
-    variance_per_token: s2, nats^2, as `MismatchCalibration` estimates it; None when it is not known
-        yet, which reads whole trajectories in place of blocks and expects a ratio of 1 of them.
-    gradient_norms: [B] finite, at least 0 and not all 0; for ENERGY alone.
-    Raises: ValueError when empty, at a number out of range, or when ENERGY has no norms.
+    num_tokens: [B] trained tokens of each trajectory, at least 1.
+    variance_per_token: s2, nats^2, as `MismatchCalibration` estimates it. None if it is unknown:
+        whole trajectories then take the place of blocks, with an on-policy ratio of 1.
+    gradient_norms: [B] finite, at least 0 and not all 0; only for ENERGY.
+    Raises: ValueError if empty, for a number out of range, or if ENERGY has no norms.
     """
     num_tokens = counts(num_tokens, "num_tokens")
     _require(num_tokens, variance_per_token)
     variance = variance_per_token or 0.0
     nats = _on_policy_nats(num_tokens, variance)
-    match _effective(kind, variance, nats):
+    match _kind_in_effect(kind, variance, nats):
         case EssKind.ENERGY:
-            expected = _energy_on_policy(num_tokens, variance, gradient_norms)
-            return _whole(EssKind.ENERGY, num_tokens, expected, nats)
+            expected = _energy_on_policy_ess_ratio(num_tokens, variance, gradient_norms)
+            return _unit_of_trajectories(EssKind.ENERGY, num_tokens, expected, nats)
         case EssKind.TOKEN:
-            return _cut(EssKind.TOKEN, num_tokens, 1, variance, nats)
+            return _unit_of_blocks(EssKind.TOKEN, num_tokens, 1, variance, nats)
         case EssKind.BLOCK:
             size = max(1, int(min(BLOCK_NATS / variance, max(num_tokens))))
-            return _cut(EssKind.BLOCK, num_tokens, size, variance, nats)
-    return _whole(EssKind.SEQUENCE, num_tokens, math.exp(-nats), nats)
+            return _unit_of_blocks(EssKind.BLOCK, num_tokens, size, variance, nats)
+    return _unit_of_trajectories(EssKind.SEQUENCE, num_tokens, math.exp(-nats), nats)
 
 
-def _effective(kind: EssKind, variance: float, nats: float) -> EssKind:
-    """The kind that a batch with this -log rho_on of whole trajectories is read at."""
+def _kind_in_effect(kind: EssKind, variance: float, nats: float) -> EssKind:
+    """Resolve AUTO, and BLOCK without mismatch; nats: -log rho_on of whole trajectories."""
     if kind in (EssKind.ENERGY, EssKind.TOKEN):
         return kind
     is_block = kind is EssKind.BLOCK or (kind is EssKind.AUTO and nats > SEQUENCE_NATS)
@@ -183,16 +185,16 @@ def _effective(kind: EssKind, variance: float, nats: float) -> EssKind:
 def ess_reading(
     unit: EssUnit, moments: WeightMoments, *, relative_error: float = 0.0
 ) -> EssReading:
-    """What the weights of a batch's pieces say of it.
+    """Return the ESS ratio of a batch from the weights of its blocks.
 
-    moments: of the pieces' weights, over the whole batch; with ENERGY, of weights times norms.
-    relative_error: standard error of the variance per token that the unit was cut by, as a part.
-    Raises: NonFiniteWeightError when every weight is 0.
+    moments: of the blocks' weights over the whole batch; for ENERGY, of weights times norms.
+    relative_error: standard error of the unit's variance per token over that variance.
+    Raises: NonFiniteWeightError if every weight is 0.
     """
     size = len(unit.blocks)
     law = finite_batch_law(unit.mismatch_nats, sum(map(len, unit.blocks)))
-    shown = min(unit.on_policy_ess_ratio * math.exp(law.bias), 1.0)
-    expected = max(shown**unit.exponent, 1.0 / size)
+    in_this_batch = min(unit.on_policy_ess_ratio * math.exp(law.bias), 1.0)
+    expected = max(in_this_batch**unit.exponent, 1.0 / size)
     chance = math.hypot(law.deviation, unit.mismatch_nats * relative_error)
     return EssReading(
         kind=unit.kind,
@@ -202,7 +204,9 @@ def ess_reading(
     )
 
 
-def _whole(kind: EssKind, num_tokens: Sequence[int], expected: float, nats: float) -> EssUnit:
+def _unit_of_trajectories(
+    kind: EssKind, num_tokens: Sequence[int], expected: float, nats: float
+) -> EssUnit:
     return EssUnit(
         kind=kind,
         blocks=tuple((length,) for length in num_tokens),
@@ -212,35 +216,38 @@ def _whole(kind: EssKind, num_tokens: Sequence[int], expected: float, nats: floa
     )
 
 
-def _cut(
+def _unit_of_blocks(
     kind: EssKind, num_tokens: Sequence[int], size: int, variance: float, whole_nats: float
 ) -> EssUnit:
-    pieces = tuple(near_equal_blocks(length, size) for length in num_tokens)
-    sizes = list(chain.from_iterable(pieces))
+    blocks = tuple(near_equal_blocks(length, size) for length in num_tokens)
+    sizes = list(chain.from_iterable(blocks))
     nats = _on_policy_nats(sizes, variance)
     return EssUnit(
         kind=kind,
-        blocks=pieces,
-        exponent=min(whole_nats, READABLE_NATS) / nats if nats > 0.0 else len(sizes) / len(pieces),
+        blocks=blocks,
+        exponent=min(whole_nats, READABLE_NATS) / nats if nats > 0.0 else len(sizes) / len(blocks),
         on_policy_ess_ratio=max(math.exp(-nats), 1.0 / len(sizes)),
         mismatch_nats=nats,
     )
 
 
 def _on_policy_nats(sizes: Sequence[int], variance: float) -> float:
-    """-log rho_on of pieces with these lengths, log mean exp(s2 n); 0 when engines agree."""
+    """Return -log rho_on of blocks of these lengths, log mean exp(s2 n), nats; 0 for s2 = 0."""
     if variance == 0.0:
         return 0.0
     return log_sum_exp([variance * size for size in sizes]) - math.log(len(sizes))
 
 
-def _energy_on_policy(
+def _energy_on_policy_ess_ratio(
     num_tokens: Sequence[int], variance: float, gradient_norms: Vector | None
 ) -> float:
-    """(sum h)^2 / (B sum h^2 exp(s2 L)), not below 1/B."""
+    """Return (sum h)^2 / (B sum h^2 exp(s2 L)), in [1/B, 1]."""
     norms = None if gradient_norms is None else vector(gradient_norms, "gradient_norms")
     if norms is None or len(norms) != len(num_tokens):
-        raise ValueError("gradient_norms is missing or too short: 'energy' needs one a trajectory")
+        raise ValueError(
+            f"gradient_norms has {0 if norms is None else len(norms)} entries for "
+            f"{len(num_tokens)} trajectories: 'energy' needs one per trajectory"
+        )
     logs = log_norms(norms)
     spread = [
         2.0 * log_norm + variance * length
@@ -252,16 +259,16 @@ def _energy_on_policy(
 
 
 def log_norms(gradient_norms: Vector) -> list[float]:
-    """Logarithms to add to log weights for ENERGY; -inf for a gradient of 0.
+    """Return the logarithms that ENERGY adds to log weights; -inf for a norm of 0.
 
-    Raises: ValueError when a norm is negative or not finite, or all are 0.
+    Raises: ValueError if a norm is negative or not finite, or if all norms are 0.
     """
     gradient_norms = vector(gradient_norms, "gradient_norms")
     for index, norm in enumerate(gradient_norms):
         if not 0.0 <= norm < math.inf:
             raise ValueError(f"gradient_norms[{index}] is {norm}: give a finite number, 0 or above")
     if not any(gradient_norms):
-        raise ValueError("gradient_norms are all 0: there is no gradient whose ESS could be read")
+        raise ValueError("gradient_norms are all 0: without a gradient there is no energy ESS")
     return [math.log(norm) if norm > 0.0 else -math.inf for norm in gradient_norms]
 
 

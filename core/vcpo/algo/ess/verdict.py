@@ -1,27 +1,27 @@
-r"""Whether a step is taken, and at which part of the learning rate.
+r"""Decision on a step: refuse it, or take it at a share of the learning rate.
 
-`learning_rate_scale` damps and cannot refuse: rho >= 1/B keeps its square root above B^(-1/2). Two
-additions make it a whole rule.
+`learning_rate_scale` damps a step and cannot refuse it: because rho >= 1/B, its square root stays
+above B^(-1/2). Two additions complete the rule.
 
-*Dead band.* rho scatters around rho_on, on policy too, and min(1, .) takes every low throw and no
-high one: a part of the learning rate is gone for nothing, 1 % of it in large batches and 10 % in
-small ones. The band is therefore as wide as chance reaches in a batch of this size (`ess_unit`),
-and is left behind by what chance does not explain: with x = log rho / rho_on and c the reach,
+*Dead band.* rho scatters around rho_on, on policy as well. min(1, .) counts every low value and no
+high one, so chance alone costs learning rate: 1 % of it in large batches and 10 % in small ones.
+The dead band is therefore as wide as chance reaches in a batch of this size (see `unit`). What
+chance does not explain is damped. With x = log(rho / rho_on) and c the reach of chance in nats,
 
     log scale = 0             for x >= -c
                 2 p (x + c)   for -2c <= x <= -c
                 p x           for x <= -2c,
 
-the firm threshold, which neither jumps nor holds the rate of a stale batch up for good. A band of a
-width d that is given moves the reference to (1 - d) rho_on for every batch; 0 is the rule as
+which is firm thresholding: the scale has no jump, and a stale batch keeps no advantage from the
+band. A given band width d moves the reference to (1 - d) rho_on for every batch; 0 is the rule as
 published.
 
-*Refusal.* Optimizers divide by a running mean of squares. A gradient G times the usual one that is
-let in at any learning rate, however small, stays in that mean with a share (1 - beta2) G^2 and
-slows the steps after it down, and its direction goes on in the first moment. A refused step leaves
-parameters, moments and warm-up as they are. So what is not worth a step at all is refused rather
-than damped: what is not a number, and a batch that has lost all but `refuse_below` of what it has
-on policy. The design note 021 has the figures.
+*Refusal.* Optimizers divide by a running mean of squares. A gradient G times larger than usual
+enters that mean with (1 - beta2) G^2, at any learning rate, and slows down the steps after it. Its
+direction also stays in the first moment. A refused step changes neither parameters nor moments nor
+warm-up. Two kinds of steps are therefore refused and not damped: a step with a number that is not
+finite, and a batch whose ESS ratio is below `refuse_below` times the on-policy ratio. The design
+note 021 has the figures.
 
 Sources: VCPO, arXiv 2602.17616, Eq. 5 (the scale); Gao and Bruce, "WaveShrink with firm shrinkage"
 (1997), for the threshold. That its width follows the batch, and refusal, are this project's.
@@ -36,51 +36,53 @@ from vcpo.algo.ess.learning_rate import LearningRateRule, learning_rate_scale
 
 
 class RefusalReason(StrEnum):
-    """Why a step is not taken."""
+    """Why a step is refused."""
 
     NON_FINITE = "non_finite"
-    """The ESS ratio, the divergence or the gradient norm is not a number."""
+    """The ESS ratio, the KL divergence or the gradient norm is NaN or infinite."""
     LOW_ESS = "low_ess"
-    """Too little is left of the batch, against one on policy."""
+    """The ESS ratio is too low, compared with the on-policy ratio."""
     HIGH_DIVERGENCE = "high_divergence"
-    """Learner and sampler are too far apart, per token."""
+    """The KL divergence per token between behavior and target policy is too high."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """What a batch must be like for a step, and for a whole one."""
+    """Limits that decide whether a step is damped or refused."""
 
     rule: LearningRateRule = LearningRateRule.SQRT
-    """How the step shrinks with the ESS ratio."""
+    """How the learning rate follows the ESS ratio."""
 
     dead_band: float | None = None
-    """Part of the on-policy ESS ratio, in [0, 1), that may be missing without any damping; 0 is the
-    rule as published, None follows what chance does to a batch of its size."""
+    """Share of the on-policy ESS ratio, in [0, 1), that a batch may lose without damping. 0 is the
+    rule as published. None takes the width from the scatter of a batch of this size."""
 
     refuse_below: float = 0.0
-    """Part of the on-policy ESS ratio, in [0, 1), below which a step is refused; 0 refuses none."""
+    """Share of the on-policy ESS ratio, in [0, 1), below which a step is refused; 0: never."""
 
     refuse_kl_above: float = math.inf
-    """KL divergence from sampler to learner, nats per token, above which a step is refused."""
+    """KL(behavior || target), nats per token, above which a step is refused."""
 
     def __post_init__(self) -> None:
         for name in ("dead_band", "refuse_below"):
             value = getattr(self, name)
             if value is not None and not 0.0 <= value < 1.0:
-                raise ValueError(f"{name} is {value}: give a part of the on-policy ratio in [0, 1)")
+                raise ValueError(
+                    f"{name} is {value}: give a share of the on-policy ratio in [0, 1)"
+                )
         if not self.refuse_kl_above > 0.0:
             raise ValueError(f"refuse_kl_above is {self.refuse_kl_above}: give nats above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepVerdict:
-    """What becomes of one step."""
+    """Decision on one step."""
 
     scale: float
-    """Factor on the base learning rate, in [0, 1]; 0 when the step is refused."""
+    """Factor on the base learning rate, in [0, 1]; 0 if the step is refused."""
 
     refusal: RefusalReason | None = None
-    """Why the step is refused; None when it is taken."""
+    """Why the step is refused; None if it is taken."""
 
     @property
     def is_taken(self) -> bool:
@@ -97,13 +99,14 @@ def judge_step(
     kl_per_token: Scalar | None = None,
     gradient_norm: Scalar | None = None,
 ) -> StepVerdict:
-    """Take a step at a part of the learning rate, or refuse it.
+    """Decide whether a step is taken, and at which share of the learning rate.
 
     ess_ratio: rho of the batch before truncation, in (0, 1]; NaN refuses the step.
-    on_policy_ess_ratio: rho of the same lengths on policy, in (0, 1].
-    chance_nats: how far below it chance alone takes log rho, at least 0.
-    kl_per_token: nats; gradient_norm: before clipping; None for what is not known.
-    Raises: ValueError when a ratio that is a number lies outside (0, 1].
+    on_policy_ess_ratio: rho_on of the same lengths, in (0, 1].
+    chance_nats: c, how far chance alone lowers log rho below log rho_on, nats, at least 0.
+    kl_per_token: KL(behavior || target), nats; None if unknown.
+    gradient_norm: before clipping; None if unknown.
+    Raises: ValueError if a ratio that is not NaN lies outside (0, 1].
     """
     ess_ratio, on_policy_ess_ratio = float(ess_ratio), float(on_policy_ess_ratio)
     kl_per_token = None if kl_per_token is None else float(kl_per_token)
@@ -123,7 +126,7 @@ def judge_step(
 
 
 def _beyond_chance(ess_ratio: float, on_policy_ess_ratio: float, chance_nats: float) -> float:
-    """ESS ratio with what chance explains given back, in (0, 1]: the firm threshold."""
+    """Return the ESS ratio without the loss that chance explains, in (0, 1] (firm threshold)."""
     missing_nats = math.log(on_policy_ess_ratio / ess_ratio)
     if missing_nats >= 2.0 * chance_nats:
         return ess_ratio

@@ -1,1 +1,1 @@
-"""The health of training: diagnostics of a batch and early warning of a collapse."""
+"""Health of training: diagnostics of a batch, mismatch audit, early warning of a collapse."""

@@ -1,15 +1,16 @@
-r"""What one batch looks like: numbers to watch, none of which decides anything by itself.
+r"""Diagnostics of one batch: numbers to monitor, none of which decides anything.
 
-ESS ratios are given at two levels, of trajectories and of tokens, before and after truncation at a
-cap c. Only the former can warn: truncation hides the spread (see `weights`). chi2 of the weights is
-the same knowledge on another scale, chi2 = 1 / rho - 1, and is finite for all weights that way.
+ESS ratios are given for trajectories and for tokens, before and after truncation at a cap c. Only
+the ratios before truncation can warn, because truncation hides the spread (see
+`ess.importance_weights`). chi2 of the weights carries the same information, chi2 = 1 / rho - 1.
 
-KL divergence is k3, mean over tokens of r - 1 - log r with r = pi / mu: unbiased, since the mean of
-r is 1, and never negative. Log ratios are held within +-20 nats, as one token may not be the mean.
+KL divergence is k3, the mean over tokens of r - 1 - log r with r = pi / mu. It is unbiased, because
+the mean of r is 1, and never negative. Log ratios are clamped to +-20 nats, so that one token
+cannot dominate the mean.
 
-The share of the gradient that the top 1 % of trajectories have is one of norms: a trajectory
-contributes k_i g_i, of norm |k_i| h_i, and its share is |k_i| h_i / sum_j |k_j| h_j. Squares would
-be the share of the variance, and look twice as bad on a log scale without saying more.
+The share of the gradient that the top 1 % of trajectories have is computed from norms: a trajectory
+contributes k_i g_i with norm |k_i| h_i, and its share is |k_i| h_i / sum_j |k_j| h_j. Squared norms
+would give the share of the variance, which is more extreme and says nothing more.
 
 Sources: Kish, Survey Sampling (1965) (ESS); Schulman, http://joschu.net/blog/kl-approx.html (k3).
 """
@@ -25,28 +26,29 @@ from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO, require_log_weig
 from vcpo.algo.ess.moments import WeightMoments
 
 TOP_SHARE = 0.01
-"""Part of the trajectories, rounded up, whose share of the gradient is given."""
+"""Share of the trajectories, rounded up, whose part of the gradient is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSums:
-    """What diagnostics keep of token log ratios; sums of parts of a batch are merged."""
+    """Sums over token log ratios; the sums of parts of a batch can be merged."""
 
     weights: WeightMoments
-    """Of the token ratios pi / mu."""
+    """Moments of the token ratios pi / mu."""
 
     truncated: WeightMoments
-    """Of the token ratios, none above the cap."""
+    """Moments of the token ratios truncated at the cap."""
 
     k3_sum: float
     """Sum over tokens of r - 1 - log r, nats."""
 
     @classmethod
     def of(cls, log_ratios: Vector, cap: float) -> Self:
-        """Sums over tokens.
+        """Return the sums over these tokens.
 
-        log_ratios: [n] log pi - log mu, nats; cap: largest ratio kept, finite and above 0.
-        Raises: ValueError when empty or the cap is out of range; NonFiniteWeightError at a NaN or
+        log_ratios: [n] log pi - log mu, nats.
+        cap: largest truncated ratio, finite and above 0.
+        Raises: ValueError if empty or if the cap is out of range; NonFiniteWeightError for a NaN or
         +inf.
         """
         log_ratios = vector(log_ratios, "log_ratios")
@@ -58,9 +60,9 @@ class TokenSums:
 
     @classmethod
     def merge(cls, parts: Sequence["TokenSums"]) -> Self:
-        """Sums over the tokens of all parts.
+        """Return the sums over the tokens of all parts.
 
-        Raises: ValueError when there is no part.
+        Raises: ValueError if there is no part.
         """
         return cls(
             weights=WeightMoments.merge([part.weights for part in parts]),
@@ -76,43 +78,43 @@ class TokenSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormStatistics:
-    """How the norms of the trajectories' gradients are spread."""
+    """Distribution of the norms of the trajectories' gradients."""
 
     mean: float
     median: float
     largest: float
     variation: float
-    """Standard deviation over mean; 0 when all are equal or 0."""
+    """Standard deviation over mean; 0 if all norms are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDiagnostics:
-    """Numbers of one batch, to be looked at."""
+    """Diagnostics of one batch."""
 
     ess_ratio: float
-    """Of trajectories, before truncation, in [1/B, 1]."""
+    """ESS ratio of trajectories before truncation, in [1/B, 1]."""
     truncated_ess_ratio: float
-    """Of trajectories, after it."""
+    """ESS ratio of trajectories after truncation, in [1/B, 1]."""
     token_ess_ratio: float
-    """Of tokens, before truncation."""
+    """ESS ratio of tokens before truncation, in (0, 1]."""
     truncated_token_ess_ratio: float
-    """Of tokens, after it."""
+    """ESS ratio of tokens after truncation, in (0, 1]."""
     chi2: float
-    """chi-square divergence between learner and sampler, by trajectories, in [0, B - 1]."""
+    """Chi-square divergence of target from behavior policy, over trajectories, in [0, B - 1]."""
     token_chi2: float
-    """The same by tokens."""
+    """Chi-square divergence of target from behavior policy, over tokens, at least 0."""
     kl_per_token: float
-    """KL divergence from sampler to learner, nats per token."""
+    """KL(behavior || target), nats per token, at least 0."""
     log_weight_max: float
     """Largest log importance weight of a trajectory, nats."""
     top_gradient_share: float | None
-    """Part of the gradient, by norm, that the top 1 % of trajectories have; None without norms."""
+    """Share of the gradient, by norm, that the top 1 % of trajectories have; None without norms."""
     baseline_shift_mean: float
-    """Mean over groups of the baseline minus the mean reward; 0 for the group mean itself."""
+    """Mean over groups of the baseline minus the mean reward; 0 for the group-mean baseline."""
     baseline_shift_max: float
-    """Largest size of that difference over groups."""
+    """Largest absolute value of that difference over groups."""
     norms: NormStatistics | None
-    """Of the trajectories' gradients, unweighted; None when they were not measured."""
+    """Unweighted norms of the trajectories' gradients; None if they were not measured."""
 
 
 def diagnose(
@@ -124,15 +126,15 @@ def diagnose(
     gradient_norms: Vector | None = None,
     coefficients: Vector | None = None,
 ) -> BatchDiagnostics:
-    """Numbers of one batch.
+    """Return the diagnostics of one batch.
 
-    log_weights: [B] nats, untruncated, of trajectories.
+    log_weights: [B] of trajectories, nats, untruncated.
     tokens: sums over the batch's tokens.
-    advantages: [groups][n_g] reward minus baseline, by the trajectories that share a baseline.
+    advantages: [groups][n_g] reward minus baseline; a group shares one baseline.
     cap: weight at which the gradient truncates, finite and above 0.
-    gradient_norms: [B] h_i, at least 0; coefficients: [B] k_i; None when there are none.
-    Raises: ValueError when empty, of unequal lengths or out of range; NonFiniteWeightError at a NaN
-    or +inf, or when every weight is 0.
+    gradient_norms: [B] h_i, at least 0; coefficients: [B] k_i; None if unknown.
+    Raises: ValueError if empty, if lengths differ, or if a number is out of range;
+    NonFiniteWeightError for a NaN or +inf, or if every weight is 0.
     """
     log_weights = vector(log_weights, "log_weights")
     norms = None if gradient_norms is None else vector(gradient_norms, "gradient_norms")
@@ -156,16 +158,16 @@ def diagnose(
 
 
 def k3(log_ratio: float) -> float:
-    """Share of one token in the divergence, r - 1 - log r with log r within +-20; at least 0."""
-    held = min(max(log_ratio, -LARGEST_LOG_RATIO), LARGEST_LOG_RATIO)
-    return math.expm1(held) - held
+    """Return a token's term of the KL divergence, r - 1 - log r with |log r| <= 20; at least 0."""
+    clamped = min(max(log_ratio, -LARGEST_LOG_RATIO), LARGEST_LOG_RATIO)
+    return math.expm1(clamped) - clamped
 
 
 def truncated_logs(log_weights: Sequence[float], cap: float) -> list[float]:
-    """Logarithms of min(w, cap).
+    """Return the logarithms of min(w, cap).
 
-    Raises: ValueError when the cap is out of range; NonFiniteWeightError at a NaN or +inf, which
-    would fit under the cap, but no policy gives it.
+    Raises: ValueError if the cap is out of range; NonFiniteWeightError for a NaN or +inf. The cap
+    could bound +inf, but no policy produces it.
     """
     if not 0.0 < cap < math.inf:
         raise ValueError(f"cap is {cap}: give a finite weight above 0, such as 8.0")
@@ -176,10 +178,11 @@ def truncated_logs(log_weights: Sequence[float], cap: float) -> list[float]:
 def top_gradient_share(
     gradient_norms: Sequence[float] | None, coefficients: Sequence[float] | None
 ) -> float | None:
-    """Part of sum_j |k_j| h_j that the largest 1 % of its terms, at least one, have.
+    """Return the share of sum_j |k_j| h_j that the largest 1 % of its terms have.
 
-    Returns a value in (0, 1]; 0.0 when there is no gradient, None when either is not known.
-    Raises: ValueError when the lengths differ.
+    At least one term counts as the largest 1 %.
+    Returns a value in (0, 1]; 0.0 if there is no gradient; None if an argument is None.
+    Raises: ValueError if the lengths differ.
     """
     if gradient_norms is None or coefficients is None:
         return None
@@ -195,9 +198,9 @@ def top_gradient_share(
 
 
 def norm_statistics(gradient_norms: Sequence[float]) -> NormStatistics:
-    """How these norms are spread.
+    """Return the distribution of these norms.
 
-    Raises: ValueError when empty.
+    Raises: ValueError if empty.
     """
     if not gradient_norms:
         raise ValueError("gradient_norms is empty: at least one trajectory is needed")

@@ -1,7 +1,8 @@
-"""Early warning of a collapse, from the numbers that every step has anyway.
+"""Early warning of a collapse, from numbers that every step has.
 
-Relative ESS is rho / rho_on: the ratio alone falls with length, on policy too. In a window of ten
-steps the signals are these; the score is the worst one's severity, and the level follows from it:
+Relative ESS is rho / rho_on; rho alone falls with length, on policy as well. The signals below are
+computed over a window of ten steps. The score is the severity of the worst signal, and the level
+follows from the score:
 
     WARN      dips           three steps have a relative ESS of at most 0.2
               lasting loss   the median is at most 0.3
@@ -11,19 +12,19 @@ steps the signals are these; the score is the worst one's severity, and the leve
               breakout       during dips divergence is 10 times its median of 50 steps before
     DEAD      death          the median gradient norm is below 1e-5, or the median ESS below 1.5
 
-*Why dips and bad steps beside the median.* A run may fall with a median that never looked bad:
-steps at 0.03 to 0.06 stand alone between others at 0.5 and above, each taken along one or two
-trajectories. *Why the lowest step alone is no signal.* Most runs that hold have one somewhere.
-*Why divergence only counts where the ESS is low.* Stale samples that the learner would not draw any
-more are far away and weigh nothing: divergence is high and harmless for hundreds of steps, and it
-multiplies whenever a run that was nearly on policy moves on. *Why a bad step counts half among the
-first ten.* An optimizer such as AdamW takes its first steps at full length in every coordinate, and
-runs that go well dip there once or twice; what falls at once has four such steps all the same. *Why
-nobody is dead for one step.* Runs were seen at an ESS of 1.3 of 64 and went on.
+*Why dips and bad steps in addition to the median.* A run may collapse while its median stays good:
+single steps at 0.03 to 0.06, each dominated by one or two trajectories, stand between steps at 0.5
+and above. *Why one low step is no signal.* Most runs that do not collapse have one. *Why divergence
+counts only if the ESS is low.* Stale samples that the target policy would not draw any more have a
+high divergence and no weight. Such a divergence is harmless for hundreds of steps, and it also
+multiplies when a run leaves a phase of nearly on-policy steps. *Why a bad step counts half among
+the first ten.* An optimizer such as AdamW takes its first steps at full length in every coordinate,
+and good runs dip once or twice there; a run that collapses at once has four such steps. *Why one
+step never means DEAD.* Runs with an ESS of 1.3 of 64 at one step recovered.
 
-A study measures how far to trust it (`results/alarms`). A low ESS is a necessary sign with weak
-timing: WARN says that steps are far from the data that they are made of, CRITICAL that runs have
-fallen so.
+A study measures how far the warning can be trusted (`vcpo_study.results`). A low ESS is a necessary
+sign of a collapse with weak timing. WARN says that the batches are far off policy; CRITICAL says
+that runs have collapsed from such a state.
 
 Sources: VCPO, arXiv 2602.17616 (ESS falls before a collapse). The thresholds are this project's.
 """
@@ -45,49 +46,49 @@ from vcpo.algo.health.warning_signals import (
 
 
 class WarningLevel(StrEnum):
-    """How a run is doing, from good to bad."""
+    """Health of a run, from good to bad."""
 
     OK = "ok"
     WARN = "warn"
-    """Steps are far from the data that they are made of: look at the lag."""
+    """The batches are far off policy: check the lag."""
     CRITICAL = "critical"
-    """As runs are shortly before they fall: lower the lag or the learning rate."""
+    """Runs look like this shortly before a collapse: lower the lag or the learning rate."""
     DEAD = "dead"
-    """Nothing is learned any more: go back to a checkpoint."""
+    """The run learns nothing any more: go back to a checkpoint."""
 
     def is_at_least(self, other: "WarningLevel") -> bool:
-        """Whether this level is as bad as another, or worse."""
+        """Return whether this level is as bad as `other`, or worse."""
         order = list(WarningLevel)
         return order.index(self) >= order.index(other)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyWarning:
-    """The last steps of a run and what they bode; immutable."""
+    """The last steps of a run and the warning that follows from them; immutable."""
 
     thresholds: WarningThresholds = field(default_factory=WarningThresholds)
-    """Where each signal begins to speak."""
+    """Thresholds of the signals."""
 
     steps: tuple[StepHealth, ...] = ()
-    """The steps still remembered, oldest first."""
+    """The remembered steps, oldest first."""
 
     seen: int = 0
-    """Steps seen since the start of the run."""
+    """Number of steps since the start of the run."""
 
     def observe(self, step: StepHealth) -> Self:
-        """Warning that has also seen a step."""
+        """Return the warning after one more step."""
         kept = self.thresholds.trailing_steps + LATEST_STEPS
         return replace(self, steps=(*self.steps, step)[-kept:], seen=self.seen + 1)
 
     @property
     def score(self) -> float:
-        """The worst signal's severity, in [0, 1]: 1/3 warns, 2/3 is critical, 1 is dead."""
+        """Severity of the worst signal, in [0, 1]: 1/3 is WARN, 2/3 is CRITICAL, 1 is DEAD."""
         forgotten = self.seen - len(self.steps)
         return max(signal_severities(self.steps, self.thresholds, forgotten).values())
 
     @property
     def level(self) -> WarningLevel:
-        """The score, in words."""
+        """Level of the score."""
         score = self.score
         if score >= 1.0:
             return WarningLevel.DEAD
@@ -96,7 +97,7 @@ class EarlyWarning:
         return WarningLevel.WARN if score >= WARN_SCORE else WarningLevel.OK
 
     def to_dict(self) -> dict[str, Any]:
-        """What was observed, as plain JSON values for a checkpoint; settings are not part of it."""
+        """Return the observations as JSON values for a checkpoint, without the thresholds."""
         rows = [
             [step.relative_ess, step.ess, step.kl_per_token, step.gradient_norm]
             for step in self.steps
@@ -104,9 +105,9 @@ class EarlyWarning:
         return {"steps": rows, "seen": self.seen}
 
     def restore(self, state: Mapping[str, Any]) -> Self:
-        """This warning's thresholds with the steps that `to_dict` returned.
+        """Return this warning's thresholds with the steps that `to_dict` returned.
 
-        Raises: ValueError when the state has another form or holds an impossible step.
+        Raises: ValueError if the state has another form or a number is out of range.
         """
         rows = entry(state, "steps", "EarlyWarning")
         seen = entry(state, "seen", "EarlyWarning")

@@ -1,16 +1,16 @@
-"""Do sampler and learner compute the same policy? Asked of fresh tokens, after every start.
+"""Audit after every start: do rollout engine and learner compute the same policy?
 
-While the learner has the version that sampled a token, both hold the same parameters, and what
-they say of it differs by rounding alone. A wrong model revision, tokenizer, prompt format or
-temperature, or a number format that nobody asked for, differs by much more, and would be trained on
-as if it were staleness: steps shrink, nothing fails, and the run is worthless.
+A token is fresh while the learner still has the version that sampled it. Both sides then have the
+same parameters, and their log-probabilities of the token differ by rounding alone. A wrong model
+revision, tokenizer, prompt format, temperature or number format causes a much larger gap. Training
+would treat that gap as staleness: the steps shrink, nothing fails, and the run is worthless.
 
-The measure is the mean over tokens of |log pi - log mu|, nats. What is to be expected depends on
-how the two compute, so the limit lies between what that costs and what a mistake costs:
+The measure is the mean over tokens of |log pi - log mu|, nats. The expected gap depends on the
+number formats of both sides. Each limit lies between the expected gap and that of a mistake:
 
-    float32 both        5e-7 measured, 1e-3 with TF32; bfloat16 by mistake costs 4e-3 to 9e-3
-    bfloat16            about 1e-2; a temperature of 0.9 for 1.0 costs 0.04
-    quantized or noisy  0.005 (int8), 0.02 (fp8), 0.08 (noise of 0.05); another model costs nats
+    float32 on both sides  5e-7 measured, 1e-3 with TF32; bfloat16 by mistake gives 4e-3 to 9e-3
+    bfloat16               about 1e-2; a temperature of 0.9 for 1.0 gives 0.04
+    quantized or noisy     0.005 (int8), 0.02 (fp8), 0.08 (noise of 0.05); another model gives > 1
 
 Source: the audit of Jet-RL, arXiv 2601.14243 (gap of log-probabilities at lag 0); the limits are
 this project's, of models below 30 M parameters (`tests/integration/test_rollout_numerics.py`).
@@ -21,14 +21,14 @@ from enum import StrEnum
 
 
 class MismatchClass(StrEnum):
-    """How sampler and learner compute, as far as a run asks for it."""
+    """Number formats of rollout engine and learner, as the run sets them."""
 
     EXACT = "exact"
-    """Both in float32."""
+    """Both compute in float32."""
     ROUNDED = "rounded"
-    """At least one of them in bfloat16."""
+    """At least one computes in bfloat16."""
     QUANTIZED_OR_NOISY = "quantizedOrNoisy"
-    """The sampler's weights are quantized or noisy."""
+    """The weights of the rollout engine are quantized or noisy."""
 
 
 MISMATCH_LIMITS_NATS = {
@@ -36,33 +36,33 @@ MISMATCH_LIMITS_NATS = {
     MismatchClass.ROUNDED: 0.03,
     MismatchClass.QUANTIZED_OR_NOISY: 0.3,
 }
-"""Largest mean gap per token that a class explains."""
+"""Largest expected mean gap, nats per token, by class."""
 
 MIN_FRESH_BLOCKS = 8
-"""Fewer pieces of fresh tokens than this settle nothing."""
+"""Number of blocks of fresh tokens below which the audit has no result."""
 
 
 class MismatchError(RuntimeError):
-    """Sampler and learner do not compute the same policy."""
+    """Rollout engine and learner do not compute the same policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreshTokens:
-    """Tokens that the learner scored with the version that sampled them."""
+    """Sums over tokens that the learner scored with the version that sampled them."""
 
     num_blocks: int = 0
-    """Stretches that they come in, of `calibration.FRESH_BLOCK_TOKENS` or so."""
+    """Number of blocks, each of about `calibration.FRESH_BLOCK_TOKENS` tokens."""
     num_tokens: int = 0
     absolute_log_ratio: float = 0.0
     """Sum over tokens of |log pi - log mu|, nats."""
 
     @property
     def is_enough(self) -> bool:
-        """Whether they settle anything."""
+        """Whether there are enough blocks for an audit."""
         return self.num_blocks >= MIN_FRESH_BLOCKS
 
     def __add__(self, other: "FreshTokens") -> "FreshTokens":
-        """The tokens of both; each was scored with the version that sampled it."""
+        """Return the sums over the tokens of both."""
         return FreshTokens(
             num_blocks=self.num_blocks + other.num_blocks,
             num_tokens=self.num_tokens + other.num_tokens,
@@ -71,19 +71,19 @@ class FreshTokens:
 
 
 def audit_mismatch(fresh: FreshTokens, limit_nats: float) -> float | None:
-    """Mean gap per token of fresh tokens, nats; None when there are too few.
+    """Return the mean gap of fresh tokens, nats per token; None if there are too few.
 
-    Raises: MismatchError, with what to look at, when the gap is above the limit or no number.
+    Raises: MismatchError naming the settings to compare if the gap exceeds the limit or is NaN.
     """
     if not fresh.is_enough:
         return None
     gap = fresh.absolute_log_ratio / fresh.num_tokens
     if not gap <= limit_nats:
         raise MismatchError(
-            f"sampler and learner differ by {gap:.3g} nats per token on {fresh.num_tokens} fresh"
-            f" tokens, at most {limit_nats:g} is to be expected: they do not compute the same"
+            f"rollout engine and learner differ by {gap:.3g} nats per token on {fresh.num_tokens}"
+            f" fresh tokens; at most {limit_nats:g} is expected: they do not compute the same"
             " policy. Compare the model's revision, the tokenizer, the temperature, and"
-            " `precision`, `quantization` and `noise` of the rollout groups; if the gap is meant to"
-            " be, raise `learner.maxMismatchNats`"
+            " `precision`, `quantization` and `noise` of the rollout groups. If the gap is"
+            " intended, raise `learner.maxMismatchNats`"
         )
     return gap

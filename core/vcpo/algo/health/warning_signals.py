@@ -1,7 +1,7 @@
-"""How severe each sign of a collapse is in the last steps of a run; `early_warning` judges by it.
+"""Severity of each sign of a collapse in the last steps of a run, for `early_warning`.
 
-Every signal is a number of the window and its severity, linear in the number's logarithm between
-thresholds: 0 is well, 1/3 is the threshold of a warning, 2/3 that of a critical state, 1 is death.
+A signal is a number computed from the window. Its severity is linear in the number's logarithm
+between thresholds: 0 is good, 1/3 is the threshold of WARN, 2/3 of CRITICAL, and 1 is DEAD.
 """
 
 import math
@@ -12,13 +12,14 @@ from statistics import median
 from typing import Final
 
 WARN_SCORE: Final = 1 / 3
-"""Severity of a signal at its threshold of warning."""
+"""Severity of a signal at its WARN threshold."""
 
 CRITICAL_SCORE: Final = 2 / 3
-"""Severity of a signal at its critical threshold."""
+"""Severity of a signal at its CRITICAL threshold."""
 
 LATEST_STEPS: Final = 3
-"""Steps whose median divergence is held against the trailing ones; one may be a freak."""
+"""Latest steps whose median divergence is compared with the trailing steps; one step may be an
+outlier."""
 
 _WORST_WARNING: Final = 0.6
 _WORST_ALIVE: Final = 0.95
@@ -26,48 +27,49 @@ _WORST_ALIVE: Final = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarningThresholds:
-    """Where each signal begins to speak."""
+    """Thresholds of the signals."""
 
     window_steps: int = 10
-    """Steps that are looked at together, at least 3."""
+    """Number of latest steps in the window, at least 3."""
 
     trailing_steps: int = 50
-    """Steps before the last three that a breakout is measured against, at least a window."""
+    """Number of steps before the last three that a breakout is compared with; at least
+    `window_steps`."""
 
     lasting_relative_ess: float = 0.3
-    """Median relative ESS of a full window at or below which to warn, in (0, 1)."""
+    """A full window with this median relative ESS or a lower one is WARN; in (0, 1)."""
 
     dip_relative_ess: float = 0.2
-    """Relative ESS, in (0, 1), that steps of the window at or below warn by ..."""
+    """A step with this relative ESS or a lower one is a dip; in (0, 1)."""
 
     dip_steps: int = 3
-    """... when there are so many of them, at least 1 and at most the window."""
+    """Number of dips in the window that is WARN, in [1, window_steps]."""
 
     bad_relative_ess: float = 0.1
-    """Relative ESS, in (0, 1), at or below which a step with a high divergence is bad; a full
-    window without a step above it is critical."""
+    """A step with this relative ESS or a lower one and a high divergence is bad; in (0, 1). A full
+    window without a step above it is CRITICAL."""
 
     bad_kl_per_token: float = 0.1
-    """KL divergence, nats per token, at or above which a step with a low ESS is bad; 0 asks for the
-    ESS alone."""
+    """A step with a low ESS and this KL divergence or a higher one is bad; nats per token. 0 makes
+    every step with a low ESS bad."""
 
     bad_steps: int = 2
-    """Bad steps in the window at which the state is critical, at least 1 and at most the window."""
+    """Number of bad steps in the window that is CRITICAL, in [1, window_steps]."""
 
     early_steps: int = 10
-    """First steps of a run, at least 0, among which a bad step counts half."""
+    """First steps of a run in which a bad step counts half, at least 0."""
 
     kl_breakout: float = 10.0
-    """Times its trailing median at which the divergence is critical, above 1, during dips."""
+    """Factor on the trailing median at which the KL divergence is CRITICAL during dips; above 1."""
 
     kl_floor: float = 1e-3
-    """KL divergence, nats per token, above 0, below which there is no breakout."""
+    """KL divergence below which there is no breakout, nats per token, above 0."""
 
     dead_gradient_norm: float = 1e-5
-    """Median gradient norm of a full window below which a run is dead."""
+    """A full window with a median gradient norm below this one is DEAD."""
 
     dead_ess: float = 1.5
-    """Median effective sample size, in trajectories, below which a run is dead."""
+    """A full window with a median effective sample size below this one is DEAD; trajectories."""
 
     def __post_init__(self) -> None:
         if self.early_steps < 0:
@@ -79,7 +81,7 @@ class WarningThresholds:
             )
         for name in ("lasting_relative_ess", "dip_relative_ess", "bad_relative_ess"):
             if not 0.0 < getattr(self, name) < 1.0:
-                raise ValueError(f"{name} is {getattr(self, name)}: give a part in (0, 1)")
+                raise ValueError(f"{name} is {getattr(self, name)}: give a share in (0, 1)")
         for name in ("dip_steps", "bad_steps"):
             if not 1 <= getattr(self, name) <= self.window_steps:
                 raise ValueError(
@@ -93,20 +95,20 @@ class WarningThresholds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepHealth:
-    """What the warning needs to know of one step."""
+    """The numbers of one step that the warning needs."""
 
     relative_ess: float
-    """rho / rho_on before truncation, at least 0; 0 when a weight has no value."""
+    """rho / rho_on before truncation, at least 0; 0 if a weight is not finite."""
 
     ess: float | None = None
-    """Effective sample size, in trajectories; None when it is not known."""
+    """Effective sample size, in trajectories; None if unknown."""
 
     kl_per_token: float | None = None
-    """KL divergence from sampler to learner, nats per token, at least 0; None when not known, which
-    counts as high in a step whose ESS is low."""
+    """KL(behavior || target), nats per token, at least 0; None if unknown, which counts as high in
+    a step with a low ESS."""
 
     gradient_norm: float | None = None
-    """Before clipping, at least 0; None when not known, or when nothing is left to be learned."""
+    """Norm before clipping, at least 0; None if unknown, or if all advantages are 0."""
 
     def __post_init__(self) -> None:
         for name in ("relative_ess", "ess", "kl_per_token", "gradient_norm"):
@@ -118,9 +120,10 @@ class StepHealth:
 def signal_severities(
     steps: Sequence[StepHealth], thresholds: WarningThresholds, forgotten: int = 0
 ) -> dict[str, float]:
-    """Severity of every signal, in [0, 1], by name; 0 of those that need more steps.
+    """Return the severity of every signal by name, in [0, 1]; 0 if it needs more steps.
 
-    steps: of one run, oldest first; forgotten: steps of it that came before them.
+    steps: of one run, oldest first.
+    forgotten: number of steps of the run before them.
     """
     window = steps[-thresholds.window_steps :]
     num_early = thresholds.early_steps - forgotten - (len(steps) - len(window))
@@ -136,7 +139,7 @@ def signal_severities(
 
 
 def _dips(window: Sequence[StepHealth], thresholds: WarningThresholds) -> float:
-    """Of the lowest steps, as many as it takes: the best one."""
+    """Rate the highest relative ESS among the `dip_steps` lowest steps."""
     lowest = sorted(step.relative_ess for step in window)[: thresholds.dip_steps]
     if len(lowest) < max(thresholds.dip_steps, LATEST_STEPS):
         return 0.0
@@ -157,9 +160,9 @@ def _lasting_loss(window: Sequence[StepHealth], thresholds: WarningThresholds) -
 def _bad_steps(
     window: Sequence[StepHealth], thresholds: WarningThresholds, num_early: int
 ) -> float:
-    """0 until there are enough steps that are low in ESS and high in divergence at once.
+    """Rate steps that have a low ESS and a high divergence; 0 until there are enough of them.
 
-    num_early: first steps of the window of which a bad one counts half.
+    num_early: number of first steps of the window in which a bad step counts half.
     """
     threshold = thresholds.bad_relative_ess
     bad = sorted(
@@ -181,7 +184,7 @@ def _bad_steps(
 
 
 def _unbroken_loss(window: Sequence[StepHealth], thresholds: WarningThresholds) -> float:
-    """0 while any step of the window is above the threshold."""
+    """Rate the best step of a full window; 0 while it is above the threshold."""
     best = max((step.relative_ess for step in window), default=math.inf)
     threshold = thresholds.bad_relative_ess
     if len(window) < thresholds.window_steps or best > threshold:
@@ -190,7 +193,7 @@ def _unbroken_loss(window: Sequence[StepHealth], thresholds: WarningThresholds) 
 
 
 def _breakout(steps: Sequence[StepHealth], thresholds: WarningThresholds) -> float:
-    """0 until the latest divergence is far above the one before it."""
+    """Rate the rise of the latest divergence over the trailing one; 0 below the factor."""
     seen = [step.kl_per_token for step in steps if step.kl_per_token is not None]
     latest, trailing = seen[-LATEST_STEPS:], seen[:-LATEST_STEPS][-thresholds.trailing_steps :]
     if len(trailing) < thresholds.window_steps or median(latest) < thresholds.kl_floor:
@@ -203,7 +206,7 @@ def _breakout(steps: Sequence[StepHealth], thresholds: WarningThresholds) -> flo
 
 
 def _death(window: Sequence[StepHealth], thresholds: WarningThresholds) -> float:
-    """1 when most steps of a full window have no gradient, or no sample, to speak of."""
+    """Return 1 if the median gradient norm or ESS of a full window is below its threshold."""
     if len(window) < thresholds.window_steps:
         return 0.0
     norms = [math.inf if step.gradient_norm is None else step.gradient_norm for step in window]
@@ -213,9 +216,10 @@ def _death(window: Sequence[StepHealth], thresholds: WarningThresholds) -> float
 
 
 def _severity(value: float, *anchors: tuple[float, float]) -> float:
-    """Severity of a value, linear in its logarithm between anchors (value, severity).
+    """Interpolate a severity linearly in the value's logarithm between anchors (value, severity).
 
-    The anchors' severities rise; their values all rise or all fall. Beyond the ends it is theirs.
+    The severities rise from anchor to anchor; the values rise or fall. Outside the anchors the
+    severity is that of the nearest one.
     """
     sign = 1.0 if anchors[-1][0] > anchors[0][0] else -1.0
     position = sign * (math.log(value) if value > 0.0 else -math.inf)

@@ -212,7 +212,7 @@ def test_lengths_out_of_range_are_refused(lengths, message):
 
 @pytest.mark.parametrize("norms", [None, [1.0]], ids=["none", "too few"])
 def test_the_energy_needs_norms(norms):
-    with pytest.raises(ValueError, match="gradient_norms is missing or too short"):
+    with pytest.raises(ValueError, match="entries for 2 trajectories"):
         ess_unit(EssKind.ENERGY, [1, 1], MISMATCH, gradient_norms=norms)
 
 
