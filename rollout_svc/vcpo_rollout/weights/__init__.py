@@ -1,1 +1,1 @@
-"""Policy versions on their way into the engine: fetched, checked, merged, quantized."""
+"""Brings a published version from the learner, a peer or the archive into the engine."""

@@ -1,4 +1,4 @@
-"""Reading versions from an archive; `vcpo_learner.weights.archive` writes it."""
+"""Reads versions from the archive that `vcpo_learner.weights.archive` writes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class ArchiveReader:
-    """A source of full sets that may fail at any time; peers and learner have what it lacks.
+    """Reads full sets from an archive. It is optional: peers and learner have all that it lacks.
 
-    url: As fsspec names it.
+    url: The archive's folder, as an fsspec URL.
     run: Name of the run.
     """
 
@@ -27,12 +27,12 @@ class ArchiveReader:
         self._run = run
 
     async def full_set(self, manifest: policy_pb2.PolicyManifest) -> tuple[bytes, int] | None:
-        """Return a version's checked payload and the bytes read for it; None when it has none."""
+        """Return a version's verified payload and the number of bytes read; None on any failure."""
         try:
             return await asyncio.to_thread(self._read, manifest)
         except (OSError, CorruptWeightsError) as error:
             version = manifest.policy_version
-            _LOGGER.warning("version %d is not read from the archive: %s", version, error)
+            _LOGGER.warning("version %d cannot be read from the archive: %s", version, error)
             return None
 
     def _read(self, manifest: policy_pb2.PolicyManifest) -> tuple[bytes, int]:

@@ -1,7 +1,7 @@
-"""Applying sparse deltas; `vcpo.wire.deltas` says what they look like.
+"""Applies sparse deltas to weights; `vcpo.wire.deltas` describes their format.
 
-A delta is read and checked whole before anything is changed. What comes out must still be checked
-against the manifest of its version: a delta put on the wrong base fits, and gives the wrong bytes.
+A delta is read and checked as a whole before any byte changes. The caller must still verify the
+result against the version's manifest: a delta also fits a wrong base, and then gives wrong bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Bits = NDArray[np.unsignedinteger[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TensorChange:
-    """The elements of one tensor that get another bit pattern."""
+    """The elements of one tensor that change, and their new bit patterns."""
 
     name: str
     positions: NDArray[np.int64]
@@ -33,31 +33,31 @@ class TensorChange:
 
 
 def read_delta(delta: bytes) -> tuple[TensorChange, ...]:
-    """Return the changes that a delta holds.
+    """Return the changes in a delta.
 
     Raises:
-        CorruptWeightsError: when it is no delta; the message names the entry that is wrong.
+        CorruptWeightsError: when the bytes are not a delta; the message names the wrong entry.
     """
     try:
         parts = safetensors.numpy.load(delta)
     except (SafetensorError, KeyError, ValueError) as error:
-        raise CorruptWeightsError(f"delta: no safetensors file of integers ({error})") from error
+        raise CorruptWeightsError(f"delta: not a safetensors file of integers ({error})") from error
     names = sorted({name.removesuffix(GAPS).removesuffix(VALUES) for name in parts})
     unpaired = parts.keys() ^ {name + ending for name in names for ending in (GAPS, VALUES)}
     if unpaired:
-        raise CorruptWeightsError(f"delta: {min(unpaired)!r} is missing or has no partner")
+        raise CorruptWeightsError(f"delta: {min(unpaired)!r} is missing or has no counterpart")
     return tuple(_change(name, parts[name + GAPS], parts[name + VALUES]) for name in names)
 
 
 def apply_deltas(
     base: bytes, deltas: Iterable[bytes]
 ) -> tuple[bytes, dict[str, NDArray[np.int64]]]:
-    """Return what deltas make of a payload, one after the other, and which elements they wrote.
+    """Apply deltas to a payload in order; return the new payload and the changed positions.
 
-    The elements stand as rising positions in the flat tensor, [num_changes], by tensor.
+    Returns: the positions by tensor, rising positions in the flat tensor, [num_changes].
 
     Raises:
-        CorruptWeightsError: when one is no delta or does not fit the payload; it names the tensor.
+        CorruptWeightsError: when a delta is malformed or does not fit; it names the tensor.
     """
     sections = tensor_sections(base)
     changed = bytearray(base)
@@ -73,7 +73,7 @@ def apply_deltas(
 
 
 def decode_gaps(gaps: Bits) -> NDArray[np.int64]:
-    """Return the positions that gaps stand for; fillers stand for none."""
+    """Return the positions that gaps encode; fillers encode no position."""
     positions: NDArray[np.int64] = np.cumsum(gaps, dtype=np.int64)
     positions = positions[gaps != filler(gaps.itemsize)]
     positions += np.arange(positions.size)

@@ -1,18 +1,18 @@
-"""The supply of weights: from a manifest to checked weights, whole or by deltas on those held.
+"""Fetches the version that a manifest describes: the full set, or deltas to the version held here.
 
 ```
-manifest --deltas lead from what is held--> fetch them, change a copy -+-> check every tensor
-         --otherwise----------------------> fetch the full set --------+
+manifest --deltas start at the held version--> fetch them, apply to a copy -+-> verify all tensors
+         --otherwise-------------------------> fetch the full set ----------+
 ```
 
-Whichever way they came, and from whom, the manifest describes the full set, and every tensor of it
-is checked. What arrives is passed on meanwhile. Nothing here touches the engine.
+The manifest describes the full set. Every tensor of it is verified, whoever sent the bytes and in
+whatever form. Peers can read the bytes while they arrive. This module does not touch the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vcpo.wire.deltas import check_chain
@@ -34,12 +34,12 @@ class _HeldSet:
 
 
 class WeightFetcher:
-    """Fetches and checks versions, and passes them on. Owner: the worker's event loop.
+    """Fetches and verifies versions, and serves them to peers. Owner: the worker's event loop.
 
-    It keeps the newest full set, which the next deltas start from.
+    It keeps the newest full set, to which the next deltas apply.
 
-    peers: Other workers, asked before the learner; None to ask none.
-    archive: Where full sets are looked for first, if the learner says that they are there.
+    peers: Asked before the learner; None asks no peer.
+    archive: Read first for full sets, if the manifest says that they are archived.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class WeightFetcher:
         self._held: _HeldSet | None = None
 
     async def fetch(self, manifest: policy_pb2.PolicyManifest) -> PolicyWeights | None:
-        """Return a version's weights; None when it was retired meanwhile.
+        """Return a version's weights; None if the learner retired it in the meantime.
 
         Raises:
-            CorruptWeightsError: when what arrived is not that version; it names the tensor.
+            CorruptWeightsError: when the received bytes are not that version; names the tensor.
         """
         base = self._base_of(manifest) if manifest.deltas else None
         whole = Transfer(_key(manifest), manifest.total_bytes)
@@ -71,16 +71,17 @@ class WeightFetcher:
         weights = None
         try:
             await self._read_archive(manifest, whole)
-            senders = await self._fetch(deltas or [whole], manifest)
+            senders = await self._receive(deltas or [whole], manifest)
             if senders is not None:
                 try:
-                    weights = await asyncio.to_thread(_made, manifest, base, whole, deltas)
+                    weights = await asyncio.to_thread(_build, manifest, base, whole, deltas)
                 except CorruptWeightsError:
-                    self._avoid(senders)
+                    for address in senders:
+                        assert self._peers is not None
+                        self._peers.avoid(address, "corrupt")
                     raise
-                self._held = _HeldSet(
-                    policy=HeldPolicy.from_manifest(manifest), payload=weights.payload
-                )
+                policy = HeldPolicy.from_manifest(manifest)
+                self._held = _HeldSet(policy=policy, payload=weights.payload)
         finally:
             if weights is None:
                 self._cache.discard()
@@ -90,6 +91,7 @@ class WeightFetcher:
         return weights
 
     def _base_of(self, manifest: policy_pb2.PolicyManifest) -> _HeldSet:
+        """Return the held set to which the manifest's deltas apply."""
         if self._held is None or self._held.policy.incarnation != manifest.incarnation:
             raise CorruptWeightsError("delta: starts from a version that is not held here")
         check_chain(
@@ -108,12 +110,12 @@ class WeightFetcher:
             whole.fill(payload)
             self._gauges.add_weight_bytes("archive", num_bytes)
 
-    async def _fetch(
+    async def _receive(
         self, transfers: Sequence[Transfer], manifest: policy_pb2.PolicyManifest
     ) -> set[str] | None:
-        """Receive pieces whole, from peers and what they lack from the learner.
+        """Complete transfers from the peers, and from the learner what the peers do not send.
 
-        Returns the peers that sent something; None when a piece was retired.
+        Returns: the addresses of the peers that sent bytes; None if the version is retired.
         """
         senders = set()
         addresses = [manifest.peer, *manifest.other_peers] if manifest.peer else []
@@ -132,12 +134,6 @@ class WeightFetcher:
             self._gauges.add_weight_bytes("learner", transfer.num_arrived - num_before)
         return senders
 
-    def _avoid(self, senders: Iterable[str]) -> None:
-        """Do not ask those again that had a part in a version that is none."""
-        for address in senders:
-            assert self._peers is not None
-            self._peers.avoid(address, "corrupt")
-
 
 def _key(
     manifest: policy_pb2.PolicyManifest, delta: policy_pb2.DeltaEntry | None = None
@@ -149,13 +145,13 @@ def _key(
     )
 
 
-def _made(
+def _build(
     manifest: policy_pb2.PolicyManifest,
     base: _HeldSet | None,
     whole: Transfer,
     deltas: Sequence[Transfer],
 ) -> PolicyWeights:
-    """Turn complete pieces into the version's weights, and check them.
+    """Build the version's weights from complete transfers, and verify them.
 
     Raises:
         CorruptWeightsError: when they are not that version.

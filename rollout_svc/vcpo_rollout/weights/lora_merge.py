@@ -1,8 +1,8 @@
-"""Adapters on their way into an engine: a version brings A and B, the worker holds all the rest.
+"""Merges published LoRA adapters into the base model: W + scale B A for every adapted layer.
 
-Where a run trains adapters only those are published, a hundredth of the parameters or less. Engines
-take whole sets of weights, so the worker adds W + scale B A itself, from the W of the run's model:
-always from that, never from the version before, so that nothing accumulates.
+A run that trains adapters publishes only A and B, a hundredth of the parameters or less. Engines
+take full sets of weights, so the worker merges. It always merges into the W of the run's model and
+never into the previous version, so rounding errors do not accumulate.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from vcpo_rollout.engines.engine import EngineError
 
-_FIRST: Final = ".lora_A.default.weight"
-_SECOND: Final = ".lora_B.default.weight"
+_SUFFIX_A: Final = ".lora_A.default.weight"
+_SUFFIX_B: Final = ".lora_B.default.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoraMerge:
-    """Makes whole sets of weights from adapters."""
+    """Builds full sets of weights from adapters."""
 
     base: Mapping[str, Tensor]
     """Parameters of the run's model, by name."""
@@ -31,29 +31,29 @@ class LoraMerge:
 
     @torch.no_grad()
     def __call__(self, tensors: Mapping[str, Tensor], policy_version: int) -> dict[str, Tensor]:
-        """Whole weights of a version; layers without an adapter are those of the base.
+        """Return the full weights of a version; layers without an adapter equal the base.
 
-        Raises: EngineError, naming the tensor, when one is no adapter of the model.
+        Raises: EngineError, naming the tensor, when a tensor is not an adapter of the model.
         """
         merged = dict(self.base)
-        for name, first, second in _pairs(tensors):
-            if name not in merged or merged[name].shape != (len(second), first.shape[1]):
+        for name, matrix_a, matrix_b in _adapters(tensors):
+            if name not in merged or merged[name].shape != (len(matrix_b), matrix_a.shape[1]):
                 raise EngineError(
-                    f"{name}: an adapter came for it, which the model has no place for"
+                    f"{name}: the model has no parameter that fits the adapter published for it"
                 )
             weight = merged[name]
-            product = second.float() @ first.float()
+            product = matrix_b.float() @ matrix_a.float()
             merged[name] = (weight.float() + self.scale * product).to(weight.dtype)
         return merged
 
 
-def _pairs(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Adapted parameters' names with A [rank, columns] and B [rows, rank]."""
-    for name, first in tensors.items():
-        if name.endswith(_FIRST):
-            layer = name.removesuffix(_FIRST)
-            if layer + _SECOND not in tensors:
-                raise EngineError(f"{layer + _SECOND} is missing beside {name}")
-            yield f"{layer}.weight", first, tensors[layer + _SECOND]
-        elif not name.endswith(_SECOND):
-            raise EngineError(f"{name} is no adapter, and the run trains adapters only")
+def _adapters(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield the name of each adapted parameter with A [rank, columns] and B [rows, rank]."""
+    for name, matrix_a in tensors.items():
+        if name.endswith(_SUFFIX_A):
+            layer = name.removesuffix(_SUFFIX_A)
+            if layer + _SUFFIX_B not in tensors:
+                raise EngineError(f"{layer + _SUFFIX_B} is missing beside {name}")
+            yield f"{layer}.weight", matrix_a, tensors[layer + _SUFFIX_B]
+        elif not name.endswith(_SUFFIX_B):
+            raise EngineError(f"{name} is not an adapter, and this run trains adapters only")

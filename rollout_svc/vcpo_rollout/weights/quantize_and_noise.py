@@ -1,16 +1,16 @@
-"""Weights that a sampler uses in place of those it was given: quantized, noisy, or both.
+"""Quantizes a version, adds noise to it, or both, so that the worker samples from the result.
 
     fp8     matrices as E4M3 numbers with one scale per block of 128 x 128, amax / 448
     int8    matrices as integers from -127 to 127 with one scale per row, amax / 127
     noise   N(0, sigma^2) added to the weights of normalizations, new for every version
 
-Every engine takes the altered weights as ordinary numbers: this is what quantization does to the
-policy, on any machine, without what it does for speed (`engines.quantization` says where that can
-be had). Embeddings and output head stay as they are.
-The sampler reports log-probabilities of the policy that it really is, so the estimator stays
-unbiased, and the learner's calibration at lag 0 takes the difference for what it is.
+Every engine takes the result as ordinary numbers. The policy is that of a quantized model, on any
+machine; the speed is not (`engines.quantization` says where it can be had). Embeddings and output
+head are unchanged.
+The worker reports log-probabilities of the behavior policy that it really samples from. The
+estimator therefore stays unbiased, and the learner's calibration at lag 0 measures the mismatch.
 
-Nothing accumulates: each version is altered from the weights that were published.
+Each version is computed from the published weights, so errors do not accumulate.
 
 Sources: block sizes of Jet-RL, arXiv 2601.14243 (weights only; activations are not quantized here);
 noise of QeRL, arXiv 2510.11696.
@@ -33,38 +33,36 @@ from vcpo.spec.workloads import Quantization
 _BLOCK: Final = 128
 _LARGEST_E4M3: Final = 448.0
 _LARGEST_INT8: Final = 127.0
-_KEPT_NAMES: Final = ("embed", "lm_head", "wte", "wpe")
+_UNCHANGED_NAMES: Final = ("embed", "lm_head", "wte", "wpe")
 """Parts of the names of embeddings and output heads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationAndNoise:
-    """What a rollout group does to every version it receives."""
+    """The transform that a rollout group applies to every version."""
 
     quantization: Quantization
     noise: NoiseSchedule | None
     seed: int
-    """Of the noise; workers with other seeds explore differently."""
+    """Seeds the noise; workers with different seeds explore differently."""
 
     def __call__(self, tensors: Mapping[str, Tensor], policy_version: int) -> dict[str, Tensor]:
-        """Alter one version's tensors, by name; those given are left alone."""
-        altered = dict(tensors)
+        """Return the transformed tensors of a version, by name; the input does not change."""
+        changed = dict(tensors)
         if self.quantization is not Quantization.NONE:
-            rounded = _ROUNDED[self.quantization]
-            altered |= {
-                name: rounded(tensor) for name, tensor in tensors.items() if is_matrix(name, tensor)
-            }
+            rounding = _ROUNDING[self.quantization]
+            for name, tensor in tensors.items():
+                if is_matrix(name, tensor):
+                    changed[name] = rounding(tensor)
         sigma = 0.0 if self.noise is None else self.noise.sigma(policy_version)
         if sigma > 0.0:
-            altered |= {
-                name: self._noisy(name, tensor, sigma, policy_version)
-                for name, tensor in tensors.items()
-                if is_norm_weight(name, tensor)
-            }
-        return altered
+            for name, tensor in tensors.items():
+                if is_norm_weight(name, tensor):
+                    changed[name] = self._add_noise(name, tensor, sigma, policy_version)
+        return changed
 
-    def _noisy(self, name: str, tensor: Tensor, sigma: float, policy_version: int) -> Tensor:
-        """The same name, version and seed give the same noise, whatever the order."""
+    def _add_noise(self, name: str, tensor: Tensor, sigma: float, policy_version: int) -> Tensor:
+        """Add the noise of a name and version; it does not depend on the order of the calls."""
         seed = zlib.crc32(f"{self.seed}/{policy_version}/{name}".encode())
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
@@ -73,7 +71,7 @@ class QuantizationAndNoise:
 
 def is_matrix(name: str, tensor: Tensor) -> bool:
     """Whether a tensor is the matrix of a linear layer inside the network."""
-    return tensor.ndim == 2 and not any(part in name for part in _KEPT_NAMES)
+    return tensor.ndim == 2 and not any(part in name for part in _UNCHANGED_NAMES)
 
 
 def is_norm_weight(name: str, tensor: Tensor) -> bool:
@@ -83,7 +81,7 @@ def is_norm_weight(name: str, tensor: Tensor) -> bool:
 
 
 def round_to_fp8(matrix: Tensor) -> Tensor:
-    """Round [rows, columns] to E4M3 in blocks of 128 x 128, each with a scale of its own."""
+    """Round [rows, columns] to E4M3 in blocks of 128 x 128 with one scale per block."""
     rows, columns = matrix.shape
     padded = functional.pad(matrix.float(), (0, -columns % _BLOCK, 0, -rows % _BLOCK))
     blocks = padded.view(len(padded) // _BLOCK, _BLOCK, -1, _BLOCK)
@@ -93,18 +91,18 @@ def round_to_fp8(matrix: Tensor) -> Tensor:
 
 
 def round_to_int8(matrix: Tensor) -> Tensor:
-    """Round [rows, columns] to integers of 8 bits, with a scale for each row."""
+    """Round [rows, columns] to integers of 8 bits with one scale per row."""
     wide = matrix.float()
     scale = _scale(wide.abs().amax(dim=1, keepdim=True), _LARGEST_INT8)
     return ((wide / scale).round() * scale).to(matrix.dtype)
 
 
 def _scale(largest: Tensor, limit: float) -> Tensor:
-    """A block of zeros has the scale 1."""
+    """Return largest / limit, and 1 for blocks of zeros."""
     return torch.where(largest > 0.0, largest / limit, torch.ones_like(largest))
 
 
-_ROUNDED: Final[Mapping[Quantization, Callable[[Tensor], Tensor]]] = {
+_ROUNDING: Final[Mapping[Quantization, Callable[[Tensor], Tensor]]] = {
     Quantization.FP8: round_to_fp8,
     Quantization.INT8: round_to_int8,
 }

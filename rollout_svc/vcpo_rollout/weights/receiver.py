@@ -1,7 +1,7 @@
-"""The weight receiver: keeps the engine on the newest version it can get.
+"""Keeps the engine on the newest version of the policy.
 
-Fetching and checking happen beside generation; the engine stops only for the swap. A version whose
-checksums do not hold is thrown away and fetched again, whole; it is never used.
+Versions are fetched and verified beside generation; the engine stops only for the swap. The worker
+never uses a corrupt version: it discards the bytes and fetches the full set again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAUSE_AFTER_CORRUPTION_S = 1.0
 
 
 class WeightReceiver:
-    """Brings versions from the learner into the engine. Owner of its public attributes."""
+    """Brings versions from the learner into the engine. Owner: the worker's event loop."""
 
     def __init__(
         self,
@@ -42,13 +42,13 @@ class WeightReceiver:
     ) -> None:
         """postprocess: turns a published payload into the engine's; None changes nothing."""
         self.held: HeldPolicy | None = None
-        """Version in use; None before the first."""
+        """Version in use; None before the first. Only this object writes it."""
         self.updates_in_flight = 0
-        """How many versions so far took over sequences under way."""
+        """Number of swaps after which running sequences continued. Only this object writes it."""
         self._learner = learner
         self._fetcher = fetcher or WeightFetcher(learner, gauges)
-        self._distrusts_held = False
-        """Whether the last version came to nothing: it may have been for what it started from."""
+        self._is_held_suspect = False
+        """Whether the last version was corrupt. Its delta base, the held version, may be why."""
         self._engine = engine
         self._gauges = gauges
         self._postprocess = postprocess
@@ -56,69 +56,65 @@ class WeightReceiver:
         self._swapped = asyncio.Condition()
         self._clock = clock
         self._durations_s: list[float] = []
-        """Of the swaps that the log has not told."""
-        self._told_s = -math.inf
+        """Durations of the swaps since the last summary in the log."""
+        self._last_summary_s = -math.inf
 
     async def wait_for_other(self, held: HeldPolicy | None) -> HeldPolicy:
-        """Return the version in use once it is another than `held`, which may be None for none."""
+        """Return the version in use once it differs from `held`; None stands for no version."""
         async with self._swapped:
             await self._swapped.wait_for(lambda: self.held != held)
-            assert self.held is not None  # nothing un-swaps
+            assert self.held is not None  # it never becomes None again
             return self.held
 
     async def run(self) -> None:
-        """Follow the learner for ever.
+        """Fetch and swap in every new version, without end.
 
         Raises:
-            EngineError: when the engine refuses a version that arrived intact.
+            EngineError: when the engine refuses a verified version.
         """
         while True:
-            base = None if self._distrusts_held else self.held
+            base = None if self._is_held_suspect else self.held
             manifest = await self._learner.newest_policy(base, wait_s=_WAIT_S)
-            self._distrusts_held = False
+            self._is_held_suspect = False
             if HeldPolicy.from_manifest(manifest) != self.held:
                 await self._receive(manifest)
 
     async def _receive(self, manifest: policy_pb2.PolicyManifest) -> None:
         started_s = self._clock()
+        version = manifest.policy_version
         try:
             weights = await self._fetcher.fetch(manifest)
         except CorruptWeightsError as error:
-            version = manifest.policy_version
-            _LOGGER.warning("version %d is thrown away and fetched again: %s", version, error)
-            self._distrusts_held = True
+            _LOGGER.warning("version %d is corrupt and is fetched again: %s", version, error)
+            self._is_held_suspect = True
             await asyncio.sleep(self._pause_after_corruption_s)
             return
-        if weights is None:  # retired while we asked: there is a newer one
+        if weights is None:  # retired in the meantime: there is a newer one
             return
-        if await self._engine.swap_weights(await self._prepared(weights)) > 0:
+        if self._postprocess is not None:
+            # Without `changes`: an element that was not published anew may differ as well.
+            payload = await asyncio.to_thread(self._postprocess, weights.payload, version)
+            weights = PolicyWeights(policy_version=version, payload=payload)
+        if await self._engine.swap_weights(weights) > 0:
             self.updates_in_flight += 1
             self._gauges.count_in_flight_update()
         async with self._swapped:
             self.held = HeldPolicy.from_manifest(manifest)
             self._swapped.notify_all()
         duration_s = self._clock() - started_s
-        self._gauges.record_swap(manifest.policy_version, duration_s)
-        self._tell(manifest.policy_version, duration_s)
+        self._gauges.record_swap(version, duration_s)
+        self._log_swap(version, duration_s)
 
-    def _tell(self, policy_version: int, duration_s: float) -> None:
-        """Write of swaps now and then; of each one only when debugging."""
+    def _log_swap(self, policy_version: int, duration_s: float) -> None:
+        """Log each swap at the debug level, and a summary every `_SUMMARY_EVERY_S`."""
         _LOGGER.debug("version %d is in use after %.2f s", policy_version, duration_s)
         self._durations_s.append(duration_s)
         now_s, num_swaps = self._clock(), len(self._durations_s)
-        if now_s - self._told_s >= _SUMMARY_EVERY_S:
+        if now_s - self._last_summary_s >= _SUMMARY_EVERY_S:
             _LOGGER.info(
-                "version %d is in use; swaps since the last such line: %d, %.2f s each",
+                "version %d is in use; swaps since the last summary: %d, %.2f s each",
                 policy_version,
                 num_swaps,
                 sum(self._durations_s) / num_swaps,
             )
-            self._durations_s, self._told_s = [], now_s
-
-    async def _prepared(self, weights: PolicyWeights) -> PolicyWeights:
-        """What the engine uses of a version; elements that were not published anew may differ."""
-        if self._postprocess is None:
-            return weights
-        version = weights.policy_version
-        payload = await asyncio.to_thread(self._postprocess, weights.payload, version)
-        return PolicyWeights(policy_version=version, payload=payload)
+            self._durations_s, self._last_summary_s = [], now_s

@@ -147,7 +147,7 @@ class TestWhatIsNoDelta:
         ("parts", "complaint"),
         [
             ({"weight:gaps": ([1], "u1")}, "'weight:values' is missing"),
-            ({"weight": ([1], "u1")}, "'weight' is missing or has no partner"),
+            ({"weight": ([1], "u1")}, "'weight' is missing or has no counterpart"),
             ({**GOOD, "weight:values": ([1, 2], "u2")}, "has 1 positions and 2 values"),
             ({**GOOD, "weight:gaps": ([255], "u1")}, "has 0 positions and 1 values"),
             ({**GOOD, "weight:gaps": ([1], "i8")}, "of an unknown type"),

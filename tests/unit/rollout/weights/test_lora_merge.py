@@ -43,10 +43,10 @@ def test_types_stay_those_of_the_base():
                 "b.lora_A.default.weight": torch.ones(1, 2),
                 "b.lora_B.default.weight": torch.ones(3, 1),
             },
-            "b.weight: an adapter came for it",
+            "b.weight: the model has no parameter that fits",
         ),
-        ({SECOND: torch.ones(4, 1)}, "a.weight: an adapter came for it"),
-        ({"a.weight": torch.ones(3, 2)}, "a.weight is no adapter"),
+        ({SECOND: torch.ones(4, 1)}, "a.weight: the model has no parameter that fits"),
+        ({"a.weight": torch.ones(3, 2)}, "a.weight is not an adapter"),
     ],
 )
 def test_what_does_not_belong_to_the_model_is_refused_by_name(given, message):

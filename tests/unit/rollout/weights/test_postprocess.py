@@ -24,7 +24,7 @@ def test_a_group_that_asks_for_nothing_takes_versions_as_they_are():
 
 def test_a_groups_noise_lasts_as_long_as_the_run():
     found = prepared_by(steps=30, rollouts=[{"name": "a", "noise": {"stages": 3}}])
-    (alteration,) = found.stages
+    (alteration,) = found.transforms
     # Ten steps each: none, 0.01 as by default, 0.0001.
     sigmas = [alteration.noise.sigma(step) for step in (9, 10, 20)]
     assert sigmas == pytest.approx([0.0, 0.01, 0.0001])
@@ -35,7 +35,7 @@ def test_adapters_are_merged_before_anything_is_rounded():
         model={"name": TINY, "lora": {"rank": 1, "alpha": 3}},
         rollouts=[{"name": "a", "quantization": "int8"}],
     )
-    merge, alteration = found.stages
+    merge, alteration = found.transforms
     assert isinstance(merge, LoraMerge)
     assert merge.scale == 3.0
     assert merge.base.keys() == load_parameters(TINY).keys()
@@ -57,7 +57,7 @@ def test_stages_follow_one_another_from_file_to_file():
         return {name: each + policy_version for name, each in tensors.items()}
 
     payload = safetensors.torch.save({"a": torch.tensor([1.0, 2.0])})
-    found = WeightPostprocessing(stages=[doubled, raised])(payload, 5)
+    found = WeightPostprocessing(transforms=[doubled, raised])(payload, 5)
     assert safetensors.torch.load(found)["a"].tolist() == [7.0, 9.0]
 
 

@@ -120,9 +120,9 @@ async def test_swaps_are_summed_up_once_a_minute(server, engine, caplog):
             await eventually(lambda: len(caplog.messages) == 3)
     said = [message.rpartition(",")[0] for message in caplog.messages]
     assert said == [
-        "version 0 is in use; swaps since the last such line: 1",
-        "version 6 is in use; swaps since the last such line: 6",
-        "version 12 is in use; swaps since the last such line: 6",
+        "version 0 is in use; swaps since the last summary: 1",
+        "version 6 is in use; swaps since the last summary: 6",
+        "version 12 is in use; swaps since the last summary: 6",
     ]
 
 
@@ -135,7 +135,7 @@ async def test_a_prepared_version_is_what_the_engine_gets_under_its_own_label(se
 
     engine.swap_weights = take
     rounding = WeightPostprocessing(
-        stages=[QuantizationAndNoise(quantization=Quantization.INT8, noise=None, seed=0)]
+        transforms=[QuantizationAndNoise(quantization=Quantization.INT8, noise=None, seed=0)]
     )
     server.payload = safetensors.torch.save({"layer.weight": torch.tensor([[1.27, 0.014]])})
     server.newest = weights_manifest(server.payload, version=3)
@@ -162,7 +162,9 @@ async def test_a_corrupt_version_is_thrown_away_and_fetched_again(server, engine
     server.troubles = ["corrupt", "corrupt"]
     async with following(server, engine) as (receiver, _):
         await receiver.wait_for_other(None)
-    thrown = [record for record in caplog.records if "is thrown away" in record.message]
+    thrown = [
+        record for record in caplog.records if "is corrupt and is fetched again" in record.message
+    ]
     assert [record.exc_info for record in thrown] == [None, None]
     assert server.offsets == [0, 0, 0]
     assert engine.swapped == [0]
