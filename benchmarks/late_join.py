@@ -28,7 +28,7 @@ import safetensors.torch
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from benchmarks.egress import CountingService
+from benchmarks.harness.egress import CountingService
 from vcpo.spec import VCPORun
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc

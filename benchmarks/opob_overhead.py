@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from benchmarks.random_llama import PAD_TOKEN_ID, random_groups, random_llama
+from benchmarks.harness.random_llama import PAD_TOKEN_ID, random_groups, random_llama
 from vcpo.algo import optimal_baseline
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory

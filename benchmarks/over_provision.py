@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from benchmarks.timed_engine import Lengths, TimedEngine
+from benchmarks.harness.timed_engine import Lengths, TimedEngine
 from vcpo.metrics import RolloutMetrics
 from vcpo.spec import VCPORun, VCPORunSpec
 from vcpo.wire.client import open_channel

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
+from benchmarks.harness.random_llama import random_groups, random_llama
 from benchmarks.opob_overhead import Groups, Size, vcpo_step
-from benchmarks.random_llama import random_groups, random_llama
 from vcpo.wire.trajectory import Trajectory, VersionSpan
 
 SIZE = Size(hidden=256, sequence=512, num_groups=4, group_size=8, micro_batch=16)

@@ -26,7 +26,7 @@ import safetensors.torch
 import torch
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from benchmarks.successive_versions import make_model, updates
+from benchmarks.harness.successive_versions import make_model, updates
 from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
 from vcpo_rollout.engines.vllm.engine import VllmEngine

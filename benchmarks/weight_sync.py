@@ -17,7 +17,7 @@ A second is one of CPU time, on one thread: what it takes on an idle machine, wh
 does. Each version is compared bit for bit with the learner's, and the engine's parameters with it.
 
 egress_full_equivalents: what the learner sends so that N workers get a version, in multiples of
-what one of them gets, by N; the larger of a full set's and a delta's (`benchmarks.egress`).
+what one of them gets, by N; the larger of a full set's and a delta's (`harness.egress`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ import safetensors.torch
 import torch
 from transformers import LlamaForCausalLM
 
-from benchmarks.egress import egress
-from benchmarks.successive_versions import Update, make_model, updates
+from benchmarks.harness.egress import egress
+from benchmarks.harness.successive_versions import Update, make_model, updates
 from vcpo.wire.weights import manifest_of, tensor_sections, verify
 from vcpo_learner.weights.deltas import encode_delta
 from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges

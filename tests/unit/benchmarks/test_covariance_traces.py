@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.covariance_traces import BLOCKS, jackknifed, moments, traces
+from benchmarks.harness.covariance_traces import BLOCKS, jackknifed, moments, traces
 
 
 def column(*values: float) -> np.ndarray:

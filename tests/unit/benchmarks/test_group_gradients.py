@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.group_gradients import (
+from benchmarks.harness.group_gradients import (
     NAMES,
     GroupGradients,
     completed,

@@ -6,7 +6,7 @@ from statistics import mean
 
 import pytest
 
-from benchmarks.timed_engine import Lengths, TimedEngine
+from benchmarks.harness.timed_engine import Lengths, TimedEngine
 from vcpo.wire.trajectory import VersionSpan
 from vcpo_rollout.engines.engine import GenerationInterruptedError, GenerationRequest, PolicyWeights
 

@@ -14,7 +14,7 @@ measured exactly and by each proxy of `algorithm.gradientNorms`.
 trajectory has no correlation: null. Exact norms cost one backward pass here; what they cost in a
 step is the question of `opob_overhead`.
 
-    python -m benchmarks.norm_proxies
+    python -m benchmarks.estimators.norm_proxies
 
 The last line printed is JSON; about a minute of CPU.
 """
@@ -32,11 +32,11 @@ import numpy.typing as npt
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.laboratory import WEIGHT_CAP, Laboratory
+from benchmarks.harness.laboratory import WEIGHT_CAP, Laboratory
 from vcpo.algo import GradientNormEstimator, ess_ratio, optimal_baseline, truncated_weight
 from vcpo.wire.trajectory import Trajectory
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TASKS = {"sort_digits": None, "countdown": EXAMPLES / "countdown.yaml"}
 """By name, the run that the task is taken from; None is the study's own."""
 EXACT = GradientNormEstimator.EXACT.value
@@ -158,7 +158,7 @@ def print_figures(task: str, figures: Mapping[str, Any]) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="benchmarks.norm_proxies", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.estimators.norm_proxies", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--study", type=Path, default=EXAMPLES / "study.yaml", help="whose batch")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))

@@ -18,7 +18,7 @@ The second decides, since a learning rate makes up for a factor. Intervals of 95
 jackknife that leaves out one block of groups, for all baselines at once: what they share cancels
 in a ratio. Which rival is the next best is chosen once, on all groups.
 
-    python -m benchmarks.gradient_variance
+    python -m benchmarks.estimators.gradient_variance
 
 The last line printed is JSON; in it, ratios are OPOB's trace over a rival's, at the worst lag:
 
@@ -45,8 +45,16 @@ import numpy.typing as npt
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.covariance_traces import BLOCKS, Array, Moments, Ratio, jackknifed, moments, traces
-from benchmarks.group_gradients import (
+from benchmarks.harness.covariance_traces import (
+    BLOCKS,
+    Array,
+    Moments,
+    Ratio,
+    jackknifed,
+    moments,
+    traces,
+)
+from benchmarks.harness.group_gradients import (
     NAMES,
     OPOB,
     OPOB_OF_OTHER_GROUPS,
@@ -55,11 +63,11 @@ from benchmarks.group_gradients import (
     GroupGradients,
     completed,
 )
-from benchmarks.laboratory import Laboratory
+from benchmarks.harness.laboratory import Laboratory
 from vcpo.algo import Baseline, ess_ratio, optimal_baseline
 from vcpo.wire.trajectory import Trajectory
 
-STUDY = Path(__file__).resolve().parents[1] / "examples" / "study.yaml"
+STUDY = Path(__file__).resolve().parents[2] / "examples" / "study.yaml"
 BAR = 1.0
 REFERENCE = NAMES.index(Baseline.NONE.value)
 SUBJECTS = (OPOB, OPOB_OF_OTHERS, OPOB_OF_OTHER_GROUPS)
@@ -174,7 +182,9 @@ def print_figures(figures: dict[str, Any]) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="benchmarks.gradient_variance", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.estimators.gradient_variance", description=__doc__
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--study", type=Path, default=STUDY, help="whose model, task and batch")
     parser.add_argument("--steps", type=int, default=128, help="trained before measuring")

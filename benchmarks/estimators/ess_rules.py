@@ -6,7 +6,7 @@ persistent: the same over stretches of 64 tokens, with the same variance of long
 is over batches of 64 trajectories. Two small experiments follow: what a dead band gives back of the
 learning rate on policy, and what one bad gradient costs AdamW that is damped or refused.
 
-    python -m benchmarks.ess_rules
+    python -m benchmarks.estimators.ess_rules
 
 `auc` is the chance that a stale batch reads lower than a fresh one; 0.5 is blind. The last line
 printed is JSON.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.group_gradients import GroupGradients, group_gradients
+from benchmarks.harness.group_gradients import GroupGradients, group_gradients
 from vcpo.algo import GradientNormEstimator, log_importance_weight
 from vcpo.spec import load_run
 from vcpo.wire.trajectory import Trajectory

@@ -1,0 +1,1 @@
+"""Benchmarks of estimators: gradient norms, baselines and effective sample sizes."""

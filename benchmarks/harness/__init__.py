@@ -1,0 +1,1 @@
+"""What several benchmarks stand on: models, samplers and estimators of their own."""
