@@ -24,7 +24,6 @@ import torch
 from vcpo.algo.ess.moments import WeightMoments
 from vcpo.algo.ess.unit import EssKind, EssUnit, ess_reading, ess_unit
 from vcpo.algo.ess.verdict import StepLimits, judge_step
-from vcpo.algo.ess.window import EssWindow
 
 TRAJECTORIES = 64
 LENGTHS = (16, 256, 2048, 8192)
@@ -34,7 +33,8 @@ DRIFTS = {"small": 1.6e-4, "large": 2.6e-3}
 STRETCH_TOKENS = 64
 KINDS = (EssKind.SEQUENCE, EssKind.BLOCK, EssKind.TOKEN, EssKind.AUTO)
 DEAD_BANDS = (0.0, 0.25, 0.5)
-WINDOW = EssWindow(size=8)
+WINDOW_BATCHES = 8
+"""Batches whose weights are pooled, as an alternative to the kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +74,19 @@ def readings(law: Law, batches: int, seed: int) -> dict[str, list[float]]:
     lengths = [law.num_tokens] * TRAJECTORIES
     units = {kind: ess_unit(kind, lengths, law.mismatch) for kind in KINDS}
     found: dict[str, list[float]] = {name: [] for name in [*units, "window"]}
-    window = WINDOW
+    window: list[WeightMoments] = []
     for _ in range(batches):
         log_ratios = law.draw(generator)
         for kind, unit in units.items():
             reading = ess_reading(unit, moments(log_ratios, unit))
             found[kind].append(reading.ess_ratio / reading.on_policy_ess_ratio)
         whole = units[EssKind.SEQUENCE]
-        window = window.observe(moments(log_ratios, whole))
-        pooled = window.ess_ratio
-        if len(window.batches) == window.size and pooled is not None:
-            floor = 1 / (TRAJECTORIES * window.size)
+        window.append(moments(log_ratios, whole))
+        if len(window) == WINDOW_BATCHES:
+            pooled = WeightMoments.merge(window).ess_ratio
+            floor = 1 / (TRAJECTORIES * WINDOW_BATCHES)
             found["window"].append(pooled / max(math.exp(-law.mismatch * law.num_tokens), floor))
-            window = WINDOW
+            window.clear()
     return found
 
 

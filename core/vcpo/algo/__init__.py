@@ -69,10 +69,9 @@ from vcpo.algo.ess.learning_rate import LearningRateRule, learning_rate_scale
 from vcpo.algo.ess.moments import WeightMoments
 from vcpo.algo.ess.unit import EssKind, EssReading, EssUnit, ess_reading, ess_unit, log_norms
 from vcpo.algo.ess.verdict import RefusalReason, StepLimits, StepVerdict, judge_step
-from vcpo.algo.ess.window import EssWindow
 from vcpo.algo.health.diagnostics import BatchDiagnostics, NormStatistics, TokenSums, diagnose
 from vcpo.algo.health.early_warning import EarlyWarning, WarningLevel
-from vcpo.algo.health.lag_breakdown import LagBucket, LaggedTrajectory, lag_breakdown, lag_budget
+from vcpo.algo.health.lag_breakdown import LagBucket, LaggedTrajectory, lag_breakdown
 from vcpo.algo.health.mismatch_audit import (
     MIN_FRESH_BLOCKS,
     MISMATCH_LIMITS_NATS,
@@ -110,7 +109,6 @@ __all__ = [
     "EssKind",
     "EssReading",
     "EssUnit",
-    "EssWindow",
     "FiniteBatchLaw",
     "FreshSums",
     "FreshTokens",
@@ -150,7 +148,6 @@ __all__ = [
     "finite_batch_law",
     "judge_step",
     "lag_breakdown",
-    "lag_budget",
     "learning_rate_scale",
     "log_importance_weight",
     "log_norms",

@@ -55,11 +55,6 @@ class Evidence:
     policy_version: int = 0
     """Version at which an answer counts 1."""
 
-    @property
-    def success_rate(self) -> float:
-        """Mean of the Beta distribution, in (0, 1); 1/2 of a prompt that was never seen."""
-        return (1.0 + self.successes) / (2.0 + self.successes + self.failures)
-
     def at(self, policy_version: int, half_life_versions: float) -> Evidence:
         """The same answers, worth what they are at a version that is not before theirs."""
         share = 2.0 ** ((self.policy_version - policy_version) / half_life_versions)

@@ -9,9 +9,9 @@ of half a million tokens, therefore needs no list of weights.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from vcpo.algo.arrays import Vector, vector
 from vcpo.algo.ess.importance_weights import NonFiniteWeightError, log_sum_exp, require_log_weights
@@ -85,36 +85,3 @@ class WeightMoments:
         Raises: NonFiniteWeightError if every weight is 0.
         """
         return self.ess / self.count
-
-    def to_list(self) -> list[float]:
-        """Count and the two sums, as plain JSON values for a checkpoint; no weight may be 0."""
-        return [self.count, self.log_sum, self.log_sum_squares]
-
-
-def moments_from(state: Any) -> WeightMoments:
-    """Moments that `WeightMoments.to_list` wrote.
-
-    Raises: ValueError when the state has another form.
-    """
-    try:
-        count, log_sum, log_sum_squares = state
-        return WeightMoments(
-            count=int(count), log_sum=float(log_sum), log_sum_squares=float(log_sum_squares)
-        )
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"state is {str(state)[:80]}: give what to_list returned, [count, log_sum, log_squares]"
-        ) from error
-
-
-def entry(state: Mapping[str, Any], name: str, owner: str) -> Any:
-    """Value of one key of a checkpoint's record.
-
-    Raises: ValueError when the state is no mapping or lacks the key.
-    """
-    try:
-        return state[name]
-    except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"state is {str(state)[:80]}: give what to_dict of {owner} returned, with '{name}'"
-        ) from error

@@ -45,7 +45,7 @@ this project's.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 
@@ -107,17 +107,6 @@ class EssUnit:
     mismatch_nats: float = 0.0
     """-log of the blocks' ESS ratio under mismatch alone, nats, at least 0. It determines the
     scatter of a batch's ratio; 0 means no scatter."""
-
-    def measured(self, fresh: WeightMoments) -> "EssUnit":
-        """This unit with the on-policy ratio that fresh pieces of its size show, for any law.
-
-        fresh: moments of many pieces' weights at lag 0, as an `EssWindow` pools them. The exponent
-        magnifies what tails the log-normal law does not know of; pieces are short and many, so that
-        their ratio can be measured. That of whole trajectories hangs on their lengths and stays.
-        """
-        if self.kind not in (EssKind.BLOCK, EssKind.TOKEN):
-            return self
-        return replace(self, on_policy_ess_ratio=fresh.ess_ratio)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,11 +84,6 @@ class StepVerdict:
     refusal: RefusalReason | None = None
     """Why the step is refused; None if it is taken."""
 
-    @property
-    def is_taken(self) -> bool:
-        """Whether the optimizer may step; if not, its moments stay as they are."""
-        return self.refusal is None
-
 
 def judge_step(
     ess_ratio: Scalar,

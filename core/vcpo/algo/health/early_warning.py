@@ -34,7 +34,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self
 
-from vcpo.algo.ess.moments import entry
 from vcpo.algo.health.warning_signals import (
     CRITICAL_SCORE,
     LATEST_STEPS,
@@ -109,15 +108,13 @@ class EarlyWarning:
 
         Raises: ValueError if the state has another form or a number is out of range.
         """
-        rows = entry(state, "steps", "EarlyWarning")
-        seen = entry(state, "seen", "EarlyWarning")
         try:
-            seen = int(seen)
+            seen = int(state["seen"])
             steps = [
                 StepHealth(relative_ess=rho, ess=ess, kl_per_token=kl, gradient_norm=norm)
-                for rho, ess, kl, norm in rows
+                for rho, ess, kl, norm in state["steps"]
             ]
-        except (TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"state is {str(state)[:80]}: give what to_dict of EarlyWarning returned"
             ) from error

@@ -1,15 +1,12 @@
-"""Which lags a batch's ESS is lost at, and the largest lag that it can bear.
+"""How a batch's ESS and its weight are spread over the lags of its trajectories.
 
 Trajectories fall into buckets by their lag in policy versions: 0, 1, 2-3, 4-7, .., 64-127, and 128
-and above. A bucket's own ESS ratio says how far apart its weights are; its share of the weight says
-how much of the estimate it is, against its share of the trajectories.
-
-The budget is for whoever bounds the lag: trajectories are let in from the freshest on, and the
-largest lag is sought up to which the ESS ratio of all of them together stays high enough.
+and above. A bucket's own ESS ratio says how far apart its weights are. Its share of the weight says
+how much of the estimate comes from it, against its share of the trajectories.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
@@ -70,48 +67,14 @@ def lag_breakdown(batch: Sequence[LaggedTrajectory]) -> tuple[LagBucket, ...]:
     """
     total = WeightMoments.of([each.log_weight for each in batch])
     return tuple(
-        _bucket(smallest, members, total.log_sum)
-        for smallest, members in _grouped(batch, bucket_of)
+        _bucket(smallest, list(members), total.log_sum)
+        for smallest, members in groupby(sorted(batch, key=bucket_of), bucket_of)
     )
 
 
 def bucket_of(trajectory: LaggedTrajectory) -> int:
     """Smallest lag of the bucket that a trajectory falls into."""
     return max(smallest for smallest in LAG_BUCKETS if smallest <= trajectory.lag)
-
-
-def lag_budget(
-    batch: Sequence[LaggedTrajectory], on_policy_ess_ratio: float, fraction: float
-) -> int | None:
-    """Largest lag up to which the batch keeps a fraction of its on-policy ESS ratio.
-
-    fraction: part of the on-policy ratio, in (0, 1], that must be kept by the trajectories of each
-        lag together with all fresher ones. A few of the freshest cannot fall far, having little to
-        lose: the ratio of n weights is at least 1/n.
-    Returns a lag that occurs in the batch; None when not even the smallest keeps enough.
-    Raises: ValueError when empty or out of range; NonFiniteWeightError at a NaN or +inf.
-    """
-    if not 0.0 < on_policy_ess_ratio <= 1.0 or not 0.0 < fraction <= 1.0:
-        raise ValueError(
-            f"on_policy_ess_ratio is {on_policy_ess_ratio} and fraction {fraction}: "
-            "both lie in (0, 1]"
-        )
-    WeightMoments.of([each.log_weight for each in batch])
-    budget, seen = None, list[WeightMoments]()
-    for lag, members in _grouped(batch, lambda each: each.lag):
-        seen.append(WeightMoments.of([each.log_weight for each in members]))
-        if _ratio(WeightMoments.merge(seen)) < fraction * on_policy_ess_ratio:
-            break
-        budget = lag
-    return budget
-
-
-def _grouped(
-    batch: Sequence[LaggedTrajectory], key: Callable[[LaggedTrajectory], int]
-) -> Iterator[tuple[int, list[LaggedTrajectory]]]:
-    """Trajectories by a key of their lag, the smallest first."""
-    for value, members in groupby(sorted(batch, key=key), key):
-        yield value, list(members)
 
 
 def _bucket(smallest_lag: int, members: Sequence[LaggedTrajectory], log_total: float) -> LagBucket:
@@ -125,8 +88,3 @@ def _bucket(smallest_lag: int, members: Sequence[LaggedTrajectory], log_total: f
         / sum(each.num_tokens for each in members),
         weight_share=0.0 if is_empty else min(1.0, math.exp(moments.log_sum - log_total)),
     )
-
-
-def _ratio(moments: WeightMoments) -> float:
-    """ESS ratio; 0 when every weight is 0."""
-    return 0.0 if moments.log_sum == -math.inf else moments.ess_ratio

@@ -1,4 +1,3 @@
-import json
 import math
 
 import pytest
@@ -6,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcpo.algo import NonFiniteWeightError, WeightMoments, ess_ratio
-from vcpo.algo.ess.moments import entry, moments_from
 
 LOG_WEIGHTS = st.lists(st.floats(-50, 50), min_size=1, max_size=20)
 
@@ -40,17 +38,6 @@ def test_an_ess_of_nothing_but_zeros_has_no_value():
         _ = WeightMoments.of([-math.inf]).ess
 
 
-def test_moments_survive_a_checkpoint():
-    before = WeightMoments.of([0.3, -2.0])
-    assert moments_from(json.loads(json.dumps(before.to_list()))) == before
-
-
-@pytest.mark.parametrize("state", [None, [1, 2.0], [1, "x", 0.0], [0, 1.0, 1.0]], ids=str)
-def test_moments_of_another_form_are_refused(state):
-    with pytest.raises(ValueError, match="give what to_list returned"):
-        moments_from(state)
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
 def test_a_sum_that_is_no_number_is_refused(value):
     with pytest.raises(NonFiniteWeightError, match="log_sum is"):
@@ -60,9 +47,3 @@ def test_a_sum_that_is_no_number_is_refused(value):
 def test_no_parts_have_no_moments():
     with pytest.raises(ValueError, match="parts is empty"):
         WeightMoments.merge([])
-
-
-@pytest.mark.parametrize("state", [{}, None, []], ids=str)
-def test_a_checkpoint_without_the_key_is_refused(state):
-    with pytest.raises(ValueError, match="with 'rows'"):
-        entry(state, "rows", "something")

@@ -175,17 +175,6 @@ def test_a_reading_never_falls_below_one_trajectory():
     assert reading.relative_ess_ratio == pytest.approx(0.5, rel=1e-12)
 
 
-def test_fresh_pieces_may_be_measured_in_place_of_the_law():
-    unit = ess_unit(EssKind.TOKEN, [2, 2], MISMATCH)
-    fresh = WeightMoments.of([0.0, math.log(3)])  # 16 / (2 * 10)
-    assert unit.measured(fresh).on_policy_ess_ratio == pytest.approx(0.8, rel=1e-12)
-
-
-def test_whole_trajectories_keep_the_law_of_their_lengths():
-    unit = ess_unit(EssKind.SEQUENCE, [1000] * 8, MISMATCH)
-    assert unit.measured(WeightMoments.of([0.0, 5.0])) == unit
-
-
 @given(
     st.sampled_from([EssKind.AUTO, EssKind.SEQUENCE, EssKind.BLOCK, EssKind.TOKEN]),
     st.lists(st.integers(1, 300), min_size=1, max_size=8),

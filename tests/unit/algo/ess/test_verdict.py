@@ -11,7 +11,7 @@ RATIOS = st.floats(0.001, 1.0)
 
 def test_without_limits_the_scale_is_that_of_the_published_rule():
     verdict = judge_step(0.2, 0.8, StepLimits())
-    assert (verdict.scale, verdict.is_taken) == (0.5, True)
+    assert (verdict.scale, verdict.refusal) == (0.5, None)
 
 
 def test_the_rule_in_force_is_that_of_the_limits():
@@ -89,13 +89,13 @@ def test_a_band_that_is_given_takes_the_place_of_chance():
 def test_too_little_of_a_batch_is_refused():
     limits = StepLimits(refuse_below=0.1)
     assert judge_step(0.079, 0.8, limits).refusal is RefusalReason.LOW_ESS
-    assert judge_step(0.081, 0.8, limits).is_taken
+    assert judge_step(0.081, 0.8, limits).refusal is None
 
 
 def test_a_divergence_beyond_the_limit_is_refused():
     limits = StepLimits(refuse_kl_above=0.5)
     assert judge_step(0.8, 0.8, limits, kl_per_token=0.6).refusal is RefusalReason.HIGH_DIVERGENCE
-    assert judge_step(0.8, 0.8, limits, kl_per_token=0.5).is_taken
+    assert judge_step(0.8, 0.8, limits, kl_per_token=0.5).refusal is None
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
@@ -109,7 +109,7 @@ def test_what_is_no_number_refuses_the_step(name, value):
 @given(RATIOS, RATIOS, st.floats(0.0, 0.9), st.floats(0.0, 0.9))
 def test_a_refused_step_has_no_scale_and_a_taken_one_has(ratio, expected, band, below):
     verdict = judge_step(ratio, expected, StepLimits(dead_band=band, refuse_below=below))
-    assert verdict.is_taken == (0.0 < verdict.scale <= 1.0)
+    assert (verdict.refusal is None) == (0.0 < verdict.scale <= 1.0)
 
 
 @given(RATIOS, RATIOS, RATIOS)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo import LaggedTrajectory, NonFiniteWeightError, lag_breakdown, lag_budget
+from vcpo.algo import LaggedTrajectory, NonFiniteWeightError, lag_breakdown
 
 
 def trajectory(lag, weight, num_tokens=10, absolute=0.0):
@@ -48,42 +48,10 @@ def test_buckets_hold_every_trajectory_and_all_the_weight(rows):
     assert math.fsum(bucket.weight_share for bucket in buckets) == pytest.approx(1.0)
 
 
-def test_the_budget_is_the_largest_lag_that_keeps_enough():
-    # Cumulative ratios: 1, 1, 1, then 36 / (4 * 12) = 0.75.
-    batch = [trajectory(0, 1), trajectory(1, 1), trajectory(2, 1), trajectory(4, 3)]
-    assert lag_budget(batch, on_policy_ess_ratio=1.0, fraction=0.74) == 4
-    assert lag_budget(batch, on_policy_ess_ratio=1.0, fraction=0.76) == 2
-
-
-def test_the_budget_is_relative_to_what_is_left_on_policy():
-    batch = [trajectory(0, 1), trajectory(1, 1), trajectory(2, 1), trajectory(4, 3)]
-    assert lag_budget(batch, on_policy_ess_ratio=0.9, fraction=0.8) == 4  # 0.75 >= 0.72
-
-
-def test_an_older_lag_cannot_make_up_for_one_that_lost_too_much():
-    batch = [trajectory(0, 1), trajectory(1, 9), trajectory(2, 9), trajectory(3, 9)]
-    # 1 and 9: 100 / (2 * 82) = 0.61; with both other 9s it is 784 / (4 * 244) = 0.80 again.
-    assert lag_budget(batch, on_policy_ess_ratio=1.0, fraction=0.7) == 0
-
-
-def test_there_is_no_budget_where_the_freshest_lost_too_much():
-    assert lag_budget([trajectory(3, 1), trajectory(3, 99)], 1.0, 0.9) is None
-
-
-def test_a_lag_without_weight_is_beyond_the_budget():
-    assert lag_budget([trajectory(0, 0), trajectory(1, 1)], 1.0, 0.5) is None
-
-
-@pytest.mark.parametrize(("expected", "fraction"), [(0.0, 0.5), (0.5, 0.0), (0.5, 1.1)])
-def test_a_budget_out_of_range_is_refused(expected, fraction):
-    with pytest.raises(ValueError, match="both lie in"):
-        lag_budget([trajectory(0, 1)], expected, fraction)
-
-
 def test_a_weight_without_a_number_is_named():
     bad = LaggedTrajectory(lag=0, log_weight=math.nan, num_tokens=1, absolute_log_ratio=0.0)
     with pytest.raises(NonFiniteWeightError, match=r"log_weights\[1\]"):
-        lag_budget([trajectory(0, 1), bad], 1.0, 0.5)
+        lag_breakdown([trajectory(0, 1), bad])
 
 
 @pytest.mark.parametrize("wrong", [{"lag": -1}, {"num_tokens": 0}], ids=str)
