@@ -42,8 +42,10 @@ from vcpo.wire.limits import MAX_MESSAGE_BYTES
 from vcpo.wire.server import WireServer
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan, trajectory_to_message
 from vcpo.wire.v1 import work_pb2_grpc
-from vcpo_learner.ledger.dispatcher import Dispatcher, WorkRequest
-from vcpo_learner.ledger.memory_ledger import TrajectoryLedger
+from vcpo_learner.ledger.assignments import WorkRequest
+from vcpo_learner.ledger.dispatcher import Dispatcher
+from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
+from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.services.response_bounds import response_bounds
 from vcpo_learner.services.work import WorkService
 from vcpo_rollout.transport.learner_client import LearnerClient
@@ -92,7 +94,13 @@ def make_dispatcher(spec: VCPORunSpec) -> Dispatcher:
         incarnation=_INCARNATION,
         clock=time.monotonic,
     )
-    return Dispatcher(spec=spec, ledger=ledger, incarnation=_INCARNATION, clock=time.monotonic)
+    return Dispatcher(
+        spec=spec,
+        ledger=ledger,
+        registry=WorkerRegistry(time.monotonic),
+        incarnation=_INCARNATION,
+        clock=time.monotonic,
+    )
 
 
 async def measure(
@@ -109,7 +117,7 @@ async def measure(
         best_s = min(best_s, time.process_time() - begun_s)
         assert batch is not None
         assert sum(len(group.trajectories) for group in batch) == len(answers)
-        dispatcher.policy_version += 1
+        dispatcher.advance_version()
     return best_s
 
 

@@ -33,7 +33,8 @@ from vcpo.spec import VCPORun
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo_learner.ledger.dispatcher import Dispatcher
-from vcpo_learner.ledger.memory_ledger import TrajectoryLedger
+from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
+from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.model.loading import policy_payload
 from vcpo_learner.prompts.selection import prompt_source
 from vcpo_learner.services.work import WorkService
@@ -115,17 +116,20 @@ class Place:
             incarnation=_INCARNATION,
             clock=time.monotonic,
         )
+        registry = WorkerRegistry(time.monotonic)
         dispatcher = Dispatcher(
-            spec=spec, ledger=ledger, incarnation=_INCARNATION, clock=time.monotonic
+            spec=spec,
+            ledger=ledger,
+            registry=registry,
+            incarnation=_INCARNATION,
+            clock=time.monotonic,
         )
         self.archive_writer = open_archive(spec.weights, self.run.metadata.name, _INCARNATION)
         store = PolicyStore(incarnation=_INCARNATION, clock=time.monotonic)
         self.version = store.prepare(0, self.payload)
         store.publish(self.version)
         self.work = WatchingWorkService(dispatcher, spec)
-        self.policy = WatchingPolicyService(
-            store, PeerAssignment(time.monotonic), self.archive_writer
-        )
+        self.policy = WatchingPolicyService(store, PeerAssignment(registry), self.archive_writer)
 
     async def serve(self, stack: AsyncExitStack) -> int:
         """Serve until the stack unwinds; returns the port."""

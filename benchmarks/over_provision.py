@@ -42,8 +42,9 @@ from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2_grpc, work_pb2_grpc
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.groups import Group
-from vcpo_learner.ledger.memory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.requeue import restore_requeued
+from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
+from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.services.work import WorkService
 from vcpo_learner.weights.peer_assignment import PeerAssignment
@@ -127,15 +128,20 @@ class Desk:
             incarnation=_INCARNATION,
             clock=time.monotonic,
         )
+        self.registry = WorkerRegistry(time.monotonic)
         self.dispatcher = Dispatcher(
-            spec=spec, ledger=self.ledger, incarnation=_INCARNATION, clock=time.monotonic
+            spec=spec,
+            ledger=self.ledger,
+            registry=self.registry,
+            incarnation=_INCARNATION,
+            clock=time.monotonic,
         )
         self.store = PolicyStore(incarnation=_INCARNATION, clock=time.monotonic)
 
     def publish(self, version: int) -> None:
         """Let everybody have a version."""
         self.store.publish(self.store.prepare(version, _WEIGHTS))
-        self.dispatcher.policy_version = version
+        self.dispatcher.resume_at(version)
         self.dispatcher.notify()
 
     @asynccontextmanager
@@ -146,7 +152,7 @@ class Desk:
             WorkService(self.dispatcher, self.spec), server.grpc_server
         )
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            PolicyService(self.store, PeerAssignment(time.monotonic)), server.grpc_server
+            PolicyService(self.store, PeerAssignment(self.registry)), server.grpc_server
         )
         port = await server.start("127.0.0.1:0", ())
         channel = open_channel(f"127.0.0.1:{port}", token=None)

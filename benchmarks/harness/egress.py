@@ -23,6 +23,7 @@ from vcpo.metrics import RolloutMetrics
 from vcpo.wire.client import open_channel
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.services.policy import PolicyService
 from vcpo_learner.weights.peer_assignment import PeerAssignment
 from vcpo_learner.weights.store import PolicyStore
@@ -73,7 +74,7 @@ class Receiver:
 async def egress(num_receivers: int, *, size_bytes: int) -> dict[str, float]:
     """What the learner sends to `num_receivers`, in multiples of what one of them gets."""
     store = PolicyStore(incarnation=_INCARNATION, clock=time.monotonic)
-    service = CountingService(store, PeerAssignment(time.monotonic))
+    service = CountingService(store, PeerAssignment(WorkerRegistry(time.monotonic)))
     payloads = two_payloads(size_bytes)
     async with AsyncExitStack() as stack:
         channel = await _served(stack, service)

@@ -1,4 +1,4 @@
-"""The learner's process: builds the parts, serves them, trains, and ends in good order."""
+"""The learner's process: it builds the parts, serves them, trains, and shuts down in order."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ from vcpo.wire.v1 import (
 from vcpo_learner.ledger.accounting import AccountingError
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
-from vcpo_learner.ledger.memory_ledger import TrajectoryLedger
-from vcpo_learner.ledger.quotas import max_workers
+from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
+from vcpo_learner.ledger.worker_registry import WorkerRegistry, max_workers
 from vcpo_learner.model.loading import load_policy, pad_token_id, vocabulary_size
 from vcpo_learner.prompts.selection import prompt_source
 from vcpo_learner.services.control import ControlService
@@ -72,12 +72,12 @@ _SERVICES = tuple(
 _REFRESH_S = 1.0
 _STOP_GRACE_S = 2.0
 _LOCK_PATIENCE_S = 60.0
-"""The learner of a host that was killed drains and saves before it lets go of the directory."""
+"""How long to wait for the lock: the learner of a killed host drains and saves before it exits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line says; see `python -m vcpo_learner --help`."""
+    """The command line, see `python -m vcpo_learner --help`."""
 
     run_file: Path
     run_dir: Path
@@ -91,10 +91,10 @@ class Options:
 
 
 async def run_learner(options: Options) -> RunPhase:
-    """Train the run of `options` and return the phase it ended in.
+    """Train the run of `options` and return its last phase.
 
     Raises:
-        StartError: what the user must put right; also when another learner trains the run.
+        StartError: if the user must correct something, or another learner trains the run.
     """
     with contextlib.ExitStack() as held:
         with start_errors():
@@ -104,11 +104,12 @@ async def run_learner(options: Options) -> RunPhase:
 
 
 async def _run_alone(options: Options) -> RunPhase:
+    """Build the learner, resume it if asked to, and serve it; the run directory is locked."""
     with start_errors():
         run = load_run(options.run_file)
         if run.spec.learner.threads is not None:
             torch.set_num_threads(run.spec.learner.threads)
-        learner = await asyncio.to_thread(_Parts, run, options)
+        learner = await asyncio.to_thread(_Learner, run, options)
         if options.resume:
             step = learner.training.resume()
             _LOGGER.info("resuming at step %d", step)
@@ -134,7 +135,7 @@ def _ledger(spec: VCPORunSpec, incarnation: str) -> TrajectoryLedger:
 
 
 def _device() -> str:
-    """What the learner computes on, held to its share of a GPU's memory."""
+    """Return the device to compute on; limit the process to its share of a GPU's memory."""
     if not torch.cuda.is_available():
         return "cpu"
     if (ratio := gpu_memory_ratio()) is not None:
@@ -142,23 +143,26 @@ def _device() -> str:
     return "cuda"
 
 
-class _Parts:
-    """The learner's parts, wired together."""
+class _Learner:
+    """The parts of one learner, connected. Owner: the event loop, but for the model's tensors."""
 
     def __init__(self, run: VCPORun, options: Options) -> None:
         spec = run.spec
         torch.manual_seed(spec.seed)
-        # Weights near 0 make gradients of numbers that a CPU handles twenty times slower.
+        # Tiny weights give denormal gradients, which a CPU computes about twenty times slower.
         torch.set_flush_denormal(True)
         model, tokenizer = load_policy(spec.model.name, spec.model.revision, spec.model.lora)
-        # nn.Module's method: the library wraps its own in a way that has no usable type.
+        # nn.Module's own method: transformers wraps `to` without a usable type.
         torch.nn.Module.to(model, _device())
         incarnation = uuid.uuid4().hex[:8]
         self._drain_s = options.drain_s
-        self._asked_to_stop = asyncio.Event()
+        self._stop_requested = asyncio.Event()
+        registry = WorkerRegistry(time.monotonic, max_workers=max_workers(spec))
+        self.peers = PeerAssignment(registry)
         self.dispatcher = Dispatcher(
             spec=spec,
             ledger=_ledger(spec, incarnation),
+            registry=registry,
             incarnation=incarnation,
             clock=time.monotonic,
         )
@@ -197,26 +201,19 @@ class _Parts:
         )
 
     def drain(self, reason: str) -> None:
-        """Stop leasing; the training loop then saves and ends. An ended run ends its linger."""
-        self._asked_to_stop.set()
-        if self.dispatcher.phase is RunPhase.RUNNING:
-            self.dispatcher.phase = RunPhase.DRAINING
+        """Stop granting work; the training loop saves and ends. A learner that lingers exits."""
+        self._stop_requested.set()
+        if self.dispatcher.drain():
             self.training.event("Draining", reason)
-            self.dispatcher.notify()
 
     async def serve(self, options: Options) -> RunPhase:
-        """Serve until the training has ended and everybody could hear of it."""
+        """Serve until the training has ended, and `linger_s` seconds longer; return the phase."""
         server = WireServer(token=os.environ.get(TOKEN_VARIABLE))
         work_pb2_grpc.add_WorkServiceServicer_to_server(
             WorkService(self.dispatcher, self._spec, self._bounds), server.grpc_server
         )
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            PolicyService(
-                self.policies,
-                PeerAssignment(time.monotonic, max_workers=max_workers(self._spec)),
-                self.archive_writer,
-            ),
-            server.grpc_server,
+            PolicyService(self.policies, self.peers, self.archive_writer), server.grpc_server
         )
         control_pb2_grpc.add_ControlServiceServicer_to_server(
             ControlService(dispatcher=self.dispatcher, signals=self.signals, drain=self.drain),
@@ -243,6 +240,7 @@ class _Parts:
                 await server.stop(_STOP_GRACE_S)
 
     async def _train(self, linger_s: float) -> RunPhase:
+        """Train and linger; publish the cause of a failure before it is raised."""
         try:
             phase = await self.training.run(self._drain_s)
         except AccountingError as error:
@@ -258,19 +256,18 @@ class _Parts:
 
     def _fail(self, why: str) -> None:
         self.signals.failed(why)
-        self.dispatcher.phase = RunPhase.FAILED
-        self.dispatcher.notify()
+        self.dispatcher.abort()
 
     async def _linger(self, linger_s: float) -> None:
-        """Give workers and host, who learn of the end by asking, the time to ask."""
+        """Serve `linger_s` seconds longer, because workers and host poll for the end."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(linger_s):
-                await self._asked_to_stop.wait()
+                await self._stop_requested.wait()
 
     async def _refresh(self, server: WireServer) -> None:
-        """Keep metrics and events up to date; an error is logged when it is new, and ends nothing.
+        """Keep metrics and events up to date until cancelled.
 
-        A run goes on without them, and its exit status speaks of its training.
+        An error does not end the run. It is logged, unless it repeats the one before.
         """
         logged = ""
         while True:
@@ -280,6 +277,6 @@ class _Parts:
                 self.training.report_failures()
             except Exception as error:
                 if repr(error) != logged:
-                    _LOGGER.exception("metrics and events are not up to date")
+                    _LOGGER.exception("cannot update metrics and events; the run continues")
                 logged = repr(error)
             await asyncio.sleep(_REFRESH_S)

@@ -1,1 +1,1 @@
-"""The event loop's records: leases, groups, workers, and the account of each trajectory."""
+"""The records of the learner's event loop: leases, groups, workers, and the accounting."""

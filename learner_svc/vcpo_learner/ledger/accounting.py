@@ -1,4 +1,4 @@
-"""The account of a run's trajectories: where each one is, and why those lost were lost."""
+"""The accounting of a run's trajectories: where each one is, and why lost ones were dropped."""
 
 from __future__ import annotations
 
@@ -8,47 +8,48 @@ from enum import StrEnum
 
 
 class DropReason(StrEnum):
-    """Why trajectories were not trained on."""
+    """Why trajectories were dropped and not trained on."""
 
     LEASE_EXPIRED = "lease_expired"
-    """The worker did not answer in time."""
+    """The worker did not submit before the lease expired."""
     RELEASED = "handed_back"
-    """The worker left or ran out of time, or somebody saw it die."""
+    """The worker shut down or ran out of time, or its host reported it dead."""
     GENERATION_FAILED = "generation_failed"
     """The worker reported a typed failure."""
     LAG_EXCEEDED = "lag_exceeded"
-    """A token was older than the lag bound when its turn came, or was sure to be."""
+    """A token exceeded the run's lag bound when the group's turn came, or was certain to."""
     THROTTLED = "throttled"
-    """The same for the throttle's limit, where the run's own bound would have let it pass."""
+    """A token exceeded the throttled lag limit, but not the run's own lag bound."""
     NO_SIGNAL = "no_signal"
-    """All rewards of the group were equal, and the method trains on others only."""
+    """All rewards of the group were equal, and the method uses dynamic sampling."""
     SURPLUS = "surplus"
-    """Cut when a step's batch was complete; what was sampled goes on in the prompt's next grant."""
+    """Preempted when the batch was complete; the prompt's next lease resumes the responses."""
     QUARANTINED = "quarantined"
-    """No step could be taken on its group."""
+    """An update failed because of its group."""
     LEARNER_RESTARTED = "learner_restarted"
     """In flight when the learner stopped."""
 
 
 class AccountingError(AssertionError):
-    """Trajectories appeared or vanished: a bug, and reason to stop."""
+    """The counts of trajectories do not add up. This is a bug; the learner stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryCounts:
-    """Where every trajectory ever leased is now."""
+    """Where every trajectory that was ever leased is now."""
 
     leased: int
     in_flight: int
     buffered: int
     consumed: int
     dropped: Mapping[str, int] = field(default_factory=dict)
+    """By `DropReason`."""
 
     def check(self) -> None:
-        """Check that nothing is missing and nothing stands twice.
+        """Check that every leased trajectory is counted exactly once.
 
         Raises:
-            AccountingError: with the counts, when the sum is off.
+            AccountingError: with all counts, if the sum differs.
         """
         total = self.in_flight + self.buffered + self.consumed + sum(self.dropped.values())
         if self.leased != total:

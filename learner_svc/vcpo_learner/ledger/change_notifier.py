@@ -1,4 +1,4 @@
-"""Waking everybody who waits for a change, on one event loop."""
+"""A notification that many coroutines of one event loop wait for."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 
 
 class ChangeNotifier:
-    """A change that many coroutines wait for; each `notify` wakes all that wait at that moment."""
+    """Wakes all coroutines that wait for a change; later waiters wait for the next one."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     def notify(self) -> None:
-        """Wake everybody who waits."""
+        """Wake all current waiters."""
         self._event.set()
         self._event = asyncio.Event()
 

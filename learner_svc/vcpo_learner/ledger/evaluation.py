@@ -1,7 +1,8 @@
-"""Evaluation rounds: held-out prompts that the rollout workers answer beside their training work.
+"""Evaluation rounds: workers generate responses to held-out prompts beside their training work.
 
-A round leases every held-out prompt once and ends when each was answered or given up. It is kept
-apart from the ledger: its trajectories are never trained on and not part of the accounting.
+A round leases every held-out prompt. It ends when each prompt is complete or has failed too often.
+The ledger does not know of a round: its trajectories are never trained on, and the accounting does
+not count them.
 """
 
 from __future__ import annotations
@@ -11,30 +12,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.ledger.leases import Clock, LeaseBook, OpenLease, SubmitOutcome
+from vcpo_learner.clock import Clock
+from vcpo_learner.ledger.leases import LeaseBook, OpenLease, SubmitOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationResult:
-    """What a round found."""
+    """The result of a round."""
 
     step: int
-    """Steps taken when the round began."""
+    """Optimizer steps taken when the round began."""
     accuracy: float
-    """Mean reward over the answers."""
+    """Mean reward of the responses."""
     num_trajectories: int
     policy_version_min: int
     policy_version_max: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Owed:
-    """Answers to one prompt that nobody has been asked for."""
+class _WaitingPrompt:
+    """Responses to one prompt that are not leased to a worker."""
 
     prompt_index: int
     num_samples: int
     failures: int = 0
-    """Times that generating them failed."""
+    """Failed generations of these responses."""
 
 
 class EvaluationRound:
@@ -56,110 +58,110 @@ class EvaluationRound:
         prefix = f"evaluation-{incarnation}-{step}"
         self._book = LeaseBook(prefix=prefix, timeout_s=lease_timeout_s, clock=clock)
         self._waiting = deque(
-            _Owed(prompt_index=index, num_samples=samples_per_prompt)
+            _WaitingPrompt(prompt_index=index, num_samples=samples_per_prompt)
             for index in range(num_prompts)
         )
-        self._answers: list[Trajectory] = []
+        self._responses: list[Trajectory] = []
 
     @property
     def done(self) -> bool:
-        """Whether every prompt was answered or given up."""
+        """Whether every prompt is complete or has failed too often."""
         return not self._waiting and not self._book
 
     def grant(
         self, worker_id: str, *, max_trajectories: int, policy_version: int
     ) -> list[OpenLease]:
-        """Lease waiting prompts for up to `max_trajectories` answers.
+        """Lease waiting prompts for up to `max_trajectories` responses.
 
-        A prompt whose answers do not all fit is shared between leases: unlike a training group its
-        answers are worth something one by one, and so no worker is too small for a round.
+        A prompt may be split between leases: unlike a training group, an incomplete one still
+        counts. So a worker of any size can take part in a round.
         """
         leases = []
         while self._waiting and max_trajectories > 0:
-            owed = self._waiting.popleft()
-            asked = min(owed.num_samples, max_trajectories)
-            if asked < owed.num_samples:
-                self._waiting.appendleft(replace(owed, num_samples=owed.num_samples - asked))
-            max_trajectories -= asked
+            prompt = self._waiting.popleft()
+            leased = min(prompt.num_samples, max_trajectories)
+            if leased < prompt.num_samples:
+                self._waiting.appendleft(replace(prompt, num_samples=prompt.num_samples - leased))
+            max_trajectories -= leased
             leases.append(
                 self._book.open(
                     worker_id=worker_id,
-                    prompt_index=owed.prompt_index,
-                    num_trajectories=asked,
-                    attempt=owed.failures + 1,
+                    prompt_index=prompt.prompt_index,
+                    num_trajectories=leased,
+                    attempt=prompt.failures + 1,
                     policy_version=policy_version,
                 )
             )
         return leases
 
     @property
-    def num_unanswered(self) -> int:
-        """Answers promised and not yet there, and those that nobody has been asked for."""
-        waiting = sum(owed.num_samples for owed in self._waiting)
+    def num_missing(self) -> int:
+        """Responses that have not arrived, leased to a worker or not."""
+        waiting = sum(prompt.num_samples for prompt in self._waiting)
         return waiting + self.in_flight_by_worker().total()
 
     def in_flight_by_worker(self) -> Counter[str]:
-        """Answers promised and not yet there, by worker."""
+        """Count the leased responses that have not arrived, by worker."""
         return self._book.in_flight_by_worker()
 
     def held_by(self, worker_id: str) -> list[str]:
-        """Open leases of a worker, oldest first."""
+        """Return the open leases of a worker, oldest first."""
         return [lease.lease_id for lease in self._book.held_by(worker_id)]
 
     def has_issued(self, lease_id: str) -> bool:
-        """Whether the lease is one of this round, open or closed."""
+        """Return whether the lease belongs to this round, open or closed."""
         return self._book.has_issued(lease_id)
 
     def submit(self, lease_id: str, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
-        """Accept answers; repeating a submission changes nothing.
+        """Accept responses; a repeated submission changes nothing.
 
         Raises:
-            InvalidMessageError: when an id does not belong to the lease.
+            InvalidMessageError: if a trajectory does not belong to the lease.
         """
         outcomes, fulfilled = self._book.submit(lease_id, trajectories)
         if fulfilled is not None:
-            self._answers.extend(fulfilled.arrived.values())
+            self._responses.extend(fulfilled.arrived.values())
         return outcomes
 
     def fail(self, lease_id: str) -> None:
-        """End a lease whose generation failed; its answers are given up after `max_attempts`."""
+        """End a lease whose generation failed; requeue its prompt until `max_attempts`."""
         lease = self._book.close(lease_id)
         if lease is not None and lease.attempt < self._max_attempts:
-            self._owe(lease, failures=lease.attempt)
+            self._requeue(lease, failures=lease.attempt)
 
     def expire(self) -> list[str]:
-        """Let others answer the prompts of leases past their time; returns the worker of each."""
+        """End the leases whose time is over and requeue their prompts; return their workers."""
         expired = self._book.expired_leases()
-        self._hand_back(expired)
+        self._release(expired)
         return [lease.worker_id for lease in expired]
 
     def release(self, worker_id: str, lease_ids: Sequence[str]) -> int:
-        """Let others answer prompts handed back; no ids means all of the worker's."""
-        return self._hand_back(self._book.held_by(worker_id, lease_ids))
+        """End leases of a worker, all if `lease_ids` is empty; requeue their prompts."""
+        return self._release(self._book.held_by(worker_id, lease_ids))
 
     def result(self) -> EvaluationResult | None:
-        """What was found; None when every prompt was given up."""
-        if not self._answers:
+        """Return the result; None if no response arrived."""
+        if not self._responses:
             return None
-        versions = [span.policy_version for one in self._answers for span in one.version_spans]
+        versions = [span.policy_version for one in self._responses for span in one.version_spans]
         return EvaluationResult(
             step=self.step,
-            accuracy=sum(answer.reward for answer in self._answers) / len(self._answers),
-            num_trajectories=len(self._answers),
+            accuracy=sum(response.reward for response in self._responses) / len(self._responses),
+            num_trajectories=len(self._responses),
             policy_version_min=min(versions),
             policy_version_max=max(versions),
         )
 
-    def _hand_back(self, leases: Sequence[OpenLease]) -> int:
+    def _release(self, leases: Sequence[OpenLease]) -> int:
         for lease in leases:
             self._book.close(lease.lease_id)
-            self._owe(lease, failures=lease.attempt - 1)
+            self._requeue(lease, failures=lease.attempt - 1)
         return len(leases)
 
-    def _owe(self, lease: OpenLease, *, failures: int) -> None:
-        owed = _Owed(
+    def _requeue(self, lease: OpenLease, *, failures: int) -> None:
+        prompt = _WaitingPrompt(
             prompt_index=lease.prompt_index,
             num_samples=lease.num_trajectories,
             failures=failures,
         )
-        self._waiting.append(owed)
+        self._waiting.append(prompt)

@@ -1,9 +1,10 @@
-"""Prompt groups: accepted, not yet trained on, and written down with a checkpoint."""
+"""Prompt groups: complete, waiting for their optimizer step, and written to checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, zip_longest
 
 from vcpo.wire.trajectory import Trajectory, trajectory_from_message, trajectory_to_message
 from vcpo.wire.v1 import ledger_pb2
@@ -22,7 +23,7 @@ class Group:
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Tokens of its answers that the policy sampled."""
+        """Tokens of the responses that a policy sampled."""
         return sum(trajectory.num_sampled_tokens for trajectory in self.trajectories)
 
     @property
@@ -31,14 +32,65 @@ class Group:
         return min(trajectory.oldest_policy_version for trajectory in self.trajectories)
 
 
+class GroupBuffer:
+    """Complete groups that wait for their optimizer step. Owner: the ledger."""
+
+    def __init__(self, *, prompts_per_step: int) -> None:
+        self._prompts_per_step = prompts_per_step
+        self._groups: list[Group] = []
+
+    @property
+    def num_trajectories(self) -> int:
+        """Trajectories of all groups."""
+        return sum(len(group.trajectories) for group in self._groups)
+
+    def groups(self) -> list[Group]:
+        """Return the groups in the order in which they are consumed or, if new, arrived."""
+        return list(self._groups)
+
+    def add(self, groups: Iterable[Group]) -> None:
+        """Buffer groups."""
+        self._groups.extend(groups)
+
+    def take_batch(self) -> list[Group] | None:
+        """Remove and return the groups of one step; return None while there are too few.
+
+        `remove_late` has put the groups into order before.
+        """
+        if len(self._groups) < self._prompts_per_step:
+            return None
+        batch = self._groups[: self._prompts_per_step]
+        self._groups = self._groups[self._prompts_per_step :]
+        return batch
+
+    def remove(self, lease_ids: Collection[str]) -> list[Group]:
+        """Remove and return the groups of these leases."""
+        removed = [group for group in self._groups if group.lease_id in lease_ids]
+        self._groups = [group for group in self._groups if group.lease_id not in lease_ids]
+        return removed
+
+    def remove_late(self, *, policy_version: int, max_lag_steps: int) -> list[Group]:
+        """Order the groups; remove and return those that `groups_in_time` leaves out."""
+        in_time = groups_in_time(
+            self._groups,
+            policy_version=policy_version,
+            prompts_per_step=self._prompts_per_step,
+            max_lag_steps=max_lag_steps,
+        )
+        kept = {group.grant_number for group in in_time}
+        late = sorted(group for group in self._groups if group.grant_number not in kept)
+        self._groups = in_time
+        return late
+
+
 def groups_in_time(
     groups: Iterable[Group], *, policy_version: int, prompts_per_step: int, max_lag_steps: int
 ) -> list[Group]:
-    """Those that can be consumed within the lag bound, in the order in which they are.
+    """Return the groups that can be consumed within the lag bound, in the order of consumption.
 
-    That with the oldest token is first, among equals that granted first, `prompts_per_step` at
-    each version from `policy_version` on. What arrives later pushes others back and brings none
-    forward, so for one that comes too late in this order there is no other.
+    Each version from `policy_version` on consumes `prompts_per_step` groups. The group with the
+    oldest token comes first; groups of equal age come in the order of their grants. A group that
+    arrives later can only delay the others, so a group that is late in this order stays late.
     """
     in_time: list[Group] = []
     for group in sorted(groups, key=lambda one: (one.oldest_policy_version, one.grant_number)):
@@ -49,7 +101,7 @@ def groups_in_time(
 
 
 def group_from_lease(lease: OpenLease) -> Group:
-    """The group of a lease whose trajectories have all arrived."""
+    """Return the group of a lease whose trajectories have all arrived."""
     return Group(
         grant_number=lease.grant_number,
         lease_id=lease.lease_id,
@@ -60,7 +112,7 @@ def group_from_lease(lease: OpenLease) -> Group:
 
 
 def group_to_message(group: Group) -> ledger_pb2.BufferedGroup:
-    """Write a group for a checkpoint; failed attempts are not kept."""
+    """Write a group for a checkpoint, without its failed attempts."""
     return ledger_pb2.BufferedGroup(
         lease_id=group.lease_id,
         grant_number=group.grant_number,
@@ -73,7 +125,7 @@ def group_from_message(message: ledger_pb2.BufferedGroup) -> Group:
     """Read a group of a checkpoint.
 
     Raises:
-        InvalidMessageError: naming the first field that is not as it must be.
+        InvalidMessageError: naming the first invalid field.
     """
     return Group(
         grant_number=message.grant_number,
@@ -85,3 +137,20 @@ def group_from_message(message: ledger_pb2.BufferedGroup) -> Group:
             for index, member in enumerate(message.trajectories)
         ),
     )
+
+
+def newest_trajectories(
+    groups: Sequence[Sequence[Trajectory]], *, policy_version: int, num_tokens: int
+) -> list[Trajectory]:
+    """Return as few trajectories as hold `num_tokens` tokens of a version, or all if too few.
+
+    One trajectory of every group comes before a second of any group.
+    """
+    found: list[Trajectory] = []
+    for trajectory in filter(None, chain.from_iterable(zip_longest(*groups))):
+        if num_tokens <= 0:
+            break
+        if (own := trajectory.num_tokens_of(policy_version)) > 0:
+            found.append(trajectory)
+            num_tokens -= own
+    return found

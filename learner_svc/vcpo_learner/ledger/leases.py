@@ -1,21 +1,21 @@
-"""Open leases: who was promised which prompt, what has arrived, and when the promise lapses."""
+"""Open leases: which worker generates which prompt, what arrived, and when the lease expires."""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import PartialResponse, Trajectory, prompt_sum
+from vcpo_learner.clock import Clock
 
 _REMEMBERED_LEASES = 65_536
-Clock = Callable[[], float]
 
 
 class SubmitOutcome(StrEnum):
-    """What became of one submitted trajectory."""
+    """What the learner did with one submitted trajectory."""
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
@@ -29,57 +29,60 @@ class OpenLease:
     lease_id: str
     worker_id: str
     grant_number: int
-    """Counts grants of the run; among groups of equal age the order in which they are consumed."""
+    """Position of the grant in the run; groups of equal age are consumed in this order."""
     prompt_index: int
     num_trajectories: int
-    """Trajectories wanted."""
+    """Trajectories that the worker is to submit."""
     attempt: int
-    """1 and one more for every failed generation of the prompt."""
+    """1 plus the failed generations of the prompt."""
     granted_policy_version: int
     expires_s: float
-    begun: tuple[PartialResponse, ...] = ()
-    """Answers to go on with."""
+    partial_responses: tuple[PartialResponse, ...] = ()
+    """Responses that the worker resumes."""
     preempted: bool = False
-    """Whether its worker is to cut it."""
+    """Whether the worker is to interrupt the generation and release the lease."""
     arrived: dict[str, Trajectory] = field(default_factory=dict)
-    """Trajectories so far, by id."""
+    """Accepted trajectories, by id."""
 
     @property
     def num_missing(self) -> int:
-        """Trajectories still to come."""
+        """Trajectories that have not arrived."""
         return self.num_trajectories - len(self.arrived)
 
     @property
     def num_arrived_tokens(self) -> int:
-        """Tokens of the trajectories so far that the policy sampled."""
+        """Tokens of the accepted trajectories that a policy sampled."""
         return sum(trajectory.num_sampled_tokens for trajectory in self.arrived.values())
 
     @property
     def oldest_policy_version(self) -> int:
-        """The oldest version that sampled a token, or may have."""
-        begun = (one.oldest_policy_version for one in self.begun)
-        return min(begun, default=self.granted_policy_version)
+        """The oldest version that can have sampled a token of the lease."""
+        versions = (partial.oldest_policy_version for partial in self.partial_responses)
+        return min(versions, default=self.granted_policy_version)
 
     def accept(self, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
-        """Take in trajectories; all of them or, when one does not belong here, none.
+        """Accept all trajectories, or none if one of them does not belong to the lease.
+
+        The learner does not know the text of a prompt or its tokens. It compares the prompt tokens
+        of the lease's trajectories with each other and with the partial responses.
 
         Raises:
-            InvalidMessageError: naming the first whose id is not one of this lease, or that answers
-                another prompt than the rest, or than those begun. A group is compared with itself
-                only: the text that was leased, and its tokens, are not known here.
+            InvalidMessageError: naming the first trajectory with an id of another lease, or with
+                another prompt.
         """
         prompt = next(iter([*self.arrived.values(), *trajectories])).prompt_token_ids
-        begun = {one.prompt_xxh3 for one in self.begun} - {0}
-        if begun - {prompt_sum(prompt)}:
+        leased_sums = {partial.prompt_xxh3 for partial in self.partial_responses} - {0}
+        if leased_sums - {prompt_sum(prompt)}:
             received = f"{len(prompt)} tokens that differ"
-            bound = "those that the lease's answers were begun for"
-            raise InvalidMessageError("trajectories[0].prompt_token_ids", received, bound)
+            requirement = "the prompt of the lease's partial responses"
+            raise InvalidMessageError("trajectories[0].prompt_token_ids", received, requirement)
         for index, trajectory in enumerate(trajectories):
             if trajectory.prompt_token_ids != prompt:
                 name = f"trajectories[{index}].prompt_token_ids"
                 received = f"{len(trajectory.prompt_token_ids)} tokens that differ"
-                raise InvalidMessageError(name, received, "those of the lease's other answers")
-            if not self._numbers(trajectory.trajectory_id):
+                requirement = "the prompt of the lease's other trajectories"
+                raise InvalidMessageError(name, received, requirement)
+            if not self._has_member(trajectory.trajectory_id):
                 requirement = f"'{self.lease_id}/<0 to {self.num_trajectories - 1}>'"
                 name = f"trajectories[{index}].trajectory_id"
                 raise InvalidMessageError(name, trajectory.trajectory_id, requirement)
@@ -90,7 +93,8 @@ class OpenLease:
             self.arrived.setdefault(trajectory.trajectory_id, trajectory)
         return outcomes
 
-    def _numbers(self, trajectory_id: str) -> bool:
+    def _has_member(self, trajectory_id: str) -> bool:
+        """Return whether the id is `<lease id>/<number>` with a number of this lease."""
         prefix, _, number = trajectory_id.rpartition("/")
         if prefix != self.lease_id or not (number.isascii() and number.isdecimal()):
             return False
@@ -98,11 +102,10 @@ class OpenLease:
 
 
 class LeaseBook:
-    """The open leases of one kind of work. Owner: the learner's event loop.
+    """The open leases of one purpose. Owner: the learner's event loop.
 
-    A lease is open until it is closed once, by whatever ended it; a closed lease never opens again,
-    which is why nothing can be accepted twice. Ids carry the learner's incarnation, so an id from
-    before a restart is unknown after it.
+    A lease is closed exactly once and never opens again, so nothing is accepted twice. Lease ids
+    contain the learner's incarnation, so a restarted learner does not know the ids from before.
     """
 
     def __init__(self, *, prefix: str, timeout_s: float, clock: Clock) -> None:
@@ -115,7 +118,7 @@ class LeaseBook:
 
     @property
     def next_grant_number(self) -> int:
-        """Grants made so far, those before a restart included."""
+        """Number of grants of the run so far, including those before a restart."""
         return self._grants
 
     def resume_numbering(self, grant_number: int) -> None:
@@ -134,7 +137,7 @@ class LeaseBook:
         num_trajectories: int,
         attempt: int,
         policy_version: int,
-        begun: tuple[PartialResponse, ...] = (),
+        partial_responses: tuple[PartialResponse, ...] = (),
     ) -> OpenLease:
         """Grant a prompt to a worker."""
         lease = OpenLease(
@@ -146,26 +149,26 @@ class LeaseBook:
             attempt=attempt,
             granted_policy_version=policy_version,
             expires_s=self._clock() + self._timeout_s,
-            begun=begun,
+            partial_responses=partial_responses,
         )
         self._grants += 1
         self._open[lease.lease_id] = lease
         return lease
 
     def has_issued(self, lease_id: str) -> bool:
-        """Whether the id has the form of this book's leases, open or closed."""
+        """Return whether the id has the form of this book's leases, open or closed."""
         return lease_id.startswith(f"{self._prefix}-")
 
     def submit(
         self, lease_id: str, trajectories: Sequence[Trajectory]
     ) -> tuple[list[SubmitOutcome], OpenLease | None]:
-        """Take in trajectories; also returns the lease when they were its last, now closed.
+        """Accept trajectories; also return the lease, closed, if it is fulfilled now.
 
-        A closed lease answers for all of its trajectories alike: duplicates when it was fulfilled
-        (known of the last `_REMEMBERED_LEASES`), else late.
+        All trajectories of a closed lease get the same outcome: `DUPLICATE` if the lease was
+        fulfilled (the book remembers the last `_REMEMBERED_LEASES`), else `LEASE_ENDED`.
 
         Raises:
-            InvalidMessageError: when an id does not belong to the lease.
+            InvalidMessageError: if a trajectory does not belong to the lease.
         """
         lease = self._open.get(lease_id)
         if lease is None:
@@ -182,16 +185,16 @@ class LeaseBook:
         return outcomes, lease
 
     def close(self, lease_id: str) -> OpenLease | None:
-        """Close a lease that will not be fulfilled; None when it is not open."""
+        """Close a lease that is not fulfilled; return None if it is not open."""
         return self._open.pop(lease_id, None)
 
     def expired_leases(self) -> list[OpenLease]:
-        """Open leases past their time."""
+        """Return the open leases whose time is over."""
         now_s = self._clock()
         return [lease for lease in self._open.values() if lease.expires_s <= now_s]
 
     def held_by(self, worker_id: str, lease_ids: Collection[str] = ()) -> list[OpenLease]:
-        """Open leases of one worker, oldest first; with ids, only those among them."""
+        """Return the open leases of one worker, oldest first; with ids, only those among them."""
         return [
             lease
             for lease in self._open.values()
@@ -199,12 +202,12 @@ class LeaseBook:
         ]
 
     def in_flight_by_worker(self) -> Counter[str]:
-        """Trajectories promised and not yet arrived, by worker."""
-        flights: Counter[str] = Counter()
+        """Count the trajectories that have not arrived, by worker."""
+        counts: Counter[str] = Counter()
         for lease in self._open.values():
-            flights[lease.worker_id] += lease.num_missing
-        return flights
+            counts[lease.worker_id] += lease.num_missing
+        return counts
 
     def all(self) -> list[OpenLease]:
-        """Every open lease, oldest first."""
+        """Return every open lease, oldest first."""
         return list(self._open.values())

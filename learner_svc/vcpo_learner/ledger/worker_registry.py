@@ -1,117 +1,149 @@
-"""The registry: which workers there are, going by when each was last heard of."""
+"""The run's workers: when each was last heard of, what it delivers, where it serves weights."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vcpo.control.quota import Trust
-from vcpo_learner.ledger.leases import Clock
+from vcpo.spec import VCPORunSpec
+from vcpo_learner.clock import Clock
 
 WORKER_LOST_AFTER_S = 60.0
-"""A worker not heard of for this long is no longer counted."""
-_MAX_WORKERS = 16_384
+"""A worker that was not heard of for longer is lost: it is not counted and not used as a peer."""
+_DEFAULT_MAX_WORKERS = 16_384
+_SPARE_WORKERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredWorker:
-    """A worker's last sign of life."""
+    """What the learner knows of one worker."""
 
     worker_id: str
-    rollout_group: str
-    policy_version: int
-    """Version it held when it last asked for work."""
     last_seen_s: float
-    """On the clock of the registry."""
+    """On the registry's clock."""
+    rollout_group: str = ""
+    """Empty until the worker asks for work."""
+    policy_version: int = 0
+    """Version that the worker held when it last asked for work."""
+    address: str = ""
+    """host:port where the worker serves weights to its peers; empty if it does not."""
     accepted_trajectories: int = 0
-    """Since it entered."""
+    """Since it registered."""
     trust: Trust = Trust.NEW
-    request_number: int = 1
-    """How often it has asked for work since it entered."""
+    request_number: int = 0
+    """Requests for work since it registered."""
 
 
 class WorkerRegistry:
-    """Workers heard of lately; those lost are forgotten. Owner: the learner's event loop.
+    """The workers that were heard of lately. Owner: the learner's event loop.
 
-    max_workers: The most it keeps. A further one takes the place of the one that was not heard of
-        for longest, and of one that delivers only when all do: whoever invents workers must not
-        drive out those that work.
+    The registry keeps at most `max_workers` workers. A further one replaces the worker that was not
+    heard of for the longest time; workers that deliver are replaced last. So a client that invents
+    worker ids cannot evict the workers that deliver.
     """
 
-    def __init__(self, clock: Clock, *, max_workers: int = _MAX_WORKERS) -> None:
+    def __init__(self, clock: Clock, *, max_workers: int = _DEFAULT_MAX_WORKERS) -> None:
         self._clock = clock
         self._max_workers = max_workers
         self._workers: OrderedDict[str, RegisteredWorker] = OrderedDict()
         """Least recently heard of first."""
 
-    def workers(self) -> list[RegisteredWorker]:
-        """Workers heard of lately."""
-        oldest_s = self._clock() - WORKER_LOST_AFTER_S
-        return [worker for worker in self._workers.values() if worker.last_seen_s >= oldest_s]
+    def __contains__(self, worker_id: str) -> bool:
+        """Return whether the worker is registered, lost or not."""
+        return worker_id in self._workers
 
-    def register(self, worker_id: str, rollout_group: str, policy_version: int) -> int:
-        """Record a request for work, forget lost workers, and return the request's number."""
-        self._forget_lost()
+    def workers(self) -> list[RegisteredWorker]:
+        """Return the workers that have asked for work and are not lost."""
+        return [
+            worker
+            for worker in self._workers.values()
+            if worker.request_number > 0 and self._is_alive(worker)
+        ]
+
+    def serving_address(self, worker_id: str) -> str:
+        """Return where a worker serves weights; empty if it does not, or if it is lost."""
+        worker = self._workers.get(worker_id)
+        return worker.address if worker is not None and self._is_alive(worker) else ""
+
+    def record_request(self, worker_id: str, rollout_group: str, policy_version: int) -> int:
+        """Record that a worker asks for work; return the number of its request."""
+        self._remove_lost()
         known = self._workers.get(worker_id)
-        if known is None and len(self._workers) >= self._max_workers:
-            self._forget_one()
         request_number = known.request_number + 1 if known else 1
-        self._workers[worker_id] = RegisteredWorker(
-            worker_id=worker_id,
+        self._record(
+            worker_id,
             rollout_group=rollout_group,
             policy_version=policy_version,
-            last_seen_s=self._clock(),
-            accepted_trajectories=known.accepted_trajectories if known else 0,
-            trust=known.trust if known else Trust.NEW,
             request_number=request_number,
         )
-        self._workers.move_to_end(worker_id)
         return request_number
+
+    def record_address(self, worker_id: str, address: str) -> None:
+        """Record that a worker asks for weights, and where it serves them to its peers."""
+        self._remove_lost()
+        self._record(worker_id, address=address)
 
     def record_contact(
         self, worker_id: str, *, num_accepted: int = 0, request_number: int | None = None
     ) -> bool:
-        """Note that a worker lives; False, and no note, when it has not entered or has left.
+        """Record that a worker is alive; return False, and record nothing, if it does not count.
 
-        num_accepted: trajectories of it that have just been accepted.
-        request_number: False as well when the worker has asked for work again since.
+        A worker does not count if it has not asked for work or was deregistered since.
+
+        num_accepted: trajectories of the worker that the learner has just accepted.
+        request_number: if given, the worker must not have sent a later request for work.
         """
         worker = self._workers.get(worker_id)
-        if worker is None or request_number not in {None, worker.request_number}:
+        if worker is None or worker.request_number == 0:
             return False
-        self._workers[worker_id] = replace(
-            worker,
-            last_seen_s=self._clock(),
+        if request_number not in {None, worker.request_number}:
+            return False
+        self._record(
+            worker_id,
             accepted_trajectories=worker.accepted_trajectories + num_accepted,
             trust=Trust.TRUSTED if num_accepted else worker.trust,
         )
-        self._workers.move_to_end(worker_id)
         return True
 
     def mark_doubted(self, worker_id: str) -> None:
-        """Note that a worker let a lease run out; it is trusted again when it delivers."""
+        """Record that a lease of a worker expired; the next accepted trajectory restores trust."""
         if worker_id in self._workers:
             self._workers[worker_id] = replace(self._workers[worker_id], trust=Trust.DOUBTED)
 
     def deregister(self, worker_id: str) -> None:
-        """Forget a worker that is gone."""
+        """Remove a worker that is gone."""
         self._workers.pop(worker_id, None)
 
-    def _forget_lost(self) -> None:
-        oldest_s = self._clock() - WORKER_LOST_AFTER_S
-        while self._workers and next(iter(self._workers.values())).last_seen_s < oldest_s:
+    def _record(self, worker_id: str, **changes: Any) -> None:
+        """Update a worker and the time it was last seen; register it if it is unknown."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            if len(self._workers) >= self._max_workers:
+                self._evict()
+            worker = RegisteredWorker(worker_id=worker_id, last_seen_s=0.0)
+        self._workers[worker_id] = replace(worker, last_seen_s=self._clock(), **changes)
+        self._workers.move_to_end(worker_id)
+
+    def _remove_lost(self) -> None:
+        while self._workers and not self._is_alive(next(iter(self._workers.values()))):
             self._workers.popitem(last=False)
 
-    def _forget_one(self) -> None:
+    def _evict(self) -> None:
+        """Remove the least recently seen worker that is not trusted, or of all if all are."""
         untrusted = (one.worker_id for one in self._workers.values() if one.trust != Trust.TRUSTED)
         del self._workers[next(untrusted, next(iter(self._workers)))]
 
+    def _is_alive(self, worker: RegisteredWorker) -> bool:
+        return worker.last_seen_s >= self._clock() - WORKER_LOST_AFTER_S
+
 
 class WorkerCounters:
-    """What each worker counts since its start, added up, those that are gone included.
+    """The sum of a counter over all workers, those that are gone included.
 
-    max_workers: The most that it tells apart; what one counted that came back after so many others
-        is added again.
+    Each worker reports its count since its start. The sum remembers the last `max_workers` workers;
+    if a worker reports again after so many others, its whole count is added again.
     """
 
     def __init__(self, *, max_workers: int) -> None:
@@ -120,9 +152,14 @@ class WorkerCounters:
         self.total = 0
 
     def set(self, worker_id: str, count: int) -> None:
-        """Note what a worker has counted by now."""
+        """Record the count that a worker reports now."""
         self.total += count - self._counts.get(worker_id, 0)
         self._counts[worker_id] = count
         self._counts.move_to_end(worker_id)
         if len(self._counts) > self._max_workers:
             self._counts.popitem(last=False)
+
+
+def max_workers(spec: VCPORunSpec) -> int:
+    """Return how many workers a learner remembers: twice the run's, as workers are replaced."""
+    return 2 * sum(group.max_replicas for group in spec.rollouts) + _SPARE_WORKERS

@@ -1,1 +1,1 @@
-"""The learner's gRPC services: thin, typed edges over dispatcher, policy store and signals."""
+"""The learner's gRPC services: they check messages, and call dispatcher and policy store."""

@@ -1,4 +1,4 @@
-"""`ControlService`: signals out, throttle and drain in."""
+"""`ControlService`: reports the run's signals, and accepts throttle and drain commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vcpo_learner.telemetry.signals import SignalWindow
 
 
 class ControlService(control_pb2_grpc.ControlServiceServicer):
-    """Lets whoever steers the run see and limit it."""
+    """Lets the operator or the local host observe and limit the run."""
 
     def __init__(
         self, *, dispatcher: Dispatcher, signals: SignalWindow, drain: Callable[[str], None]
@@ -24,19 +24,19 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     async def GetSignals(  # noqa: N802 - named by the contract
         self, request: control_pb2.GetSignalsRequest, context: Any
     ) -> control_pb2.Signals:
-        """Report the run as it is now."""
+        """Return the current signals."""
         return self._signals.message()
 
     async def SetThrottle(  # noqa: N802 - named by the contract
         self, request: control_pb2.SetThrottleRequest, context: Any
     ) -> control_pb2.SetThrottleResponse:
-        """Set the lag bound for new work, and say which one is now in force."""
+        """Set the lag limit for new work; return the limit that now applies."""
         lag_steps = self._dispatcher.throttle(request.admission_lag_steps)
         return control_pb2.SetThrottleResponse(admission_lag_steps=lag_steps)
 
     async def Drain(  # noqa: N802 - named by the contract
         self, request: control_pb2.DrainRequest, context: Any
     ) -> control_pb2.DrainResponse:
-        """Ask for an orderly end; the phase tells how far it is."""
+        """Start to drain the run; return its phase."""
         self._drain(request.reason or "asked for")
         return control_pb2.DrainResponse(phase=phase_to_message(self._dispatcher.phase))

@@ -1,8 +1,8 @@
-"""What no answer of a run may be beyond, whoever sends it.
+"""Bounds on what a worker may submit: token ids, lengths and rewards.
 
-A token that the model has no row for, an answer longer than the model reaches, or a reward that
-drowns all others ends an update, or spoils it, hours after it was accepted. So each is refused at
-the door, by the name of its field, while somebody knows where it came from.
+A token id without a row in the embedding, a response longer than the model's context, or an extreme
+reward would break or spoil an update hours later. The learner refuses each of them on submission
+and names the field, while the sender is still known.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from vcpo.wire.trajectory import PartialResponse, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseBounds:
-    """Bounds of one run on what its workers submit and hand back."""
+    """Bounds of one run on trajectories and partial responses."""
 
     vocabulary_size: int | None
-    """Tokens that the model both reads and scores; None is unknown."""
+    """Tokens with a row in the embedding and in the head; None if unknown."""
     max_new_tokens: int
-    """Of the response, tokens of the environment included."""
+    """Tokens of a response, tokens of the environment included."""
     context_tokens: int | None
-    """Longest prompt and response together; None when the model names no limit."""
+    """Tokens of prompt and response together; None if the model has no limit."""
     max_absolute_reward: float
 
     def check_trajectory(self, trajectory: Trajectory, *, path: str) -> None:
-        """Check a trajectory; `path` is where it stands, for the error.
+        """Check a trajectory; `path` is its place in the message.
 
         Raises:
-            InvalidMessageError: naming the first field that is beyond its bound.
+            InvalidMessageError: naming the first field that exceeds its bound.
         """
         prompt, response = trajectory.prompt_token_ids, trajectory.response_token_ids
         self._check_tokens(f"{path}.prompt_token_ids", prompt)
@@ -49,20 +49,19 @@ class ResponseBounds:
             bound = f"{-most:g} to {most:g} (spec.environment.maxAbsoluteReward)"
             raise InvalidMessageError(f"{path}.reward", trajectory.reward, bound)
 
-    def check_partial_response(self, begun: PartialResponse, *, path: str) -> None:
-        """Check an answer that was begun; one that is not complete needs room for a further token.
+    def check_partial_response(self, partial: PartialResponse, *, path: str) -> None:
+        """Check a partial response; an incomplete one must have room for one more token.
 
         Raises:
-            InvalidMessageError: naming the first field that is beyond its bound.
+            InvalidMessageError: naming the first field that exceeds its bound.
         """
-        field, length = f"{path}.token_ids", len(begun.token_ids)
-        self._check_tokens(field, begun.token_ids)
-        if length >= self.max_new_tokens + (begun.finish_reason is not None):
-            bound = (
-                f"shorter than {self.max_new_tokens} tokens unless it is complete, and no longer"
-            )
+        field, length = f"{path}.token_ids", len(partial.token_ids)
+        self._check_tokens(field, partial.token_ids)
+        is_complete = partial.finish_reason is not None
+        if length >= self.max_new_tokens + is_complete:
+            bound = f"at most {self.max_new_tokens} tokens, and fewer unless it is complete"
             raise InvalidMessageError(field, f"{length} tokens", bound)
-        # The prompt before it has at least one.
+        # The prompt has at least one token.
         if self.context_tokens is not None and length >= self.context_tokens:
             bound = f"at most {self.context_tokens - 1} tokens (the model's context)"
             raise InvalidMessageError(field, f"{length} tokens", bound)
@@ -81,10 +80,10 @@ def response_bounds(
     vocabulary_size: int | None = None,
     model_context_tokens: int | None = None,
 ) -> ResponseBounds:
-    """The bounds of a run; None where the model names none.
+    """Return the bounds of a run; None for a limit that the model does not have.
 
     Raises:
-        ValueError: when the longest response leaves no room for a prompt in the model's context.
+        ValueError: if the longest response leaves no room for a prompt in the model's context.
     """
     if problem := spec.sampling.room_problem(model_context_tokens):
         got = f"(got {spec.sampling.max_new_tokens})"

@@ -1,4 +1,4 @@
-"""`WorkService`: leases out, trajectories in."""
+"""`WorkService`: grants leases to workers and accepts their trajectories."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from vcpo.wire.trajectory import (
     trajectory_from_message,
 )
 from vcpo.wire.v1 import work_pb2, work_pb2_grpc
-from vcpo_learner.ledger.dispatcher import Assignment, Dispatcher, Purpose, WorkRequest
+from vcpo_learner.ledger.assignments import Assignment, Purpose, WorkRequest
+from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.leases import SubmitOutcome
 from vcpo_learner.services.response_bounds import ResponseBounds, response_bounds
 
@@ -35,14 +36,14 @@ _OUTCOMES = {
 
 
 class WorkService(work_pb2_grpc.WorkServiceServicer):
-    """Checks messages, asks the dispatcher, answers."""
+    """Checks the messages of workers and passes them to the dispatcher."""
 
     def __init__(
         self, dispatcher: Dispatcher, spec: VCPORunSpec, bounds: ResponseBounds | None = None
     ) -> None:
         """Serve a dispatcher.
 
-        bounds: of the model that the run trains; None knows those of the spec only.
+        bounds: of the run's model; None applies the bounds of the spec only.
         """
         self._dispatcher = dispatcher
         self._spec = spec
@@ -51,7 +52,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
     async def Lease(  # noqa: N802 - named by the contract
         self, request: work_pb2.LeaseRequest, context: Any
     ) -> work_pb2.LeaseResponse:
-        """Grant admissible prompts, waiting for some up to the caller's patience."""
+        """Grant admissible prompts; wait for some up to `wait_seconds`."""
         check_id("worker_id", request.worker_id)
         check_id("rollout_group", request.rollout_group)
         if not 1 <= request.max_trajectories <= _MAX_SEQUENCES:
@@ -82,7 +83,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
     async def Submit(  # noqa: N802 - named by the contract
         self, request: work_pb2.SubmitRequest, context: Any
     ) -> work_pb2.SubmitResponse:
-        """Accept trajectories, or the news that there will be none."""
+        """Accept trajectories, or a failure in their place."""
         check_id("worker_id", request.worker_id)
         check_id("lease_id", request.lease_id)
         if request.HasField("failure"):
@@ -105,43 +106,47 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
     async def Release(  # noqa: N802 - named by the contract
         self, request: work_pb2.ReleaseRequest, context: Any
     ) -> work_pb2.ReleaseResponse:
-        """Take leases back, some or all of a worker's."""
+        """End some or all leases of a worker."""
         check_id("worker_id", request.worker_id)
-        begun = self._begun(request)
-        released = self._dispatcher.release(request.worker_id, request.lease_ids, begun)
+        partials = self._partial_responses(request)
+        released = self._dispatcher.release(request.worker_id, request.lease_ids, partials)
         return work_pb2.ReleaseResponse(num_released=released)
 
     async def Recall(  # noqa: N802 - named by the contract
         self, request: work_pb2.RecallRequest, context: Any
     ) -> work_pb2.RecallResponse:
-        """Name the leases that a worker is to cut, waiting for one that it has not heard of."""
+        """Return a worker's preempted leases; wait for one that it does not know."""
         check_id("worker_id", request.worker_id)
         wait_s = check_wait("wait_seconds", request.wait_seconds)
-        heard = frozenset(request.heard_lease_ids)
         lease_ids = await self._dispatcher.wait_for_preemptions(
-            request.worker_id, heard, wait_s=wait_s
+            request.worker_id, request.heard_lease_ids, wait_s=wait_s
         )
         return work_pb2.RecallResponse(lease_ids=lease_ids)
 
-    def _begun(self, request: work_pb2.ReleaseRequest) -> list[PartialResponse]:
+    def _partial_responses(self, request: work_pb2.ReleaseRequest) -> list[PartialResponse]:
+        """Read and check the partial responses of a released lease.
+
+        Raises:
+            InvalidMessageError: naming the first field that exceeds its bound.
+        """
         if request.begun and len(request.lease_ids) != 1:
             requirement = "the one lease that `begun` was sampled for"
             raise InvalidMessageError("lease_ids", f"{len(request.lease_ids)} leases", requirement)
-        begun = [
+        partials = [
             partial_from_message(message, path=f"begun[{index}]")
             for index, message in enumerate(request.begun)
         ]
-        num_tokens = sum(len(one.token_ids) for one in begun)
+        num_tokens = sum(len(partial.token_ids) for partial in partials)
         if num_tokens > MAX_PARTIAL_TOKENS:
             requirement = f"at most {MAX_PARTIAL_TOKENS} tokens in all"
             raise InvalidMessageError("begun", f"{num_tokens} tokens", requirement)
-        for index, one in enumerate(begun):
-            self._bounds.check_partial_response(one, path=f"begun[{index}]")
-            if one.prompt_xxh3 != begun[0].prompt_xxh3:
-                requirement = "that of begun[0]: one lease is one prompt"
+        for index, partial in enumerate(partials):
+            self._bounds.check_partial_response(partial, path=f"begun[{index}]")
+            if partial.prompt_xxh3 != partials[0].prompt_xxh3:
+                requirement = "that of begun[0], because a lease has one prompt"
                 name = f"begun[{index}].prompt_xxh3"
-                raise InvalidMessageError(name, one.prompt_xxh3, requirement)
-        return begun
+                raise InvalidMessageError(name, partial.prompt_xxh3, requirement)
+        return partials
 
     def _lease_message(self, assignment: Assignment) -> work_pb2.Lease:
         lease = assignment.lease
@@ -160,5 +165,5 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
             ),
             granted_policy_version=lease.granted_policy_version,
             timeout_seconds=self._spec.lease.timeout_seconds,
-            begun=[partial_to_message(one) for one in lease.begun],
+            begun=[partial_to_message(partial) for partial in lease.partial_responses],
         )

@@ -17,9 +17,9 @@ from vcpo.records.step_record import SIGNALS, StepRecord
 from vcpo.wire.failures import FailureCount
 from vcpo.wire.phase import phase_to_message
 from vcpo.wire.v1 import control_pb2
+from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.accounting import TrajectoryCounts
 from vcpo_learner.ledger.dispatcher import Dispatcher
-from vcpo_learner.ledger.leases import Clock
 
 _LOW_QUANTILE = 0.1
 

@@ -91,9 +91,7 @@ class Training:
         self._parts.update.load_state_dict(checkpoint.update_state)
         self._dispatcher.ledger.restore(checkpoint.ledger)
         self._leave_out(self._quarantine.excluded_lease_ids(), {}, checkpoint.step)
-        self._dispatcher.policy_version = checkpoint.step
-        if checkpoint.step:
-            self._dispatcher.failures.record_success()
+        self._dispatcher.resume_at(checkpoint.step)
         self._check_resumed()
         recorded_steps = read_metrics(self._parts.run_dir).steps
         # What was recorded after the checkpoint is taken again.
@@ -176,7 +174,7 @@ class Training:
             self._dispatcher.notify()
             return True
         self._audit(result)
-        self._dispatcher.policy_version = version + 1
+        self._dispatcher.advance_version()
         await self._publish()
         finished_s = self._parts.clock()
         record = self._record(
@@ -258,10 +256,8 @@ class Training:
 
     def _end(self, how: str) -> None:
         """Tell everybody that the run is complete, unless it was asked to stop before."""
-        if self._dispatcher.phase is RunPhase.RUNNING:
-            self._dispatcher.phase = RunPhase.COMPLETE
+        if self._dispatcher.complete():
             self.event("Complete", f"{self._dispatcher.policy_version} steps; {how}")
-        self._dispatcher.notify()
         self._thread.shutdown()
 
     async def _join_evaluation(self) -> None:

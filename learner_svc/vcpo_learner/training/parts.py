@@ -13,8 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vcpo.records.journal import EventRecord, Journal
 from vcpo.spec import VCPORun
+from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.dispatcher import Dispatcher
-from vcpo_learner.ledger.leases import Clock
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.update.policy_update import PolicyUpdate

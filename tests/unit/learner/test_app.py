@@ -47,8 +47,7 @@ async def test_metrics_that_cannot_be_kept_up_to_date_end_no_run(tmp_path, monke
     def refresh(gauges: LearnerGauges) -> None:
         refreshed.append(gauges)
         if len(refreshed) == 3:
-            gauges._dispatcher.phase = RunPhase.DRAINING
-            gauges._dispatcher.notify()
+            gauges._dispatcher.drain()
         raise ValueError("counters go up only")
 
     monkeypatch.setattr(LearnerGauges, "refresh", refresh)

@@ -17,7 +17,6 @@ from tests.fixtures.learner.scenes import (
 )
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.failures import Failure, FailureCause
-from vcpo.wire.phase import RunPhase
 from vcpo_learner.ledger.dispatcher import Purpose
 from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
 
@@ -54,7 +53,7 @@ class TestAdmission:
         assert await lease_now(desk) == []
 
     async def test_the_version_that_counts_is_the_one_the_worker_holds(self, desk):
-        desk.dispatcher.policy_version = 1
+        desk.dispatcher.resume_at(1)
         stale = await lease_now(desk, worker_id="stale", held=0)
         fresh = await lease_now(desk, worker_id="fresh", held=1)
         assert (len(stale), len(fresh)) == (4, 2)
@@ -80,7 +79,7 @@ class TestAdmission:
         assert len(await lease_now(desk)) == 6
 
     async def test_a_draining_run_grants_nothing(self, desk):
-        desk.dispatcher.phase = RunPhase.DRAINING
+        desk.dispatcher.drain()
         assert await lease_now(desk) == []
 
     @given(limit=st.integers(0, 10))
@@ -121,7 +120,7 @@ class TestWaiting:
         await lease_now(desk)
         waiting = waiting_lease(desk)
         await settle()
-        desk.dispatcher.policy_version = 1
+        desk.dispatcher.resume_at(1)
         desk.dispatcher.notify()
         await settle()
         assert waiting.done()
@@ -131,8 +130,7 @@ class TestWaiting:
         await lease_now(desk)
         waiting = waiting_lease(desk)
         await settle()
-        desk.dispatcher.phase = RunPhase.COMPLETE
-        desk.dispatcher.notify()
+        desk.dispatcher.complete()
         assert await waiting == []
 
     async def test_an_expired_lease_goes_to_whoever_asks_next(self, desk):
@@ -200,7 +198,7 @@ class TestSubmissions:
         await round_
 
     async def test_a_token_of_a_version_that_does_not_exist_is_refused(self, desk):
-        desk.dispatcher.policy_version = 1
+        desk.dispatcher.resume_at(1)
         (first, *_) = await lease_now(desk)
         with pytest.raises(InvalidMessageError, match=r"trajectories\[0\]\.version_spans.*1.*2"):
             desk.submit(first, versions=(1, 2))
@@ -234,13 +232,12 @@ class TestSubmissions:
     async def test_there_is_no_further_batch_once_the_run_drains(self, desk):
         waiting = asyncio.create_task(desk.dispatcher.next_batch())
         await settle()
-        desk.dispatcher.phase = RunPhase.DRAINING
-        desk.dispatcher.notify()
+        desk.dispatcher.drain()
         assert await waiting is None
 
     async def test_a_drain_waits_for_what_is_in_flight(self, desk):
         (first,) = await lease_now(desk, room=2)
-        desk.dispatcher.phase = RunPhase.DRAINING
+        desk.dispatcher.drain()
         waiting = asyncio.create_task(desk.dispatcher.wait_until_idle(5))
         await settle()
         assert not waiting.done()
@@ -276,7 +273,7 @@ class TestEvaluation:
         assert len(await lease_now(desk)) == 4
 
     async def test_only_the_newest_version_answers_an_exclusive_round(self, desk):
-        desk.dispatcher.policy_version = 3
+        desk.dispatcher.resume_at(3)
         round_ = await begin_round(desk, exclusive=True)
         assert await lease_now(desk, held=2) == []
         (held_out,) = await lease_now(desk, held=3)
@@ -297,8 +294,7 @@ class TestEvaluation:
 
     async def test_a_drain_ends_the_round_and_those_that_wait_for_it(self, desk):
         rounds = [await begin_round(desk, exclusive=False, step=step) for step in (1, 2)]
-        desk.dispatcher.phase = RunPhase.DRAINING
-        desk.dispatcher.notify()
+        desk.dispatcher.drain()
         assert await asyncio.gather(*rounds) == [None, None]
 
     async def test_a_cancelled_round_is_left_by_everybody(self, desk):
@@ -348,7 +344,7 @@ class TestEvaluation:
 
 async def test_the_batch_taken_is_the_one_the_version_allows(desk):
     leases = [one.lease for one in await lease_now(desk)]
-    desk.dispatcher.policy_version = 2
+    desk.dispatcher.resume_at(2)
     for lease in leases[:2]:
         desk.dispatcher.submit("w", lease.lease_id, answers(lease, versions=(0,)))
     for lease in leases[2:]:

@@ -35,7 +35,7 @@ def test_an_environment_that_never_worked_ends_the_run_with_the_reason_and_the_p
     watched.check()
     fail(watched, 1)
     said = (
-        r"^3 generations in a row failed, the last by environment 'sort_digits': "
+        r"^3 generations in a row failed; the last one: environment 'sort_digits': "
         r"reward: KeyError: 'answer' \(/app/task.py:12\)\..*maxFailuresInARow"
     )
     with pytest.raises(TooManyFailuresError, match=said):
@@ -67,7 +67,7 @@ def test_what_the_engine_cannot_do_is_not_blamed_on_the_environment():
     watched = watch()
     for _ in range(3):
         watched.record_failure(Failure(cause=FailureCause.ENGINE, message="no memory"))
-    with pytest.raises(TooManyFailuresError, match="the last by engine: no memory"):
+    with pytest.raises(TooManyFailuresError, match="the last one: engine: no memory"):
         watched.check()
 
 

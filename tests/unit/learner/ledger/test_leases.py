@@ -64,10 +64,10 @@ def test_an_answer_is_to_the_prompt_that_the_lease_was_begun_for(book, begun_for
         num_trajectories=1,
         attempt=1,
         policy_version=0,
-        begun=(begun,),
+        partial_responses=(begun,),
     )
     if is_fine:
         assert book.submit(lease.lease_id, answers(lease))[0] == ["accepted"]
     else:
-        with pytest.raises(InvalidMessageError, match="those that the lease's answers were begun"):
+        with pytest.raises(InvalidMessageError, match="the lease's partial responses"):
             book.submit(lease.lease_id, answers(lease))

@@ -55,10 +55,10 @@ async def test_what_was_cut_is_gone_on_with_after_the_step():
     begun = begun_answer(0, 0)
     desk.dispatcher.release("w", [leases[5].lease_id], [begun])
     assert desk.ledger.counts().dropped == {"surplus": 2}
-    desk.dispatcher.policy_version = 1
+    desk.dispatcher.resume_at(1)
     resumed, *fresh = await leased(desk, held=1)
-    assert (resumed.prompt_index, resumed.begun) == (5, (begun,))
-    assert all(lease.begun == () for lease in fresh)
+    assert (resumed.prompt_index, resumed.partial_responses) == (5, (begun,))
+    assert all(lease.partial_responses == () for lease in fresh)
     # 6 accepted of 12: 6 and 4 more may be in flight, and 4 were.
     assert len(fresh) == 2
 
@@ -88,6 +88,6 @@ async def test_a_complete_group_whose_turn_comes_too_late_takes_no_place_of_othe
     assert await leased(desk) == []
     assert desk.ledger.counts().dropped == {"lag_exceeded": 4}
     assert await desk.dispatcher.next_batch()
-    desk.dispatcher.policy_version = 1
+    desk.dispatcher.resume_at(1)
     # 8 accepted of 12: 4 and 4 more may be in flight, at once.
     assert len(await leased(desk, held=1)) == 4

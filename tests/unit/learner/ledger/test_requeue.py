@@ -15,7 +15,7 @@ from vcpo.algo import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import FinishReason
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.ledger import memory_ledger as ledger_module
+from vcpo_learner.ledger import trajectory_ledger as ledger_module
 
 UNDER_WAY = begun_answer(0, 1)
 COMPLETE = begun_answer(1, finish_reason=FinishReason.STOP)
@@ -45,8 +45,8 @@ def handed_back(ledger, *begun):
 def test_the_next_grant_of_the_prompt_goes_on_with_it(ledger):
     handed_back(ledger, COMPLETE, UNDER_WAY)
     lease = grant_one(ledger)
-    assert (lease.prompt_index, lease.begun) == (0, (COMPLETE, UNDER_WAY))
-    assert grant_one(ledger).begun == ()
+    assert (lease.prompt_index, lease.partial_responses) == (0, (COMPLETE, UNDER_WAY))
+    assert grant_one(ledger).partial_responses == ()
 
 
 def test_it_is_no_trajectory_of_the_accounting(ledger):
@@ -61,16 +61,16 @@ def test_a_worker_that_dies_takes_nothing_of_it_away(ledger, clock):
     handed_back(ledger, UNDER_WAY)
     grant_one(ledger)
     ledger.release("w", [])
-    assert grant_one(ledger).begun == (UNDER_WAY,)
+    assert grant_one(ledger).partial_responses == (UNDER_WAY,)
     clock.advance(TIMEOUT_S)
     ledger.expire()
-    assert grant_one(ledger).begun == (UNDER_WAY,)
+    assert grant_one(ledger).partial_responses == (UNDER_WAY,)
 
 
 def test_a_failed_generation_begins_anew(ledger):
     handed_back(ledger, UNDER_WAY)
     ledger.fail(grant_one(ledger).lease_id)
-    assert grant_one(ledger).begun == ()
+    assert grant_one(ledger).partial_responses == ()
 
 
 def test_a_group_that_was_too_old_begins_anew(ledger):
@@ -79,19 +79,19 @@ def test_a_group_that_was_too_old_begins_anew(ledger):
     ledger.submit(lease.lease_id, answers(lease, versions=(0, 1)))
     assert ledger.take_batch(policy_version=2, max_lag_steps=1) is None
     again = grant_one(ledger)
-    assert (again.prompt_index, again.begun) == (0, ())
+    assert (again.prompt_index, again.partial_responses) == (0, ())
 
 
 def test_what_is_handed_back_later_replaces_it(ledger):
     handed_back(ledger, UNDER_WAY)
     longer = begun_answer(0, 1, 1)
     ledger.release("w", [grant_one(ledger).lease_id], [longer])
-    assert grant_one(ledger).begun == (longer,)
+    assert grant_one(ledger).partial_responses == (longer,)
 
 
 def test_more_answers_than_the_lease_wants_are_refused(ledger):
     lease = grant_one(ledger)
-    with pytest.raises(InvalidMessageError, match="begun: must be at most 2 answers"):
+    with pytest.raises(InvalidMessageError, match="begun: must be at most 2 responses"):
         ledger.release("w", [lease.lease_id], [UNDER_WAY] * 3)
     assert ledger.counts().in_flight == 2
 
@@ -99,7 +99,7 @@ def test_more_answers_than_the_lease_wants_are_refused(ledger):
 def test_answers_with_a_token_that_is_too_old_are_forgotten(ledger):
     handed_back(ledger, UNDER_WAY, COMPLETE)
     lease = grant_one(ledger, oldest_partial_version=1)
-    assert lease.begun == (COMPLETE,)
+    assert lease.partial_responses == (COMPLETE,)
 
 
 def test_grants_stop_before_a_message_grows_too_large(ledger, monkeypatch):
@@ -121,8 +121,8 @@ def test_a_restart_goes_on_with_what_was_owed_and_with_what_was_in_flight(ledger
     later = make_ledger(clock, incarnation="later")
     later.restore(ledger_pb2.LedgerSnapshot.FromString(data))
     leases = later.grant("w", num_groups=3, policy_version=1)
-    assert in_flight.begun == (UNDER_WAY,)
-    assert [lease.begun for lease in leases] == [(UNDER_WAY,), (COMPLETE,), ()]
+    assert in_flight.partial_responses == (UNDER_WAY,)
+    assert [lease.partial_responses for lease in leases] == [(UNDER_WAY,), (COMPLETE,), ()]
 
 
 async def test_a_token_at_the_bound_may_still_be_trained_on_and_an_older_one_not():
@@ -132,12 +132,12 @@ async def test_a_token_at_the_bound_may_still_be_trained_on_and_an_older_one_not
         for lease in desk.ledger.grant("w", num_groups=2, policy_version=version):
             desk.ledger.submit(lease.lease_id, answers(lease, versions=(version,)))
         assert desk.ledger.take_batch(policy_version=version, max_lag_steps=1)
-    desk.dispatcher.policy_version = 2
+    desk.dispatcher.resume_at(2)
     old, young = await desk.dispatcher.lease(asking(held=2, room=4), wait_s=0)
     for begun, assignment in ((UNDER_WAY, old), (COMPLETE, young)):
         desk.dispatcher.release("w", [assignment.lease.lease_id], [begun])
     again = await desk.dispatcher.lease(asking(held=2, room=4), wait_s=0)
-    assert [one.lease.begun for one in again] == [(), (COMPLETE,)]
+    assert [one.lease.partial_responses for one in again] == [(), (COMPLETE,)]
 
 
 async def test_a_version_that_does_not_exist_yet_is_refused():

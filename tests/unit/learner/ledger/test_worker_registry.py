@@ -17,7 +17,7 @@ def clock():
 @pytest.fixture
 def registry(clock):
     registry = WorkerRegistry(clock)
-    registry.register("first", "main", 3)
+    registry.record_request("first", "main", 3)
     return registry
 
 
@@ -26,7 +26,7 @@ def names(registry):
 
 
 def test_a_worker_is_listed_as_it_last_asked(registry, clock):
-    registry.register("first", "main", 4)
+    registry.record_request("first", "main", 4)
     assert registry.workers() == [
         RegisteredWorker(
             worker_id="first",
@@ -52,43 +52,43 @@ def test_a_sign_of_life_keeps_a_worker_listed(registry, clock):
     assert names(registry) == ["first"]
 
 
-def test_a_worker_that_left_is_confirmed_only_after_it_enters_again(registry):
+def test_a_deregistered_worker_counts_again_only_after_its_next_request(registry):
     registry.deregister("first")
     assert not registry.record_contact("first")
     assert names(registry) == []
-    registry.register("first", "main", 5)
+    registry.record_request("first", "main", 5)
     assert registry.record_contact("first")
 
 
 def test_lost_workers_take_no_room(registry, clock):
     for number in range(100):
         clock.advance(WORKER_LOST_AFTER_S + 1)
-        registry.register(f"worker-{number}", "main", 0)
+        registry.record_request(f"worker-{number}", "main", 0)
     assert len(registry._workers) == 1
 
 
 def test_accepted_trajectories_add_up_while_a_worker_goes_on_asking(registry):
     registry.record_contact("first", num_accepted=3)
-    registry.register("first", "main", 4)
+    registry.record_request("first", "main", 4)
     registry.record_contact("first", num_accepted=2)
     assert [worker.accepted_trajectories for worker in registry.workers()] == [5]
 
 
-def test_a_worker_that_left_begins_with_none_accepted(registry):
+def test_a_deregistered_worker_begins_with_none_accepted(registry):
     registry.record_contact("first", num_accepted=3)
     registry.deregister("first")
-    registry.register("first", "main", 4)
+    registry.record_request("first", "main", 4)
     assert [worker.accepted_trajectories for worker in registry.workers()] == [0]
 
 
 def test_who_invents_workers_drives_out_none_that_delivers(clock):
     registry = WorkerRegistry(clock, max_workers=3)
     for name in ("delivers", "new"):
-        registry.register(name, "main", 0)
+        registry.record_request(name, "main", 0)
     registry.record_contact("delivers", num_accepted=1)
     for number in range(8_214):
         clock.advance(0.001)
-        registry.register(f"invented-{number}", "main", 0)
+        registry.record_request(f"invented-{number}", "main", 0)
     assert names(registry) == ["delivers", "invented-8212", "invented-8213"]
 
 
@@ -100,15 +100,43 @@ def test_trust_comes_with_a_delivery_and_goes_with_a_lease_that_ran_out(registry
     ):
         change()
         trust.append(registry.workers()[0].trust)
-    registry.register("first", "main", 4)
+    registry.record_request("first", "main", 4)
     assert [*trust, registry.workers()[0].trust] == ["new", "trusted", "doubted", "doubted"]
 
 
-def test_a_visit_ends_with_the_next_one(registry):
-    request_number = registry.register("first", "main", 3)
+def test_a_request_is_given_up_with_the_next_one(registry):
+    request_number = registry.record_request("first", "main", 3)
     assert registry.record_contact("first", request_number=request_number)
-    assert registry.register("first", "main", 3) == request_number + 1
+    assert registry.record_request("first", "main", 3) == request_number + 1
     assert not registry.record_contact("first", request_number=request_number)
+
+
+def test_a_worker_that_only_fetches_weights_is_a_peer_and_no_worker_yet(registry):
+    registry.record_address("peer", "host:1")
+    assert registry.serving_address("peer") == "host:1"
+    assert not registry.record_contact("peer", num_accepted=1)
+    assert names(registry) == ["first"]
+    registry.record_request("peer", "main", 3)
+    assert names(registry) == ["first", "peer"]
+
+
+def test_a_worker_that_fetches_weights_while_it_generates_is_not_lost(registry, clock):
+    registry.record_contact("first", num_accepted=1)
+    clock.advance(WORKER_LOST_AFTER_S)
+    registry.record_address("first", "host:1")
+    clock.advance(WORKER_LOST_AFTER_S)
+    assert [worker.trust for worker in registry.workers()] == ["trusted"]
+
+
+def test_a_lost_or_deregistered_worker_serves_nobody(registry, clock):
+    registry.record_address("first", "host:1")
+    clock.advance(WORKER_LOST_AFTER_S)
+    assert registry.serving_address("first") == "host:1"
+    clock.advance(0.001)
+    assert registry.serving_address("first") == ""
+    registry.record_address("first", "host:1")
+    registry.deregister("first")
+    assert registry.serving_address("first") == ""
 
 
 def test_counts_of_workers_that_are_gone_stay_in_the_total():

@@ -86,11 +86,11 @@ def test_tokens_that_the_environment_wrote_count_as_the_others_do():
 @pytest.mark.parametrize(
     ("vocabulary_size", "begun", "problem"),
     [
-        (None, begun_answer(*[0] * 6), "b.token_ids: must be shorter than 6 tokens unless"),
+        (None, begun_answer(*[0] * 6), "b.token_ids: must be at most 6 tokens, and fewer unless"),
         (
             None,
             begun_answer(*[0] * 7, finish_reason=FinishReason.LENGTH),
-            "b.token_ids: must be shorter than 6 tokens unless",
+            "b.token_ids: must be at most 6 tokens, and fewer unless",
         ),
         # Tokens of `begun_answer` count up from 5.
         (8, begun_answer(*[0] * 4), "b.token_ids[3]: must be 0 to 7, got 8"),

@@ -207,9 +207,9 @@ async def test_a_lease_carries_what_was_handed_back_with_its_prompt(place):
     [
         ({"lease_ids": []}, "lease_ids: must be the one lease"),
         ({"lease_ids": ["one", "two"]}, "lease_ids: must be the one lease"),
-        ({"begun": [begun_message(1024)]}, "begun[0].token_ids: must be shorter than 1024"),
+        ({"begun": [begun_message(1024)]}, "begun[0].token_ids: must be at most 1024"),
         ({"begun": [work_pb2.PartialResponse()]}, "begun[0].token_ids: must be 1 to"),
-        ({"begun": [begun_message(1)] * 3}, "begun: must be at most 2 answers"),
+        ({"begun": [begun_message(1)] * 3}, "begun: must be at most 2 responses"),
         (
             {"begun": [begun_message(1, prompt_xxh3=7), begun_message(1, prompt_xxh3=8)]},
             "begun[1].prompt_xxh3: must be that of begun[0]",

@@ -86,7 +86,7 @@ async def test_a_rollout_group_whose_workers_are_gone_shows_zero(gauges, desk):
 
 
 async def test_lag_is_observed_for_every_trajectory_at_the_version_it_was_trained_on(gauges, desk):
-    desk.dispatcher.policy_version = 1
+    desk.dispatcher.resume_at(1)
     first, second, *_ = await desk.dispatcher.lease(asking(held=1), wait_s=0)
     desk.submit(first, versions=(0, 1))
     desk.submit(second, versions=(1, 1))
@@ -120,7 +120,7 @@ def test_a_skipped_step_is_counted_by_its_reason(gauges):
 
 
 def test_exactly_the_phase_of_the_run_is_one(gauges, desk):
-    desk.dispatcher.phase = RunPhase.DRAINING
+    desk.dispatcher.drain()
     gauges.refresh()
     shown = {phase: value(gauges, "vcpo_learner_phase", phase=phase.value) for phase in RunPhase}
     assert [phase for phase, each in shown.items() if each == 1] == [RunPhase.DRAINING]
@@ -162,7 +162,7 @@ async def test_workers_are_counted_by_what_their_deliveries_say(gauges, desk):
 
 async def test_invented_groups_do_not_become_labels_without_end(gauges, desk):
     for number in range(100):
-        desk.dispatcher._registry.register(f"w{number}", f"group-{number}", 0)
+        desk.registry.record_request(f"w{number}", f"group-{number}", 0)
     gauges.refresh()
     samples = gauges._metrics.workers.collect()[0].samples
     assert len(samples) == 16

@@ -2,7 +2,6 @@ import pytest
 
 from tests.fixtures.learner.scenes import asking, make_desk
 from tests.fixtures.records import evaluation_record, step_record
-from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import work_pb2
 from vcpo_learner.telemetry.signals import SignalWindow
 
@@ -146,7 +145,7 @@ async def test_workers_are_told_with_what_they_hold_and_owe(signals, desk):
 
 
 def test_phase_limit_and_evaluations_are_told(signals, desk):
-    desk.dispatcher.phase = RunPhase.DRAINING
+    desk.dispatcher.drain()
     desk.dispatcher.throttle(0)
     signals.evaluation(evaluation_record(step=0, accuracy=0.25))
     message = signals.message()
@@ -156,7 +155,7 @@ def test_phase_limit_and_evaluations_are_told(signals, desk):
 
 def test_why_a_run_was_given_up_is_told(signals, desk):
     assert signals.message().failure == ""
-    desk.dispatcher.phase = RunPhase.FAILED
+    desk.dispatcher.abort()
     signals.failed("32 generations in a row failed.")
     assert signals.message().failure == "32 generations in a row failed."
 

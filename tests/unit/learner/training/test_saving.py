@@ -112,10 +112,10 @@ async def test_a_run_that_is_asked_to_stop_waits_no_longer_than_its_drain(make_l
 async def test_a_checkpoint_that_is_owed_is_tried_again_when_it_is_time(make_learner, tmp_path):
     learner = make_learner(checkpoint={"everySteps": 1}, steps=9)
     saving, dispatcher = learner.training._saving, learner.dispatcher
-    dispatcher.policy_version = 1
+    dispatcher.resume_at(1)
     with files_of_at_most(LIMIT_BYTES):
         await saving.save_if_due()
-    dispatcher.policy_version = 2
+    dispatcher.resume_at(2)
     await saving.save_if_due()
     assert not names(tmp_path / "checkpoints")
     learner.desk.clock.advance(RETRY_S)

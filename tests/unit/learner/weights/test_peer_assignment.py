@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.learner.scenes import ManualClock
-from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
+from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S, WorkerRegistry
 from vcpo_learner.weights.peer_assignment import PeerAssignment, serving_address
 
 
@@ -14,7 +14,8 @@ class Book:
 
     def __init__(self):
         self.clock = ManualClock()
-        self.book = PeerAssignment(self.clock)
+        self.registry = WorkerRegistry(self.clock)
+        self.book = PeerAssignment(self.registry)
 
     def ask(self, worker, *, version=1, base=None, held=None, serves=True):
         self.book.register(worker, worker if serves else "", held)
@@ -80,21 +81,26 @@ def test_when_a_source_fails_there_are_three_others_that_hold_the_version_or_ask
     assert book.book.fallbacks("a", base_version=None) == ["f"]
 
 
-def test_workers_beyond_the_most_are_sent_to_the_learner_and_forgotten():
-    book = PeerAssignment(ManualClock(), max_workers=3)
-    sources = []
+def test_workers_that_the_registry_has_no_room_for_are_forgotten():
+    book = PeerAssignment(WorkerRegistry(ManualClock(), max_workers=3))
     for number in range(1000):
         book.register(f"w{number}", f"w{number}", None)
-        sources.append(book.assign(f"w{number}", policy_version=1, base_version=None))
-    assert sources == ["", "", "w0", *[""] * 997]
-    assert len(book._workers) == len(book._asked) == len(book._ways[None].children) == 3
+        book.assign(f"w{number}", policy_version=1, base_version=None)
+    assert book._assigned == set(book._routes[None].children) == {"w997", "w998", "w999"}
+
+
+def test_nobody_is_sent_to_a_worker_that_shut_down(book):
+    for worker in "ab":
+        book.ask(worker)
+    book.registry.deregister("a")
+    assert [book.ask(worker) for worker in "cd"] == ["b", "b"]
 
 
 def test_lost_workers_take_no_room(book):
     for number in range(100):
         book.clock.advance(WORKER_LOST_AFTER_S + 1)
         book.ask(f"w{number}")
-    assert len(book.book._asked) == len(book.book._ways[None].children) == 1
+    assert len(book.book._assigned) == len(book.book._routes[None].children) == 1
 
 
 def test_the_next_version_is_another_question(book):

@@ -192,7 +192,8 @@ class Floor:
         snapshot = self.desk.ledger.snapshot()
         buffered = [group_from_message(group) for group in snapshot.buffered]
         kept = [one.response_token_ids for group in buffered for one in group.trajectories]
-        kept += [one.token_ids for owed in restore_requeued(snapshot) for one in owed.begun]
+        requeued = restore_requeued(snapshot)
+        kept += [one.token_ids for prompt in requeued for one in prompt.partial_responses]
         return self.consumed + [token for token_ids in kept for token in token_ids]
 
     def tokens_under_way(self) -> list[int]:

@@ -244,8 +244,7 @@ async def test_a_worker_goes_home_when_the_run_is_complete(place):
     place.publish(0)
     async with working(place.worker()) as task:
         await eventually(lambda: counts(place).buffered == 8)
-        place.desk.dispatcher.phase = RunPhase.COMPLETE
-        place.desk.dispatcher.notify()
+        place.desk.dispatcher.complete()
         assert await task is RunPhase.COMPLETE
 
 
@@ -254,8 +253,7 @@ async def test_answers_under_way_are_handed_in_while_the_run_drains(place):
     place.publish(0)
     async with working(place.worker()) as task:
         await eventually(lambda: place.engine.sampling == 4)
-        place.desk.dispatcher.phase = RunPhase.DRAINING
-        place.desk.dispatcher.notify()
+        place.desk.dispatcher.drain()
         place.engine.gate.set()
         assert await task is RunPhase.DRAINING
     assert counts(place).buffered == 4

@@ -84,7 +84,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 oldest_begun=limits["oldest_partial_version"],
                 chosen=chosen,
             )
-            assert [one.oldest_policy_version for one in lease.begun] == (
+            assert [one.oldest_policy_version for one in lease.partial_responses] == (
                 [] if promise.begun is None else [promise.begun]
             )
             assert lease.lease_id not in self.lease_ids

@@ -4,7 +4,7 @@ import asyncio
 
 from tests.fixtures.learner.scenes import INCARNATION, TIMEOUT_S, asking, make_desk, settle
 from vcpo.wire.v1 import control_pb2
-from vcpo_learner.ledger.dispatcher import WorkRequest
+from vcpo_learner.ledger.assignments import WorkRequest
 from vcpo_learner.telemetry.signals import SignalWindow
 
 RUN = {

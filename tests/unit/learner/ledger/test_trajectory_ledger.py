@@ -251,7 +251,7 @@ def test_naming_a_lease_twice_hands_it_back_once(ledger):
 def test_accepted_groups_survive_a_restart_bit_for_bit(ledger, clock):
     (float32,) = struct.unpack("<f", struct.pack("<f", -0.1))
     submit_all(ledger, grant(ledger, 2), versions=(0, 1), reward=0.1, logprob=float32)
-    before = sorted(ledger._buffer)
+    before = sorted(ledger._buffer.groups())
     batch = restarted(ledger, clock).take_batch(policy_version=1, max_lag_steps=1)
     assert [group.trajectories for group in batch] == [group.trajectories for group in before]
 

@@ -1,0 +1,115 @@
+"""How much new work one worker may be granted, and how much of the granted work is surplus.
+
+The formulas are pure functions: `vcpo.control.admission` bounds the age of tokens, and
+`vcpo.control.quota` bounds what a single worker holds. This module gives them the run's numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vcpo.control.admission import admissible_trajectories, surplus_trajectories
+from vcpo.control.quota import LeaseHolders, Trust, quota_trajectories
+from vcpo.spec import VCPORunSpec
+from vcpo_learner.ledger.assignments import WorkRequest
+from vcpo_learner.ledger.evaluation import EvaluationRound
+from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
+from vcpo_learner.ledger.worker_registry import WorkerRegistry
+
+
+class Admission:
+    """Decides how much work is granted. Owner: the learner's event loop."""
+
+    def __init__(
+        self, spec: VCPORunSpec, ledger: TrajectoryLedger, registry: WorkerRegistry
+    ) -> None:
+        self._spec = spec
+        self._batch = spec.batch
+        self._max_sequences = {
+            group.name: group.max_concurrent_sequences for group in spec.rollouts
+        }
+        self._ledger = ledger
+        self._registry = registry
+
+    def training_groups(
+        self, request: WorkRequest, *, policy_version: int, admission_lag_steps: int
+    ) -> int:
+        """Return how many training prompts a worker may be granted now.
+
+        policy_version: of the learner; a worker cannot hold a newer one.
+        """
+        counts, batch = self._ledger.counts(), self._batch
+        accepted = counts.buffered + counts.consumed
+        admissible = admissible_trajectories(
+            admission_lag_steps=admission_lag_steps,
+            held_policy_version=min(request.held_policy_version, policy_version),
+            batch_trajectories=batch.trajectories,
+            accepted=accepted,
+            in_flight=counts.in_flight,
+            over_provision_ratio=batch.over_provision_ratio,
+        )
+        remaining = self._spec.steps * batch.trajectories - accepted - counts.in_flight
+        max_groups = self._max_sequences_of(request.rollout_group) // batch.trajectories_per_prompt
+        quota = self._quota(
+            request.worker_id,
+            self._ledger.in_flight_by_worker(),
+            budget=counts.in_flight + admissible,
+            places=max_groups * batch.trajectories_per_prompt,
+            group=batch.trajectories_per_prompt,
+        )
+        most = min(admissible, remaining, quota, request.max_trajectories)
+        return max(0, most) // batch.trajectories_per_prompt
+
+    def evaluation_responses(self, request: WorkRequest, current: EvaluationRound) -> int:
+        """Return how many responses of a round a worker may be granted now.
+
+        The budget is the number of missing responses. As it shrinks, so does the number that
+        untrusted workers may hold, so they cannot keep a round from ending.
+        """
+        quota = self._quota(
+            request.worker_id,
+            current.in_flight_by_worker(),
+            budget=current.num_missing,
+            places=self._max_sequences_of(request.rollout_group),
+            group=self._spec.evaluation.samples_per_prompt,
+        )
+        return min(request.max_trajectories, quota)
+
+    def surplus_trajectories(self, policy_version: int) -> int:
+        """Return how many trajectories in flight an over-provisioned run does not need."""
+        if self._batch.over_provision_ratio == 1.0:
+            return 0
+        counts = self._ledger.counts()
+        return surplus_trajectories(
+            max_lag_steps=self._spec.algorithm.max_policy_lag_steps,
+            policy_version=policy_version,
+            batch_trajectories=self._batch.trajectories,
+            accepted=counts.buffered + counts.consumed,
+            in_flight=counts.in_flight,
+            over_provision_ratio=self._batch.over_provision_ratio,
+        )
+
+    def _max_sequences_of(self, rollout_group: str) -> int:
+        """Return how many sequences a worker generates at once; the maximum if it is unknown."""
+        return self._max_sequences.get(rollout_group, max(self._max_sequences.values()))
+
+    def _quota(
+        self, worker_id: str, held: Mapping[str, int], *, budget: int, places: int, group: int
+    ) -> int:
+        """Return a worker's quota, see `vcpo.control.quota`."""
+        trust = {worker.worker_id: worker.trust for worker in self._registry.workers()}
+        holders = LeaseHolders(
+            budget=budget,
+            num_trusted=sum(one is Trust.TRUSTED for one in trust.values()),
+            num_new=sum(one is Trust.NEW for one in trust.values()),
+            held_by_untrusted=sum(
+                number for name, number in held.items() if trust.get(name) is not Trust.TRUSTED
+            ),
+        )
+        return quota_trajectories(
+            holders,
+            trust.get(worker_id, Trust.NEW),
+            places=places,
+            held=held.get(worker_id, 0),
+            group=group,
+        )

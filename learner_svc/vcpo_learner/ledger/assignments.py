@@ -1,0 +1,38 @@
+"""What a worker asks the learner for, and what the learner assigns to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vcpo_learner.ledger.leases import OpenLease
+
+
+class Purpose(StrEnum):
+    """What a lease's trajectories are used for."""
+
+    TRAIN = "train"
+    EVALUATION = "evaluation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkRequest:
+    """A worker's request for prompts."""
+
+    worker_id: str
+    rollout_group: str
+    incarnation: str
+    held_policy_version: int
+    max_trajectories: int
+    weight_updates_in_flight: int = 0
+    """Counted by the worker since its start."""
+    held_lease_ids: frozenset[str] | None = None
+    """All leases that the worker holds; None if it does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One lease and its purpose."""
+
+    purpose: Purpose
+    lease: OpenLease
