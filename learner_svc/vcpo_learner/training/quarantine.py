@@ -114,7 +114,8 @@ def _deaths(note: Path) -> dict[str, int]:
 def _document(head: dict[str, object], trajectories: list[dict[str, object]]) -> str:
     """JSON that people can read: a line for each field, and one for each trajectory."""
     fields = [f'  "{name}": {json.dumps(value)}' for name, value in head.items()]
-    members = ",\n".join(f"    {json.dumps(one)}" for one in trajectories)
+    # Token ids that came over the wire are packed sequences.
+    members = ",\n".join(f"    {json.dumps(one, default=list)}" for one in trajectories)
     return "{\n" + ",\n".join([*fields, f'  "trajectories": [\n{members}\n  ]']) + "\n}\n"
 
 
