@@ -1,6 +1,6 @@
-"""Pure decisions about a run: admission of work, number of workers, health.
+"""Pure decisions about a run: admission of work, number of workers, conditions, limits of a run.
 
-Used by the local host and the operator alike. Nothing here knows a clock, a service or a file.
+The local host and the operator both use this package. It reads no clock, service or file.
 """
 
 from vcpo.control.admission import admissible_trajectories, surplus_trajectories

@@ -1,4 +1,4 @@
-"""Conditions: what the control loop says about a run, in words that programs may lean on."""
+"""Conditions of the control loop: types, reasons and messages that programs may match on."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from enum import StrEnum
 
 
 class ConditionType(StrEnum):
-    """What a condition is about; `True` is the good state of each."""
+    """Type of a condition; status `True` is the good state of every type."""
 
     SIGNALS_FRESH = "SignalsFresh"
-    """The learner's signals are there and new enough to act on."""
+    """The learner reports signals, and they are recent enough to act on."""
     ESS_HEALTHY = "EssHealthy"
     """The effective sample size is above its floor."""
     LEARNER_FED = "LearnerFed"
@@ -18,7 +18,7 @@ class ConditionType(StrEnum):
 
 
 class ConditionStatus(StrEnum):
-    """Truth of a condition, as Kubernetes writes it."""
+    """Status of a condition, in the spelling of Kubernetes."""
 
     TRUE = "True"
     FALSE = "False"
@@ -54,14 +54,14 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """One statement about a run."""
+    """One condition of a run."""
 
     type: ConditionType
     status: ConditionStatus
     reason: Reason
     message: str
-    """One sentence for people. It holds no measured number, so that it changes with the reason
-    only and a status that repeats it is not rewritten at every poll."""
+    """One sentence for the user. It contains no measured number, so it changes only with the
+    reason, and the operator need not write the status at every poll."""
 
 
 _MEANINGS: dict[tuple[ConditionType, Reason], tuple[ConditionStatus, str]] = {
@@ -71,15 +71,15 @@ _MEANINGS: dict[tuple[ConditionType, Reason], tuple[ConditionStatus, str]] = {
     ),
     (ConditionType.SIGNALS_FRESH, Reason.STALE): (
         ConditionStatus.FALSE,
-        "The learner's signals are older than `control.signalsMaxAgeSeconds`: everything is held.",
+        "The signals are older than `control.signalsMaxAgeSeconds`: replicas and lag limit stay.",
     ),
     (ConditionType.SIGNALS_FRESH, Reason.MISSING): (
         ConditionStatus.FALSE,
-        "The learner gives no signals: everything is held.",
+        "The learner reports no signals: replicas and lag limit stay.",
     ),
     (ConditionType.ESS_HEALTHY, Reason.NO_SIGNALS): (
         ConditionStatus.UNKNOWN,
-        "Nothing is known of the ESS without fresh signals.",
+        "The ESS is unknown without fresh signals.",
     ),
     (ConditionType.ESS_HEALTHY, Reason.NO_STEP_YET): (
         ConditionStatus.UNKNOWN,
@@ -87,11 +87,11 @@ _MEANINGS: dict[tuple[ConditionType, Reason], tuple[ConditionStatus, str]] = {
     ),
     (ConditionType.ESS_HEALTHY, Reason.ABOVE_FLOOR): (
         ConditionStatus.TRUE,
-        "The ESS is above its floor and admission is as wide as the algorithm allows.",
+        "The ESS is above its floor, and the lag limit is `algorithm.maxPolicyLagSteps`.",
     ),
     (ConditionType.ESS_HEALTHY, Reason.RECOVERING): (
         ConditionStatus.TRUE,
-        "The ESS is above its floor again; admission is still tightened and relaxes slowly.",
+        "The ESS is above its floor again; the lag limit is still reduced and rises slowly.",
     ),
     (ConditionType.ESS_HEALTHY, Reason.BELOW_FLOOR): (
         ConditionStatus.FALSE,
@@ -99,27 +99,27 @@ _MEANINGS: dict[tuple[ConditionType, Reason], tuple[ConditionStatus, str]] = {
     ),
     (ConditionType.LEARNER_FED, Reason.NO_SIGNALS): (
         ConditionStatus.UNKNOWN,
-        "Nothing is known of the learner's waiting without fresh signals.",
+        "The learner's waiting time is unknown without fresh signals.",
     ),
     (ConditionType.LEARNER_FED, Reason.NO_STEP_YET): (
         ConditionStatus.UNKNOWN,
-        "The learner has made no step since it started; until then waiting is normal.",
+        "The learner has taken no step since it started; before the first step it always waits.",
     ),
     (ConditionType.LEARNER_FED, Reason.BALANCED): (
         ConditionStatus.TRUE,
-        "Generation and training keep pace.",
+        "Generation and training are equally fast.",
     ),
     (ConditionType.LEARNER_FED, Reason.SATURATED): (
         ConditionStatus.TRUE,
-        "There is more data than the learner can use; workers go after the cool-down.",
+        "The workers generate more than the learner can use; some are removed after the cool-down.",
     ),
     (ConditionType.LEARNER_FED, Reason.SCALING_DOWN): (
         ConditionStatus.TRUE,
-        "There is more data than the learner can use: workers are removed.",
+        "The workers generate more than the learner can use: some are removed.",
     ),
     (ConditionType.LEARNER_FED, Reason.AT_MINIMUM): (
         ConditionStatus.TRUE,
-        "There is more data than the learner can use; fewer workers are not allowed or starved it.",
+        "The workers generate more than the learner can use; fewer are not allowed or starved it.",
     ),
     (ConditionType.LEARNER_FED, Reason.SCALING_UP): (
         ConditionStatus.FALSE,
@@ -127,35 +127,35 @@ _MEANINGS: dict[tuple[ConditionType, Reason], tuple[ConditionStatus, str]] = {
     ),
     (ConditionType.LEARNER_FED, Reason.COOLING_DOWN): (
         ConditionStatus.FALSE,
-        "The learner waits for data; workers come after the cool-down and the next step.",
+        "The learner waits for data; workers are added after the cool-down and the next step.",
     ),
     (ConditionType.LEARNER_FED, Reason.WORKERS_PENDING): (
         ConditionStatus.FALSE,
-        "The learner waits for data and workers asked for are not ready yet.",
+        "The learner waits for data, and requested workers are not ready yet.",
     ),
     (ConditionType.LEARNER_FED, Reason.AT_MAXIMUM): (
         ConditionStatus.FALSE,
-        "The learner waits for data and every group is at `maxReplicas`: raise it if you can.",
+        "The learner waits for data, and every group is at `maxReplicas`: raise it if possible.",
     ),
     (ConditionType.LEARNER_FED, Reason.ADMISSION_BOUND): (
         ConditionStatus.FALSE,
-        "The learner waits for data, but all work that the lag bound admits is handed out already.",
+        "The learner waits for data, but all work that the lag limit admits is already leased.",
     ),
     (ConditionType.LEARNER_FED, Reason.ESS_LOW): (
         ConditionStatus.FALSE,
-        "The learner waits for data, but the ESS has no room for more of it off-policy.",
+        "The learner waits for data, but the ESS is too low for more off-policy data.",
     ),
     (ConditionType.LEARNER_FED, Reason.LAG_HIGH): (
         ConditionStatus.FALSE,
-        "The learner waits for data, but the lag has no room for more workers.",
+        "The learner waits for data, but the lag is too high for more workers.",
     ),
 }
 
 
 def condition(kind: ConditionType, reason: Reason) -> Condition:
-    """The condition of a kind that holds for a reason.
+    """Return the condition of this type with this reason.
 
-    Raises: KeyError when the reason does not belong to the kind, which is a bug.
+    Raises: KeyError if the reason does not belong to the type, which is a bug.
     """
     status, message = _MEANINGS[kind, reason]
     return Condition(type=kind, status=status, reason=reason, message=message)

@@ -1,13 +1,13 @@
-"""The decision: signals and the last state in, limits to apply and the next state out.
+"""The control decision: from signals and the last state to limits and the next state.
 
     limits ----.
     state  ----+--> decide --> ControlDecision (admission lag, replicas, conditions), next state
     signals ---'
     now_s -----'
 
-Nothing here reads a clock, calls a service or remembers anything: whoever polls keeps the state
-and applies the decision. The same inputs give the same outputs, so a recorded run can be replayed.
-Missing, old or senseless signals hold everything (fail static): the last limits stay in force.
+Nothing here reads a clock, calls a service or keeps state: the caller keeps the state and applies
+the decision. The same inputs give the same outputs, so a recorded run can be replayed. If signals
+are missing, old or invalid, the last limits stay in force (fail static).
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from vcpo.control.throttle import EssHealth, ess_health, next_throttle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlDecision:
-    """What to apply now."""
+    """The limits to apply now, with the conditions and reasons to report."""
 
     admission_lag_steps: int
-    """Lag bound for new work, in policy versions, in [0, maxPolicyLagSteps]."""
+    """Lag limit for new work, in policy versions, in [0, maxPolicyLagSteps]."""
     replicas: Mapping[str, int]
-    """Workers wanted, by rollout group; each within the group's bounds."""
+    """Desired number of workers by rollout group, within the group's bounds."""
     direction: Direction
-    """Which way this decision moves the number of workers."""
+    """Whether this decision adds workers, removes workers, or does neither."""
     conditions: tuple[Condition, ...]
     """`SignalsFresh`, `EssHealthy`, `LearnerFed`, in this order."""
     reasons: tuple[str, ...]
-    """One sentence for each thing that changes with this decision; empty when all is held."""
+    """One sentence for each limit that this decision changes; empty if it changes none."""
 
     def condition(self, kind: ConditionType) -> Condition:
-        """The condition of a kind."""
+        """Return the condition of this type."""
         return next(each for each in self.conditions if each.type is kind)
 
 
 def decide(
     limits: Limits, state: ControlState, signals: RunSignals | None, now_s: float
 ) -> tuple[ControlDecision, ControlState]:
-    """Decide on admission and replicas.
+    """Decide on the lag limit and on the replicas.
 
-    state: from the last decision, or `ControlState.start`; it is first fitted to the limits, which
-        may have changed since.
-    signals: None when there are none.
-    now_s: seconds on any clock that goes on as long as the state is kept: Unix time when the
-        state outlives the process. Set back, it starts the cool-downs anew.
-    Returns the decision and the state to hand in with the next signals.
+    state: from the last decision, or from `ControlState.start`. It is first fitted to the limits,
+        which may have changed.
+    signals: None if there are none.
+    now_s: seconds on a clock that runs as long as the state is kept: Unix time if the state
+        outlives the process. If the clock is set back, the cool-downs start again.
+    Returns the decision and the state for the next call.
     """
     state = state.fit(limits, now_s)
     if signals is None:
-        return _held(state, Reason.MISSING), state
+        return _hold(state, Reason.MISSING), state
     if signals.age_s > limits.signals_max_age_s:
-        return _held(state, Reason.STALE), state
+        return _hold(state, Reason.STALE), state
     return _decide_on(limits, state, signals, now_s)
 
 
@@ -90,10 +90,12 @@ def _decide_on(
         *_throttle_reasons(state, decided, signals),
         *_scaling_reasons(state, decided, signals),
     )
-    return _decision(decided, _direction(fed), conditions, reasons), decided
+    directions = {Reason.SCALING_UP: Direction.UP, Reason.SCALING_DOWN: Direction.DOWN}
+    direction = directions.get(fed, Direction.HOLD)
+    return _decision(decided, direction, conditions, reasons), decided
 
 
-def _held(state: ControlState, why: Reason) -> ControlDecision:
+def _hold(state: ControlState, why: Reason) -> ControlDecision:
     conditions = (
         condition(ConditionType.SIGNALS_FRESH, why),
         condition(ConditionType.ESS_HEALTHY, Reason.NO_SIGNALS),
@@ -115,11 +117,6 @@ def _decision(
         conditions=conditions,
         reasons=reasons,
     )
-
-
-def _direction(fed: Reason) -> Direction:
-    directions = {Reason.SCALING_UP: Direction.UP, Reason.SCALING_DOWN: Direction.DOWN}
-    return directions.get(fed, Direction.HOLD)
 
 
 def _ess_reason(health: EssHealth, *, tightened: bool) -> Reason:

@@ -1,4 +1,4 @@
-"""What a run's specification allows the control loop to do."""
+"""Bounds and thresholds that a run's spec sets for the control loop."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ class GroupLimits:
 
     name: str
     min_replicas: int
-    """Workers kept even when the learner has more data than it can use, >= 0."""
+    """Smallest number of workers, >= 0, also if the learner has more data than it can use."""
     max_replicas: int
-    """Workers at most, >= max(1, min_replicas)."""
+    """Largest number of workers, >= max(1, min_replicas)."""
 
     def clamp(self, replicas: int) -> int:
-        """Nearest number of replicas within the bounds."""
+        """Return the nearest number of replicas within the bounds."""
         return min(max(replicas, self.min_replicas), self.max_replicas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds and thresholds of a run's control; made from a checked spec by `Limits.of`."""
+    """Bounds and thresholds of a run's control loop."""
 
     max_admission_lag_steps: int
-    """k, the lag bound of the algorithm, in policy versions; admission never exceeds it."""
+    """k, `algorithm.maxPolicyLagSteps`; the lag limit never exceeds it."""
     ess_floor_ratio: float
-    """Share of the on-policy ESS ratio, in (0, 1], under which admission tightens."""
+    """Share of the on-policy ESS ratio, in (0, 1], below which the lag limit is halved."""
     signals_max_age_s: float
-    """Signals older than this change nothing."""
+    """Age above which signals are ignored."""
     idle_high_ratio: float
-    """The learner starves when it waits for data more than this share of the time."""
+    """Share of the time above which a waiting learner counts as starved, in [0, 1]."""
     idle_low_ratio: float
-    """The learner is saturated when it waits less than this share of the time."""
+    """Share of the time below which a waiting learner counts as saturated, in [0, 1]."""
     scale_up_cooldown_s: float
-    """Least time between a change of the replicas and an addition."""
+    """Shortest time from a change of the replicas to an addition."""
     scale_down_cooldown_s: float
-    """Least time between a change of the replicas and a removal."""
+    """Shortest time from a change of the replicas to a removal."""
     groups: tuple[GroupLimits, ...]
-    """Rollout groups in the order in which they are filled; at least one."""
+    """Rollout groups in the order in which workers are added; at least one."""
 
     @classmethod
     def of(cls, spec: VCPORunSpec) -> Self:
-        """Limits of a run."""
+        """Return the limits that a checked spec sets."""
         control = spec.control
         return cls(
             max_admission_lag_steps=spec.algorithm.max_policy_lag_steps,
@@ -68,10 +68,10 @@ class Limits:
         )
 
     def fit(self, replicas: Mapping[str, int]) -> dict[str, int]:
-        """Replicas of every group within its bounds; a group without an entry gets its minimum.
+        """Return the replicas of every group within its bounds; a missing group gets its minimum.
 
-        The first group gets a worker when there would be none at all: a run that nobody generates
-        for neither ends nor starves visibly, since it takes no more steps to measure.
+        If there would be no worker at all, the first group gets one: a run without workers never
+        ends, and its starvation is invisible because it takes no step that would measure it.
         """
         fitted = {group.name: group.clamp(replicas.get(group.name, 0)) for group in self.groups}
         if not any(fitted.values()):

@@ -1,16 +1,17 @@
-"""Quota of leases: how much one worker may hold, so that none keeps the work from the others.
+"""Quota: the number of trajectories that one worker may hold in leases.
 
-Admission bounds what is in flight in all; without a bound for each worker, a few that lease and
-never deliver hold all of it until their leases run out, again and again.
+Admission bounds the trajectories in flight of all workers together. Without a bound per worker, a
+few workers that lease and never submit would hold all of them until the leases expire, repeatedly.
 
 ```
-trusted     has delivered               as much as it has places for
-new         has not delivered yet       an equal share of the newcomers' pool, at least a group
-doubted     let a lease run out since   one group
+trusted     has submitted                    as many as it has slots
+new         has not submitted yet            an equal share of the pool, at least one group
+doubted     let a lease expire since then    one group
 ```
 
-The pool is half of what may be in flight, and all of it while no worker is trusted. New and doubted
-workers together hold no more than the pool: the other half is always with workers that deliver.
+The pool is half of the trajectories that may be in flight, and all of them while no worker is
+trusted. New and doubted workers together hold at most the pool, so trusted workers always have the
+other half.
 """
 
 from __future__ import annotations
@@ -20,35 +21,39 @@ from enum import StrEnum
 
 
 class Trust(StrEnum):
-    """What a worker's deliveries say of it."""
+    """Trust in a worker, from its submissions."""
 
     TRUSTED = "trusted"
+    """It has submitted."""
     NEW = "new"
+    """It has not submitted yet."""
     DOUBTED = "doubted"
+    """It let a lease expire after its last submission."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseHolders:
-    """Who shares the work; all counts at least 0."""
+    """The workers that share the trajectories in flight; all counts are at least 0."""
 
     budget: int
     """Trajectories that may be in flight in all."""
     num_trusted: int
-    """Workers that have delivered."""
+    """Number of trusted workers."""
     num_new: int
-    """Workers that are new."""
+    """Number of new workers."""
     held_by_untrusted: int
-    """Trajectories that new and doubted workers hold, and workers not heard of any more."""
+    """Trajectories leased by new, doubted and unregistered workers."""
 
 
 def quota_trajectories(
     holders: LeaseHolders, trust: Trust, *, places: int, held: int, group: int
 ) -> int:
-    """Trajectories that a worker may be granted now, >= 0, beside what admission lets it have.
+    """Return the number of trajectories that a worker may be granted now, >= 0.
 
-    places: Trajectories that it can have under way at one time.
-    held: Trajectories in flight with it.
-    group: Trajectories of one lease; the least that anybody can use, >= 1.
+    Admission may allow fewer.
+    places: trajectories that the worker can generate at one time.
+    held: trajectories that it has in flight.
+    group: trajectories of one lease, >= 1; a worker cannot use fewer.
     """
     free = max(0, places - held)
     if trust is Trust.TRUSTED:

@@ -1,26 +1,27 @@
-"""Scaling: the number of rollout workers follows the learner's waiting.
+"""Scaling: the number of rollout workers follows the share of time in which the learner waits.
 
-Problem. More workers raise throughput *and* staleness, and past the admission bound they raise
-nothing: whoever asks gets no work. Measurements are noisy, workers take minutes to start, and each
-change of the fleet disturbs what is measured.
+Problem. More workers raise throughput *and* staleness. Above the admission limit they raise
+nothing, because they get no leases. Measurements are noisy, workers take minutes to start, and each
+change of the replicas disturbs the measurements.
 
-    the learner waits more than `idleHighRatio`        starved: add, if that can help at all
-    it waits less than `idleLowRatio`, and workers
-    have used up what the lag bound admits             saturated: remove
-    otherwise                                          balanced: leave
+    the learner waits more than `idleHighRatio`        starved: add workers, if they can help
+    the learner waits less than `idleLowRatio`, and
+    all work that the lag limit admits is leased       saturated: remove workers
+    otherwise                                          balanced: no change
 
-Adding helps only while work is left to hand out (outstanding below the admission bound), the
-median lag has room and the ESS is healthy. What is wanted follows from the workers that are ready:
-they feed the learner for the share 1 - idle of its time, so ready / (1 - idle) would feed it all of
-it. Workers still on their way count as there, so that waiting for them adds no others.
+More workers help only while admissible work is left, the median lag is low enough and the ESS is
+healthy. The desired number follows from the ready workers: they feed the learner for the share
+1 - idle of its time, so ready / (1 - idle) workers would feed it all the time. Workers that are
+still starting count as present, so waiting for them adds no others.
 
-Against flapping: the dead band between the thresholds, cool-downs, one change per learner step, at
-most a doubling or a quarter at a time, and memory: a removal never goes down to a number of workers
-with which the learner starved lately. Without it a learner that needs 1.5 workers would see 1 and 2
-in turn for ever. Groups are filled in the spec's order, one at a time, and emptied in the reverse.
+Four rules prevent flapping: the dead band between the thresholds; cool-downs; one change per
+learner step, of at most a doubling or a quarter; and memory: a removal never goes down to a number
+of workers with which the learner starved recently. Without the memory a learner that needs 1.5
+workers would alternate between 1 and 2. Groups are filled in the spec's order, one at a time, and
+emptied in the reverse order.
 
-Rejected: scaling to a target buffer level. With admission control the buffer's level is set by the
-lag bound, and says nothing of how many workers it takes to keep it there.
+Rejected: scaling to a target buffer level. With admission control the lag limit sets the buffer's
+level, so the level does not show how many workers keep it there.
 """
 
 from __future__ import annotations
@@ -35,27 +36,27 @@ from vcpo.control.limits import Limits
 from vcpo.control.signals import RunSignals
 
 ADMISSION_FULL_RATIO = 0.9
-"""Work is all handed out when this share of what the lag bound admits is outstanding."""
+"""Share of the admissible work; if more of it is outstanding, all work counts as leased."""
 
 LAG_ROOM_RATIO = 0.75
-"""Workers are added only while the median lag is within this share of the admission lag."""
+"""Share of the lag limit; workers are added only while the median lag is within it."""
 
 LARGEST_GROWTH = 2.0
-"""Replicas grow at most by this factor at a time."""
+"""Largest factor by which the replicas of a group grow at a time."""
 
 REMOVAL_DIVISOR = 4
-"""At most one part in so many of a group's replicas goes at a time, and at least one replica."""
+"""At most replicas / REMOVAL_DIVISOR workers of a group are removed at a time, and at least 1."""
 
 STARVATION_MEMORY_COOLDOWNS = 10
-"""Scale-down cool-downs for which a number of workers that starved the learner is remembered: each
-time it is forgotten the learner may starve for as long as a worker takes to start."""
+"""Number of scale-down cool-downs for which a starving number of workers is remembered. After that
+time a removal may starve the learner again for as long as a worker takes to start."""
 
 # 31 / 0.62 is 50 workers, and 31 * (1 / (1 - 0.38)) is 50.00000000000001 in floats.
 _ROUNDING_SLACK = 1e-9
 
 
 class Direction(StrEnum):
-    """Which way the number of workers goes."""
+    """Direction in which a decision changes the number of workers."""
 
     UP = "up"
     DOWN = "down"
@@ -64,55 +65,57 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starvation:
-    """The learner starved with this many workers ready, last seen then."""
+    """The learner starved with this number of ready workers."""
 
     workers: int
     seen_s: float
-    """Time of the last sight, on the clock of the decisions."""
+    """When it was last observed, on the clock of the decisions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetState:
-    """Replicas wanted, and what the next ones depend on."""
+    """The desired replicas and the history that determines the next ones."""
 
     replicas: Mapping[str, int]
-    """Workers wanted, by rollout group."""
+    """Desired number of workers by rollout group."""
     scaled_s: float
     """Time of the last change, or of the start, on the clock of the decisions."""
     scaled_step: int | None = None
-    """Learner's step at the last change; None when there was none."""
+    """The learner's step at the last change; None if there was none."""
     starvation: Starvation | None = None
-    """What a removal may not go back to; None when the learner never starved for workers."""
+    """Number of workers that a removal may not return to; None if the learner never starved."""
 
     @property
     def total(self) -> int:
-        """Workers wanted in all groups."""
+        """Desired number of workers in all groups."""
         return sum(self.replicas.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingContext:
-    """What besides the signals a change of the fleet depends on."""
+    """Inputs of a scaling decision besides limits, signals and state."""
 
     admission_lag_steps: int
-    """Lag bound decided for new work, in policy versions."""
+    """Lag limit just decided for new work, in policy versions."""
     ess_has_room: bool
+    """Whether the ESS is healthy enough for more off-policy data."""
     now_s: float
 
 
 def next_fleet(
     limits: Limits, fleet: FleetState, signals: RunSignals, context: ScalingContext
 ) -> tuple[FleetState, Reason]:
-    """Replicas to want now, with the reason that `LearnerFed` gets.
+    """Return the next desired replicas and the reason of the condition `LearnerFed`.
 
     fleet: its replicas are within the limits.
     """
-    fleet = replace(fleet, starvation=_remembered(limits, fleet, signals, context))
+    fleet = replace(fleet, starvation=_latest_starvation(limits, fleet, signals, context))
     reason = _judge(limits, fleet, signals, context)
     if reason is Reason.SCALING_UP:
-        replicas = _grown(limits, fleet, _wanted_workers(fleet, signals) - fleet.total)
+        replicas = _add_workers(limits, fleet, _desired_workers(fleet, signals) - fleet.total)
     elif reason is Reason.SCALING_DOWN:
-        replicas = _shrunk(limits, fleet, fleet.total - _least_workers(limits, fleet, context))
+        spare = fleet.total - _least_workers(limits, fleet, context)
+        replicas = _remove_workers(limits, fleet, spare)
     else:
         return fleet, reason
     changed = replace(fleet, replicas=replicas, scaled_s=context.now_s, scaled_step=signals.step)
@@ -126,7 +129,7 @@ def _judge(
         return Reason.NO_STEP_YET
     if signals.learner_idle_ratio > limits.idle_high_ratio:
         return _judge_starved(limits, fleet, signals, context)
-    if signals.learner_idle_ratio < limits.idle_low_ratio and _work_is_out(signals, context):
+    if signals.learner_idle_ratio < limits.idle_low_ratio and _is_all_leased(signals, context):
         return _judge_saturated(limits, fleet, signals, context)
     return Reason.BALANCED
 
@@ -134,17 +137,17 @@ def _judge(
 def _judge_starved(
     limits: Limits, fleet: FleetState, signals: RunSignals, context: ScalingContext
 ) -> Reason:
-    if _work_is_out(signals, context):
+    if _is_all_leased(signals, context):
         return Reason.ADMISSION_BOUND
     if not context.ess_has_room:
         return Reason.ESS_LOW
-    if not _lag_has_room(signals, context.admission_lag_steps):
+    if not _has_lag_room(signals, context.admission_lag_steps):
         return Reason.LAG_HIGH
     if fleet.total >= sum(group.max_replicas for group in limits.groups):
         return Reason.AT_MAXIMUM
-    if _wanted_workers(fleet, signals) <= fleet.total:
+    if _desired_workers(fleet, signals) <= fleet.total:
         return Reason.WORKERS_PENDING
-    if not _settled(fleet, signals, context, limits.scale_up_cooldown_s):
+    if not _has_settled(fleet, signals, context, limits.scale_up_cooldown_s):
         return Reason.COOLING_DOWN
     return Reason.SCALING_UP
 
@@ -154,41 +157,41 @@ def _judge_saturated(
 ) -> Reason:
     if fleet.total <= _least_workers(limits, fleet, context):
         return Reason.AT_MINIMUM
-    if not _settled(fleet, signals, context, limits.scale_down_cooldown_s):
+    if not _has_settled(fleet, signals, context, limits.scale_down_cooldown_s):
         return Reason.SATURATED
     return Reason.SCALING_DOWN
 
 
-def _work_is_out(signals: RunSignals, context: ScalingContext) -> bool:
+def _is_all_leased(signals: RunSignals, context: ScalingContext) -> bool:
     admitted = (context.admission_lag_steps + 1) * signals.batch_trajectories
     return signals.outstanding >= ADMISSION_FULL_RATIO * admitted
 
 
-def _lag_has_room(signals: RunSignals, admission_lag_steps: int) -> bool:
-    """Whether the lag is as low as admission asks, at its top and, with a margin, in the middle."""
+def _has_lag_room(signals: RunSignals, admission_lag_steps: int) -> bool:
+    """Return whether the largest lag and, with a margin, the median lag are within the limit."""
     if signals.lag_max is not None and signals.lag_max > admission_lag_steps:
         return False
-    middle = signals.lag_p50 or 0
-    return middle <= math.ceil(LAG_ROOM_RATIO * admission_lag_steps)
+    median_lag = signals.lag_p50 or 0
+    return median_lag <= math.ceil(LAG_ROOM_RATIO * admission_lag_steps)
 
 
-def _settled(
+def _has_settled(
     fleet: FleetState, signals: RunSignals, context: ScalingContext, cooldown_s: float
 ) -> bool:
     return signals.step != fleet.scaled_step and context.now_s - fleet.scaled_s >= cooldown_s
 
 
-def _working(fleet: FleetState, signals: RunSignals) -> int:
+def _num_ready(fleet: FleetState, signals: RunSignals) -> int:
     return min(fleet.total, sum(signals.ready_workers.values()))
 
 
-def _wanted_workers(fleet: FleetState, signals: RunSignals) -> int:
+def _desired_workers(fleet: FleetState, signals: RunSignals) -> int:
     busy_ratio = 1.0 - signals.learner_idle_ratio
     growth = min(LARGEST_GROWTH, 1.0 / busy_ratio) if busy_ratio > 0.0 else LARGEST_GROWTH
-    return max(1, math.ceil(_working(fleet, signals) * growth - _ROUNDING_SLACK))
+    return max(1, math.ceil(_num_ready(fleet, signals) * growth - _ROUNDING_SLACK))
 
 
-def _grown(limits: Limits, fleet: FleetState, missing: int) -> dict[str, int]:
+def _add_workers(limits: Limits, fleet: FleetState, missing: int) -> dict[str, int]:
     replicas = dict(fleet.replicas)
     group = next(each for each in limits.groups if replicas[each.name] < each.max_replicas)
     current = replicas[group.name]
@@ -197,7 +200,7 @@ def _grown(limits: Limits, fleet: FleetState, missing: int) -> dict[str, int]:
     return replicas
 
 
-def _shrunk(limits: Limits, fleet: FleetState, spare: int) -> dict[str, int]:
+def _remove_workers(limits: Limits, fleet: FleetState, spare: int) -> dict[str, int]:
     replicas = dict(fleet.replicas)
     emptied_first = reversed(limits.groups)
     group = next(each for each in emptied_first if replicas[each.name] > each.min_replicas)
@@ -207,28 +210,28 @@ def _shrunk(limits: Limits, fleet: FleetState, spare: int) -> dict[str, int]:
 
 
 def _least_workers(limits: Limits, fleet: FleetState, context: ScalingContext) -> int:
-    """Fewest workers that a removal may leave: the minimum, one, or one more than starved."""
+    """Return the smallest number of workers that a removal may leave, at least 1."""
     least = max(1, sum(group.min_replicas for group in limits.groups))
     if fleet.starvation is None or not _is_recent(limits, fleet.starvation, context.now_s):
         return least
     return max(least, fleet.starvation.workers + 1)
 
 
-def _remembered(
+def _latest_starvation(
     limits: Limits, fleet: FleetState, signals: RunSignals, context: ScalingContext
 ) -> Starvation | None:
-    """Largest number of ready workers with which the learner starved of late."""
-    known = fleet.starvation
+    """Return the largest number of ready workers with which the learner starved recently."""
+    last = fleet.starvation
     starves = signals.learner_idle_ratio > limits.idle_high_ratio
-    for_workers = signals.ess_ratio_mean is not None and not _work_is_out(signals, context)
-    # Just after a change the idle window still shows what was before it.
-    settled = _settled(fleet, signals, context, limits.scale_up_cooldown_s)
-    if not (starves and for_workers and settled):
-        return known
-    working = _working(fleet, signals)
-    if known and known.workers > working and _is_recent(limits, known, context.now_s):
-        return known
-    return Starvation(workers=working, seen_s=context.now_s)
+    lacks_workers = signals.ess_ratio_mean is not None and not _is_all_leased(signals, context)
+    # Just after a change the idle window still covers the time before it.
+    settled = _has_settled(fleet, signals, context, limits.scale_up_cooldown_s)
+    if not (starves and lacks_workers and settled):
+        return last
+    ready = _num_ready(fleet, signals)
+    if last and last.workers > ready and _is_recent(limits, last, context.now_s):
+        return last
+    return Starvation(workers=ready, seen_s=context.now_s)
 
 
 def _is_recent(limits: Limits, starvation: Starvation, now_s: float) -> bool:

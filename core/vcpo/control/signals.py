@@ -1,4 +1,4 @@
-"""What the control loop sees of a run at one moment."""
+"""The signals of a run that the control loop decides on."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 WINDOW_STEPS = 10
-"""Recent steps that the learner's window holds."""
+"""Number of recent steps in the learner's window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSignals:
-    """Signals of a run; `None` is what the learner cannot know before its first step.
+    """Signals of a run at one moment; None if the learner has not measured the value yet.
 
-    Raises: ValueError naming the field that is out of its range or not finite. Whoever reads
-    signals from outside takes that as no signals, so that nonsense never moves anything.
+    Raises: ValueError naming the field that is out of range or not finite. A caller that reads
+    signals from outside treats this as no signals, so invalid signals change nothing.
     """
 
     step: int
     """Optimizer steps taken, >= 0."""
     policy_version: int
-    """The learner's version, >= 0."""
+    """The learner's policy version, >= 0."""
     ess_ratio_mean: float | None
-    """Mean of effective sample size over batch size in a window of recent steps, in [0, 1]."""
+    """Mean ESS ratio over the window of recent steps, in [0, 1]."""
     ess_ratio_low: float | None = None
-    """Low percentile of the same window, in [0, 1]."""
+    """Low percentile of the ESS ratio over the same window, in [0, 1]."""
     on_policy_ess_ratio: float
-    """The ratio at lag 0, in (0, 1]: what ESS is measured against."""
+    """ESS ratio at lag 0, in (0, 1]; the reference of the other two."""
     lag_p50: int | None
-    """Median age of the tokens of the last step, in policy versions, >= 0."""
+    """Median lag of the tokens of the last step, in policy versions, >= 0."""
     lag_max: int | None = None
-    """Largest age of a token of the last step, in policy versions, >= 0."""
+    """Largest lag of a token of the last step, in policy versions, >= 0."""
     buffered: int
-    """Trajectories that wait for the learner, >= 0."""
+    """Trajectories that wait for training, >= 0."""
     in_flight: int
     """Trajectories that workers are generating, >= 0."""
     batch_trajectories: int
     """Trajectories consumed by one optimizer step, >= 1."""
     admission_lag_steps: int
-    """Lag bound that the learner applies to new work now, >= 0; for whoever applies the next."""
+    """Lag limit that the learner applies to new work now, in policy versions, >= 0."""
     learner_idle_ratio: float
-    """Share of the window that the learner spent waiting for data, in [0, 1]."""
+    """Share of the window in which the learner waited for data, in [0, 1]."""
     produced_per_s: float = 0.0
-    """Trajectories accepted per second, >= 0; for people."""
+    """Trajectories accepted per second, >= 0; only reported."""
     consumed_per_s: float = 0.0
-    """Trajectories trained on per second, >= 0; for people."""
+    """Trajectories trained on per second, >= 0; only reported."""
     ready_workers: Mapping[str, int] = field(default_factory=dict)
-    """Workers heard of lately, by rollout group; a group without an entry has none."""
+    """Registered workers by rollout group; a group without an entry has none."""
     age_s: float = 0.0
     """Seconds since the learner reported this, >= 0."""
 
@@ -72,7 +72,7 @@ class RunSignals:
 
     @property
     def outstanding(self) -> int:
-        """Trajectories granted and not yet trained on."""
+        """Trajectories that are leased or buffered."""
         return self.buffered + self.in_flight
 
     def _relative(self, ess_ratio: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""State that the control loop carries from one decision to the next."""
+"""State that the control loop keeps from one decision to the next."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vcpo.control.throttle import ThrottleState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlState:
-    """What decisions depend on besides limits, signals and time."""
+    """The part of a decision's input that earlier decisions determine."""
 
     throttle: ThrottleState
     fleet: FleetState
@@ -28,11 +28,11 @@ class ControlState:
         replicas: Mapping[str, int] | None = None,
         admission_lag_steps: int | None = None,
     ) -> Self:
-        """State of a loop that knows no earlier decision.
+        """Return the state before the first decision.
 
-        now_s: the clock of the decisions; the cool-downs count from here.
-        replicas: Workers that exist already, by group; None starts each group at its minimum.
-        admission_lag_steps: Lag bound in force already; None starts at the algorithm's.
+        now_s: time on the clock of the decisions; the cool-downs start now.
+        replicas: existing workers by rollout group; None starts each group at its minimum.
+        admission_lag_steps: lag limit in force; None starts at `algorithm.maxPolicyLagSteps`.
         """
         most = limits.max_admission_lag_steps
         lag = most if admission_lag_steps is None else min(admission_lag_steps, most)
@@ -42,7 +42,7 @@ class ControlState:
         )
 
     def fit(self, limits: Limits, now_s: float) -> ControlState:
-        """The same state under limits that may have changed and a clock that may be set back."""
+        """Return this state within the limits; no time in it is later than `now_s`."""
         starvation = self.fleet.starvation
         if starvation is not None:
             seen_s = min(starvation.seen_s, now_s)
@@ -58,14 +58,14 @@ class ControlState:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The state as JSON-ready values."""
+        """Return the state as JSON values."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` wrote.
+        """Read a state that `to_dict` wrote.
 
-        Raises: ValueError when it is something else; `start` is the way out then.
+        Raises: ValueError if the entry has another form; the caller may then use `start`.
         """
         try:
             return cls(throttle=_throttle(entry["throttle"]), fleet=_fleet(entry["fleet"]))
@@ -93,9 +93,7 @@ def _fleet(entry: Mapping[str, Any]) -> FleetState:
         replicas={str(group): int(workers) for group, workers in entry["replicas"].items()},
         scaled_s=float(entry["scaled_s"]),
         scaled_step=_optional_int(entry["scaled_step"]),
-        starvation=None if starvation is None else _starvation(starvation),
+        starvation=None
+        if starvation is None
+        else Starvation(workers=int(starvation["workers"]), seen_s=float(starvation["seen_s"])),
     )
-
-
-def _starvation(entry: Mapping[str, Any]) -> Starvation:
-    return Starvation(workers=int(entry["workers"]), seen_s=float(entry["seen_s"]))
