@@ -16,7 +16,6 @@ class Axis:
 
     low: float
     high: float
-    ticks: tuple[float, ...]
     pixel_low: float
     """Where `low` is drawn; for a vertical axis this is the larger number."""
     pixel_high: float

@@ -19,8 +19,9 @@ import jinja2
 from markupsafe import Markup
 
 from vcpo.records.journal import EventRecord, Metrics, read_events, read_metrics
-from vcpo.report.chart import FULL, SMALL, Chart, Size, draw
+from vcpo.report.chart import FULL, SMALL, Chart, draw
 from vcpo.report.figures import detail_charts, main_charts
+from vcpo.report.plot import Size
 from vcpo.report.readout import Readout, readout_of
 from vcpo.report.summary import findings, headlines, state_of
 from vcpo.spec import VCPORun, load_run, run_to_yaml

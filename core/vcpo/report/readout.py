@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vcpo.report.chart import FULL, MAX_POINTS, Chart, Series, Size, frame_of
+from vcpo.report.chart import FULL, MAX_POINTS, Chart, Series, plot_of
+from vcpo.report.plot import Size, frame_of
 from vcpo.report.series import decimate
 
 Readout = dict[str, object]
@@ -11,7 +12,7 @@ Readout = dict[str, object]
 
 def readout_of(chart: Chart, size: Size = FULL) -> Readout:
     """Describe a chart as drawn by `draw` with the same size."""
-    axis = frame_of(chart, size).x
+    axis = frame_of(plot_of(chart, size), size).x
     return {
         "low": axis.low,
         "high": axis.high,

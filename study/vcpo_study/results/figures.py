@@ -10,10 +10,11 @@ from statistics import fmean, median
 
 from vcpo.report.axis import round_ticks
 from vcpo.report.numbers import compact
+from vcpo.report.plot import Curve, Plot, Scale
 from vcpo_study.cells.records import CellRecord, StepRow
 from vcpo_study.results.measures import deepest_fall
+from vcpo_study.results.sheet import COLORS, colored_curve, draw_sheet
 from vcpo_study.results.summary import GridRow
-from vcpo_study.results.svg import COLORS, Curve, Panel, Scale, draw
 from vcpo_study.study import StudySpec
 
 _STEPS_BEFORE = 100
@@ -26,6 +27,7 @@ _SMALLEST = 1e-4
 """Lowest level on a logarithmic scale; a gradient of 0 stands there."""
 
 _Signal = Callable[[StepRow], float | None]
+_Points = list[tuple[float, float]]
 
 
 def figures(
@@ -35,26 +37,25 @@ def figures(
     colors = {
         method.name: COLORS[index % len(COLORS)] for index, method in enumerate(study.methods)
     }
-    shown = {record.method for record in records}
+    shown = {row.method for row in rows}
     legend = [
         (method.label, colors[method.name]) for method in study.methods if method.name in shown
     ]
-    falls = _falls(records, colors)
     return {
-        "accuracy.svg": draw(
+        "accuracy.svg": draw_sheet(
             _accuracy(records, colors),
             legend,
             columns=3,
             about="Held-out accuracy by step, one panel per policy lag, mean over seeds",
         ),
-        "final.svg": draw(
+        "final.svg": draw_sheet(
             _final(rows, colors),
             legend,
             columns=2,
             about="Final accuracy by policy lag, mean over seeds with lowest and highest seed",
         ),
-        "before_falls.svg": draw(
-            falls,
+        "before_falls.svg": draw_sheet(
+            _falls(records, colors),
             legend,
             columns=3,
             about="ESS ratio, gradient norm and divergence in the steps before accuracy falls",
@@ -62,30 +63,27 @@ def figures(
     }
 
 
-def _accuracy(records: Sequence[CellRecord], colors: Mapping[str, str]) -> list[Panel]:
+def _accuracy(records: Sequence[CellRecord], colors: Mapping[str, str]) -> list[Plot]:
     last = max((each.step for record in records for each in record.evaluations), default=1)
-    panels = []
+    plots = []
     for lag in sorted({record.lag for record in records}):
         groups = _by_method(record for record in records if record.lag == lag)
         curves = tuple(
-            Curve(points=_mean_curve(group), color=colors[method])
-            for method, group in groups.items()
+            colored_curve(_mean_curve(group), colors[method]) for method, group in groups.items()
         )
-        panels.append(
-            Panel(title=f"k = {lag}", x=_steps_scale(0, last, "step"), y=_unit(), curves=curves)
+        plots.append(
+            Plot(title=f"k = {lag}", x=_steps_scale(0, last, "step"), y=_unit(), curves=curves)
         )
-    return panels
+    return plots
 
 
-def _mean_curve(group: Sequence[CellRecord]) -> tuple[tuple[float, float], ...]:
-    by_step: dict[int, list[float]] = defaultdict(list)
-    for record in group:
-        for each in record.evaluations:
-            by_step[each.step].append(each.accuracy)
-    return tuple((step, fmean(values)) for step, values in sorted(by_step.items()))
+def _mean_curve(group: Sequence[CellRecord]) -> _Points:
+    return _by_step(
+        ([(each.step, each.accuracy) for each in record.evaluations] for record in group), fmean
+    )
 
 
-def _final(rows: Sequence[GridRow], colors: Mapping[str, str]) -> list[Panel]:
+def _final(rows: Sequence[GridRow], colors: Mapping[str, str]) -> list[Plot]:
     lags = sorted({row.lag for row in rows})
     methods = list(dict.fromkeys(row.method for row in rows))
     means, worst = [], []
@@ -96,83 +94,87 @@ def _final(rows: Sequence[GridRow], colors: Mapping[str, str]) -> list[Panel]:
         spots = [(lags.index(row.lag) + aside, row) for row in own]
         means.append(_mean_and_range(spots, colors[method]))
         lowest = tuple((at, row.final_accuracy_min) for at, row in spots)
-        worst.append(Curve(points=lowest, color=colors[method], dots=True))
+        worst.append(colored_curve(lowest, colors[method], has_dots=True))
     ticks = tuple((float(place), str(lag)) for place, lag in enumerate(lags))
     x = Scale(low=-0.5, high=max(1, len(lags)) - 0.5, ticks=ticks, title="policy lag k")
     return [
-        Panel(title="Final accuracy: mean, range of seeds", x=x, y=_unit(), curves=tuple(means)),
-        Panel(title="Final accuracy: worst seed", x=x, y=_unit(), curves=tuple(worst)),
+        Plot(title="Final accuracy: mean, range of seeds", x=x, y=_unit(), curves=tuple(means)),
+        Plot(title="Final accuracy: worst seed", x=x, y=_unit(), curves=tuple(worst)),
     ]
 
 
 def _mean_and_range(spots: Sequence[tuple[float, GridRow]], color: str) -> Curve:
-    return Curve(
-        points=tuple((at, row.final_accuracy_mean) for at, row in spots),
-        color=color,
-        ranges=tuple((at, row.final_accuracy_min, row.final_accuracy_max) for at, row in spots),
-        dots=True,
+    return colored_curve(
+        [(at, row.final_accuracy_mean) for at, row in spots],
+        color,
+        bars=tuple((at, row.final_accuracy_min, row.final_accuracy_max) for at, row in spots),
+        has_dots=True,
     )
 
 
-def _falls(records: Sequence[CellRecord], colors: Mapping[str, str]) -> list[Panel]:
-    """Signals against steps before the bottom of the deepest fall: cells thin, medians bold."""
-    fallen = [
-        (record, step)
-        for record in records
-        for depth, step in [deepest_fall(record.evaluations)]
-        if depth >= _LEAST_FALL
-    ]
+def _falls(records: Sequence[CellRecord], colors: Mapping[str, str]) -> list[Plot]:
+    """Plot signals over the steps before the bottom of the deepest fall of each cell that fell."""
+    fallen: dict[str, list[tuple[CellRecord, int]]] = defaultdict(list)
+    for record in records:
+        depth, step = deepest_fall(record.evaluations)
+        if depth >= _LEAST_FALL:
+            fallen[record.method].append((record, step))
     signals: list[tuple[str, _Signal]] = [
         ("ESS ratio / on-policy ratio", lambda row: row.ess_ratio / row.on_policy_ess_ratio),
         ("Gradient norm", lambda row: row.gradient_norm),
         ("KL per token, nats", lambda row: row.kl_per_token),
     ]
-    return [_signal_panel(title, _approaches(fallen, value, colors)) for title, value in signals]
+    return [
+        _signal_plot(
+            title,
+            [
+                (colors[method], [_before(record.steps, step, value) for record, step in cells])
+                for method, cells in fallen.items()
+            ],
+        )
+        for title, value in signals
+    ]
 
 
-def _approaches(
-    fallen: Sequence[tuple[CellRecord, int]], value: _Signal, colors: Mapping[str, str]
-) -> dict[str, list[Curve]]:
-    """One curve for each cell that fell, by method."""
-    curves: dict[str, list[Curve]] = defaultdict(list)
-    for record, step in fallen:
-        points = _before(record.steps, step, value)
-        thin = Curve(points=points, color=colors[record.method], width=0.8, opacity=0.35)
-        curves[record.method].append(thin)
-    return curves
-
-
-def _median_curve(cells: Sequence[Curve]) -> Curve:
-    by_step: dict[float, list[float]] = defaultdict(list)
-    for at, level in chain.from_iterable(cell.points for cell in cells):
-        by_step[at].append(level)
-    points = tuple((at, median(levels)) for at, levels in sorted(by_step.items()))
-    return Curve(points=points, color=cells[0].color)
-
-
-def _before(steps: Sequence[StepRow], end: int, value: _Signal) -> tuple[tuple[float, float], ...]:
-    """Decimal logarithm of a signal, as a running median."""
+def _before(steps: Sequence[StepRow], end: int, value: _Signal) -> _Points:
+    """Return the decimal logarithm of a signal as a running median, up to the step `end`."""
     values = [value(row) for row in steps[:end]]
     known = [max(each or 0.0, _SMALLEST) for each in values]
     first = max(0, end - _STEPS_BEFORE)
-    return tuple(
+    return [
         (at + 1 - end, math.log10(median(known[max(0, at + 1 - _WINDOW) : at + 1])))
         for at in range(first, len(known))
-    )
+    ]
 
 
-def _signal_panel(title: str, cells: Mapping[str, Sequence[Curve]]) -> Panel:
-    thin = list(chain.from_iterable(cells.values()))
-    levels = [level for curve in thin for _, level in curve.points] or [0.0]
+def _signal_plot(title: str, cells: Sequence[tuple[str, Sequence[_Points]]]) -> Plot:
+    """Plot a signal: thin lines for cells and a bold median for each method.
+
+    cells: for each method its color and one curve for each of its cells.
+    """
+    levels = [level for _, curves in cells for curve in curves for _, level in curve] or [0.0]
     low = math.floor(min(levels))
     high = max(math.ceil(max(levels)), low + 1)
     ticks = tuple((float(power), compact(10.0**power)) for power in range(low, high + 1))
-    return Panel(
-        title=f"{title} ({len(thin)} cell{'s' if len(thin) != 1 else ''})",
+    count = sum(len(curves) for _, curves in cells)
+    thin = [
+        colored_curve(curve, color, is_faint=True) for color, curves in cells for curve in curves
+    ]
+    medians = [colored_curve(_by_step(curves, median), color) for color, curves in cells]
+    return Plot(
+        title=f"{title} ({count} cell{'s' if count != 1 else ''})",
         x=_steps_scale(-_STEPS_BEFORE, 0, "steps before the bottom of the fall"),
         y=Scale(low=low, high=high, ticks=ticks),
-        curves=(*thin, *map(_median_curve, cells.values())),
+        curves=(*thin, *medians),
     )
+
+
+def _by_step(curves: Iterable[_Points], merge: Callable[[list[float]], float]) -> _Points:
+    """Merge the values that several curves have at a step into one."""
+    by_step: dict[float, list[float]] = defaultdict(list)
+    for at, value in chain.from_iterable(curves):
+        by_step[at].append(value)
+    return [(at, merge(values)) for at, values in sorted(by_step.items())]
 
 
 def _by_method(records: Iterable[CellRecord]) -> dict[str, list[CellRecord]]:

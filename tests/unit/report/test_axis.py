@@ -73,5 +73,5 @@ def test_a_range_too_narrow_to_be_cut_into_parts_is_that_of_a_single_value(low, 
 
 
 def test_values_map_linearly_to_pixels_and_stay_on_the_axis():
-    axis = Axis(low=0.0, high=10.0, ticks=(), pixel_low=200.0, pixel_high=100.0)
+    axis = Axis(low=0.0, high=10.0, pixel_low=200.0, pixel_high=100.0)
     assert [axis.pixel(value) for value in (-5, 0, 2.5, 10, 99)] == [200, 200, 175, 100, 100]

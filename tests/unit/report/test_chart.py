@@ -3,7 +3,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from vcpo.report.chart import SMALL, Chart, Horizon, Mark, Series, Size, Style, draw, frame_of
+from vcpo.report.chart import SMALL, Chart, Horizon, Mark, Series, Style, draw, plot_of
+from vcpo.report.plot import Size
 from vcpo.report.readout import readout_of
 from vcpo.report.series import points
 
@@ -92,24 +93,24 @@ def test_a_hostile_title_stays_inside_its_attribute():
 
 
 def test_steps_below_are_whole_numbers():
-    frame = frame_of(chart_of([(1, 0.1), (3, 0.2)]))
-    assert frame.x.ticks == (1, 2, 3)
+    plot = plot_of(chart_of([(1, 0.1), (3, 0.2)]))
+    assert plot.x.ticks == ((1, "1"), (2, "2"), (3, "3"))
 
 
 def test_a_fixed_range_is_kept_whatever_the_data():
-    frame = frame_of(chart_of([(1, 0.4), (2, 0.5)], y_low=0.0, y_high=1.0))
-    assert (frame.y.low, frame.y.high) == (0.0, 1.0)
+    plot = plot_of(chart_of([(1, 0.4), (2, 0.5)], y_low=0.0, y_high=1.0))
+    assert (plot.y.low, plot.y.high) == (0.0, 1.0)
 
 
 def test_data_above_a_fixed_bottom_gets_room_at_the_top():
-    frame = frame_of(chart_of([(1, 4.0), (2, 8.0)], y_low=0.0))
-    assert frame.y.low == 0.0
-    assert frame.y.high == pytest.approx(8.4)
+    plot = plot_of(chart_of([(1, 4.0), (2, 8.0)], y_low=0.0))
+    assert plot.y.low == 0.0
+    assert plot.y.high == pytest.approx(8.4)
 
 
 def test_a_constant_zero_can_be_drawn_on_an_axis_that_starts_at_zero():
-    frame = frame_of(chart_of([(1, 0), (2, 0)], y_low=0.0, whole_y=True))
-    assert frame.y.ticks == (0,)
+    plot = plot_of(chart_of([(1, 0), (2, 0)], y_low=0.0, whole_y=True))
+    assert plot.y.ticks == ((0, "0"),)
 
 
 def test_the_readout_holds_the_drawn_axis_and_the_known_points():

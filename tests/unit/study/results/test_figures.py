@@ -7,9 +7,10 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tests.fixtures.study import record, study
+from vcpo.report.plot import Plot, Scale
 from vcpo_study.results.figures import figures
+from vcpo_study.results.sheet import COLORS, colored_curve, draw_sheet
 from vcpo_study.results.summary import grid_rows
-from vcpo_study.results.svg import COLORS, Curve, Panel, Scale, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 RECORDS = [
@@ -29,7 +30,9 @@ def texts(figure):
 
 
 def lines(figure, color):
-    return [line for line in figure.iter(f"{SVG}polyline") if line.get("stroke") == color]
+    """Curves of a color, with neither the bars of ranges nor the legend's samples."""
+    paths = [path for path in figure.iter(f"{SVG}path") if path.get("stroke") == color]
+    return [path for path in paths if not set("Vh") & set(path.get("d"))]
 
 
 def test_there_is_a_panel_for_each_lag():
@@ -47,7 +50,7 @@ def test_the_legend_names_methods_that_have_cells():
 def test_the_final_accuracy_has_a_point_for_each_lag():
     figure = drawn("final.svg")
     mean, worst = lines(figure, COLORS[0])
-    assert len(mean.get("points").split()) == len(worst.get("points").split()) == 2
+    assert mean.get("d").count(" ") == worst.get("d").count(" ") == 2  # one in each point
     assert {"0", "32"} <= set(texts(figure))
 
 
@@ -66,15 +69,15 @@ def test_a_study_without_a_cell_is_drawn_empty(name):
 
 def test_values_stand_where_the_axes_say():
     scale = Scale(low=0.0, high=1.0, ticks=())
-    panel = Panel(
-        title="<t>",
-        x=scale,
-        y=scale,
-        curves=(Curve(points=((0.0, 0.0), (1.0, 1.0)), color="#000"),),
-    )
-    figure = ET.fromstring(draw([panel], [], columns=1, about="a & b"))
+    curve = colored_curve([(0.0, 0.0), (1.0, 1.0)], "#000", bars=((0.5, 0.0, 1.0),), has_dots=True)
+    plot = Plot(title="<t>", x=scale, y=scale, curves=(curve,))
+    figure = ET.fromstring(draw_sheet([plot], [], columns=1, about="a & b"))
     # The plot area is 48..290 pixels wide and 172..26 pixels high.
-    (line,) = figure.iter(f"{SVG}polyline")
-    assert line.get("points") == "48,172 290,26"
+    line, bar = [path for path in figure.iter(f"{SVG}path") if path.get("stroke") == "#000"]
+    assert (line.get("d"), bar.get("d")) == ("M48 172L290 26", "M169 172V26")
+    assert [(c.get("cx"), c.get("cy")) for c in figure.iter(f"{SVG}circle")] == [
+        ("48", "172"),
+        ("290", "26"),
+    ]
     assert texts(figure)[0] == "<t>"
     assert figure.get("aria-label") == "a & b"

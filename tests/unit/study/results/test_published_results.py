@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 from ruamel.yaml import YAML
 
 from vcpo.report.numbers import compact
+from vcpo_study.results.figures import figures
+from vcpo_study.results.sheet import STYLE
+from vcpo_study.results.summary import GridRow
+from vcpo_study.study import load_study
 
 ROOT = Path(__file__).parents[4]
 RESULTS = json.loads((ROOT / "docs" / "results.json").read_text(encoding="utf-8"))
@@ -47,19 +52,27 @@ def test_the_readme_shows_every_method_that_was_run_at_the_rate_of_vcpo():
     assert sorted(_readme_rows()) == sorted(map(_row, at_one_rate))
 
 
-def test_the_readme_compares_a_batchs_baseline_at_equal_learning_rates():
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    tuned = {(row["method"], row["learning_rate"]): row for row in RESULTS["tuning"]}
-    for rate, shown in ((3e-5, "3e-5"), (1e-4, "1e-4")):
-        batch, group = (
-            f"{tuned[name, rate]['final_accuracy']:.3f}" for name in ("vcpo-batch", "vcpo")
-        )
-        assert f"{batch} against {group} at {shown}" in readme
-
-
 def test_the_results_tell_the_learning_rate_beside_what_it_gave():
     document = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     for name, title in TITLES.items():
         rate = compact(_cell(name, 0)["learning_rate"])
         kept = _cell(name, 128)["final_accuracy_mean"] / _cell(name, 0)["final_accuracy_mean"]
         assert f"| {title} | {rate} | {kept:.3f} |" in document
+
+
+def test_the_published_figure_of_final_accuracy_is_what_the_published_numbers_give():
+    study = load_study(ROOT / "examples" / "study.yaml").spec
+    rows = [GridRow(**row) for row in RESULTS["grid"]]
+    published = (ROOT / "docs" / "results" / "final.svg").read_text(encoding="utf-8")
+    assert figures(study, [], rows)["final.svg"] == published
+
+
+def test_the_published_figures_are_of_one_kind():
+    """The others need the records of all cells; they hold the same elements as the one above."""
+    kinds = {}
+    for name in ("accuracy", "before_falls", "final"):
+        drawing = ET.parse(ROOT / "docs" / "results" / f"{name}.svg")
+        kinds[name] = {(one.tag, one.get("class")) for one in drawing.iter()}
+        assert drawing.find("{*}style").text == STYLE
+    bars_and_dots = {("{http://www.w3.org/2000/svg}circle", None)}
+    assert kinds["accuracy"] == kinds["before_falls"] == kinds["final"] - bars_and_dots
