@@ -1,1 +1,1 @@
-"""Which prompt is trained on next: in order, or by how much there is to learn from it."""
+"""Which prompt is trained on next: in order, or the one with the most to learn from."""

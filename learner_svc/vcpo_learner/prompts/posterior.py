@@ -1,19 +1,21 @@
-r"""Which prompt to train on next: the one whose success is the most undecided.
+r"""Chooses the prompt whose success rate is closest to 1/2, from counts per prompt.
 
-A group's gradient grows with the spread sqrt(p (1 - p)) of its rewards, p the prompt's success
-rate: nothing at p = 0 and p = 1, most at p = 1/2. What is known of p is a Beta distribution per
-prompt, of the successes and failures seen so far, older ones counting less:
+A group's gradient grows with the standard deviation sqrt(p (1 - p)) of its rewards, where p is the
+prompt's success rate: it is 0 at p = 0 and p = 1, and largest at p = 1/2. The posterior of p is a
+Beta distribution per prompt. It counts the successes and failures so far, older ones less:
 
-    p ~ Beta(1 + s, 1 + f),    s = sum_i r_i 2^(-age_i / half-life),    f likewise of 1 - r_i,
+    p ~ Beta(1 + s, 1 + f),    s = sum_i r_i 2^(-age_i / half-life),    f likewise of 1 - r_i.
 
-with age_i in policy versions: the policy that answered then is not the policy that answers now. A
-prompt that was never seen, or long ago, has the uniform distribution.
+age_i is in policy versions, because the policy changes with every version. A prompt that was never
+seen, or only long ago, has the uniform distribution.
 
-The choice draws one p per candidate and takes the nearest to 1/2 (Thompson sampling). A prompt that
-is known to be decided hardly ever wins, and one that is unknown wins often enough to become known.
+A choice draws one p for each candidate and takes the candidate with p closest to 1/2 (Thompson
+sampling). A prompt that always succeeds or always fails is rarely chosen. A prompt with few
+observations is chosen often enough to be observed.
 
 Source: Goldilocks RL, arXiv 2602.14868 (the principle). The paper trains a network to predict the
-spread, as `vcpo_learner.prompts.teacher` does; counts need none, but say nothing of unseen prompts.
+standard deviation, as `vcpo_learner.prompts.teacher` does. Counts need no network, but say nothing
+about unseen prompts.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ from typing import Any, Self
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PosteriorSettings:
-    """How fast to forget, and how often to choose blindly."""
+    """How fast observations lose weight, and how often the choice is uniform."""
 
     half_life_versions: float = 32.0
-    """Policy versions after which an answer counts half, above 0; infinity never forgets. At the
-    default an answer is still worth 4/5 when the next ten steps are over."""
+    """Policy versions after which a response counts half, above 0; infinity never forgets. With the
+    default a response still counts 4/5 after ten steps."""
     exploration: float = 0.1
-    """Share of choices that are made uniformly, in [0, 1]: a belief that is wrong is found out."""
+    """Share of choices that are uniform, in [0, 1]; they correct a wrong posterior."""
 
     def __post_init__(self) -> None:
         if not self.half_life_versions > 0.0:
@@ -46,27 +48,27 @@ class PosteriorSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Answers to one prompt, each worth what it is at `policy_version`."""
+    """Weighted successes and failures of one prompt, with the weights at `policy_version`."""
 
     successes: float = 0.0
     """Sum of rewards, at least 0."""
     failures: float = 0.0
-    """Sum of what the rewards lack of 1, at least 0."""
+    """Sum of 1 - reward, at least 0."""
     policy_version: int = 0
-    """Version at which an answer counts 1."""
+    """Version whose responses have weight 1."""
 
     def at(self, policy_version: int, half_life_versions: float) -> Evidence:
-        """The same answers, worth what they are at a version that is not before theirs."""
-        share = 2.0 ** ((self.policy_version - policy_version) / half_life_versions)
+        """Return the same evidence with the weights at a version that is not older."""
+        weight = 2.0 ** ((self.policy_version - policy_version) / half_life_versions)
         return Evidence(
-            successes=self.successes * share,
-            failures=self.failures * share,
+            successes=self.successes * weight,
+            failures=self.failures * weight,
             policy_version=policy_version,
         )
 
 
 def merge_evidence(one: Evidence, other: Evidence, half_life_versions: float) -> Evidence:
-    """Both together, at the later version of the two; their order does not matter."""
+    """Return the sum of both, with the weights at the newer of their versions."""
     version = max(one.policy_version, other.policy_version)
     first, second = (each.at(version, half_life_versions) for each in (one, other))
     return Evidence(
@@ -77,9 +79,9 @@ def merge_evidence(one: Evidence, other: Evidence, half_life_versions: float) ->
 
 
 class PromptPosterior:
-    """What is known of the success of each prompt; state is kept of prompts seen only.
+    """The posterior of each prompt's success rate; it stores observed prompts only.
 
-    Owner: whoever grants prompts. Two of the same history and generator make the same choices.
+    Two posteriors with the same history and random generator make the same choices.
     """
 
     def __init__(self, settings: PosteriorSettings) -> None:
@@ -88,22 +90,25 @@ class PromptPosterior:
         self._newest_version = 0
 
     def observe(self, prompt_index: int, rewards: Iterable[float], *, policy_version: int) -> None:
-        """Learn from the answers of one version to a prompt.
+        """Record the rewards of one version's responses to a prompt.
 
-        rewards: each in [0, 1]; between them a part of a success. Late answers of an older version
-        are welcome: they count as if they had come in time.
-        Raises: ValueError at a reward outside [0, 1], and then nothing is learned.
+        Responses of an older version may arrive late; they count with the weight of their version.
+
+        rewards: in [0, 1]; a value between counts as a partial success.
+
+        Raises:
+            ValueError: if a reward is outside [0, 1]; nothing is recorded then.
         """
-        shares = list(rewards)
-        for reward in shares:
+        observed = list(rewards)
+        for reward in observed:
             if not 0.0 <= reward <= 1.0:
                 raise ValueError(
                     f"a reward of prompt {prompt_index} is {reward}: a success rate is counted "
-                    "from rewards in [0, 1]; scale them, or train without a curriculum"
+                    "from rewards in [0, 1]; scale the rewards, or use another promptSelection"
                 )
         arrived = Evidence(
-            successes=math.fsum(shares),
-            failures=math.fsum(1.0 - reward for reward in shares),
+            successes=math.fsum(observed),
+            failures=math.fsum(1.0 - reward for reward in observed),
             policy_version=policy_version,
         )
         known = self._evidence.get(prompt_index)
@@ -114,23 +119,29 @@ class PromptPosterior:
         self._newest_version = max(self._newest_version, policy_version)
 
     def evidence(self, prompt_index: int) -> Evidence:
-        """What is known of a prompt, worth what it is at the newest version observed."""
+        """Return a prompt's evidence, with the weights at the newest observed version."""
         known = self._evidence.get(prompt_index, Evidence())
         return known.at(self._newest_version, self._settings.half_life_versions)
 
     def choose(self, candidates: Sequence[int], rng: random.Random) -> int:
-        """The candidate to train on next: prompt indices in, one of them out.
+        """Return one of the candidates, which are prompt indices.
 
-        Raises: ValueError when there is no candidate.
+        Raises:
+            ValueError: if there is no candidate.
         """
         if not candidates:
             raise ValueError("candidates is empty: give at least one prompt index")
         if rng.random() < self._settings.exploration:
             return rng.choice(candidates)
-        return min(candidates, key=lambda index: abs(self._draw(index, rng) - 0.5))
+
+        def distance(index: int) -> float:
+            evidence = self.evidence(index)
+            return abs(rng.betavariate(1.0 + evidence.successes, 1.0 + evidence.failures) - 0.5)
+
+        return min(candidates, key=distance)
 
     def to_dict(self) -> dict[str, Any]:
-        """All that was observed, as plain JSON values."""
+        """Return all observations as plain JSON values."""
         prompts = [
             [index, known.successes, known.failures, known.policy_version]
             for index, known in sorted(self._evidence.items())
@@ -139,7 +150,7 @@ class PromptPosterior:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any], settings: PosteriorSettings) -> Self:
-        """Go on from a `to_dict`; the settings may be others."""
+        """Restore a posterior from `to_dict`; the settings may differ."""
         posterior = cls(settings)
         posterior._newest_version = int(state["newest_version"])
         posterior._evidence = {
@@ -149,7 +160,3 @@ class PromptPosterior:
             for index, successes, failures, version in state["prompts"]
         }
         return posterior
-
-    def _draw(self, prompt_index: int, rng: random.Random) -> float:
-        known = self.evidence(prompt_index)
-        return rng.betavariate(1.0 + known.successes, 1.0 + known.failures)

@@ -1,27 +1,24 @@
-"""Prompts chosen from a pool by how much there is to learn from them.
+"""Prompt sources that choose from a pool the prompts with the most to learn from.
 
 ```
-    pool 0..n-1  --- 16 at random, none in flight ---> candidates --- most undecided ---> granted
-                                                                        ^                    |
-                                                 rewards and version    |                    v
-                                            posterior or teacher <------+------- answered in full
+    pool 0..n-1  --- 16 at random, none in flight ---> candidates --- best of them ---> granted
+                                                                        ^                  |
+                                                                        | rewards          v
+                                            posterior or teacher <------+------- group complete
 ```
 
-Candidates are few so that the pool keeps coming round: the most undecided prompt of all would be
-granted again and again. A prompt in flight is no candidate, since its answers are the evidence that
-is missing; a group granted a second time meanwhile would repeat the choice blindly.
+A choice compares a few random candidates only. If it compared the whole pool, the same prompt would
+be granted again and again. A prompt in flight is not a candidate, because its rewards are not known
+yet: choosing it again would be a choice without new evidence.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
-
-import torch
 
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.algorithm import PromptSelection
@@ -29,19 +26,25 @@ from vcpo.wire.trajectory import Trajectory
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.prompts.posterior import PosteriorSettings, PromptPosterior
 from vcpo_learner.prompts.source import PromptSource, SequentialPrompts
-from vcpo_learner.prompts.teacher import PromptTeacher, TeacherSettings
+from vcpo_learner.prompts.teacher import (
+    PromptTeacher,
+    TeacherSettings,
+    state_from_bytes,
+    state_to_bytes,
+)
 
 NUM_CANDIDATES: Final = 16
-"""Prompts that are compared for one choice."""
+"""Prompts that one choice compares."""
 
 TEACHER_ROWS: Final = 4096
-"""Embeddings of the teacher; token ids that leave the same remainder share one. A table for every
-token of a large vocabulary would take a hundred times the memory, and a step the event loop's time.
+"""Rows of the teacher's embedding; token ids with the same remainder share a row. A row for every
+token of a large vocabulary would need a hundred times the memory, and its training steps would
+block the event loop.
 """
 
 
 def prompt_source(spec: VCPORunSpec) -> PromptSource:
-    """Build the source that a run asks for."""
+    """Return the prompt source that a run asks for."""
     pool = spec.batch.prompt_pool
     match spec.batch.prompt_selection:
         case PromptSelection.POSTERIOR if pool is not None:
@@ -52,7 +55,7 @@ def prompt_source(spec: VCPORunSpec) -> PromptSource:
 
 
 class PosteriorPrompts:
-    """The candidate whose success is the most undecided (`vcpo_learner.prompts.posterior`)."""
+    """Chooses the candidate with a success rate close to 1/2 (`vcpo_learner.prompts.posterior`)."""
 
     def __init__(self, pool: int, *, seed: int) -> None:
         self._pool = pool
@@ -61,22 +64,22 @@ class PosteriorPrompts:
         self._posterior = PromptPosterior(self._settings)
 
     def next_prompt(self, in_flight: Collection[int]) -> int | None:
-        """Choose among candidates; None while the whole pool is in flight."""
+        """Return one of the candidates; None while the whole pool is in flight."""
         drawn = candidates(self._pool, in_flight, self._rng)
         return self._posterior.choose(drawn, self._rng) if drawn else None
 
     def observe(self, prompt_index: int, trajectories: Sequence[Trajectory]) -> None:
-        """Count the answers at the age of their oldest token."""
+        """Record the rewards with the weight of the oldest token's version."""
         version = min(each.oldest_policy_version for each in trajectories)
         self._posterior.observe(prompt_index, successes(trajectories), policy_version=version)
 
     def save(self, snapshot: ledger_pb2.LedgerSnapshot) -> None:
-        """Write counts and generator."""
+        """Write the posterior and the random generator."""
         state = {"posterior": self._posterior.to_dict(), "generator": self._rng.getstate()}
         snapshot.posterior = json.dumps(state)
 
     def restore(self, snapshot: ledger_pb2.LedgerSnapshot) -> None:
-        """Go on with counts and generator, when a posterior saved the snapshot."""
+        """Restore the posterior and the random generator, if the snapshot holds them."""
         if snapshot.HasField("posterior"):
             state = json.loads(snapshot.posterior)
             self._posterior = PromptPosterior.from_dict(state["posterior"], self._settings)
@@ -84,10 +87,11 @@ class PosteriorPrompts:
 
 
 class TeacherPrompts:
-    """The candidate that a learned teacher scores highest (`vcpo_learner.prompts.teacher`).
+    """Chooses the candidate with the highest score of the teacher (`vcpo_learner.prompts.teacher`).
 
-    A prompt's text is known once it was answered, for it comes with its answers. Hence every prompt
-    of the pool is granted once, in order, before the teacher is asked.
+    The learner knows the tokens of a prompt only from its trajectories. So it grants every prompt
+    of the pool once, in order, before it asks the teacher. The teacher takes its training steps on
+    the event loop.
     """
 
     def __init__(self, pool: int, *, seed: int, num_rows: int = TEACHER_ROWS) -> None:
@@ -99,40 +103,40 @@ class TeacherPrompts:
         self._next_turn = 0
 
     def next_prompt(self, in_flight: Collection[int]) -> int | None:
-        """Choose an unseen prompt, else among candidates; None while the pool is in flight."""
+        """Return an unseen prompt, else a candidate; None while the whole pool is in flight."""
         while self._next_turn < self._pool:
             turn = self._next_turn
             self._next_turn += 1
             if turn not in in_flight:
                 return turn
         drawn = candidates(self._pool, in_flight, self._rng)
-        # One that nobody could answer has no text; it has its chance when all are of this kind.
+        # A prompt that never completed has no tokens; it is chosen if no candidate has any.
         known = [index for index in drawn if index in self._rows]
         if not known:
             return drawn[0] if drawn else None
         return known[self._teacher.choose([self._rows[index] for index in known], self._rng)]
 
     def observe(self, prompt_index: int, trajectories: Sequence[Trajectory]) -> None:
-        """Note text and outcome, and take one step of learning."""
+        """Record tokens and rewards, and take one training step."""
         rows = tuple(token % self._num_rows for token in trajectories[0].prompt_token_ids)
         self._rows[prompt_index] = rows
         self._teacher.observe(rows, math.fsum(successes(trajectories)), len(trajectories))
         self._teacher.train_step()
 
     def save(self, snapshot: ledger_pb2.LedgerSnapshot) -> None:
-        """Write turns, texts, teacher and generator."""
+        """Write the turns, the prompts' tokens, the teacher and the random generator."""
         snapshot.next_prompt_index = self._next_turn
         state = {
             "teacher": self._teacher.state_dict(),
             "rows": [(index, list(rows)) for index, rows in self._rows.items()],
             "generator": self._rng.getstate(),
         }
-        snapshot.teacher = _to_bytes(state)
+        snapshot.teacher = state_to_bytes(state)
 
     def restore(self, snapshot: ledger_pb2.LedgerSnapshot) -> None:
-        """Go on with all of it, when a teacher saved the snapshot."""
+        """Restore all of it, if the snapshot holds it."""
         if snapshot.HasField("teacher"):
-            state = torch.load(io.BytesIO(snapshot.teacher), weights_only=True)
+            state = state_from_bytes(snapshot.teacher)
             self._next_turn = snapshot.next_prompt_index
             self._teacher.load_state_dict(state["teacher"])
             self._rows = {index: tuple(rows) for index, rows in state["rows"]}
@@ -140,25 +144,20 @@ class TeacherPrompts:
 
 
 def candidates(pool: int, in_flight: Collection[int], rng: random.Random) -> list[int]:
-    """Draw up to `NUM_CANDIDATES` different prompts of 0..pool-1, none of them in flight.
+    """Draw up to `NUM_CANDIDATES` different prompts of 0..pool-1 that are not in flight.
 
-    Any set of them is as likely as any other; fewer come only when no more are free.
+    All sets of this size are equally likely. Returns fewer if fewer are not in flight.
     """
     drawn = rng.sample(range(pool), min(pool, NUM_CANDIDATES + len(in_flight)))
     return [index for index in drawn if index not in in_flight][:NUM_CANDIDATES]
 
 
 def successes(trajectories: Iterable[Trajectory]) -> list[float]:
-    """Rewards as parts of a success; one outside [0, 1] counts as the nearer end."""
+    """Return the rewards, clipped to [0, 1]."""
     return [min(1.0, max(0.0, each.reward)) for each in trajectories]
 
 
-def _to_bytes(state: Mapping[str, Any]) -> bytes:
-    file = io.BytesIO()
-    torch.save(state, file)
-    return file.getvalue()
-
-
 def _set_state(rng: random.Random, state: Sequence[Any]) -> None:
+    """Restore a generator's state that was written as lists."""
     version, words, spare = state
     rng.setstate((version, tuple(words), spare))

@@ -1,4 +1,4 @@
-"""Where the next training prompt comes from: the seam, and counting."""
+"""The interface of prompt sources, and the source that counts upwards."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from vcpo.wire.v1 import ledger_pb2
 class PromptSource(Protocol):
     """Chooses training prompts by index. Owner: the ledger.
 
-    Prompts that are owed (`vcpo_learner.ledger`) are granted before it is asked. It hears of every
-    group that was answered in full, also of those that are never trained on.
+    The ledger grants requeued prompts before it asks the source for a new one. It reports every
+    complete group to the source, including groups that are never trained on.
     """
 
     def next_prompt(self, in_flight: Collection[int]) -> int | None:
-        """Choose the prompt to grant next; None while there is none to grant.
+        """Return the prompt to grant next; None if there is none at present.
 
-        in_flight: prompts that were granted and are not answered yet.
+        in_flight: prompts that were granted and are not complete.
         """
 
     def observe(self, prompt_index: int, trajectories: Sequence[Trajectory]) -> None:
-        """Learn from all answers of one grant."""
+        """Learn from the complete group of one prompt."""
 
     def save(self, snapshot: ledger_pb2.LedgerSnapshot) -> None:
-        """Write everything that further choices depend on into the snapshot's fields for it."""
+        """Write all state that later choices depend on into the snapshot."""
 
     def restore(self, snapshot: ledger_pb2.LedgerSnapshot) -> None:
-        """Go on from a snapshot; what another kind of source saved there says nothing."""
+        """Continue from a snapshot; ignore the state of another kind of source."""
 
 
 class SequentialPrompts:
-    """Every prompt in its turn, whatever is in flight."""
+    """Returns the prompts in order, whatever is in flight."""
 
     def __init__(self, pool: int | None = None) -> None:
-        """pool: prompts to go round in; None counts on for ever."""
+        """pool: number of prompts to cycle through; None counts upwards without an end."""
         self._pool = pool
         self._next_turn = 0
 
     def next_prompt(self, in_flight: Collection[int]) -> int:
-        """Choose the prompt after the last one."""
+        """Return the prompt after the last one."""
         turn = self._next_turn
         self._next_turn += 1
         return turn if self._pool is None else turn % self._pool
 
     def observe(self, prompt_index: int, trajectories: Sequence[Trajectory]) -> None:
-        """Learn nothing."""
+        """Do nothing: the order does not depend on rewards."""
 
     def save(self, snapshot: ledger_pb2.LedgerSnapshot) -> None:
-        """Write the number of turns."""
+        """Write the number of prompts returned so far."""
         snapshot.next_prompt_index = self._next_turn
 
     def restore(self, snapshot: ledger_pb2.LedgerSnapshot) -> None:
-        """Go on counting."""
+        """Continue to count."""
         self._next_turn = snapshot.next_prompt_index

@@ -1,21 +1,22 @@
-r"""A small network that tells from a prompt's text how much there is to learn from it.
+r"""A small network that predicts from a prompt's tokens how much there is to learn from it.
 
-A group's gradient grows with the spread sqrt(p (1 - p)) of its rewards, p the prompt's success
-rate, and
+A group's gradient grows with the standard deviation sqrt(p (1 - p)) of its rewards, where p is the
+prompt's success rate. The network
 
     f(q) = 1/2 sigmoid(w . mean_t Embed(q_t))
 
-is fitted to that spread: both lie in [0, 1/2]. Unlike counts per prompt (`posterior`)
-it has an opinion on prompts that nobody has answered yet. The policy changes, so it learns from the
-latest observations only.
+is fitted to it; both are in [0, 1/2]. Unlike counts per prompt (`posterior`), it also scores
+prompts that have no response yet. It learns from the latest observations only, because the policy
+changes.
 
 Source: Goldilocks RL, arXiv 2602.14868 (teacher, target, MSE on a sliding window). Embed is a small
-table that is learned from nothing; its width, the learning rate, the window and the exploration are
-this project's.
+table, trained from a random start. Its width, the learning rate, the window and the exploration
+are choices of this project.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import random
 from collections import deque
@@ -30,18 +31,18 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherSettings:
-    """Size of the network and of what it learns from."""
+    """Size of the network, and of the observations it learns from."""
 
     embedding_size: int = 64
     """Width of a token's embedding, at least 1."""
     learning_rate: float = 1e-2
-    """AdamW's, above 0; embeddings of rare tokens move in few of the steps, hence not small."""
+    """Of AdamW, above 0; not small, because few steps change the embedding of a rare token."""
     window: int = 4096
-    """Latest observations that are kept, at least 1; older ones tell of a policy that is gone."""
+    """Latest observations that are kept, at least 1; older ones are of an outdated policy."""
     batch_size: int = 64
     """Observations per step, drawn with replacement, at least 1."""
     exploration: float = 0.1
-    """Share of choices that are made uniformly, in [0, 1]."""
+    """Share of choices that are uniform, in [0, 1]."""
 
     def __post_init__(self) -> None:
         for field in ("embedding_size", "window", "batch_size"):
@@ -55,7 +56,7 @@ class TeacherSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A prompt, and how undecided its answers were."""
+    """A prompt, and the standard deviation of its rewards."""
 
     prompt_token_ids: tuple[int, ...]
     undecidedness: float
@@ -63,10 +64,12 @@ class Observation:
 
 
 def undecidedness(successes: float, trials: int) -> float:
-    """sqrt(p (1 - p)) of p = successes / trials: 0 when all answers agree, 1/2 at an even split.
+    """Return sqrt(p (1 - p)) with p = successes / trials: 0 if all agree, 1/2 for an even split.
 
-    successes: in [0, trials]; rewards between 0 and 1 may make it a fraction.
-    Raises: ValueError when there is no trial, or successes is outside its range.
+    successes: in [0, trials]; a fraction if rewards are between 0 and 1.
+
+    Raises:
+        ValueError: if there is no trial, or successes is outside its range.
     """
     if trials < 1:
         raise ValueError(f"trials is {trials}: a success rate needs at least 1")
@@ -77,9 +80,10 @@ def undecidedness(successes: float, trials: int) -> float:
 
 
 class PromptTeacher:
-    """The network, its window of observations and its optimizer, on the CPU.
+    """The network, its optimizer and its window of observations, on the CPU.
 
-    Everything random in it comes from `seed`; what a choice explores comes from the caller.
+    The network's start and its batches are drawn from `seed`; the caller's generator makes the
+    uniform choices.
     """
 
     def __init__(self, settings: TeacherSettings, *, vocabulary_size: int, seed: int) -> None:
@@ -92,9 +96,10 @@ class PromptTeacher:
         self._window: deque[Observation] = deque(maxlen=settings.window)
 
     def observe(self, prompt_token_ids: Sequence[int], successes: float, trials: int) -> None:
-        """Note how a prompt's answers turned out; `train_step` learns from it.
+        """Record the outcome of a prompt; `train_step` learns from it.
 
-        Raises: ValueError as `undecidedness`, or when a token is not of the vocabulary.
+        Raises:
+            ValueError: as `undecidedness`, or if a token is outside the vocabulary.
         """
         self._network.require_prompt(prompt_token_ids)
         target = undecidedness(successes, trials)
@@ -103,9 +108,10 @@ class PromptTeacher:
         )
 
     def train_step(self) -> float:
-        """Take one step on a draw from the window; returns its mean squared error before the step.
+        """Take one step on a batch from the window; return its mean squared error before the step.
 
-        Raises: ValueError when nothing was observed.
+        Raises:
+            ValueError: if nothing was observed.
         """
         if not self._window:
             raise ValueError("nothing was observed: call observe() before train_step()")
@@ -123,9 +129,10 @@ class PromptTeacher:
         return error.item()
 
     def scores(self, prompts: Sequence[Sequence[int]]) -> list[float]:
-        """What f gives each prompt [num_prompts][tokens], in (0, 1/2); more is more to learn from.
+        """Return f of each prompt [num_prompts][tokens], in (0, 1/2); higher has more to learn.
 
-        Raises: ValueError when a prompt is empty, or a token is not of the vocabulary.
+        Raises:
+            ValueError: if a prompt is empty, or a token is outside the vocabulary.
         """
         if not prompts:
             return []
@@ -136,10 +143,12 @@ class PromptTeacher:
         return scores
 
     def choose(self, prompts: Sequence[Sequence[int]], rng: random.Random) -> int:
-        """Position in `prompts` of the one to train on next: the highest score, now and then any.
+        """Return the position of the prompt with the highest score, or sometimes of a random one.
 
-        Of equal scores the first wins, so give the prompts in no particular order.
-        Raises: ValueError when there is no prompt, and as `scores`.
+        The first of equal scores wins, so the caller should give the prompts in random order.
+
+        Raises:
+            ValueError: if there is no prompt, and as `scores`.
         """
         if not prompts:
             raise ValueError("prompts is empty: give at least one")
@@ -149,7 +158,7 @@ class PromptTeacher:
         return max(range(len(scores)), key=scores.__getitem__)
 
     def state_dict(self) -> dict[str, Any]:
-        """Network, optimizer, window and generator, for a checkpoint."""
+        """Return network, optimizer, window and generator, for a checkpoint."""
         return {
             "network": self._network.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -158,7 +167,7 @@ class PromptTeacher:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict` of the same vocabulary and width."""
+        """Restore a `state_dict` of the same vocabulary and width."""
         self._network.load_state_dict(state["network"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._generator.set_state(state["generator"])
@@ -169,30 +178,44 @@ class PromptTeacher:
         )
 
 
+def state_to_bytes(state: Mapping[str, Any]) -> bytes:
+    """Write a state with tensors in torch's format."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def state_from_bytes(data: bytes) -> dict[str, Any]:
+    """Read what `state_to_bytes` wrote."""
+    state: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True)
+    return state
+
+
 class _Network(nn.Module):
-    """f, over a batch of prompts of any lengths."""
+    """f for a batch of prompts of different lengths."""
 
     def __init__(
         self, vocabulary_size: int, embedding_size: int, generator: torch.Generator
     ) -> None:
         super().__init__()
-        # Unit scale keeps the mean of a short prompt well apart from that of another.
+        # With unit scale the means of two short prompts differ clearly.
         table = torch.randn(vocabulary_size, embedding_size, generator=generator)
         self.embedding = nn.EmbeddingBag.from_pretrained(table, freeze=False, mode="mean")
-        # Every prompt scores 1/4 until something was learned.
+        # Every prompt scores 1/4 before the first step.
         self.weight = nn.Parameter(torch.zeros(embedding_size))
 
     def forward(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Scores [num_prompts] of prompts [num_prompts][tokens]."""
+        """Return the scores [num_prompts] of prompts [num_prompts][tokens]."""
         token_ids = torch.tensor([token for prompt in prompts for token in prompt])
         lengths = torch.tensor([0, *(len(prompt) for prompt in prompts[:-1])])
         pooled: Tensor = self.embedding(token_ids, lengths.cumsum(0))
         return 0.5 * torch.sigmoid(pooled @ self.weight)
 
     def require_prompt(self, token_ids: Sequence[int]) -> None:
-        """Refuse a prompt that has no mean embedding.
+        """Check that a prompt has a mean embedding.
 
-        Raises: ValueError when it is empty, or a token is not of the vocabulary.
+        Raises:
+            ValueError: if the prompt is empty, or a token is outside the vocabulary.
         """
         if not token_ids:
             raise ValueError("prompt_token_ids is empty: a prompt has at least one token")

@@ -1,1 +1,1 @@
-"""Policy versions on the event loop: stored, encoded as deltas, archived, assigned to peers."""
+"""Policy versions on the event loop: the store, deltas, the archive, peer assignment."""

@@ -1,13 +1,11 @@
-"""Writing versions to a folder in any storage that fsspec knows: a volume, an object store.
+"""Writes versions to a folder in any storage that fsspec supports: a volume, an object store.
 
-Full sets are large, so only every so many versions one is written, the anchor; between two lie
-deltas. The anchor before the last stays, for who reads it at this moment; what is older goes.
+A full set is large. So the archive writes a full set, the anchor, only at every
+`archiveAnchorEverySteps`th version, and deltas between two anchors. It keeps the last two anchors
+with their deltas, because a worker may still read the older one, and deletes what is older.
 
-```
-newest version  --one at a time, in a thread-->  files  -->  `archived` names them
-```
-
-Versions that come while one is written are left out, but for the newest. Training never waits.
+One version is written at a time, in a thread, and training does not wait for it. If several
+versions arrive during one write, only the newest of them is written next.
 """
 
 from __future__ import annotations
@@ -26,12 +24,12 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class ArchiveFolder:
-    """The files of one learner's versions. Owner: whoever calls it, one call at a time.
+    """The files of one learner's versions. It is not thread-safe: make one call at a time.
 
-    url: As fsspec names it; nobody else may write there.
+    url: a folder, in fsspec's notation, that nothing else writes to.
 
     Raises:
-        OSError, ValueError, ImportError: from fsspec, when it cannot use the URL.
+        OSError, ValueError, ImportError: from fsspec, if it cannot use the URL.
     """
 
     def __init__(self, url: str, *, anchor_every: int) -> None:
@@ -39,14 +37,14 @@ class ArchiveFolder:
         self._files.makedirs(self._root, exist_ok=True)
         self._anchor_every = anchor_every
         self._kept: list[list[str]] = []
-        """Names of the files of each anchor and its deltas, the newest last."""
+        """File names of each anchor and its deltas, the newest last."""
         self._newest: policy_pb2.ArchivedSet | None = None
 
     def write(self, policy: PublishedPolicy) -> policy_pb2.ArchivedSet:
-        """Write a version and return how it lies in the archive.
+        """Write a version; return the files that a worker reads to get it.
 
         Raises:
-            OSError: when the storage does not take it; the next one begins with an anchor.
+            OSError: if the storage refuses it; the next version is then written as an anchor.
         """
         before, self._newest = self._newest, None
         if before is not None and self._continues(before, policy):
@@ -57,6 +55,7 @@ class ArchiveFolder:
         return newest
 
     def _continues(self, before: policy_pb2.ArchivedSet, policy: PublishedPolicy) -> bool:
+        """Return whether the version's delta starts from `before` and no anchor is due."""
         return (
             policy.delta is not None
             and policy.delta.entry.base_policy_version == before.policy_version
@@ -91,23 +90,23 @@ class ArchiveFolder:
 
 
 class ArchiveWriter:
-    """Keeps an archive up with the newest version. Owner: the learner's event loop."""
+    """Writes the newest version to the archive. Owner: the learner's event loop."""
 
     def __init__(self, folder: ArchiveFolder) -> None:
         self.archived: policy_pb2.ArchivedSet | None = None
-        """What was written last; None before."""
+        """The last version that was written; None before the first."""
         self._folder = folder
         self._waiting: PublishedPolicy | None = None
         self._writing: asyncio.Task[None] | None = None
 
     def offer(self, policy: PublishedPolicy) -> None:
-        """Write a version as soon as the one under way is written."""
+        """Write a version after the current write, unless a newer one is offered before."""
         self._waiting = policy
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
 
     async def settle(self) -> None:
-        """Return when what was offered is written."""
+        """Wait until all offered versions are written."""
         if self._writing is not None:
             await self._writing
 
@@ -118,14 +117,14 @@ class ArchiveWriter:
                 self.archived = await asyncio.to_thread(self._folder.write, policy)
             except OSError:
                 version = policy.manifest.policy_version
-                _LOGGER.exception("version %d is not in the archive", version)
+                _LOGGER.exception("cannot write version %d to the archive", version)
 
 
 def open_archive(settings: Weights, run: str, incarnation: str) -> ArchiveWriter | None:
-    """The archive of a learner; None when the run has none.
+    """Return the writer of a learner's archive; None if the run has no archive.
 
     Raises:
-        ValueError: naming the field, when the archive cannot be used.
+        ValueError: naming the field, if the archive cannot be used.
     """
     if settings.archive_url is None:
         return None

@@ -1,4 +1,4 @@
-"""Making sparse deltas between two versions; `vcpo.wire.deltas` says what they look like."""
+"""Encodes sparse deltas between two versions, in the format of `vcpo.wire.deltas`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from vcpo.wire.deltas import GAP_WIDTHS, GAPS, VALUES, element_width, filler
 from vcpo.wire.weights import TensorSection, tensor_sections
 
 Bits = NDArray[np.unsignedinteger[Any]]
+"""Elements of a tensor as unsigned integers of the same width."""
 
 
 def encode_delta(base: bytes, payload: bytes) -> bytes | None:
-    """Return what turns `base` into `payload`, both safetensors files; None when it does not pay.
+    """Return the delta that turns `base` into `payload`, both safetensors files.
 
-    It does not when the layouts differ, or when so much has changed that the whole set is smaller.
+    Returns None if the layouts differ, or if the delta would not be smaller than `payload`.
 
     Raises:
-        CorruptWeightsError: when either is no safetensors file.
+        CorruptWeightsError: if one of them is not a safetensors file.
     """
     before, after = tensor_sections(base), tensor_sections(payload)
     if before != after:
@@ -43,13 +44,14 @@ def encode_delta(base: bytes, payload: bytes) -> bytes | None:
 
 
 def encode_gaps(positions: NDArray[np.int64]) -> Bits:
-    """Write rising positions as gaps, in the width that takes fewer bytes."""
+    """Encode increasing positions as gaps, in the width that needs fewer bytes."""
     skipped = np.diff(positions, prepend=-1) - 1
     written = [_with_fillers(skipped, width) for width in GAP_WIDTHS]
     return min(written, key=lambda gaps: gaps.nbytes)
 
 
 def _with_fillers(skipped: NDArray[np.int64], width: int) -> Bits:
+    """Encode gaps in `width` bytes each; a gap that is too large becomes fillers and a rest."""
     fillers, rest = np.divmod(skipped, filler(width))
     ends = np.cumsum(fillers + 1) - 1
     gaps = np.full(int(ends[-1]) + 1, filler(width), dtype=f"<u{width}")
@@ -58,6 +60,7 @@ def _with_fillers(skipped: NDArray[np.int64], width: int) -> Bits:
 
 
 def _bits(payload: bytes, section: TensorSection) -> Bits:
+    """Return a tensor's elements as unsigned integers, without a copy."""
     num_bytes = section.end - section.begin
     width = element_width(num_bytes, section.num_elements)
     return np.frombuffer(

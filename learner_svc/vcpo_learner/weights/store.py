@@ -1,8 +1,8 @@
 """The policy store: the newest versions of the weights, immutable and ready to be fetched.
 
-Each version is kept whole for a while, and as the delta that leads to it from the one before. A
-worker that holds an older version gets the chain of deltas from there, as long as that is less to
-send than the full set; every full set is an anchor, so nobody replays a long chain.
+The store keeps the last few versions as full sets, and each version as a delta from the version
+before it. A worker with an older version fetches the chain of deltas from there if the chain is
+smaller than the full set, else the full set. So no worker applies a long chain.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from vcpo_learner.weights.deltas import encode_delta
 
 _KEPT_VERSIONS = 3
 _KEPT_DELTAS = 64
-"""More than any useful chain; bounds the list when versions do not differ at all."""
+"""Bounds the list of deltas when versions hardly differ; no useful chain is as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedDelta:
-    """The step from one version to the next: what it is and its bytes."""
+    """The change from one version to the next."""
 
     entry: policy_pb2.DeltaEntry
     data: bytes
@@ -33,40 +33,40 @@ class PublishedDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedPolicy:
-    """One version: what it is and its bytes."""
+    """One version: its description and its bytes."""
 
     manifest: policy_pb2.PolicyManifest
     payload: bytes
     """A safetensors file."""
     delta: PublishedDelta | None = None
-    """From the version before; None when there is none or it would be as large."""
+    """From the version before; None if there is no such version or the delta is not smaller."""
 
 
 class PolicyStore:
     """Holds the last few versions in memory. Owner: the learner's event loop.
 
-    A retired version is gone for fetches not yet begun; one under way keeps its bytes.
+    A version that the store drops cannot be fetched any more; a fetch under way keeps its bytes.
     """
 
     def __init__(self, *, incarnation: str, clock: Clock) -> None:
         self.incarnation = incarnation
-        """Life of the learner that numbers these versions."""
+        """Incarnation of the learner that numbers these versions."""
         self._clock = clock
         self._versions: OrderedDict[int, PublishedPolicy] = OrderedDict()
         self._deltas: list[PublishedDelta] = []
         self._changed = ChangeNotifier()
 
     def prepare(self, policy_version: int, payload: bytes) -> PublishedPolicy:
-        """Compute a version's manifest and delta; safe to call from another thread.
+        """Compute a version's manifest and delta; may run in another thread.
 
-        Publish it before the next one is prepared.
+        The caller must publish the version before it prepares the next one.
         """
         manifest = manifest_of(payload, policy_version=policy_version, incarnation=self.incarnation)
         delta = self._delta_to(policy_version, payload)
         return PublishedPolicy(manifest=manifest, payload=payload, delta=delta)
 
     def publish(self, policy: PublishedPolicy) -> None:
-        """Make a prepared version the newest and tell everybody who waits."""
+        """Make a prepared version the newest one and wake all waiting calls."""
         self._versions[policy.manifest.policy_version] = policy
         while len(self._versions) > _KEPT_VERSIONS:
             self._versions.popitem(last=False)
@@ -77,20 +77,20 @@ class PolicyStore:
     async def wait_for_newest(
         self, *, held_incarnation: str, held_version: int | None, wait_s: float
     ) -> PublishedPolicy:
-        """The newest version; waits up to `wait_s` for one the caller does not hold.
+        """Return the newest version; wait up to `wait_s` for one that the caller does not hold.
 
         Raises:
-            NotFoundError: when nothing was published in that time.
+            NotFoundError: if no version was published in that time.
         """
         deadline_s = self._clock() + wait_s
         while True:
             newest = self._newest()
             held = held_incarnation == self.incarnation and held_version is not None
-            is_news = newest is not None and not (
+            is_fresh = newest is not None and not (
                 held and newest.manifest.policy_version == held_version
             )
             remaining_s = deadline_s - self._clock()
-            if is_news or remaining_s <= 0:
+            if is_fresh or remaining_s <= 0:
                 break
             await self._changed.wait(remaining_s)
         if newest is None:
@@ -98,46 +98,47 @@ class PolicyStore:
         return newest
 
     def deltas_from(self, incarnation: str, policy_version: int) -> list[PublishedDelta]:
-        """The deltas that lead from a version to the newest; empty when only the full set does."""
+        """Return the deltas from a version to the newest one; empty if there is no such chain."""
         bases = [delta.entry.base_policy_version for delta in self._deltas]
         if incarnation != self.incarnation or policy_version not in bases:
             return []
         return self._deltas[bases.index(policy_version) :]
 
     def get(self, incarnation: str, policy_version: int) -> PublishedPolicy:
-        """One version.
+        """Return one version.
 
         Raises:
-            NotFoundError: when it was never published here or is retired.
+            NotFoundError: if the store does not hold it.
         """
         policy = self._versions.get(policy_version)
         if policy is None or incarnation != self.incarnation:
             raise NotFoundError(
-                f"policy_version: {policy_version} is retired or unknown; ask for the newest"
+                f"policy_version: {policy_version} is dropped or unknown; ask for the newest"
             )
         return policy
 
     def get_delta(
         self, incarnation: str, policy_version: int, base_policy_version: int
     ) -> PublishedDelta:
-        """The delta that leads from one version to another.
+        """Return the delta from one version to another.
 
         Raises:
-            NotFoundError: when there is none, or no longer.
+            NotFoundError: if the store does not hold it.
         """
         for delta in self._deltas if incarnation == self.incarnation else ():
             ends = (delta.entry.base_policy_version, delta.entry.policy_version)
             if ends == (base_policy_version, policy_version):
                 return delta
         raise NotFoundError(
-            f"base_policy_version: no delta leads from {base_policy_version} to {policy_version};"
-            " fetch the full set"
+            f"base_policy_version: no delta from {base_policy_version} to {policy_version} is"
+            " stored; fetch the full set"
         )
 
     def _newest(self) -> PublishedPolicy | None:
         return next(reversed(self._versions.values()), None)
 
     def _delta_to(self, policy_version: int, payload: bytes) -> PublishedDelta | None:
+        """Return the delta from the newest version to `payload`; None if it is not smaller."""
         base = self._newest()
         data = encode_delta(base.payload, payload) if base else None
         if base is None or data is None:
@@ -151,7 +152,7 @@ class PolicyStore:
 
 
 def useful_deltas(deltas: Sequence[PublishedDelta], full_bytes: int) -> list[PublishedDelta]:
-    """The newest of these deltas, as many as are together smaller than the full set."""
+    """Return the newest deltas, as many as are together smaller than the full set."""
     sent_bytes = 0
     for number, delta in enumerate(reversed(deltas)):
         sent_bytes += len(delta.data)

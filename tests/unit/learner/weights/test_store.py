@@ -77,7 +77,7 @@ def test_the_last_three_versions_can_be_fetched_and_no_older_one(store):
     for version in range(4):
         publish(store, version)
     assert store.get(INCARNATION, 1).manifest.policy_version == 1
-    with pytest.raises(NotFoundError, match="policy_version: 0 is retired"):
+    with pytest.raises(NotFoundError, match="policy_version: 0 is dropped"):
         store.get(INCARNATION, 0)
 
 
@@ -130,7 +130,7 @@ def test_where_too_much_changed_there_is_no_delta_and_the_chain_starts_anew(stor
     publish(store, 2)
     publish(store, 3)
     assert chain(store, 1) == []
-    with pytest.raises(NotFoundError, match="no delta leads from 1 to 2; fetch the full set"):
+    with pytest.raises(NotFoundError, match="no delta from 1 to 2 is stored; fetch the full set"):
         store.get_delta(INCARNATION, 2, 1)
 
 
