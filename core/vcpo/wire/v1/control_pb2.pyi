@@ -36,6 +36,8 @@ Global___GetSignalsRequest: _TypeAlias = GetSignalsRequest  # noqa: Y015
 
 @_typing.final
 class Signals(_message.Message):
+    """State of a run. An absent optional field has not been measured yet."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_NAME_FIELD_NUMBER: _builtins.int
@@ -69,52 +71,67 @@ class Signals(_message.Message):
     SKIPPED_STEPS_IN_A_ROW_FIELD_NUMBER: _builtins.int
     SKIP_REASON_FIELD_NUMBER: _builtins.int
     run_name: _builtins.str
+    """metadata.name of the run."""
     phase: _work_pb2.RunPhase.ValueType
     step: _builtins.int
-    """Optimizer steps taken, of how many."""
+    """Optimizer steps taken."""
     total_steps: _builtins.int
+    """Optimizer steps of the whole run."""
     policy_version: _builtins.int
+    """Newest published policy version."""
     ess_ratio: _builtins.float
-    """Effective sample size over batch size, last step; and over the window of recent steps."""
+    """ESS ratio (effective sample size over batch size) of the last step, in [1/B, 1]."""
     ess_ratio_mean: _builtins.float
+    """Mean ESS ratio over the window of recent steps, in [0, 1]."""
     ess_ratio_low: _builtins.float
+    """Low percentile of the ESS ratio over the same window, in [0, 1]."""
     on_policy_ess_ratio: _builtins.float
-    """What the ratio is at lag 0, from the spec or calibrated."""
+    """ESS ratio at lag 0, in (0, 1]: from the spec, or calibrated."""
     learning_rate_scale: _builtins.float
+    """Factor on the base learning rate in the last step, in [0, 1]."""
     lag_mean: _builtins.float
-    """Lag of the tokens consumed by the last step, in policy versions."""
+    """Mean, median and largest lag of the tokens of the last step, in policy versions."""
     lag_p50: _builtins.int
     lag_max: _builtins.int
     batch_trajectories: _builtins.int
+    """Trajectories of one optimizer step, B."""
     admission_lag_steps: _builtins.int
+    """Lag limit in force, in policy versions."""
     learner_idle_ratio: _builtins.float
-    """Share of the window that the learner spent waiting for data, 0 to 1."""
+    """Share of the window in which the learner waited for data, in [0, 1]."""
     produced_trajectories_per_second: _builtins.float
+    """Trajectories accepted per second."""
     consumed_trajectories_per_second: _builtins.float
+    """Trajectories trained on per second."""
     generated_tokens_per_second: _builtins.float
+    """Response tokens accepted per second."""
     reward_mean: _builtins.float
+    """Mean reward of the trajectories of the last step."""
     seconds_since_step: _builtins.float
-    """Seconds since the last completed step, or since the start before the first."""
+    """Seconds since the last completed step; before the first step, since the start."""
     calibration_age_steps: _builtins.int
-    """Steps since the on-policy ratio was last measured on fresh tokens; large is old."""
+    """Optimizer steps since the on-policy ESS ratio was last measured on fresh tokens."""
     failures_in_a_row: _builtins.int
     """Failed generations since the last accepted trajectory."""
     failure: _builtins.str
-    """Why the run was given up, in a sentence; empty unless the phase is FAILED."""
+    """Why the run failed, in one sentence; empty unless the phase is FAILED."""
     skipped_steps_in_a_row: _builtins.int
-    """Last steps that made no update, since the learner's start, and why the last of them did not."""
+    """Number of the last steps in a row, since the learner's start, that made no update."""
     skip_reason: _builtins.str
+    """Why the last of these steps made no update."""
     @_builtins.property
-    def trajectories(self) -> Global___TrajectoryCounts:
-        """Trajectory counts; see TrajectoryCounts."""
+    def trajectories(self) -> Global___TrajectoryCounts: ...
+    @_builtins.property
+    def evaluations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Evaluation]:
+        """Evaluations so far, oldest first."""
 
     @_builtins.property
-    def evaluations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Evaluation]: ...
-    @_builtins.property
-    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Worker]: ...
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Worker]:
+        """Registered workers."""
+
     @_builtins.property
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailureCount]:
-        """Failed generations since the learner's start by distinct failure, the latest first; at most 16."""
+        """Distinct failures of generations since the learner's start, latest first; at most 16."""
 
     def __init__(
         self,
@@ -195,6 +212,8 @@ Global___Signals: _TypeAlias = Signals  # noqa: Y015
 
 @_typing.final
 class FailureCount(_message.Message):
+    """A distinct failure of generations and its count."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     CAUSE_FIELD_NUMBER: _builtins.int
@@ -202,11 +221,12 @@ class FailureCount(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     SECONDS_SINCE_LATEST_FIELD_NUMBER: _builtins.int
     cause: _builtins.str
-    """As vcpo.wire.failures names it: prompt, reward, type..."""
+    """Value of vcpo.wire.failures.FailureCause: prompt, reward, type and so on."""
     message: _builtins.str
-    """One line: cause, exception, message, file and line."""
+    """One line: cause, exception class, message, file and line."""
     count: _builtins.int
     seconds_since_latest: _builtins.float
+    """Seconds since it last happened."""
     def __init__(
         self,
         *,
@@ -225,7 +245,9 @@ Global___FailureCount: _TypeAlias = FailureCount  # noqa: Y015
 
 @_typing.final
 class TrajectoryCounts(_message.Message):
-    """leased = in_flight + buffered + consumed + sum(dropped), at every instant."""
+    """Numbers of trajectories of the run. At every instant
+    leased = in_flight + buffered + consumed + sum(dropped).
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -256,10 +278,15 @@ class TrajectoryCounts(_message.Message):
     DROPPED_FIELD_NUMBER: _builtins.int
     leased: _builtins.int
     in_flight: _builtins.int
+    """Leased and not yet submitted."""
     buffered: _builtins.int
+    """Accepted and waiting for training."""
     consumed: _builtins.int
+    """Trained on."""
     @_builtins.property
-    def dropped(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    def dropped(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Dropped, by reason."""
+
     def __init__(
         self,
         *,
@@ -279,13 +306,17 @@ Global___TrajectoryCounts: _TypeAlias = TrajectoryCounts  # noqa: Y015
 
 @_typing.final
 class Evaluation(_message.Message):
+    """Result of one evaluation on held-out prompts."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_FIELD_NUMBER: _builtins.int
     ACCURACY_FIELD_NUMBER: _builtins.int
     NUM_TRAJECTORIES_FIELD_NUMBER: _builtins.int
     step: _builtins.int
+    """Optimizer steps taken before it."""
     accuracy: _builtins.float
+    """Mean reward of the evaluation's trajectories."""
     num_trajectories: _builtins.int
     def __init__(
         self,
@@ -304,6 +335,8 @@ Global___Evaluation: _TypeAlias = Evaluation  # noqa: Y015
 
 @_typing.final
 class Worker(_message.Message):
+    """A registered rollout worker."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
@@ -315,10 +348,13 @@ class Worker(_message.Message):
     worker_id: _builtins.str
     rollout_group: _builtins.str
     policy_version: _builtins.int
+    """Version that it samples from."""
     seconds_since_seen: _builtins.float
+    """Seconds since its last call."""
     in_flight_trajectories: _builtins.int
+    """Trajectories that it has leased and not yet submitted."""
     accepted_trajectories: _builtins.int
-    """Trajectories of it that were accepted since it was first heard of, evaluations included."""
+    """Accepted trajectories since its registration, evaluations included."""
     def __init__(
         self,
         *,
@@ -344,8 +380,11 @@ class SetThrottleRequest(_message.Message):
     ADMISSION_LAG_STEPS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     admission_lag_steps: _builtins.int
-    """Work is admitted and trained on as if maxPolicyLagSteps were this; above it changes nothing."""
+    """Lag limit in policy versions. The learner leases and trains as if maxPolicyLagSteps were this
+    number; a number above maxPolicyLagSteps changes nothing.
+    """
     reason: _builtins.str
+    """Why the limit changes, in one sentence, for the log."""
     def __init__(
         self,
         *,
@@ -366,6 +405,7 @@ class SetThrottleResponse(_message.Message):
 
     ADMISSION_LAG_STEPS_FIELD_NUMBER: _builtins.int
     admission_lag_steps: _builtins.int
+    """Lag limit in force now, in policy versions."""
     def __init__(
         self,
         *,
@@ -385,6 +425,7 @@ class DrainRequest(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
+    """Why the run is drained, in a few words, for the log."""
     def __init__(
         self,
         *,
@@ -404,6 +445,7 @@ class DrainResponse(_message.Message):
 
     PHASE_FIELD_NUMBER: _builtins.int
     phase: _work_pb2.RunPhase.ValueType
+    """Phase of the run after the call."""
     def __init__(
         self,
         *,

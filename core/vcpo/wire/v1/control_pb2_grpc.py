@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ControlServiceStub:
-    """Control: signals out, limits in. Whoever steers a run (the operator, the local host) uses only
-    this; when it goes away the last limits stay in force.
+    """Control: the learner reports signals and accepts limits. The operator and the local host use only
+    this service. If neither is running, the last limits stay in force.
     """
 
     def __init__(self, channel):
@@ -54,25 +54,26 @@ class ControlServiceStub:
 
 
 class ControlServiceServicer:
-    """Control: signals out, limits in. Whoever steers a run (the operator, the local host) uses only
-    this; when it goes away the last limits stay in force.
+    """Control: the learner reports signals and accepts limits. The operator and the local host use only
+    this service. If neither is running, the last limits stay in force.
     """
 
     def GetSignals(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns the current signals of the run.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetThrottle(self, request, context):
-        """Limits the admission of new work; stays in force until replaced.
+        """Sets the lag limit for leases and for training. It stays in force until it is replaced.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stops leasing, finishes the step under way, writes a checkpoint, then exits.
+        """Stops leasing, finishes the current step, writes a checkpoint, then exits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,8 +106,8 @@ def add_ControlServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ControlService:
-    """Control: signals out, limits in. Whoever steers a run (the operator, the local host) uses only
-    this; when it goes away the last limits stay in force.
+    """Control: the learner reports signals and accepts limits. The operator and the local host use only
+    this service. If neither is running, the last limits stay in force.
     """
 
     @staticmethod

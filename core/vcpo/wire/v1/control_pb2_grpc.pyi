@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ControlServiceStub:
-    """Control: signals out, limits in. Whoever steers a run (the operator, the local host) uses only
-    this; when it goes away the last limits stay in force.
+    """Control: the learner reports signals and accepts limits. The operator and the local host use only
+    this service. If neither is running, the last limits stay in force.
     """
 
     @_typing.overload
@@ -36,27 +36,29 @@ class ControlServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ControlServiceAsyncStub: ...
     GetSignals: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetSignalsRequest, _control_pb2.Signals]
+    """Returns the current signals of the run."""
     SetThrottle: _grpc.UnaryUnaryMultiCallable[_control_pb2.SetThrottleRequest, _control_pb2.SetThrottleResponse]
-    """Limits the admission of new work; stays in force until replaced."""
+    """Sets the lag limit for leases and for training. It stays in force until it is replaced."""
     Drain: _grpc.UnaryUnaryMultiCallable[_control_pb2.DrainRequest, _control_pb2.DrainResponse]
-    """Stops leasing, finishes the step under way, writes a checkpoint, then exits."""
+    """Stops leasing, finishes the current step, writes a checkpoint, then exits."""
 
 @_typing.type_check_only
 class ControlServiceAsyncStub(ControlServiceStub):
-    """Control: signals out, limits in. Whoever steers a run (the operator, the local host) uses only
-    this; when it goes away the last limits stay in force.
+    """Control: the learner reports signals and accepts limits. The operator and the local host use only
+    this service. If neither is running, the last limits stay in force.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetSignals: _aio.UnaryUnaryMultiCallable[_control_pb2.GetSignalsRequest, _control_pb2.Signals]  # type: ignore[assignment]
+    """Returns the current signals of the run."""
     SetThrottle: _aio.UnaryUnaryMultiCallable[_control_pb2.SetThrottleRequest, _control_pb2.SetThrottleResponse]  # type: ignore[assignment]
-    """Limits the admission of new work; stays in force until replaced."""
+    """Sets the lag limit for leases and for training. It stays in force until it is replaced."""
     Drain: _aio.UnaryUnaryMultiCallable[_control_pb2.DrainRequest, _control_pb2.DrainResponse]  # type: ignore[assignment]
-    """Stops leasing, finishes the step under way, writes a checkpoint, then exits."""
+    """Stops leasing, finishes the current step, writes a checkpoint, then exits."""
 
 class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Control: signals out, limits in. Whoever steers a run (the operator, the local host) uses only
-    this; when it goes away the last limits stay in force.
+    """Control: the learner reports signals and accepts limits. The operator and the local host use only
+    this service. If neither is running, the last limits stay in force.
     """
 
     @_abc_1.abstractmethod
@@ -64,7 +66,8 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _control_pb2.GetSignalsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_control_pb2.Signals, _abc.Awaitable[_control_pb2.Signals]]: ...
+    ) -> _typing.Union[_control_pb2.Signals, _abc.Awaitable[_control_pb2.Signals]]:
+        """Returns the current signals of the run."""
 
     @_abc_1.abstractmethod
     def SetThrottle(
@@ -72,7 +75,7 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.SetThrottleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.SetThrottleResponse, _abc.Awaitable[_control_pb2.SetThrottleResponse]]:
-        """Limits the admission of new work; stays in force until replaced."""
+        """Sets the lag limit for leases and for training. It stays in force until it is replaced."""
 
     @_abc_1.abstractmethod
     def Drain(
@@ -80,6 +83,6 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.DrainResponse, _abc.Awaitable[_control_pb2.DrainResponse]]:
-        """Stops leasing, finishes the step under way, writes a checkpoint, then exits."""
+        """Stops leasing, finishes the current step, writes a checkpoint, then exits."""
 
 def add_ControlServiceServicer_to_server(servicer: ControlServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class LedgerSnapshot(_message.Message):
-    """The ledger as a checkpoint keeps it: what was accepted but not yet trained on, and the counts."""
+    """The ledger in a checkpoint: accepted trajectories that wait for training, and the counts."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -57,29 +57,32 @@ class LedgerSnapshot(_message.Message):
     TEACHER_FIELD_NUMBER: _builtins.int
     BEGUN_FIELD_NUMBER: _builtins.int
     next_prompt_index: _builtins.int
-    """Next prompt of the training split whose turn never came."""
+    """Index of the next prompt of the training split that was never leased."""
     leased: _builtins.int
+    """The counts of TrajectoryCounts."""
     in_flight: _builtins.int
     consumed: _builtins.int
     next_grant_number: _builtins.int
-    """Grants made so far; among groups of equal age it is the order of grants, across restarts too,
-    that says which is consumed first.
+    """Number of the next lease. Groups of equal age are consumed in the order of these numbers, also
+    across restarts.
     """
     posterior: _builtins.str
-    """JSON: counts per prompt and the generator's state."""
+    """JSON: counts per prompt and the state of the random generator."""
     teacher: _builtins.bytes
-    """What torch.save made of plain values and tensors: network, observations, generators."""
+    """Output of torch.save for plain values and tensors: network, observations, generators."""
     @_builtins.property
     def requeued_prompt_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Prompts to be granted again before new ones."""
+        """Indices of requeued prompts, which are leased before new ones."""
 
     @_builtins.property
-    def buffered(self) -> _containers.RepeatedCompositeFieldContainer[Global___BufferedGroup]: ...
+    def buffered(self) -> _containers.RepeatedCompositeFieldContainer[Global___BufferedGroup]:
+        """Groups that wait for training."""
+
     @_builtins.property
     def dropped(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
     def begun(self) -> _containers.RepeatedCompositeFieldContainer[Global___BegunGroup]:
-        """What was sampled for prompts to be granted again."""
+        """Partial responses of requeued prompts."""
 
     def __init__(
         self,
@@ -108,12 +111,14 @@ Global___LedgerSnapshot: _TypeAlias = LedgerSnapshot  # noqa: Y015
 
 @_typing.final
 class BegunGroup(_message.Message):
+    """Partial responses of one requeued prompt."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PLACE_FIELD_NUMBER: _builtins.int
     RESPONSES_FIELD_NUMBER: _builtins.int
     place: _builtins.int
-    """Place of the prompt in requeued_prompt_indices."""
+    """Index of the prompt's entry in requeued_prompt_indices."""
     @_builtins.property
     def responses(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.PartialResponse]: ...
     def __init__(
@@ -132,6 +137,8 @@ Global___BegunGroup: _TypeAlias = BegunGroup  # noqa: Y015
 
 @_typing.final
 class BufferedGroup(_message.Message):
+    """The accepted trajectories of one lease."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
@@ -140,6 +147,7 @@ class BufferedGroup(_message.Message):
     TRAJECTORIES_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     grant_number: _builtins.int
+    """Number of the lease, from next_grant_number."""
     prompt_index: _builtins.int
     @_builtins.property
     def trajectories(self) -> _containers.RepeatedCompositeFieldContainer[_work_pb2.Trajectory]: ...

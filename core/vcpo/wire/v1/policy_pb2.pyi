@@ -29,11 +29,13 @@ class GetManifestRequest(_message.Message):
     SERVING_PORT_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     held_policy_version: _builtins.int
-    """Absent and empty when the worker holds none."""
+    """Version that the worker holds; absent if it holds none."""
     held_incarnation: _builtins.str
+    """Incarnation of the learner that made it; empty if the worker holds none."""
     wait_seconds: _builtins.float
+    """How long the server may hold the call open, in seconds, 0 to 30."""
     serving_port: _builtins.int
-    """Port on the caller's host where it serves Fetch to other workers; 0 when it does not."""
+    """Port on the caller's host where it serves Fetch to other workers; 0 if it does not."""
     def __init__(
         self,
         *,
@@ -55,6 +57,8 @@ Global___GetManifestRequest: _TypeAlias = GetManifestRequest  # noqa: Y015
 
 @_typing.final
 class PolicyManifest(_message.Message):
+    """Description of one version."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
@@ -67,30 +71,31 @@ class PolicyManifest(_message.Message):
     OTHER_PEERS_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
     total_bytes: _builtins.int
-    """Size of the full set, one safetensors file."""
+    """Size of the full set, one safetensors file, in bytes."""
     incarnation: _builtins.str
+    """Incarnation of the learner that made the version."""
     peer: _builtins.str
-    """host:port of a worker to fetch from first; empty: fetch from the learner. For the caller alone."""
+    """host:port of the worker to fetch from first; empty: fetch from the learner. For the caller
+    only.
+    """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorEntry]:
-        """Every tensor of the full set, however it travels."""
+        """Every tensor of the full set, also if the version travels as deltas."""
 
     @_builtins.property
     def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeltaEntry]:
-        """Deltas that lead from the version held to this one, in order; none: fetch the full set. For the
-        caller alone.
+        """Deltas from the held version to this one, in order; none: fetch the full set. For the caller
+        only.
         """
 
     @_builtins.property
     def archived(self) -> Global___ArchivedSet:
-        """Set when the full set lies in the run's archive as well: read it there first. For the caller
-        alone.
-        """
+        """Set if the full set is in the run's archive as well: read it there first. For the caller only."""
 
     @_builtins.property
     def other_peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Workers to fetch from, in this order, what the peer does not give; then the learner. For the
-        caller alone.
+        """host:port of the workers to fetch from, in this order, if the peer fails; then the learner. For
+        the caller only.
         """
 
     def __init__(
@@ -115,6 +120,8 @@ Global___PolicyManifest: _TypeAlias = PolicyManifest  # noqa: Y015
 
 @_typing.final
 class TensorEntry(_message.Message):
+    """One tensor of a version."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -123,7 +130,7 @@ class TensorEntry(_message.Message):
     XXH3_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     dtype: _builtins.str
-    """safetensors' name of the type, e.g. "F32", "BF16"."""
+    """Name of the dtype in safetensors, e.g. "F32", "BF16"."""
     xxh3: _builtins.int
     """xxh3-64 of the tensor's little-endian bytes."""
     @_builtins.property
@@ -146,7 +153,7 @@ Global___TensorEntry: _TypeAlias = TensorEntry  # noqa: Y015
 
 @_typing.final
 class DeltaEntry(_message.Message):
-    """A sparse delta, see vcpo.wire.deltas."""
+    """A sparse delta; vcpo.wire.deltas describes the format."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -154,8 +161,11 @@ class DeltaEntry(_message.Message):
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     base_policy_version: _builtins.int
+    """Version that the delta applies to."""
     policy_version: _builtins.int
+    """Version that it produces."""
     total_bytes: _builtins.int
+    """Size of the delta, one safetensors file, in bytes."""
     def __init__(
         self,
         *,
@@ -173,7 +183,7 @@ Global___DeltaEntry: _TypeAlias = DeltaEntry  # noqa: Y015
 
 @_typing.final
 class ArchivedSet(_message.Message):
-    """How a version lies in an archive, see vcpo.wire.archive."""
+    """Files of a version in an archive; vcpo.wire.archive names them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -182,10 +192,10 @@ class ArchivedSet(_message.Message):
     DELTAS_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
     anchor_policy_version: _builtins.int
-    """The version whose full set comes first."""
+    """Version of the full set to start from."""
     @_builtins.property
     def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeltaEntry]:
-        """Deltas that lead from there to the version, in order."""
+        """Deltas from that full set to the version, in order."""
 
     def __init__(
         self,
@@ -214,9 +224,10 @@ class FetchRequest(_message.Message):
     worker_id: _builtins.str
     policy_version: _builtins.int
     offset: _builtins.int
+    """First byte to send, counted from the start of the full set or delta."""
     incarnation: _builtins.str
     base_policy_version: _builtins.int
-    """Set to ask for the delta on this version; absent for the full set."""
+    """Set: send the delta from this version. Absent: send the full set."""
     def __init__(
         self,
         *,
@@ -238,6 +249,8 @@ Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
 
 @_typing.final
 class PolicyChunk(_message.Message):
+    """A run of bytes of a full set or delta."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
@@ -245,6 +258,7 @@ class PolicyChunk(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
     offset: _builtins.int
+    """Position of the first byte of data."""
     data: _builtins.bytes
     def __init__(
         self,

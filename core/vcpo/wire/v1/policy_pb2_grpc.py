@@ -27,12 +27,13 @@ if _version_not_supported:
 
 class PolicyServiceStub:
     """Policy: immutable, numbered sets of weights. Version n holds the parameters after n steps of one
-    incarnation of the learner: a learner restarted from a checkpoint is another incarnation, and its
-    version n is another set.
+    incarnation of the learner. A learner that restarts from a checkpoint is a new incarnation, and
+    its version n is another set of weights.
 
-    A version travels as a full set, or as deltas on a version that the worker holds. Either way the
-    manifest describes the full set, and what a worker ends up with is checked against it. Only the
-    learner says what a version is; workers pass its bytes on to each other, and serve Fetch alone.
+    A version travels as a full set, or as deltas from a version that the worker holds. In both cases
+    the manifest describes the full set, and the worker checks its result against the manifest. Only
+    the learner creates manifests. Workers pass a version's bytes on to each other, so they implement
+    only Fetch.
     """
 
     def __init__(self, channel):
@@ -55,26 +56,28 @@ class PolicyServiceStub:
 
 class PolicyServiceServicer:
     """Policy: immutable, numbered sets of weights. Version n holds the parameters after n steps of one
-    incarnation of the learner: a learner restarted from a checkpoint is another incarnation, and its
-    version n is another set.
+    incarnation of the learner. A learner that restarts from a checkpoint is a new incarnation, and
+    its version n is another set of weights.
 
-    A version travels as a full set, or as deltas on a version that the worker holds. Either way the
-    manifest describes the full set, and what a worker ends up with is checked against it. Only the
-    learner says what a version is; workers pass its bytes on to each other, and serve Fetch alone.
+    A version travels as a full set, or as deltas from a version that the worker holds. In both cases
+    the manifest describes the full set, and the worker checks its result against the manifest. Only
+    the learner creates manifests. Workers pass a version's bytes on to each other, so they implement
+    only Fetch.
     """
 
     def GetManifest(self, request, context):
-        """Waits up to wait_seconds for a version newer than held_policy_version, then answers with the
-        newest. NOT_FOUND until the first version is published.
+        """Waits up to wait_seconds for a version newer than held_policy_version, then returns the newest
+        version. NOT_FOUND before the first version is published.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """Streams a full set or a delta from an offset, so a broken transfer resumes; a worker that still
-        receives it passes on what it has and then what comes. NOT_FOUND when it is not held: a learner
-        has retired it, so ask for the newest manifest; a worker never had it, so ask the learner.
+        """Streams a full set or a delta from an offset, so that a broken transfer can resume. A worker
+        that is still receiving the version streams what it has, then the rest as it arrives. NOT_FOUND
+        if the server does not hold the version: if a learner returns it, ask for the newest manifest;
+        if a worker returns it, ask the learner.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,12 +106,13 @@ def add_PolicyServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class PolicyService:
     """Policy: immutable, numbered sets of weights. Version n holds the parameters after n steps of one
-    incarnation of the learner: a learner restarted from a checkpoint is another incarnation, and its
-    version n is another set.
+    incarnation of the learner. A learner that restarts from a checkpoint is a new incarnation, and
+    its version n is another set of weights.
 
-    A version travels as a full set, or as deltas on a version that the worker holds. Either way the
-    manifest describes the full set, and what a worker ends up with is checked against it. Only the
-    learner says what a version is; workers pass its bytes on to each other, and serve Fetch alone.
+    A version travels as a full set, or as deltas from a version that the worker holds. In both cases
+    the manifest describes the full set, and the worker checks its result against the manifest. Only
+    the learner creates manifests. Workers pass a version's bytes on to each other, so they implement
+    only Fetch.
     """
 
     @staticmethod

@@ -28,12 +28,13 @@ GRPC_VERSION: str
 
 class PolicyServiceStub:
     """Policy: immutable, numbered sets of weights. Version n holds the parameters after n steps of one
-    incarnation of the learner: a learner restarted from a checkpoint is another incarnation, and its
-    version n is another set.
+    incarnation of the learner. A learner that restarts from a checkpoint is a new incarnation, and
+    its version n is another set of weights.
 
-    A version travels as a full set, or as deltas on a version that the worker holds. Either way the
-    manifest describes the full set, and what a worker ends up with is checked against it. Only the
-    learner says what a version is; workers pass its bytes on to each other, and serve Fetch alone.
+    A version travels as a full set, or as deltas from a version that the worker holds. In both cases
+    the manifest describes the full set, and the worker checks its result against the manifest. Only
+    the learner creates manifests. Workers pass a version's bytes on to each other, so they implement
+    only Fetch.
     """
 
     @_typing.overload
@@ -41,45 +42,49 @@ class PolicyServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PolicyServiceAsyncStub: ...
     GetManifest: _grpc.UnaryUnaryMultiCallable[_policy_pb2.GetManifestRequest, _policy_pb2.PolicyManifest]
-    """Waits up to wait_seconds for a version newer than held_policy_version, then answers with the
-    newest. NOT_FOUND until the first version is published.
+    """Waits up to wait_seconds for a version newer than held_policy_version, then returns the newest
+    version. NOT_FOUND before the first version is published.
     """
     Fetch: _grpc.UnaryStreamMultiCallable[_policy_pb2.FetchRequest, _policy_pb2.PolicyChunk]
-    """Streams a full set or a delta from an offset, so a broken transfer resumes; a worker that still
-    receives it passes on what it has and then what comes. NOT_FOUND when it is not held: a learner
-    has retired it, so ask for the newest manifest; a worker never had it, so ask the learner.
+    """Streams a full set or a delta from an offset, so that a broken transfer can resume. A worker
+    that is still receiving the version streams what it has, then the rest as it arrives. NOT_FOUND
+    if the server does not hold the version: if a learner returns it, ask for the newest manifest;
+    if a worker returns it, ask the learner.
     """
 
 @_typing.type_check_only
 class PolicyServiceAsyncStub(PolicyServiceStub):
     """Policy: immutable, numbered sets of weights. Version n holds the parameters after n steps of one
-    incarnation of the learner: a learner restarted from a checkpoint is another incarnation, and its
-    version n is another set.
+    incarnation of the learner. A learner that restarts from a checkpoint is a new incarnation, and
+    its version n is another set of weights.
 
-    A version travels as a full set, or as deltas on a version that the worker holds. Either way the
-    manifest describes the full set, and what a worker ends up with is checked against it. Only the
-    learner says what a version is; workers pass its bytes on to each other, and serve Fetch alone.
+    A version travels as a full set, or as deltas from a version that the worker holds. In both cases
+    the manifest describes the full set, and the worker checks its result against the manifest. Only
+    the learner creates manifests. Workers pass a version's bytes on to each other, so they implement
+    only Fetch.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetManifest: _aio.UnaryUnaryMultiCallable[_policy_pb2.GetManifestRequest, _policy_pb2.PolicyManifest]  # type: ignore[assignment]
-    """Waits up to wait_seconds for a version newer than held_policy_version, then answers with the
-    newest. NOT_FOUND until the first version is published.
+    """Waits up to wait_seconds for a version newer than held_policy_version, then returns the newest
+    version. NOT_FOUND before the first version is published.
     """
     Fetch: _aio.UnaryStreamMultiCallable[_policy_pb2.FetchRequest, _policy_pb2.PolicyChunk]  # type: ignore[assignment]
-    """Streams a full set or a delta from an offset, so a broken transfer resumes; a worker that still
-    receives it passes on what it has and then what comes. NOT_FOUND when it is not held: a learner
-    has retired it, so ask for the newest manifest; a worker never had it, so ask the learner.
+    """Streams a full set or a delta from an offset, so that a broken transfer can resume. A worker
+    that is still receiving the version streams what it has, then the rest as it arrives. NOT_FOUND
+    if the server does not hold the version: if a learner returns it, ask for the newest manifest;
+    if a worker returns it, ask the learner.
     """
 
 class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
     """Policy: immutable, numbered sets of weights. Version n holds the parameters after n steps of one
-    incarnation of the learner: a learner restarted from a checkpoint is another incarnation, and its
-    version n is another set.
+    incarnation of the learner. A learner that restarts from a checkpoint is a new incarnation, and
+    its version n is another set of weights.
 
-    A version travels as a full set, or as deltas on a version that the worker holds. Either way the
-    manifest describes the full set, and what a worker ends up with is checked against it. Only the
-    learner says what a version is; workers pass its bytes on to each other, and serve Fetch alone.
+    A version travels as a full set, or as deltas from a version that the worker holds. In both cases
+    the manifest describes the full set, and the worker checks its result against the manifest. Only
+    the learner creates manifests. Workers pass a version's bytes on to each other, so they implement
+    only Fetch.
     """
 
     @_abc_1.abstractmethod
@@ -88,8 +93,8 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.GetManifestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_policy_pb2.PolicyManifest, _abc.Awaitable[_policy_pb2.PolicyManifest]]:
-        """Waits up to wait_seconds for a version newer than held_policy_version, then answers with the
-        newest. NOT_FOUND until the first version is published.
+        """Waits up to wait_seconds for a version newer than held_policy_version, then returns the newest
+        version. NOT_FOUND before the first version is published.
         """
 
     @_abc_1.abstractmethod
@@ -98,9 +103,10 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.FetchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_policy_pb2.PolicyChunk], _abc.AsyncIterator[_policy_pb2.PolicyChunk]]:
-        """Streams a full set or a delta from an offset, so a broken transfer resumes; a worker that still
-        receives it passes on what it has and then what comes. NOT_FOUND when it is not held: a learner
-        has retired it, so ask for the newest manifest; a worker never had it, so ask the learner.
+        """Streams a full set or a delta from an offset, so that a broken transfer can resume. A worker
+        that is still receiving the version streams what it has, then the rest as it arrives. NOT_FOUND
+        if the server does not hold the version: if a learner returns it, ask for the newest manifest;
+        if a worker returns it, ask the learner.
         """
 
 def add_PolicyServiceServicer_to_server(servicer: PolicyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -24,11 +24,11 @@ class ScoreRequest(_message.Message):
     ANSWER_FIELD_NUMBER: _builtins.int
     RESPONSE_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
-    """What the model was shown, without a chat template."""
+    """Text of the prompt, without a chat template."""
     answer: _builtins.str
-    """The ground truth in the environment's own format; may be empty."""
+    """Ground truth in the environment's own format; may be empty."""
     response: _builtins.str
-    """What the model wrote."""
+    """Text of the model's response."""
     def __init__(
         self,
         *,

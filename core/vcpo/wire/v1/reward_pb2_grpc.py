@@ -26,10 +26,10 @@ if _version_not_supported:
 
 
 class RewardServiceStub:
-    """Reward: somebody else's server judges what the policy answered.
+    """Reward: an external server that computes the reward of a response.
 
-    Rollout workers call it; it knows nothing of leases, tokens or versions. Judging has no side
-    effect: a call that got no answer is repeated.
+    Rollout workers call it. It needs no knowledge of leases, tokens or versions. A call has no side
+    effect, so a worker repeats a call that failed.
     """
 
     def __init__(self, channel):
@@ -46,14 +46,15 @@ class RewardServiceStub:
 
 
 class RewardServiceServicer:
-    """Reward: somebody else's server judges what the policy answered.
+    """Reward: an external server that computes the reward of a response.
 
-    Rollout workers call it; it knows nothing of leases, tokens or versions. Judging has no side
-    effect: a call that got no answer is repeated.
+    Rollout workers call it. It needs no knowledge of leases, tokens or versions. A call has no side
+    effect, so a worker repeats a call that failed.
     """
 
     def Score(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns the reward of one response.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -75,10 +76,10 @@ def add_RewardServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RewardService:
-    """Reward: somebody else's server judges what the policy answered.
+    """Reward: an external server that computes the reward of a response.
 
-    Rollout workers call it; it knows nothing of leases, tokens or versions. Judging has no side
-    effect: a call that got no answer is repeated.
+    Rollout workers call it. It needs no knowledge of leases, tokens or versions. A call has no side
+    effect, so a worker repeats a call that failed.
     """
 
     @staticmethod

@@ -27,10 +27,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RewardServiceStub:
-    """Reward: somebody else's server judges what the policy answered.
+    """Reward: an external server that computes the reward of a response.
 
-    Rollout workers call it; it knows nothing of leases, tokens or versions. Judging has no side
-    effect: a call that got no answer is repeated.
+    Rollout workers call it. It needs no knowledge of leases, tokens or versions. A call has no side
+    effect, so a worker repeats a call that failed.
     """
 
     @_typing.overload
@@ -38,23 +38,25 @@ class RewardServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RewardServiceAsyncStub: ...
     Score: _grpc.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreResponse]
+    """Returns the reward of one response."""
 
 @_typing.type_check_only
 class RewardServiceAsyncStub(RewardServiceStub):
-    """Reward: somebody else's server judges what the policy answered.
+    """Reward: an external server that computes the reward of a response.
 
-    Rollout workers call it; it knows nothing of leases, tokens or versions. Judging has no side
-    effect: a call that got no answer is repeated.
+    Rollout workers call it. It needs no knowledge of leases, tokens or versions. A call has no side
+    effect, so a worker repeats a call that failed.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Score: _aio.UnaryUnaryMultiCallable[_reward_pb2.ScoreRequest, _reward_pb2.ScoreResponse]  # type: ignore[assignment]
+    """Returns the reward of one response."""
 
 class RewardServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Reward: somebody else's server judges what the policy answered.
+    """Reward: an external server that computes the reward of a response.
 
-    Rollout workers call it; it knows nothing of leases, tokens or versions. Judging has no side
-    effect: a call that got no answer is repeated.
+    Rollout workers call it. It needs no knowledge of leases, tokens or versions. A call has no side
+    effect, so a worker repeats a call that failed.
     """
 
     @_abc_1.abstractmethod
@@ -62,6 +64,7 @@ class RewardServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _reward_pb2.ScoreRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_reward_pb2.ScoreResponse, _abc.Awaitable[_reward_pb2.ScoreResponse]]: ...
+    ) -> _typing.Union[_reward_pb2.ScoreResponse, _abc.Awaitable[_reward_pb2.ScoreResponse]]:
+        """Returns the reward of one response."""
 
 def add_RewardServiceServicer_to_server(servicer: RewardServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -45,8 +45,9 @@ class _RunPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunPhase.Val
     RUN_PHASE_UNSPECIFIED: _RunPhase.ValueType  # 0
     RUN_PHASE_RUNNING: _RunPhase.ValueType  # 1
     RUN_PHASE_DRAINING: _RunPhase.ValueType  # 2
-    """No new leases; finish or hand back what is held, then leave."""
+    """No new leases: the worker finishes or releases its leases, then exits."""
     RUN_PHASE_COMPLETE: _RunPhase.ValueType  # 3
+    """The last step was taken."""
     RUN_PHASE_FAILED: _RunPhase.ValueType  # 4
 
 class RunPhase(_RunPhase, metaclass=_RunPhaseEnumTypeWrapper): ...
@@ -54,8 +55,9 @@ class RunPhase(_RunPhase, metaclass=_RunPhaseEnumTypeWrapper): ...
 RUN_PHASE_UNSPECIFIED: RunPhase.ValueType  # 0
 RUN_PHASE_RUNNING: RunPhase.ValueType  # 1
 RUN_PHASE_DRAINING: RunPhase.ValueType  # 2
-"""No new leases; finish or hand back what is held, then leave."""
+"""No new leases: the worker finishes or releases its leases, then exits."""
 RUN_PHASE_COMPLETE: RunPhase.ValueType  # 3
+"""The last step was taken."""
 RUN_PHASE_FAILED: RunPhase.ValueType  # 4
 Global___RunPhase: _TypeAlias = RunPhase  # noqa: Y015
 
@@ -67,17 +69,17 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     DESCRIPTOR: _descriptor.EnumDescriptor
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
-    """The model ended its answer."""
+    """The model sampled its end token."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
-    """The answer was cut at max_new_tokens."""
+    """The response reached max_new_tokens."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper): ...
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
-"""The model ended its answer."""
+"""The model sampled its end token."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
-"""The answer was cut at max_new_tokens."""
+"""The response reached max_new_tokens."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 class _FailureKind:
@@ -114,7 +116,7 @@ class _FailureCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FailureC
     FAILURE_CAUSE_REFUSED: _FailureCause.ValueType  # 8
 
 class FailureCause(_FailureCause, metaclass=_FailureCauseEnumTypeWrapper):
-    """What failed; see vcpo.wire.failures."""
+    """What failed; vcpo.wire.failures.FailureCause describes the values."""
 
 FAILURE_CAUSE_UNSPECIFIED: FailureCause.ValueType  # 0
 FAILURE_CAUSE_PROMPT: FailureCause.ValueType  # 1
@@ -136,18 +138,18 @@ class _SubmitOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SubmitO
     SUBMIT_OUTCOME_UNSPECIFIED: _SubmitOutcome.ValueType  # 0
     SUBMIT_OUTCOME_ACCEPTED: _SubmitOutcome.ValueType  # 1
     SUBMIT_OUTCOME_DUPLICATE: _SubmitOutcome.ValueType  # 2
-    """The same trajectory id was accepted before."""
+    """A trajectory with the same id was accepted before."""
     SUBMIT_OUTCOME_LEASE_ENDED: _SubmitOutcome.ValueType  # 3
-    """The lease is unknown, expired or handed back: the prompt belongs to somebody else now."""
+    """The lease is unknown, expired or released: the prompt may be leased to another worker."""
 
 class SubmitOutcome(_SubmitOutcome, metaclass=_SubmitOutcomeEnumTypeWrapper): ...
 
 SUBMIT_OUTCOME_UNSPECIFIED: SubmitOutcome.ValueType  # 0
 SUBMIT_OUTCOME_ACCEPTED: SubmitOutcome.ValueType  # 1
 SUBMIT_OUTCOME_DUPLICATE: SubmitOutcome.ValueType  # 2
-"""The same trajectory id was accepted before."""
+"""A trajectory with the same id was accepted before."""
 SUBMIT_OUTCOME_LEASE_ENDED: SubmitOutcome.ValueType  # 3
-"""The lease is unknown, expired or handed back: the prompt belongs to somebody else now."""
+"""The lease is unknown, expired or released: the prompt may be leased to another worker."""
 Global___SubmitOutcome: _TypeAlias = SubmitOutcome  # noqa: Y015
 
 @_typing.final
@@ -164,23 +166,25 @@ class LeaseRequest(_message.Message):
     HELD_LEASES_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     rollout_group: _builtins.str
-    """Rollout group of the run's spec that the worker belongs to."""
+    """Name of the worker's rollout group in the run's spec."""
     incarnation: _builtins.str
-    """The version the worker samples from now, and the incarnation of the learner that made it. No
-    work is granted to holders of another incarnation's weights; admission counts from the version,
-    see vcpo.control.admission.
+    """Incarnation of the learner that made the version that the worker samples from. Holders of
+    another incarnation's weights get no leases.
     """
     held_policy_version: _builtins.int
+    """Version that the worker samples from; admission counts from it (vcpo.control.admission)."""
     max_trajectories: _builtins.int
-    """Free places, in sequences; the leases granted want at most this many trajectories together."""
+    """Number of sequences that the worker can start now. The granted leases want at most this many
+    trajectories together.
+    """
     wait_seconds: _builtins.float
-    """How long the server may hold the call open; 0 to 30."""
+    """How long the server may hold the call open, in seconds, 0 to 30."""
     weight_updates_in_flight: _builtins.int
-    """Versions that the worker has swapped in since its start while sequences were under way."""
+    """Number of weight updates, since the worker's start, that were applied during generation."""
     @_builtins.property
     def held_leases(self) -> Global___HeldLeases:
-        """All leases that the worker holds; the others of its leases are granted to somebody else, as when
-        an answer to it was lost or it was restarted. Absent: it does not say.
+        """All leases that the worker holds. The learner requeues the prompts of its other leases, for
+        example after a lost response or a restart. Absent: the worker does not report its leases.
         """
 
     def __init__(
@@ -232,7 +236,7 @@ class LeaseResponse(_message.Message):
     RETRY_AFTER_SECONDS_FIELD_NUMBER: _builtins.int
     phase: Global___RunPhase.ValueType
     retry_after_seconds: _builtins.float
-    """When no lease was granted: how long to wait before asking again."""
+    """Without leases: seconds to wait before the next request."""
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lease]: ...
     def __init__(
@@ -252,6 +256,8 @@ Global___LeaseResponse: _TypeAlias = LeaseResponse  # noqa: Y015
 
 @_typing.final
 class Lease(_message.Message):
+    """The right to generate the trajectories of one prompt."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_ID_FIELD_NUMBER: _builtins.int
@@ -267,19 +273,21 @@ class Lease(_message.Message):
     split: Global___Split.ValueType
     prompt_index: _builtins.int
     num_trajectories: _builtins.int
-    """Trajectories wanted for this prompt."""
+    """Number of trajectories to submit for the prompt."""
     granted_policy_version: _builtins.int
-    """Learner's version when the lease was granted."""
+    """The learner's version at the time of the lease."""
     timeout_seconds: _builtins.float
-    """Seconds from the grant after which the lease expires."""
+    """Seconds from the grant until the lease expires."""
     num_redundant: _builtins.int
-    """Always 0; workers do not read it."""
+    """Number of responses to sample beyond num_trajectories. The first num_trajectories to finish are
+    submitted, the others are discarded.
+    """
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
     def begun(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartialResponse]:
-        """Answers that somebody else has begun, at most num_trajectories; the rest are begun anew. Each
-        is gone on with, or only judged when it is complete.
+        """Partial responses of an earlier lease of the prompt, at most num_trajectories. The worker
+        resumes each of them; a complete one only needs its reward. It samples the others anew.
         """
 
     def __init__(
@@ -305,7 +313,7 @@ Global___Lease: _TypeAlias = Lease  # noqa: Y015
 
 @_typing.final
 class PartialResponse(_message.Message):
-    """What was sampled of an answer before its worker had to stop."""
+    """A response that its worker could not finish."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -316,21 +324,23 @@ class PartialResponse(_message.Message):
     INSERTED_SPANS_FIELD_NUMBER: _builtins.int
     PROMPT_XXH3_FIELD_NUMBER: _builtins.int
     token_ids: _builtins.bytes
-    """Packed as in Trajectory; never sampled or scored again."""
+    """Token ids, packed as in Trajectory. They are never sampled or scored again."""
     logprobs: _builtins.bytes
-    """Of the sampled tokens only, as in Trajectory; so are version_spans."""
+    """Log-probabilities of the sampled tokens, packed as in Trajectory."""
     finish_reason: Global___FinishReason.ValueType
-    """Unspecified: the answer is not complete."""
+    """Unspecified if the response is not complete."""
     prompt_xxh3: _builtins.int
-    """xxh3 of the packed prompt that it answers, 0 when that is not known. What is made of it answers
-    the same prompt, or is refused.
+    """xxh3-64 of the prompt's packed token ids; 0 if unknown. A trajectory that continues this
+    response with another prompt is refused.
     """
     @_builtins.property
-    def version_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]: ...
+    def version_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]:
+        """Versions of the sampled tokens, as in Trajectory."""
+
     @_builtins.property
     def inserted_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSpan]:
-        """Tokens that the environment wrote, as in Trajectory; the first token was sampled. Whoever goes
-        on has its own environment say them again.
+        """Tokens that the environment wrote, as in Trajectory; the first token was sampled. The worker
+        that resumes the response lets its own environment write them again.
         """
 
     def __init__(
@@ -358,7 +368,9 @@ class Sampling(_message.Message):
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
+    """Softmax temperature, above 0."""
     max_new_tokens: _builtins.int
+    """Largest number of sampled tokens of a response."""
     def __init__(
         self,
         *,
@@ -385,11 +397,13 @@ class SubmitRequest(_message.Message):
     lease_id: _builtins.str
     @_builtins.property
     def trajectories(self) -> _containers.RepeatedCompositeFieldContainer[Global___Trajectory]:
-        """Some or all of the lease's trajectories; the lease ends when all have arrived."""
+        """Some or all trajectories of the lease; the lease ends when all have arrived."""
 
     @_builtins.property
     def failure(self) -> Global___Failure:
-        """Set instead of trajectories when the generation failed; it is never a trajectory of reward 0."""
+        """Set instead of trajectories if the generation failed. A failure is never a trajectory of
+        reward 0.
+        """
 
     def __init__(
         self,
@@ -409,6 +423,8 @@ Global___SubmitRequest: _TypeAlias = SubmitRequest  # noqa: Y015
 
 @_typing.final
 class Trajectory(_message.Message):
+    """One sampled response to a prompt, with its reward."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TRAJECTORY_ID_FIELD_NUMBER: _builtins.int
@@ -422,23 +438,25 @@ class Trajectory(_message.Message):
     trajectory_id: _builtins.str
     """Unique in the run: "<lease_id>/<number within the lease>"."""
     prompt_token_ids: _builtins.bytes
-    """Numbers per token are packed, four bytes each, little-endian: uint32 ids, float32 logarithms."""
+    """Numbers per token are packed in four bytes each, little-endian: token ids as uint32,
+    log-probabilities as float32.
+    """
     response_token_ids: _builtins.bytes
-    """All that follows the prompt: sampled tokens and, between them, those of inserted_spans."""
+    """All tokens after the prompt: sampled tokens and those of inserted_spans, in order."""
     rollout_logprobs: _builtins.bytes
-    """Of the sampled tokens only, in order: their log-probabilities under the policy that sampled
-    each of them (natural log, of the distribution sampled from, i.e. after temperature).
+    """Natural log-probability of each sampled token under the policy version that sampled it, after
+    temperature.
     """
     reward: _builtins.float
     finish_reason: Global___FinishReason.ValueType
     @_builtins.property
     def version_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]:
-        """Which version sampled which tokens, in order; the lengths add up to the sampled tokens."""
+        """Versions that sampled the tokens, in order; the lengths add up to the number of sampled tokens."""
 
     @_builtins.property
     def inserted_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSpan]:
-        """Response tokens that the environment wrote, such as a tool's output: seen by the policy, never
-        trained on. In order and disjoint; absent when every token was sampled.
+        """Response tokens that the environment wrote, such as the output of a tool. The policy sees them
+        and is not trained on them. In order and disjoint; absent if every token was sampled.
         """
 
     def __init__(
@@ -463,6 +481,8 @@ Global___Trajectory: _TypeAlias = Trajectory  # noqa: Y015
 
 @_typing.final
 class TokenSpan(_message.Message):
+    """A run of consecutive response tokens."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     START_FIELD_NUMBER: _builtins.int
@@ -470,6 +490,7 @@ class TokenSpan(_message.Message):
     start: _builtins.int
     """Index of the first token in response_token_ids."""
     num_tokens: _builtins.int
+    """At least 1."""
     def __init__(
         self,
         *,
@@ -486,12 +507,15 @@ Global___TokenSpan: _TypeAlias = TokenSpan  # noqa: Y015
 
 @_typing.final
 class VersionSpan(_message.Message):
+    """A run of consecutive sampled tokens of one policy version."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
     num_tokens: _builtins.int
+    """At least 1."""
     def __init__(
         self,
         *,
@@ -508,6 +532,8 @@ Global___VersionSpan: _TypeAlias = VersionSpan  # noqa: Y015
 
 @_typing.final
 class Failure(_message.Message):
+    """Why the generation for a prompt failed."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     KIND_FIELD_NUMBER: _builtins.int
@@ -517,12 +543,12 @@ class Failure(_message.Message):
     LOCATION_FIELD_NUMBER: _builtins.int
     kind: Global___FailureKind.ValueType
     message: _builtins.str
-    """One line: what was raised, or what was returned instead."""
+    """One line: the exception's message, or the invalid value that was returned."""
     cause: Global___FailureCause.ValueType
     exception_type: _builtins.str
-    """Class of the exception, such as KeyError; empty when nothing was raised."""
+    """Class of the exception, such as KeyError; empty without an exception."""
     location: _builtins.str
-    """file:line of the environment's code; empty when it is not known."""
+    """file:line in the environment's code; empty if unknown."""
     def __init__(
         self,
         *,
@@ -547,7 +573,7 @@ class SubmitResponse(_message.Message):
     OUTCOMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedScalarFieldContainer[Global___SubmitOutcome.ValueType]:
-        """One outcome per trajectory of the request, in its order."""
+        """One outcome per trajectory of the request, in the same order."""
 
     def __init__(
         self,
@@ -572,11 +598,13 @@ class ReleaseRequest(_message.Message):
     worker_id: _builtins.str
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Empty: every lease of the worker. Whoever sees a worker die may so hand back for it."""
+        """Leases to release; empty releases every lease of the worker. A host releases the leases of a
+        worker that died.
+        """
 
     @_builtins.property
     def begun(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartialResponse]:
-        """What was sampled for the one lease named, at most one answer for each of its trajectories."""
+        """Partial responses of the single lease named; at most one for each of its trajectories."""
 
     def __init__(
         self,
@@ -599,6 +627,7 @@ class ReleaseResponse(_message.Message):
 
     NUM_RELEASED_FIELD_NUMBER: _builtins.int
     num_released: _builtins.int
+    """Number of leases that were open and are released now."""
     def __init__(
         self,
         *,
@@ -621,9 +650,11 @@ class RecallRequest(_message.Message):
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     wait_seconds: _builtins.float
-    """How long the server may hold the call open; 0 to 30."""
+    """How long the server may hold the call open, in seconds, 0 to 30."""
     @_builtins.property
-    def heard_lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def heard_lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Preempted leases that earlier responses named."""
+
     def __init__(
         self,
         *,
@@ -646,7 +677,7 @@ class RecallResponse(_message.Message):
     LEASE_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """All leases of the worker that are recalled and not ended yet."""
+        """All open leases of the worker that are preempted."""
 
     def __init__(
         self,

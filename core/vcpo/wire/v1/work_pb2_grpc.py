@@ -26,11 +26,12 @@ if _version_not_supported:
 
 
 class WorkServiceStub:
-    """Work: rollout workers lease prompts and submit the trajectories they sampled for them.
+    """Work: rollout workers lease prompts and submit the trajectories that they sample.
 
-    A lease names a prompt by (split, prompt_index); the worker's environment turns the pair into
-    text, so the learner needs neither the data set nor the reward. A lease ends in exactly one way:
-    every trajectory accepted, failed, handed back, or expired. An expired prompt is granted again.
+    A lease names a prompt by (split, prompt_index). The worker's environment turns the pair into
+    text, so the learner needs neither data set nor reward. A lease ends in exactly one way: all its
+    trajectories are accepted, it fails, it is released, or it expires. A prompt whose lease expired
+    is leased again.
     """
 
     def __init__(self, channel):
@@ -62,38 +63,40 @@ class WorkServiceStub:
 
 
 class WorkServiceServicer:
-    """Work: rollout workers lease prompts and submit the trajectories they sampled for them.
+    """Work: rollout workers lease prompts and submit the trajectories that they sample.
 
-    A lease names a prompt by (split, prompt_index); the worker's environment turns the pair into
-    text, so the learner needs neither the data set nor the reward. A lease ends in exactly one way:
-    every trajectory accepted, failed, handed back, or expired. An expired prompt is granted again.
+    A lease names a prompt by (split, prompt_index). The worker's environment turns the pair into
+    text, so the learner needs neither data set nor reward. A lease ends in exactly one way: all its
+    trajectories are accepted, it fails, it is released, or it expires. A prompt whose lease expired
+    is leased again.
     """
 
     def Lease(self, request, context):
-        """Waits up to wait_seconds for admissible work. An empty list of leases is an ordinary answer.
+        """Waits up to wait_seconds for admissible work. An empty list of leases is a normal response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Submit(self, request, context):
-        """Idempotent by trajectory id: repeating a submission changes nothing.
+        """Submits trajectories, or reports a failure. Idempotent by trajectory id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Ends leases without trajectories: the prompts are granted to somebody else at once, with what
-        was sampled of their answers when it is handed back too.
+        """Ends leases without trajectories. Their prompts are requeued at once, with the partial
+        responses in the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Recall(self, request, context):
-        """Names the worker's leases that are not needed now; it cuts them and hands back what it has. Waits
-        up to wait_seconds for one that the worker has not heard of. None is an ordinary answer.
+        """Returns the worker's leases that are preempted: the worker interrupts them and releases them
+        with their partial responses. Waits up to wait_seconds for a lease not listed in
+        heard_lease_ids. An empty list is a normal response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -131,11 +134,12 @@ def add_WorkServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkService:
-    """Work: rollout workers lease prompts and submit the trajectories they sampled for them.
+    """Work: rollout workers lease prompts and submit the trajectories that they sample.
 
-    A lease names a prompt by (split, prompt_index); the worker's environment turns the pair into
-    text, so the learner needs neither the data set nor the reward. A lease ends in exactly one way:
-    every trajectory accepted, failed, handed back, or expired. An expired prompt is granted again.
+    A lease names a prompt by (split, prompt_index). The worker's environment turns the pair into
+    text, so the learner needs neither data set nor reward. A lease ends in exactly one way: all its
+    trajectories are accepted, it fails, it is released, or it expires. A prompt whose lease expired
+    is leased again.
     """
 
     @staticmethod

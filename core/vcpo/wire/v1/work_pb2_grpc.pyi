@@ -27,11 +27,12 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class WorkServiceStub:
-    """Work: rollout workers lease prompts and submit the trajectories they sampled for them.
+    """Work: rollout workers lease prompts and submit the trajectories that they sample.
 
-    A lease names a prompt by (split, prompt_index); the worker's environment turns the pair into
-    text, so the learner needs neither the data set nor the reward. A lease ends in exactly one way:
-    every trajectory accepted, failed, handed back, or expired. An expired prompt is granted again.
+    A lease names a prompt by (split, prompt_index). The worker's environment turns the pair into
+    text, so the learner needs neither data set nor reward. A lease ends in exactly one way: all its
+    trajectories are accepted, it fails, it is released, or it expires. A prompt whose lease expired
+    is leased again.
     """
 
     @_typing.overload
@@ -39,47 +40,51 @@ class WorkServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkServiceAsyncStub: ...
     Lease: _grpc.UnaryUnaryMultiCallable[_work_pb2.LeaseRequest, _work_pb2.LeaseResponse]
-    """Waits up to wait_seconds for admissible work. An empty list of leases is an ordinary answer."""
+    """Waits up to wait_seconds for admissible work. An empty list of leases is a normal response."""
     Submit: _grpc.UnaryUnaryMultiCallable[_work_pb2.SubmitRequest, _work_pb2.SubmitResponse]
-    """Idempotent by trajectory id: repeating a submission changes nothing."""
+    """Submits trajectories, or reports a failure. Idempotent by trajectory id."""
     Release: _grpc.UnaryUnaryMultiCallable[_work_pb2.ReleaseRequest, _work_pb2.ReleaseResponse]
-    """Ends leases without trajectories: the prompts are granted to somebody else at once, with what
-    was sampled of their answers when it is handed back too.
+    """Ends leases without trajectories. Their prompts are requeued at once, with the partial
+    responses in the request.
     """
     Recall: _grpc.UnaryUnaryMultiCallable[_work_pb2.RecallRequest, _work_pb2.RecallResponse]
-    """Names the worker's leases that are not needed now; it cuts them and hands back what it has. Waits
-    up to wait_seconds for one that the worker has not heard of. None is an ordinary answer.
+    """Returns the worker's leases that are preempted: the worker interrupts them and releases them
+    with their partial responses. Waits up to wait_seconds for a lease not listed in
+    heard_lease_ids. An empty list is a normal response.
     """
 
 @_typing.type_check_only
 class WorkServiceAsyncStub(WorkServiceStub):
-    """Work: rollout workers lease prompts and submit the trajectories they sampled for them.
+    """Work: rollout workers lease prompts and submit the trajectories that they sample.
 
-    A lease names a prompt by (split, prompt_index); the worker's environment turns the pair into
-    text, so the learner needs neither the data set nor the reward. A lease ends in exactly one way:
-    every trajectory accepted, failed, handed back, or expired. An expired prompt is granted again.
+    A lease names a prompt by (split, prompt_index). The worker's environment turns the pair into
+    text, so the learner needs neither data set nor reward. A lease ends in exactly one way: all its
+    trajectories are accepted, it fails, it is released, or it expires. A prompt whose lease expired
+    is leased again.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Lease: _aio.UnaryUnaryMultiCallable[_work_pb2.LeaseRequest, _work_pb2.LeaseResponse]  # type: ignore[assignment]
-    """Waits up to wait_seconds for admissible work. An empty list of leases is an ordinary answer."""
+    """Waits up to wait_seconds for admissible work. An empty list of leases is a normal response."""
     Submit: _aio.UnaryUnaryMultiCallable[_work_pb2.SubmitRequest, _work_pb2.SubmitResponse]  # type: ignore[assignment]
-    """Idempotent by trajectory id: repeating a submission changes nothing."""
+    """Submits trajectories, or reports a failure. Idempotent by trajectory id."""
     Release: _aio.UnaryUnaryMultiCallable[_work_pb2.ReleaseRequest, _work_pb2.ReleaseResponse]  # type: ignore[assignment]
-    """Ends leases without trajectories: the prompts are granted to somebody else at once, with what
-    was sampled of their answers when it is handed back too.
+    """Ends leases without trajectories. Their prompts are requeued at once, with the partial
+    responses in the request.
     """
     Recall: _aio.UnaryUnaryMultiCallable[_work_pb2.RecallRequest, _work_pb2.RecallResponse]  # type: ignore[assignment]
-    """Names the worker's leases that are not needed now; it cuts them and hands back what it has. Waits
-    up to wait_seconds for one that the worker has not heard of. None is an ordinary answer.
+    """Returns the worker's leases that are preempted: the worker interrupts them and releases them
+    with their partial responses. Waits up to wait_seconds for a lease not listed in
+    heard_lease_ids. An empty list is a normal response.
     """
 
 class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Work: rollout workers lease prompts and submit the trajectories they sampled for them.
+    """Work: rollout workers lease prompts and submit the trajectories that they sample.
 
-    A lease names a prompt by (split, prompt_index); the worker's environment turns the pair into
-    text, so the learner needs neither the data set nor the reward. A lease ends in exactly one way:
-    every trajectory accepted, failed, handed back, or expired. An expired prompt is granted again.
+    A lease names a prompt by (split, prompt_index). The worker's environment turns the pair into
+    text, so the learner needs neither data set nor reward. A lease ends in exactly one way: all its
+    trajectories are accepted, it fails, it is released, or it expires. A prompt whose lease expired
+    is leased again.
     """
 
     @_abc_1.abstractmethod
@@ -88,7 +93,7 @@ class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _work_pb2.LeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_work_pb2.LeaseResponse, _abc.Awaitable[_work_pb2.LeaseResponse]]:
-        """Waits up to wait_seconds for admissible work. An empty list of leases is an ordinary answer."""
+        """Waits up to wait_seconds for admissible work. An empty list of leases is a normal response."""
 
     @_abc_1.abstractmethod
     def Submit(
@@ -96,7 +101,7 @@ class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _work_pb2.SubmitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_work_pb2.SubmitResponse, _abc.Awaitable[_work_pb2.SubmitResponse]]:
-        """Idempotent by trajectory id: repeating a submission changes nothing."""
+        """Submits trajectories, or reports a failure. Idempotent by trajectory id."""
 
     @_abc_1.abstractmethod
     def Release(
@@ -104,8 +109,8 @@ class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _work_pb2.ReleaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_work_pb2.ReleaseResponse, _abc.Awaitable[_work_pb2.ReleaseResponse]]:
-        """Ends leases without trajectories: the prompts are granted to somebody else at once, with what
-        was sampled of their answers when it is handed back too.
+        """Ends leases without trajectories. Their prompts are requeued at once, with the partial
+        responses in the request.
         """
 
     @_abc_1.abstractmethod
@@ -114,8 +119,9 @@ class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _work_pb2.RecallRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_work_pb2.RecallResponse, _abc.Awaitable[_work_pb2.RecallResponse]]:
-        """Names the worker's leases that are not needed now; it cuts them and hands back what it has. Waits
-        up to wait_seconds for one that the worker has not heard of. None is an ordinary answer.
+        """Returns the worker's leases that are preempted: the worker interrupts them and releases them
+        with their partial responses. Waits up to wait_seconds for a lease not listed in
+        heard_lease_ids. An empty list is a normal response.
         """
 
 def add_WorkServiceServicer_to_server(servicer: WorkServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
