@@ -1,1 +1,1 @@
-"""The worker's event loop: leases turned into responses, in one turn or in several."""
+"""The worker's event loop: turns leases into responses, in a single turn or in several."""

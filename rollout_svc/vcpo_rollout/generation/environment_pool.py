@@ -1,8 +1,8 @@
-"""Where an environment's code runs: in threads of its own, with its failures named.
+"""Runs the environment's code in its own threads, and names its failures.
 
-It is somebody else's: it may block for minutes, raise anything and return anything. In asyncio's
-own threads, of which there are few, slow environments would hold up what else uses them: weights
-that are read, checked and written.
+The environment is user code: it may block for minutes, raise anything and return anything. asyncio
+has few threads of its own, in which weights are read, verified and written; a slow environment
+would block them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from vcpo.wire.failures import Failure, FailureCause, one_line
 _Result = TypeVar("_Result")
 
 MOST_THREADS: Final = 256
-"""So many calls run at once; others wait. A thread is cheap, what it starts may not be."""
+"""Largest number of calls at once; others wait. Each call may start costly work of its own."""
 THREAD_NAME: Final = "environment"
-"""Names of the threads begin with it."""
+"""Prefix of the threads' names."""
 _OUR_FOLDER: Final = Path(__file__).parent
 
 
 class EnvironmentFailedError(RuntimeError):
-    """The environment's own code failed; the prompt is reported as failed, with the cause."""
+    """The environment's code failed; the worker reports the prompt as failed, with the cause."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.sentence)
@@ -41,15 +41,15 @@ class EnvironmentFailedError(RuntimeError):
 
 @contextlib.contextmanager
 def environment_errors(cause: FailureCause) -> Iterator[None]:
-    """Around calls of an environment, which may raise anything.
+    """Convert any exception of the environment's code.
 
-    Raises: EnvironmentFailedError with `cause`, the exception, and the line of the environment.
+    Raises: EnvironmentFailedError with `cause`, the exception, and the environment's line.
     """
     try:
         yield
     except EnvironmentFailedError:
         raise
-    except Exception as error:  # it is the user's code
+    except Exception as error:  # user code may raise anything
         failure = Failure(
             cause=cause,
             exception_type=type(error).__name__,
@@ -60,51 +60,51 @@ def environment_errors(cause: FailureCause) -> Iterator[None]:
 
 
 def require_type(value: object, wanted: type[_Result], function: Callable[..., object]) -> _Result:
-    """Check what a function of the environment returned.
+    """Check the type of what a function of the environment returned.
 
-    Raises: EnvironmentFailedError naming the function, where it stands and what it returned.
+    Raises: EnvironmentFailedError naming the function, its location and the value.
     """
     if not isinstance(value, wanted):
-        raise _wrong(FailureCause.TYPE, function, value, f"a {wanted.__name__}")
+        raise _wrong_value(FailureCause.TYPE, function, value, f"a {wanted.__name__}")
     return value
 
 
 def check_reward(value: object, function: Callable[..., object]) -> float:
-    """Check a reward: a finite number of any library's type.
+    """Return a reward as a float; it must be a finite number, of any library's type.
 
-    Raises: EnvironmentFailedError naming the function, where it stands and what it returned.
+    Raises: EnvironmentFailedError naming the function, its location and the value.
     """
     if isinstance(value, str | bytes) or not hasattr(type(value), "__float__"):
-        raise _wrong(FailureCause.TYPE, function, value, "a number")
+        raise _wrong_value(FailureCause.TYPE, function, value, "a number")
     with environment_errors(FailureCause.TYPE):
         reward = float(value)  # type: ignore[arg-type]  # it has __float__
     if not math.isfinite(reward):
-        raise _wrong(FailureCause.NON_FINITE, function, value, "a finite number")
+        raise _wrong_value(FailureCause.NON_FINITE, function, value, "a finite number")
     return reward
 
 
-def num_threads(num_answers: int) -> int:
-    """Threads for as many calls as there may be answers under way (at least 1), within bounds."""
-    return min(num_answers, MOST_THREADS)
+def num_threads(num_sequences: int) -> int:
+    """Return the number of threads for so many concurrent sequences (at least 1), within bounds."""
+    return min(num_sequences, MOST_THREADS)
 
 
 class EnvironmentThreads:
-    """Threads for the calls of `num_answers` answers under way; they start as they are needed.
+    """Threads for the calls of `num_sequences` concurrent sequences; each starts when needed.
 
-    timeout_s: for one call, the wait for a free thread included; None is no limit.
+    timeout_s: limit of one call, including the wait for a free thread; None sets no limit.
     """
 
-    def __init__(self, num_answers: int, *, timeout_s: float | None = None) -> None:
-        self._pool = ThreadPoolExecutor(num_threads(num_answers), thread_name_prefix=THREAD_NAME)
+    def __init__(self, num_sequences: int, *, timeout_s: float | None = None) -> None:
+        self._pool = ThreadPoolExecutor(num_threads(num_sequences), thread_name_prefix=THREAD_NAME)
         self._timeout_s = timeout_s
 
     async def call(self, function: Callable[[], _Result]) -> _Result:
-        """Call a function in one of the threads; what it raises comes through.
+        """Call a function in one of the threads; its exceptions pass through.
 
-        Whoever is cancelled no longer waits for it, but the call goes on to its end.
+        After a cancellation or a timeout the caller no longer waits, but the call runs to its end.
 
         Raises:
-            EnvironmentFailedError: when it takes too long, with the line where it is.
+            EnvironmentFailedError: when the call takes too long, with the line it is at.
         """
         threads: list[int] = []
 
@@ -112,20 +112,21 @@ class EnvironmentThreads:
             threads.append(threading.get_ident())
             return function()
 
-        calling = asyncio.get_running_loop().run_in_executor(self._pool, run)
+        future = asyncio.get_running_loop().run_in_executor(self._pool, run)
         try:
-            done, _ = await asyncio.wait({calling}, timeout=self._timeout_s)
+            done, _ = await asyncio.wait({future}, timeout=self._timeout_s)
         finally:
-            calling.cancel()  # changes nothing when it is done
+            future.cancel()  # has no effect on a finished call
         if done:
-            return calling.result()
-        raise EnvironmentFailedError(self._late(threads[0] if threads else None))
+            return future.result()
+        raise EnvironmentFailedError(self._timeout_failure(threads[0] if threads else None))
 
     def close(self) -> None:
-        """Take no further call, and wait for none: what blocks may do so for ever."""
+        """Take no further call; do not wait for running ones, which may block for ever."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _late(self, thread: int | None) -> Failure:
+    def _timeout_failure(self, thread: int | None) -> Failure:
+        """Describe a call that took too long; thread: where it runs, None if it did not start."""
         limit = f"{self._timeout_s:g} s (environment.callTimeoutSeconds)"
         if thread is None:
             message = f"no thread was free within {limit}: earlier calls have not returned"
@@ -138,21 +139,21 @@ class EnvironmentThreads:
         )
 
 
-def _wrong(
+def _wrong_value(
     cause: FailureCause, function: Callable[..., object], value: object, wanted: str
 ) -> EnvironmentFailedError:
     name = getattr(function, "__qualname__", repr(function))
     code = getattr(function, "__code__", None)
     kind = "" if value is None or isinstance(value, float) else f"{type(value).__name__} "
-    shown = one_line(f"{name} must return {wanted}, got {kind}{reprlib.repr(value)}")
+    message = one_line(f"{name} must return {wanted}, got {kind}{reprlib.repr(value)}")
     location = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
-    return EnvironmentFailedError(Failure(cause=cause, message=shown, location=location))
+    return EnvironmentFailedError(Failure(cause=cause, message=message, location=location))
 
 
 def _environment_line(frames: Iterable[traceback.FrameSummary]) -> str:
-    """The innermost `file:line` beside the first file that is called from here.
+    """Return the innermost `file:line` in the folder of the first file that this folder calls.
 
-    Deeper ones are libraries that the environment uses: their lines tell its author less.
+    Deeper frames are libraries that the environment uses; their lines help its author less.
     """
     ours = itertools.dropwhile(lambda frame: not _is_ours(frame), frames)
     theirs = [frame for frame in ours if not _is_ours(frame)]

@@ -74,9 +74,9 @@ async def gather_complete(
     Raises:
         GroupInterruptedError: when at least one response was interrupted.
     """
-    tasks = [asyncio.create_task(_catch_interrupt(response)) for response in responses]
+    tasks = [asyncio.create_task(response) for response in responses]
     try:
-        ends = await asyncio.gather(*tasks)
+        ends = await asyncio.gather(*map(_catch_interrupt, tasks))
     finally:
         for task in tasks:
             task.cancel()
@@ -110,9 +110,9 @@ async def complete_response(
     )
 
 
-async def _catch_interrupt(response: Coroutine[Any, Any, _Response]) -> _Response | _Interrupted:
+async def _catch_interrupt(task: asyncio.Task[_Response]) -> _Response | _Interrupted:
     try:
-        return await response
+        return await task
     except GenerationInterruptedError as error:
         return _Interrupted(error.partial_response)
 

@@ -1,13 +1,13 @@
-"""Answers in several turns: the model speaks, the environment replies, until one of them ends it.
+"""Multi-turn responses: model and environment take turns until one of them ends the conversation.
 
 ```
-prompt | sampled | inserted | sampled | inserted | sampled        what the engine is given next is
-       +------------------- response ------------------+          always all of it, token by token
+prompt | sampled | inserted | sampled | inserted | sampled        for each turn the engine gets
+       +------------------- response ------------------+          all tokens before it
 ```
 
-What the model said is never turned into text and back: another cut into tokens would be a sequence
-that nobody sampled, and its log-probabilities would be of something else. What the environment says
-is cut into tokens once, when it is said, and marked in the trajectory as not sampled.
+The sampled tokens are never decoded and encoded again. Another tokenization of the same text would
+be a sequence that was not sampled, and the log-probabilities would not belong to it. The worker
+encodes each reply of the environment once and marks its tokens in the trajectory as not sampled.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ async def resume(
     end_token_ids: frozenset[int],
     threads: EnvironmentThreads,
 ) -> tuple[Conversation, History] | None:
-    """Bring a new conversation to where somebody else's was cut.
+    """Bring a new conversation to the state in which another worker's was interrupted.
 
     begin: opens a conversation about the prompt of `request`.
 
-    Returns: None when the environment does not say again what it said then: what the model has said
-        since would follow other words.
+    Returns: None when the environment gives other replies than before; the later turns of the
+        model would then follow other words.
 
     Raises:
         EnvironmentFailedError: when the environment's code fails.
     """
-    replied = replied_turns(partial_response, end_token_ids)
-    conversation = await threads.call(partial(_replayed, begin, replied, codec, end_token_ids))
+    turns = replied_turns(partial_response, end_token_ids)
+    conversation = await threads.call(partial(_replay, begin, turns, codec, end_token_ids))
     if conversation is None:
         return None
-    return conversation, History.resume(request, partial_response, replied, end_token_ids)
+    return conversation, History.resume(request, partial_response, turns, end_token_ids)
 
 
 async def converse(
@@ -73,28 +73,29 @@ async def converse(
     threads: EnvironmentThreads,
     interrupt: asyncio.Event,
 ) -> Trajectory:
-    """Hold one conversation to its end and have it judged.
+    """Hold one conversation to its end and judge it.
 
-    history: what was said before, which `conversation` has heard; its request bounds the whole
-        response, replies included.
+    history: the turns that `conversation` knows already; its request bounds the whole response,
+        replies included.
     interrupt: once it is set, the conversation stops at the next decoding step, or at once if it
         waits for a reply.
 
     Raises:
-        GenerationInterruptedError: with what was said, when it was cut.
-        EngineError: when a turn could not be sampled.
+        GenerationInterruptedError: with the tokens so far, when `interrupt` was set.
+        EngineError: when the engine could not sample a turn.
         EnvironmentFailedError: when the environment's code fails, or its reward is no number.
     """
     while True:
-        generation = await _next_turn(history, engine, interrupt)
+        generation = await _sample_turn(history, engine, interrupt)
         finish_reason = generation.finish_reason
         text = codec.decode(generation.token_ids, engine.end_token_ids)
-        hearing = threads.call(partial(_reply, conversation, text))
+        replying = threads.call(partial(_reply, conversation, text))
         is_last = history.is_full or finish_reason is FinishReason.LENGTH
-        reply = await (hearing if is_last else _unless_cut(hearing, history, interrupt))
+        reply = await (replying if is_last else _wait_for_reply(replying, history, interrupt))
         if reply is None or finish_reason is FinishReason.LENGTH:
             break
-        if not history.insert(_encoded(codec, reply, generation.token_ids, engine.end_token_ids)):
+        inserted = _encode_reply(codec, reply, generation.token_ids, engine.end_token_ids)
+        if not history.insert(inserted):
             finish_reason = FinishReason.LENGTH
             break
     return Trajectory(
@@ -103,55 +104,58 @@ async def converse(
         response_token_ids=tuple(history.token_ids),
         rollout_logprobs=tuple(history.logprobs),
         version_spans=tuple(history.version_spans),
-        reward=await threads.call(partial(_reward, conversation)),
+        reward=await threads.call(partial(_judge, conversation)),
         finish_reason=finish_reason,
         inserted_spans=tuple(history.inserted_spans),
     )
 
 
-async def _next_turn(history: History, engine: Engine, interrupt: asyncio.Event) -> Generation:
-    """Sample a turn, or the rest of it, into the history."""
+async def _sample_turn(history: History, engine: Engine, interrupt: asyncio.Event) -> Generation:
+    """Sample the next turn, or the rest of the open one, and append it to the history."""
     try:
         generation = await complete_response(engine, history.next_request(), interrupt)
     except GenerationInterruptedError as error:
         if error.partial_response is not None:
-            history.sampled(error.partial_response)
-        raise GenerationInterruptedError(history.partial()) from error
-    history.sampled(generation)
+            history.append_sampled(error.partial_response)
+        raise GenerationInterruptedError(history.to_partial_response()) from error
+    history.append_sampled(generation)
     return generation
 
 
-async def _unless_cut(
-    hearing: Coroutine[Any, Any, str | None], history: History, interrupt: asyncio.Event
+async def _wait_for_reply(
+    replying: Coroutine[Any, Any, str | None], history: History, interrupt: asyncio.Event
 ) -> str | None:
-    """Wait for a reply, or for the cut: a program that a tool runs may take longer than a drain."""
-    replying, cutting = asyncio.create_task(hearing), asyncio.create_task(interrupt.wait())
+    """Wait for a reply or the interrupt: a tool's program may run longer than a drain."""
+    reply = asyncio.create_task(replying)
+    interrupted = asyncio.create_task(interrupt.wait())
     try:
-        await asyncio.wait({replying, cutting}, return_when=asyncio.FIRST_COMPLETED)
-        if not replying.done():
-            raise GenerationInterruptedError(history.partial())
-        return replying.result()
+        await asyncio.wait({reply, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+        if not reply.done():
+            raise GenerationInterruptedError(history.to_partial_response())
+        return reply.result()
     finally:
-        replying.cancel()
-        cutting.cancel()
+        reply.cancel()
+        interrupted.cancel()
 
 
-def _replayed(
+def _replay(
     begin: Callable[[], Conversation],
-    replied: Sequence[Turn],
+    turns: Sequence[Turn],
     codec: PromptCodec,
     end_token_ids: frozenset[int],
 ) -> Conversation | None:
-    """A conversation that has heard these turns, if it replied to each as is recorded."""
+    """Return a conversation that has taken these turns; None if one of its replies differs."""
     conversation = begin()
-    for turn in replied:
+    for turn in turns:
         reply = _reply(conversation, codec.decode(turn.sampled, end_token_ids))
-        if reply is None or _encoded(codec, reply, turn.sampled, end_token_ids) != turn.inserted:
+        if reply is None:
+            return None
+        if _encode_reply(codec, reply, turn.sampled, end_token_ids) != turn.inserted:
             return None
     return conversation
 
 
-def _encoded(
+def _encode_reply(
     codec: PromptCodec, reply: str, turn: Sequence[int], end_token_ids: frozenset[int]
 ) -> tuple[int, ...]:
     with environment_errors(FailureCause.REPLY):
@@ -164,7 +168,7 @@ def _reply(conversation: Conversation, text: str) -> str | None:
     return None if reply is None else require_type(reply, str, conversation.next_turn)
 
 
-def _reward(conversation: Conversation) -> float:
+def _judge(conversation: Conversation) -> float:
     with environment_errors(FailureCause.REWARD):
         reward = conversation.reward()
     return check_reward(reward, conversation.reward)

@@ -1,4 +1,4 @@
-"""How a lease is answered: prompt, sequences, rewards; in one turn or in several."""
+"""Generates and judges the responses of a lease, in a single turn or in several."""
 
 from __future__ import annotations
 
@@ -48,13 +48,16 @@ from vcpo_rollout.generation.history import History
 from vcpo_rollout.generation.multi_turn import converse, resume
 
 _LOGGER = logging.getLogger(__name__)
-_ENGINE_FAILURES_TOLERATED = 8
-"""So many leases in a row that fail in the engine are the engine's fault, not the prompts'."""
+_MAX_ENGINE_FAILURES = 8
+"""After so many leases in a row that fail in the engine, the engine is at fault, not a prompt."""
 _SPLITS = {work_pb2.SPLIT_TRAIN: Split.TRAIN, work_pb2.SPLIT_EVALUATION: Split.EVALUATION}
 
 
 class ResponseGenerator:
-    """Answers leases with one engine and one environment; many at a time."""
+    """Generates responses with one engine and one environment, for many leases at a time.
+
+    Owner: the worker's event loop.
+    """
 
     def __init__(
         self,
@@ -71,74 +74,77 @@ class ResponseGenerator:
         self._codec = codec
         self._gauges = gauges
         self._engine_failures: list[EngineError] = []
-        """Of the last leases, in a row."""
+        """Errors of the leases that failed since one last succeeded."""
 
-    def require_engine(self) -> None:
-        """Refuse to go on with an engine that answers nothing any more.
+    def check_engine(self) -> None:
+        """Check that the engine still generates.
 
-        Raises: EngineError, the last of too many in a row.
+        Raises: EngineError, the last one, after too many in a row.
         """
-        if len(self._engine_failures) >= _ENGINE_FAILURES_TOLERATED:
+        if len(self._engine_failures) >= _MAX_ENGINE_FAILURES:
             raise self._engine_failures[-1]
 
-    async def answers(self, lease: work_pb2.Lease, interrupt: asyncio.Event) -> list[Trajectory]:
-        """Sample and judge what a lease asks for.
+    async def generate(self, lease: work_pb2.Lease, interrupt: asyncio.Event) -> list[Trajectory]:
+        """Generate and judge the responses of a lease.
 
-        interrupt: when it is set, the sequences under way end with their next step.
+        interrupt: once it is set, running sequences stop at their next decoding step.
 
         Raises:
-            GroupInterruptedError: with what was sampled, when it was cut.
-            EngineError: when an answer could not be sampled.
+            GroupInterruptedError: with the tokens so far, when `interrupt` was set.
+            EngineError: when the engine could not generate a response.
             EnvironmentFailedError: when the environment's code fails, or its reward is no number.
         """
-        prompt, prompt_token_ids = await self._threads.call(partial(self._prompt, lease))
+        prompt, prompt_token_ids = await self._threads.call(partial(self._make_prompt, lease))
         request = GenerationRequest(
             prompt_token_ids=prompt_token_ids,
             temperature=lease.sampling.temperature,
             max_new_tokens=lease.sampling.max_new_tokens,
         )
+        environment = self._environment
         try:
-            return await self._sampled(lease, prompt, request, interrupt)
+            if isinstance(environment, MultiTurnEnvironment):
+                return await self._generate_turns(lease, environment, prompt, request, interrupt)
+            return await self._generate_single_turn(lease, prompt, request, interrupt)
         except GroupInterruptedError as error:
-            answered = prompt_sum(prompt_token_ids)
+            prompt_xxh3 = prompt_sum(prompt_token_ids)
             raise GroupInterruptedError(
-                [replace(one, prompt_xxh3=answered) for one in error.partial_responses]
+                [replace(one, prompt_xxh3=prompt_xxh3) for one in error.partial_responses]
             ) from error
 
-    async def _sampled(
+    async def _generate_single_turn(
         self,
         lease: work_pb2.Lease,
         prompt: Prompt,
         request: GenerationRequest,
         interrupt: asyncio.Event,
     ) -> list[Trajectory]:
-        """Sample and judge, in one turn or in several."""
-        if isinstance(self._environment, MultiTurnEnvironment):
-            return await self._converse(lease, self._environment, prompt, request, interrupt)
-        started_s = time.monotonic()
-        generations = await self._generate(request, lease, interrupt)
-        self._gauges.observe_generation(time.monotonic() - started_s)
-        rewards = await self._threads.call(partial(self._rewards, prompt, generations))
-        return [
-            _trajectory(f"{lease.lease_id}/{number}", request, generation, reward)
-            for number, (generation, reward) in enumerate(zip(generations, rewards, strict=True))
-        ]
-
-    async def _generate(
-        self, request: GenerationRequest, lease: work_pb2.Lease, interrupt: asyncio.Event
-    ) -> list[Generation]:
         partial_responses = _partial_responses(lease)
         self._gauges.count_resumed(partial_responses)
-        with self._engine_failures_counted():
-            return await sample_group(
+        started_s = time.monotonic()
+        with self._count_engine_failures():
+            generations = await sample_group(
                 self._engine,
                 request,
                 lease.num_trajectories,
                 partial_responses=partial_responses,
                 interrupt=interrupt,
             )
+        self._gauges.observe_generation(time.monotonic() - started_s)
+        rewards = await self._threads.call(partial(self._judge, prompt, generations))
+        return [
+            Trajectory(
+                trajectory_id=f"{lease.lease_id}/{number}",
+                prompt_token_ids=request.prompt_token_ids,
+                response_token_ids=generation.token_ids,
+                rollout_logprobs=generation.logprobs,
+                version_spans=generation.version_spans,
+                reward=reward,
+                finish_reason=generation.finish_reason,
+            )
+            for number, (generation, reward) in enumerate(zip(generations, rewards, strict=True))
+        ]
 
-    async def _converse(
+    async def _generate_turns(
         self,
         lease: work_pb2.Lease,
         environment: MultiTurnEnvironment,
@@ -150,10 +156,10 @@ class ResponseGenerator:
         missing = lease.num_trajectories - len(partial_responses)
         starts = [*partial_responses, *[None] * missing]
         started_s = time.monotonic()
-        with self._engine_failures_counted():
+        with self._count_engine_failures():
             trajectories = await gather_complete(
                 (
-                    self._hold(lease, environment, prompt, request, start, interrupt)
+                    self._hold_conversation(lease, environment, prompt, request, start, interrupt)
                     for start in starts
                 ),
                 to_partial_response=_to_partial_response,
@@ -164,7 +170,7 @@ class ResponseGenerator:
             for number, one in enumerate(trajectories)
         ]
 
-    async def _hold(
+    async def _hold_conversation(
         self,
         lease: work_pb2.Lease,
         environment: MultiTurnEnvironment,
@@ -173,7 +179,7 @@ class ResponseGenerator:
         partial_response: PartialResponse | None,
         interrupt: asyncio.Event,
     ) -> Trajectory:
-        """Hold one conversation, from where it was cut if the environment says the same again."""
+        """Hold one conversation; resume it if the environment repeats its replies."""
         engine, codec, threads = self._engine, self._codec, self._threads
 
         def begin() -> Conversation:
@@ -192,18 +198,15 @@ class ResponseGenerator:
             )
             if resumed is None:
                 _LOGGER.warning(
-                    "prompt %d: an answer is begun anew, its environment does not say the same "
-                    "again to the same turns; %d tokens are lost",
+                    "prompt %d: a response is restarted and loses %d tokens, because its "
+                    "environment gives other replies to the same turns",
                     lease.prompt_index,
                     len(partial_response.token_ids),
                 )
                 self._gauges.count_restarted()
             else:
                 self._gauges.count_resumed([partial_response])
-        conversation, history = resumed or (
-            await self._threads.call(begin),
-            History(request=request),
-        )
+        conversation, history = resumed or (await threads.call(begin), History(request=request))
         return await converse(
             lease.lease_id,
             conversation,
@@ -215,7 +218,7 @@ class ResponseGenerator:
         )
 
     @contextlib.contextmanager
-    def _engine_failures_counted(self) -> Iterator[None]:
+    def _count_engine_failures(self) -> Iterator[None]:
         try:
             yield
         except EngineError as error:
@@ -223,13 +226,15 @@ class ResponseGenerator:
             raise
         self._engine_failures.clear()
 
-    def _prompt(self, lease: work_pb2.Lease) -> tuple[Prompt, tuple[int, ...]]:
+    def _make_prompt(self, lease: work_pb2.Lease) -> tuple[Prompt, tuple[int, ...]]:
+        """Return the lease's prompt and its tokens."""
         with environment_errors(FailureCause.PROMPT):
-            made = self._environment.prompt(_SPLITS[lease.split], lease.prompt_index)
-            prompt = require_type(made, Prompt, self._environment.prompt)
+            value = self._environment.prompt(_SPLITS[lease.split], lease.prompt_index)
+            prompt = require_type(value, Prompt, self._environment.prompt)
             return prompt, self._codec.encode(prompt)
 
-    def _rewards(self, prompt: Prompt, generations: list[Generation]) -> list[float]:
+    def _judge(self, prompt: Prompt, generations: list[Generation]) -> list[float]:
+        """Return the reward of each response."""
         reward = self._environment.reward
         end_token_ids = self._engine.end_token_ids
         with environment_errors(FailureCause.REWARD):
@@ -249,25 +254,11 @@ def _partial_responses(lease: work_pb2.Lease) -> list[PartialResponse]:
 
 
 def _to_partial_response(trajectory: Trajectory) -> PartialResponse:
-    """A complete conversation without its reward: whoever submits the group has it judged."""
+    """Convert a complete conversation; the worker that submits its group judges it again."""
     return PartialResponse(
         token_ids=tuple(trajectory.response_token_ids),
         logprobs=tuple(trajectory.rollout_logprobs),
         version_spans=trajectory.version_spans,
         finish_reason=trajectory.finish_reason,
         inserted_spans=trajectory.inserted_spans,
-    )
-
-
-def _trajectory(
-    trajectory_id: str, request: GenerationRequest, generation: Generation, reward: float
-) -> Trajectory:
-    return Trajectory(
-        trajectory_id=trajectory_id,
-        prompt_token_ids=request.prompt_token_ids,
-        response_token_ids=generation.token_ids,
-        rollout_logprobs=generation.logprobs,
-        version_spans=generation.version_spans,
-        reward=reward,
-        finish_reason=generation.finish_reason,
     )

@@ -1,14 +1,15 @@
-"""The worker: leases prompts, has them answered and judged, submits; and leaves in good order.
+"""The worker: leases prompts, generates and judges responses, submits them, and shuts down.
 
 ```
 lease ---> prompt ---> engine (many sequences at a time) ---> reward ---> submit
   ^                                                                          |
-  +---- as many prompts as there are free places <---------------------------+
+  +---- the worker asks for as many trajectories as it has free slots <------+
 ```
 
-Nobody waits for a worker: it may join late, fall silent or be killed; its leases expire, or are
-handed back by itself or by whoever saw it die. What it cannot finish before it leaves, or before
-the lease expires, it cuts and hands back with what was sampled, for another to go on with.
+No other process waits for a worker. It may join late, stop responding or be killed: its leases
+expire, or the worker or the process that saw it die releases them. Before a shutdown, and before a
+lease expires, the worker interrupts what it cannot finish. It releases the lease with the tokens
+sampled so far, and another worker resumes them.
 """
 
 from __future__ import annotations
@@ -17,18 +18,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from vcpo.wire.failures import Failure, FailureCause, FailureCounts, one_line
 from vcpo.wire.phase import RunPhase
-from vcpo.wire.trajectory import PartialResponse
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import Engine, EngineError
 from vcpo_rollout.environments.environment import Environment
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.generation.deadlines import HAND_BACK_S, interrupt_after_s
 from vcpo_rollout.generation.environment_pool import EnvironmentFailedError, EnvironmentThreads
 from vcpo_rollout.generation.group_sampling import GroupInterruptedError
 from vcpo_rollout.generation.responses import ResponseGenerator
@@ -37,14 +36,18 @@ from vcpo_rollout.weights.receiver import WeightReceiver
 
 _LOGGER = logging.getLogger(__name__)
 _LEASE_WAIT_S = 5.0
-_RECALL_WAIT_S = 20.0
+_PREEMPTION_WAIT_S = 20.0
 _FIRST_FAILURE_PAUSE_S = 0.02
 _LONGEST_FAILURE_PAUSE_S = 5.0
+_RELEASE_S = 10.0
+"""Time to interrupt and release all leases; a pod has 30 s after its drain."""
+_RELEASE_SHARE = 0.1
+"""The same as a share of a short lease, so that most of its time is left to generate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerParts:
-    """What a worker works with."""
+    """The collaborators and settings of a worker."""
 
     learner: LearnerClient
     receiver: WeightReceiver
@@ -54,38 +57,38 @@ class WorkerParts:
     gauges: RolloutGauges
     max_concurrent_sequences: int
     sequences_per_prompt: int
-    """Places that a training lease takes. The learner grants whole ones: asking with less room only
-    waits."""
+    """Slots that a training lease takes. The learner grants whole leases, so a request with fewer
+    free slots would only wait."""
     environment_timeout_s: float | None = None
-    """How long one call of the environment may take."""
+    """Time limit of one call of the environment."""
     drain_s: float
-    """How long answers under way may take to finish once the worker is to leave; then they are
-    cut and handed back."""
+    """How long running leases may take to finish after a shutdown is requested; then the worker
+    interrupts and releases them."""
     follows_preemption: bool = False
-    """Whether the learner may recall leases: in runs that sample more than they need."""
+    """Whether the learner may preempt leases; it does in runs that sample more than they need."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    """Waits so many seconds of the clock by which leases are cut."""
+    """Waits for a number of seconds, on the clock by which leases are interrupted."""
 
 
 class Worker:
-    """One rollout worker, from its first lease to its last submission."""
+    """One rollout worker, from its first lease to its last submission. Owner: its event loop."""
 
     def __init__(self, parts: WorkerParts) -> None:
         self._parts = parts
-        self._answers: dict[asyncio.Task[None], int] = {}
-        """Places taken, by what takes them."""
-        self._cuts: dict[str, asyncio.Event] = {}
-        """By lease under way: set when it is to be handed back, whoever wants it."""
-        self._recalled: frozenset[str] = frozenset()
-        """Leases that the learner has recalled; it may say so before the lease itself arrives."""
-        self._leaving = asyncio.Event()
+        self._slots: dict[asyncio.Task[None], int] = {}
+        """Slots that each running lease takes, by its task."""
+        self._interrupts: dict[str, asyncio.Event] = {}
+        """By running lease: set once the lease must be interrupted and released."""
+        self._preempted: frozenset[str] = frozenset()
+        """Leases that the learner preempts; an id may arrive before its lease does."""
+        self._shutdown = asyncio.Event()
         self._failures = FailureCounts()
         self._is_failing = False
-        """Whether the last lease that ended could not be answered."""
+        """Whether the lease that ended last failed."""
         self._threads = EnvironmentThreads(
             parts.max_concurrent_sequences, timeout_s=parts.environment_timeout_s
         )
-        self._answering = ResponseGenerator(
+        self._responses = ResponseGenerator(
             engine=parts.engine,
             environment=parts.environment,
             codec=parts.codec,
@@ -94,32 +97,32 @@ class Worker:
         )
 
     def shut_down(self) -> None:
-        """Take no further lease; `run` returns when what is under way is finished or given up."""
-        self._leaving.set()
+        """Take no further lease; `run` returns once running leases are submitted or released."""
+        self._shutdown.set()
 
     async def run(self) -> RunPhase:
-        """Work until the run ends or `leave` is called; returns the run's phase as last heard.
+        """Work until the run ends or `shut_down` is called; return the run's last known phase.
 
         Raises:
-            EngineError: when the engine refuses a version, or answers nothing any more.
-            LearnerFailedError, grpc.aio.AioRpcError: as the calls to the learner.
+            EngineError: when the engine refuses a version, or fails for too many leases in a row.
+            LearnerFailedError, grpc.aio.AioRpcError: as the calls of `LearnerClient`.
         """
         receiving = asyncio.create_task(self._parts.receiver.run())
         leasing = asyncio.create_task(self._lease_until_done())
-        leaving = asyncio.create_task(self._leaving.wait())
-        recalling = asyncio.create_task(self._follow_recalls())
-        needed = {receiving, recalling} if self._parts.follows_preemption else {receiving}
+        stopping = asyncio.create_task(self._shutdown.wait())
+        preempting = asyncio.create_task(self._follow_preemption())
+        needed = {receiving, preempting} if self._parts.follows_preemption else {receiving}
         try:
-            await asyncio.wait({leasing, leaving, *needed}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({leasing, stopping, *needed}, return_when=asyncio.FIRST_COMPLETED)
             for ended in needed:
                 if ended.done():
                     ended.result()
             phase = leasing.result() if leasing.done() else RunPhase.RUNNING
             if phase is not RunPhase.COMPLETE:
                 leasing.cancel()
-                await self._finish_answers()
+                await self._drain()
         finally:
-            tasks = (receiving, leasing, leaving, recalling, *self._answers)
+            tasks = (receiving, leasing, stopping, preempting, *self._slots)
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -132,90 +135,96 @@ class Worker:
         held = await receiver.wait_for_other(None)
         pause_s = 0.0
         while True:
-            await self._wait_for_room()
-            pause_s = _next_pause_s(pause_s) if self._is_failing else 0.0
-            if pause_s:
+            while self._num_free < self._parts.sequences_per_prompt:
+                await asyncio.wait(self._slots, return_when=asyncio.FIRST_COMPLETED)
+            self._responses.check_engine()
+            if self._is_failing:
+                # The cause may need time or a person: pauses grow while leases fail.
+                pause_s = min(max(2 * pause_s, _FIRST_FAILURE_PAUSE_S), _LONGEST_FAILURE_PAUSE_S)
                 await self._parts.sleep(pause_s)
+            else:
+                pause_s = 0.0
             held = receiver.held or held
             asked_s = time.monotonic()
-            answer = await self._parts.learner.lease(
+            result = await self._parts.learner.lease(
                 held=held,
                 max_trajectories=self._num_free,
                 wait_s=_LEASE_WAIT_S,
                 weight_updates_in_flight=receiver.updates_in_flight,
-                held_lease_ids=self._cuts.keys(),
+                held_lease_ids=self._interrupts.keys(),
             )
-            if answer.phase is not RunPhase.RUNNING:
-                return answer.phase
-            for lease in answer.leases:
+            if result.phase is not RunPhase.RUNNING:
+                return result.phase
+            for lease in result.leases:
                 self._start(lease)
-            if not answer.leases:
+            if not result.leases:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(answer.retry_after_s):
+                    async with asyncio.timeout(result.retry_after_s):
                         await receiver.wait_for_other(held)
             self._parts.gauges.add_lease_wait(time.monotonic() - asked_s)
 
-    async def _follow_recalls(self) -> None:
+    async def _follow_preemption(self) -> None:
+        """Interrupt the leases that the learner preempts."""
         while self._parts.follows_preemption:
-            learner = self._parts.learner
-            self._recalled = await learner.preempted_leases(self._recalled, wait_s=_RECALL_WAIT_S)
-            for lease_id in self._recalled & self._cuts.keys():
-                self._cuts[lease_id].set()
+            self._preempted = await self._parts.learner.preempted_leases(
+                self._preempted, wait_s=_PREEMPTION_WAIT_S
+            )
+            for lease_id in self._preempted & self._interrupts.keys():
+                self._interrupts[lease_id].set()
 
     @property
     def _num_free(self) -> int:
-        return self._parts.max_concurrent_sequences - sum(self._answers.values())
-
-    async def _wait_for_room(self) -> None:
-        while self._num_free < self._parts.sequences_per_prompt:
-            await asyncio.wait(self._answers, return_when=asyncio.FIRST_COMPLETED)
-        self._answering.require_engine()
+        return self._parts.max_concurrent_sequences - sum(self._slots.values())
 
     def _start(self, lease: work_pb2.Lease) -> None:
-        interrupt = self._cuts[lease.lease_id] = asyncio.Event()
-        if lease.lease_id in self._recalled:
+        interrupt = self._interrupts[lease.lease_id] = asyncio.Event()
+        if lease.lease_id in self._preempted:
             interrupt.set()
-        task = asyncio.create_task(self._answer_in_time(lease, interrupt))
-        self._answers[task] = lease.num_trajectories
-        task.add_done_callback(lambda _: self._cuts.pop(lease.lease_id))
-        task.add_done_callback(self._answered)
-        self._parts.gauges.set_in_flight(sum(self._answers.values()))
+        task = asyncio.create_task(self._run_lease(lease, interrupt))
+        self._slots[task] = lease.num_trajectories
+        task.add_done_callback(lambda task: self._end(task, lease.lease_id))
+        self._parts.gauges.set_in_flight(sum(self._slots.values()))
 
-    def _answered(self, task: asyncio.Task[None]) -> None:
-        del self._answers[task]
-        self._parts.gauges.set_in_flight(sum(self._answers.values()))
+    def _end(self, task: asyncio.Task[None], lease_id: str) -> None:
+        del self._interrupts[lease_id]
+        del self._slots[task]
+        self._parts.gauges.set_in_flight(sum(self._slots.values()))
         if not task.cancelled() and (error := task.exception()) is not None:
-            _LOGGER.error("a lease could not be answered or reported", exc_info=error)
+            _LOGGER.error(
+                "%s: the worker could neither finish nor report it", lease_id, exc_info=error
+            )
 
-    async def _finish_answers(self) -> None:
-        """Wait for the answers under way; those that take too long are cut and handed back."""
-        if self._answers:
-            await asyncio.wait(self._answers, timeout=self._parts.drain_s)
-        for interrupt in self._cuts.values():
+    async def _drain(self) -> None:
+        """Wait up to `drain_s` for running leases; interrupt and release those that remain."""
+        if self._slots:
+            await asyncio.wait(self._slots, timeout=self._parts.drain_s)
+        for interrupt in self._interrupts.values():
             interrupt.set()
-        if self._answers:
-            await asyncio.wait(self._answers, timeout=HAND_BACK_S)
+        if self._slots:
+            await asyncio.wait(self._slots, timeout=_RELEASE_S)
 
-    async def _answer_in_time(self, lease: work_pb2.Lease, interrupt: asyncio.Event) -> None:
-        cutting = asyncio.create_task(self._cut_in_time(lease, interrupt))
+    async def _run_lease(self, lease: work_pb2.Lease, interrupt: asyncio.Event) -> None:
+        timer = asyncio.create_task(self._interrupt_in_time(lease, interrupt))
         try:
-            await self._answer(lease, interrupt)
+            await self._complete(lease, interrupt)
         finally:
-            cutting.cancel()
+            timer.cancel()
 
-    async def _cut_in_time(self, lease: work_pb2.Lease, interrupt: asyncio.Event) -> None:
-        # What nobody can go on with has all of its time to become complete.
-        if lease.timeout_seconds and _can_be_resumed(lease):
+    async def _interrupt_in_time(self, lease: work_pb2.Lease, interrupt: asyncio.Event) -> None:
+        # A lease that cannot be resumed has all of its time to become complete.
+        if lease.timeout_seconds and _is_resumable(lease):
             await self._parts.sleep(interrupt_after_s(lease.timeout_seconds))
             interrupt.set()
 
-    async def _answer(self, lease: work_pb2.Lease, interrupt: asyncio.Event) -> None:
+    async def _complete(self, lease: work_pb2.Lease, interrupt: asyncio.Event) -> None:
+        """Generate, judge and submit a lease; report its failure, or release it."""
+        learner, gauges = self._parts.learner, self._parts.gauges
         try:
-            # An answer that outlives its lease is wanted by nobody; an engine that does not heed
-            # the cut must not hold its places for ever.
+            # Responses of an expired lease are useless; an engine that ignores the interrupt must
+            # not hold the slots for ever.
             async with asyncio.timeout(lease.timeout_seconds or None):
-                trajectories = await self._answering.answers(lease, interrupt)
-                taken = await self._parts.learner.submit(lease.lease_id, trajectories)
+                trajectories = await self._responses.generate(lease, interrupt)
+                num_accepted = await learner.submit(lease.lease_id, trajectories)
         except EngineError as error:
             failure = Failure(cause=FailureCause.ENGINE, message=one_line(str(error)))
             await self._report(lease, failure, error)
@@ -225,21 +234,23 @@ class Worker:
         except EnvironmentFailedError as error:
             await self._report(lease, error.failure, error)
         except GroupInterruptedError as error:
-            await self._hand_back(lease, error.partial_responses)
+            released = error.partial_responses if _is_resumable(lease) else ()
+            await learner.release(lease.lease_id, released)
+            gauges.count_released(lease.num_trajectories, released)
         except TimeoutError:
-            _LOGGER.warning("%s expired before it was answered", lease.lease_id)
-            self._parts.gauges.count_expired(lease.num_trajectories)
+            _LOGGER.warning("%s expired before its responses were submitted", lease.lease_id)
+            gauges.count_expired(lease.num_trajectories)
         else:
             self._is_failing = False
-            self._parts.gauges.count_submitted(trajectories, taken)
+            gauges.count_submitted(trajectories, num_accepted)
 
     async def _report(self, lease: work_pb2.Lease, failure: Failure, error: Exception) -> None:
-        """Tell the learner of a failure, and the log if it is a new one or one of very many."""
+        """Report a failure to the learner; log it if it is new, and now and then if it repeats."""
         self._is_failing = True
         if (line := self._failures.add(failure)) is not None:
             is_first = line == failure.sentence
             _LOGGER.error(
-                "prompt %d was not answered: %s",
+                "prompt %d failed: %s",
                 lease.prompt_index,
                 line,
                 exc_info=(error.__cause__ or error) if is_first else None,
@@ -247,19 +258,18 @@ class Worker:
         self._parts.gauges.count_failed(lease.num_trajectories, failure.cause)
         await self._parts.learner.report_failure(lease.lease_id, failure)
 
-    async def _hand_back(
-        self, lease: work_pb2.Lease, partial_responses: Sequence[PartialResponse]
-    ) -> None:
-        kept = partial_responses if _can_be_resumed(lease) else ()
-        await self._parts.learner.release(lease.lease_id, kept)
-        self._parts.gauges.count_released(lease.num_trajectories, kept)
+
+def interrupt_after_s(timeout_s: float) -> float:
+    """Return the seconds from a lease's arrival to its interruption, less than `timeout_s`.
+
+    The rest of the lease covers the current decoding step, the call that releases the lease, and
+    the time that the lease itself took to arrive, which only the learner's clock counts.
+
+    timeout_s: seconds from the grant to the lease's expiry, above 0.
+    """
+    return timeout_s - min(_RELEASE_S, _RELEASE_SHARE * timeout_s)
 
 
-def _next_pause_s(pause_s: float) -> float:
-    """Pause before the next lease while leases fail: whatever broke may need time, or a person."""
-    return min(max(2 * pause_s, _FIRST_FAILURE_PAUSE_S), _LONGEST_FAILURE_PAUSE_S)
-
-
-def _can_be_resumed(lease: work_pb2.Lease) -> bool:
-    """Whether answers that are cut can be gone on with; an evaluation's are of one version each."""
+def _is_resumable(lease: work_pb2.Lease) -> bool:
+    """Whether another worker can resume its responses; an evaluation's have one version each."""
     return lease.split == work_pb2.SPLIT_TRAIN

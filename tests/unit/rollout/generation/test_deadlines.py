@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.fixtures.rollout.scenes import ManualTime, a_learner, eventually, working
-from vcpo_rollout.generation.deadlines import interrupt_after_s
+from vcpo_rollout.generation.worker import interrupt_after_s
 
 # Leases of `make_run` last 10 s, of which the last second is for handing back.
 

@@ -216,11 +216,11 @@ def test_turns_are_found_again_by_their_end_tokens_and_replies(turns):
         token_ids = (*said, END)
         spans = versions((0, len(token_ids)))
         logprobs = (0.0,) * len(token_ids)
-        history.sampled(
+        history.append_sampled(
             PartialResponse(token_ids=token_ids, logprobs=logprobs, version_spans=spans)
         )
         history.insert(told)
-    begun = history.partial()
+    begun = history.to_partial_response()
     expected = [Turn(sampled=(*said, END), inserted=tuple(told)) for said, told in turns]
     if expected and not expected[-1].inserted:
         expected.pop()  # perhaps nobody has replied to it
