@@ -1,1 +1,1 @@
-"""The gRPC contract between learner, rollout workers and whoever steers a run."""
+"""The gRPC contract between learner, rollout workers and the host of a run."""

@@ -1,4 +1,4 @@
-"""The names under which versions lie in an archive: a folder that a learner writes, workers read.
+"""File names of policy versions in an archive, a folder that the learner writes and workers read.
 
 ```
 <folder>/<run>/<incarnation>/00000040.full
@@ -11,15 +11,15 @@ from __future__ import annotations
 
 
 def full_set_name(policy_version: int) -> str:
-    """Name of a full set's file."""
+    """Return the file name of a full set."""
     return f"{policy_version:08d}.full"
 
 
 def delta_name(base_policy_version: int, policy_version: int) -> str:
-    """Name of a delta's file."""
+    """Return the file name of a delta."""
     return f"{base_policy_version:08d}-{policy_version:08d}.delta"
 
 
 def incarnation_folder(url: str, run: str, incarnation: str) -> str:
-    """The folder of one learner's versions, as fsspec names it."""
+    """Return the fsspec URL of the folder with the versions of one learner incarnation."""
     return f"{url.rstrip('/')}/{run}/{incarnation}"

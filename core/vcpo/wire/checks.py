@@ -1,4 +1,4 @@
-"""Checks of message fields that several services share; each names the field it refuses."""
+"""Checks of message fields that several services share."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from vcpo.wire.limits import MAX_ID_CHARACTERS, MAX_WAIT_S
 
 
 def check_id(field: str, value: str) -> None:
-    """Check an identifier: not empty, not longer than `MAX_ID_CHARACTERS`.
+    """Check that an identifier has 1 to `MAX_ID_CHARACTERS` characters.
 
     Raises:
-        InvalidMessageError: when it is.
+        InvalidMessageError: naming the field, if it has not.
     """
     if not 1 <= len(value) <= MAX_ID_CHARACTERS:
         raise InvalidMessageError(field, value, f"1 to {MAX_ID_CHARACTERS} characters")
 
 
 def check_wait(field: str, wait_s: float) -> float:
-    """Check how long a caller wants to wait; returns it.
+    """Check that a caller's wait is 0 to `MAX_WAIT_S` seconds, and return it.
 
     Raises:
-        InvalidMessageError: when it is negative, too long or not a number.
+        InvalidMessageError: naming the field, if it is not.
     """
     if not 0.0 <= wait_s <= MAX_WAIT_S:
         raise InvalidMessageError(field, wait_s, f"0 to {MAX_WAIT_S:g} seconds")

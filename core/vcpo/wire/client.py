@@ -1,4 +1,4 @@
-"""The client side of the wire: a channel with bounds and the shared token."""
+"""The client side of the wire: channels with the shared token, and classes of errors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from vcpo.wire.limits import CHANNEL_OPTIONS
 
 
 def open_channel(address: str, *, token: str | None) -> grpc.aio.Channel:
-    """Open a channel to `host:port`; calls carry the token when there is one.
+    """Open a channel to `host:port`; its calls carry the token, if there is one.
 
-    Connecting happens with the first call; every call must be given its own timeout.
+    The channel connects at the first call. Every call needs a timeout of its own.
     """
     interceptors: list[grpc.aio.ClientInterceptor] = []
     if token:
@@ -40,14 +40,15 @@ _DOUBTFUL = frozenset(
 
 
 def is_transient(error: grpc.aio.AioRpcError) -> bool:
-    """Whether the server is away, busy or late: a later call succeeds as soon as it is not."""
+    """Return whether the server is unreachable, busy or slow, so that a later call may succeed."""
     return error.code() in _TRANSIENT
 
 
 def is_doubtful(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a later call may succeed or not: a connection, a proxy or the server is at fault.
+    """Return whether a connection, a proxy or a bug of the server may have caused the error.
 
-    Repeat such a call a few times only. Every other failure is final: the request must change.
+    Repeat such a call a few times only. An error that is neither transient nor doubtful is final:
+    the request must change.
     """
     return error.code() in _DOUBTFUL
 

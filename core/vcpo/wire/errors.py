@@ -1,13 +1,13 @@
-"""Errors of the wire, told apart by who must act.
+"""Errors of the wire, one class per party that must act.
 
 ```
 WireError
 ├── InvalidMessageError   the caller must change the message    INVALID_ARGUMENT
-├── NotFoundError         the caller asks for something gone    NOT_FOUND
-└── UnavailableError      nobody; try again later               UNAVAILABLE
+├── NotFoundError         the caller must ask for another one   NOT_FOUND
+└── UnavailableError      nobody; repeat the call later         UNAVAILABLE
 ```
 
-Servers raise them; `vcpo.wire.server` turns each into its gRPC status with the text as details.
+Servers raise them. `vcpo.wire.guard` converts each to its gRPC status, with the text as details.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import grpc
 
 
 class WireError(Exception):
-    """A call that could not be answered; `status` is the gRPC code that says so."""
+    """A call that the server cannot answer; `status` is the gRPC code that it returns."""
 
     status = grpc.StatusCode.UNKNOWN
 
 
 class InvalidMessageError(WireError, ValueError):
-    """A malformed message: names the field, the value received and what would be right."""
+    """A malformed message; the text names the field, the value and the requirement."""
 
     status = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -32,12 +32,12 @@ class InvalidMessageError(WireError, ValueError):
 
 
 class NotFoundError(WireError, LookupError):
-    """Something that does not exist, or no longer."""
+    """The requested object does not exist, or exists no longer."""
 
     status = grpc.StatusCode.NOT_FOUND
 
 
 class UnavailableError(WireError):
-    """A server that cannot answer now."""
+    """The server cannot answer now."""
 
     status = grpc.StatusCode.UNAVAILABLE

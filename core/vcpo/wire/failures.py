@@ -11,101 +11,101 @@ from vcpo.wire.v1 import work_pb2
 
 MAX_MESSAGE_CHARACTERS: Final = 500
 MAX_DISTINCT: Final = 16
-"""Distinct failures that are kept, whatever workers send; metrics count all of them."""
+"""Number of distinct failures that are kept; metrics count all failures."""
 _ANNOUNCE_EVERY: Final = 100
 
 
 class FailureCause(StrEnum):
-    """What failed when a prompt was not answered; also the label of the metric."""
+    """What failed in a generation; also the label of the metric."""
 
     PROMPT = "prompt"
-    """The environment raised while it made the prompt."""
+    """The environment raised while it created the prompt."""
     REPLY = "reply"
-    """It raised between two turns of a conversation."""
+    """The environment raised between two turns of a multi-turn response."""
     REWARD = "reward"
-    """It raised while it judged a response."""
+    """The environment raised while it computed a reward."""
     TYPE = "type"
-    """It returned something of another type than the seam wants."""
+    """The environment returned a value of the wrong type."""
     NON_FINITE = "non_finite"
-    """Its reward was NaN or infinite."""
+    """The environment returned a reward that is NaN or infinite."""
     TIMEOUT = "timeout"
-    """A call of it took too long."""
+    """A call to the environment took too long."""
     ENGINE = "engine"
-    """The engine could not sample."""
+    """The engine failed to sample."""
     REFUSED = "refused"
     """The learner refused the trajectories as malformed."""
     UNKNOWN = "unknown"
-    """The worker did not say."""
+    """The worker did not report a cause."""
 
     @property
     def is_of_environment(self) -> bool:
-        """Whether the environment is to be put right, rather than what samples."""
+        """Whether the user must fix the environment; otherwise engine or worker failed."""
         return self not in {FailureCause.ENGINE, FailureCause.REFUSED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why one prompt was not answered."""
+    """Why the generation for one prompt failed."""
 
     cause: FailureCause
     message: str
-    """What was raised or returned, in one line."""
+    """The exception's message or the invalid value, in one line."""
     exception_type: str = ""
-    """Class of the exception, as `KeyError`; empty when nothing was raised."""
+    """Class of the exception, such as `KeyError`; empty without an exception."""
     location: str = ""
-    """`file:line` of the environment's code; empty when it is not known."""
+    """`file:line` of the environment's code; empty if unknown."""
 
     @property
     def sentence(self) -> str:
-        """All of it in one line."""
+        """All fields in one line."""
         parts = (self.cause.value, self.exception_type, self.message)
-        said = ": ".join(part for part in parts if part)
-        return f"{said} ({self.location})" if self.location else said
+        text = ": ".join(part for part in parts if part)
+        return f"{text} ({self.location})" if self.location else text
 
     @property
     def kind(self) -> tuple[str, str, str]:
-        """What makes two failures the same: their messages may name an item each."""
+        """Key of equal failures; it excludes the message, which may name a data item."""
         return (self.cause, self.exception_type, self.location)
 
 
 @dataclass(slots=True)
 class FailureCount:
-    """One distinct failure and how often it happened."""
+    """A distinct failure and its count."""
 
     latest: Failure
     latest_s: float
-    """When, by the counter's clock."""
+    """When it last happened, on the caller's clock."""
     count: int = 0
 
 
 class FailureCounts:
-    """Counts distinct failures, at most `MAX_DISTINCT`, and says when one is worth a line."""
+    """Counts up to `MAX_DISTINCT` distinct failures and selects those to log."""
 
     def __init__(self) -> None:
         self._distinct: dict[tuple[str, str, str], FailureCount] = {}
 
     def add(self, failure: Failure, *, now_s: float = 0.0) -> str | None:
-        """Count a failure; returns a line for its first time and for every hundredth."""
-        known = self._distinct.get(failure.kind)
-        if known is None:
+        """Count a failure; return a line to log at its first and every hundredth occurrence."""
+        entry = self._distinct.get(failure.kind)
+        if entry is None:
             if len(self._distinct) >= MAX_DISTINCT:
                 return None
-            known = self._distinct[failure.kind] = FailureCount(latest=failure, latest_s=now_s)
-        known.latest, known.latest_s = failure, now_s
-        known.count += 1
-        if known.count == 1:
+            entry = self._distinct[failure.kind] = FailureCount(latest=failure, latest_s=now_s)
+        entry.latest, entry.latest_s = failure, now_s
+        entry.count += 1
+        if entry.count == 1:
             return failure.sentence
-        if known.count % _ANNOUNCE_EVERY == 0:
-            return f"{failure.sentence}; {known.count} times so far"
+        if entry.count % _ANNOUNCE_EVERY == 0:
+            return f"{failure.sentence}; {entry.count} times so far"
         return None
 
     def __iter__(self) -> Iterator[FailureCount]:
-        """The distinct failures, the latest first."""
+        """Iterate over the distinct failures, latest first."""
         return iter(sorted(self._distinct.values(), key=lambda one: one.latest_s, reverse=True))
 
 
 def one_line(text: str) -> str:
-    """A message without line breaks, at most `MAX_MESSAGE_CHARACTERS` long."""
+    """Return the text without line breaks, shortened to `MAX_MESSAGE_CHARACTERS`."""
     line = " ".join(text.split())
     is_long = len(line) > MAX_MESSAGE_CHARACTERS
     return f"{line[: MAX_MESSAGE_CHARACTERS - 3]}..." if is_long else line
@@ -126,7 +126,7 @@ _FROM_WIRE = {number: cause for cause, number in _TO_WIRE.items()}
 
 
 def failure_to_message(failure: Failure) -> work_pb2.Failure:
-    """Write a failure."""
+    """Convert a failure to its message."""
     return work_pb2.Failure(
         kind=(
             work_pb2.FAILURE_KIND_ENVIRONMENT
@@ -141,7 +141,7 @@ def failure_to_message(failure: Failure) -> work_pb2.Failure:
 
 
 def failure_from_message(message: work_pb2.Failure) -> Failure:
-    """Read a failure; texts are cut to one short line each, whoever wrote them."""
+    """Read a failure; each text is shortened to one line, because any worker may have sent it."""
     return Failure(
         cause=_FROM_WIRE.get(message.cause, FailureCause.UNKNOWN),
         message=one_line(message.message),

@@ -1,15 +1,16 @@
-"""The guard before every method: who may call, for how long, with how many bytes.
+"""The guard of every method: it checks token, deadline and message size, and maps errors.
 
-It looks at a call before its message is read. gRPC takes in a message only when it is asked for, up
-to a window of some 64 KiB, so a stranger's stays outside. To gRPC each method is therefore one with
-a stream of requests, of which the guard reads the one there is; on the wire that is the same.
+The guard checks a call before its message is read. gRPC reads a message only on request, beyond a
+window of about 64 KiB, so messages of unauthorized callers are never read. For this reason every
+method is registered with a stream of requests, of which the guard reads one; on the wire there is
+no difference.
 
 ```
-token ---> deadline ---> room to read ---> message ---> method ---> responses, read in time
+token ---> deadline ---> slot to read ---> message ---> method ---> responses, read in time
 ```
 
-Health checks stay open for probes. All services of a server are as healthy as each other, so a
-probe is answered without a look at its message. Reflection wants the token like everything else.
+Health checks need no token, so that probes can call them. All services of a server have the same
+health, so the guard does not read a probe's message. Reflection needs the token.
 """
 
 from __future__ import annotations
@@ -45,17 +46,22 @@ _CONTROL = f"/{control_pb2.DESCRIPTOR.services_by_name['ControlService'].full_na
 
 
 class CallRefusal(StrEnum):
-    """Why a call was refused, or a stream ended before its end."""
+    """Why the guard refused a call or ended a stream early."""
 
     TOKEN = "token"  # noqa: S105 - a reason
+    """The token is missing or wrong."""
     DEADLINE = "deadline"
+    """The call has no deadline, or one too far away."""
     MESSAGE = "message"
+    """The message did not arrive in time, or is malformed."""
     STREAMS = "streams"
+    """Too many streams are open."""
     STALLED = "stalled"
+    """The caller stopped reading the stream."""
 
 
 class _RefusedError(WireError):
-    """A call that the guard does not let pass."""
+    """A call that the guard refuses."""
 
     def __init__(self, reason: CallRefusal, status: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
@@ -64,11 +70,11 @@ class _RefusedError(WireError):
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Lets calls pass that have the token and a deadline, and maps errors to statuses.
+    """Interceptor that checks every call and converts a `WireError` to its gRPC status.
 
-    token: None lets anybody pass.
-    read_timeout_s: Time for a message to arrive.
-    stalled_reader_s: Time for a caller to take one response of a stream.
+    token: the shared token; None accepts every caller.
+    read_timeout_s: time for a message to arrive.
+    stalled_reader_s: time for a caller to read one response of a stream.
     """
 
     def __init__(
@@ -79,7 +85,7 @@ class Guard(grpc.aio.ServerInterceptor):
         stalled_reader_s: float = STALLED_READER_S,
     ) -> None:
         self.refusals: Counter[CallRefusal] = Counter()
-        """Calls refused so far."""
+        """Number of refused calls by reason."""
         self._expected = f"Bearer {token}" if token else None
         self._read_timeout_s = read_timeout_s
         self._stalled_reader_s = stalled_reader_s
@@ -92,17 +98,17 @@ class Guard(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Put the guard before a method."""
+        """Return the method's handler behind the guard."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
         method = handler_call_details.method
         if method == _PROBE:
-            return _probe(handler)
-        if not self._knows(handler_call_details.invocation_metadata):
+            return _probe_handler(handler)
+        if not self._has_token(handler_call_details.invocation_metadata):
             self.refusals[CallRefusal.TOKEN] += 1
-            return grpc.stream_stream_rpc_method_handler(_turn_away)
-        if not method.startswith("/vcpo."):  # reflection, and what else the libraries serve
+            return grpc.stream_stream_rpc_method_handler(_refuse_token)
+        if not method.startswith("/vcpo."):  # reflection and other services of the libraries
             return handler
         reading = self._reading_control if method.startswith(_CONTROL) else self._reading
         if handler.response_streaming:
@@ -114,7 +120,7 @@ class Guard(grpc.aio.ServerInterceptor):
             self._guard_unary(handler, reading), response_serializer=handler.response_serializer
         )
 
-    def _knows(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
+    def _has_token(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
         if self._expected is None:
             return True
         received = str(dict(metadata or ()).get(TOKEN_KEY, ""))
@@ -130,7 +136,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 )
             except WireError as error:
                 refusal = error.status, str(error)
-            # The error is gone here, and with its traceback the message: to abort takes a while.
+            # Outside `except` traceback and message are freed; `abort` takes a while.
             return await context.abort(*refusal)
 
         return guarded
@@ -143,8 +149,8 @@ class Guard(grpc.aio.ServerInterceptor):
             try:
                 refusal = await self._stream(handler, context, reading)
                 if refusal is not None:
-                    # Behind a chunk that nobody takes this waits until the call's deadline; gRPC
-                    # keeps the chunk for so long, and the stream its place.
+                    # After a chunk that the caller does not read, this waits until the call's
+                    # deadline. gRPC holds the chunk until then, and the stream keeps its slot.
                     await context.abort(*refusal)
             finally:
                 self._num_streams -= 1
@@ -154,10 +160,10 @@ class Guard(grpc.aio.ServerInterceptor):
     async def _stream(
         self, handler: Any, context: _Context, reading: asyncio.Semaphore
     ) -> tuple[grpc.StatusCode, str] | None:
-        """Send a stream; returns why it ended before its end."""
+        """Send a stream; return status and text if it ended early, else None."""
         if self._num_streams > MAX_STREAMS:
             self.refusals[CallRefusal.STREAMS] += 1
-            text = f"streams: {MAX_STREAMS} are open already; ask again later"
+            text = f"streams: {MAX_STREAMS} are open already; repeat the call later"
             return grpc.StatusCode.RESOURCE_EXHAUSTED, text
         try:
             request = await self._request(handler.request_deserializer, context, reading)
@@ -169,17 +175,17 @@ class Guard(grpc.aio.ServerInterceptor):
             return error.status, str(error)
         except TimeoutError:
             self.refusals[CallRefusal.STALLED] += 1
-            text = f"stream: nothing of it was read for {self._stalled_reader_s:g} s"
+            text = f"stream: the caller read nothing for {self._stalled_reader_s:g} s"
             return grpc.StatusCode.DEADLINE_EXCEEDED, text
         except grpc.aio.InternalError:
-            if not context.cancelled():  # whoever hangs up in the middle of a chunk is no fault
+            if not context.cancelled():  # a caller may disconnect in the middle of a chunk
                 raise
         return None
 
     async def _request(
         self, decode: Callable[[bytes], Any], context: _Context, reading: asyncio.Semaphore
     ) -> Any:
-        """Read a call's message once there is room for it."""
+        """Read a call's message when a slot for reading is free."""
         try:
             _check_deadline(context.time_remaining())
             return await self._message(decode, context, reading)
@@ -203,7 +209,7 @@ class Guard(grpc.aio.ServerInterceptor):
         try:
             return decode(message)
         except DecodeError as error:
-            text = f"message: these {len(message)} bytes are none of this method's"
+            text = f"message: {len(message)} bytes that are no message of this method"
             raise _RefusedError(*malformed, text) from error
 
 
@@ -216,13 +222,13 @@ def _check_deadline(remaining_s: float | None) -> None:
         raise _RefusedError(*invalid, text)
 
 
-async def _turn_away(_: Any, context: _Context) -> None:
+async def _refuse_token(_: Any, context: _Context) -> None:
     text = f"{TOKEN_KEY}: must be 'Bearer <token of the run>'; set VCPO_TOKEN"
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
 
 
-def _probe(handler: Any) -> Any:
-    """The method of health checks, which takes every message for an empty one and reads none."""
+def _probe_handler(handler: Any) -> Any:
+    """Return a handler of health checks that treats every message as empty and reads none."""
 
     async def answer(_: Any, context: _Context) -> Any:
         return await handler.unary_unary(health_pb2.HealthCheckRequest(), context)

@@ -1,4 +1,4 @@
-"""The phases of a run, as workers and whoever steers it are told."""
+"""The phases of a run, as the learner reports them to workers and host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vcpo.wire.v1 import work_pb2
 
 
 class RunPhase(StrEnum):
-    r"""Where a run is.
+    r"""Phase of a run.
 
     ```
     running --> complete
@@ -34,10 +34,10 @@ _FROM_WIRE = {number: phase for phase, number in _TO_WIRE.items()}
 
 
 def phase_to_message(phase: RunPhase) -> work_pb2.RunPhase.ValueType:
-    """Write a phase as its wire enum."""
+    """Return the wire enum of a phase."""
     return _TO_WIRE[phase]
 
 
 def phase_from_message(number: work_pb2.RunPhase.ValueType) -> RunPhase:
-    """Read a phase; one that this version does not know counts as running."""
+    """Read a phase; an unknown number counts as running."""
     return _FROM_WIRE.get(number, RunPhase.RUNNING)

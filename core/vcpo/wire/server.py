@@ -1,4 +1,4 @@
-"""The server side of the wire: one gRPC server with the guard, health and reflection."""
+"""The server side of the wire: a gRPC server with guard, health service and reflection."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from vcpo.wire.limits import MAX_CALLS, server_options
 
 
 class WireServer:
-    """A gRPC server with health, reflection and the guard; not yet listening.
+    """A gRPC server with guard, health service and reflection.
 
-    Register servicers on `grpc_server`, then `start`.
+    Register servicers on `grpc_server`, then call `start`.
     """
 
     def __init__(self, *, token: str | None, guard: Guard | None = None) -> None:
-        """Guard the server with `token`, or with a guard of other limits."""
+        """Create the server; `guard` replaces the default guard with this token."""
         self.guard = guard or Guard(token)
         self.grpc_server = grpc.aio.server(
             interceptors=[self.guard],
@@ -32,12 +32,12 @@ class WireServer:
         self._services: tuple[str, ...] = ()
 
     async def start(self, address: str, services: Sequence[str], *, serving: bool = True) -> int:
-        """Listen on `host:port` (port 0 picks a free one) and serve; returns the port.
+        """Listen on `host:port` (port 0 takes a free port), serve, and return the port.
 
-        serving: what health checks are told from the start.
+        serving: whether health checks report SERVING from the start.
 
         Raises:
-            OSError: when the address cannot be bound.
+            OSError: if the address cannot be bound.
         """
         self._services = tuple(services)
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -51,7 +51,7 @@ class WireServer:
         return port
 
     async def set_serving(self, *, serving: bool) -> None:
-        """Tell health checks whether the services answer."""
+        """Set whether health checks report SERVING."""
         status = (
             health_pb2.HealthCheckResponse.SERVING
             if serving
@@ -61,6 +61,6 @@ class WireServer:
             await self._health.set(name, status)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, give those under way `grace_s` seconds, then end."""
+        """Refuse new calls, wait up to `grace_s` seconds for running calls, then stop."""
         await self.set_serving(serving=False)
         await self.grpc_server.stop(grace_s)

@@ -1,8 +1,8 @@
-"""Policy versions as bytes: the manifest of a safetensors payload, and its verification.
+"""Manifest and verification of a policy version's payload.
 
 A payload is one safetensors file (https://github.com/huggingface/safetensors#format): eight bytes
-of header length, a JSON header, the tensors. Only the header is parsed here, so neither side needs
-a tensor library to publish, relay or verify a version.
+of header length, a JSON header, the tensors. This module parses only the header, so publishing,
+relaying and verifying a version needs no tensor library.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ _LENGTH = struct.Struct("<Q")
 
 
 class CorruptWeightsError(ValueError):
-    """Bytes that are not the version they claim to be; they are never used."""
+    """Bytes that differ from the version that the manifest describes; they are never used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSection:
-    """Where a tensor lies in a payload, and what it is."""
+    """Position and description of a tensor in a payload."""
 
     entry: policy_pb2.TensorEntry
-    """Name, type and shape; no checksum yet."""
+    """Name, dtype and shape, without a checksum."""
     begin: int
-    """First byte, counted from the payload's start."""
+    """Index of the first byte in the payload."""
     end: int
-    """Behind the last byte."""
+    """Index after the last byte."""
 
     @property
     def num_elements(self) -> int:
-        """Elements of the tensor, as its shape says."""
+        """Number of elements, from the shape."""
         return math.prod(self.entry.shape)
 
 
 def manifest_of(
     payload: bytes, *, policy_version: int, incarnation: str
 ) -> policy_pb2.PolicyManifest:
-    """Describe a payload: every tensor with its type, shape and checksum.
+    """Return the manifest of a payload: every tensor with dtype, shape and checksum.
 
     Raises:
-        CorruptWeightsError: when the payload is no safetensors file.
+        CorruptWeightsError: if the payload is no safetensors file.
     """
     return policy_pb2.PolicyManifest(
         policy_version=policy_version,
@@ -61,10 +61,10 @@ def manifest_of(
 
 
 def verify(payload: bytes, manifest: policy_pb2.PolicyManifest) -> None:
-    """Check that a payload is what the manifest says, tensor by tensor.
+    """Check a payload against its manifest, tensor by tensor.
 
     Raises:
-        CorruptWeightsError: naming the tensor that differs.
+        CorruptWeightsError: naming the first tensor that differs.
     """
     if len(payload) != manifest.total_bytes:
         raise CorruptWeightsError(
@@ -78,10 +78,10 @@ def verify(payload: bytes, manifest: policy_pb2.PolicyManifest) -> None:
 
 
 def tensor_sections(payload: bytes) -> dict[str, TensorSection]:
-    """Where each tensor of a payload lies, by its name.
+    """Return the section of each tensor of a payload, by name.
 
     Raises:
-        CorruptWeightsError: when the payload is no safetensors file.
+        CorruptWeightsError: if the payload is no safetensors file.
     """
     header, data_start = _header(payload)
     return {

@@ -119,7 +119,7 @@ async def test_a_message_that_does_not_come_is_not_waited_for():
     ("messages", "problem"),
     [
         ([], "message: one must be sent"),
-        ([b"\xff"], "message: these 1 bytes are none of this method's"),
+        ([b"\xff"], "message: 1 bytes that are no message of this method"),
     ],
     ids=["none", "not one"],
 )
