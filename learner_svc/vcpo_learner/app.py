@@ -53,7 +53,7 @@ from vcpo_learner.services.response_bounds import response_bounds
 from vcpo_learner.services.work import WorkService
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.signals import SignalWindow
-from vcpo_learner.training.loop import Training
+from vcpo_learner.training.loop import TrainingLoop
 from vcpo_learner.training.parts import TrainingParts
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.weights.archive import open_archive
@@ -177,7 +177,7 @@ class _Learner:
         self.gauges = LearnerGauges(self.metrics, dispatcher=self.dispatcher, signals=self.signals)
         self.policies = PolicyStore(incarnation=incarnation, clock=time.monotonic)
         self.archive_writer = open_archive(spec.weights, run.metadata.name, incarnation)
-        self.training = Training(
+        self.training = TrainingLoop(
             TrainingParts(
                 run=run,
                 run_dir=options.run_dir,

@@ -1,12 +1,12 @@
-"""The training loop: wait for a batch, update, publish, record; evaluate and save now and then.
+"""The training loop: wait for a batch, update, publish, record; sometimes evaluate and save.
 
-It runs on the learner's event loop and owns the order of things; whatever takes long (tensors,
-files) runs in one worker thread, so that leases and fetches are answered meanwhile. The model
-belongs to that thread between two awaits of `_in_thread`.
+The loop runs on the learner's event loop. Work that takes long (tensors, files) runs in one worker
+thread, so the event loop serves leases and fetches meanwhile. While such work runs, the model
+belongs to the thread.
 
-Policy version n is the parameters after n steps. A step whose update was refused (numbers that are
-not finite) publishes a version equal to the one before: versions count steps, not successes, so
-that admission and lag need only one clock.
+Policy version n is the parameters after n steps. A step whose update was skipped publishes a
+version with the same parameters as the version before. Versions count steps and not updates, so
+admission and lag use one count.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -25,7 +25,6 @@ from vcpo.records.step_record import StepRecord, update_fields
 from vcpo.spec import algorithm_warnings, batch_warnings
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
-from vcpo_learner.ledger.groups import Group
 from vcpo_learner.model.checkpoint import CheckpointError
 from vcpo_learner.model.disk import DiskFullError
 from vcpo_learner.model.loading import (
@@ -36,7 +35,7 @@ from vcpo_learner.model.loading import (
 from vcpo_learner.telemetry.step_log import StepNews
 from vcpo_learner.training.parts import TrainingParts
 from vcpo_learner.training.quarantine import Quarantine
-from vcpo_learner.training.saving import Saving
+from vcpo_learner.training.saving import RunSaver
 from vcpo_learner.training.step_guard import BrokenBatchError, StepGuard
 from vcpo_learner.training.token_lags import LagStatistics, lag_statistics
 from vcpo_learner.update.result import UpdateResult
@@ -45,8 +44,8 @@ _LOGGER = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-class Training:
-    """One learner's work from its first to its last step."""
+class TrainingLoop:
+    """Takes the steps of one run. Owner: the learner's event loop."""
 
     def __init__(self, parts: TrainingParts) -> None:
         self._parts = parts
@@ -56,63 +55,63 @@ class Training:
         self._quarantine = Quarantine(parts.run_dir / "quarantine")
         self._guard = StepGuard(parts.update, self._quarantine)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensors")
-        self._saving = Saving(parts, self._thread)
+        self._saver = RunSaver(parts, self._thread)
         self._evaluation: asyncio.Task[None] | None = None
-        """The round that runs beside training, until its outcome was looked at."""
+        """The evaluation beside training, until it was awaited."""
         self._news = StepNews(parts.run.spec.steps)
-        self._unaudited: FreshTokens | None = FreshTokens()
-        """Fresh tokens of the steps so far; None when they were enough and have been judged."""
+        self._audit_tokens: FreshTokens | None = FreshTokens()
+        """Fresh tokens of the steps since the start; None after the mismatch was audited."""
 
     def require_unused(self) -> None:
-        """Refuse to begin where another run has left checkpoints, which this one would mix up.
+        """Check that the run directory holds no checkpoint of another run.
 
         Raises:
             CheckpointError: naming the directory and the cure.
         """
-        if steps := self._saving.checkpoints.steps():
+        if steps := self._saver.checkpoints.steps():
             raise CheckpointError(
                 f"--run-dir: {self._parts.run_dir} holds a checkpoint of step {steps[-1]}; add"
                 " --resume, or give another directory"
             )
 
     def resume(self) -> int:
-        """Go on from the newest checkpoint that is whole; returns its step, 0 when there is none.
+        """Resume from the newest intact checkpoint; return its step, or 0 if there is none.
 
         Raises:
-            CheckpointError: when there are checkpoints and none can be used.
+            CheckpointError: if there are checkpoints and none can be used.
         """
-        checkpoint, damaged = self._saving.checkpoints.load_newest()
+        checkpoint, damaged = self._saver.checkpoints.load_newest()
         if checkpoint is None:
             return 0
         for one in damaged:
-            self.event("CheckpointDamaged", f"{one}; going on from step {checkpoint.step}")
-        self._saving.checkpoints.set_aside(damaged)
+            self.event("CheckpointDamaged", f"{one}; resuming from step {checkpoint.step}")
+        self._saver.checkpoints.set_aside(damaged)
         restore_policy(self._parts.model, checkpoint.parameters)
         self._parts.update.load_state_dict(checkpoint.update_state)
         self._dispatcher.ledger.restore(checkpoint.ledger)
-        self._leave_out(self._quarantine.excluded_lease_ids(), {}, checkpoint.step)
+        self._exclude_groups(self._quarantine.excluded_lease_ids(), {}, checkpoint.step)
         self._dispatcher.resume_at(checkpoint.step)
         self._check_resumed()
         recorded_steps = read_metrics(self._parts.run_dir).steps
-        # What was recorded after the checkpoint is taken again.
+        # The steps after the checkpoint are taken again.
         self._parts.signals.resumed([one for one in recorded_steps if one.step <= checkpoint.step])
         self._parts.gauges.resumed()
-        self._saving.saved_step = checkpoint.step
+        self._saver.saved_step = checkpoint.step
         self.event("Resumed", f"from the checkpoint of step {checkpoint.step}")
         return checkpoint.step
 
     async def run(self, drain_s: float) -> RunPhase:
-        """Train until the last step or until the dispatcher leaves the phase `running`.
+        """Train until the last step, or until the run leaves the phase `RUNNING`; return the phase.
 
-        When it drains, work in flight has `drain_s` seconds to come in before the checkpoint.
+        A run that is already complete returns at once and needs no workers.
 
-        A run that was complete before stays so at once, without workers.
+        drain_s: how long a draining run waits for work in flight before the checkpoint.
 
         Raises:
-            MismatchError: when sampler and learner turn out not to compute the same policy.
-            TooManyFailuresError: when nothing is answered any more; the steps taken are saved.
+            MismatchError: if workers and learner do not compute the same policy.
+            TooManyFailuresError: if every generation fails; the steps taken so far are saved.
         """
-        if self._saving.is_complete:
+        if self._saver.is_complete:
             self._end("complete before this start")
             return self._dispatcher.phase
         for warning in algorithm_warnings(self._spec.algorithm):
@@ -127,13 +126,13 @@ class Training:
             self.event("Failed", str(error))
             if self._dispatcher.policy_version > 0:
                 with contextlib.suppress(DiskFullError):
-                    await self._saving.save()
+                    await self._saver.save()
             raise
         await self._finish(drain_s)
         return self._dispatcher.phase
 
     def report_failures(self) -> None:
-        """Write an event for each failed generation that is a new one, or one of very many."""
+        """Write the events of failed generations: of each new kind, and again after very many."""
         for line in self._dispatcher.failures.take_event_lines():
             self.event("GenerationFailed", line)
 
@@ -142,7 +141,7 @@ class Training:
         self._parts.event(kind, message)
 
     async def _take_steps(self) -> None:
-        """Take steps until the last one, or until there will be no further batch."""
+        """Evaluate before the first step; take steps until the last one or until a stop."""
         if self._dispatcher.policy_version == 0:
             await self._evaluate(exclusive=True)
         while self._dispatcher.policy_version < self._spec.steps:
@@ -150,7 +149,7 @@ class Training:
                 return
 
     async def _step(self) -> bool:
-        """Take one optimizer step; False when there will be no further batch."""
+        """Take one optimizer step; return False if the run is stopped."""
         waiting_since_s = self._parts.clock()
         self._parts.signals.waiting()
         groups = await self._dispatcher.next_batch()
@@ -164,13 +163,13 @@ class Training:
             pending = await self._in_thread(
                 lambda: self._guard.begin(groups, policy_version=version)
             )
-            # What workers answered meanwhile is of the version that the parameters still are.
+            # Trajectories that arrived meanwhile are of the version that is still current.
             wanted = pending.wanted_fresh_tokens
             newest = self._dispatcher.ledger.newest_trajectories(version, num_tokens=wanted)
             result = await self._in_thread(lambda: self._guard.finish(groups, pending, newest))
         except BrokenBatchError as error:
             self._dispatcher.ledger.return_batch(groups)
-            self._leave_out(error.reasons, error.reasons, version)
+            self._exclude_groups(error.reasons, error.reasons, version)
             self._dispatcher.notify()
             return True
         self._audit(result)
@@ -184,7 +183,9 @@ class Training:
             idle_s=started_s - waiting_since_s,
             step_s=finished_s - started_s,
         )
-        self._report(record, groups)
+        self._parts.journal.step(record)
+        self._parts.signals.step(record)
+        self._parts.gauges.step(record, groups)
         for kind, message in self._news.events(record, result.skip_detail):
             self.event(kind, message)
         if (line := self._news.log_line(record)) is not None:
@@ -192,15 +193,20 @@ class Training:
         await self._between_steps(record.step)
         return True
 
-    def _leave_out(self, lease_ids: Collection[str], reasons: Mapping[str, str], step: int) -> None:
-        """Drop groups that no step can be taken on, from the replay too; keep each on disk once."""
+    def _exclude_groups(
+        self, lease_ids: Collection[str], reasons: Mapping[str, str], step: int
+    ) -> None:
+        """Remove groups that break the update from ledger and replay; write each to disk once.
+
+        reasons: why each group is excluded, by lease; the learner died with the others.
+        """
         kept = self._quarantine.kept_lease_ids()
-        left_out = self._parts.update.forget(lease_ids)
+        excluded = self._parts.update.forget(lease_ids)
         prompts: dict[str, int] = {}
         for group in self._dispatcher.ledger.quarantine(lease_ids):
-            left_out[group.lease_id] = group.trajectories
+            excluded[group.lease_id] = group.trajectories
             prompts[group.lease_id] = group.prompt_index
-        for lease_id, trajectories in left_out.items():
+        for lease_id, trajectories in excluded.items():
             if lease_id in kept:
                 continue
             deaths = f"the learner died {self._quarantine.deaths(lease_id)} times in a step with it"
@@ -210,67 +216,75 @@ class Training:
                 path = self._quarantine.keep(
                     lease_id, trajectories, prompt_index=prompt, reason=reason, step=step
                 )
-                where = str(path)
+                where = f"stored in {path}"
             except OSError as error:
-                where = f"nowhere ({error.strerror})"
+                where = f"it cannot be stored ({error.strerror})"
             what = "kept for replay" if prompt is None else f"prompt {prompt}"
             self.event(
                 "GroupQuarantined",
-                f"{lease_id} ({what}) is not trained on: {reason}; kept in {where}",
+                f"{lease_id} ({what}) is not trained on: {reason}; {where}",
             )
 
     def _audit(self, result: UpdateResult) -> None:
-        """Once after every start, when the steps since have enough fresh tokens between them.
+        """Compare workers and learner once after every start, as soon as there are enough tokens.
 
-        The step that brings enough is judged before it is published.
+        The comparison comes before the step is published.
+
+        Raises:
+            MismatchError: if they do not compute the same policy.
         """
-        if self._unaudited is None:
+        if self._audit_tokens is None:
             return
-        self._unaudited += result.fresh
+        self._audit_tokens += result.fresh
         try:
-            gap = audit_mismatch(self._unaudited, self._spec.mismatch_limit_nats)
+            gap = audit_mismatch(self._audit_tokens, self._spec.mismatch_limit_nats)
         except MismatchError as error:
             self.event("SelfCheckFailed", str(error))
             raise
         if gap is not None:
-            self._unaudited = None
-            self.event("SelfCheck", f"sampler and learner differ by {gap:.2g} nats per token")
+            self._audit_tokens = None
+            self.event("SelfCheck", f"workers and learner differ by {gap:.2g} nats per token")
 
     async def _between_steps(self, step: int) -> None:
+        """Start an evaluation or write a checkpoint, if one is due."""
         last = step >= self._spec.steps
         if self._evaluation is not None and self._evaluation.done():
             await self._join_evaluation()
         if step % self._spec.evaluation.every_steps == 0 and not last and self._evaluation is None:
             self._evaluation = asyncio.create_task(self._evaluate(exclusive=False))
         if not last:
-            await self._saving.save_if_due()
+            await self._saver.save_if_due()
 
     async def _finish(self, drain_s: float) -> None:
+        """Evaluate the last version, or wait for work in flight if the run drains; then save."""
         await self._join_evaluation()
         if self._dispatcher.phase is RunPhase.RUNNING:
             await self._evaluate(exclusive=True)
         else:
             await self._dispatcher.wait_until_idle(drain_s)
-        await self._saving.finish(drain_s)
+        await self._saver.finish(drain_s)
         self._end("the model is saved")
 
     def _end(self, how: str) -> None:
-        """Tell everybody that the run is complete, unless it was asked to stop before."""
+        """Set the phase `COMPLETE`, unless the run was asked to stop."""
         if self._dispatcher.complete():
             self.event("Complete", f"{self._dispatcher.policy_version} steps; {how}")
         self._thread.shutdown()
 
     async def _join_evaluation(self) -> None:
-        """Wait for the round beside training; what went wrong in it goes wrong here."""
+        """Wait for the evaluation beside training; raise its error."""
         if self._evaluation is not None:
             await self._evaluation
             self._evaluation = None
 
     def _check_resumed(self) -> None:
-        """Check what admission rests on: B trajectories consumed for each version.
+        """Check that B trajectories were consumed for each version, as admission assumes.
 
-        A step consumes one batch and makes one version, and a checkpoint is written between steps,
-        so admission needs no other base after a restart.
+        A step consumes one batch and makes one version, and a checkpoint is written between steps.
+        So admission needs no other base after a restart.
+
+        Raises:
+            CheckpointError: with both numbers.
         """
         version = self._dispatcher.policy_version
         expected = version * self._spec.batch.trajectories
@@ -278,10 +292,11 @@ class Training:
         if consumed != expected:
             raise CheckpointError(
                 f"checkpoint of step {version}: {consumed} trajectories consumed, must be"
-                f" {expected}; remove it to resume from the one before"
+                f" {expected}; remove it to resume from the checkpoint before"
             )
 
     async def _publish(self) -> None:
+        """Publish the parameters as the current version, and offer it to the archive."""
         version = self._dispatcher.policy_version
         policies, model = self._parts.policies, self._parts.model
         prepared = await self._in_thread(
@@ -293,10 +308,14 @@ class Training:
         self._dispatcher.notify()
 
     async def _evaluate(self, *, exclusive: bool) -> None:
+        """Run an evaluation round and record its result."""
         step = self._dispatcher.policy_version
         result = await self._dispatcher.evaluate(step, exclusive=exclusive)
         if result is None:
-            self.event("EvaluationWithoutResult", f"no held-out prompt was answered at step {step}")
+            self.event(
+                "EvaluationWithoutResult",
+                f"step {step}: no response to a held-out prompt",
+            )
             return
         record = EvaluationRecord(
             step=result.step,
@@ -325,6 +344,7 @@ class Training:
         idle_s: float,
         step_s: float,
     ) -> StepRecord:
+        """Return the record of a step, after the accounting was checked."""
         dispatcher = self._dispatcher
         counts = dispatcher.ledger.counts()
         counts.check()
@@ -347,11 +367,6 @@ class Training:
             dropped=dict(counts.dropped),
             **update_fields(result),
         )
-
-    def _report(self, record: StepRecord, groups: Sequence[Group]) -> None:
-        self._parts.journal.step(record)
-        self._parts.signals.step(record)
-        self._parts.gauges.step(record, groups)
 
     async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

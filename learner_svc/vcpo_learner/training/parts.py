@@ -1,4 +1,4 @@
-"""What the training loop, and what saves for it, work with."""
+"""The parts that the training loop and the run saver use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingParts:
-    """The parts of one learner; each has its owner."""
+    """The parts of one learner; each class names its owner."""
 
     run: VCPORun
     run_dir: Path
@@ -41,11 +41,11 @@ class TrainingParts:
     clock: Clock
     archive_writer: ArchiveWriter | None = None
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    """Waits so many seconds of `clock`."""
+    """Waits a number of seconds of `clock`."""
 
     def event(self, kind: str, message: str) -> None:
-        """Write an event of the learner, into its log too."""
-        # Single steps are skipped in any run; its log tells of them in the lines on steps.
+        """Write an event to the journal and to the log."""
+        # Every run skips some steps; the log lines of steps report them.
         level = logging.DEBUG if kind == "StepSkipped" else logging.INFO
         _LOGGER.log(level, "%s: %s", kind, message)
         record = EventRecord(time_unix_s=time.time(), source="learner", kind=kind, message=message)

@@ -1,15 +1,15 @@
-"""Groups that ended an update: kept on disk for people, and never trained on again.
+"""The quarantine: groups that broke an update, kept on disk and never trained on again.
 
 ```
 quarantine/train-1f6b0c2e-17.json   a group, with the reason and all of its numbers
-           step.json                the groups of the step under way, and how often each died in one
+           step.json                the groups of the current step, and the deaths of each group
 ```
 
-A checkpoint holds groups that wait for their step, and answers kept for replay, so what kills the
-learner would kill each of its successors. An exception names its group while the learner lives. A
-death does not: hence a note of what is under way, taken away when the step is over. Whoever finds
-one counts a death for each of its groups, and after the second they go, whether or not the
-checkpoint still holds them.
+A checkpoint holds the groups that wait for their step and the responses kept for replay. So a group
+that kills the learner would kill every restarted learner too. An exception names its group; a
+killed process does not. Therefore the learner writes the groups of a step to `step.json` before the
+step and removes them after it. A learner that finds groups in this file counts a death for each of
+them. After two deaths a group is excluded, whether the checkpoint holds it or not.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from vcpo.wire.trajectory import Trajectory
 
 _NOTE = "step.json"
 _DEATHS_ALLOWED = 1
-"""A learner may be killed for reasons that lie outside; twice with the same groups is a pattern."""
+"""One death may have another cause; a second death with the same group is a pattern."""
 
 
 class Quarantine:
-    """The folder of one run. Owner: the training loop; `enter` and `leave`: its tensor thread."""
+    """The folder of one run. The tensor thread calls `begin_step` and `end_step`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -37,25 +37,25 @@ class Quarantine:
         self._deaths = _deaths(self._note)
 
     def excluded_lease_ids(self) -> frozenset[str]:
-        """Groups that are not trained on: those kept here, and those that died too often."""
+        """Return the leases of groups that are not trained on: on disk, or with too many deaths."""
         died = {one for one, count in self._deaths.items() if count > _DEATHS_ALLOWED}
         return self.kept_lease_ids() | died
 
     def kept_lease_ids(self) -> frozenset[str]:
-        """Groups that are written down here."""
+        """Return the leases of the groups on disk."""
         files = self._folder.glob("*.json")
         return frozenset(path.stem for path in files if path.name != _NOTE)
 
     def deaths(self, lease_id: str) -> int:
-        """How often the learner died in a step with a group, as far as is noted."""
+        """Return how often the learner died in a step with a group."""
         return self._deaths.get(lease_id, 0)
 
     def begin_step(self, lease_ids: Collection[str]) -> None:
-        """Note that a step with these groups begins."""
+        """Record that a step with these groups begins."""
         self._write_note(lease_ids)
 
     def end_step(self, lease_ids: Collection[str]) -> None:
-        """Note that the step is over, whatever became of it: nobody died."""
+        """Record that the step is over, taken or not, and that the learner did not die."""
         for lease_id in lease_ids:
             self._deaths.pop(lease_id, None)
         self._write_note(())
@@ -69,12 +69,12 @@ class Quarantine:
         reason: str,
         step: int,
     ) -> Path:
-        """Write a group down, or what replay kept of it.
+        """Write a group to disk, or the part of it that replay kept; return the file.
 
-        prompt_index: None where it is not known any longer.
+        prompt_index: None if it is not known any more.
 
         Raises:
-            OSError: when it cannot be written.
+            OSError: if it cannot be written.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{lease_id}.json"
@@ -90,8 +90,9 @@ class Quarantine:
         return path
 
     def _write_note(self, lease_ids: Iterable[str]) -> None:
+        """Write `step.json`, or remove it if there is nothing to record."""
         under_way = list(lease_ids)
-        # A full disk costs the note, not the step.
+        # A full disk must not prevent the step.
         with contextlib.suppress(OSError):
             if under_way or self._deaths:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +102,7 @@ class Quarantine:
 
 
 def _deaths(note: Path) -> dict[str, int]:
-    """Deaths by group, the one that left this note under way included."""
+    """Read the deaths by group; groups that the file lists as under way have died once more."""
     try:
         document = json.loads(note.read_text(encoding="utf-8"))
         deaths = {str(one): int(count) for one, count in document["deaths"].items()}
@@ -112,7 +113,7 @@ def _deaths(note: Path) -> dict[str, int]:
 
 
 def _document(head: dict[str, object], trajectories: list[dict[str, object]]) -> str:
-    """JSON that people can read: a line for each field, and one for each trajectory."""
+    """Return readable JSON: one line for each field and one for each trajectory."""
     fields = [f'  "{name}": {json.dumps(value)}' for name, value in head.items()]
     # Token ids that came over the wire are packed sequences.
     members = ",\n".join(f"    {json.dumps(one, default=list)}" for one in trajectories)

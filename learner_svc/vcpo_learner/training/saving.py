@@ -1,8 +1,8 @@
-"""Saving beside training: checkpoints now and then, the model at the end, on a full disk too.
+"""Writes checkpoints between steps and the model at the end, and handles a full disk.
 
-While there are steps to take, a checkpoint that finds no room costs nothing but safety: it is told
-of once, and tried again between later steps. At the end there is nothing else to do: the learner
-waits for room, up to `checkpoint.fullDiskWaitSeconds`, rather than give away what was learned.
+If the disk is full between two steps, training continues without the checkpoint. The learner
+reports this once and tries again between later steps. At the end the learner waits for free space,
+up to `checkpoint.fullDiskWaitSeconds`, because it would lose the trained model otherwise.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.training.parts import TrainingParts
 
 RETRY_S = 15.0
-"""From an attempt that found no room to the next."""
+"""Time between two attempts on a full disk."""
 
 
-class Saving:
-    """What one learner leaves on disk. Owner: its event loop; files are written in the thread."""
+class RunSaver:
+    """Writes the files of one run. Owner: the event loop; the tensor thread writes the files."""
 
     def __init__(self, parts: TrainingParts, tensor_thread: ThreadPoolExecutor) -> None:
         self.checkpoints = CheckpointFolder(parts.run_dir / "checkpoints", parts.run)
         self.saved_step = -1
-        """Step of the newest checkpoint known to be on disk."""
+        """Step of the newest checkpoint on disk, -1 if none is known."""
         self._parts = parts
         self._thread = tensor_thread
         self._settings = parts.run.spec.checkpoint
@@ -42,29 +42,29 @@ class Saving:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run has taken all of its steps before, and its model is on disk."""
+        """Whether all steps were taken in an earlier process and the model is on disk."""
         model = ExportedModel.read(self._parts.run_dir / "model")
         steps = self._parts.run.spec.steps
         return model is not None and min(model.step, self._step) >= steps
 
     async def save_if_due(self) -> None:
-        """Write a checkpoint when the step says so, or when one is owed and it is time to retry."""
-        is_owed = self._is_full_since_s is not None
+        """Write a checkpoint if one is due, or if the disk was full and it is time to retry."""
+        must_retry = self._is_full_since_s is not None
         may_retry = self._parts.clock() - self._tried_s >= RETRY_S
-        if may_retry if is_owed else self._step % self._settings.every_steps == 0:
+        if may_retry if must_retry else self._step % self._settings.every_steps == 0:
             with contextlib.suppress(DiskFullError):
                 await self.save()
 
     async def save(self) -> None:
-        """Write a checkpoint, unless that of this step is there.
+        """Write a checkpoint, unless there is one of this step.
 
         Raises:
-            DiskFullError: when there is no room for it.
+            DiskFullError: if the disk has no room for it.
         """
         step = self._step
         if step == self.saved_step:
             return
-        # The ledger's snapshot is taken here, on its own loop; only files wait in the thread.
+        # The snapshot is taken here, because the ledger belongs to the event loop.
         ledger = self._parts.dispatcher.ledger.snapshot()
         model, update = self._parts.model, self._parts.update
         await self._write(
@@ -82,12 +82,12 @@ class Saving:
         self._parts.event("CheckpointSaved", f"step {step}")
 
     async def finish(self, drain_s: float) -> None:
-        """Write the last checkpoint, and the model when the run has not been asked to stop.
+        """Write the last checkpoint, and the model unless the run was asked to stop.
 
-        drain_s: how long a run that was asked to stop waits for room.
+        drain_s: how long a run that was asked to stop waits for free space.
 
         Raises:
-            StartError: when there was no room in time; says for what.
+            StartError: if there was no room in time, naming the file.
         """
         await self._until_written(self.save, drain_s)
         if self._parts.dispatcher.phase is not RunPhase.RUNNING:
@@ -110,7 +110,7 @@ class Saving:
         return self._parts.dispatcher.policy_version
 
     async def _write(self, write: Callable[[], object]) -> None:
-        """Write something in the thread, and tell when the disk fills up or has room again."""
+        """Call `write` in the thread; report if the disk becomes full or has room again."""
         now_s = self._tried_s = self._parts.clock()
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, write)
@@ -118,30 +118,32 @@ class Saving:
             self._parts.gauges.disk_full()
             if self._is_full_since_s is None:
                 self._is_full_since_s = now_s
-                self._parts.event("DiskFull", f"{error}; tried again every {RETRY_S:g} s")
+                self._parts.event(
+                    "DiskFull", f"{error}; the next attempts follow every {RETRY_S:g} s"
+                )
             raise
         if self._is_full_since_s is not None:
             self._is_full_since_s = None
-            self._parts.event("DiskHasRoom", f"{self._parts.run_dir}: written at last")
+            self._parts.event("DiskHasRoom", f"{self._parts.run_dir}: the files are written")
 
     async def _until_written(self, write: Callable[[], Awaitable[None]], drain_s: float) -> None:
-        """Repeat what finds no room, until it does or the time is up.
+        """Call `write` until the disk has room or the time is up.
 
         Raises:
-            StartError: when the time is up.
+            StartError: if the time is up.
         """
-        begun_s = self._parts.clock()
+        started_s = self._parts.clock()
         while True:
             try:
                 return await write()
             except DiskFullError as error:
                 is_running = self._parts.dispatcher.phase is RunPhase.RUNNING
                 limit_s = self._settings.full_disk_wait_seconds if is_running else drain_s
-                if self._parts.clock() - begun_s >= limit_s:
-                    there_is = f"that of step {self.saved_step}" if self.saved_step >= 0 else "none"
+                if self._parts.clock() - started_s >= limit_s:
+                    newest = f"step {self.saved_step}" if self.saved_step >= 0 else "there is none"
                     raise StartError(
-                        f"{error}; gave up after {limit_s:g} s at step {self._step}. Make room and"
-                        f" resume from the newest checkpoint ({there_is});"
-                        " spec.checkpoint.fullDiskWaitSeconds waits longer"
+                        f"{error}; gave up after {limit_s:g} s at step {self._step}. Free disk"
+                        f" space and resume from the newest checkpoint ({newest});"
+                        " spec.checkpoint.fullDiskWaitSeconds sets how long the learner waits"
                     ) from error
             await self._parts.sleep(min(RETRY_S, limit_s))

@@ -1,13 +1,15 @@
-"""Steps that break: which groups they break at, and when that is not the groups' fault.
+"""Steps that fail with an exception: which groups cause it, and when the settings do.
 
 ```
-the update breaks       parameters untouched?  no -> the learner ends, a successor goes back
-                        each group by itself   breaks alone -> it goes
-                                               none does    -> all of them go
-                                               out of memory, and none or all do -> settings
+the update raises   are the parameters unchanged?   no -> the learner ends and restarts from a
+                                                          checkpoint
+                    try each group alone            some fail  -> exclude them
+                                                    none fails -> exclude all
+                                                    out of memory, and none or all fail
+                                                               -> the settings are wrong
 ```
 
-With replay a step is taken on answers of earlier groups too: they are tried, and go, as groups do.
+With replay a step also uses responses of earlier groups. They are tried and excluded as groups are.
 """
 
 from __future__ import annotations
@@ -26,46 +28,46 @@ from vcpo_learner.update.pending_step import PendingStep
 from vcpo_learner.update.result import UpdateResult
 
 _BROKEN_IN_ROW = 3
-"""So many batches in a row that break are the run's fault, not the groups'."""
+"""So many failed batches in a row are caused by the run, not by the groups."""
 
-_Parts = Mapping[str, tuple[Trajectory, ...]]
-"""What a step is taken on, by lease."""
+_Trajectories = Mapping[str, tuple[Trajectory, ...]]
+"""The trajectories of a step, by lease."""
 
 
 class BrokenBatchError(Exception):
-    """A batch on which no step can be taken; nothing was changed.
+    """No step can be taken on a batch; parameters and optimizer are unchanged.
 
-    reasons: what each group to be left out broke at, by its lease; with replay, also groups of
-        earlier steps, whose kept answers this one was taken on.
+    reasons: the error of each group to exclude, by lease; with replay, also of earlier groups whose
+        responses the step used.
     """
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
         self.reasons = dict(reasons)
-        super().__init__(f"{len(reasons)} groups break the update")
+        super().__init__(f"the update fails on {len(reasons)} groups")
 
 
 class GuardedUpdate(Protocol):
-    """What is asked of an update beside its step."""
+    """The part of an update that the guard uses."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether parameters and optimizer belong together."""
+        """Whether parameters and optimizer belong to the same step."""
 
     def drawn(self, groups: Sequence[Sequence[Trajectory]]) -> Sequence[Sequence[Trajectory]]:
-        """What a step is taken on when these groups arrive."""
+        """Return the groups of a step, with those of the replay."""
 
     def begin(self, groups: Sequence[Sequence[Trajectory]], *, policy_version: int) -> PendingStep:
-        """Find the gradient of a batch."""
+        """Compute the gradient of a batch."""
 
     def finish(self, pending: PendingStep, newest: Sequence[Trajectory] = ()) -> UpdateResult:
-        """Decide the step and take it, or skip it and say why."""
+        """Take the step, or skip it and say why."""
 
     def rehearse(self, group: Sequence[Trajectory], *, policy_version: int) -> None:
-        """Go the way to the gradient with one group, and leave everything as it was."""
+        """Compute the gradient of one group and change nothing."""
 
 
 class StepGuard:
-    """Takes steps, and finds out why one broke. Owner: the tensor thread."""
+    """Takes steps, and finds the groups that make one fail. Owner: the tensor thread."""
 
     def __init__(self, update: GuardedUpdate, quarantine: Quarantine) -> None:
         self._update = update
@@ -73,92 +75,96 @@ class StepGuard:
         self._broken_in_row = 0
 
     def begin(self, groups: Sequence[Group], *, policy_version: int) -> PendingStep:
-        """Find the gradient of a batch; `finish` is to follow.
+        """Compute the gradient of a batch; call `finish` next.
 
         Raises:
-            BrokenBatchError: naming the groups to be left out.
-            StartError: when it is not the groups that break it; says what to change.
-            Exception: what the update raised, when parameters or device are no longer to be used.
+            BrokenBatchError: naming the groups to exclude.
+            StartError: if the settings cause the error, saying what to change.
+            Exception: the update's own error, if parameters or device cannot be used any more.
         """
         batch = self._update.drawn([group.trajectories for group in groups])
-        parts = _parts(groups, chain.from_iterable(batch))
-        self._quarantine.begin_step(parts)
+        trajectories = _trajectories_by_lease(groups, chain.from_iterable(batch))
+        self._quarantine.begin_step(trajectories)
         try:
             return self._update.begin(batch, policy_version=policy_version)
-        except Exception as error:  # a model's own code runs there
-            raise self._broken_batch(groups, parts, error, policy_version) from error
+        except Exception as error:  # a model's own code may raise anything
+            raise self._diagnose(groups, trajectories, error, policy_version) from error
 
     def finish(
         self, groups: Sequence[Group], pending: PendingStep, newest: Sequence[Trajectory]
     ) -> UpdateResult:
-        """Take the step that `begin` found the gradient of.
+        """Take the step whose gradient `begin` computed.
 
-        newest: answers beside the batch, for calibration; when it breaks with them it is taken
-            without. What breaks it is found when it is trained on.
+        newest: trajectories beside the batch, for calibration. If the step fails with them, it is
+            taken without them; a group that causes errors is found when it is trained on.
+
         Raises: as `begin`.
         """
-        parts = _parts(groups, pending.trajectories)
+        trajectories = _trajectories_by_lease(groups, pending.trajectories)
         try:
             result = self._update.finish(pending, newest)
         except Exception as error:  # as above
             if newest and self._update.is_whole:
                 return self.finish(groups, pending, ())
-            raise self._broken_batch(groups, parts, error, pending.policy_version) from error
-        self._quarantine.end_step(parts)
+            raise self._diagnose(groups, trajectories, error, pending.policy_version) from error
+        self._quarantine.end_step(trajectories)
         self._broken_in_row = 0
         return result
 
-    def _broken_batch(
-        self, groups: Sequence[Group], parts: _Parts, error: Exception, policy_version: int
+    def _diagnose(
+        self,
+        groups: Sequence[Group],
+        trajectories: _Trajectories,
+        error: Exception,
+        policy_version: int,
     ) -> Exception:
-        """What to raise for an error; the error itself when nothing may be used any longer."""
+        """Return the exception to raise for an error of the update."""
         if not self._update.is_whole:
             return error
-        alone = self._broken_alone(parts, policy_version)
-        # Not before: what is tried alone may end the process as well.
-        self._quarantine.end_step(parts)
-        # Of kept answers there may be so few that they fit where no group does.
+        alone = self._errors_alone(trajectories, policy_version)
+        # Only now, because a group that is tried alone may kill the process too.
+        self._quarantine.end_step(trajectories)
+        # Replayed responses may be so few that they fit into memory where no group does.
         every_group = all(group.lease_id in alone for group in groups)
-        if _is_out_of_memory(error) and (every_group or not alone):
+        is_out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if is_out_of_memory and (every_group or not alone):
             return StartError(
-                f"the update ran out of memory ({_told(error)}); lower"
+                f"the update ran out of memory ({_error_text(error)}); lower"
                 " spec.batch.microBatchTrajectories or spec.sampling.maxNewTokens"
             )
         self._broken_in_row += 1
         if self._broken_in_row >= _BROKEN_IN_ROW:
             return StartError(
-                f"{self._broken_in_row} batches in a row broke the update, the last one with"
-                f" {_told(error)}; groups of the {self._broken_in_row - 1} before are in the"
-                " quarantine folder of the run directory"
+                f"the update failed on {self._broken_in_row} batches in a row, on the last one with"
+                f" {_error_text(error)}; the groups of the {self._broken_in_row - 1} batches before"
+                " are in the quarantine folder of the run directory"
             )
-        return BrokenBatchError(alone or dict.fromkeys(parts, f"{_told(error)}, in a batch"))
+        return BrokenBatchError(
+            alone or dict.fromkeys(trajectories, f"{_error_text(error)}, in a batch")
+        )
 
-    def _broken_alone(self, parts: _Parts, policy_version: int) -> dict[str, str]:
-        """What each part breaks at that breaks the update by itself, by its lease."""
-        alone = {}
-        for lease_id, trajectories in parts.items():
+    def _errors_alone(self, trajectories: _Trajectories, policy_version: int) -> dict[str, str]:
+        """Try each group alone; return the errors of those that fail, by lease."""
+        errors = {}
+        for lease_id, group in trajectories.items():
             try:
-                self._update.rehearse(trajectories, policy_version=policy_version)
-            except Exception as own:  # noqa: BLE001 - as above
-                alone[lease_id] = _told(own)
-        return alone
+                self._update.rehearse(group, policy_version=policy_version)
+            except Exception as error:  # noqa: BLE001 - as above
+                errors[lease_id] = _error_text(error)
+        return errors
 
 
-def _parts(
+def _trajectories_by_lease(
     groups: Sequence[Group], trained_on: Iterable[Trajectory]
 ) -> dict[str, tuple[Trajectory, ...]]:
-    """Groups that arrived, and beside them what the step takes of answers that were kept."""
+    """Return the trajectories of the new groups, and those that the step uses from the replay."""
     arrived = {group.lease_id: group.trajectories for group in groups}
-    kept: dict[str, tuple[Trajectory, ...]] = {}
+    replayed: dict[str, tuple[Trajectory, ...]] = {}
     for each in trained_on:
         if each.lease_id not in arrived:
-            kept[each.lease_id] = (*kept.get(each.lease_id, ()), each)
-    return arrived | kept
+            replayed[each.lease_id] = (*replayed.get(each.lease_id, ()), each)
+    return arrived | replayed
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:500]
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError))

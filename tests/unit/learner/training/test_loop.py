@@ -67,7 +67,7 @@ async def test_sampler_and_learner_are_compared_once_and_when_there_is_enough_to
     learner.update.finish = finish_step
     assert await learner.run() is RunPhase.COMPLETE
     assert [event.message for event in read_events(tmp_path) if event.kind == "SelfCheck"] == [
-        "sampler and learner differ by 0.001 nats per token"
+        "workers and learner differ by 0.001 nats per token"
     ]
 
 

@@ -117,7 +117,7 @@ async def test_a_damaged_checkpoint_is_told_and_set_aside_and_the_one_before_is_
     assert later.training.resume() == 1
     (told,) = [event for event in read_events(tmp_path) if event.kind == "CheckpointDamaged"]
     assert "step-00000002/model.safetensors" in told.message
-    assert "going on from step 1" in told.message
+    assert "resuming from step 1" in told.message
     assert later.dispatcher.ledger.counts().consumed == 4
     assert await later.run() is RunPhase.COMPLETE
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())

@@ -78,7 +78,7 @@ async def test_without_room_the_run_ends_with_a_sentence_and_leaves_nothing_half
     assert "no room for the checkpoint of step 1: " in message
     assert "are needed and" in message
     assert "gave up after 40 s at step 1." in message
-    assert "(none)" in message
+    assert "(there is none)" in message
     assert list((tmp_path / "checkpoints").iterdir()) == []
     assert not (tmp_path / "model").exists()
 
@@ -87,14 +87,14 @@ async def test_a_checkpoint_that_was_written_is_gone_on_from_when_the_model_foun
     make_learner, tmp_path
 ):
     learner = make_learner(steps=1)
-    write_model = learner.training._saving._export.write_model
+    write_model = learner.training._saver._export.write_model
 
     def without_room(folder, *, step):
         with files_of_at_most(LIMIT_BYTES):
             write_model(folder, step=step)
 
-    learner.training._saving._export.write_model = without_room
-    with pytest.raises(StartError, match=r"no room for the model.*\(that of step 1\)"):
+    learner.training._saver._export.write_model = without_room
+    with pytest.raises(StartError, match=r"no room for the model.*\(step 1\)"):
         await learner.run()
     assert not (tmp_path / "model").exists()
     later = make_learner(steps=1)
@@ -111,7 +111,7 @@ async def test_a_run_that_is_asked_to_stop_waits_no_longer_than_its_drain(make_l
 
 async def test_a_checkpoint_that_is_owed_is_tried_again_when_it_is_time(make_learner, tmp_path):
     learner = make_learner(checkpoint={"everySteps": 1}, steps=9)
-    saving, dispatcher = learner.training._saving, learner.dispatcher
+    saving, dispatcher = learner.training._saver, learner.dispatcher
     dispatcher.resume_at(1)
     with files_of_at_most(LIMIT_BYTES):
         await saving.save_if_due()

@@ -166,8 +166,8 @@ def test_the_third_broken_batch_in_a_row_ends_the_run_with_the_reason(quarantine
     take_broken_steps(guard, 2)
     with pytest.raises(
         StartError,
-        match=r"3 batches in a row broke the update, the last one with ValueError: odd; groups of"
-        " the 2 before are in the quarantine folder",
+        match="the update failed on 3 batches in a row, on the last one with ValueError: odd; the"
+        " groups of the 2 batches before are in the quarantine folder",
     ):
         take_step(guard, GROUPS, policy_version=0)
 
