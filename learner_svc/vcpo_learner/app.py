@@ -244,7 +244,7 @@ class _Learner:
         try:
             phase = await self.training.run(self._drain_s)
         except AccountingError as error:
-            self.gauges.accounting_error()
+            self.gauges.count_accounting_error()
             self._fail(str(error))
             raise
         except (MismatchError, StartError, TooManyFailuresError) as error:
@@ -255,7 +255,7 @@ class _Learner:
         return phase
 
     def _fail(self, why: str) -> None:
-        self.signals.failed(why)
+        self.signals.record_failure(why)
         self.dispatcher.abort()
 
     async def _linger(self, linger_s: float) -> None:
@@ -273,7 +273,7 @@ class _Learner:
         while True:
             try:
                 self.gauges.refresh()
-                self.gauges.refused(server.guard.refusals)
+                self.gauges.count_refused_calls(server.guard.refusals)
                 self.training.report_failures()
             except Exception as error:
                 if repr(error) != logged:

@@ -1,10 +1,9 @@
 """A run directory's records: `metrics.jsonl` (steps, evaluations) and `events.jsonl`.
 
-One JSON object per line, appended with a single write, so that several processes may write events
-and a reader never sees half a line but the last. What a full disk or a lost machine leaves of a
-line is closed off before the next one and skipped by readers; what a full disk refuses is written
-when there is room. After a resume a step may stand
-twice: the later record is the one that survived, and `read_metrics` returns only what survived.
+Each line is one JSON object. A single write appends it, so several processes may write events, and
+a reader sees half a line at most at the end. A full disk or a lost machine may leave half a line;
+the next writer ends it, and readers skip it. Records that a full disk refuses are written when
+there is room. After a resume a step may stand twice: the later record counts, see `read_metrics`.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from vcpo.records.step_record import StepRecord
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the system says when a file may not grow: the disk, a quota or a limit is reached."""
+"""Error numbers when a file cannot grow because of the disk, a quota or a limit."""
 _MOST_UNWRITTEN = 10_000
-"""Records that wait for room; beyond that the oldest are given up."""
+"""Records that wait for room; of more, the oldest are lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +34,13 @@ class EvaluationRecord:
     """Accuracy on held-out prompts."""
 
     step: int
-    """Steps taken when the evaluation was asked for."""
+    """Steps taken when the evaluation started."""
     time_unix_s: float
     accuracy: float
-    """Mean reward of the held-out answers."""
+    """Mean reward of the responses to held-out prompts."""
     num_trajectories: int
     policy_version_min: int
-    """Oldest and newest version that sampled a token of it."""
+    """Oldest and newest version that sampled a token of the responses."""
     policy_version_max: int
 
 
@@ -51,7 +50,7 @@ class EventRecord:
 
     time_unix_s: float
     source: str
-    """Who says so: `host`, `learner`, a worker's name."""
+    """Who wrote it: `host`, `learner` or the name of a worker."""
     kind: str
     """CamelCase word, e.g. `WorkerLost`."""
     message: str
@@ -66,14 +65,14 @@ class Metrics:
 
 
 class Journal:
-    """Appends records to a run directory; those that a full disk refuses wait for room."""
+    """Appends records to a run directory; records that a full disk refuses wait for room."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._unwritten: deque[tuple[str, bytes]] = deque(maxlen=_MOST_UNWRITTEN)
         """Name of the file and the line, oldest first."""
         self._may_be_cut = True
-        """Whether a file may end in half a line, of this writer or one before it."""
+        """Whether a file may end in half a line, of this writer or an earlier one."""
         run_dir.mkdir(parents=True, exist_ok=True)
 
     def step(self, record: StepRecord) -> None:
@@ -99,10 +98,10 @@ class Journal:
                 raise
 
     def _write(self) -> None:
-        """Write what waits, each line in one piece.
+        """Write the lines that wait, each with one write.
 
         Raises:
-            OSError: when one did not go in whole; it waits on.
+            OSError: when a line was not written whole; it keeps waiting.
         """
         if self._may_be_cut:
             for name in (METRICS_FILE, EVENTS_FILE):
@@ -122,10 +121,10 @@ class Journal:
 
 
 def read_metrics(run_dir: Path) -> Metrics:
-    """Read the steps and evaluations of a run's surviving history.
+    """Return the steps and evaluations of a run, without the history that a restart undid.
 
-    A learner that went back to a checkpoint takes steps again: what was recorded from the first of
-    them on belongs to parameters that are gone, and is left out. A missing file is an empty run.
+    A learner that resumes from a checkpoint takes steps again. Records from the first repeated step
+    on belong to parameters that are lost, and are left out. A missing file is an empty run.
     """
     steps: dict[int, StepRecord] = {}
     evaluations: dict[int, EvaluationRecord] = {}
@@ -146,19 +145,19 @@ def read_metrics(run_dir: Path) -> Metrics:
 
 
 def read_events(run_dir: Path) -> tuple[EventRecord, ...]:
-    """Read a run's events in the order they were written."""
+    """Return a run's events in the order in which they were written."""
     return tuple(_record(EventRecord, entry) for entry in _lines(run_dir / EVENTS_FILE))
 
 
 class EventTail:
-    """Reads events as they are written, from those written after it was made."""
+    """Reads the events that are written after it was made."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / EVENTS_FILE
         self._offset_bytes = self._path.stat().st_size if self._path.exists() else 0
 
     def read(self) -> list[EventRecord]:
-        """Events since the last call; a line that is still being written waits for the next."""
+        """Return the events since the last call; an unfinished line waits for the next call."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as written:
@@ -167,7 +166,7 @@ class EventTail:
         self._offset_bytes += len(whole) + len(newline)
         events = []
         for line in whole.splitlines():
-            with contextlib.suppress(json.JSONDecodeError):  # a writer broke off
+            with contextlib.suppress(json.JSONDecodeError):  # half a line of a writer that died
                 events.append(_record(EventRecord, json.loads(line)))
         return events
 
@@ -181,7 +180,7 @@ def _record(record_type: type[_Record], entry: Mapping[str, Any]) -> _Record:
 
 
 def _close_last_line(path: Path) -> None:
-    """End half a line left by a writer that broke off, so that the next record is not lost too."""
+    """End half a line that a writer left, so that the next record stands on a line of its own."""
     if not path.exists() or path.stat().st_size == 0:
         return
     with path.open("rb") as written:
@@ -198,5 +197,5 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             if line.endswith("\n"):
-                with contextlib.suppress(json.JSONDecodeError):  # a writer broke off
+                with contextlib.suppress(json.JSONDecodeError):  # half a line of a writer that died
                     yield json.loads(line)

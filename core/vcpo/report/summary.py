@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from vcpo.records.journal import EventRecord, Metrics
-from vcpo.records.no_update import never_updated, no_update_notice, skipped_at_the_end
+from vcpo.records.no_update import never_updated_notice, no_update_notice, num_skipped_at_end
 from vcpo.records.step_record import StepRecord
 from vcpo.report.numbers import UNKNOWN, decimal, duration, finite, whole
 from vcpo.spec import VCPORun
@@ -172,9 +172,9 @@ def _steps_were_taken(steps: Sequence[StepRecord]) -> Finding:
     reasons = Counter(step.skipped for step in steps if step.skipped is not None)
     if not reasons:
         return Finding(verdict=Verdict.GOOD, text="No step was skipped.")
-    if (nothing := never_updated(steps)) is not None:
+    if (nothing := never_updated_notice(steps)) is not None:
         return Finding(verdict=Verdict.BAD, text=nothing)
-    stopped = no_update_notice(skipped_at_the_end(steps), steps[-1].skipped or "")
+    stopped = no_update_notice(num_skipped_at_end(steps), steps[-1].skipped or "")
     if stopped is not None:
         return Finding(verdict=Verdict.BAD, text=stopped)
     listed = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common())

@@ -1,4 +1,4 @@
-"""The learner's metrics, kept up to date from its records and its ledger."""
+"""Writes the learner's metrics from its records and its ledger."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from vcpo_learner.ledger.groups import Group
 from vcpo_learner.telemetry.signals import SignalWindow
 
 _MAX_GROUPS = 16
-"""Groups that workers of a run may say they are of; a label must not take any word."""
+"""Rollout groups that become a label; workers name their group, and labels must stay few."""
 
 
 class LearnerGauges:
-    """Writes what happens into the learner's metrics. Owner: the learner's event loop."""
+    """Writes the learner's metrics. Owner: the learner's event loop."""
 
     def __init__(
         self, metrics: LearnerMetrics, *, dispatcher: Dispatcher, signals: SignalWindow
@@ -38,18 +38,18 @@ class LearnerGauges:
         self._counted = TrajectoryCounts(leased=0, in_flight=0, buffered=0, consumed=0)
         self._wasted_tokens: dict[str, int] = {}
 
-    def resumed(self) -> None:
-        """Count from a restored ledger on: what it counted before a restart is no new event.
+    def skip_counted(self) -> None:
+        """Take the counts of a restored ledger as counted: they are no new events.
 
-        Tokens it counts since its start only.
+        Wasted tokens are not part of it, because the ledger counts them from its own start.
         """
         self._counted = self._dispatcher.ledger.counts()
 
-    def step(self, record: StepRecord, groups: Sequence[Group]) -> None:
-        """Note a finished step and the groups it consumed.
+    def record_step(self, record: StepRecord, groups: Sequence[Group]) -> None:
+        """Show a finished step and count the groups that it consumed.
 
-        Only here is anything counted as consumed: until its step has ended, the ledger may be given
-        a batch back.
+        Consumed trajectories are counted here only: before its step has ended, a batch may be given
+        back to the ledger.
         """
         metrics = self._metrics
         metrics.steps.inc()
@@ -71,24 +71,24 @@ class LearnerGauges:
                 metrics.tokens.inc(trajectory.num_sampled_tokens)
         self.refresh()
 
-    def evaluation(self, record: EvaluationRecord) -> None:
-        """Note a finished evaluation."""
+    def record_evaluation(self, record: EvaluationRecord) -> None:
+        """Show a finished evaluation."""
         self._metrics.evaluation_accuracy.set(record.accuracy)
 
-    def checkpoint(self, time_unix_s: float) -> None:
-        """Note a checkpoint."""
+    def record_checkpoint(self, time_unix_s: float) -> None:
+        """Show when the newest checkpoint was written."""
         self._metrics.checkpoint_timestamp_s.set(time_unix_s)
 
-    def disk_full(self) -> None:
-        """Note that a checkpoint or a model found no room."""
+    def count_disk_full(self) -> None:
+        """Count a write of a checkpoint or a model that failed because the disk was full."""
         self._metrics.disk_full.inc()
 
-    def accounting_error(self) -> None:
-        """Note that trajectories appeared or vanished."""
+    def count_accounting_error(self) -> None:
+        """Count that the numbers of trajectories did not add up."""
         self._metrics.accounting_errors.inc()
 
     def refresh(self) -> None:
-        """Bring up to date what changes between steps."""
+        """Show what changes between steps."""
         metrics, dispatcher = self._metrics, self._dispatcher
         counts = dispatcher.ledger.counts()
         metrics.in_flight.set(counts.in_flight)
@@ -114,8 +114,11 @@ class LearnerGauges:
         for trust in Trust:
             metrics.workers_by_trust.labels(trust.value).set(by_trust[trust])
 
-    def refused(self, refusals: Mapping[CallRefusal, int]) -> None:
-        """Note the calls that the server has refused so far."""
+    def count_refused_calls(self, refusals: Mapping[CallRefusal, int]) -> None:
+        """Count the calls that the server has refused since the last call.
+
+        refusals: calls refused since the server's start, by reason.
+        """
         for reason, count in refusals.items():
             _catch_up(
                 self._metrics.calls_refused.labels(reason.value), self._refused[reason], count
@@ -123,15 +126,15 @@ class LearnerGauges:
             self._refused[reason] = count
 
     def _windows(self, signals: control_pb2.Signals) -> None:
-        """Show the numbers whose windows are kept for whoever asks for the signals."""
+        """Show the numbers of the signals that are taken over a window of steps."""
         metrics = self._metrics
         metrics.batch_trajectories.set(signals.batch_trajectories)
         metrics.skipped_steps_in_a_row.set(signals.skipped_steps_in_a_row)
         metrics.idle_ratio.set(signals.learner_idle_ratio)
-        metrics.ess_ratio_mean.set(_measured(signals, "ess_ratio_mean"))
-        metrics.ess_ratio_low.set(_measured(signals, "ess_ratio_low"))
-        metrics.token_lag_median_steps.set(_measured(signals, "lag_p50"))
-        metrics.token_lag_max_steps.set(_measured(signals, "lag_max"))
+        metrics.ess_ratio_mean.set(_value_or_nan(signals, "ess_ratio_mean"))
+        metrics.ess_ratio_low.set(_value_or_nan(signals, "ess_ratio_low"))
+        metrics.token_lag_median_steps.set(_value_or_nan(signals, "lag_p50"))
+        metrics.token_lag_max_steps.set(_value_or_nan(signals, "lag_max"))
 
     def _drops(self, dropped: Mapping[str, int]) -> None:
         for reason, count in dropped.items():
@@ -145,8 +148,8 @@ class LearnerGauges:
         self._wasted_tokens = dict(wasted_tokens)
 
 
-def _measured(signals: control_pb2.Signals, field: str) -> float:
-    """A field's value; NaN, which is not exported, when it has none."""
+def _value_or_nan(signals: control_pb2.Signals, field: str) -> float:
+    """Return a field's value, or NaN, which is not exported, when the field is not set."""
     known = signals.HasField(field)  # type: ignore[arg-type]  # the stub wants literals
     return float(getattr(signals, field)) if known else math.nan
 

@@ -1,7 +1,7 @@
-"""Signals: the run as whoever steers it sees it, over a window of recent steps.
+"""The signals that a learner sends to the host or the operator, which scale and throttle its run.
 
-Ratios and rates are over the last `WINDOW_STEPS` steps, the wait under way included, so that a
-learner that starves shows it before its next step.
+Ratios and rates are taken over the last `WINDOW_STEPS` steps and the current wait, so that a
+learner without data shows it before its next step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from vcpo.control.signals import WINDOW_STEPS
 from vcpo.records.journal import EvaluationRecord
-from vcpo.records.no_update import skipped_at_the_end
+from vcpo.records.no_update import num_skipped_at_end
 from vcpo.records.step_record import SIGNALS, StepRecord
 from vcpo.wire.failures import FailureCount
 from vcpo.wire.phase import phase_to_message
@@ -26,7 +26,7 @@ _LOW_QUANTILE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mark:
-    """Totals at one instant, for rates."""
+    """Totals at one time; two of them give rates."""
 
     time_s: float
     accepted: int
@@ -35,7 +35,7 @@ class _Mark:
 
 
 class SignalWindow:
-    """Collects what the training loop reports. Owner: the learner's event loop."""
+    """The steps of the window, and totals for rates. Owner: the learner's event loop."""
 
     def __init__(
         self,
@@ -62,30 +62,30 @@ class SignalWindow:
         self._skipped_in_a_row = 0
         self._skip_reason = ""
 
-    def resumed(self, steps: Sequence[StepRecord]) -> None:
-        """Note that the totals are now those of a checkpoint; rates count from here.
+    def resume(self, steps: Sequence[StepRecord]) -> None:
+        """Start rates from the totals of a restored checkpoint.
 
-        steps: The records up to the checkpoint, by step.
+        steps: records up to the checkpoint, by step.
         """
-        self._skipped_in_a_row = skipped_at_the_end(steps)
+        self._skipped_in_a_row = num_skipped_at_end(steps)
         self._skip_reason = steps[-1].skipped or "" if steps else ""
         self._marks.clear()
         self._marks.append(self._mark())
 
-    def waiting(self) -> None:
-        """Note that the learner begins to wait for a batch."""
+    def start_waiting(self) -> None:
+        """Note that the learner starts to wait for a batch."""
         self._waiting_since_s = self._clock()
         self._working_since_s = None
 
-    def working(self) -> None:
-        """Note that the batch is there and the step begins."""
+    def start_working(self) -> None:
+        """Note that the batch has arrived and the step starts."""
         self._working_since_s = self._clock()
 
-    def failed(self, why: str) -> None:
-        """Note why the run is given up, in a sentence."""
+    def record_failure(self, why: str) -> None:
+        """Note why the run failed, in a sentence."""
         self._failure = why
 
-    def step(self, record: StepRecord) -> None:
+    def record_step(self, record: StepRecord) -> None:
         """Note a finished step."""
         self._steps.append(record)
         self._marks.append(self._mark())
@@ -95,17 +95,17 @@ class SignalWindow:
         self._skipped_in_a_row = 0 if record.skipped is None else self._skipped_in_a_row + 1
         self._skip_reason = record.skipped or ""
 
-    def evaluation(self, record: EvaluationRecord) -> None:
+    def record_evaluation(self, record: EvaluationRecord) -> None:
         """Note a finished evaluation."""
         self._evaluations.append(record)
 
     def tokens_per_s(self) -> float:
-        """Response tokens accepted per second over the window."""
+        """Return the response tokens accepted per second over the window."""
         first, now = self._marks[0], self._mark()
         return (now.tokens - first.tokens) / max(now.time_s - first.time_s, 1e-9)
 
     def message(self) -> control_pb2.Signals:
-        """The signals now."""
+        """Return the current signals."""
         dispatcher = self._dispatcher
         counts = dispatcher.ledger.counts()
         first, now = self._marks[0], self._mark()
@@ -139,7 +139,7 @@ class SignalWindow:
         return signals
 
     def _describe_steps(self, signals: control_pb2.Signals, last: StepRecord) -> None:
-        # A step whose weights have no value reports 0, which no batch can have.
+        # A step whose weights have no value reports 0, which no batch has.
         ratios = [record.ess_ratio for record in self._steps if record.ess_ratio > 0]
         if ratios:
             signals.ess_ratio = ratios[-1]
@@ -150,9 +150,9 @@ class SignalWindow:
         signals.reward_mean = sum(record.reward_mean for record in self._steps) / len(self._steps)
 
     def idle_ratio(self) -> float:
-        """Share of the window that the learner waited for data, in [0, 1].
+        """Return the share of the window in which the learner waited for data, in [0, 1].
 
-        The step under way counts with what it has waited and worked so far.
+        The current step counts with the time that it has waited and worked so far.
         """
         idle_s = sum(record.idle_s for record in self._steps)
         busy_s = sum(record.step_s for record in self._steps)
@@ -214,6 +214,6 @@ def _evaluation_message(record: EvaluationRecord) -> control_pb2.Evaluation:
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
-    """The value below which about `share` of the values lie; the lowest of up to ten."""
+    """Return the value below which about `share` of the values lie."""
     ordered = sorted(values)
     return ordered[int(share * (len(ordered) - 1))]

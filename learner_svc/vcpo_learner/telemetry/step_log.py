@@ -1,4 +1,4 @@
-"""What is told of a step besides its record: events for people, a line in the log now and then."""
+"""What people read about a step besides its record: events, and now and then a line in the log."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from vcpo.records.step_record import StepRecord
 
 _LOG_LINES = 100
 """About how many steps of a run get a line in the log."""
-_SKIPS_TOLD = 3
-"""Skipped steps in a row that get an event each; of more, the tenth, hundredth and so on do."""
+_SKIP_EVENTS = 3
+"""Skipped steps in a row that get an event each; after them the tenth, hundredth and so on do."""
 
 
-class StepNews:
-    """Remembers what was told, so that what lasts is not told at every step."""
+class StepLog:
+    """Remembers what it has reported, so that a lasting state is reported once.
+
+    Owner: the learner's event loop.
+    """
 
     def __init__(self, total_steps: int) -> None:
         self._skipped_in_a_row = 0
@@ -26,14 +29,14 @@ class StepNews:
         self._is_first = True
 
     def events(self, record: StepRecord, skip_detail: str | None) -> Iterator[tuple[str, str]]:
-        """Kinds and messages of the events of a step.
+        """Yield kind and message of each event of a step.
 
-        skip_detail: The number for which it was skipped, if there is one.
+        skip_detail: the number because of which the step was skipped, if there is one.
         """
         self._skipped_in_a_row = 0 if record.skipped is None else self._skipped_in_a_row + 1
         if record.skipped is not None:
             number = self._skipped_in_a_row
-            if number <= _SKIPS_TOLD:
+            if number <= _SKIP_EVENTS:
                 detail = f" ({skip_detail})" if skip_detail else ""
                 yield "StepSkipped", f"step {record.step}: {skip_cause(record.skipped)}{detail}"
             notice = no_update_notice(number, record.skipped)
@@ -44,17 +47,17 @@ class StepNews:
             text = f"step {record.step}: {record.warning_level} (score {record.warning_score:.2f})"
             yield "CollapseWarning", text
         is_stale = record.calibration_age_steps >= STALE_STEPS
-        if is_stale != self._is_calibration_stale and not self._is_all_sampled(record):
+        if is_stale != self._is_calibration_stale and not self._has_all_responses(record):
             self._is_calibration_stale = is_stale
             yield _calibration_event(record, is_stale=is_stale)
 
-    def _is_all_sampled(self, record: StepRecord) -> bool:
-        """Whether the answers for all steps have arrived: what is fresh then stops by itself."""
+    def _has_all_responses(self, record: StepRecord) -> bool:
+        """Return whether the responses for all steps have arrived; nothing fresh comes then."""
         batch = record.consumed // record.step
         return record.consumed + record.buffered >= self._total_steps * batch
 
     def log_line(self, record: StepRecord) -> str | None:
-        """A step in one line; None for most steps of a long run."""
+        """Return a step in one line; None for most steps of a long run."""
         is_due = record.step % self._log_every_steps == 0 or record.step == self._total_steps
         if not is_due and not self._is_first:
             return None
@@ -70,12 +73,13 @@ class StepNews:
 
 
 def _calibration_event(record: StepRecord, *, is_stale: bool) -> tuple[str, str]:
-    """Kind and message for an on-policy ratio that has got old, or is measured again."""
+    """Return kind and message for an on-policy ratio that became old, or that is measured again."""
     if not is_stale:
-        return "CalibrationRenewed", f"step {record.step}: fresh tokens have arrived again"
+        return "CalibrationRenewed", f"step {record.step}: fresh tokens arrive again"
     return "CalibrationStale", (
         f"step {record.step}: no token of the learner's own version has arrived for"
-        f" {record.calibration_age_steps} steps; the on-policy ESS ratio stays at"
-        f" {record.on_policy_ess_ratio:.2f} and grows uncertain. Answers take longer than a step:"
-        " lower sampling.maxNewTokens, add workers, or give algorithm.onPolicyEssRatio"
+        f" {record.calibration_age_steps} steps. The on-policy ESS ratio stays at"
+        f" {record.on_policy_ess_ratio:.2f} and becomes uncertain, because responses take longer"
+        " than a step. Cure: lower sampling.maxNewTokens, add workers, or set"
+        " algorithm.onPolicyEssRatio"
     )

@@ -32,7 +32,7 @@ from vcpo_learner.model.loading import (
     published_precision,
     restore_policy,
 )
-from vcpo_learner.telemetry.step_log import StepNews
+from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.training.parts import TrainingParts
 from vcpo_learner.training.quarantine import Quarantine
 from vcpo_learner.training.saving import RunSaver
@@ -58,7 +58,7 @@ class TrainingLoop:
         self._saver = RunSaver(parts, self._thread)
         self._evaluation: asyncio.Task[None] | None = None
         """The evaluation beside training, until it was awaited."""
-        self._news = StepNews(parts.run.spec.steps)
+        self._step_log = StepLog(parts.run.spec.steps)
         self._audit_tokens: FreshTokens | None = FreshTokens()
         """Fresh tokens of the steps since the start; None after the mismatch was audited."""
 
@@ -94,8 +94,8 @@ class TrainingLoop:
         self._check_resumed()
         recorded_steps = read_metrics(self._parts.run_dir).steps
         # The steps after the checkpoint are taken again.
-        self._parts.signals.resumed([one for one in recorded_steps if one.step <= checkpoint.step])
-        self._parts.gauges.resumed()
+        self._parts.signals.resume([one for one in recorded_steps if one.step <= checkpoint.step])
+        self._parts.gauges.skip_counted()
         self._saver.saved_step = checkpoint.step
         self.event("Resumed", f"from the checkpoint of step {checkpoint.step}")
         return checkpoint.step
@@ -151,12 +151,12 @@ class TrainingLoop:
     async def _step(self) -> bool:
         """Take one optimizer step; return False if the run is stopped."""
         waiting_since_s = self._parts.clock()
-        self._parts.signals.waiting()
+        self._parts.signals.start_waiting()
         groups = await self._dispatcher.next_batch()
         if groups is None:
             return False
         started_s = self._parts.clock()
-        self._parts.signals.working()
+        self._parts.signals.start_working()
         version = self._dispatcher.policy_version
         lag_limit_steps = self._dispatcher.admission_lag_steps
         try:
@@ -184,11 +184,11 @@ class TrainingLoop:
             step_s=finished_s - started_s,
         )
         self._parts.journal.step(record)
-        self._parts.signals.step(record)
-        self._parts.gauges.step(record, groups)
-        for kind, message in self._news.events(record, result.skip_detail):
+        self._parts.signals.record_step(record)
+        self._parts.gauges.record_step(record, groups)
+        for kind, message in self._step_log.events(record, result.skip_detail):
             self.event(kind, message)
-        if (line := self._news.log_line(record)) is not None:
+        if (line := self._step_log.log_line(record)) is not None:
             _LOGGER.info("%s", line)
         await self._between_steps(record.step)
         return True
@@ -326,8 +326,8 @@ class TrainingLoop:
             policy_version_max=result.policy_version_max,
         )
         self._parts.journal.evaluation(record)
-        self._parts.signals.evaluation(record)
-        self._parts.gauges.evaluation(record)
+        self._parts.signals.record_evaluation(record)
+        self._parts.gauges.record_evaluation(record)
         _LOGGER.info(
             "evaluation of step %d: accuracy %.3f over %d responses",
             record.step,

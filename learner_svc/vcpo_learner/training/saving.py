@@ -78,7 +78,7 @@ class RunSaver:
             )
         )
         self.saved_step = step
-        self._parts.gauges.checkpoint(time.time())
+        self._parts.gauges.record_checkpoint(time.time())
         self._parts.event("CheckpointSaved", f"step {step}")
 
     async def finish(self, drain_s: float) -> None:
@@ -115,7 +115,7 @@ class RunSaver:
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, write)
         except DiskFullError as error:
-            self._parts.gauges.disk_full()
+            self._parts.gauges.count_disk_full()
             if self._is_full_since_s is None:
                 self._is_full_since_s = now_s
                 self._parts.event(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from vcpo.control import RunSignals
 from vcpo.learner_control import run_signals
-from vcpo.records.no_update import no_step_updated, no_update_notice
+from vcpo.records.no_update import all_skipped_notice, no_update_notice
 from vcpo.wire.phase import RunPhase, phase_from_message
 from vcpo.wire.v1 import control_pb2
 
@@ -63,7 +63,7 @@ class LearnerReport:
 def no_update_message(num_skipped: int, reason: str, *, has_never_updated: bool) -> str:
     """What to tell about so many skipped steps in a row; empty while it is nothing."""
     if has_never_updated:
-        return no_step_updated(num_skipped, reason)
+        return all_skipped_notice(num_skipped, reason)
     return no_update_notice(num_skipped, reason) or ""
 
 

@@ -118,14 +118,14 @@ def test_a_run_that_never_updated_is_bad_news_with_the_cure(run, make_step):
     ((verdict, text),) = findings_about(run, steps, "made an update")
     assert verdict is Verdict.BAD
     assert text.startswith("No step made an update (8 of 8 were skipped), the model is unchanged")
-    assert "Cure: a reward that tells answers apart" in text
+    assert "Cure: a reward that distinguishes responses" in text
 
 
 def test_a_run_that_stopped_updating_is_bad_news_with_the_cure(run, make_step):
     steps = [make_step(1), *(make_step(n, skipped="no_gradient") for n in range(2, 12))]
     ((verdict, text),) = findings_about(run, steps, "made no update")
     assert verdict is Verdict.BAD
-    assert text.startswith("The last 10 steps made no update: the rewards of each prompt's answers")
+    assert text.startswith("The last 10 steps made no update: all responses to a prompt have")
 
 
 def test_skipped_steps_are_counted_by_reason(run, make_step):

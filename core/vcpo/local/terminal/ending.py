@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from vcpo.records.no_update import never_updated, no_update_notice, skipped_at_the_end
+from vcpo.records.no_update import never_updated_notice, no_update_notice, num_skipped_at_end
 from vcpo.records.step_record import StepRecord
 
 
@@ -31,8 +31,8 @@ class RunOutcome:
 
 def outcome_of_complete(steps: Sequence[StepRecord]) -> RunOutcome:
     """Judge a run that took all of its steps by what they did."""
-    if (message := never_updated(steps)) is not None:
+    if (message := never_updated_notice(steps)) is not None:
         return RunOutcome(ending=Ending.COMPLETE_WITHOUT_UPDATE, message=message)
     reason = steps[-1].skipped or "" if steps else ""
-    notice = no_update_notice(skipped_at_the_end(steps), reason)
+    notice = no_update_notice(num_skipped_at_end(steps), reason)
     return RunOutcome(ending=Ending.COMPLETE, message=notice or "")

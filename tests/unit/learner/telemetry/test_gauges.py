@@ -57,7 +57,7 @@ async def test_tokens_that_were_sampled_for_nothing_are_counted_by_reason_and_on
 
 async def test_what_a_ledger_counted_before_a_restart_is_not_counted_again(gauges, desk):
     await desk.dispatcher.lease(asking(), wait_s=0)
-    gauges.resumed()
+    gauges.skip_counted()
     gauges.refresh()
     assert value(gauges, "vcpo_trajectories_leased_total") == 0
 
@@ -71,7 +71,7 @@ async def test_a_batch_that_is_given_back_was_not_trained_on(gauges, desk):
     gauges.refresh()
     assert value(gauges, "vcpo_trajectories_consumed_total") == 0
     groups = await desk.dispatcher.next_batch()
-    gauges.step(step_record(), groups)
+    gauges.record_step(step_record(), groups)
     gauges.refresh()
     assert value(gauges, "vcpo_trajectories_consumed_total") == 4
 
@@ -91,7 +91,7 @@ async def test_lag_is_observed_for_every_trajectory_at_the_version_it_was_traine
     desk.submit(first, versions=(0, 1))
     desk.submit(second, versions=(1, 1))
     groups = await desk.dispatcher.next_batch()
-    gauges.step(step_record(step=2), groups)
+    gauges.record_step(step_record(step=2), groups)
     assert value(gauges, "vcpo_policy_lag_steps_count") == 4
     assert value(gauges, "vcpo_policy_lag_steps_sum") == 2
 
@@ -102,20 +102,22 @@ def test_every_gauge_that_the_step_record_declares_holds_its_number(gauges):
     for number, (field, gauge) in enumerate(GAUGES, start=1):
         holder = numbers if gauge.entry is None else diagnostics
         holder[gauge.entry or field] = number
-    gauges.step(step_record(**numbers, diagnostics=diagnostics), [])
+    gauges.record_step(step_record(**numbers, diagnostics=diagnostics), [])
     shown = [value(gauges, gauge.name) for _, gauge in GAUGES]
     assert shown == list(range(1, len(GAUGES) + 1))
 
 
 def test_a_number_that_a_step_lacks_is_not_shown(gauges):
-    gauges.step(step_record(diagnostics={"kl_per_token": 0.5, "top_gradient_share": None}), [])
+    gauges.record_step(
+        step_record(diagnostics={"kl_per_token": 0.5, "top_gradient_share": None}), []
+    )
     assert value(gauges, "vcpo_divergence_nats") == 0.5
     assert value(gauges, "vcpo_top_gradient_share_ratio") is None
     assert value(gauges, "vcpo_token_ess_ratio") is None
 
 
 def test_a_skipped_step_is_counted_by_its_reason(gauges):
-    gauges.step(step_record(skipped="no_gradient"), [])
+    gauges.record_step(step_record(skipped="no_gradient"), [])
     assert value(gauges, "vcpo_learner_skipped_steps_total", reason="no_gradient") == 1
 
 
@@ -129,7 +131,7 @@ def test_exactly_the_phase_of_the_run_is_one(gauges, desk):
 
 def test_windows_are_those_of_the_signals(gauges):
     for record in (step_record(ess_ratio=0.5), step_record(ess_ratio=0.25, lag_p50=1, lag_max=3)):
-        gauges._signals.step(record)
+        gauges._signals.record_step(record)
     gauges.refresh()
     assert value(gauges, "vcpo_ess_mean_ratio") == 0.375
     assert value(gauges, "vcpo_ess_low_ratio") == 0.25
@@ -144,7 +146,7 @@ def test_before_the_first_step_there_is_a_batch_size_and_no_ess(gauges):
 
 
 def test_the_last_evaluation_is_shown(gauges):
-    gauges.evaluation(evaluation_record(accuracy=0.75))
+    gauges.record_evaluation(evaluation_record(accuracy=0.75))
     assert value(gauges, "vcpo_evaluation_accuracy") == 0.75
 
 
@@ -169,7 +171,7 @@ async def test_invented_groups_do_not_become_labels_without_end(gauges, desk):
 
 
 def test_refused_calls_are_counted_once_by_reason(gauges):
-    gauges.refused({CallRefusal.TOKEN: 2})
-    gauges.refused({CallRefusal.TOKEN: 5, CallRefusal.STALLED: 1})
+    gauges.count_refused_calls({CallRefusal.TOKEN: 2})
+    gauges.count_refused_calls({CallRefusal.TOKEN: 5, CallRefusal.STALLED: 1})
     assert value(gauges, "vcpo_learner_calls_refused_total", reason="token") == 5
     assert value(gauges, "vcpo_learner_calls_refused_total", reason="stalled") == 1

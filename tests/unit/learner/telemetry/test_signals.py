@@ -37,7 +37,7 @@ def test_before_the_first_step_what_is_unknown_is_absent(signals):
 
 def test_the_ess_ratio_is_told_as_last_mean_and_low(signals):
     for step, ratio in enumerate([0.5, 0.1, 0.9, 0.7], start=1):
-        signals.step(step_record(step=step, ess_ratio=ratio))
+        signals.record_step(step_record(step=step, ess_ratio=ratio))
     message = signals.message()
     assert message.ess_ratio == 0.7
     assert message.ess_ratio_mean == pytest.approx(0.55)
@@ -45,15 +45,17 @@ def test_the_ess_ratio_is_told_as_last_mean_and_low(signals):
 
 
 def test_the_window_holds_the_last_ten_steps(signals):
-    signals.step(step_record(step=1, ess_ratio=0.01, reward_mean=100.0))
+    signals.record_step(step_record(step=1, ess_ratio=0.01, reward_mean=100.0))
     for step in range(2, 12):
-        signals.step(step_record(step=step, ess_ratio=0.5, reward_mean=0.25))
+        signals.record_step(step_record(step=step, ess_ratio=0.5, reward_mean=0.25))
     message = signals.message()
     assert (message.ess_ratio_low, message.reward_mean) == (0.5, 0.25)
 
 
 def test_a_step_whose_weights_have_no_value_says_nothing_of_the_ess(signals):
-    signals.step(step_record(ess_ratio=0.0, learning_rate_scale=0.0, skipped="non_finite_weight"))
+    signals.record_step(
+        step_record(ess_ratio=0.0, learning_rate_scale=0.0, skipped="non_finite_weight")
+    )
     message = signals.message()
     assert not message.HasField("ess_ratio")
     assert message.learning_rate_scale == 0.0
@@ -61,8 +63,8 @@ def test_a_step_whose_weights_have_no_value_says_nothing_of_the_ess(signals):
 
 
 def test_lag_is_that_of_the_last_step(signals):
-    signals.step(step_record(lag_mean=9.0, lag_p50=9, lag_max=9))
-    signals.step(step_record(lag_mean=0.5, lag_p50=0, lag_max=2))
+    signals.record_step(step_record(lag_mean=9.0, lag_p50=9, lag_max=9))
+    signals.record_step(step_record(lag_mean=0.5, lag_p50=0, lag_max=2))
     message = signals.message()
     assert (message.lag_mean, message.lag_p50, message.lag_max) == (0.5, 0, 2)
 
@@ -82,44 +84,44 @@ async def test_rates_forget_what_was_before_the_window(signals, desk):
     await answered(desk, 2)
     for step in range(1, 12):
         desk.clock.advance(1.0)
-        signals.step(step_record(step=step))
+        signals.record_step(step_record(step=step))
     assert signals.message().produced_trajectories_per_second == 0.0
 
 
 async def test_totals_restored_from_a_checkpoint_are_not_a_burst_of_production(signals, desk):
     await answered(desk, 2)
-    signals.resumed([])
+    signals.resume([])
     desk.clock.advance(1.0)
     assert signals.message().produced_trajectories_per_second == 0.0
 
 
 def test_the_idle_ratio_is_waiting_over_waiting_and_working(signals):
-    signals.step(step_record(idle_s=1.0, step_s=3.0))
-    signals.step(step_record(idle_s=2.0, step_s=2.0))
+    signals.record_step(step_record(idle_s=1.0, step_s=3.0))
+    signals.record_step(step_record(idle_s=2.0, step_s=2.0))
     assert signals.idle_ratio() == 3 / 8
 
 
 def test_a_learner_that_starves_shows_it_before_its_next_step(signals, desk):
-    signals.step(step_record(idle_s=0.0, step_s=4.0))
-    signals.waiting()
+    signals.record_step(step_record(idle_s=0.0, step_s=4.0))
+    signals.start_waiting()
     desk.clock.advance(12.0)
     assert signals.idle_ratio() == 12 / 16
 
 
 def test_a_long_update_is_not_waiting(signals, desk):
-    signals.waiting()
+    signals.start_waiting()
     desk.clock.advance(1.0)
-    signals.working()
+    signals.start_working()
     desk.clock.advance(9.0)
     assert signals.idle_ratio() == 1 / 10
 
 
 def test_a_finished_step_counts_once(signals, desk):
-    signals.waiting()
+    signals.start_waiting()
     desk.clock.advance(1.0)
-    signals.working()
+    signals.start_working()
     desk.clock.advance(3.0)
-    signals.step(step_record(idle_s=1.0, step_s=3.0))
+    signals.record_step(step_record(idle_s=1.0, step_s=3.0))
     desk.clock.advance(100.0)
     assert signals.idle_ratio() == 1 / 4
 
@@ -131,7 +133,7 @@ def test_nothing_done_yet_is_not_idle(signals):
 def test_silence_is_counted_from_the_last_step(signals, desk):
     desk.clock.advance(5.0)
     assert signals.message().seconds_since_step == 5.0
-    signals.step(step_record())
+    signals.record_step(step_record())
     desk.clock.advance(2.0)
     assert signals.message().seconds_since_step == 2.0
 
@@ -147,7 +149,7 @@ async def test_workers_are_told_with_what_they_hold_and_owe(signals, desk):
 def test_phase_limit_and_evaluations_are_told(signals, desk):
     desk.dispatcher.drain()
     desk.dispatcher.throttle(0)
-    signals.evaluation(evaluation_record(step=0, accuracy=0.25))
+    signals.record_evaluation(evaluation_record(step=0, accuracy=0.25))
     message = signals.message()
     assert (message.phase, message.admission_lag_steps) == (work_pb2.RUN_PHASE_DRAINING, 0)
     assert [(one.step, one.accuracy) for one in message.evaluations] == [(0, 0.25)]
@@ -156,25 +158,23 @@ def test_phase_limit_and_evaluations_are_told(signals, desk):
 def test_why_a_run_was_given_up_is_told(signals, desk):
     assert signals.message().failure == ""
     desk.dispatcher.abort()
-    signals.failed("32 generations in a row failed.")
+    signals.record_failure("32 generations in a row failed.")
     assert signals.message().failure == "32 generations in a row failed."
 
 
 def test_steps_without_an_update_are_counted_in_a_row(signals):
     for skipped in ("low_ess", None, "no_gradient", "no_gradient"):
-        signals.step(step_record(skipped=skipped))
+        signals.record_step(step_record(skipped=skipped))
     message = signals.message()
     assert (message.skipped_steps_in_a_row, message.skip_reason) == (2, "no_gradient")
-    signals.step(step_record())
+    signals.record_step(step_record())
     assert (signals.message().skipped_steps_in_a_row, signals.message().skip_reason) == (0, "")
 
 
 def test_steps_that_were_skipped_before_a_resume_count_with_those_after_it(signals):
-    signals.resumed(
-        [step_record(step=1), *(step_record(step=n, skipped="low_ess") for n in (2, 3))]
-    )
+    signals.resume([step_record(step=1), *(step_record(step=n, skipped="low_ess") for n in (2, 3))])
     message = signals.message()
     assert (message.skipped_steps_in_a_row, message.skip_reason) == (2, "low_ess")
-    signals.step(step_record(step=4, skipped="no_gradient"))
+    signals.record_step(step_record(step=4, skipped="no_gradient"))
     message = signals.message()
     assert (message.skipped_steps_in_a_row, message.skip_reason) == (3, "no_gradient")

@@ -8,11 +8,11 @@ import pytest
 
 from tests.fixtures.records import STEP
 from vcpo.records.step_record import StepRecord
-from vcpo_learner.telemetry.step_log import StepNews
+from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.update.result import SkipReason
 
 
-def told(news: StepNews, *, skipped: list[str | None]) -> list[tuple[int, str]]:
+def told(news: StepLog, *, skipped: list[str | None]) -> list[tuple[int, str]]:
     """Step and kind of every event."""
     return [
         (step, kind)
@@ -22,7 +22,7 @@ def told(news: StepNews, *, skipped: list[str | None]) -> list[tuple[int, str]]:
 
 
 def test_the_first_skipped_steps_are_told_each_and_more_of_them_as_what_they_mean():
-    events = told(StepNews(2000), skipped=[None, *["no_gradient"] * 1100])
+    events = told(StepLog(2000), skipped=[None, *["no_gradient"] * 1100])
     assert events == [
         (2, "StepSkipped"),
         (3, "StepSkipped"),
@@ -34,13 +34,13 @@ def test_the_first_skipped_steps_are_told_each_and_more_of_them_as_what_they_mea
 
 
 def test_an_update_begins_the_count_anew():
-    events = told(StepNews(100), skipped=[*["no_gradient"] * 9, None, *["no_gradient"] * 9])
+    events = told(StepLog(100), skipped=[*["no_gradient"] * 9, None, *["no_gradient"] * 9])
     assert [step for step, _ in events] == [1, 2, 3, 11, 12, 13]
 
 
 @pytest.mark.parametrize("reason", SkipReason)
 def test_a_run_that_makes_no_update_is_told_why_and_what_to_do(reason):
-    news = StepNews(100)
+    news = StepLog(100)
     for step in range(1, 11):
         events = dict(news.events(replace(STEP, step=step, skipped=reason.value), None))
     assert events["NoUpdate"].startswith("The last 10 steps made no update: ")
@@ -49,13 +49,13 @@ def test_a_run_that_makes_no_update_is_told_why_and_what_to_do(reason):
 
 def test_the_number_at_fault_is_told():
     record = replace(STEP, step=4, skipped="low_ess")
-    assert dict(StepNews(9).events(record, "rho .01")) == {
-        "StepSkipped": "step 4: the ESS is too small a share of the on-policy one (rho .01)"
+    assert dict(StepLog(9).events(record, "rho .01")) == {
+        "StepSkipped": "step 4: the ESS ratio is too small a share of the on-policy ratio (rho .01)"
     }
 
 
 def test_a_collapse_warning_is_told_when_it_changes():
-    news = StepNews(9)
+    news = StepLog(9)
     levels = ["ok", "warn", "warn", "ok"]
     records = [replace(STEP, step=1, warning_level=level, warning_score=0.4) for level in levels]
     assert [dict(news.events(record, None)) for record in records] == [
@@ -67,14 +67,14 @@ def test_a_collapse_warning_is_told_when_it_changes():
 
 
 def test_a_long_run_logs_about_a_hundred_steps_the_first_and_the_last_among_them():
-    news = StepNews(1005)
+    news = StepLog(1005)
     lines = [news.log_line(replace(STEP, step=step)) for step in range(1, 1006)]
     logged = [step for step, line in enumerate(lines, start=1) if line is not None]
     assert logged == [1, *range(10, 1001, 10), 1005]
 
 
 def test_a_short_run_logs_every_step():
-    news = StepNews(8)
+    news = StepLog(8)
     assert all(news.log_line(replace(STEP, step=step)) for step in range(1, 9))
 
 
@@ -95,9 +95,9 @@ def test_a_logged_step_says_how_the_run_is_doing():
         "step 7/8: reward 0.431, ESS 0.71 of 0.92, lr x0.88, lag 2.1 (max 5), 3.2 s after waiting"
         " 0.0 s"
     )
-    assert StepNews(8).log_line(record) == line
+    assert StepLog(8).log_line(record) == line
     skipped = replace(record, skipped="no_gradient")
-    assert StepNews(8).log_line(skipped) == f"{line}, no update (no_gradient)"
+    assert StepLog(8).log_line(skipped) == f"{line}, no update (no_gradient)"
 
 
 def aged(age_steps: int, *, buffered: int = 0) -> StepRecord:
@@ -107,13 +107,13 @@ def aged(age_steps: int, *, buffered: int = 0) -> StepRecord:
 
 def test_the_calibration_of_a_run_whose_answers_have_all_arrived_gets_old_without_a_word():
     # 100 steps of 4: 160 consumed and 240 buffered are all of them.
-    assert list(StepNews(100).events(aged(32, buffered=240), None)) == []
-    (told,) = StepNews(100).events(aged(32, buffered=236), None)
+    assert list(StepLog(100).events(aged(32, buffered=240), None)) == []
+    (told,) = StepLog(100).events(aged(32, buffered=236), None)
     assert told[0] == "CalibrationStale"
 
 
 def test_a_calibration_that_gets_old_is_told_once_and_when_it_is_renewed():
-    news = StepNews(99)
+    news = StepLog(99)
     ages = [31, 32, 33, 0, 1, 32]
     kinds = [[kind for kind, _ in news.events(aged(age), None)] for age in ages]
     assert kinds == [[], ["CalibrationStale"], [], ["CalibrationRenewed"], [], ["CalibrationStale"]]
@@ -121,6 +121,6 @@ def test_a_calibration_that_gets_old_is_told_once_and_when_it_is_renewed():
 
 def test_an_old_calibration_is_told_with_the_ratio_that_stays_and_the_cure():
     record = replace(aged(32), on_policy_ess_ratio=0.875)
-    message = dict(StepNews(99).events(record, None))["CalibrationStale"]
-    assert "for 32 steps; the on-policy ESS ratio stays at 0.88" in message
-    assert "give algorithm.onPolicyEssRatio" in message
+    message = dict(StepLog(99).events(record, None))["CalibrationStale"]
+    assert "for 32 steps. The on-policy ESS ratio stays at 0.88" in message
+    assert "set algorithm.onPolicyEssRatio" in message

@@ -31,7 +31,7 @@ async def test_a_refused_update_is_a_version_too(make_learner, tmp_path):
     await learner.run()
     assert [step.skipped for step in read_metrics(tmp_path).steps] == [None, "no_gradient", None]
     assert [event.message for event in read_events(tmp_path) if event.kind == "StepSkipped"] == [
-        "step 2: the rewards of each prompt's answers are all equal, so none is better than another"
+        "step 2: all responses to a prompt have the same reward, so none is better than another"
     ]
 
 
@@ -148,7 +148,7 @@ async def test_what_goes_wrong_in_a_round_beside_training_ends_the_run(make_lear
         if record.step > 0:
             raise OSError("no space left")
 
-    learner.signals.evaluation = broken
+    learner.signals.record_evaluation = broken
     with pytest.raises(OSError, match="no space left"):
         await learner.run()
     assert learner.dispatcher.policy_version < 50

@@ -24,15 +24,15 @@ def test_a_run_of_skipped_steps_alone_is_no_success_and_says_why():
     outcome = outcome_of_complete(steps(*["no_gradient"] * 8))
     assert int(outcome.ending) == 3
     assert outcome.message.startswith(
-        "No step made an update (8 of 8 were skipped), the model is unchanged: the rewards of"
-        " each prompt's answers are all equal, so none is better than another. Cure: a reward that"
+        "No step made an update (8 of 8 were skipped), the model is unchanged: all responses"
+        " to a prompt have the same reward, so none is better than another. Cure: a reward that"
     )
 
 
 def test_a_run_that_stopped_learning_says_so_though_it_is_complete():
     outcome = outcome_of_complete(steps(None, *["no_gradient"] * 10))
     assert outcome.ending is Ending.COMPLETE
-    assert outcome.message.startswith("The last 10 steps made no update: the rewards of each")
+    assert outcome.message.startswith("The last 10 steps made no update: all responses to a")
 
 
 def test_a_few_skipped_steps_at_the_end_are_no_news():

@@ -46,8 +46,8 @@ def test_a_run_that_goes_well_has_no_notice():
 
 def test_steps_without_an_update_are_noticed_with_the_cure():
     (notice,) = shown(signals(skipped_steps_in_a_row=12, skip_reason="no_gradient")).notices
-    assert notice.startswith("The last 12 steps made no update: the rewards of each prompt's")
-    assert "Cure: a reward that tells answers apart" in notice
+    assert notice.startswith("The last 12 steps made no update: all responses to a")
+    assert "Cure: a reward that distinguishes responses" in notice
 
 
 def test_generations_that_fail_are_noticed_with_the_latest_cause():

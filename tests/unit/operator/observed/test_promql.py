@@ -247,14 +247,14 @@ async def test_what_is_scraped_says_what_the_learner_says():
     gauges = LearnerGauges(metrics, dispatcher=desk.dispatcher, signals=window)
     await desk.dispatcher.lease(asking(), wait_s=0)
     for record in (step_record(ess_ratio=0.5), step_record(ess_ratio=0.25, lag_p50=1, lag_max=3)):
-        window.step(record)
-        gauges.step(record, [])
-    window.evaluation(evaluation_record(accuracy=0.75))
-    gauges.evaluation(evaluation_record(accuracy=0.75))
+        window.record_step(record)
+        gauges.record_step(record, [])
+    window.record_evaluation(evaluation_record(accuracy=0.75))
+    gauges.record_evaluation(evaluation_record(accuracy=0.75))
     assert scraped_in_a_row(metrics) == 0.0
     skipped = step_record(ess_ratio=0.25, lag_p50=1, lag_max=3, skipped="low_ess")
-    window.step(skipped)
-    gauges.step(skipped, [])
+    window.record_step(skipped)
+    gauges.record_step(skipped, [])
     assert scraped_in_a_row(metrics) == 1.0
     told = learner_report(window.message())
     scraped = read(exported(metrics))
