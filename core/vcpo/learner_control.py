@@ -1,27 +1,29 @@
-"""Steering a run from outside: the learner's signals as `vcpo.control` wants them, and the calls.
+"""Client of the learner's control service, and the conversion of its signals for `vcpo.control`.
 
-The local host and the operator both stand on this: they poll signals, let `vcpo.control.decide`
-decide, and apply the decision, each to its own kind of workers.
+The local host and the operator both use it: they poll signals, call `vcpo.control.decide` and apply
+the decision, the one to processes and the other to pods.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from vcpo.control.signals import RunSignals
 from vcpo.wire.limits import CALL_TIMEOUT_S
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2, work_pb2_grpc
 
 SIGNALS_TIMEOUT_S = 5.0
-"""How long a learner may take to tell its signals."""
+"""Timeout of a request for signals."""
 
 
 class LearnerControl:
-    """Calls to the learner of one run by whoever steers it.
+    """Calls of a host to the learner of one run.
 
-    Every call raises `grpc.aio.AioRpcError` when the learner cannot be reached in time.
+    Every call raises `grpc.aio.AioRpcError` if the learner does not answer in time.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -29,47 +31,48 @@ class LearnerControl:
         self._work = work_pb2_grpc.WorkServiceStub(channel)
 
     async def signals(self, *, timeout_s: float = SIGNALS_TIMEOUT_S) -> control_pb2.Signals:
-        """The run as the learner sees it now."""
+        """Return the current signals of the run."""
         request = control_pb2.GetSignalsRequest()
         return await self._control.GetSignals(request, timeout=timeout_s)
 
     async def throttle(self, admission_lag_steps: int, reason: str) -> None:
-        """Set the lag bound for new work; it stays in force until replaced."""
+        """Set the lag limit, in policy versions; it stays in force until it is replaced."""
         request = control_pb2.SetThrottleRequest(
             admission_lag_steps=admission_lag_steps, reason=reason
         )
         await self._control.SetThrottle(request, timeout=CALL_TIMEOUT_S)
 
     async def drain(self, reason: str) -> None:
-        """Ask the run to end in good order."""
+        """Ask the learner to finish its step, write a checkpoint and exit."""
         request = control_pb2.DrainRequest(reason=reason)
         await self._control.Drain(request, timeout=CALL_TIMEOUT_S)
 
     async def release_all_leases(self, worker_id: str) -> int:
-        """Hand back for a worker that was seen to die; returns how many leases it held."""
+        """Release all leases of a worker that died, and return their number."""
         request = work_pb2.ReleaseRequest(worker_id=worker_id)
         response = await self._work.Release(request, timeout=CALL_TIMEOUT_S)
         return response.num_released
 
 
+def optional_field(message: Message, name: str) -> Any:
+    """Return the value of an optional field of a message; None if it is absent."""
+    return getattr(message, name) if message.HasField(name) else None
+
+
 def run_signals(message: control_pb2.Signals, *, age_s: float) -> RunSignals:
-    """Read the learner's message; what it has not measured yet is None.
+    """Convert the learner's message; values that it has not measured yet are None.
 
     Raises:
-        ValueError: naming the field, when a value is out of its range.
+        ValueError: naming the field, if a value is out of range.
     """
-
-    def known(field: str) -> bool:
-        return message.HasField(field)  # type: ignore[arg-type]  # the stub wants literals
-
     return RunSignals(
         step=message.step,
         policy_version=message.policy_version,
-        ess_ratio_mean=message.ess_ratio_mean if known("ess_ratio_mean") else None,
-        ess_ratio_low=message.ess_ratio_low if known("ess_ratio_low") else None,
+        ess_ratio_mean=optional_field(message, "ess_ratio_mean"),
+        ess_ratio_low=optional_field(message, "ess_ratio_low"),
         on_policy_ess_ratio=message.on_policy_ess_ratio,
-        lag_p50=message.lag_p50 if known("lag_p50") else None,
-        lag_max=message.lag_max if known("lag_max") else None,
+        lag_p50=optional_field(message, "lag_p50"),
+        lag_max=optional_field(message, "lag_max"),
         buffered=message.trajectories.buffered,
         in_flight=message.trajectories.in_flight,
         batch_trajectories=message.batch_trajectories,

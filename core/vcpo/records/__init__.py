@@ -1,1 +1,1 @@
-"""What a run writes down: records of steps and events, skipped steps, exported models."""
+"""Records of a run: its steps, events and evaluations, skipped steps, and exported models."""

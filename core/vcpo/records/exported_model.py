@@ -1,7 +1,7 @@
-"""What an exported model says of itself: a small file beside its weights.
+"""Origin of an exported model: a small JSON file beside its weights.
 
-It tells which run the weights are of and after how many steps, so that a finished run is known for
-finished, and a folder for one that may be replaced.
+The file names the run and the step of the weights. With it a run is recognized as complete, and a
+folder is recognized as an export that may be replaced.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ EXPORT_FILE = "vcpo.json"
 
 
 class ExportKind(StrEnum):
-    """What a folder holds."""
+    """Content of an export's folder."""
 
     MODEL = "model"
-    """A whole model, adapters melted in: `AutoModelForCausalLM.from_pretrained`."""
+    """A whole model with merged adapters; load with `AutoModelForCausalLM.from_pretrained`."""
     ADAPTERS = "adapters"
-    """Adapters beside the model that they were trained on: `PeftModel.from_pretrained`."""
+    """LoRA adapters only; load with `PeftModel.from_pretrained`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedModel:
-    """Where exported weights come from."""
+    """Origin of exported weights."""
 
     kind: ExportKind
     run: str
     step: int
     """Optimizer steps taken."""
     base_model: str
-    """Name or directory of what the run began with."""
+    """Name or directory of the run's initial model."""
 
     def write(self, folder: Path) -> None:
-        """Write it beside the weights."""
+        """Write the file into the folder of the weights."""
         text = json.dumps(asdict(self), indent=1) + "\n"
         (folder / EXPORT_FILE).write_text(text, encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Read what a folder says of itself; None when it says nothing that can be read."""
+        """Read the file of a folder; return None if there is no valid file."""
         try:
             document = json.loads((folder / EXPORT_FILE).read_text(encoding="utf-8"))
             return cls(

@@ -1,1 +1,1 @@
-"""What the processes of every service share: start and stop, locks, and the cause of a crash."""
+"""Shared code of every service process: start and stop, locks, and the cause of a crash."""

@@ -1,4 +1,4 @@
-"""What a process died of: its exit code in words, and the line of its log that says why."""
+"""Cause of a process's end: its exit code in words, and the line of its log with the cause."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _HEADS = (
 )
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception|ExceptionGroup|Exit|Interrupt)(:|$)")
 _IGNORED = "Exception ignored"
-"""How Python begins to tell of an exception that ended nothing, mostly at the end of a process."""
+"""Beginning of Python's report on an exception that it ignored, mostly at a process's end."""
 _GROUP_RULE = re.compile(r"\s*\+[+-]*-{4}.*")
-"""What parts the exceptions of a group from each other."""
+"""Line between two exceptions of an exception group."""
 _GROUP_MARGIN = re.compile(r"^\s+[|+] ")
-"""What stands left of every other line of a group."""
+"""Margin of every other line of an exception group."""
 
 
 def describe_exit(exit_code: int) -> str:
-    """Say how a process ended; negative is a signal's number, as `subprocess` has it."""
+    """Describe how a process ended; as in `subprocess`, a negative code is a signal's number."""
     if exit_code >= 0:
         return f"ended with status {exit_code}"
     try:
@@ -37,19 +37,19 @@ def describe_exit(exit_code: int) -> str:
 
 
 def crash_cause(log: str) -> str:
-    """Sum up in one line why a process died.
+    """Return in one line why a process died, from the end of its log.
 
-    That is what it said the user must put right; else the exception of its last traceback, of a
-    group what is in it, even where the log begins amid its frames; else the last line that is no
-    progress bar; empty when there is none.
+    In this order: the start error that it reported; the exception of its last traceback, also if
+    the log begins within the traceback (of a group: its first exception); the last line that is no
+    progress bar; an empty string.
     """
-    _, mark, complaint = log.rpartition(START_ERROR_MARK)
+    _, mark, start_error = log.rpartition(START_ERROR_MARK)
     if mark:
-        return _one_line(complaint)
-    lines = _meaningful_lines(log)
-    told = _without_ignored(lines) or lines
-    cause = _exception(told[_last_traceback(told) :])
-    return _one_line(cause or (told[-1] if told else ""))
+        return _one_line(start_error)
+    all_lines = _meaningful_lines(log)
+    lines = _without_ignored(all_lines) or all_lines
+    cause = _exception(lines[_last_traceback(lines) :])
+    return _one_line(cause or (lines[-1] if lines else ""))
 
 
 def _one_line(text: str) -> str:
@@ -59,15 +59,15 @@ def _one_line(text: str) -> str:
 
 
 def _meaningful_lines(log: str) -> list[str]:
-    """Lines as a terminal shows them in the end, without blank ones and progress bars."""
-    # A progress bar returns to the start of its line and writes over itself.
+    """Return the lines as a terminal finally shows them, without blank lines and progress bars."""
+    # A progress bar returns to the start of its line and overwrites itself.
     shown = [line.rstrip("\r").rpartition("\r")[2] for line in _ESCAPE.sub("", log).split("\n")]
     plain = [_GROUP_MARGIN.sub("", line) for line in shown if not _GROUP_RULE.fullmatch(line)]
     return [line for line in plain if line.strip() and not _PROGRESS_BAR.search(line)]
 
 
 def _without_ignored(lines: Sequence[str]) -> list[str]:
-    """Lines without the exceptions that Python ignored, and their tracebacks."""
+    """Return the lines without ignored exceptions and their tracebacks."""
     kept: list[str] = []
     is_head_due = is_ignored = False
     for line in lines:
@@ -84,9 +84,10 @@ def _without_ignored(lines: Sequence[str]) -> list[str]:
 
 
 def _last_traceback(lines: Sequence[str]) -> int:
-    """Index of the line behind the head of the last traceback; behind all lines without one.
+    """Return the index of the line after the head of the last traceback.
 
-    Where the log begins amid the frames, it is that of the exception.
+    If the log begins within the frames, return the index of the exception's line; without any
+    traceback, the number of lines.
     """
     heads = [index for index, line in enumerate(lines) if line.strip() in _HEADS]
     if heads:
@@ -100,7 +101,7 @@ def _last_traceback(lines: Sequence[str]) -> int:
 
 
 def _exception(lines: Sequence[str]) -> str:
-    """The line behind the indented frames of a traceback; empty when it broke off before."""
+    """Return the line after the indented frames of a traceback; empty if the log ends before."""
     for index, line in enumerate(lines):
         if not line[0].isspace():
             is_whole = not line.endswith(":") or index + 1 == len(lines)

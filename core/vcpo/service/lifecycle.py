@@ -1,10 +1,10 @@
-"""How a service's process starts and ends: ready files, complaints, signals, and its parent.
+"""Start and end of a service's process: ready file, start errors, signals, and the parent's exit.
 
-A service started by the local host writes a *ready file* once it serves, which tells its addresses.
-When it cannot start for a reason that the user must put right, it says so after a mark that the
-host finds in its log, and ends with a status of its own; anything else that goes wrong is a bug or
-bad luck, and shows its traceback. It leaves when the host does, however the host ended: it holds
-the reading end of a pipe as its standard input, and the kernel closes the other end then.
+A service that the local host starts writes a *ready file* with its ports as soon as it serves. If
+it cannot start because of something that the user must fix, it logs a start error after a mark that
+the host searches for, and exits with status `CANNOT_START`. Any other error shows its traceback. A
+service ends when the host ends, for whatever reason: its standard input is the reading end of a
+pipe, and the kernel closes the other end with the host.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 TOKEN_VARIABLE = "VCPO_TOKEN"  # noqa: S105 - the variable's name, not a secret
-"""Environment variable with the run's shared token; unset means that none is asked for."""
+"""Environment variable with the run's shared token; if it is unset, no token is required."""
 
 GPU_MEMORY_VARIABLE = "VCPO_GPU_MEMORY_RATIO"
-"""Environment variable with the share of its GPU's memory that a service may take, in (0, 1]."""
+"""Environment variable with the share of a GPU's memory that a service may use, in (0, 1]."""
 
 SERVICE_ENVIRONMENT = {
-    "TOKENIZERS_PARALLELISM": "false",  # it warns of every fork otherwise
-    # Progress bars are for people who watch; in a log they hide the lines that say something.
+    "TOKENIZERS_PARALLELISM": "false",  # otherwise tokenizers warn at every fork
+    # Progress bars would hide the messages in a log.
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TQDM_DISABLE": "1",
 }
-"""What every service is started with, by whichever host, unless its user says otherwise."""
+"""Environment variables of every service, on both hosts; the user may override them."""
 
 CANNOT_START = 2
-"""Exit status of a service that the user must help to start; starting it again is no cure."""
+"""Exit status after a start error; a restart does not help."""
 
 DRAINED = os.EX_TEMPFAIL
-"""Exit status of a local run's learner that was asked to leave before the last step. In a cluster
-it is 0: a pod that leaves when it is told to has not failed."""
+"""Exit status of a local run's learner that was stopped before the last step. In a cluster the
+status is 0: a pod that stops on request has not failed."""
 
 START_ERROR_MARK = "vcpo: cannot start: "
-"""Stands before what the user must put right, in a service's log."""
+"""Precedes a start error in a service's log."""
 
 _MAX_PORT = 65_535
 
 
 class StartError(Exception):
-    """Something that the user must put right before a service can start."""
+    """An error that the user must fix before a service can start."""
 
 
 def gpu_memory_ratio() -> float | None:
-    """The share of its GPU's memory that this process may take; None is no limit.
+    """Return the share of its GPU's memory that this process may use; None is no limit.
 
     Raises:
-        ValueError: naming the variable, when it holds something else.
+        ValueError: naming the variable, if its value is not a share.
     """
     given = os.environ.get(GPU_MEMORY_VARIABLE)
     if given is None:
@@ -67,10 +67,10 @@ def gpu_memory_ratio() -> float | None:
 
 @contextlib.contextmanager
 def start_errors() -> Iterator[None]:
-    """Around whatever depends on files, addresses and settings that the user gave.
+    """Convert errors of the enclosed code, which uses the user's files and settings.
 
     Raises:
-        StartError: for an OSError or ValueError, with its text.
+        StartError: with the text of an OSError or ValueError.
     """
     try:
         yield
@@ -79,15 +79,15 @@ def start_errors() -> Iterator[None]:
 
 
 def report_start_error(error: StartError) -> int:
-    """Say what the user must put right; returns the exit status."""
-    with contextlib.suppress(OSError):  # a log on a full disk does not change the status
+    """Write a start error to the log and return the exit status."""
+    with contextlib.suppress(OSError):  # a full disk must not change the exit status
         sys.stderr.write(f"{START_ERROR_MARK}{error}\n")
     return CANNOT_START
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """Where a service that has started can be reached."""
+    """Process id and ports of a service that serves."""
 
     pid: int
     grpc_port: int
@@ -95,14 +95,14 @@ class Ready:
 
 
 def write_ready(path: Path, ready: Ready) -> None:
-    """Write the ready file in one piece."""
+    """Write the ready file atomically."""
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(asdict(ready)) + "\n")
     partial.replace(path)
 
 
 def read_ready(path: Path) -> Ready | None:
-    """Read a ready file; None while there is none."""
+    """Read a ready file; return None while it does not exist."""
     try:
         return Ready(**json.loads(path.read_text()))
     except FileNotFoundError:
@@ -117,23 +117,23 @@ def on_stop_request(stop: Callable[[str], None]) -> None:
 
 
 def on_parent_exit(stop: Callable[[str], None]) -> None:
-    """Call `stop` when standard input ends, that is when the process that holds it is gone."""
+    """Call `stop` when standard input ends, that is when the parent process has ended."""
     loop = asyncio.get_running_loop()
     descriptor = sys.stdin.fileno()
 
-    def readable() -> None:
+    def read_input() -> None:
         if not os.read(descriptor, 4096):
             loop.remove_reader(descriptor)
-            stop("the host is gone")
+            stop("the host process has ended")
 
-    loop.add_reader(descriptor, readable)
+    loop.add_reader(descriptor, read_input)
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split `host:port`; the port is 0 (any) to 65535.
+    """Split `host:port` into host and port; the port is 0 (any free port) to 65535.
 
     Raises:
-        ValueError: when it is something else.
+        ValueError: if the address has another form.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > _MAX_PORT:

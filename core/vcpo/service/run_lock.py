@@ -1,9 +1,9 @@
-"""Locks on a run directory: one host steers a run, one learner trains it.
+"""Locks on a run directory: at most one host and one learner work in it.
 
-A lock is `flock` on a file of the directory. The kernel lets go of it when its holder ends, however
-it ends, so a lock never outlives its process; the file stays, and says who held it last.
-Host and learner hold a file each: the learner of a host that was killed still saves its checkpoint,
-and a learner may run without a host.
+A lock is an `flock` on a file of the directory. The kernel releases it when its holder ends, for
+whatever reason, so a lock never outlives its process. The file stays and names the last holder.
+Host and learner have a lock each: the learner of a killed host still saves its checkpoint, and a
+learner may run without a host.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LockHolder(StrEnum):
 
 
 class RunLockedError(OSError):
-    """Another process works in the run directory; says which, and what to do."""
+    """Another process works in the run directory; the text names it and the cure."""
 
 
 @contextlib.contextmanager
@@ -46,12 +46,12 @@ def run_lock(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[None]:
-    """Hold the lock of one kind of holder on a run directory, which is made if it is missing.
+    """Hold a holder's lock on a run directory; create the directory if it is missing.
 
-    patience_s: how long to wait for another process to let go.
+    patience_s: seconds to wait for another process to release the lock.
 
     Raises:
-        RunLockedError: when another process holds it for longer.
+        RunLockedError: if another process holds the lock longer.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     path = run_dir / f"{holder}.lock"
@@ -64,7 +64,9 @@ def run_lock(
                 if clock() >= deadline_s:
                     raise RunLockedError(_refusal(run_dir, holder, path))
                 sleep(_POLL_S)
-        _sign(descriptor)
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "since_unix_s": time.time()}
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, (json.dumps(owner) + "\n").encode(), 0)
         yield
     finally:
         os.close(descriptor)
@@ -78,25 +80,18 @@ def _try_lock(descriptor: int, path: Path) -> bool:
     except OSError as error:
         if error.errno not in _WITHOUT_FLOCK:
             raise
-        _LOGGER.warning("%s: this file system has no locks; nothing keeps a second run out", path)
+        _LOGGER.warning("%s: this file system has no locks; a second run is not prevented", path)
     return True
-
-
-def _sign(descriptor: int) -> None:
-    """Write who holds the lock."""
-    holder = {"pid": os.getpid(), "host": socket.gethostname(), "since_unix_s": time.time()}
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, (json.dumps(holder) + "\n").encode(), 0)
 
 
 def _refusal(run_dir: Path, holder: LockHolder, path: Path) -> str:
     who = f"another {holder}"
     stop = "stop that process"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        signed = json.loads(path.read_text(encoding="utf-8"))
-        since = datetime.fromtimestamp(signed["since_unix_s"], UTC).strftime("%Y-%m-%d %H:%M:%S")
-        who += f" (process {signed['pid']} on {signed['host']}, since {since} UTC)"
-        stop = f"stop it (kill {signed['pid']})"
+        owner = json.loads(path.read_text(encoding="utf-8"))
+        since = datetime.fromtimestamp(owner["since_unix_s"], UTC).strftime("%Y-%m-%d %H:%M:%S")
+        who += f" (process {owner['pid']} on {owner['host']}, since {since} UTC)"
+        stop = f"stop it (kill {owner['pid']})"
     return (
-        f"{run_dir}: {who} works on this run; wait for its end, {stop}, or give another directory"
+        f"{run_dir}: {who} works on this run; wait until it ends, {stop}, or give another directory"
     )

@@ -90,7 +90,7 @@ def test_a_signal_asks_a_service_to_stop(service, number):
 
 def test_the_end_of_its_parent_stops_a_service(service):
     said, _ = service.communicate(timeout=TIMEOUT_S)  # closes the service's standard input
-    assert (said, service.returncode) == ("the host is gone\n", 0)
+    assert (said, service.returncode) == ("the host process has ended\n", 0)
 
 
 def test_what_a_parent_says_does_not_stop_a_service(service):

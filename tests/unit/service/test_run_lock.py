@@ -56,7 +56,7 @@ def test_a_second_learner_is_told_who_trains_where_since_when_and_what_to_do(hol
         re.escape(
             f"{tmp_path}: another learner (process {holder.pid} on {socket.gethostname()}, since "
         )
-        + r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\) works on this run; wait for its end, "
+        + r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\) works on this run; wait until it ends, "
         + rf"stop it \(kill {holder.pid}\), or give another directory",
         str(refused.value),
     )
@@ -103,6 +103,6 @@ def test_a_lock_that_was_released_can_be_taken_again(tmp_path):
 
 def test_a_holder_that_has_not_signed_yet_is_still_a_holder(holder, tmp_path):
     (tmp_path / "learner.lock").write_text("")
-    expected = "another learner works on this run; wait for its end, stop that process"
+    expected = "another learner works on this run; wait until it ends, stop that process"
     with pytest.raises(RunLockedError, match=expected), run_lock(tmp_path, LockHolder.LEARNER):
         pass

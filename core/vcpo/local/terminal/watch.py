@@ -1,9 +1,10 @@
-"""What a person watching a run is shown, from the learner's signals."""
+"""The live view's content, computed from the learner's signals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vcpo.learner_control import optional_field
 from vcpo.local.terminal.view import RunView
 from vcpo.records.no_update import no_update_notice
 from vcpo.spec import VCPORun
@@ -11,7 +12,7 @@ from vcpo.wire.phase import phase_from_message
 from vcpo.wire.v1 import control_pb2
 
 _FAILURES_NOTICED = 3
-"""Failed generations in a row that are worth a notice."""
+"""Number of failed generations in a row from which a notice is shown."""
 
 
 def run_view(
@@ -23,7 +24,7 @@ def run_view(
     workers_desired: int,
     elapsed_s: float,
 ) -> RunView:
-    """Describe the run at this moment; before the first signals it is `starting`."""
+    """Return the run's state for the live view; before the first signals it is `starting`."""
     if signals is None:
         signals = control_pb2.Signals(total_steps=run.spec.steps, on_policy_ess_ratio=1.0)
         phase = "starting"
@@ -31,22 +32,18 @@ def run_view(
         phase = "restarting"
     else:
         phase = phase_from_message(signals.phase).value
-
-    def known(field: str) -> bool:
-        return signals.HasField(field)  # type: ignore[arg-type]  # the stub wants literals
-
     return RunView(
         run_name=run.metadata.name,
         phase=phase,
         step=signals.step,
         total_steps=run.spec.steps,
-        reward_mean=signals.reward_mean if known("reward_mean") else None,
+        reward_mean=optional_field(signals, "reward_mean"),
         accuracy=signals.evaluations[-1].accuracy if signals.evaluations else None,
-        ess_ratio=signals.ess_ratio if known("ess_ratio") else None,
+        ess_ratio=optional_field(signals, "ess_ratio"),
         on_policy_ess_ratio=signals.on_policy_ess_ratio,
-        learning_rate_scale=signals.learning_rate_scale if known("learning_rate_scale") else None,
-        lag_p50=signals.lag_p50 if known("lag_p50") else None,
-        lag_max=signals.lag_max if known("lag_max") else None,
+        learning_rate_scale=optional_field(signals, "learning_rate_scale"),
+        lag_p50=optional_field(signals, "lag_p50"),
+        lag_max=optional_field(signals, "lag_max"),
         lag_bound=run.spec.algorithm.max_policy_lag_steps,
         buffered=signals.trajectories.buffered,
         in_flight=signals.trajectories.in_flight,
@@ -73,5 +70,5 @@ def _eta_s(signals: control_pb2.Signals) -> float | None:
     consumed_per_s = signals.consumed_trajectories_per_second
     if consumed_per_s <= 0:
         return None
-    left = (signals.total_steps - signals.step) * signals.batch_trajectories
-    return left / consumed_per_s
+    remaining = (signals.total_steps - signals.step) * signals.batch_trajectories
+    return remaining / consumed_per_s
