@@ -35,7 +35,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -54,9 +53,9 @@ from vcpo.algo import (
 from vcpo.algo.ess.unit import READABLE_NATS
 from vcpo.spec.algorithm import Algorithm
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
-from vcpo_learner.update.batch_decision import ScoredTrajectory, decide
-from vcpo_learner.update.batch_statistics import moments_of_batch
-from vcpo_learner.update.fresh_tokens import fresh_pieces, wanted_fresh_tokens
+from vcpo_learner.update.batch_decision import BatchSummary, batch_ess_unit, decide
+from vcpo_learner.update.batch_statistics import batch_moments
+from vcpo_learner.update.fresh_tokens import fresh_blocks, wanted_fresh_tokens
 
 LAST_MISMATCH = 6.5e-4
 """Nats^2 per token at the end, typical of bfloat16."""
@@ -88,29 +87,31 @@ def run(
         mismatch = LAST_MISMATCH * step / (steps - 1)
         wanted = wanted_fresh_tokens(calibration, num_trajectories * num_tokens)
         fresh = draw(math.ceil(wanted / num_tokens), num_tokens, mismatch, generator)
-        pieces = fresh_pieces([answer(num_tokens)] * len(fresh), fresh, policy_version=0)
+        pieces = fresh_blocks(
+            [answer(num_tokens)] * len(fresh), torch.cat(list(fresh)), policy_version=0
+        )
         calibration = calibration.observe(pieces.log_weights, pieces.num_tokens)
         stale = mismatch + drift / num_tokens
         ratios = draw(num_trajectories, num_tokens, stale, generator)
-        batch = [
-            ScoredTrajectory(
-                reward=0.0,
-                num_tokens=num_tokens,
-                log_weight=float(each.sum()),
-                squared_gradient_norm=0.0,
-            )
-            for each in ratios
-        ]
-        moments_of = partial(moments_of_batch, batch, ratios, math.inf)
-        decision = decide(batch, ALGORITHM, calibration, moments_of)
-        lengths = [num_tokens] * num_trajectories
-        unit = ess_unit(ALGORITHM.ess_kind, lengths, calibration.variance_per_token)
-        anew = ess_unit(ALGORITHM.ess_kind, lengths, mismatch)
+        log_ratios = torch.cat(list(ratios))
+        batch = BatchSummary(
+            group_sizes=[num_trajectories],
+            num_tokens=[num_tokens] * num_trajectories,
+            rewards=[0.0] * num_trajectories,
+            log_weights=[float(each.sum()) for each in ratios],
+            squared_norms=[0.0] * num_trajectories,
+        )
+        unit = batch_ess_unit(batch, ALGORITHM, calibration)
+        moments = batch_moments(batch, log_ratios, unit, math.inf)
+        error = calibration.relative_error
+        decision = decide(unit, moments, ALGORITHM, relative_error=error)
+        anew = ess_unit(ALGORITHM.ess_kind, batch.num_tokens, mismatch)
+        moments_anew = batch_moments(batch, log_ratios, anew, math.inf)
         found.append(
             Step(
                 scale=decision.verdict.scale,
-                true_scale=scale_of(under(unit, mismatch), moments_of(unit)),
-                true_scale_cut_anew=scale_of(anew, moments_of(anew)),
+                true_scale=scale_of(under(unit, mismatch), moments),
+                true_scale_cut_anew=scale_of(anew, moments_anew),
                 fresh_tokens=sum(pieces.num_tokens),
             )
         )

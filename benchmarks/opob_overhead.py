@@ -32,18 +32,15 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from benchmarks.harness.random_llama import PAD_TOKEN_ID, random_groups, random_llama
 from vcpo.algo import optimal_baseline
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.estimator.record import TokenLogprobs
 from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs
 from vcpo_learner.forward.token_batch import TokenBatch, token_batch
-from vcpo_learner.update.micro_batch_passes import Passes
-from vcpo_learner.update.scores import OnePass
+from vcpo_learner.update.gradient import GradientAccumulation
 
 WEIGHT_CAP = 8.0
 LONG_TOKENS = 128
@@ -92,22 +89,8 @@ def plain_step(model: LlamaForCausalLM, groups: Groups, size: Size) -> Sequence[
 
 def vcpo_step(model: LlamaForCausalLM, groups: Groups, size: Size) -> Sequence[float]:
     """The learner's own pass: norms and gradient in one."""
-    rewards = [one.reward for one in chain.from_iterable(groups)]
-
-    def weights(logprobs: TokenLogprobs) -> Tensor:
-        return _weights(logprobs.log_ratios, logprobs.mask, len(rewards))
-
-    def baseline(
-        _positions: Sequence[int],
-        offsets: Sequence[float],
-        squared_norms: Sequence[float],
-        _logprobs: Sequence[Sequence[float]],
-    ) -> float:
-        return optimal_baseline([-offset for offset in offsets], squared_norms)
-
-    plan = OnePass(offsets=[-reward for reward in rewards], slope_of=baseline)
-    passes = Passes(model, _spec(size), PAD_TOKEN_ID)
-    return passes.in_one(groups, [True] * len(groups), weights, plan).squared_norms
+    accumulation = GradientAccumulation(model, _spec(size), PAD_TOKEN_ID)
+    return accumulation.score(groups, policy_version=0).summary.squared_norms
 
 
 def published_step(model: LlamaForCausalLM, groups: Groups, size: Size) -> Sequence[float]:
@@ -141,16 +124,12 @@ def _alone(model: LlamaForCausalLM, one: Trajectory, num_trajectories: int) -> f
     """Forward and backward of one trajectory; the squared norm of its gradient."""
     batch = _token_batch([one])
     tokens = token_logprobs(model, batch, temperature=1.0)
-    log_ratios = tokens.detach().double() - batch.rollout_logprobs
-    weights = _weights(log_ratios, batch.response_mask, num_trajectories)
-    weighted_logprobs(tokens, weights).sum().backward()  # type: ignore[no-untyped-call]
+    rollout = torch.tensor(one.rollout_logprobs, dtype=torch.float64)
+    log_weight = float((batch.trained(tokens.detach()) - rollout).sum())
+    weight = min(math.exp(log_weight), WEIGHT_CAP) / len(rollout) / num_trajectories
+    weighted_logprobs(tokens, weight * batch.response_mask).sum().backward()  # type: ignore[no-untyped-call]
     gradients = [each.grad for each in model.parameters() if each.grad is not None]
     return float(torch.nn.utils.get_total_norm(gradients)) ** 2
-
-
-def _weights(log_ratios: Tensor, mask: Tensor, num_trajectories: int) -> Tensor:
-    truncated = log_ratios.sum(dim=1).exp().clamp_max(WEIGHT_CAP)
-    return mask * (truncated / mask.sum(dim=1) / num_trajectories)[:, None]
 
 
 def _token_batch(trajectories: Sequence[Trajectory]) -> TokenBatch:

@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from benchmarks.harness.group_gradients import GroupGradients, group_gradients
-from vcpo.algo import GradientNormEstimator, log_importance_weight
+from vcpo.algo import GradientNormEstimator
 from vcpo.spec import load_run
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.estimator.record import TokenLogprobs, batch_size
-from vcpo_learner.estimator.weights import local_weights
+from vcpo_learner.estimator.record import BatchRecord, batch_record
+from vcpo_learner.estimator.token_weights import token_weights
 from vcpo_learner.forward.forward_pass import forward_pass
-from vcpo_learner.forward.logprobs import response_values, token_logprobs
+from vcpo_learner.forward.logprobs import token_logprobs
 from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_learner.update.policy_update import PolicyUpdate
@@ -90,14 +91,9 @@ class Laboratory:
         forward = forward_pass(
             self._model, batch, estimator, temperature=self._spec.sampling.temperature
         )
-        logprobs = TokenLogprobs(
-            learner=forward.logprobs.detach().double(),
-            rollout=batch.rollout_logprobs,
-            mask=batch.response_mask,
-        )
-        size = batch_size(group, self._spec.sampling.max_new_tokens)
-        weights = local_weights(logprobs, self._spec.algorithm.loss_config, size)
-        norms: list[float] = forward.measured(weights).squared_norms.tolist()
+        record = self._record(group, batch.trained(forward.logprobs.detach()))
+        weights = token_weights(record, self._spec.algorithm.loss_config)
+        norms: list[float] = forward.measured(batch.padded(weights)).squared_norms.tolist()
         return norms
 
     def log_weights(self, group: Sequence[Trajectory]) -> list[float]:
@@ -107,25 +103,31 @@ class Laboratory:
             logprobs = token_logprobs(
                 self._model, batch, temperature=self._spec.sampling.temperature
             )
-        rows = response_values(logprobs, batch)
-        return [
-            log_importance_weight(row, trajectory.rollout_logprobs)
-            for row, trajectory in zip(rows, group, strict=True)
-        ]
+        log_weights: list[float] = (
+            self._record(group, batch.trained(logprobs)).log_weights().tolist()
+        )
+        return log_weights
 
     def gradients(self, group: Sequence[Trajectory]) -> GroupGradients:
         """Estimates of one group under the newest version."""
         batch = token_batch(group, self._pad, torch.device("cpu"))
         logprobs = token_logprobs(self._model, batch, temperature=self._spec.sampling.temperature)
-        masks = batch.response_mask
-        rows = [row[mask].tolist() for row, mask in zip(logprobs.detach(), masks, strict=True)]
+        record = self._record(group, batch.trained(logprobs.detach()))
         return group_gradients(
-            logprobs.sum(dim=1) / masks.sum(dim=1),
+            logprobs.sum(dim=1) / record.lengths,
             list(self._model.parameters()),
             rewards=[trajectory.reward for trajectory in group],
-            log_weights=[
-                log_importance_weight(row, trajectory.rollout_logprobs)
-                for row, trajectory in zip(rows, group, strict=True)
-            ],
+            log_weights=record.log_weights().tolist(),
             weight_cap=WEIGHT_CAP,
         )
+
+    def _record(self, group: Sequence[Trajectory], logprobs: Tensor) -> BatchRecord:
+        """A group with the log-probabilities [N] of its trained tokens under the newest version."""
+        record = batch_record(
+            group,
+            longest_response=self._spec.sampling.max_new_tokens,
+            device=logprobs.device,
+            dtype=logprobs.dtype,
+        )
+        record.learner_logprobs.copy_(logprobs)
+        return record

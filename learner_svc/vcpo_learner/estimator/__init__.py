@@ -1,14 +1,13 @@
-r"""From a batch's numbers to the coefficient of every token: the stages of a method's config.
+"""From a batch's numbers to the coefficient of every token: the loss of every method.
 
-| module         | stage                                                                   |
-|----------------|-------------------------------------------------------------------------|
-| `record`       | the batch as padded float64 tensors; what a config wants to know of it  |
-| `shaping`      | rewards before, and residuals after, the baseline; whitening            |
-| `weights`      | importance weight and aggregation: what one trajectory's tokens weigh   |
-| `bands`        | trust regions that are found from the whole batch                       |
-| `gates`        | what a clip or a mask lets through                                      |
-| `coefficients` | all of them together                                                    |
+| module          | holds                                                                         |
+|-----------------|-------------------------------------------------------------------------------|
+| `record`        | the batch: one tensor entry per trained token or per trajectory               |
+| `loss`          | GRPO, DAPO, VCPO and all others, top to bottom                                |
+| `token_weights` | importance weight and aggregation: the weight of one trajectory's tokens      |
+| `clipping`      | clips and masks: the factor on each token's gradient                          |
+| `bands`         | trust regions that are computed from the whole batch                          |
 
-Everything here is a pure function of the whole batch, so that no decision can depend on its split
-into micro-batches. `vcpo.algo.methods` says which config a method's name stands for.
+Every function is pure and sees the whole batch, so no result depends on how the batch is split into
+micro-batches. `vcpo.algo.methods` says which configuration a method's name stands for.
 """

@@ -1,28 +1,44 @@
-"""A batch as estimators see it: float64 numbers per token and per trajectory, on the CPU."""
+"""The record of one optimizer step's batch: tensors on the learner's device.
+
+Trained tokens, those that the behavior policy sampled, stand in one row [N], one trajectory after
+another, the trajectories of a prompt side by side. There is no padding and no mask:
+
+```
+trajectory    0 0 0 1 1 2 2 2 2        num_tokens  3 2 4
+log pi        . . . . . . . . .        sums        . . .      one per trajectory, [B]
+log mu        . . . . . . . . .        spread      one per token, [N]
+```
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
 
-from vcpo.algo import Clipping, KLPenalty, LossConfig
+from vcpo.algo import Clipping, KLPenalty, LossConfig, NonFiniteWeightError
+from vcpo.wire.packing import PackedLogprobs
 from vcpo.wire.trajectory import Trajectory
 
 
 class TokenInput(StrEnum):
-    """What some configurations want to know of every token beside the learner's log-probability."""
+    """What some losses need of every token beside the two log-probabilities."""
 
-    ENTROPY = "entropy"
-    REFERENCE_LOGPROB = "reference_logprob"
-    ADVANTAGE = "advantage"
+    ENTROPY = "entropies"
+    """Nats, of the target policy's distribution that the token is an outcome of."""
+    REFERENCE_LOGPROB = "reference_logprobs"
+    """Nats, under the policy that training began with."""
+    ADVANTAGE = "advantages"
+    """V-trace's."""
 
 
 def inputs_needed(config: LossConfig) -> frozenset[TokenInput]:
-    """What has to be computed for a config; nothing of it is for most."""
+    """Return what has to be computed for a loss; most need nothing."""
     needed = {
         TokenInput.ENTROPY: config.clipping is Clipping.SPURIOUS,
         TokenInput.REFERENCE_LOGPROB: config.kl_penalty is KLPenalty.REFERENCE,
@@ -31,99 +47,148 @@ def inputs_needed(config: LossConfig) -> frozenset[TokenInput]:
     return frozenset(name for name, is_needed in needed.items() if is_needed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TokenLogprobs:
-    """Who finds the trained tokens how likely; [n, width] nats each, any number outside `mask`."""
-
-    learner: Tensor
-    rollout: Tensor
-    mask: Tensor
-    """[n, width] bool; True on the tokens that were sampled and are trained on."""
-
-    @property
-    def lengths(self) -> Tensor:
-        """[n] trained tokens, at least 1."""
-        return self.mask.sum(dim=1)
-
-    @property
-    def log_ratios(self) -> Tensor:
-        """[n, width] log pi - log mu, 0 outside the mask; -inf where the learner rules it out."""
-        return (self.learner - self.rollout).masked_fill(~self.mask, 0.0)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSize:
-    """What aggregations divide by: known before any forward pass."""
+    """What aggregations divide by; known before any forward pass."""
 
     trajectories: int
     tokens: int
     """Trained tokens of the whole batch."""
-    longest_answer: int
-    """Most tokens that an answer may have, `sampling.maxNewTokens`."""
+    longest_response: int
+    """Most tokens that a response may have, `sampling.maxNewTokens`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchRecord:
-    """One optimizer step's batch; the trajectories of a prompt stand together."""
+    """A batch, or some trajectories of one. Owner: the tensor thread, for one update."""
 
-    logprobs: TokenLogprobs
-    """[B, width] float64."""
-    lags: Tensor
-    """[B, width] int64; age of the policy that sampled the token, in versions."""
+    trajectory_ids: Sequence[str]
+    """[B]"""
+    num_tokens: Sequence[int]
+    """[B] trained tokens, at least 1."""
+    rewards: Tensor
+    """[B] float64, as the environment gave them."""
+    rollout_logprobs: Tensor
+    """[N] log mu, nats: float32 if they came off the wire, else float64."""
+    learner_logprobs: Tensor
+    """[N] log pi, nats, float32 or better; NaN until the forward pass."""
     size: BatchSize
+    """Of the whole batch."""
+    lags: Tensor | None = None
+    """[N] int64 age of the version that sampled the token; only if the loss needs it."""
     entropies: Tensor | None = None
-    """[B, width] nats, of the learner's distribution that the token was drawn against."""
+    """[N] as `TokenInput` says, and only if the loss needs them; so are the next two."""
     reference_logprobs: Tensor | None = None
-    """[B, width] nats, of the policy that training began with."""
     advantages: Tensor | None = None
-    """[B, width] V-trace's, where a critic was asked."""
+    lengths: Tensor = field(init=False)
+    """[B] int64, `num_tokens` on the device."""
+    starts: Sequence[int] = field(init=False)
+    """[B] index of each trajectory's first token."""
 
+    def __post_init__(self) -> None:
+        lengths = torch.tensor(self.num_tokens, device=self.rewards.device)
+        starts = tuple(accumulate(self.num_tokens, initial=0))[:-1]
+        object.__setattr__(self, "lengths", lengths)
+        object.__setattr__(self, "starts", starts)
 
-def batch_size(trajectories: Sequence[Trajectory], longest_answer: int) -> BatchSize:
-    """Count what a batch holds."""
-    return BatchSize(
-        trajectories=len(trajectories),
-        tokens=sum(each.num_sampled_tokens for each in trajectories),
-        longest_answer=longest_answer,
-    )
+    @property
+    def log_ratios(self) -> Tensor:
+        """[N] float64 log pi - log mu, nats; -inf where the target policy rules a token out."""
+        return self.learner_logprobs.double() - self.rollout_logprobs
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Return the sum over each trajectory's tokens, [B]; values: [N]."""
+        return segment_sums(values, self.lengths)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return each trajectory's value at each of its tokens, [N]; values: [B]."""
+        total = len(self.rollout_logprobs)
+        return torch.repeat_interleave(values, self.lengths, output_size=total)
+
+    def select(self, values: Tensor, positions: Sequence[int]) -> Tensor:
+        """Return the values of some trajectories' tokens, in this order; values: [N]."""
+        return torch.cat([values[self._slice(at)] for at in positions])
+
+    def write(self, target: Tensor, positions: Sequence[int], values: Tensor) -> None:
+        """Write the values of some trajectories' tokens, in this order, into `target` [N]."""
+        parts = torch.split(values, [self.num_tokens[at] for at in positions])
+        for at, part in zip(positions, parts, strict=True):
+            target[self._slice(at)] = part
+
+    def part(self, positions: Sequence[int]) -> BatchRecord:
+        """Return the record of some trajectories, in this order, without what only losses need."""
+        return BatchRecord(
+            trajectory_ids=[self.trajectory_ids[at] for at in positions],
+            num_tokens=[self.num_tokens[at] for at in positions],
+            rewards=self.rewards[list(positions)],
+            rollout_logprobs=self.select(self.rollout_logprobs, positions),
+            learner_logprobs=self.select(self.learner_logprobs, positions),
+            size=self.size,
+        )
+
+    def log_weights(self) -> Tensor:
+        """Return the log importance weight of each trajectory, untruncated, [B] nats.
+
+        Its twin in plain numbers is `vcpo.algo.log_importance_weight`.
+        Raises: NonFiniteWeightError, naming the trajectory, at the first NaN or +inf of a token.
+        """
+        log_ratios = self.log_ratios
+        is_bad = ~(log_ratios < torch.inf)
+        if is_bad.any():
+            first = int(is_bad.int().argmax())
+            at = bisect_right(self.starts, first) - 1
+            name = f"log_ratios of trajectory {self.trajectory_ids[at]!r}"
+            raise NonFiniteWeightError(name, first - self.starts[at], float(log_ratios[first]))
+        return self.sums(log_ratios)
+
+    def _slice(self, at: int) -> slice:
+        return slice(self.starts[at], self.starts[at] + self.num_tokens[at])
 
 
 def batch_record(
     trajectories: Sequence[Trajectory],
-    learner_logprobs: Sequence[Sequence[float]],
     *,
-    policy_version: int,
-    size: BatchSize,
-    extras: Mapping[TokenInput, Sequence[Sequence[float]]],
+    longest_response: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.float64,
 ) -> BatchRecord:
-    """The batch with its response tokens from column 0 on.
+    """Return the record of a batch, before any forward pass.
 
-    learner_logprobs: [B][T_i] nats, of the response tokens.
-    extras: the same shape, whatever of `inputs_needed` was computed.
+    longest_response: most tokens that a response may have.
+    dtype: of the target policy's log-probabilities, float32 or better.
     """
-    lags = [
-        [lag for lag, count in each.lags(policy_version) for _ in range(count)]
-        for each in trajectories
-    ]
+    num_tokens = [each.num_sampled_tokens for each in trajectories]
+    rewards = torch.tensor([each.reward for each in trajectories], dtype=torch.float64)
+    total = sum(num_tokens)
     return BatchRecord(
-        logprobs=TokenLogprobs(
-            learner=padded(learner_logprobs),
-            rollout=padded([each.rollout_logprobs for each in trajectories]),
-            mask=padded([[1.0] * len(row) for row in learner_logprobs]) > 0.0,
+        trajectory_ids=[each.trajectory_id for each in trajectories],
+        num_tokens=num_tokens,
+        rewards=rewards.to(device),
+        rollout_logprobs=concatenate_rollout_logprobs(trajectories).to(device),
+        learner_logprobs=torch.full((total,), torch.nan, dtype=dtype, device=device),
+        size=BatchSize(
+            trajectories=len(trajectories), tokens=total, longest_response=longest_response
         ),
-        lags=padded(lags).to(torch.int64),
-        size=size,
-        entropies=_padded_or_none(extras.get(TokenInput.ENTROPY)),
-        reference_logprobs=_padded_or_none(extras.get(TokenInput.REFERENCE_LOGPROB)),
-        advantages=_padded_or_none(extras.get(TokenInput.ADVANTAGE)),
     )
 
 
-def padded(rows: Sequence[Sequence[float]]) -> Tensor:
-    """Rows [n][length] as one float64 tensor [n, longest], 0 behind the shorter ones."""
-    tensors = [torch.tensor(row, dtype=torch.float64) for row in rows]
-    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
+def token_lags(trajectories: Sequence[Trajectory], policy_version: int) -> Tensor:
+    """Return the age of each trained token at `policy_version`, [N] int64 versions."""
+    spans = list(chain.from_iterable(each.lags(policy_version) for each in trajectories))
+    lags, counts = (torch.tensor(column) for column in zip(*spans, strict=True))
+    return torch.repeat_interleave(lags, counts)
 
 
-def _padded_or_none(rows: Sequence[Sequence[float]] | None) -> Tensor | None:
-    return None if rows is None else padded(rows)
+def segment_sums(values: Tensor, lengths: Tensor) -> Tensor:
+    """Return sums over consecutive segments of values [n]; lengths: [segments], adding up to n."""
+    # The lengths are ours: a check of their sum would wait for the device.
+    return torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True)
+
+
+def concatenate_rollout_logprobs(trajectories: Sequence[Trajectory]) -> Tensor:
+    """Return log mu of all trained tokens, [N] nats: float32 if all came off the wire."""
+    rows = [each.rollout_logprobs for each in trajectories]
+    packed = [row.data for row in rows if isinstance(row, PackedLogprobs)]
+    if len(packed) == len(rows):
+        return torch.frombuffer(bytearray().join(packed), dtype=torch.float32)
+    return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.float64)

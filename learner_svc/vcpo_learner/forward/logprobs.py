@@ -19,7 +19,8 @@ def token_logprobs(model: nn.Module, batch: TokenBatch, *, temperature: float) -
     Returns: [batch, width] nats, 0 elsewhere. Float32 or better whatever the logits'
     type: bfloat16 keeps 3 digits, and an importance weight is a sum over thousands of tokens.
     """
-    return _placed(_of_sampled(_log_distributions(model, batch, temperature), batch), batch)
+    distributions = _log_distributions(model, batch, temperature)
+    return batch.padded(_of_sampled(distributions, batch))
 
 
 def token_logprobs_and_energies(
@@ -32,7 +33,7 @@ def token_logprobs_and_energies(
     distributions = _log_distributions(model, batch, temperature)
     logprobs = _of_sampled(distributions, batch)
     energies = logit_energies(distributions.detach(), logprobs.detach())
-    return _placed(logprobs, batch), _placed(energies, batch)
+    return batch.padded(logprobs), batch.padded(energies)
 
 
 def token_entropies(model: nn.Module, batch: TokenBatch, *, temperature: float) -> Tensor:
@@ -41,7 +42,7 @@ def token_entropies(model: nn.Module, batch: TokenBatch, *, temperature: float) 
     The learner's distribution, not the sampler's; 0 elsewhere.
     """
     logprobs = _log_distributions(model, batch, temperature)
-    return _placed(torch.special.entr(logprobs.exp()).sum(dim=-1), batch)
+    return batch.padded(torch.special.entr(logprobs.exp()).sum(dim=-1))
 
 
 def prefix_states(model: nn.Module, batch: TokenBatch) -> Tensor:
@@ -65,13 +66,6 @@ def weighted_logprobs(logprobs: Tensor, weights: Tensor) -> Tensor:
     return (logprobs * constant).masked_fill(constant == 0.0, 0.0).sum(dim=1)
 
 
-def response_values(values: Tensor, batch: TokenBatch) -> list[list[float]]:
-    """Values [batch, width] of the sampled tokens as plain numbers, one list per trajectory."""
-    lengths: list[int] = batch.response_mask.sum(dim=1).tolist()
-    rows = torch.split(values.detach()[batch.response_mask], lengths)
-    return [row.tolist() for row in rows]
-
-
 def _log_distributions(model: nn.Module, batch: TokenBatch, temperature: float) -> Tensor:
     """Log-probabilities [sampled tokens, vocabulary], one trajectory after another."""
     logits: Tensor = model(**_inputs(batch)).logits
@@ -84,12 +78,6 @@ def _log_distributions(model: nn.Module, batch: TokenBatch, temperature: float) 
 def _of_sampled(distributions: Tensor, batch: TokenBatch) -> Tensor:
     """What [sampled tokens, vocabulary] says of the tokens themselves, [sampled tokens]."""
     return distributions.gather(1, batch.input_ids[batch.response_mask][:, None]).squeeze(1)
-
-
-def _placed(values: Tensor, batch: TokenBatch) -> Tensor:
-    """Values [sampled tokens] where those stand, [batch, width], and 0 elsewhere."""
-    nothing = values.new_zeros(batch.response_mask.shape)
-    return nothing.masked_scatter(batch.response_mask, values)
 
 
 def _inputs(batch: TokenBatch) -> dict[str, Any]:

@@ -1,29 +1,101 @@
-"""Trajectories as padded tensors, and the split of a step's trajectories into micro-batches."""
+"""Trajectories as tensors of tokens, and the split of a batch into micro-batches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from vcpo.wire.packing import pack_token_ids
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.forward.packed_rows import PackedRows, packed_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenBatch:
-    """Prompts and responses side by side, padded on the right to the longest."""
+    """A micro-batch: prompts and responses side by side, padded on the right to the longest."""
 
     input_ids: Tensor
     """[batch, width] int64; prompt, response, padding."""
     attention_mask: Tensor
     """[batch, width] int64; 1 on prompt and response, 0 on padding."""
     response_mask: Tensor
-    """[batch, width] bool; True on the tokens that were sampled and are trained on."""
-    rollout_logprobs: Tensor
-    """[batch, width] float64 nats, of the distribution that was sampled from; 0 elsewhere."""
+    """[batch, width] bool; True on trained tokens, those that the behavior policy sampled."""
     rows: PackedRows | None = None
-    """How a model is given it; None for as it is, one trajectory to a row."""
+    """The layout in which a model is given it; None for one trajectory per row."""
+
+    def trained(self, values: Tensor) -> Tensor:
+        """Return the values of trained tokens, one trajectory after another; [batch, width]."""
+        return values[self.response_mask]
+
+    def padded(self, values: Tensor) -> Tensor:
+        """Return values of trained tokens at their places, [batch, width], and 0 elsewhere."""
+        nothing = values.new_zeros(self.response_mask.shape)
+        return nothing.masked_scatter(self.response_mask, values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchTokens:
+    """The tokens of a batch of trajectories, on the model's device."""
+
+    token_ids: Sequence[Tensor]
+    """[B] of [tokens] int32, prompt and response; views of one tensor."""
+    is_trained: Sequence[Tensor]
+    """[B] of [tokens] bool, views of one tensor; True if the behavior policy sampled the token."""
+
+    def lengths(self, positions: Sequence[int]) -> list[int]:
+        """Return the tokens of some trajectories, prompt and response together."""
+        return [len(self.token_ids[at]) for at in positions]
+
+    def micro_batch(
+        self, positions: Sequence[int], pad_token_id: int, *, packs: bool = False
+    ) -> TokenBatch:
+        """Return some trajectories as a micro-batch, in this order.
+
+        pad_token_id: any id of the vocabulary; the padding has no influence.
+        packs: give the model several trajectories per row, if that saves rows.
+        """
+        lengths = self.lengths(positions)
+        token_ids = [self.token_ids[at] for at in positions]
+        input_ids = pad_sequence(token_ids, batch_first=True, padding_value=pad_token_id).long()
+        device = input_ids.device
+        columns = torch.arange(input_ids.shape[1], device=device)
+        is_token = columns < torch.tensor(lengths, device=device)[:, None]
+        return TokenBatch(
+            input_ids=input_ids,
+            attention_mask=is_token.long(),
+            response_mask=pad_sequence([self.is_trained[at] for at in positions], batch_first=True),
+            rows=packed_rows(lengths, device) if packs else None,
+        )
+
+
+def batch_tokens(trajectories: Sequence[Trajectory], device: torch.device) -> BatchTokens:
+    """Return the tokens of trajectories as tensors on a device, in their order.
+
+    Raises: ValueError if there is no trajectory, or one lacks a prompt or a response token.
+    """
+    if not trajectories:
+        raise ValueError("trajectories is empty: at least one is needed")
+    for trajectory in trajectories:
+        _require_tokens(trajectory)
+    lengths = [num_tokens(trajectory) for trajectory in trajectories]
+    packed = bytearray().join(
+        pack_token_ids(part)
+        for each in trajectories
+        for part in (each.prompt_token_ids, each.response_token_ids)
+    )
+    token_ids = torch.frombuffer(packed, dtype=torch.int32)
+    is_trained = torch.ones(len(token_ids), dtype=torch.bool)
+    for row, trajectory in zip(torch.split(is_trained, lengths), trajectories, strict=True):
+        start = len(trajectory.prompt_token_ids)
+        row[:start] = False
+        for span in trajectory.inserted_spans:
+            row[start + span.start : start + span.end] = False
+    return BatchTokens(
+        token_ids=torch.split(token_ids.to(device), lengths),
+        is_trained=torch.split(is_trained.to(device), lengths),
+    )
 
 
 def token_batch(
@@ -33,39 +105,9 @@ def token_batch(
     *,
     packs: bool = False,
 ) -> TokenBatch:
-    """Trajectories as tensors on a device, in their order.
-
-    pad_token_id: any id of the vocabulary; what stands in the padding influences nothing.
-    packs: give the model several trajectories to a row, where that saves rows.
-    Raises: ValueError when there is no trajectory, or one lacks a prompt or a response token.
-    """
-    if not trajectories:
-        raise ValueError("trajectories is empty: at least one is needed")
-    for trajectory in trajectories:
-        _require_tokens(trajectory)
-    lengths = [num_tokens(trajectory) for trajectory in trajectories]
-    width = max(lengths)
-    input_ids = torch.full((len(trajectories), width), pad_token_id, dtype=torch.int64)
-    attention_mask = torch.zeros_like(input_ids)
-    response_mask = torch.zeros_like(input_ids, dtype=torch.bool)
-    rollout_logprobs = torch.zeros_like(input_ids, dtype=torch.float64)
-    for row, trajectory in enumerate(trajectories):
-        end = num_tokens(trajectory)
-        tokens = (*trajectory.prompt_token_ids, *trajectory.response_token_ids)
-        input_ids[row, :end] = torch.tensor(tokens)
-        attention_mask[row, :end] = 1
-        start = len(trajectory.prompt_token_ids)
-        response_mask[row, start:end] = torch.tensor(trajectory.sampled_mask)
-        rollout_logprobs[row, response_mask[row]] = torch.tensor(
-            trajectory.rollout_logprobs, dtype=torch.float64
-        )
-    return TokenBatch(
-        input_ids=input_ids.to(device),
-        attention_mask=attention_mask.to(device),
-        response_mask=response_mask.to(device),
-        rollout_logprobs=rollout_logprobs.to(device),
-        rows=packed_rows(lengths, device) if packs else None,
-    )
+    """Return trajectories as one micro-batch; as `batch_tokens` and `BatchTokens.micro_batch`."""
+    tokens = batch_tokens(trajectories, device)
+    return tokens.micro_batch(range(len(trajectories)), pad_token_id, packs=packs)
 
 
 def num_tokens(trajectory: Trajectory) -> int:

@@ -1,13 +1,14 @@
-"""What one update does with its batch, decided from a few numbers per trajectory.
+"""The decisions of one update, from a few plain numbers per trajectory.
 
-Everything here sees the whole batch and no tensor, so that an update cannot depend on how its
-trajectories were spread over micro-batches.
+Every function sees the whole batch and no tensor, so an update cannot depend on how the batch is
+split into micro-batches.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import accumulate, chain
+from typing import TypeVar
 
 from vcpo.algo import (
     Baseline,
@@ -20,30 +21,33 @@ from vcpo.algo import (
     MismatchCalibration,
     StepVerdict,
     WeightMoments,
-    batch_advantages,
     ess_reading,
     ess_unit,
     judge_step,
 )
 from vcpo.spec.algorithm import Algorithm
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredTrajectory:
-    """What the decision needs to know of one trajectory."""
-
-    reward: float
-    """Finite; as the method shapes it."""
-    num_tokens: int
-    """Response tokens, at least 1."""
-    log_weight: float
-    """Log importance weight, nats, untruncated."""
-    squared_gradient_norm: float
-    """Of its contribution per unit of advantage; 0 when nothing asks for it."""
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class BatchSummary:
+    """What the decision needs to know of a batch; [B] numbers, the groups one after another."""
+
+    group_sizes: Sequence[int]
+    """[num_groups]"""
+    num_tokens: Sequence[int]
+    """Trained tokens of each trajectory, at least 1."""
+    rewards: Sequence[float]
+    """Finite; the rewards that the baseline is computed from."""
+    log_weights: Sequence[float]
+    """Log importance weights, nats, untruncated."""
+    squared_norms: Sequence[float]
+    """Of each contribution to the gradient per unit of advantage; 0 if not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDecision:
     """Whether the optimizer steps, and at which part of the learning rate."""
 
     reading: EssReading
@@ -51,12 +55,8 @@ class Decision:
     verdict: StepVerdict
 
 
-MomentsOf = Callable[[EssUnit], WeightMoments]
-"""Moments of the weights of a batch's pieces, cut as the unit says."""
-
-
-def goes_in_one_pass(config: LossConfig, scope: BaselineScope) -> bool:
-    """Whether a trajectory's coefficient is known as soon as its group was gone through."""
+def fits_one_pass(config: LossConfig, scope: BaselineScope) -> bool:
+    """Return whether a trajectory's coefficient depends on its group only."""
     return (
         config.has_fixed_shape
         and config.kl_penalty is KLPenalty.NONE
@@ -65,13 +65,13 @@ def goes_in_one_pass(config: LossConfig, scope: BaselineScope) -> bool:
     )
 
 
-def informative(
+def may_have_advantage(
     rewards: Sequence[Sequence[float]], config: LossConfig, scope: BaselineScope
 ) -> list[bool]:
-    """Which trajectories may have an advantage other than 0, known from rewards alone.
+    """Return which trajectories may have an advantage other than 0, known from rewards alone.
 
+    If all rewards that share a baseline are equal, every advantage is 0, whatever the gradients.
     rewards: [num_groups][n_g]. Returns one flag per trajectory, the groups one after another.
-    Rewards that are equal wherever they share a baseline say nothing, whatever the gradients.
     """
     if config.kl_penalty is not KLPenalty.NONE or config.is_whitened or config.has_critic:
         return [True for group in rewards for _ in group]
@@ -84,23 +84,23 @@ def informative(
 
 
 def decide(
-    batch: Sequence[ScoredTrajectory],
+    unit: EssUnit,
+    moments: WeightMoments,
     algorithm: Algorithm,
-    calibration: MismatchCalibration,
-    moments_of: MomentsOf,
     *,
+    relative_error: float = 0.0,
     kl_per_token: float | None = None,
-) -> Decision:
-    """What becomes of the step, by all of the batch.
+) -> StepDecision:
+    """Decide whether the step is taken, and at which part of the learning rate.
 
-    The ESS is read from untruncated weights of the whole batch.
-    calibration: with the fresh tokens of this step seen.
-    kl_per_token: from sampler to learner, nats; None when it is not known.
-    Raises: NonFiniteWeightError when a weight is not a number, or every weight is 0.
+    unit: as `batch_ess_unit` returns it.
+    moments: of the untruncated weights of the whole batch, cut as the unit says.
+    relative_error: of the calibration, with the fresh tokens of this step.
+    kl_per_token: from behavior to target policy, nats; None if it is not known.
+    Raises: NonFiniteWeightError if every weight is 0.
     Source: VCPO, arXiv 2602.17616, Eq. 5.
     """
-    unit = unit_of(batch, algorithm, calibration)
-    reading = ess_reading(unit, moments_of(unit), relative_error=calibration.relative_error)
+    reading = ess_reading(unit, moments, relative_error=relative_error)
     verdict = judge_step(
         reading.ess_ratio,
         reading.on_policy_ess_ratio,
@@ -108,7 +108,7 @@ def decide(
         chance_nats=reading.chance_nats,
         kl_per_token=kl_per_token,
     )
-    return Decision(reading=reading, verdict=verdict)
+    return StepDecision(reading=reading, verdict=verdict)
 
 
 def on_policy_ess_ratio(
@@ -119,48 +119,40 @@ def on_policy_ess_ratio(
     return calibration.on_policy_ess_ratio(num_tokens) if given is None else given
 
 
-def unit_of(
-    batch: Sequence[ScoredTrajectory], algorithm: Algorithm, calibration: MismatchCalibration
+def batch_ess_unit(
+    batch: BatchSummary, algorithm: Algorithm, calibration: MismatchCalibration
 ) -> EssUnit:
-    """At which length the ESS of a batch is read; a ratio given is one of whole trajectories."""
-    lengths = [scored.num_tokens for scored in batch]
+    """Return the length at which the ESS of a batch is read.
+
+    An on-policy ratio given by the spec is one of whole trajectories.
+    """
     given = algorithm.on_policy_ess_ratio
     if given is not None:
-        whole = ess_unit(EssKind.SEQUENCE, lengths, None)
+        whole = ess_unit(EssKind.SEQUENCE, batch.num_tokens, None)
         return replace(whole, on_policy_ess_ratio=given)
-    norms = own_norms(batch, algorithm.loss_config.largest_weight)
+    norms = unweighted_norms(batch, algorithm.loss_config.largest_weight)
     kind = algorithm.ess_kind
     if kind is EssKind.ENERGY and not any(norms):
         kind = EssKind.SEQUENCE
-    return ess_unit(kind, lengths, calibration.variance_per_token, gradient_norms=norms)
+    variance = calibration.variance_per_token
+    return ess_unit(kind, batch.num_tokens, variance, gradient_norms=norms)
 
 
-def own_norms(batch: Sequence[ScoredTrajectory], cap: float) -> list[float]:
-    """Norms of the gradients without their weights min(w, cap), [B]; 0 at a weight of 0."""
+def unweighted_norms(batch: BatchSummary, cap: float) -> list[float]:
+    """Return the gradient norms without their weights min(w, cap), [B]; 0 at a weight of 0."""
+    rows = zip(batch.squared_norms, batch.log_weights, strict=True)
     return [
-        math.sqrt(scored.squared_gradient_norm) * math.exp(-min(scored.log_weight, math.log(cap)))
-        if scored.squared_gradient_norm > 0.0
+        math.sqrt(squared_norm) * math.exp(-min(log_weight, math.log(cap)))
+        if squared_norm > 0.0
         else 0.0
-        for scored in batch
+        for squared_norm, log_weight in rows
     ]
 
 
-def trajectory_advantages(
-    groups: Sequence[Sequence[ScoredTrajectory]], algorithm: Algorithm
-) -> tuple[float, ...]:
-    """Reward minus baseline of each trajectory, the groups one after another.
-
-    Raises: NonFiniteWeightError when a norm is not a number.
-    Source: VCPO, arXiv 2602.17616, Eq. 7.
-    """
-    by_group = batch_advantages(
-        [[scored.reward for scored in group] for group in groups],
-        algorithm.loss_config.baseline,
-        algorithm.baseline_scope,
-        squared_norms=[[scored.squared_gradient_norm for scored in group] for group in groups],
-        log_weights=[[scored.log_weight for scored in group] for group in groups],
-    )
-    return tuple(chain.from_iterable(by_group))
+def split_groups(values: Sequence[_T], sizes: Sequence[int]) -> list[list[_T]]:
+    """Return values [B] by group, [num_groups][n_g]; sizes: [num_groups]."""
+    ends = accumulate(sizes)
+    return [list(values[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
 
 
 def _differ(rewards: Iterable[float]) -> bool:

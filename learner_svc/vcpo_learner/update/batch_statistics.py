@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import chain
+from operator import add
 from typing import Any
 
 from torch import Tensor
@@ -15,75 +15,68 @@ from vcpo.algo import (
     EssUnit,
     LaggedTrajectory,
     LossConfig,
-    TokenSums,
     WeightMoments,
     diagnose,
     lag_breakdown,
     log_norms,
 )
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.update.batch_decision import ScoredTrajectory, own_norms
+from vcpo_learner.estimator.record import BatchRecord
+from vcpo_learner.update.batch_decision import BatchSummary, split_groups, unweighted_norms
+from vcpo_learner.update.pending_step import BatchGradient
 from vcpo_learner.update.token_statistics import block_moments
 
 
-def moments_of_batch(
-    batch: Sequence[ScoredTrajectory],
-    log_ratios: Sequence[Tensor],
-    cap: float,
-    unit: EssUnit,
+def batch_moments(
+    batch: BatchSummary, log_ratios: Tensor, unit: EssUnit, cap: float
 ) -> WeightMoments:
-    """Moments of the weights of a batch's pieces, cut as `unit` says; with norms for `energy`."""
+    """Return the moments of a batch's weights, cut as `unit` says; times norms for `energy`.
+
+    log_ratios: [N] nats. cap: of the weights that the norms contain.
+    """
     match unit.kind:
         case EssKind.SEQUENCE:
-            return WeightMoments.of([each.log_weight for each in batch])
+            return WeightMoments.of(batch.log_weights)
         case EssKind.ENERGY:
-            norms = log_norms(own_norms(batch, cap))
-            return WeightMoments.of(
-                [each.log_weight + norm for each, norm in zip(batch, norms, strict=True)]
-            )
+            norms = log_norms(unweighted_norms(batch, cap))
+            return WeightMoments.of(list(map(add, batch.log_weights, norms)))
     return block_moments(log_ratios, unit.blocks)
 
 
-def diagnostics(
-    groups: Sequence[Sequence[ScoredTrajectory]],
-    advantages: Sequence[float],
-    sums: TokenSums,
-    config: LossConfig,
-) -> dict[str, Any]:
-    """Return `BatchDiagnostics` by field; those about norms are None where none were measured.
-
-    advantages: [B], the groups one after another.
-    """
-    batch = list(chain.from_iterable(groups))
-    norms = [math.sqrt(each.squared_gradient_norm) for each in batch]
-    by_trajectory = iter(advantages)
+def diagnostics(batch: BatchGradient, config: LossConfig) -> dict[str, Any]:
+    """Return `BatchDiagnostics` by field; those about norms are None if none were measured."""
+    norms = list(map(math.sqrt, batch.summary.squared_norms))
     found = diagnose(
-        [each.log_weight for each in batch],
-        sums,
-        [[next(by_trajectory) for _ in group] for group in groups],
+        batch.summary.log_weights,
+        batch.sums,
+        split_groups(batch.advantages, batch.summary.group_sizes),
         cap=config.largest_weight,
         gradient_norms=norms if any(norms) else None,
-        coefficients=advantages,
+        coefficients=batch.advantages,
     )
     return asdict(found)
 
 
 def ess_by_lag(
-    trajectories: Sequence[Trajectory], log_ratios: Sequence[Tensor], policy_version: int
+    trajectories: Sequence[Trajectory], record: BatchRecord, policy_version: int
 ) -> dict[str, float]:
     """Return the ESS ratio of the trajectories in each bucket of lags, by its smallest lag.
 
     A trajectory's lag is the age of its oldest token, in policy versions.
     """
+    log_ratios = record.log_ratios
+    log_weights: list[float] = record.sums(log_ratios).tolist()
+    absolute: list[float] = record.sums(log_ratios.abs()).tolist()
+    rows = zip(trajectories, log_weights, absolute, strict=True)
     buckets = lag_breakdown(
         [
             LaggedTrajectory(
-                lag=max(lag for lag, _ in trajectory.lags(policy_version)),
-                log_weight=float(ratios.sum()),
-                num_tokens=len(ratios),
-                absolute_log_ratio=float(ratios.abs().sum()),
+                lag=policy_version - trajectory.oldest_policy_version,
+                log_weight=log_weight,
+                num_tokens=trajectory.num_sampled_tokens,
+                absolute_log_ratio=absolute_log_ratio,
             )
-            for trajectory, ratios in zip(trajectories, log_ratios, strict=True)
+            for trajectory, log_weight, absolute_log_ratio in rows
         ]
     )
     return {str(each.smallest_lag): each.ess / each.count for each in buckets}

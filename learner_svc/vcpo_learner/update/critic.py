@@ -1,7 +1,7 @@
-"""A small value head: the reward to expect before each token, read off the policy's own states.
+"""A small value head: the expected reward before each token, from the policy's own states.
 
-It is linear in the policy's last hidden states, which it does not change, and has an optimizer of
-its own. Fitting it is a matter of one step per batch, as the policy's.
+The head is linear in the policy's last hidden states, which it does not change, and has its own
+optimizer. It takes one step per batch, as the policy does.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from vcpo.algo import VTrace, vtrace
 
 LEARNING_RATE: Final = 1e-3
-"""AdamW's, for weights that see inputs of unit size behind a normalization."""
+"""Of AdamW; the inputs have unit size, as they come from a normalization."""
 
 
 class Critic:
-    """Values, their advantages by V-trace, and the step that improves them."""
+    """Predicts values, computes advantages by V-trace, and fits the values. Owner: the update."""
 
     def __init__(self, hidden_size: int, device: torch.device) -> None:
         self._head = nn.Linear(hidden_size, 1).to(device)
@@ -30,35 +30,34 @@ class Critic:
         )
 
     def advantages(
-        self,
-        states: Sequence[Tensor],
-        log_ratios: Sequence[Sequence[float]],
-        rewards: Sequence[float],
-    ) -> list[list[float]]:
-        """Advantage of every token, before the head has seen this batch; then fit the head to it.
+        self, states: Sequence[Tensor], log_ratios: Sequence[Tensor], rewards: Sequence[float]
+    ) -> list[Tensor]:
+        """Return the advantage of every token, by the head before this batch; then fit the head.
 
-        states: [B] of [T_i, hidden], the policy's before each response token.
-        log_ratios: [B][T_i] nats, learner over sampler. rewards: [B], given at the last token.
+        states: [B] of [T_i, hidden], the policy's before each trained token.
+        log_ratios: [B] of [T_i] nats, target over behavior policy.
+        rewards: [B], given at the last token.
+        Returns: [B] of [T_i] float64.
         """
         features = torch.cat([each.detach().float() for each in states])
         values = self._head(features).squeeze(1)
         rows = torch.split(values.detach(), [len(each) for each in states])
         traces = [
-            _trace(row.tolist(), ratios, reward)
+            _trace(row.tolist(), ratios.tolist(), reward)
             for row, ratios, reward in zip(rows, log_ratios, rewards, strict=True)
         ]
         targets = values.new_tensor([target for trace in traces for target in trace.targets])
         self._optimizer.zero_grad()
         torch.autograd.backward(0.5 * (targets - values).square().mean())
         self._optimizer.step()
-        return [list(trace.advantages) for trace in traces]
+        return [torch.tensor(trace.advantages, dtype=torch.float64) for trace in traces]
 
     def state_dict(self) -> dict[str, Any]:
-        """Head and optimizer, for a checkpoint."""
+        """Return head and optimizer, for a checkpoint."""
         return {"head": self._head.state_dict(), "optimizer": self._optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`."""
+        """Continue from a `state_dict`."""
         self._head.load_state_dict(state["head"])
         self._optimizer.load_state_dict(state["optimizer"])
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from torch import Tensor
 
 from vcpo.algo import FRESH_BLOCK_TOKENS, FreshTokens, MismatchCalibration, near_equal_blocks
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.update.token_statistics import piece_sums
+from vcpo_learner.estimator.record import segment_sums
 
 LARGEST_FRESH_SHARE = 0.25
 """Part of a batch's tokens that may be scored beside it for calibration: without a backward pass,
@@ -24,7 +23,7 @@ they cost about a tenth of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FreshPieces:
+class FreshBlocks:
     """Pieces of fresh tokens, as `MismatchCalibration` takes them in."""
 
     log_weights: tuple[float, ...] = ()
@@ -43,39 +42,37 @@ class FreshPieces:
             absolute_log_ratio=self.absolute_log_ratio,
         )
 
-    def joined(self, other: FreshPieces) -> FreshPieces:
+    def join(self, other: FreshBlocks) -> FreshBlocks:
         """The pieces of both."""
-        return FreshPieces(
+        return FreshBlocks(
             log_weights=self.log_weights + other.log_weights,
             num_tokens=self.num_tokens + other.num_tokens,
             absolute_log_ratio=self.absolute_log_ratio + other.absolute_log_ratio,
         )
 
 
-def fresh_pieces(
-    trajectories: Sequence[Trajectory], log_ratios: Sequence[Tensor], policy_version: int
-) -> FreshPieces:
-    """What the tokens of a version say, cut into pieces.
+def fresh_blocks(
+    trajectories: Sequence[Trajectory], log_ratios: Tensor, policy_version: int
+) -> FreshBlocks:
+    """Return the tokens that a version sampled, cut into blocks.
 
-    log_ratios: [B] of [T_i] log pi - log mu of the sampled tokens, nats; pi is that version.
-    A stretch whose sum is NaN or +inf says nothing of engines that work, and is left out.
+    log_ratios: [N] float64 log pi - log mu of the trained tokens, nats, one trajectory after
+        another; pi is that version.
+    A stretch whose sum is NaN or +inf says nothing about engines that work, and is left out.
     """
-    runs = [
-        ratios[start:end]
-        for trajectory, ratios in zip(trajectories, log_ratios, strict=True)
-        for start, end in _runs(trajectory, policy_version)
-    ]
-    runs = [run for run in runs if bool((run < torch.inf).all())]
-    if not runs:
-        return FreshPieces()
-    sizes = list(
-        chain.from_iterable(near_equal_blocks(len(run), FRESH_BLOCK_TOKENS) for run in runs)
-    )
-    ratios = torch.cat(runs)
-    return FreshPieces(
-        log_weights=tuple(piece_sums(ratios, sizes).tolist()),
+    stretches = list(_stretches(trajectories, policy_version))
+    if not stretches:
+        return FreshBlocks()
+    parts = [log_ratios[start:end] for start, end in stretches]
+    totals: list[float] = _sums(parts, [len(part) for part in parts]).tolist()
+    parts = [part for part, total in zip(parts, totals, strict=True) if total < math.inf]
+    if not parts:
+        return FreshBlocks()
+    sizes = [size for part in parts for size in near_equal_blocks(len(part), FRESH_BLOCK_TOKENS)]
+    return FreshBlocks(
+        log_weights=tuple(_sums(parts, sizes).tolist()),
         num_tokens=tuple(sizes),
-        absolute_log_ratio=float(ratios.abs().sum()),
+        absolute_log_ratio=float(torch.cat(parts).abs().sum()),
     )
 
 
@@ -87,15 +84,24 @@ def wanted_fresh_tokens(
     return min(missing * FRESH_BLOCK_TOKENS, math.ceil(LARGEST_FRESH_SHARE * batch_tokens))
 
 
-def _runs(trajectory: Trajectory, policy_version: int) -> Iterator[tuple[int, int]]:
-    """Ends of the longest stretches of sampled tokens that one version sampled."""
+def _sums(parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Sums of consecutive segments of these sizes over all parts."""
+    values = torch.cat(list(parts))
+    return segment_sums(values, torch.tensor(sizes, device=values.device))
+
+
+def _stretches(
+    trajectories: Sequence[Trajectory], policy_version: int
+) -> Iterator[tuple[int, int]]:
+    """Start and end of each longest run of trained tokens that one version sampled."""
     start = end = 0
-    for span in trajectory.version_spans:
-        if span.policy_version == policy_version:
+    for trajectory in trajectories:
+        for span in trajectory.version_spans:
+            if span.policy_version != policy_version and end > start:
+                yield start, end
             end += span.num_tokens
-            continue
+            if span.policy_version != policy_version:
+                start = end
         if end > start:
             yield start, end
-        start = end = end + span.num_tokens
-    if end > start:
-        yield start, end
+        start = end

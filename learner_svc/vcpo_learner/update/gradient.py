@@ -1,192 +1,272 @@
-"""How a batch's gradient comes about: in one pass over it, or scored first and then summed.
+"""The gradient of a batch: in one pass over it, or scored first and then accumulated.
 
-Both ways give the same numbers where both are open; which one is taken follows from the config.
+The step's gradient is sum_{i,t} k_it grad log pi(y_it), with the k_it of `vcpo_learner.estimator`.
+
+    one pass    if k_it = c_i a_it, with a_it the trajectory's own weights and c_i a function of its
+                group: micro-batches hold whole groups, and each is run forward and backward once.
+                c_i = -(R_i - b): the backward pass measures the norms for the baseline b, and b
+                completes the gradient (`vcpo_learner.per_sample_gradients`).
+    two passes  if k_it depends on the whole batch, or a group is larger than a micro-batch: score
+                the batch, with norms if the baseline needs them; compute all k_it; run backward.
+                If one micro-batch holds everything that is trained on, its graph is kept and the
+                second pass needs no forward pass.
+
+Both give the same numbers where both are possible. The rejected alternative for the second keeps
+two gradient buffers, with rewards as coefficients and without: two more copies of the parameters,
+and no coefficient per token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from vcpo.algo import (
-    Baseline,
-    NonFiniteWeightError,
-    advantages,
-    log_importance_weight,
-    optimal_baseline,
-    published_baseline,
+    Clipping,
+    GradientNormEstimator,
 )
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.algorithm import NORM_BASELINES
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.estimator.coefficients import token_coefficients
-from vcpo_learner.estimator.record import BatchRecord, batch_record, batch_size
-from vcpo_learner.estimator.shaping import overlong_penalty, regularized_rewards
-from vcpo_learner.estimator.weights import local_weights
-from vcpo_learner.update.batch_decision import goes_in_one_pass, informative
-from vcpo_learner.update.micro_batch_passes import Passes
-from vcpo_learner.update.scores import LocalWeights, OnePass, Scores
+from vcpo_learner.estimator.loss import (
+    group_offsets,
+    group_slopes,
+    regularized_rewards,
+    shaped_rewards,
+    token_coefficients,
+)
+from vcpo_learner.estimator.record import BatchRecord, batch_record, token_lags
+from vcpo_learner.estimator.token_weights import token_weights
+from vcpo_learner.forward.token_batch import BatchTokens, TokenBatch, batch_tokens
+from vcpo_learner.per_sample_gradients.weighted_sum import Combination
+from vcpo_learner.update.batch_decision import (
+    BatchSummary,
+    fits_one_pass,
+    may_have_advantage,
+    split_groups,
+)
+from vcpo_learner.update.micro_batches import MicroBatchRunner, backward
 from vcpo_learner.update.token_inputs import TokenInputs
 
 Groups = Sequence[Sequence[Trajectory]]
 
+_FROM_GRADIENTS = (GradientNormEstimator.EXACT, GradientNormEstimator.LM_HEAD)
+"""Estimators that need a backward pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Graph:
+    """A forward pass that a backward pass can still go through, once."""
+
+    positions: Sequence[int]
+    """Of its trajectories in the batch."""
+    logprobs: Tensor
+    """[positions, width] nats."""
+    batch: TokenBatch
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScoredBatch:
-    """A batch as the first pass left it."""
+    """A batch after the first pass."""
 
-    groups: Groups
-    scores: Scores
-    rewards: Sequence[float]
-    """[B]; what the baseline is taken of."""
-    log_weights: Sequence[float]
-    """[B] nats, untruncated."""
-    record: BatchRecord | None
-    """None when the gradient is gathered already."""
+    record: BatchRecord
+    tokens: BatchTokens
+    summary: BatchSummary
+    is_accumulated: bool
+    """Whether the gradient is complete."""
+    graph: Graph | None = None
+    """Of all trajectories that the second pass may use, if one micro-batch held them."""
 
 
-class GradientGathering:
-    """Finds the gradient of a batch under the run's method; the model's `.grad` holds it then."""
+class GradientAccumulation:
+    """Computes the gradient of batches under the run's loss, into the parameters' `.grad`.
+
+    Owner: the update.
+    """
 
     def __init__(self, model: nn.Module, spec: VCPORunSpec, pad_token_id: int) -> None:
+        self._config = spec.algorithm.loss_config
         self._scope = spec.algorithm.baseline_scope
-        self._loss_config = spec.algorithm.loss_config
-        self._longest_answer = spec.sampling.max_new_tokens
-        self._passes = Passes(model, spec, pad_token_id)
-        self._inputs = TokenInputs(model, self._loss_config, self._passes)
-        self._largest_group = (
-            spec.batch.micro_batch_trajectories
-            if goes_in_one_pass(self._loss_config, self._scope)
-            else 0
-        )
+        self._longest_response = spec.sampling.max_new_tokens
+        self._runner = MicroBatchRunner(model, spec, pad_token_id)
+        self._inputs = TokenInputs(model, self._config, self._runner)
+        self._fits_one_pass = fits_one_pass(self._config, self._scope)
+        has_norms = self._config.baseline in NORM_BASELINES
+        self._estimator = spec.algorithm.gradient_norms if has_norms else None
 
     def score(self, groups: Groups, policy_version: int) -> ScoredBatch:
-        """Score a batch, and gather its gradient already where each group decides for itself.
+        """Score a batch, and accumulate its gradient already if one pass is enough.
 
-        That takes whole groups in memory; larger ones than a micro-batch are gone through twice.
-
-        Raises: NonFiniteWeightError when a weight or a norm is not a number.
+        Raises: NonFiniteWeightError if a weight or a norm is not a number.
         """
         trajectories = list(chain.from_iterable(groups))
-        rewards = [self._reward(each) for each in trajectories]
-        size = batch_size(trajectories, self._longest_answer)
-        local = partial(local_weights, config=self._loss_config, size=size)
-        flags = informative(_as_groups(rewards, groups), self._loss_config, self._scope)
-        if max(map(len, groups)) <= self._largest_group:
-            scores = self._gathered(groups, rewards, flags, local)
-            record = None
+        tokens = batch_tokens(trajectories, self._runner.device)
+        record = self._empty_record(trajectories, policy_version)
+        shaped = shaped_rewards(record, self._config)
+        rewards: list[float] = shaped.tolist()
+        sizes = [len(group) for group in groups]
+        flags = may_have_advantage(split_groups(rewards, sizes), self._config, self._scope)
+        graph = None
+        is_one_pass = self._fits_one_pass and max(sizes) <= self._runner.size
+        if is_one_pass:
+            norms = self._accumulate_groups(record, tokens, shaped, flags, sizes)
         else:
-            wants_norms = self._loss_config.baseline in NORM_BASELINES
-            scores = self._passes.score(trajectories, flags, local if wants_norms else None)
-            record = batch_record(
-                trajectories,
-                scores.logprobs,
-                policy_version=policy_version,
-                size=size,
-                extras=self._inputs.of(trajectories, scores.logprobs, rewards),
-            )
-            rewards = regularized_rewards(rewards, record, self._loss_config).tolist()
+            norms, graph = self._score(record, tokens, flags)
+            record = self._inputs.add_to(record, tokens, rewards)
+            rewards = regularized_rewards(shaped, record, self._config).tolist()
         return ScoredBatch(
-            groups=groups,
-            scores=scores,
-            rewards=rewards,
-            log_weights=log_weights(trajectories, scores.logprobs),
             record=record,
+            tokens=tokens,
+            summary=BatchSummary(
+                group_sizes=sizes,
+                num_tokens=record.num_tokens,
+                rewards=rewards,
+                log_weights=record.log_weights().tolist(),
+                squared_norms=norms,
+            ),
+            is_accumulated=is_one_pass,
+            graph=graph,
         )
 
-    def logprobs(self, trajectories: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
-        """Log-probability of each sampled token under the learner, nats, without any gradient."""
-        return self._passes.score(trajectories, [False] * len(trajectories), None).logprobs
+    def accumulate(self, batch: ScoredBatch, advantages_of_batch: Sequence[float]) -> float:
+        """Complete the gradient; return the share of tokens whose clip factor is 0.
 
-    def gather(self, batch: ScoredBatch, advantages_of_batch: Sequence[float]) -> float:
-        """Complete the gradient; returns the share of tokens that the gate left nothing of.
-
-        Raises: NonFiniteWeightError when a coefficient is not a number.
+        Raises: NonFiniteWeightError if a coefficient is not a number.
         """
-        if batch.record is None:
+        if batch.is_accumulated:
             return 0.0
-        found = token_coefficients(batch.record, advantages_of_batch, self._loss_config)
-        lengths: list[int] = batch.record.logprobs.lengths.tolist()
-        padded = found.values.tolist()
-        rows = [row[:length] for row, length in zip(padded, lengths, strict=True)]
-        trajectories = list(chain.from_iterable(batch.groups))
-        self._passes.accumulate(trajectories, rows, batch.scores.graph)
+        record, graph = batch.record, batch.graph
+        found = token_coefficients(record, advantages_of_batch, self._config)
+        if graph is not None:
+            weights = record.select(found.values, graph.positions)
+            backward(graph.logprobs, graph.batch.padded(weights))
+            return found.masked_share
+        counts: list[float] = record.sums((found.values != 0.0).double()).tolist()
+        used = [position for position, count in enumerate(counts) if count > 0.0]
+        for positions, micro_batch in self._runner.split(batch.tokens, used):
+            weights = record.select(found.values, positions)
+            backward(self._runner.logprobs(micro_batch), micro_batch.padded(weights))
         return found.masked_share
 
+    def score_only(self, trajectories: Sequence[Trajectory], policy_version: int) -> BatchRecord:
+        """Return the record of trajectories beside the batch, scored without a gradient."""
+        record = self._empty_record(trajectories, policy_version)
+        tokens = batch_tokens(trajectories, self._runner.device)
+        self._write_logprobs(record, tokens, range(len(trajectories)))
+        return record
+
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold of it."""
+        """Return what a checkpoint must hold of it."""
         return self._inputs.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`."""
+        """Continue from a `state_dict`."""
         self._inputs.load_state_dict(state)
 
-    def _reward(self, trajectory: Trajectory) -> float:
-        num_tokens = trajectory.num_sampled_tokens
-        penalty = overlong_penalty(
-            num_tokens, self._longest_answer, self._loss_config.overlong_share
+    def _empty_record(self, trajectories: Sequence[Trajectory], policy_version: int) -> BatchRecord:
+        record = batch_record(
+            trajectories,
+            longest_response=self._longest_response,
+            device=self._runner.device,
+            dtype=self._runner.logprob_dtype,
         )
-        return trajectory.reward - penalty
+        if self._config.clipping is not Clipping.PROXIMAL_CLIP:
+            return record
+        lags = token_lags(trajectories, policy_version).to(self._runner.device)
+        return replace(record, lags=lags)
 
-    def _gathered(
-        self, groups: Groups, rewards: Sequence[float], flags: Sequence[bool], local: LocalWeights
-    ) -> Scores:
-        """Both passes in one; equal rewards cost no backward pass."""
-        trained = [any(group) for group in _as_groups(flags, groups)]
-        if self._loss_config.baseline in NORM_BASELINES:
-            trajectories = list(chain.from_iterable(groups))
-            slope_of = partial(_baseline, self._loss_config.baseline, trajectories)
-            plan = OnePass(offsets=[-reward for reward in rewards], slope_of=slope_of)
-        else:
-            by_group = [
-                advantages(group, self._loss_config.baseline) if is_trained else [0.0] * len(group)
-                for group, is_trained in zip(_as_groups(rewards, groups), trained, strict=True)
-            ]
-            offsets = [-each for each in chain.from_iterable(by_group)]
-            plan = OnePass(offsets=offsets, slope_of=None)
-        return self._passes.in_one(groups, trained, local, plan)
+    def _write_logprobs(
+        self, record: BatchRecord, tokens: BatchTokens, positions: Sequence[int]
+    ) -> None:
+        """Write the log-probabilities of the trajectories at these positions into the record."""
+        for part, micro_batch in self._runner.split(tokens, positions):
+            with torch.no_grad():
+                logprobs = self._runner.logprobs(micro_batch)
+            record.write(record.learner_logprobs, part, micro_batch.trained(logprobs))
+
+    def _score(
+        self, record: BatchRecord, tokens: BatchTokens, flags: Sequence[bool]
+    ) -> tuple[list[float], Graph | None]:
+        """First of two passes; return norms [B], 0 where none were measured, and a graph if kept.
+
+        flags: [B] trajectories that the second pass may use.
+        """
+        chosen = [position for position, flag in enumerate(flags) if flag]
+        keep_graph = 0 < len(chosen) <= self._runner.size
+        if self._estimator is None and not keep_graph:
+            chosen = []
+        self._write_logprobs(record, tokens, sorted(set(range(len(flags))) - set(chosen)))
+        norms = torch.zeros_like(record.rewards)
+        graph = None
+        for positions, micro_batch in self._runner.split(tokens, chosen):
+            with torch.set_grad_enabled(keep_graph or self._estimator in _FROM_GRADIENTS):
+                forward = self._runner.forward(micro_batch, self._estimator)
+                logprobs = forward.logprobs
+                trained = micro_batch.trained(logprobs.detach())
+                record.write(record.learner_logprobs, positions, trained)
+                if self._estimator is not None:
+                    weights = token_weights(record.part(positions), self._config)
+                    measured = forward.measured(
+                        micro_batch.padded(weights), retain_graph=keep_graph
+                    )
+                    norms[positions] = measured.squared_norms
+            if keep_graph:
+                graph = Graph(positions=positions, logprobs=logprobs, batch=micro_batch)
+        return norms.tolist(), graph
+
+    def _accumulate_groups(
+        self,
+        record: BatchRecord,
+        tokens: BatchTokens,
+        rewards: Tensor,
+        flags: Sequence[bool],
+        sizes: Sequence[int],
+    ) -> list[float]:
+        """Both passes in one; return norms [B], 0 where none were measured.
+
+        Groups without a flag are scored only: equal rewards cost no backward pass.
+        """
+        members = split_groups(range(len(flags)), sizes)
+        is_trained = [any(group) for group in split_groups(flags, sizes)]
+        rows = list(zip(members, is_trained, strict=True))
+        idle = [at for group, flag in rows if not flag for at in group]
+        self._write_logprobs(record, tokens, idle)
+        norms = torch.zeros_like(record.rewards)
+        trained = [group for group, flag in rows if flag]
+        for groups, micro_batch in self._runner.split_groups(tokens, trained):
+            positions = list(chain.from_iterable(groups))
+            forward = self._runner.forward(micro_batch, self._estimator)
+            logprobs = micro_batch.trained(forward.logprobs.detach())
+            record.write(record.learner_logprobs, positions, logprobs)
+            part = record.part(positions)
+            log_weights = part.log_weights()
+            weights = token_weights(part, self._config)
+            known = group_offsets(
+                _by_group(rewards[positions], groups),
+                _by_group(part.sums(weights.square()), groups),
+                self._config,
+            )
+            combination = Combination(
+                offsets=weights.new_tensor(list(chain.from_iterable(known))),
+                groups=[index for index, group in enumerate(groups) for _ in group],
+            )
+            measured = forward.measured(micro_batch.padded(weights), combination)
+            norms[positions] = measured.squared_norms
+            slopes = group_slopes(
+                known,
+                _by_group(measured.squared_norms, groups),
+                _by_group(log_weights, groups),
+                self._config,
+            )
+            measured.add_to_parameters(slopes)
+        return norms.tolist()
 
 
-def log_weights(
-    trajectories: Sequence[Trajectory], logprobs: Sequence[Sequence[float]]
-) -> list[float]:
-    """Log importance weight of each trajectory, nats, untruncated.
-
-    Raises: NonFiniteWeightError, naming the trajectory, at a weight that is not a number.
-    """
-    rows = zip(trajectories, logprobs, strict=True)
-    return [_log_weight(trajectory, row) for trajectory, row in rows]
-
-
-def _log_weight(trajectory: Trajectory, learner_logprobs: Sequence[float]) -> float:
-    try:
-        return log_importance_weight(learner_logprobs, trajectory.rollout_logprobs)
-    except NonFiniteWeightError as error:
-        name = f"{error.name} of trajectory {trajectory.trajectory_id!r}"
-        raise NonFiniteWeightError(name, error.index, error.value) from error
-
-
-def _baseline(
-    baseline: Baseline,
-    trajectories: Sequence[Trajectory],
-    positions: Sequence[int],
-    offsets: Sequence[float],
-    squared_norms: Sequence[float],
-    logprobs: Sequence[Sequence[float]],
-) -> float:
-    """Baseline of one group, whose trajectories stand at `positions`; offsets: rewards, negated."""
-    weights = log_weights([trajectories[at] for at in positions], logprobs)
-    rewards = [-offset for offset in offsets]
-    if baseline is Baseline.PUBLISHED:
-        return published_baseline(rewards, squared_norms, weights)
-    return optimal_baseline(rewards, squared_norms)
-
-
-def _as_groups(flat: Sequence[float], groups: Groups) -> list[list[float]]:
-    values = iter(flat)
-    return [[next(values) for _ in group] for group in groups]
+def _by_group(values: Tensor, groups: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Values [trajectories] as plain numbers, [num_groups][n_g]."""
+    return split_groups(values.tolist(), [len(group) for group in groups])

@@ -23,13 +23,12 @@ import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
-from functools import partial
 from itertools import chain
 from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vcpo.algo import (
     MIN_FRESH_BLOCKS,
@@ -44,17 +43,19 @@ from vcpo.algo import (
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.algorithm import NORM_BASELINES, RowLayout
 from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.estimator.loss import trajectory_advantages
+from vcpo_learner.estimator.record import concatenate_rollout_logprobs
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.update.batch_decision import (
-    Decision,
-    ScoredTrajectory,
+    StepDecision,
+    batch_ess_unit,
     decide,
     on_policy_ess_ratio,
-    trajectory_advantages,
+    split_groups,
 )
-from vcpo_learner.update.batch_statistics import diagnostics, ess_by_lag, moments_of_batch
-from vcpo_learner.update.fresh_tokens import fresh_pieces, wanted_fresh_tokens
-from vcpo_learner.update.gradient import GradientGathering, Groups, ScoredBatch
+from vcpo_learner.update.batch_statistics import batch_moments, diagnostics, ess_by_lag
+from vcpo_learner.update.fresh_tokens import FreshBlocks, fresh_blocks, wanted_fresh_tokens
+from vcpo_learner.update.gradient import GradientAccumulation, Groups
 from vcpo_learner.update.optimizer import (
     clip_gradient,
     make_optimizer,
@@ -63,10 +64,10 @@ from vcpo_learner.update.optimizer import (
     set_learning_rate,
     warmed_up_learning_rate,
 )
-from vcpo_learner.update.pending_step import GatheredBatch, PendingStep
+from vcpo_learner.update.pending_step import BatchGradient, PendingStep
 from vcpo_learner.update.replay import ReplayBuffer, ReplaySettings
 from vcpo_learner.update.result import SkipReason, UpdateResult
-from vcpo_learner.update.token_statistics import token_log_ratios, token_sums
+from vcpo_learner.update.token_statistics import token_sums
 
 
 class PolicyUpdate:
@@ -82,7 +83,7 @@ class PolicyUpdate:
         self._model = model.eval()
         self._algorithm = spec.algorithm
         self._settings = spec.optimizer
-        self._gathering = GradientGathering(model, spec, pad_token_id)
+        self._gradient = GradientAccumulation(model, spec, pad_token_id)
         if spec.algorithm.loss_config.baseline in NORM_BASELINES:
             packs = spec.batch.row_layout is RowLayout.PACKED
             require_measurable_norms(model, spec.algorithm.gradient_norms, packs=packs)
@@ -121,17 +122,17 @@ class PolicyUpdate:
         if not all(groups) or not groups:
             raise ValueError("groups is empty: at least one trajectory is needed")
         self._optimizer.zero_grad()
-        before = deepcopy(self._gathering.state_dict())
-        batch: GatheredBatch | NonFiniteWeightError
+        before = deepcopy(self._gradient.state_dict())
+        batch: BatchGradient | NonFiniteWeightError
         try:
-            batch = self._gathered(groups, policy_version)
+            batch = self._accumulate(groups, policy_version)
         except NonFiniteWeightError as error:
             batch = error
         except Exception:  # a model's own code runs there; the batch may come again
-            self._gathering.load_state_dict(before)
+            self._gradient.load_state_dict(before)
             raise
         trajectories = tuple(chain.from_iterable(groups))
-        num_blocks = len(batch.fresh.num_tokens) if isinstance(batch, GatheredBatch) else 0
+        num_blocks = len(batch.fresh.num_tokens) if isinstance(batch, BatchGradient) else 0
         num_tokens = sum(trajectory.num_sampled_tokens for trajectory in trajectories)
         return PendingStep(
             trajectories=trajectories,
@@ -148,15 +149,15 @@ class PolicyUpdate:
             them here.
         """
         batch, version = pending.batch, pending.policy_version
-        fresh = fresh_pieces(newest, self._log_ratios(newest), version)
-        if isinstance(batch, GatheredBatch):
-            fresh = batch.fresh.joined(fresh)
+        fresh = self._fresh_blocks(newest, version)
+        if isinstance(batch, BatchGradient):
+            fresh = batch.fresh.join(fresh)
         self._calibration = self._calibration.observe(fresh.log_weights, fresh.num_tokens)
         self._num_fresh_blocks += len(fresh.num_tokens)
         if isinstance(batch, NonFiniteWeightError):
             return self._refused(pending.trajectories, fresh.tokens, batch)
         try:
-            decision = self._decided(batch)
+            decision = self._decide(batch)
         except NonFiniteWeightError as error:
             return self._refused(pending.trajectories, fresh.tokens, error)
         return self._stepped(pending, batch, decision, fresh.tokens)
@@ -166,14 +167,14 @@ class PolicyUpdate:
 
         Raises: what stands in its way.
         """
-        before = deepcopy(self._gathering.state_dict())
+        before = deepcopy(self._gradient.state_dict())
         try:
-            scored = self._gathering.score([group], policy_version)
-            self._gathering.gather(scored, [1.0] * len(group))
+            scored = self._gradient.score([group], policy_version)
+            self._gradient.accumulate(scored, [1.0] * len(group))
         except NonFiniteWeightError:
             pass  # a step is skipped for it, and not broken
         finally:
-            self._gathering.load_state_dict(before)
+            self._gradient.load_state_dict(before)
             self._optimizer.zero_grad()
 
     def forget(self, lease_ids: Collection[str]) -> dict[str, tuple[Trajectory, ...]]:
@@ -187,7 +188,7 @@ class PolicyUpdate:
             "steps_taken": self._steps_taken,
             "calibration": self._calibration.to_dict(),
             "warning": self._warning.to_dict(),
-            "method": self._gathering.state_dict(),
+            "method": self._gradient.state_dict(),
             "replay": None if self._replay is None else self._replay.state_dict(),
         }
 
@@ -203,23 +204,29 @@ class PolicyUpdate:
         self._steps_taken = int(state["steps_taken"])
         self._calibration = self._calibration.restore(state["calibration"])
         self._warning = self._warning.restore(state["warning"])
-        self._gathering.load_state_dict(state["method"])
+        self._gradient.load_state_dict(state["method"])
         if self._replay is not None and state["replay"] is not None:
             self._replay.load_state_dict(state["replay"])
 
-    def _gathered(self, groups: Groups, policy_version: int) -> GatheredBatch:
-        scored = self._gathering.score(groups, policy_version)
-        trajectories = list(chain.from_iterable(groups))
-        ratios = token_log_ratios(trajectories, scored.scores.logprobs)
-        judged = _scored_groups(scored)
-        advantages = trajectory_advantages(judged, self._algorithm)
-        return GatheredBatch(
-            groups=judged,
-            log_ratios=ratios,
-            sums=token_sums(ratios, self._algorithm.loss_config.largest_weight),
+    def _accumulate(self, groups: Groups, policy_version: int) -> BatchGradient:
+        """Compute the gradient of a batch, and the numbers that the decision needs."""
+        scored = self._gradient.score(groups, policy_version)
+        summary, config = scored.summary, self._algorithm.loss_config
+        advantages = trajectory_advantages(
+            split_groups(summary.rewards, summary.group_sizes),
+            split_groups(summary.squared_norms, summary.group_sizes),
+            split_groups(summary.log_weights, summary.group_sizes),
+            config,
+            self._algorithm.baseline_scope,
+        )
+        log_ratios = scored.record.log_ratios
+        return BatchGradient(
+            record=scored.record,
+            summary=summary,
+            sums=token_sums(log_ratios, config.largest_weight),
             advantages=advantages,
-            masked_share=self._gathering.gather(scored, advantages),
-            fresh=fresh_pieces(trajectories, ratios, policy_version),
+            masked_share=self._gradient.accumulate(scored, advantages),
+            fresh=fresh_blocks(list(chain.from_iterable(groups)), log_ratios, policy_version),
         )
 
     def _wanted_fresh_tokens(self, num_blocks: int, batch_tokens: int) -> int:
@@ -233,25 +240,26 @@ class PolicyUpdate:
         is_given = self._algorithm.on_policy_ess_ratio is not None
         return 0 if is_given else self._calibration.age_steps
 
-    def _log_ratios(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        return token_log_ratios(trajectories, self._gathering.logprobs(trajectories))
+    def _fresh_blocks(self, trajectories: Sequence[Trajectory], policy_version: int) -> FreshBlocks:
+        """Score trajectories beside the batch, and return their fresh tokens."""
+        if not trajectories:
+            return FreshBlocks()
+        record = self._gradient.score_only(trajectories, policy_version)
+        return fresh_blocks(trajectories, record.log_ratios, policy_version)
 
-    def _decided(self, batch: GatheredBatch) -> Decision:
-        """What the step will be, by all of the batch."""
-        judged = list(chain.from_iterable(batch.groups))
-        moments_of = partial(
-            moments_of_batch, judged, batch.log_ratios, self._algorithm.loss_config.largest_weight
-        )
+    def _decide(self, batch: BatchGradient) -> StepDecision:
+        unit = batch_ess_unit(batch.summary, self._algorithm, self._calibration)
+        cap = self._algorithm.loss_config.largest_weight
         return decide(
-            judged,
+            unit,
+            batch_moments(batch.summary, batch.record.log_ratios, unit, cap),
             self._algorithm,
-            self._calibration,
-            moments_of,
+            relative_error=self._calibration.relative_error,
             kl_per_token=batch.sums.kl_per_token,
         )
 
     def _stepped(
-        self, pending: PendingStep, batch: GatheredBatch, decision: Decision, fresh: FreshTokens
+        self, pending: PendingStep, batch: BatchGradient, decision: StepDecision, fresh: FreshTokens
     ) -> UpdateResult:
         """Descend as decided, and say what became of it."""
         self._is_stepping = True
@@ -262,17 +270,15 @@ class PolicyUpdate:
             reward_mean=_reward_mean(pending.trajectories),
             response_tokens_mean=_response_tokens_mean(pending.trajectories),
             surprisal_nats=_surprisal_nats(pending.trajectories),
-            log_weights=batch.log_weights,
-            importance_weight_max=_clamped_exp(max(batch.log_weights)),
+            log_weights=tuple(batch.summary.log_weights),
+            importance_weight_max=_clamped_exp(max(batch.summary.log_weights)),
             ess_ratio=decision.reading.ess_ratio,
             on_policy_ess_ratio=decision.reading.on_policy_ess_ratio,
             ess_kind=decision.reading.kind,
-            diagnostics=diagnostics(
-                batch.groups, batch.advantages, batch.sums, self._algorithm.loss_config
-            ),
+            diagnostics=diagnostics(batch, self._algorithm.loss_config),
             fresh=fresh,
             calibration_age_steps=self._calibration_age_steps(),
-            ess_by_lag=ess_by_lag(pending.trajectories, batch.log_ratios, pending.policy_version),
+            ess_by_lag=ess_by_lag(pending.trajectories, batch.record, pending.policy_version),
             warning_level=self._warning.level,
             warning_score=self._warning.score,
             baseline_shift=-fmean(batch.advantages),
@@ -340,22 +346,6 @@ def _replay_buffer(spec: VCPORunSpec) -> ReplayBuffer | None:
     return ReplayBuffer(ReplaySettings(on_policy_probability=probability), seed=spec.seed)
 
 
-def _scored_groups(batch: ScoredBatch) -> list[list[ScoredTrajectory]]:
-    rows = iter(zip(batch.rewards, batch.log_weights, batch.scores.squared_norms, strict=True))
-    return [[_scored(trajectory, *next(rows)) for trajectory in group] for group in batch.groups]
-
-
-def _scored(
-    trajectory: Trajectory, reward: float, log_weight: float, squared_norm: float
-) -> ScoredTrajectory:
-    return ScoredTrajectory(
-        reward=reward,
-        num_tokens=trajectory.num_sampled_tokens,
-        log_weight=log_weight,
-        squared_gradient_norm=squared_norm,
-    )
-
-
 def _skip_reason(verdict: StepVerdict, gradient_norm: float) -> SkipReason | None:
     if not math.isfinite(gradient_norm):
         return SkipReason.NON_FINITE_GRADIENT
@@ -367,12 +357,12 @@ def _skip_reason(verdict: StepVerdict, gradient_norm: float) -> SkipReason | Non
     return SkipReason.NO_GRADIENT if gradient_norm == 0.0 else None
 
 
-def _health(decision: Decision, batch: GatheredBatch, gradient_norm: float) -> StepHealth:
+def _health(decision: StepDecision, batch: BatchGradient, gradient_norm: float) -> StepHealth:
     """What the warning sees of a step; a gradient of 0 says that nothing is left to be learned."""
     reading = decision.reading
     return StepHealth(
         relative_ess=reading.ess_ratio / reading.on_policy_ess_ratio,
-        ess=reading.ess_ratio * len(batch.log_weights),
+        ess=reading.ess_ratio * len(batch.summary.log_weights),
         kl_per_token=batch.sums.kl_per_token,
         gradient_norm=gradient_norm or None,
     )
@@ -392,6 +382,6 @@ def _response_tokens_mean(trajectories: Sequence[Trajectory]) -> float:
 
 
 def _surprisal_nats(trajectories: Sequence[Trajectory]) -> float | None:
-    """Return the mean of -log mu over the sampled tokens; None when it is not finite."""
-    mean = fmean(chain.from_iterable(each.rollout_logprobs for each in trajectories))
+    """Mean of -log mu over the trained tokens; None if it is not finite."""
+    mean = float(concatenate_rollout_logprobs(trajectories).double().mean())
     return -mean if math.isfinite(mean) else None

@@ -1,103 +1,99 @@
-"""What a few methods ask of every token beside its log-probability; each costs a forward pass."""
+"""What a few losses need of every token beside its log-probabilities; each costs a forward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vcpo.algo import LossConfig
-from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.estimator.record import TokenInput, inputs_needed
-from vcpo_learner.forward.logprobs import (
-    prefix_states,
-    response_values,
-    token_entropies,
-    token_logprobs,
-)
-from vcpo_learner.forward.token_batch import TokenBatch
+from vcpo_learner.estimator.record import BatchRecord, TokenInput, inputs_needed
+from vcpo_learner.forward.logprobs import prefix_states, token_entropies, token_logprobs
+from vcpo_learner.forward.token_batch import BatchTokens
 from vcpo_learner.update.critic import Critic
-from vcpo_learner.update.micro_batch_passes import Passes
+from vcpo_learner.update.micro_batches import MicroBatchRunner
 
 
 class TokenInputs:
-    """Entropies, log-probabilities of the first policy, and a critic's advantages, on demand.
+    """Entropies, log-probabilities under the reference policy, and a critic's advantages.
 
-    The reference of TBA and AGRO is the policy as it is when this is made, before any checkpoint is
-    loaded into it: the one that training began with. It is a second copy in memory.
+    The reference policy of TBA and AGRO is the model as it is when this object is made, before any
+    checkpoint is loaded into it: the policy that training began with. It is a second copy in
+    memory.
     """
 
-    def __init__(self, model: nn.Module, config: LossConfig, passes: Passes) -> None:
+    def __init__(self, model: nn.Module, config: LossConfig, runner: MicroBatchRunner) -> None:
         self._model = model
-        self._passes = passes
+        self._runner = runner
         self._needed = inputs_needed(config)
         self._reference: nn.Module | None = None
         self._critic: Critic | None = None
         if TokenInput.REFERENCE_LOGPROB in self._needed:
             self._reference = deepcopy(model).requires_grad_(False)
         if TokenInput.ADVANTAGE in self._needed:
-            device = next(model.parameters()).device
-            self._critic = Critic(_hidden_size(model), device)
+            self._critic = Critic(_hidden_size(model), runner.device)
 
-    def of(
-        self,
-        trajectories: Sequence[Trajectory],
-        learner_logprobs: Sequence[Sequence[float]],
-        rewards: Sequence[float],
-    ) -> dict[TokenInput, list[list[float]]]:
-        """What the config needs of a batch, [B][sampled tokens] each; a critic learns from it."""
-        found: dict[TokenInput, list[list[float]]] = {}
+    def add_to(
+        self, record: BatchRecord, tokens: BatchTokens, rewards: Sequence[float]
+    ) -> BatchRecord:
+        """Return a scored record with what the loss needs; a critic learns from it.
+
+        rewards: [B] as the loss defines them.
+        """
         if TokenInput.ENTROPY in self._needed:
-            found[TokenInput.ENTROPY] = self._rows(trajectories, token_entropies, self._model)
+            record = replace(record, entropies=self._entropies(record, tokens))
         if self._reference is not None:
-            found[TokenInput.REFERENCE_LOGPROB] = self._rows(
-                trajectories, token_logprobs, self._reference
-            )
+            logprobs = self._reference_logprobs(self._reference, record, tokens)
+            record = replace(record, reference_logprobs=logprobs)
         if self._critic is not None:
-            ratios = [
-                [pi - mu for pi, mu in zip(row, each.rollout_logprobs, strict=True)]
-                for each, row in zip(trajectories, learner_logprobs, strict=True)
-            ]
-            states = self._states(trajectories)
-            found[TokenInput.ADVANTAGE] = self._critic.advantages(states, ratios, rewards)
-        return found
+            log_ratios = torch.split(record.log_ratios, list(record.num_tokens))
+            advantages = self._critic.advantages(self._states(tokens), log_ratios, rewards)
+            record = replace(record, advantages=torch.cat(advantages).to(record.rewards))
+        return record
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold of it."""
+        """Return what a checkpoint must hold of it."""
         return {} if self._critic is None else {"critic": self._critic.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`; a critic that was not there begins anew."""
+        """Continue from a `state_dict`; a critic that the state lacks starts new."""
         if self._critic is not None and "critic" in state:
             self._critic.load_state_dict(state["critic"])
 
-    def _rows(
-        self,
-        trajectories: Sequence[Trajectory],
-        values_of: Callable[..., Tensor],
-        model: nn.Module,
-    ) -> list[list[float]]:
-        rows: dict[int, list[float]] = {}
-        for positions, batch in self._passes.micro_batches(trajectories):
-            with torch.no_grad(), self._passes.autocast():
-                values = values_of(model, batch, temperature=self._passes.temperature)
-            rows.update(zip(positions, response_values(values, batch), strict=True))
-        return [rows[position] for position in range(len(trajectories))]
+    @torch.no_grad()
+    def _entropies(self, record: BatchRecord, tokens: BatchTokens) -> Tensor:
+        entropies = torch.empty_like(record.learner_logprobs)
+        for part, batch in self._runner.split(tokens, range(len(record.num_tokens))):
+            with self._runner.autocast():
+                values = token_entropies(self._model, batch, temperature=self._runner.temperature)
+            record.write(entropies, part, batch.trained(values))
+        return entropies
 
-    def _states(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+    @torch.no_grad()
+    def _reference_logprobs(
+        self, reference: nn.Module, record: BatchRecord, tokens: BatchTokens
+    ) -> Tensor:
+        logprobs = torch.empty_like(record.learner_logprobs)
+        for part, batch in self._runner.split(tokens, range(len(record.num_tokens))):
+            with self._runner.autocast():
+                values = token_logprobs(reference, batch, temperature=self._runner.temperature)
+            record.write(logprobs, part, batch.trained(values))
+        return logprobs
+
+    @torch.no_grad()
+    def _states(self, tokens: BatchTokens) -> list[Tensor]:
+        """The policy's states before each trained token, [B] of [T_i, hidden]."""
         rows: dict[int, Tensor] = {}
-        for positions, batch in self._passes.micro_batches(trajectories):
-            with torch.no_grad(), self._passes.autocast():
+        for part, batch in self._runner.split(tokens, range(len(tokens.token_ids))):
+            with self._runner.autocast():
                 states = prefix_states(self._model, batch)
-            rows.update(zip(positions, _of_responses(states, batch), strict=True))
-        return [rows[position] for position in range(len(trajectories))]
-
-
-def _of_responses(states: Tensor, batch: TokenBatch) -> list[Tensor]:
-    return [row[mask] for row, mask in zip(states, batch.response_mask, strict=True)]
+            lengths: list[int] = batch.response_mask.sum(dim=1).tolist()
+            rows.update(zip(part, torch.split(batch.trained(states), lengths), strict=True))
+        return [rows[position] for position in range(len(rows))]
 
 
 def _hidden_size(model: nn.Module) -> int:

@@ -1,6 +1,7 @@
-"""What a batch's token log ratios add up to, in tensors: there may be millions of them.
+"""Sums over a batch's token log ratios, in tensors: there may be millions of them.
 
-The sums are those of `vcpo.algo`, which knows plain numbers only; each function names its twin.
+The sums are those of `vcpo.algo`, which knows plain numbers only; each function
+names its twin there.
 """
 
 from __future__ import annotations
@@ -14,44 +15,30 @@ from torch import Tensor
 
 from vcpo.algo import TokenSums, WeightMoments
 from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO
-from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.estimator.record import segment_sums
 
 
-def token_log_ratios(
-    trajectories: Sequence[Trajectory], learner_logprobs: Sequence[Sequence[float]]
-) -> list[Tensor]:
-    """Log pi - log mu of each trajectory's response tokens, [B] of [T_i] float64 nats."""
-    return [
-        torch.tensor(row, dtype=torch.float64)
-        - torch.tensor(trajectory.rollout_logprobs, dtype=torch.float64)
-        for trajectory, row in zip(trajectories, learner_logprobs, strict=True)
-    ]
+def token_sums(log_ratios: Tensor, cap: float) -> TokenSums:
+    """Return sums over all tokens; the twin in plain numbers is `TokenSums.of`.
 
-
-def token_sums(log_ratios: Sequence[Tensor], cap: float) -> TokenSums:
-    """Sums over all tokens; `TokenSums.of` is its twin. cap: largest ratio kept, inf for none."""
-    flat = torch.cat(list(log_ratios))
-    held = flat.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    log_ratios: [N] float64 log pi - log mu, nats. cap: largest ratio kept, inf for none.
+    """
+    held = log_ratios.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
     return TokenSums(
-        weights=_moments(flat),
-        truncated=_moments(flat.clamp(max=math.log(cap))),
+        weights=_moments(log_ratios),
+        truncated=_moments(log_ratios.clamp(max=math.log(cap))),
         k3_sum=float((torch.expm1(held) - held).sum()),
     )
 
 
-def block_moments(log_ratios: Sequence[Tensor], pieces: Sequence[Sequence[int]]) -> WeightMoments:
-    """Moments of the weights of all pieces; `block_log_weights` is its twin.
+def block_moments(log_ratios: Tensor, blocks: Sequence[Sequence[int]]) -> WeightMoments:
+    """Return the moments of the weights of all blocks; the twin is `block_log_weights`.
 
-    pieces: [B][pieces] tokens of each; those of a trajectory add up to it.
+    log_ratios: [N] float64 nats. blocks: [B][blocks] tokens of each block; those of a trajectory
+        add up to it.
     """
-    return _moments(piece_sums(torch.cat(list(log_ratios)), list(chain.from_iterable(pieces))))
-
-
-def piece_sums(values: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Sums [pieces] over consecutive pieces of float64 values; sizes add up to their number."""
-    lengths = torch.tensor(sizes)
-    piece_of = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    return torch.zeros(len(lengths), dtype=torch.float64).index_add_(0, piece_of, values)
+    sizes = torch.tensor(list(chain.from_iterable(blocks)), device=log_ratios.device)
+    return _moments(segment_sums(log_ratios, sizes))
 
 
 def _moments(log_weights: Tensor) -> WeightMoments:

@@ -2,32 +2,45 @@
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from random import Random
 
 import torch
 from torch import Tensor
 
 from vcpo.algo import LOSS_CONFIGS, LossConfig, Method
-from vcpo_learner.estimator.coefficients import token_coefficients
-from vcpo_learner.estimator.record import BatchRecord, BatchSize, TokenLogprobs, padded
+from vcpo_learner.estimator.loss import token_coefficients
+from vcpo_learner.estimator.record import BatchRecord, BatchSize
 
 Rows = Sequence[Sequence[float]]
 MU = math.log(0.25)
 
 
 def record_of(
-    log_ratios: Rows, *, mu: float = MU, longest: int = 8, lag: int = 1, **extras: Rows
+    log_ratios: Rows, *, mu: float = MU, longest: int = 8, lag: int = 1, **inputs: Rows
 ) -> BatchRecord:
-    """A batch whose learner is off the sampler by these nats per token."""
-    mask = padded([[1.0] * len(row) for row in log_ratios]) > 0
-    rollout = torch.full(mask.shape, mu, dtype=torch.float64)
-    tokens = int(mask.sum())
+    """A batch whose target policy is off the behavior policy by these nats per token."""
+    gaps = flat(log_ratios)
+    rollout = torch.full_like(gaps, mu)
     return BatchRecord(
-        logprobs=TokenLogprobs(learner=rollout + padded(log_ratios), rollout=rollout, mask=mask),
-        lags=torch.full(mask.shape, lag),
-        size=BatchSize(trajectories=len(log_ratios), tokens=tokens, longest_answer=longest),
-        **{name: padded(rows) for name, rows in extras.items()},
+        trajectory_ids=[f"lease/{row}" for row in range(len(log_ratios))],
+        num_tokens=[len(row) for row in log_ratios],
+        rewards=torch.zeros(len(log_ratios), dtype=torch.float64),
+        rollout_logprobs=rollout,
+        learner_logprobs=rollout + gaps,
+        lags=torch.full(gaps.shape, lag),
+        size=BatchSize(trajectories=len(log_ratios), tokens=len(gaps), longest_response=longest),
+        **{name: flat(rows) for name, rows in inputs.items()},
     )
+
+
+def flat(rows: Rows) -> Tensor:
+    return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.float64)
+
+
+def rows_of(record: BatchRecord, values: Tensor) -> list[list[float]]:
+    """Values [N] as plain numbers, one list per trajectory."""
+    return [row.tolist() for row in torch.split(values, list(record.num_tokens))]
 
 
 def drawn(seed: int = 0, *, spread: float = 0.4) -> tuple[BatchRecord, list[float]]:

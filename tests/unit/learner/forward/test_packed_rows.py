@@ -21,7 +21,6 @@ from vcpo.spec.algorithm import RowLayout
 from vcpo.wire.trajectory import VersionSpan
 from vcpo_learner.forward.logprobs import (
     prefix_states,
-    response_values,
     token_entropies,
     token_logprobs,
 )
@@ -77,9 +76,9 @@ def test_packing_does_not_change_what_is_said_of_a_token(family):
     trajectories = [one for group in sampled_groups(model) for one in group]
     padded, packed = (token_batch(trajectories, PAD, CPU, packs=flag) for flag in (False, True))
     assert packed.rows is not None
-    rows = response_values(token_logprobs(model, packed, temperature=0.7), packed)
-    for own, one in zip(rows, trajectories, strict=True):
-        assert own == pytest.approx(own_logprobs(model, one, temperature=0.7).tolist(), rel=1e-9)
+    found = packed.trained(token_logprobs(model, packed, temperature=0.7))
+    alone = torch.cat([own_logprobs(model, one, temperature=0.7) for one in trajectories])
+    assert found.tolist() == pytest.approx(alone.tolist(), rel=1e-9)
     entropies = [token_entropies(model, batch, temperature=0.7) for batch in (padded, packed)]
     torch.testing.assert_close(*entropies)
     states = [prefix_states(model, batch)[padded.response_mask] for batch in (padded, packed)]

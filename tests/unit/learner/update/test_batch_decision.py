@@ -1,49 +1,63 @@
 import math
-from functools import partial
 from itertools import chain
 
 import pytest
+import torch
 
 from vcpo.algo import EssKind, MismatchCalibration, NonFiniteWeightError, RefusalReason
 from vcpo.spec.algorithm import Algorithm
+from vcpo_learner.estimator.loss import trajectory_advantages
 from vcpo_learner.update.batch_decision import (
-    ScoredTrajectory,
+    BatchSummary,
+    batch_ess_unit,
     decide,
-    goes_in_one_pass,
-    informative,
+    fits_one_pass,
+    may_have_advantage,
     on_policy_ess_ratio,
-    trajectory_advantages,
 )
-from vcpo_learner.update.batch_statistics import moments_of_batch
+from vcpo_learner.update.batch_statistics import batch_moments
 
 UNCALIBRATED = MismatchCalibration()
 
 
 def scored(*, reward=0.0, weight=1.0, squared_norm=1.0, num_tokens=4):
-    return ScoredTrajectory(
-        reward=reward,
+    """Reward, log weight, squared norm and tokens of one trajectory."""
+    return reward, math.log(weight) if weight > 0.0 else -math.inf, squared_norm, num_tokens
+
+
+def summary_of(groups):
+    rewards, log_weights, squared_norms, num_tokens = zip(*chain.from_iterable(groups), strict=True)
+    return BatchSummary(
+        group_sizes=[len(group) for group in groups],
         num_tokens=num_tokens,
-        log_weight=math.log(weight) if weight > 0.0 else -math.inf,
-        squared_gradient_norm=squared_norm,
+        rewards=rewards,
+        log_weights=log_weights,
+        squared_norms=squared_norms,
     )
 
 
-def decided(groups, *, calibration=UNCALIBRATED, kl_per_token=None, **algorithm):
+def decision_on(groups, *, calibration=UNCALIBRATED, kl_per_token=None, **algorithm):
     settings = Algorithm.model_validate(algorithm)
-    batch = list(chain.from_iterable(groups))
-    moments_of = partial(moments_of_batch, batch, (), settings.loss_config.largest_weight)
-    return decide(batch, settings, calibration, moments_of, kl_per_token=kl_per_token)
+    batch = summary_of(groups)
+    unit = batch_ess_unit(batch, settings, calibration)
+    cap = settings.loss_config.largest_weight
+    moments = batch_moments(batch, torch.empty(0), unit, cap)
+    error = calibration.relative_error
+    return decide(unit, moments, settings, relative_error=error, kl_per_token=kl_per_token)
 
 
 def advantages_of(group, **algorithm):
-    return trajectory_advantages([group], Algorithm.model_validate(algorithm))
+    settings = Algorithm.model_validate(algorithm)
+    batch = summary_of([group])
+    columns = ([batch.rewards], [batch.squared_norms], [batch.log_weights])
+    return trajectory_advantages(*columns, settings.loss_config, settings.baseline_scope)
 
 
 def test_optimal_advantages_weigh_rewards_by_squared_norms():
     # b = (1*1 + 1*0 + 2*3) / 4 = 7/4.
     rows = zip([1.0, 0.0, 3.0], [1.0, 1.0, 2.0], strict=True)
     group = [scored(reward=reward, squared_norm=norm) for reward, norm in rows]
-    assert advantages_of(group) == pytest.approx((-0.75, -1.75, 1.25))
+    assert advantages_of(group) == pytest.approx([-0.75, -1.75, 1.25])
 
 
 def test_the_published_baseline_multiplies_the_weight_in_once_more():
@@ -58,32 +72,34 @@ def test_the_published_baseline_multiplies_the_weight_in_once_more():
 def test_the_ess_sees_the_whole_batch_before_truncation():
     # Weights 1, 1/2, 2, 4: 7.5^2 / 21.25 / 4 = 0.6618.
     groups = [[scored(), scored(weight=0.5)], [scored(weight=2.0), scored(weight=4.0)]]
-    decision = decided(groups, importanceWeightCap=1.0)
+    decision = decision_on(groups, importanceWeightCap=1.0)
     assert decision.reading.ess_ratio == pytest.approx(56.25 / 21.25 / 4)
 
 
 def test_the_scale_is_the_root_of_the_ratio_over_the_given_on_policy_ratio():
     groups = [[scored(), scored(weight=0.0)]]
-    decision = decided(groups, onPolicyEssRatio=0.8)
+    decision = decision_on(groups, onPolicyEssRatio=0.8)
     assert decision.verdict.scale == pytest.approx(math.sqrt(0.5 / 0.8))
 
 
 def test_a_batch_that_lost_too_much_is_refused_and_not_damped():
     # Weights 1 and 0: ratio 1/2, below .6 of the on-policy .9.
     groups = [[scored(reward=1.0), scored(weight=0.0)]]
-    verdict = decided(groups, onPolicyEssRatio=0.9, refuseBelow=0.6).verdict
+    verdict = decision_on(groups, onPolicyEssRatio=0.9, refuseBelow=0.6).verdict
     assert (verdict.scale, verdict.refusal) == (0.0, RefusalReason.LOW_ESS)
 
 
 def test_a_divergence_beyond_the_bound_is_refused():
-    verdict = decided([[scored(reward=1.0), scored()]], kl_per_token=0.3, refuseKlAbove=0.2).verdict
+    verdict = decision_on(
+        [[scored(reward=1.0), scored()]], kl_per_token=0.3, refuseKlAbove=0.2
+    ).verdict
     assert verdict.refusal is RefusalReason.HIGH_DIVERGENCE
 
 
 def test_the_energy_ess_weighs_trajectories_by_their_gradients():
     # Weights 1 and 2, contributions of norm 3 and 2: own norms 3 and 1; w h = 3, 2: 25 / 13 / 2.
     groups = [[scored(reward=1.0, squared_norm=9.0), scored(weight=2.0, squared_norm=4.0)]]
-    reading = decided(groups, essKind="energy").reading
+    reading = decision_on(groups, essKind="energy").reading
     assert reading.ess_ratio == pytest.approx(25 / 26)
     # On policy: (3 + 1)^2 / (2 (9 + 1)).
     assert reading.on_policy_ess_ratio == pytest.approx(0.8)
@@ -91,12 +107,12 @@ def test_the_energy_ess_weighs_trajectories_by_their_gradients():
 
 def test_without_any_gradient_energy_reads_whole_trajectories():
     groups = [[scored(squared_norm=0.0), scored(squared_norm=0.0)]]
-    assert decided(groups, essKind="energy").reading.kind is EssKind.SEQUENCE
+    assert decision_on(groups, essKind="energy").reading.kind is EssKind.SEQUENCE
 
 
 def test_equal_rewards_give_advantages_of_exactly_zero():
     group = [scored(reward=0.1, weight=0.3), scored(reward=0.1, weight=1.7)]
-    assert advantages_of(group) == (0.0, 0.0)
+    assert advantages_of(group) == [0.0, 0.0]
 
 
 def test_a_norm_that_is_not_a_number_refuses_the_step():
@@ -114,7 +130,7 @@ def calibrated(variance_per_token, count=4096):
 
 def test_the_calibration_gives_the_on_policy_ratio():
     # 0.04 nats^2 per token over 4 tokens: log w ~ N(-0.08, 0.16), ratio exp(-0.16) without end.
-    reading = decided([[scored()] * 4000], calibration=calibrated(0.04)).reading
+    reading = decision_on([[scored()] * 4000], calibration=calibrated(0.04)).reading
     assert reading.on_policy_ess_ratio == pytest.approx(math.exp(-0.16), rel=1e-3)
 
 
@@ -123,19 +139,20 @@ UNEVEN = [scored(weight=weight) for weight in (1.8, 1 / 1.8, 1.8, 1 / 1.8)]
 
 
 def test_a_small_batch_that_chance_explains_is_not_damped():
-    assert decided([UNEVEN], calibration=calibrated(0.04)).verdict.scale == 1.0
-    assert decided([UNEVEN], calibration=calibrated(0.04), deadBand=0.0).verdict.scale < 0.95
+    assert decision_on([UNEVEN], calibration=calibrated(0.04)).verdict.scale == 1.0
+    assert decision_on([UNEVEN], calibration=calibrated(0.04), deadBand=0.0).verdict.scale < 0.95
 
 
 def test_the_same_weights_in_a_large_batch_are_damped():
-    scale = decided([UNEVEN * 1000], calibration=calibrated(0.04)).verdict.scale
+    scale = decision_on([UNEVEN * 1000], calibration=calibrated(0.04)).verdict.scale
     assert scale == pytest.approx(math.sqrt(0.78188 / math.exp(-0.16)), rel=2e-3)
 
 
 def test_a_calibration_that_knows_little_gives_the_benefit_of_the_doubt():
     group = UNEVEN * 1000
     known, guessed = (
-        decided([group], calibration=calibrated(0.04, count)).verdict.scale for count in (4096, 16)
+        decision_on([group], calibration=calibrated(0.04, count)).verdict.scale
+        for count in (4096, 16)
     )
     assert guessed > known + 0.03
 
@@ -159,13 +176,16 @@ def test_a_trajectory_is_informative_when_its_advantage_may_differ_from_zero(
     rewards, algorithm, expected
 ):
     settings = Algorithm.model_validate(algorithm)
-    assert informative(rewards, settings.loss_config, settings.baseline_scope) == expected
+    assert may_have_advantage(rewards, settings.loss_config, settings.baseline_scope) == expected
 
 
 @pytest.mark.parametrize("method", ["tba", "kimi", "reinforcePlusPlus", "vtrace"])
 def test_equal_rewards_say_something_where_more_than_rewards_counts(method):
     settings = Algorithm.model_validate({"method": method})
-    assert informative([[1, 1]], settings.loss_config, settings.baseline_scope) == [True, True]
+    assert may_have_advantage([[1, 1]], settings.loss_config, settings.baseline_scope) == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -174,9 +194,9 @@ def test_equal_rewards_say_something_where_more_than_rewards_counts(method):
 )
 def test_one_pass_is_enough_where_each_group_decides_for_itself(method, expected):
     settings = Algorithm.model_validate({"method": method})
-    assert goes_in_one_pass(settings.loss_config, settings.baseline_scope) is expected
+    assert fits_one_pass(settings.loss_config, settings.baseline_scope) is expected
 
 
 def test_a_baseline_of_the_whole_batch_takes_two_passes():
     settings = Algorithm.model_validate({"baselineScope": "batch"})
-    assert not goes_in_one_pass(settings.loss_config, settings.baseline_scope)
+    assert not fits_one_pass(settings.loss_config, settings.baseline_scope)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.fixtures.learner.scenes import answer
-from vcpo_learner.update.fresh_tokens import fresh_pieces
+from vcpo_learner.update.fresh_tokens import fresh_blocks
 
 
 def sampled_by(*versions):
@@ -14,33 +14,33 @@ def sampled_by(*versions):
     )
 
 
-def pieces_of(*versions, policy_version=8):
+def blocks_of(*versions, policy_version=8):
     trajectory, ratios = sampled_by(*versions)
-    return fresh_pieces([trajectory], [ratios], policy_version)
+    return fresh_blocks([trajectory], ratios, policy_version)
 
 
 def test_a_short_answer_of_the_learners_version_is_one_piece():
-    found = pieces_of(8, 8, 8)
+    found = blocks_of(8, 8, 8)
     assert (found.log_weights, found.num_tokens, found.absolute_log_ratio) == ((6.0,), (3,), 6.0)
 
 
 def test_of_an_answer_that_saw_a_swap_the_last_tokens_are_fresh():
-    assert pieces_of(7, 7, 8, 8).log_weights == (7.0,)
+    assert blocks_of(7, 7, 8, 8).log_weights == (7.0,)
 
 
-def test_stretches_that_are_apart_are_pieces_of_their_own():
+def test_stretches_that_are_apart_are_blocks_of_their_own():
     # A resumed answer keeps what an older learner's version sampled between.
-    assert pieces_of(8, 7, 8, 8).log_weights == (1.0, 7.0)
+    assert blocks_of(8, 7, 8, 8).log_weights == (1.0, 7.0)
 
 
 @pytest.mark.parametrize("versions", [(7, 7), (9, 9), (0,)], ids=str)
 def test_tokens_of_another_version_are_not_fresh(versions):
-    found = pieces_of(*versions)
+    found = blocks_of(*versions)
     assert (found.log_weights, found.tokens.num_tokens) == ((), 0)
 
 
-def test_a_long_stretch_is_cut_into_pieces_of_about_32_tokens():
-    found = pieces_of(*[8] * 100)
+def test_a_long_stretch_is_cut_into_blocks_of_about_32_tokens():
+    found = blocks_of(*[8] * 100)
     assert found.num_tokens == (34, 33, 33)
     assert found.log_weights == (34 * 35 / 2, 33 * (35 + 67) / 2, 33 * (68 + 100) / 2)
 
@@ -49,16 +49,16 @@ def test_a_long_stretch_is_cut_into_pieces_of_about_32_tokens():
 def test_a_stretch_that_is_no_number_is_left_out(ratio):
     good, ratios = sampled_by(8, 8)
     bad = torch.tensor([ratio, 0.0], dtype=torch.float64)
-    assert fresh_pieces([good, good], [bad, ratios], 8).log_weights == (3.0,)
+    assert fresh_blocks([good, good], torch.cat([bad, ratios]), 8).log_weights == (3.0,)
 
 
 def test_a_weight_of_zero_is_handed_on():
     trajectory, _ = sampled_by(8, 8)
     ratios = torch.tensor([-math.inf, 1.0], dtype=torch.float64)
-    assert fresh_pieces([trajectory], [ratios], 8).log_weights == (-math.inf,)
+    assert fresh_blocks([trajectory], ratios, 8).log_weights == (-math.inf,)
 
 
-def test_pieces_of_two_sets_are_joined():
-    both = pieces_of(8, 8).joined(pieces_of(7, 8))
+def test_blocks_of_two_sets_are_joined():
+    both = blocks_of(8, 8).join(blocks_of(7, 8))
     assert (both.log_weights, both.num_tokens, both.absolute_log_ratio) == ((3.0, 2.0), (2, 1), 5.0)
     assert both.tokens.num_blocks == 2

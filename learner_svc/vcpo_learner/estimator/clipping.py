@@ -1,0 +1,148 @@
+r"""Clips and masks: the factor g_it on each token's gradient, given its advantage.
+
+The factor g_it in k_it = -A_it a_it g_it is 0, 1 or another number of at least 0; it may depend on
+the whole batch. PPO's surrogate min(u A, clip(u) A) has the gradient u A grad log pi as long as the
+ratio has not left the band in the direction of A, and no gradient beyond. So a clip is a factor of
+0 or 1 on REINFORCE with weight u.
+
+Sources: PPO, arXiv 1707.06347; dual clip, arXiv 1912.09729; OPSM, DeepSeek-V3.2, arXiv 2512.02556;
+STAPO, arXiv 2602.15620 v5; TOPR, arXiv 2503.14286; A-3PO, arXiv 2512.06547; `bands` for the others.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from vcpo.algo import Clipping, LossConfig, Weight
+from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO
+from vcpo_learner.estimator.bands import (
+    Band,
+    active_within,
+    balanced_band,
+    kept_by_second_moment,
+    published_balanced_band,
+    second_moment_band,
+)
+from vcpo_learner.estimator.record import BatchRecord
+from vcpo_learner.estimator.token_weights import ratio_logs
+
+SPURIOUS_ENTROPY_QUANTILE: Final = 0.75
+"""STAPO: quantile of the entropies of rewarded improbable tokens, below which one is spurious."""
+
+
+def clip_factors(record: BatchRecord, advantages: Tensor, config: LossConfig) -> Tensor:
+    """Return the factor g_it on each token's gradient, [N] float64, at least 0.
+
+    advantages: [N].
+    """
+    return _factors(record, advantages, config).to(advantages.dtype)
+
+
+def _factors(record: BatchRecord, advantages: Tensor, config: LossConfig) -> Tensor:
+    """The factors as numbers, or as flags of tokens that keep their gradient."""
+    match config.clipping:
+        case Clipping.OPEN:
+            return torch.ones_like(advantages)
+        case Clipping.CLIP:
+            return _clip(record, advantages, config)
+        case Clipping.PROXIMAL_CLIP:
+            return _proximal_clip(record, advantages, config)
+        case Clipping.OFF_POLICY_MASK:
+            became_improbable = -ratio_logs(record, Weight.GEOMETRIC) > config.threshold
+            is_masked = (advantages < 0.0) & became_improbable
+            return _clip(record, advantages, config) & ~is_masked
+        case Clipping.SECOND_MOMENT:
+            return _without_largest(record, _moved_outward(record, advantages), config)
+        case Clipping.SECOND_MOMENT_ALL:
+            all_tokens = torch.ones_like(advantages, dtype=torch.bool)
+            kept = _without_largest(record, all_tokens, config, keeps_one=True)
+            return kept & _clip(record, advantages, config)
+        case Clipping.TAPERED:
+            truncated = ratio_logs(record, Weight.SEQUENCE).clamp(max=0.0).exp()
+            return torch.where(advantages < 0.0, truncated, 1.0)
+        case Clipping.SPURIOUS:
+            return _without_spurious(record, advantages, config)
+    ratios = _ratios(record, config)
+    return _within(ratios, advantages, _batch_band(record, ratios, advantages, config), config)
+
+
+def _batch_band(
+    record: BatchRecord, ratios: Tensor, advantages: Tensor, config: LossConfig
+) -> Band:
+    """The band of the clippings that compute it from the whole batch."""
+    match config.clipping:
+        case Clipping.SECOND_MOMENT_BOUNDS:
+            log_ratios = record.log_ratios[_moved_outward(record, advantages)]
+            return second_moment_band(log_ratios, config.threshold)
+        case Clipping.BALANCED:
+            return balanced_band(ratios, advantages, config.threshold)
+        case Clipping.BALANCED_PUBLISHED:
+            probabilities = record.rollout_logprobs.double().exp()
+            return published_balanced_band(ratios, advantages, probabilities, config.threshold)
+    raise ValueError(f"clipping is {config.clipping!r}: its band is no matter of the batch")
+
+
+def _clip(record: BatchRecord, advantages: Tensor, config: LossConfig) -> Tensor:
+    band = Band(low=1.0 - config.clip_low, high=1.0 + config.clip_high)
+    return _within(_ratios(record, config), advantages, band, config)
+
+
+def _proximal_clip(record: BatchRecord, advantages: Tensor, config: LossConfig) -> Tensor:
+    """The clip on pi over exp(log mu + alpha (log pi - log mu)), alpha = (lag - 1) / lag."""
+    if record.lags is None:
+        raise ValueError("lags is None: this clip needs one per token")
+    log_ratios = record.log_ratios / record.lags.clamp(min=1)
+    ratios = _exp(log_ratios.masked_fill(record.lags == 0, 0.0))
+    band = Band(low=1.0 - config.clip_low, high=1.0 + config.clip_high)
+    return _within(ratios, advantages, band, config)
+
+
+def _without_spurious(record: BatchRecord, advantages: Tensor, config: LossConfig) -> Tensor:
+    """The clip without spurious tokens; the loss is then a mean over the tokens that are left."""
+    if record.entropies is None:
+        raise ValueError("entropies is None: this mask needs one per token")
+    kept = _clip(record, advantages, config)
+    is_improbable = record.learner_logprobs.double().exp() < config.threshold
+    suspects = (advantages > 0.0) & is_improbable
+    if not suspects.any():
+        return kept
+    level = record.entropies[suspects].quantile(SPURIOUS_ENTROPY_QUANTILE)
+    is_spurious = suspects & (record.entropies < level)
+    num_left = len(advantages) - int(is_spurious.sum())
+    if num_left == 0:
+        return torch.zeros_like(advantages)
+    # In the precision of the advantages: two counts by themselves divide into a float32.
+    return (kept & ~is_spurious).to(advantages.dtype) * len(advantages) / num_left
+
+
+def _within(ratios: Tensor, advantages: Tensor, band: Band, config: LossConfig) -> Tensor:
+    beyond_dual_clip = (advantages < 0.0) & (ratios > config.dual_clip)
+    return active_within(ratios, advantages, band) & ~beyond_dual_clip
+
+
+def _ratios(record: BatchRecord, config: LossConfig) -> Tensor:
+    """The ratio that the configured weight uses, before any cap, [N]."""
+    return _exp(ratio_logs(record, config.weight))
+
+
+def _exp(log_ratios: Tensor) -> Tensor:
+    return log_ratios.clamp(max=LARGEST_LOG_RATIO).exp()
+
+
+def _moved_outward(record: BatchRecord, advantages: Tensor) -> Tensor:
+    """Tokens whose ratio the advantage moves further from 1, [N] bool."""
+    log_ratios = record.log_ratios
+    return ((advantages > 0.0) & (log_ratios > 0.0)) | ((advantages < 0.0) & (log_ratios < 0.0))
+
+
+def _without_largest(
+    record: BatchRecord, among: Tensor, config: LossConfig, *, keeps_one: bool = False
+) -> Tensor:
+    """All tokens but those among [N] bool with the largest log ratios."""
+    kept = torch.ones_like(among)
+    log_ratios = record.log_ratios[among]
+    kept[among] = kept_by_second_moment(log_ratios, config.threshold, keeps_one=keeps_one)
+    return kept

@@ -1,0 +1,191 @@
+r"""The loss of every method, top to bottom: from rewards to the coefficient of every token.
+
+At the parameters that a step starts from, the gradient of every loss is
+
+    grad L = sum_{i,t} k_it grad log pi(y_it),    k_it = -A_it a_it g_it.
+
+`LossConfig` chooses each factor. For example, with u_t = pi/mu of a token and W of a trajectory,
+
+    VCPO   A = R - b*                a = min(W, 8) / (B T)    g = 1
+    GRPO   A = (R - mean R) / std R  a = u / (B T)            g = PPO's clip to [.8, 1.2]
+    DAPO   A as GRPO, R - overlong   a = u / sum T            g = PPO's clip to [.8, 1.28]
+
+The functions stand in the order of the computation. The baseline b* needs gradient norms, which
+`vcpo_learner.update.gradient` measures in between.
+
+Sources: overlong penalty, DAPO, arXiv 2503.14476; KL penalties, TBA, arXiv 2503.18929, AGRO, arXiv
+2503.19612, and Kimi k1.5, arXiv 2501.12599; whitening over the batch, REINFORCE++, arXiv
+2501.03262; V-trace, IMPALA, arXiv 1802.01561.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from vcpo.algo import (
+    Baseline,
+    BaselineScope,
+    KLPenalty,
+    LossConfig,
+    NonFiniteWeightError,
+    advantages,
+    batch_advantages,
+    optimal_baseline,
+    published_baseline,
+)
+from vcpo_learner.estimator.clipping import clip_factors
+from vcpo_learner.estimator.record import BatchRecord
+from vcpo_learner.estimator.token_weights import token_weights
+from vcpo_learner.per_sample_gradients.weighted_sum import relative_offsets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenCoefficients:
+    """The factor of each token's log-probability in the loss."""
+
+    values: Tensor
+    """[N] float64 k_it."""
+    masked_share: float
+    """Share of tokens whose clip factor is 0, in [0, 1]."""
+
+
+def shaped_rewards(record: BatchRecord, config: LossConfig) -> Tensor:
+    """Return R minus DAPO's overlong penalty, [B] float64."""
+    if config.overlong_share == 0.0:
+        return record.rewards
+    return record.rewards - overlong_penalties(record, config.overlong_share)
+
+
+def overlong_penalties(record: BatchRecord, share: float) -> Tensor:
+    """Return the penalty of each response's length, [B] in [0, 1].
+
+    It rises linearly over the last `share` of the longest response; share: above 0.
+    """
+    longest = record.size.longest_response
+    excess = record.lengths.double() - longest * (1.0 - share)
+    return (excess / (longest * share)).clamp(0.0, 1.0)
+
+
+def regularized_rewards(rewards: Tensor, record: BatchRecord, config: LossConfig) -> Tensor:
+    """Return the rewards minus beta log(pi/reference) for TBA and AGRO, [B].
+
+    Departure from TBA, whose loss is in units of beta: R - beta log(pi/reference) is its
+    R/beta - log(pi/reference) times beta, one constant on the whole gradient, which AdamW divides
+    out.
+    """
+    if config.kl_penalty is not KLPenalty.REFERENCE:
+        return rewards
+    if record.reference_logprobs is None:
+        raise ValueError("reference_logprobs is None: this KL penalty needs one per token")
+    log_ratios = record.learner_logprobs.double() - record.reference_logprobs
+    return rewards - config.kl_coefficient * record.sums(log_ratios)
+
+
+def trajectory_advantages(
+    rewards: Sequence[Sequence[float]],
+    squared_norms: Sequence[Sequence[float]],
+    log_weights: Sequence[Sequence[float]],
+    config: LossConfig,
+    scope: BaselineScope,
+) -> list[float]:
+    """Return reward minus baseline of each trajectory, [B], the groups one after another.
+
+    rewards, squared_norms, log_weights: [num_groups][n_g].
+    Raises: NonFiniteWeightError if a norm is not a number.
+    Source: VCPO, arXiv 2602.17616, Eq. 7.
+    """
+    groups = batch_advantages(
+        rewards, config.baseline, scope, squared_norms=squared_norms, log_weights=log_weights
+    )
+    return list(chain.from_iterable(groups))
+
+
+def token_coefficients(
+    record: BatchRecord, advantages: Sequence[float], config: LossConfig
+) -> TokenCoefficients:
+    """Return the coefficients of a whole batch.
+
+    advantages: [B] after the baseline. A token whose weight or clip factor is 0 has coefficient 0,
+        whatever its advantage.
+    Raises: NonFiniteWeightError, with the trajectory's index, if a coefficient is not a number.
+    """
+    per_token = token_advantages(record, advantages, config)
+    factors = clip_factors(record, per_token, config)
+    weights = token_weights(record, config) * factors
+    values = (-per_token * weights).masked_fill(weights == 0.0, 0.0)
+    for index, total in enumerate(record.sums(values).tolist()):
+        if not math.isfinite(total):
+            raise NonFiniteWeightError("coefficients", index, total)
+    masked_share = float((factors == 0.0).double().mean())
+    return TokenCoefficients(values=values, masked_share=masked_share)
+
+
+def token_advantages(
+    record: BatchRecord, advantages: Sequence[float], config: LossConfig
+) -> Tensor:
+    """Return the advantage A_it of each token, [N] float64.
+
+    A trajectory's advantage [B], minus tau log W for Kimi, whitened over tokens for REINFORCE++;
+    or V-trace's own.
+    """
+    if config.has_critic:
+        if record.advantages is None:
+            raise ValueError("advantages is None: this method needs one per token")
+        return record.advantages
+    by_trajectory = record.rewards.new_tensor(advantages)
+    if config.kl_penalty is KLPenalty.BEHAVIOR:
+        by_trajectory = by_trajectory - config.kl_coefficient * record.sums(record.log_ratios)
+    per_token = record.spread(by_trajectory)
+    return whiten(per_token) if config.is_whitened else per_token
+
+
+def whiten(values: Tensor) -> Tensor:
+    """Return values [N] with mean 0 and deviation 1; 0 if they are all equal."""
+    deviation = values.std(correction=0)
+    if float(deviation) == 0.0:
+        return torch.zeros_like(values)
+    return (values - values.mean()) / deviation
+
+
+def group_offsets(
+    rewards: Sequence[Sequence[float]],
+    squared_weights: Sequence[Sequence[float]],
+    config: LossConfig,
+) -> list[list[float]]:
+    """Return what is known of each c_i = -A_i before any norm, [num_groups][n_g].
+
+    With an optimal baseline, this is -R_i minus one constant per group, which returns in the
+    group's slope; else it is -A_i.
+    rewards: [num_groups][n_g]. squared_weights: sum_t a_it^2 of each trajectory.
+    """
+    if config.baseline not in (Baseline.OPOB, Baseline.PUBLISHED):
+        return [[-each for each in advantages(own, config.baseline)] for own in rewards]
+    rows = zip(rewards, squared_weights, strict=True)
+    return [relative_offsets([-reward for reward in own], squares) for own, squares in rows]
+
+
+def group_slopes(
+    offsets: Sequence[Sequence[float]],
+    squared_norms: Sequence[Sequence[float]],
+    log_weights: Sequence[Sequence[float]],
+    config: LossConfig,
+) -> list[float]:
+    """Return what completes the c_i of each group, c_i = offset_i + slope, [num_groups].
+
+    offsets: as `group_offsets` returns them; the slope is the baseline of the negated offsets.
+    Raises: NonFiniteWeightError if a norm is not a number.
+    """
+    rewards = [[-offset for offset in own] for own in offsets]
+    rows = list(zip(rewards, squared_norms, log_weights, strict=True))
+    match config.baseline:
+        case Baseline.OPOB:
+            return [optimal_baseline(own, norms) for own, norms, _ in rows]
+        case Baseline.PUBLISHED:
+            return [published_baseline(*row) for row in rows]
+    return [0.0] * len(rows)
