@@ -13,7 +13,7 @@ import pytest
 
 from tests.fixtures.kubernetes.kubelet import until_stored
 from tests.fixtures.kubernetes.operator_process import free_port
-from tests.fixtures.operator.server_scene import KEY, operator_scene
+from tests.fixtures.operator.operator import KEY, operator_fixture
 
 STRANGER = ("unshare", "--user", "--map-user=65532", "--map-group=65532")
 """Runs a command under the image's user id; no passwd file knows it."""
@@ -31,10 +31,10 @@ def refusal() -> str:
 
 @pytest.mark.skipif(bool(refusal()), reason=f"no user namespaces here: {refusal()}")
 async def test_the_operator_works_under_a_user_id_without_a_name_or_a_home(tmp_path):
-    async with operator_scene() as scene:
-        await scene.create()
+    async with operator_fixture() as operator:
+        await operator.create()
         kubeconfig = tmp_path / "kubeconfig.json"
-        kubeconfig.write_text(json.dumps(scene.server.kubeconfig()))
+        kubeconfig.write_text(json.dumps(operator.server.kubeconfig()))
         left = {name: value for name, value in os.environ.items() if name not in WITHOUT_A_NAME}
         with (tmp_path / "log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
@@ -45,13 +45,13 @@ async def test_the_operator_works_under_a_user_id_without_a_name_or_a_home(tmp_p
                 stderr=log,
             )
         watching = asyncio.create_task(process.wait())
-        seeing = asyncio.create_task(until_stored(scene.server, lambda: has_status(scene)))
+        seeing = asyncio.create_task(until_stored(operator.server, lambda: has_status(operator)))
         await asyncio.wait([watching, seeing], return_when=asyncio.FIRST_COMPLETED)
         assert not watching.done(), (tmp_path / "log").read_text()
         process.kill()
         await asyncio.gather(watching, seeing)
 
 
-def has_status(scene):
-    body = scene.server.api.store.get(("vcpo.dev", "vcporuns"), *KEY)
+def has_status(operator):
+    body = operator.server.api.store.get(("vcpo.dev", "vcporuns"), *KEY)
     return body is not None and body.get("status")

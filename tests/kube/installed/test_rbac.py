@@ -14,14 +14,14 @@ from tests.fakes.kubernetes.access import service_account
 from tests.fakes.kubernetes.recorder import Permission, granted, permissions
 from tests.fixtures.chart.rendering import NAMESPACE, render
 from tests.fixtures.kubernetes.kubelet import until_stored
-from tests.fixtures.operator.server_scene import (
+from tests.fixtures.operator.operator import (
     DEFINITIONS,
     DEPLOYMENT,
     KEY,
     RUN,
-    OperatorScene,
+    OperatorFixture,
     connect,
-    operator_scene,
+    operator_fixture,
     report,
     whole_operator,
 )
@@ -86,64 +86,64 @@ def rights(values):
     ]
 
 
-async def install(scene, values):
+async def install(operator, values):
     """Grant the operator's rights; their rules."""
     with contextlib.suppress(ApiStatusError):  # a real server may have it from another test
-        await scene.client.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        await operator.client.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     for collection, body in rights(values):
-        await scene.client.create(collection, body)
+        await operator.client.create(collection, body)
     return [rule for _, body in rights(values) for rule in body.get("rules") or ()]
 
 
-async def uninstall(scene, values):
+async def uninstall(operator, values):
     """Take the rights back, so that no other test has them."""
     for collection, body in rights(values):
-        await scene.client.delete(f"{collection}/{body['metadata']['name']}")
+        await operator.client.delete(f"{collection}/{body['metadata']['name']}")
 
 
-async def become(scene: OperatorScene, values):
-    """Make the scene's operator hold a token of the chart's service account."""
+async def become(operator: OperatorFixture, values):
+    """Make the operator's operator hold a token of the chart's service account."""
     (name,) = [b["metadata"]["name"] for _, b in rights(values) if b["kind"] == "ServiceAccount"]
     collection = COLLECTIONS["ServiceAccount"]
-    issued = await scene.client.create(f"{collection}/{name}/token", {"spec": {}})
+    issued = await operator.client.create(f"{collection}/{name}/token", {"spec": {}})
     token = issued["status"]["token"]
-    scene.cluster = connect(scene.world, token)
-    scene.restart_operator()
+    operator.cluster = connect(operator.backend, token)
+    operator.restart_operator()
     return token
 
 
-async def live(scene):
+async def live(operator):
     """A life in which the operator does everything that it ever does to objects."""
     every = {"podMonitor": True, "disruptionBudgets": True, "networkIsolation": "DenyAll"}
     none = {"podMonitor": False, "disruptionBudgets": False, "networkIsolation": "Disabled"}
-    await scene.create(pods=every, rollouts=GROUPS, ttlSecondsAfterFinished=60)
-    await scene.settle()
-    await scene.place("demo-learner-0")
-    await scene.look()
-    scene.now_s += PATIENCE_S  # its kubelet has not started it: the operator asks why
-    await scene.look()
-    await scene.client.merge_patch(f"{DEPLOYMENT}/scale", {"spec": {"replicas": 3}})
-    scene.lines.says = report()
-    await scene.settle()
-    pods = await scene.client.get("/api/v1/namespaces/default/pods")
+    await operator.create(pods=every, rollouts=GROUPS, ttlSecondsAfterFinished=60)
+    await operator.settle()
+    await operator.schedule("demo-learner-0")
+    await operator.reconcile()
+    operator.now_s += PATIENCE_S  # its kubelet has not started it: the operator asks why
+    await operator.reconcile()
+    await operator.client.merge_patch(f"{DEPLOYMENT}/scale", {"spec": {"replicas": 3}})
+    operator.connections.report = report()
+    await operator.settle()
+    pods = await operator.client.get("/api/v1/namespaces/default/pods")
     workers = [body["metadata"]["name"] for body in pods["items"]]
     busy = {name: WorkerReport(in_flight=3, silent_s=0.0) for name in workers}
-    scene.lines.says = dataclasses.replace(report(), workers=busy)
+    operator.connections.report = dataclasses.replace(report(), workers=busy)
     own = {**none, "serviceAccountName": "theirs"}
     smaller = [{**GROUPS[0], "maxReplicas": 1}]
-    await scene.edit(pods=own, rollouts=smaller, learner={"image": "learner:2"})
-    await scene.settle()
-    scene.lines.says = report(RunPhase.COMPLETE)
-    await scene.settle()
-    scene.now_s += 61.0
-    await scene.look()
+    await operator.edit(pods=own, rollouts=smaller, learner={"image": "learner:2"})
+    await operator.settle()
+    operator.connections.report = report(RunPhase.COMPLETE)
+    await operator.settle()
+    operator.now_s += 61.0
+    await operator.reconcile()
 
 
-async def watch(scene, namespaces):
+async def watch(operator, namespaces):
     """The part of kopf: the operator runs until it has seen a run and spoken."""
-    await scene.create()
-    async with whole_operator(scene, token=TOKEN, namespaces=namespaces):
-        await until_stored(scene.server, lambda: has_status(scene.server))
+    await operator.create()
+    async with whole_operator(operator, token=TOKEN, namespaces=namespaces):
+        await until_stored(operator.server, lambda: has_status(operator.server))
 
 
 def has_status(server):
@@ -177,21 +177,21 @@ async def test_the_charts_role_grants_what_the_operator_asks_for_and_nothing_els
     values, namespaces
 ):
     user = account(values)
-    async with operator_scene(tokens={TOKEN: user}, token=TOKEN) as scene:
-        rules = await install(scene, values)
-        await scene.client.create(DEFINITIONS, POD_MONITORS)
-        await live(scene)
-        await watch(scene, namespaces)
-        assert asked_for(scene.server, user) == granted(rules) - FOR_THE_OWNER_CHECK
+    async with operator_fixture(tokens={TOKEN: user}, token=TOKEN) as operator:
+        rules = await install(operator, values)
+        await operator.client.create(DEFINITIONS, POD_MONITORS)
+        await live(operator)
+        await watch(operator, namespaces)
+        assert asked_for(operator.server, user) == granted(rules) - FOR_THE_OWNER_CHECK
 
 
 async def test_the_charts_lease_role_grants_what_a_lease_takes():
     values = {"leaderElection": {"enabled": True}}
     user = account(values)
-    async with operator_scene(tokens={TOKEN: user}, token=TOKEN) as scene:
-        rules = await install(scene, values)
+    async with operator_fixture(tokens={TOKEN: user}, token=TOKEN) as operator:
+        rules = await install(operator, values)
         lease = LeaderLease(
-            cluster=scene.cluster,
+            cluster=operator.cluster,
             namespace=NAMESPACE,
             name="vcpo-operator",
             identity="one",
@@ -200,38 +200,38 @@ async def test_the_charts_lease_role_grants_what_a_lease_takes():
         await lease.take()
         await lease.take()
         leases = {each for each in granted(rules) if each.resource == "leases"}
-        assert asked_for(scene.server, user) == leases
+        assert asked_for(operator.server, user) == leases
 
 
 @ROLES
 async def test_a_real_server_refuses_the_charts_role_nothing(values, namespaces, real_endpoint):
-    async with operator_scene(real_endpoint) as scene:
-        await install(scene, values)
+    async with operator_fixture(real_endpoint) as operator:
+        await install(operator, values)
         with contextlib.suppress(ApiStatusError):  # defined by the test before
-            await scene.client.create(DEFINITIONS, POD_MONITORS)
+            await operator.client.create(DEFINITIONS, POD_MONITORS)
         try:
-            token = await become(scene, values)
-            await until_granted(scene)
-            await live(scene)
-            await scene.create()
-            async with whole_operator(scene, token=token, namespaces=namespaces):
-                await until_status(scene)
+            token = await become(operator, values)
+            await until_granted(operator)
+            await live(operator)
+            await operator.create()
+            async with whole_operator(operator, token=token, namespaces=namespaces):
+                await until_status(operator)
         finally:
-            await uninstall(scene, values)
+            await uninstall(operator, values)
 
 
-async def until_granted(scene):
+async def until_granted(operator):
     """Wait until a look meets no refusal: a real server takes a moment to learn of roles."""
-    await scene.create()
+    await operator.create()
     async with asyncio.timeout(PATIENT_S):
-        while (await scene.look()).error:
+        while (await operator.reconcile()).error:
             await asyncio.sleep(POLL_S)
-    await scene.client.delete(RUN)
-    await scene.world.cleared()
+    await operator.client.delete(RUN)
+    await operator.backend.clear()
 
 
-async def until_status(scene):
+async def until_status(operator):
     """Wait until the operator has spoken of the run."""
     async with asyncio.timeout(PATIENT_S):
-        while not (await scene.run()).get("status"):
+        while not (await operator.run()).get("status"):
             await asyncio.sleep(POLL_S)

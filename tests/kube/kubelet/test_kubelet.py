@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.kubelet.client import KubeClient
 from tests.fakes.kubelet.settings import ApiAccess
 from tests.fakes.kubernetes.api_server import FakeApiServer
-from tests.fixtures.kubernetes.kubelet import PATIENCE_S, PODS, pod_body, scene, until_stored
+from tests.fixtures.kubernetes.kubelet import PATIENCE_S, PODS, node_fixture, pod_body, until_stored
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the kubelet stand-in needs Linux's loopback network"
@@ -40,7 +40,7 @@ IS_UP = {"exec": {"command": ["test", "-e", "up"]}, "periodSeconds": 1}
 
 @pytest.fixture
 async def node(tmp_path):
-    async with scene(tmp_path) as running:
+    async with node_fixture(tmp_path) as running:
         yield running
 
 
@@ -216,7 +216,7 @@ async def test_a_pod_that_does_not_leave_is_killed_after_its_grace_period(node):
 
 
 async def test_no_process_is_left_when_the_stand_in_is(tmp_path):
-    async with scene(tmp_path) as node:
+    async with node_fixture(tmp_path) as node:
         await node.pod("service", "python", "-c", IGNORE_SIGTERM)
         await node.until(is_running(node, "service"))
         (pid,) = node.kubelet.pids

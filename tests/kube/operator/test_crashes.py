@@ -6,7 +6,7 @@ On the fake server only: about a hundred lives are lived, each on a server of it
 import pytest
 
 from tests.fakes.kubernetes.faults import Effect, Fault
-from tests.fixtures.operator.server_scene import USER_AGENT, operator_scene, report
+from tests.fixtures.operator.operator import USER_AGENT, operator_fixture, report
 from vcpo.wire.phase import RunPhase
 
 TWO_GROUPS = [
@@ -15,31 +15,31 @@ TWO_GROUPS = [
 ]
 
 
-async def live(scene):
+async def live(operator):
     """A life in four turns: made, changed, made smaller, done. What is there after each."""
     states = []
-    await scene.create()
-    states.append(await settled(scene))
-    scene.lines.says = report()
-    await scene.edit(learner={"image": "learner:2"}, rollouts=TWO_GROUPS)
-    states.append(await settled(scene))
-    await scene.edit(rollouts=TWO_GROUPS[:1])
-    states.append(await settled(scene))
-    scene.lines.says = report(RunPhase.COMPLETE)
-    states.append(await settled(scene))
+    await operator.create()
+    states.append(await settled(operator))
+    operator.connections.report = report()
+    await operator.edit(learner={"image": "learner:2"}, rollouts=TWO_GROUPS)
+    states.append(await settled(operator))
+    await operator.edit(rollouts=TWO_GROUPS[:1])
+    states.append(await settled(operator))
+    operator.connections.report = report(RunPhase.COMPLETE)
+    states.append(await settled(operator))
     return states
 
 
-async def settled(scene):
-    await scene.rest()
-    return await scene.objects()
+async def settled(operator):
+    await operator.settle_with_progress()
+    return await operator.objects()
 
 
 async def undisturbed():
     """A life without any failure, and its number of calls."""
-    async with operator_scene() as scene:
-        states = await live(scene)
-        calls = [each for each in scene.server.recorder if each.user_agent == USER_AGENT]
+    async with operator_fixture() as operator:
+        states = await live(operator)
+        calls = [each for each in operator.server.recorder if each.user_agent == USER_AGENT]
         return states, len(calls)
 
 
@@ -54,7 +54,7 @@ async def test_killed_at_any_call_the_operator_ends_in_the_same_state(effect, ti
     states, num_calls = await undisturbed()
     assert num_calls > 30
     for position in range(num_calls):
-        async with operator_scene() as scene:
+        async with operator_fixture() as operator:
             fault = Fault(effect=effect, after=position, times=times, user_agent=USER_AGENT)
-            scene.server.faults.add(fault)
-            assert await live(scene) == states, f"killed at call {position}"
+            operator.server.faults.add(fault)
+            assert await live(operator) == states, f"killed at call {position}"

@@ -8,13 +8,13 @@ import pytest
 
 from tests.fakes.kubernetes.errors import forbidden
 from tests.fakes.kubernetes.faults import Fault
-from tests.fixtures.operator.server_scene import (
+from tests.fixtures.operator.operator import (
     DEPLOYMENT,
     KEY,
     RUN,
     RUNS,
     USER_AGENT,
-    operator_scene,
+    operator_fixture,
     report,
     run_body,
 )
@@ -30,8 +30,8 @@ PERIOD_S = 60.0
 
 
 @pytest.fixture
-async def scene(endpoint):
-    async with operator_scene(endpoint) as started:
+async def operator(endpoint):
+    async with operator_fixture(endpoint) as started:
         yield started
 
 
@@ -39,108 +39,108 @@ def token_of(secret):
     return base64.b64decode(secret["data"]["token"]).decode()
 
 
-async def condition(scene, kind):
-    conditions = (await scene.run())["status"]["conditions"]
+async def condition(operator, kind):
+    conditions = (await operator.run())["status"]["conditions"]
     (found,) = (each for each in conditions if each["type"] == kind)
     return found["reason"], found["message"]
 
 
-async def environment(scene):
-    deployment = await scene.client.get(DEPLOYMENT)
+async def environment(operator):
+    deployment = await operator.client.get(DEPLOYMENT)
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     return {each["name"]: each.get("valueFrom") for each in container["env"]}
 
 
-async def template_hash(scene):
-    deployment = await scene.client.get(DEPLOYMENT)
+async def template_hash(operator):
+    deployment = await operator.client.get(DEPLOYMENT)
     return deployment["spec"]["template"]["metadata"]["annotations"]["vcpo.dev/template-hash"]
 
 
-async def test_a_run_gets_a_secret_of_its_own_that_its_pods_read(scene):
-    await scene.create()
-    await scene.settle()
-    secret, run = await scene.client.get(SECRET), await scene.run()
+async def test_a_run_gets_a_secret_of_its_own_that_its_pods_read(operator):
+    await operator.create()
+    await operator.settle()
+    secret, run = await operator.client.get(SECRET), await operator.run()
     (owner,) = secret["metadata"]["ownerReferences"]
     assert owner["uid"] == run["metadata"]["uid"]
     assert secret["immutable"] is True
     assert len(token_of(secret)) >= 43  # 256 bits in base 64
     reference = {"secretKeyRef": {"name": "demo-token", "key": "token"}}
-    assert (await environment(scene))["VCPO_TOKEN"] == reference
+    assert (await environment(operator))["VCPO_TOKEN"] == reference
 
 
-async def test_the_token_is_told_to_nobody_else(scene):
-    await scene.create()
-    await scene.settle()
-    token = token_of(await scene.client.get(SECRET))
+async def test_the_token_is_told_to_nobody_else(operator):
+    await operator.create()
+    await operator.settle()
+    token = token_of(await operator.client.get(SECRET))
     everything = {
-        name: await scene.client.get(f"{NAMESPACE}/{name}") for name in ("events", "pods")
+        name: await operator.client.get(f"{NAMESPACE}/{name}") for name in ("events", "pods")
     }
-    told = json.dumps([await scene.run(), await scene.client.get(DEPLOYMENT), everything])
+    told = json.dumps([await operator.run(), await operator.client.get(DEPLOYMENT), everything])
     assert token not in told
     assert base64.b64encode(token.encode()).decode() not in told
 
 
-async def test_a_deleted_secret_is_replaced_and_so_are_the_pods_that_hold_the_old_one(scene):
-    await scene.create()
-    await scene.settle()
-    before, hash_before = await scene.client.get(SECRET), await template_hash(scene)
+async def test_a_deleted_secret_is_replaced_and_so_are_the_pods_that_hold_the_old_one(operator):
+    await operator.create()
+    await operator.settle()
+    before, hash_before = await operator.client.get(SECRET), await template_hash(operator)
     learner = f"{NAMESPACE}/pods/demo-learner-0"
-    pod_before = await scene.client.get(learner)
-    await scene.client.delete(SECRET)
-    scene.now_s += PERIOD_S
-    await scene.settle()
-    after = await scene.client.get(SECRET)
+    pod_before = await operator.client.get(learner)
+    await operator.client.delete(SECRET)
+    operator.now_s += PERIOD_S
+    await operator.settle()
+    after = await operator.client.get(SECRET)
     assert token_of(after) != token_of(before)
-    assert await template_hash(scene) != hash_before
-    assert (await scene.client.get(learner))["metadata"]["uid"] != pod_before["metadata"]["uid"]
-    events = await scene.client.get(f"{NAMESPACE}/events")
+    assert await template_hash(operator) != hash_before
+    assert (await operator.client.get(learner))["metadata"]["uid"] != pod_before["metadata"]["uid"]
+    events = await operator.client.get(f"{NAMESPACE}/events")
     told = [each["message"] for each in events["items"] if each["reason"] == "Recreated"]
     assert told == ["Secret demo-token was deleted by somebody else and is made again."]
 
 
-async def test_a_pod_that_cannot_start_without_it_brings_the_secret_back_at_once(scene):
-    await scene.create()
-    await scene.settle()
-    await scene.client.delete(SECRET)
+async def test_a_pod_that_cannot_start_without_it_brings_the_secret_back_at_once(operator):
+    await operator.create()
+    await operator.settle()
+    await operator.client.delete(SECRET)
     pod = f"{NAMESPACE}/pods/demo-learner-0"
     waiting = {"reason": "CreateContainerConfigError", "message": 'secret "demo-token" not found'}
     container = {"name": "learner", "image": "i", "imageID": "", "restartCount": 0, "ready": False}
     statuses = [{**container, "state": {"waiting": waiting}}]
-    await scene.client.merge_patch(f"{pod}/status", {"status": {"containerStatuses": statuses}})
-    await scene.settle()
-    assert token_of(await scene.client.get(SECRET))
+    await operator.client.merge_patch(f"{pod}/status", {"status": {"containerStatuses": statuses}})
+    await operator.settle()
+    assert token_of(await operator.client.get(SECRET))
 
 
-async def test_an_operator_that_comes_later_keeps_the_token_and_the_pods(scene):
-    await scene.create()
-    await scene.settle()
-    before, hash_before = await scene.client.get(SECRET), await template_hash(scene)
-    scene.restart_operator()
-    await scene.settle()
-    assert await scene.client.get(SECRET) == before
-    assert await template_hash(scene) == hash_before
+async def test_an_operator_that_comes_later_keeps_the_token_and_the_pods(operator):
+    await operator.create()
+    await operator.settle()
+    before, hash_before = await operator.client.get(SECRET), await template_hash(operator)
+    operator.restart_operator()
+    await operator.settle()
+    assert await operator.client.get(SECRET) == before
+    assert await template_hash(operator) == hash_before
 
 
-async def test_a_secret_that_the_run_names_is_used_and_none_is_made(scene):
+async def test_a_secret_that_the_run_names_is_used_and_none_is_made(operator):
     body = {"metadata": {"name": "mine"}, "stringData": {"token": "t"}}
-    await scene.client.create(f"{NAMESPACE}/secrets", body)
-    await scene.create(pods={"tokenSecretName": "mine"})
-    await scene.settle()
-    assert (await environment(scene))["VCPO_TOKEN"]["secretKeyRef"]["name"] == "mine"
-    listed = await scene.client.get(f"{NAMESPACE}/secrets")
+    await operator.client.create(f"{NAMESPACE}/secrets", body)
+    await operator.create(pods={"tokenSecretName": "mine"})
+    await operator.settle()
+    assert (await environment(operator))["VCPO_TOKEN"]["secretKeyRef"]["name"] == "mine"
+    listed = await operator.client.get(f"{NAMESPACE}/secrets")
     assert "demo-token" not in {each["metadata"]["name"] for each in listed["items"]}
 
 
-async def test_somebody_elses_secret_of_the_name_is_left_alone_and_the_run_says_so(scene):
+async def test_somebody_elses_secret_of_the_name_is_left_alone_and_the_run_says_so(operator):
     body = {"metadata": {"name": "demo-token"}, "stringData": {"token": "t"}}
-    theirs = await scene.client.create(f"{NAMESPACE}/secrets", body)
-    await scene.create()
-    await scene.settle()
-    reason, message = await condition(scene, "Ready")
+    theirs = await operator.client.create(f"{NAMESPACE}/secrets", body)
+    await operator.create()
+    await operator.settle()
+    reason, message = await condition(operator, "Ready")
     assert reason == "NameTaken"
     assert "`pods.tokenSecretName`" in message
-    assert await scene.client.get(SECRET) == theirs
-    assert scene.lines.tokens == {KEY: ""}, "what is theirs is shown to no learner"
+    assert await operator.client.get(SECRET) == theirs
+    assert operator.connections.tokens == {KEY: ""}, "what is theirs is shown to no learner"
 
 
 class Learner(control_pb2_grpc.ControlServiceServicer):
@@ -156,15 +156,15 @@ class Learner(control_pb2_grpc.ControlServiceServicer):
         )
 
 
-async def test_each_learner_is_shown_its_own_token_and_answers_to_no_other(scene):
+async def test_each_learner_is_shown_its_own_token_and_answers_to_no_other(operator):
     runs = {name: RunKey(KEY.namespace, name) for name in ("demo", "other")}
     learners, addresses = {name: Learner() for name in runs}, {}
     for name in runs:
-        await scene.client.create(RUNS, run_body(name))
-        await scene.look(runs[name])  # makes the token
+        await operator.client.create(RUNS, run_body(name))
+        await operator.reconcile(runs[name])  # makes the token
     async with AsyncExitStack() as stack:
         for name, key in runs.items():
-            secret = await scene.client.get(f"{NAMESPACE}/secrets/{name}-token")
+            secret = await operator.client.get(f"{NAMESPACE}/secrets/{name}-token")
             server = WireServer(token=token_of(secret))
             control_pb2_grpc.add_ControlServiceServicer_to_server(
                 learners[name], server.grpc_server
@@ -172,48 +172,48 @@ async def test_each_learner_is_shown_its_own_token_and_answers_to_no_other(scene
             port = await server.start("127.0.0.1:0", ("vcpo.wire.v1.ControlService",))
             stack.push_async_callback(server.stop, 0.0)
             addresses[key] = f"127.0.0.1:{port}"
-        scene.lines = LearnerConnections(
-            clock=lambda: scene.now_s, address_of=lambda key: addresses[key]
+        operator.connections = LearnerConnections(
+            clock=lambda: operator.now_s, address_of=lambda key: addresses[key]
         )
-        stack.push_async_callback(scene.lines.close)
-        scene.restart_operator()  # it reads what the one before it made
+        stack.push_async_callback(operator.connections.close)
+        operator.restart_operator()  # it reads what the one before it made
         tokens = {}
         for name, key in runs.items():
-            await scene.settle(key)
-            tokens[name] = token_of(await scene.client.get(f"{NAMESPACE}/secrets/{name}-token"))
+            await operator.settle(key)
+            tokens[name] = token_of(await operator.client.get(f"{NAMESPACE}/secrets/{name}-token"))
     assert tokens["demo"] != tokens["other"]
     assert {name: each.shown for name, each in learners.items()} == {
         name: {token} for name, token in tokens.items()
     }
 
 
-async def test_the_secret_goes_with_the_run(scene):
-    await scene.create()
-    await scene.settle()
-    await scene.client.delete(RUN)
-    await scene.world.settled()
-    listed = await scene.client.get(f"{NAMESPACE}/secrets")
+async def test_the_secret_goes_with_the_run(operator):
+    await operator.create()
+    await operator.settle()
+    await operator.client.delete(RUN)
+    await operator.backend.settled()
+    listed = await operator.client.get(f"{NAMESPACE}/secrets")
     assert listed["items"] == []
 
 
 @pytest.fixture
 async def unreadable():
     """A run that trains, and an operator that comes later and may not read Secrets."""
-    async with operator_scene() as scene:
-        await scene.create()
-        await scene.settle()
-        scene.lines.says = report()
-        await scene.settle()
+    async with operator_fixture() as operator:
+        await operator.create()
+        await operator.settle()
+        operator.connections.report = report()
+        await operator.settle()
         why = 'User "operator" cannot get resource "secrets" in API group ""'
         error = forbidden("secrets", "demo-token", why)
         fault = Fault(error=error, resource="secrets", user_agent=USER_AGENT, times=None)
-        scene.server.faults.add(fault)
-        scene.restart_operator()
-        yield scene
+        operator.server.faults.add(fault)
+        operator.restart_operator()
+        yield operator
 
 
 async def test_a_run_whose_secret_may_not_be_read_says_which_right_is_missing(unreadable):
-    assert not (await unreadable.look()).error
+    assert not (await unreadable.reconcile()).error
     reason, message = await condition(unreadable, "Ready")
     assert reason == "ApplyFailed"
     assert 'cannot get resource "secrets"' in message
@@ -232,6 +232,6 @@ async def test_a_run_whose_secret_may_not_be_read_is_steered_and_keeps_its_pods(
     assert await unreadable.replicas() == 2
     assert await template_hash(unreadable) == hash_before
     assert await unreadable.client.get(SECRET) == before
-    assert unreadable.lines.tokens[KEY] == token_of(before)
+    assert unreadable.connections.tokens[KEY] == token_of(before)
     generation = (await unreadable.run())["metadata"]["generation"]
     assert (await unreadable.run())["status"]["observedGeneration"] == generation

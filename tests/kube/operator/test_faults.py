@@ -6,7 +6,7 @@ On the fake server only: a real one does not fail by script.
 import pytest
 
 from tests.fakes.kubernetes.faults import Effect, Fault, broken, overloaded, stale, unavailable
-from tests.fixtures.operator.server_scene import RUN, operator_scene
+from tests.fixtures.operator.operator import RUN, operator_fixture
 
 CALLS = [
     ("get", "configmaps"),
@@ -18,17 +18,17 @@ CALLS = [
 
 
 @pytest.fixture
-async def scene():
-    async with operator_scene() as started:
+async def operator():
+    async with operator_fixture() as started:
         await started.create()
         yield started
 
 
 async def undisturbed():
-    async with operator_scene() as scene:
-        await scene.create()
-        await scene.rest()
-        return await scene.objects()
+    async with operator_fixture() as operator:
+        await operator.create()
+        await operator.settle_with_progress()
+        return await operator.objects()
 
 
 @pytest.mark.parametrize(
@@ -41,36 +41,36 @@ async def undisturbed():
     ],
 )
 @pytest.mark.parametrize(("verb", "resource"), CALLS)
-async def test_a_refused_call_is_trouble_and_made_again(scene, error, verb, resource):
-    scene.server.faults.add(Fault(error=error, verb=verb, resource=resource))
-    outcome = await scene.look()
+async def test_a_refused_call_is_trouble_and_made_again(operator, error, verb, resource):
+    operator.server.faults.add(Fault(error=error, verb=verb, resource=resource))
+    outcome = await operator.reconcile()
     assert str(error.code) in outcome.error
-    await scene.rest()
-    assert await scene.objects() == await undisturbed()
+    await operator.settle_with_progress()
+    assert await operator.objects() == await undisturbed()
 
 
-async def test_a_server_that_asks_for_time_gets_it(scene):
-    scene.server.faults.add(Fault(error=overloaded(17), verb="patch", resource="services"))
-    outcome = await scene.look()
+async def test_a_server_that_asks_for_time_gets_it(operator):
+    operator.server.faults.add(Fault(error=overloaded(17), verb="patch", resource="services"))
+    outcome = await operator.reconcile()
     assert outcome.retry_after_s == 17
 
 
-async def test_a_child_that_is_refused_is_a_condition_of_the_run(scene):
+async def test_a_child_that_is_refused_is_a_condition_of_the_run(operator):
     fault = Fault(error=broken(), verb="patch", resource="statefulsets", times=None)
-    scene.server.faults.add(fault)
-    await scene.look()
-    conditions = (await scene.client.get(RUN))["status"]["conditions"]
+    operator.server.faults.add(fault)
+    await operator.reconcile()
+    conditions = (await operator.client.get(RUN))["status"]["conditions"]
     (ready,) = [each for each in conditions if each["type"] == "Ready"]
     assert (ready["status"], ready["reason"]) == ("False", "ApplyFailed")
 
 
-async def test_a_lost_event_is_no_trouble(scene):
-    scene.server.faults.add(Fault(error=broken(), verb="create", resource="events", times=None))
-    await scene.settle()
-    await scene.edit(suspend=True)
-    assert not (await scene.look()).error
+async def test_a_lost_event_is_no_trouble(operator):
+    operator.server.faults.add(Fault(error=broken(), verb="create", resource="events", times=None))
+    await operator.settle()
+    await operator.edit(suspend=True)
+    assert not (await operator.reconcile()).error
 
 
-async def test_a_server_that_does_not_answer_is_trouble_in_bounded_time(scene):
-    scene.server.faults.add(Fault(effect=Effect.DROP, verb="patch", times=None))
-    assert "no answer" in (await scene.look()).error
+async def test_a_server_that_does_not_answer_is_trouble_in_bounded_time(operator):
+    operator.server.faults.add(Fault(effect=Effect.DROP, verb="patch", times=None))
+    assert "no answer" in (await operator.reconcile()).error

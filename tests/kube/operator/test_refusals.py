@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.fixtures.operator.server_scene import (
+from tests.fixtures.operator.operator import (
     DEPLOYMENT,
     PODS,
     USER_AGENT,
-    operator_scene,
+    operator_fixture,
     run_body,
 )
 from vcpo_operator.reconcile.memory import REFUSED_S
@@ -28,21 +28,21 @@ def group(mounts):
 
 
 @pytest.fixture
-async def scene(endpoint):
-    async with operator_scene(endpoint) as started:
+async def operator(endpoint):
+    async with operator_fixture(endpoint) as started:
         yield started
 
 
-async def condition(scene, kind):
+async def condition(operator, kind):
     """Status, reason and message of a condition of the run."""
-    conditions = (await scene.run())["status"]["conditions"]
+    conditions = (await operator.run())["status"]["conditions"]
     (found,) = [each for each in conditions if each["type"] == kind]
     return found["status"], found["reason"], found["message"]
 
 
-async def warnings(scene):
+async def warnings(operator):
     """Reasons and messages of the Warnings about the run."""
-    events = (await scene.client.get(EVENTS))["items"]
+    events = (await operator.client.get(EVENTS))["items"]
     return [
         (event["reason"], event["message"])
         for event in events
@@ -50,17 +50,17 @@ async def warnings(scene):
     ]
 
 
-async def test_a_template_that_the_server_refuses_is_not_accepted_and_warned_of_once(scene):
-    before = await warnings(scene)
-    await scene.create(rollouts=[group([MOUNT])])
-    await scene.settle()
-    status, reason, message = await condition(scene, "Accepted")
+async def test_a_template_that_the_server_refuses_is_not_accepted_and_warned_of_once(operator):
+    before = await warnings(operator)
+    await operator.create(rollouts=[group([MOUNT])])
+    await operator.settle()
+    status, reason, message = await condition(operator, "Accepted")
     assert (status, reason) == ("False", "InvalidSpec")
     assert SENTENCE in message
-    assert await condition(scene, "Ready") == ("False", "InvalidSpec", message)
-    scene.restart_operator()
-    await scene.settle()
-    new = [each for each in await warnings(scene) if each not in before]
+    assert await condition(operator, "Ready") == ("False", "InvalidSpec", message)
+    operator.restart_operator()
+    await operator.settle()
+    new = [each for each in await warnings(operator) if each not in before]
     assert new == [("InvalidSpec", f"Accepted: {message}")]
 
 
@@ -94,62 +94,64 @@ async def assert_not_accepted(role, shape, path):
     """A run with this template is refused, and the field that is at fault is named."""
     workers = {**run_body()["spec"]["rollouts"][0], "template": shape}
     spec = {"learner": {"template": shape}} if role == "learner" else {"rollouts": [workers]}
-    async with operator_scene() as scene:
-        await scene.create(**spec)
-        await scene.look()
-        status, reason, message = await condition(scene, "Accepted")
+    async with operator_fixture() as operator:
+        await operator.create(**spec)
+        await operator.reconcile()
+        status, reason, message = await condition(operator, "Accepted")
         assert (status, reason) == ("False", "InvalidSpec")
         assert message.startswith(f"template: `{path}` ")
-        told = [reason for reason, _ in await warnings(scene)]
+        told = [reason for reason, _ in await warnings(operator)]
         assert told == ["InvalidSpec"]
 
 
-async def test_a_quantity_that_is_none_is_not_accepted_and_no_trouble(scene):
+async def test_a_quantity_that_is_none_is_not_accepted_and_no_trouble(operator):
     memory = {"name": "learner", "resources": {"limits": {"memory": "16GB"}}}
-    await scene.create(learner={"template": {"spec": {"containers": [memory]}}})
-    outcome = await scene.look()
+    await operator.create(learner={"template": {"spec": {"containers": [memory]}}})
+    outcome = await operator.reconcile()
     assert not outcome.error
-    status, reason, message = await condition(scene, "Accepted")
+    status, reason, message = await condition(operator, "Accepted")
     assert (status, reason) == ("False", "InvalidSpec")
     assert "quantities must match" in message
-    assert await condition(scene, "Ready") == ("False", "InvalidSpec", message)
+    assert await condition(operator, "Ready") == ("False", "InvalidSpec", message)
 
 
-async def test_what_runs_goes_on_beside_a_template_that_is_refused(scene):
-    await scene.create()
-    await scene.settle()
-    old = (await scene.client.get(DEPLOYMENT))["spec"]["template"]
-    await scene.edit(rollouts=[group([MOUNT])])
-    outcome = await scene.look()
+async def test_what_runs_goes_on_beside_a_template_that_is_refused(operator):
+    await operator.create()
+    await operator.settle()
+    old = (await operator.client.get(DEPLOYMENT))["spec"]["template"]
+    await operator.edit(rollouts=[group([MOUNT])])
+    outcome = await operator.reconcile()
     assert not outcome.error
-    assert (await scene.client.get(DEPLOYMENT))["spec"]["template"] == old
-    assert (await scene.client.get(PODS))["items"]
+    assert (await operator.client.get(DEPLOYMENT))["spec"]["template"] == old
+    assert (await operator.client.get(PODS))["items"]
 
 
-async def test_a_template_that_was_put_right_is_applied(scene):
-    await scene.create(rollouts=[group([MOUNT])])
-    await scene.settle()
-    await scene.edit(rollouts=[group([])])
-    await scene.settle()
-    assert (await condition(scene, "Accepted"))[:2] == ("True", "Accepted")
-    assert await scene.replicas() == 1
+async def test_a_template_that_was_put_right_is_applied(operator):
+    await operator.create(rollouts=[group([MOUNT])])
+    await operator.settle()
+    await operator.edit(rollouts=[group([])])
+    await operator.settle()
+    assert (await condition(operator, "Accepted"))[:2] == ("True", "Accepted")
+    assert await operator.replicas() == 1
 
 
-async def test_no_worker_waits_for_a_learner_that_is_refused(scene):
-    await scene.create(learner={"template": template("learner", [MOUNT])})
-    await scene.settle()
-    assert (await condition(scene, "Accepted"))[:2] == ("False", "InvalidSpec")
-    assert (await scene.client.get(PODS))["items"] == []
+async def test_no_worker_waits_for_a_learner_that_is_refused(operator):
+    await operator.create(learner={"template": template("learner", [MOUNT])})
+    await operator.settle()
+    assert (await condition(operator, "Accepted"))[:2] == ("False", "InvalidSpec")
+    assert (await operator.client.get(PODS))["items"] == []
 
 
 async def test_what_was_refused_is_tried_again_every_few_minutes_only():
-    async with operator_scene() as scene:
-        await scene.create(rollouts=[{**group([MOUNT]), "minReplicas": 2}])
-        await scene.settle()
-        start_s = scene.now_s
-        while scene.now_s < start_s + 2 * REFUSED_S:
-            scene.now_s += 10.0
-            await scene.look()
-        asked = [each for each in scene.server.recorder.writes() if each.user_agent == USER_AGENT]
+    async with operator_fixture() as operator:
+        await operator.create(rollouts=[{**group([MOUNT]), "minReplicas": 2}])
+        await operator.settle()
+        start_s = operator.now_s
+        while operator.now_s < start_s + 2 * REFUSED_S:
+            operator.now_s += 10.0
+            await operator.reconcile()
+        asked = [
+            each for each in operator.server.recorder.writes() if each.user_agent == USER_AGENT
+        ]
         tries = [each for each in asked if each.resource.startswith("deployments")]
         assert len(tries) == 3

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tests.fixtures.operator.server_scene import PODS, operator_scene, report
+from tests.fixtures.operator.operator import PODS, operator_fixture, report
 from vcpo_operator.observed.report import WorkerReport
 
 EVENTS = "/api/v1/namespaces/default/events"
@@ -13,35 +13,35 @@ READY = {"type": "Ready", "status": "True"}
 
 
 @pytest.fixture
-async def scene(endpoint):
-    async with operator_scene(endpoint) as started:
+async def operator(endpoint):
+    async with operator_fixture(endpoint) as started:
         yield started
 
 
-async def train(scene):
+async def train(operator):
     """Bring the run to where it trains."""
-    await scene.create()
-    await scene.settle()
-    pods = [body["metadata"]["name"] for body in (await scene.client.get(PODS))["items"]]
+    await operator.create()
+    await operator.settle()
+    pods = [body["metadata"]["name"] for body in (await operator.client.get(PODS))["items"]]
     for pod in pods:
         ready = {"status": {"phase": "Running", "conditions": [READY]}}
-        await scene.client.merge_patch(f"{PODS}/{pod}/status", ready)
+        await operator.client.merge_patch(f"{PODS}/{pod}/status", ready)
     workers = {pod: WorkerReport(in_flight=1, silent_s=0.0) for pod in pods}
-    scene.lines.says = dataclasses.replace(report(), workers=workers)
-    await scene.settle()
-    assert await condition(scene, "Ready") == ("True", "Training")
+    operator.connections.report = dataclasses.replace(report(), workers=workers)
+    await operator.settle()
+    assert await condition(operator, "Ready") == ("True", "Training")
 
 
-async def condition(scene, kind):
+async def condition(operator, kind):
     """Status and reason of a condition of the run."""
-    conditions = (await scene.run())["status"]["conditions"]
+    conditions = (await operator.run())["status"]["conditions"]
     (found,) = [each for each in conditions if each["type"] == kind]
     return found["status"], found["reason"]
 
 
-async def events_of_the_run(scene):
+async def events_of_the_run(operator):
     """Names of the events about the run."""
-    events = (await scene.client.get(EVENTS))["items"]
+    events = (await operator.client.get(EVENTS))["items"]
     return {
         event["metadata"]["name"]
         for event in events
@@ -49,16 +49,16 @@ async def events_of_the_run(scene):
     }
 
 
-async def test_a_fresh_operator_that_has_not_reached_the_learner_yet_changes_no_condition(scene):
-    await train(scene)
-    before, told = (await scene.run())["status"]["conditions"], await events_of_the_run(scene)
-    scene.restart_operator()
-    scene.lines.says = None
+async def test_a_fresh_operator_that_has_not_reached_the_learner_yet_changes_no_condition(operator):
+    await train(operator)
+    before, told = (await operator.run())["status"]["conditions"], await events_of_the_run(operator)
+    operator.restart_operator()
+    operator.connections.report = None
     for _ in range(4):
-        await scene.look()
-        scene.now_s += SIGNALS_MAX_AGE_S / 4
-    assert (await scene.run())["status"]["conditions"] == before
-    assert await events_of_the_run(scene) == told
+        await operator.reconcile()
+        operator.now_s += SIGNALS_MAX_AGE_S / 4
+    assert (await operator.run())["status"]["conditions"] == before
+    assert await events_of_the_run(operator) == told
 
 
 FAILING = {"failures_in_a_row": 1000, "latest_generation_failure": "It has no tokenizer."}
@@ -70,46 +70,46 @@ UNCHANGED = {"no_update": "The last 5 steps made no update."}
     [(FAILING, ("False", "GenerationFailing")), (UNCHANGED, ("True", "NoUpdate"))],
 )
 async def test_what_the_learner_said_of_its_work_stands_until_a_fresh_operator_hears_it(
-    scene, said, ready
+    operator, said, ready
 ):
-    await train(scene)
-    scene.lines.says = heard = dataclasses.replace(scene.lines.says, **said)
-    await scene.settle()
-    assert await condition(scene, "Ready") == ready
-    before, told = (await scene.run())["status"]["conditions"], await events_of_the_run(scene)
-    scene.restart_operator()
+    await train(operator)
+    operator.connections.report = heard = dataclasses.replace(operator.connections.report, **said)
+    await operator.settle()
+    assert await condition(operator, "Ready") == ready
+    before, told = (await operator.run())["status"]["conditions"], await events_of_the_run(operator)
+    operator.restart_operator()
     for says in (None, None, heard):
-        scene.lines.says = says
-        await scene.look()
-        assert (await scene.run())["status"]["conditions"] == before
-        scene.now_s += 1.0
-    assert await events_of_the_run(scene) == told
+        operator.connections.report = says
+        await operator.reconcile()
+        assert (await operator.run())["status"]["conditions"] == before
+        operator.now_s += 1.0
+    assert await events_of_the_run(operator) == told
 
 
-async def test_a_part_that_is_lost_is_told_before_a_fresh_operator_hears_the_learner(scene):
-    await train(scene)
-    scene.lines.says = dataclasses.replace(scene.lines.says, **UNCHANGED)
-    await scene.settle()
-    scene.restart_operator()
-    scene.lines.says = None
+async def test_a_part_that_is_lost_is_told_before_a_fresh_operator_hears_the_learner(operator):
+    await train(operator)
+    operator.connections.report = dataclasses.replace(operator.connections.report, **UNCHANGED)
+    await operator.settle()
+    operator.restart_operator()
+    operator.connections.report = None
     unready = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
-    await scene.client.merge_patch(f"{PODS}/demo-learner-0/status", unready)
-    await scene.settle()
-    assert await condition(scene, "Ready") == ("False", "Degraded")
+    await operator.client.merge_patch(f"{PODS}/demo-learner-0/status", unready)
+    await operator.settle()
+    assert await condition(operator, "Ready") == ("False", "Degraded")
 
 
-async def test_a_learner_that_a_fresh_operator_never_reaches_is_told_in_the_end(scene):
-    await train(scene)
-    scene.restart_operator()
-    scene.lines.says = None
-    await scene.look()
-    scene.now_s += SIGNALS_MAX_AGE_S + 1.0
-    await scene.settle()
-    assert await condition(scene, "SignalsFresh") == ("False", "Missing")
-    assert await condition(scene, "Ready") == ("False", "Degraded")
+async def test_a_learner_that_a_fresh_operator_never_reaches_is_told_in_the_end(operator):
+    await train(operator)
+    operator.restart_operator()
+    operator.connections.report = None
+    await operator.reconcile()
+    operator.now_s += SIGNALS_MAX_AGE_S + 1.0
+    await operator.settle()
+    assert await condition(operator, "SignalsFresh") == ("False", "Missing")
+    assert await condition(operator, "Ready") == ("False", "Degraded")
 
 
-async def test_a_learner_that_was_never_heard_of_is_missing_from_the_first_look_on(scene):
-    await scene.create()
-    await scene.look()
-    assert await condition(scene, "SignalsFresh") == ("False", "Missing")
+async def test_a_learner_that_was_never_heard_of_is_missing_from_the_first_look_on(operator):
+    await operator.create()
+    await operator.reconcile()
+    assert await condition(operator, "SignalsFresh") == ("False", "Missing")

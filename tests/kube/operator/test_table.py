@@ -8,24 +8,24 @@ import subprocess
 import aiohttp
 import pytest
 
-from tests.fixtures.operator.server_scene import RUNS, operator_scene, report
+from tests.fixtures.operator.operator import RUNS, operator_fixture, report
 
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 
 
 @pytest.fixture
-async def scene(endpoint):
+async def operator(endpoint):
     """A run whose learner has taken five steps."""
-    async with operator_scene(endpoint) as started:
+    async with operator_fixture(endpoint) as started:
         await started.create()
         await started.settle()
-        started.lines.says = report()
-        await started.rest()
+        started.connections.report = report()
+        await started.settle_with_progress()
         yield started
 
 
-async def table(scene):
-    access = scene.world.access
+async def table(operator):
+    access = operator.backend.access
     token = {"Authorization": f"Bearer {access.token}"} if access.token else {}
     headers = {"Accept": TABLE, **token}
     async with (
@@ -35,34 +35,34 @@ async def table(scene):
         return await answer.json()
 
 
-def kubeconfig(world):
-    cluster = {"server": world.access.url}
-    if world.certificate is not None:
-        cluster["certificate-authority"] = str(world.certificate)
+def kubeconfig(backend):
+    cluster = {"server": backend.access.url}
+    if backend.certificate is not None:
+        cluster["certificate-authority"] = str(backend.certificate)
     return {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": "here", "cluster": cluster}],
-        "users": [{"name": "me", "user": {"token": world.access.token or ""}}],
+        "users": [{"name": "me", "user": {"token": backend.access.token or ""}}],
         "contexts": [{"name": "it", "context": {"cluster": "here", "user": "me"}}],
         "current-context": "it",
     }
 
 
-async def test_the_columns_say_how_a_run_is(scene):
-    shown = await table(scene)
+async def test_the_columns_say_how_a_run_is(operator):
+    shown = await table(operator)
     names = [column["name"] for column in shown["columnDefinitions"] if not column["priority"]]
     assert names == ["Name", "Ready", "Reason", "Step", "ESS", "LR scale", "Lag", "Rollouts", "Age"]
 
 
-async def test_wide_columns_say_why(scene):
-    shown = await table(scene)
+async def test_wide_columns_say_why(operator):
+    shown = await table(operator)
     names = [column["name"] for column in shown["columnDefinitions"] if column["priority"]]
     assert names == ["Max lag", "Restarts", "Message"]
 
 
-async def test_cells_are_the_runs_numbers(scene):
-    shown = await table(scene)
+async def test_cells_are_the_runs_numbers(operator):
+    shown = await table(operator)
     names = [column["name"] for column in shown["columnDefinitions"]]
     cells = dict(zip(names, shown["rows"][0]["cells"], strict=True))
     wanted = {"Name": "demo", "Step": 5, "Lag": 1, "Max lag": 2, "Restarts": 0, "Rollouts": "0/1"}
@@ -70,9 +70,9 @@ async def test_cells_are_the_runs_numbers(scene):
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-async def test_kubectl_prints_them(scene, tmp_path):
+async def test_kubectl_prints_them(operator, tmp_path):
     config = tmp_path / "kubeconfig.json"
-    config.write_text(json.dumps(kubeconfig(scene.world)))
+    config.write_text(json.dumps(kubeconfig(operator.backend)))
     command = ["kubectl", f"--kubeconfig={config}", f"--cache-dir={tmp_path}", "get", "vrun"]
     ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
     header, row = ran.stdout.splitlines()

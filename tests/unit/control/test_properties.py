@@ -68,7 +68,7 @@ def all_signals(draw: st.DrawFn, bounds: Limits) -> RunSignals:
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> tuple[Limits, ControlState, RunSignals]:
+def situations(draw: st.DrawFn) -> tuple[Limits, ControlState, RunSignals]:
     bounds = draw(all_limits())
     return bounds, draw(all_states(bounds)), draw(all_signals(bounds))
 
@@ -78,9 +78,9 @@ def workers(bounds: Limits, state: ControlState, seen: RunSignals | None) -> int
 
 
 @settings(deadline=None)
-@given(scenes())
-def test_a_decision_is_within_the_bounds_of_the_spec(scene):
-    bounds, state, seen = scene
+@given(situations())
+def test_a_decision_is_within_the_bounds_of_the_spec(situation):
+    bounds, state, seen = situation
     decision, _ = decide(bounds, state, seen, NOW_S)
     assert 0 <= decision.admission_lag_steps <= bounds.max_admission_lag_steps
     assert list(decision.replicas) == [group.name for group in bounds.groups]
@@ -90,9 +90,9 @@ def test_a_decision_is_within_the_bounds_of_the_spec(scene):
 
 
 @settings(deadline=None)
-@given(scenes())
-def test_at_most_one_group_changes_and_at_most_by_a_doubling_or_a_quarter(scene):
-    bounds, state, seen = scene
+@given(situations())
+def test_at_most_one_group_changes_and_at_most_by_a_doubling_or_a_quarter(situation):
+    bounds, state, seen = situation
     before = bounds.fit(state.fleet.replicas)
     after = decide(bounds, state, seen, NOW_S)[0].replicas
     changed = [name for name in before if before[name] != after[name]]
@@ -103,9 +103,9 @@ def test_at_most_one_group_changes_and_at_most_by_a_doubling_or_a_quarter(scene)
 
 
 @settings(deadline=None)
-@given(scenes())
-def test_deciding_again_on_the_same_signals_changes_nothing(scene):
-    bounds, state, seen = scene
+@given(situations())
+def test_deciding_again_on_the_same_signals_changes_nothing(situation):
+    bounds, state, seen = situation
     first, state = decide(bounds, state, seen, NOW_S)
     second, _ = decide(bounds, state, seen, NOW_S)
     assert second.replicas == first.replicas
@@ -114,9 +114,9 @@ def test_deciding_again_on_the_same_signals_changes_nothing(scene):
 
 
 @settings(deadline=None)
-@given(scenes(), st.floats(60.001, 1e9))
-def test_stale_signals_hold_whatever_they_say(scene, age_s):
-    bounds, state, seen = scene
+@given(situations(), st.floats(60.001, 1e9))
+def test_stale_signals_hold_whatever_they_say(situation, age_s):
+    bounds, state, seen = situation
     held, _ = decide(bounds, state, None, NOW_S)
     stale, after = decide(bounds, state, dataclasses.replace(seen, age_s=age_s), NOW_S)
     assert (stale.replicas, stale.admission_lag_steps) == (held.replicas, held.admission_lag_steps)
@@ -124,18 +124,18 @@ def test_stale_signals_hold_whatever_they_say(scene, age_s):
 
 
 @settings(deadline=None)
-@given(scenes(), LAGS, LAGS)
-def test_a_higher_lag_never_gives_more_workers(scene, one, other):
-    bounds, state, seen = scene
+@given(situations(), LAGS, LAGS)
+def test_a_higher_lag_never_gives_more_workers(situation, one, other):
+    bounds, state, seen = situation
     fresher = dataclasses.replace(seen, lag_p50=min(one, other))
     staler = dataclasses.replace(seen, lag_p50=max(one, other))
     assert workers(bounds, state, staler) <= workers(bounds, state, fresher)
 
 
 @settings(deadline=None)
-@given(scenes(), SHARES, SHARES)
-def test_a_lower_ess_never_gives_a_wider_admission_or_more_workers(scene, one, other):
-    bounds, state, seen = scene
+@given(situations(), SHARES, SHARES)
+def test_a_lower_ess_never_gives_a_wider_admission_or_more_workers(situation, one, other):
+    bounds, state, seen = situation
     sicker = dataclasses.replace(seen, ess_ratio_mean=min(one, other))
     sounder = dataclasses.replace(seen, ess_ratio_mean=max(one, other))
     less, more = (decide(bounds, state, each, NOW_S)[0] for each in (sicker, sounder))
@@ -144,9 +144,9 @@ def test_a_lower_ess_never_gives_a_wider_admission_or_more_workers(scene, one, o
 
 
 @settings(deadline=None)
-@given(scenes(), SHARES, SHARES)
-def test_a_learner_that_waits_more_never_gets_fewer_workers(scene, one, other):
-    bounds, state, seen = scene
+@given(situations(), SHARES, SHARES)
+def test_a_learner_that_waits_more_never_gets_fewer_workers(situation, one, other):
+    bounds, state, seen = situation
     busier = dataclasses.replace(seen, learner_idle_ratio=min(one, other))
     idler = dataclasses.replace(seen, learner_idle_ratio=max(one, other))
     assert workers(bounds, state, busier) <= workers(bounds, state, idler)

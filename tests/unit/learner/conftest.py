@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.fixtures.learner.training_scene import Learner
+from tests.fixtures.learner.training import TrainingFixture
 
 
 @pytest.fixture
 def make_learner(tmp_path):
-    return lambda **sections: Learner(tmp_path, **sections)
+    return lambda **sections: TrainingFixture(tmp_path, **sections)

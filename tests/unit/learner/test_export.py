@@ -8,7 +8,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.fixtures.disk_limits import files_of_at_most
-from tests.fixtures.learner.scenes import make_run
+from tests.fixtures.learner.dispatcher import make_run
 from vcpo.local.export import ExportOptions
 from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.service.lifecycle import StartError

@@ -116,7 +116,7 @@ class Clock:
         return time.monotonic() + self.added_s
 
 
-class Scene:
+class HostFixture:
     """A host at work on a run directory, and the files by which its stand-ins are told."""
 
     def __init__(self, folder: Path) -> None:
@@ -169,18 +169,18 @@ class Scene:
 
 
 @pytest.fixture
-async def scene(tmp_path, monkeypatch) -> AsyncIterator[Scene]:
+async def fixture(tmp_path, monkeypatch) -> AsyncIterator[HostFixture]:
     for module in ("vcpo_learner", "vcpo_rollout"):
         (tmp_path / module).mkdir()
         (tmp_path / module / "__main__.py").write_text(SERVE, encoding="utf-8")
         (tmp_path / module / "__init__.py").touch()
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT / "core")]))
     monkeypatch.setenv("TOLD", str(tmp_path / "told"))
-    scene = Scene(tmp_path)
-    yield scene
-    if scene.running is not None:
-        scene.running.cancel()
-        await asyncio.gather(scene.running, return_exceptions=True)
+    fixture = HostFixture(tmp_path)
+    yield fixture
+    if fixture.running is not None:
+        fixture.running.cancel()
+        await asyncio.gather(fixture.running, return_exceptions=True)
 
 
 @pytest.fixture
@@ -194,141 +194,141 @@ def one_gpu(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("one_gpu")
-async def test_who_gets_which_gpu_is_said(scene):
-    scene.start()
-    await scene.until(lambda: scene.events("Gpus"))
-    (said,) = scene.events("Gpus")
+async def test_who_gets_which_gpu_is_said(fixture):
+    fixture.start()
+    await fixture.until(lambda: fixture.events("Gpus"))
+    (said,) = fixture.events("Gpus")
     assert said.startswith("learner on GPU 0, rollout workers on GPU 0: they share its memory, ")
 
 
-async def test_a_learner_killed_while_it_starts_is_started_again(scene):
-    scene.tell("stall")
-    scene.start()
-    await scene.until(scene.told.with_suffix(".stalls").exists)
-    scene.unsay("stall")
-    os.kill(scene.host._fleet.learner.process.pid, signal.SIGKILL)
-    await scene.until_answered("learner")
-    (restarted,) = scene.events("LearnerRestarted")
+async def test_a_learner_killed_while_it_starts_is_started_again(fixture):
+    fixture.tell("stall")
+    fixture.start()
+    await fixture.until(fixture.told.with_suffix(".stalls").exists)
+    fixture.unsay("stall")
+    os.kill(fixture.host._fleet.learner.process.pid, signal.SIGKILL)
+    await fixture.until_answered("learner")
+    (restarted,) = fixture.events("LearnerRestarted")
     assert restarted.startswith("it was killed by SIGKILL")
     assert restarted.endswith("restart 1 of 3 without progress")
-    scene.tell("complete")
-    assert (await scene.outcome()).ending is Ending.COMPLETE
+    fixture.tell("complete")
+    assert (await fixture.outcome()).ending is Ending.COMPLETE
 
 
-async def test_the_startup_deadline_acts_while_a_learner_is_stopped_before_it_serves(scene):
-    scene.tell("stall")
-    scene.start()
-    await scene.until(scene.told.with_suffix(".stalls").exists)
-    os.kill(scene.host._fleet.learner.process.pid, signal.SIGSTOP)
-    scene.clock.added_s = 1801.0
-    outcome = await scene.outcome()
+async def test_the_startup_deadline_acts_while_a_learner_is_stopped_before_it_serves(fixture):
+    fixture.tell("stall")
+    fixture.start()
+    await fixture.until(fixture.told.with_suffix(".stalls").exists)
+    os.kill(fixture.host._fleet.learner.process.pid, signal.SIGSTOP)
+    fixture.clock.added_s = 1801.0
+    outcome = await fixture.outcome()
     assert outcome.ending is Ending.FAILED
     assert "`spec.startupDeadlineSeconds`: the run took no step within 1800 s." in outcome.message
 
 
-async def test_the_startup_deadline_does_not_act_on_a_run_that_starts_over(scene):
-    scene.tell("forgets")
-    scene.start()
-    first = await scene.until_answered("learner")
-    await scene.until(lambda: scene.view.views[-1].step == 20)
+async def test_the_startup_deadline_does_not_act_on_a_run_that_starts_over(fixture):
+    fixture.tell("forgets")
+    fixture.start()
+    first = await fixture.until_answered("learner")
+    await fixture.until(lambda: fixture.view.views[-1].step == 20)
     os.kill(first, signal.SIGKILL)
-    await scene.until(lambda: scene.view.views[-1].step == 0)
-    scene.clock.added_s = 1801.0
-    views = len(scene.view.views)
-    await scene.until(lambda: len(scene.view.views) > views + 1)
-    assert scene.events("Failed") == []
-    assert len(scene.events("LearnerRestarted")) == 1
+    await fixture.until(lambda: fixture.view.views[-1].step == 0)
+    fixture.clock.added_s = 1801.0
+    views = len(fixture.view.views)
+    await fixture.until(lambda: len(fixture.view.views) > views + 1)
+    assert fixture.events("Failed") == []
+    assert len(fixture.events("LearnerRestarted")) == 1
 
 
-async def test_a_run_is_not_complete_when_somebody_ends_its_learner(scene):
-    scene.start()
-    first = await scene.until_answered("learner")
+async def test_a_run_is_not_complete_when_somebody_ends_its_learner(fixture):
+    fixture.start()
+    first = await fixture.until_answered("learner")
     os.kill(first, signal.SIGTERM)
-    await scene.until(lambda: scene.events("LearnerRestarted"))
-    await scene.until(lambda: scene.pid_of("learner") not in {None, first})
-    assert scene.events("LearnerRestarted") == [
+    await fixture.until(lambda: fixture.events("LearnerRestarted"))
+    await fixture.until(lambda: fixture.pid_of("learner") not in {None, first})
+    assert fixture.events("LearnerRestarted") == [
         "it was asked to leave by somebody other than this run; restart 1 of 3 without progress"
     ]
-    scene.tell("complete")
-    assert (await scene.outcome()).ending is Ending.COMPLETE
-    assert scene.directory.log("learner").read_text() == "fresh\nresumed\n"
+    fixture.tell("complete")
+    assert (await fixture.outcome()).ending is Ending.COMPLETE
+    assert fixture.directory.log("learner").read_text() == "fresh\nresumed\n"
 
 
-async def test_a_learner_that_hangs_is_killed_and_started_again(scene):
-    scene.start()
-    first = await scene.until_answered("learner")
+async def test_a_learner_that_hangs_is_killed_and_started_again(fixture):
+    fixture.start()
+    first = await fixture.until_answered("learner")
     os.kill(first, signal.SIGSTOP)
-    views = len(scene.view.views)
-    await scene.until(lambda: len(scene.view.views) > views + 1)
-    assert scene.events("LearnerRestarted") == []
-    scene.clock.added_s = 61.0
-    await scene.until(lambda: scene.events("LearnerRestarted"))
-    (restarted,) = scene.events("LearnerRestarted")
+    views = len(fixture.view.views)
+    await fixture.until(lambda: len(fixture.view.views) > views + 1)
+    assert fixture.events("LearnerRestarted") == []
+    fixture.clock.added_s = 61.0
+    await fixture.until(lambda: fixture.events("LearnerRestarted"))
+    (restarted,) = fixture.events("LearnerRestarted")
     assert re.match(r"it had not answered for 6\d s and was killed \(log: ", restarted)
-    assert scene.failures("learner", "hung") == 1.0
+    assert fixture.failures("learner", "hung") == 1.0
     # What was shown meanwhile says how old it is.
-    assert max(view.signals_age_s for view in scene.view.views if view.signals_age_s) >= 61.0
-    await scene.until(lambda: scene.pid_of("learner") not in {None, first})
-    await scene.until(lambda: scene.view.views[-1].signals_age_s < 10.0)
+    assert max(view.signals_age_s for view in fixture.view.views if view.signals_age_s) >= 61.0
+    await fixture.until(lambda: fixture.pid_of("learner") not in {None, first})
+    await fixture.until(lambda: fixture.view.views[-1].signals_age_s < 10.0)
 
 
-async def test_a_learner_that_fails_to_tell_its_signals_lives(scene):
-    scene.start()
-    first = await scene.until_answered("learner")
-    scene.tell("fails")
+async def test_a_learner_that_fails_to_tell_its_signals_lives(fixture):
+    fixture.start()
+    first = await fixture.until_answered("learner")
+    fixture.tell("fails")
     for _ in range(2):
-        scene.clock.added_s += 61.0
-        views = len(scene.view.views)
-        await scene.until(lambda seen=views: len(scene.view.views) > seen + 1)
-    assert scene.view.views[-1].signals_age_s >= 61.0
-    assert scene.events("LearnerRestarted") == []
-    assert scene.pid_of("learner") == first
-    scene.unsay("fails")
-    await scene.until(lambda: scene.view.views[-1].signals_age_s < 10.0)
+        fixture.clock.added_s += 61.0
+        views = len(fixture.view.views)
+        await fixture.until(lambda seen=views: len(fixture.view.views) > seen + 1)
+    assert fixture.view.views[-1].signals_age_s >= 61.0
+    assert fixture.events("LearnerRestarted") == []
+    assert fixture.pid_of("learner") == first
+    fixture.unsay("fails")
+    await fixture.until(lambda: fixture.view.views[-1].signals_age_s < 10.0)
 
 
-async def test_a_worker_that_hangs_is_replaced(scene):
-    scene.start()
-    await scene.until_answered("learner")
-    worker = await scene.until_answered("main-0")
+async def test_a_worker_that_hangs_is_replaced(fixture):
+    fixture.start()
+    await fixture.until_answered("learner")
+    worker = await fixture.until_answered("main-0")
     os.kill(worker, signal.SIGSTOP)
-    views = len(scene.view.views)
-    await scene.until(lambda: len(scene.view.views) > views + 1)
-    scene.clock.added_s = 61.0
-    await scene.until(lambda: scene.pid_of("main-1"))
-    (lost,) = scene.events("WorkerLost")
+    views = len(fixture.view.views)
+    await fixture.until(lambda: len(fixture.view.views) > views + 1)
+    fixture.clock.added_s = 61.0
+    await fixture.until(lambda: fixture.pid_of("main-1"))
+    (lost,) = fixture.events("WorkerLost")
     assert re.match(r"main-0 had not answered for 6\d s and was killed \(log: ", lost)
-    assert scene.failures("rollout", "hung") == 1.0
-    assert scene.failures("learner", "hung") is None
+    assert fixture.failures("rollout", "hung") == 1.0
+    assert fixture.failures("learner", "hung") is None
 
 
-async def test_what_the_learner_writes_down_is_shown(scene):
-    scene.start()
-    await scene.until_answered("learner")
-    Journal(scene.directory.path).event(
+async def test_what_the_learner_writes_down_is_shown(fixture):
+    fixture.start()
+    await fixture.until_answered("learner")
+    Journal(fixture.directory.path).event(
         EventRecord(time_unix_s=1.0, source="learner", kind="Warning", message="batch: small")
     )
-    await scene.until(lambda: "Warning: batch: small" in scene.view.events)
+    await fixture.until(lambda: "Warning: batch: small" in fixture.view.events)
 
 
-async def test_a_run_that_never_updated_is_no_plain_success(scene):
-    scene.start()
-    await scene.until_answered("learner")
+async def test_a_run_that_never_updated_is_no_plain_success(fixture):
+    fixture.start()
+    await fixture.until_answered("learner")
     for step in range(1, 4):
         skipped = replace(STEP, step=step, skipped="no_gradient")
-        Journal(scene.directory.path).step(skipped)
-    scene.tell("complete")
-    outcome = await scene.outcome()
+        Journal(fixture.directory.path).step(skipped)
+    fixture.tell("complete")
+    outcome = await fixture.outcome()
     assert outcome.ending is Ending.COMPLETE_WITHOUT_UPDATE
-    assert scene.events("Complete") == [f"300 steps. {outcome.message}"]
+    assert fixture.events("Complete") == [f"300 steps. {outcome.message}"]
     assert "(3 of 3 were skipped)" in outcome.message
 
 
-async def test_an_interrupted_run_ends_with_nobody_left(scene):
-    scene.start()
-    pids = [await scene.until_answered("learner"), await scene.until_answered("main-0")]
+async def test_an_interrupted_run_ends_with_nobody_left(fixture):
+    fixture.start()
+    pids = [await fixture.until_answered("learner"), await fixture.until_answered("main-0")]
     os.kill(os.getpid(), signal.SIGINT)
-    assert (await scene.outcome()).ending is Ending.INTERRUPTED
+    assert (await fixture.outcome()).ending is Ending.INTERRUPTED
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 
 from tests.fakes.kubernetes.recorder import granted, permissions
 from tests.fixtures.kubernetes.kubelet import until_stored
-from tests.fixtures.operator.reconciler import Stage, stage
+from tests.fixtures.operator.reconciler import ReconcilerFixture, reconciler_fixture
 from tests.fixtures.operator.runs import DEFAULTS
 from vcpo.metrics import OperatorMetrics
 from vcpo_operator.app import Operator, Options
@@ -27,15 +27,15 @@ RULES = Path(__file__).parents[3] / "charts/vcpo/templates/rbac/_rules.tpl"
 
 
 @asynccontextmanager
-async def operating(made: Stage, **options: Any) -> AsyncIterator[None]:
-    settings = client.Configuration(host=made.server.url)
+async def operating(fixture: ReconcilerFixture, **options: Any) -> AsyncIterator[None]:
+    settings = client.Configuration(host=fixture.server.url)
     cluster = Cluster(client.ApiClient(settings))
     operator = Operator(
         Options(defaults=DEFAULTS, **options),
         cluster,
         OperatorMetrics(),
         address_of=lambda key: "127.0.0.1:1",
-        login=lambda **_: kopf.ConnectionInfo(server=made.server.url),
+        login=lambda **_: kopf.ConnectionInfo(server=fixture.server.url),
     )
     stop = asyncio.Event()
     started: asyncio.Future[asyncio.AbstractEventLoop] = asyncio.get_running_loop().create_future()
@@ -61,19 +61,19 @@ ROLLOUTS = [{"name": "main", "minReplicas": 2, "maxReplicas": 4}]
 
 
 async def test_a_run_that_was_there_before_the_operator_is_looked_after():
-    async with stage() as made:
-        made.create_run(rollouts=ROLLOUTS)
-        async with operating(made):
-            await until_stored(made.server, lambda: made.run_status().get("conditions"))
-        assert made.replicas() == 2
+    async with reconciler_fixture() as operator:
+        operator.create_run(rollouts=ROLLOUTS)
+        async with operating(operator):
+            await until_stored(operator.server, lambda: operator.run_status().get("conditions"))
+        assert operator.replicas() == 2
 
 
 async def test_no_finalizer_and_no_annotation_is_put_on_a_run():
-    async with stage() as made:
-        made.create_run(rollouts=ROLLOUTS)
-        async with operating(made, namespaces=["ml"]):
-            await until_stored(made.server, lambda: made.run_status().get("conditions"))
-        metadata = made.get("vcpo.dev", "vcporuns", "demo")["metadata"]
+    async with reconciler_fixture() as operator:
+        operator.create_run(rollouts=ROLLOUTS)
+        async with operating(operator, namespaces=["ml"]):
+            await until_stored(operator.server, lambda: operator.run_status().get("conditions"))
+        metadata = operator.get("vcpo.dev", "vcporuns", "demo")["metadata"]
         assert not {"finalizers", "annotations"} & set(metadata)
 
 
@@ -91,21 +91,21 @@ OWNED = {
 async def test_every_child_that_somebody_deletes_comes_back_at_once_with_an_event():
     def uid(kind: str) -> str | None:
         group, plural, name = _address(OWNED[kind])
-        found = made.get(group, plural, name).get("metadata", {}).get("uid")
+        found = operator.get(group, plural, name).get("metadata", {}).get("uid")
         return None if found is None else str(found)
 
-    async with stage() as made, operating(made):
-        made.create_run(rollouts=ROLLOUTS)
-        await until_stored(made.server, lambda: made.run_status().get("conditions"))
+    async with reconciler_fixture() as operator, operating(operator):
+        operator.create_run(rollouts=ROLLOUTS)
+        await until_stored(operator.server, lambda: operator.run_status().get("conditions"))
         before = {kind: uid(kind) for kind in OWNED}
         assert None not in before.values()
         for path in OWNED.values():
-            made.delete(path)
+            operator.delete(path)
         # The run is looked at every two seconds besides; no clock of the operator is turned here.
         await until_stored(
-            made.server, lambda: all(uid(kind) not in {None, before[kind]} for kind in OWNED)
+            operator.server, lambda: all(uid(kind) not in {None, before[kind]} for kind in OWNED)
         )
-        await until_stored(made.server, lambda: set(OWNED) <= recreated(made))
+        await until_stored(operator.server, lambda: set(OWNED) <= recreated(operator))
 
 
 def _address(path: str) -> tuple[str, str, str]:
@@ -113,21 +113,23 @@ def _address(path: str) -> tuple[str, str, str]:
     return ("" if parts[1] == "api" else parts[2]), parts[-2], parts[-1]
 
 
-def recreated(made: Stage) -> set[str]:
-    """Kinds that events call made again."""
-    events = made.server.api.store.objects(("", "events"), "ml")
+def recreated(operator: ReconcilerFixture) -> set[str]:
+    """Kinds that events call recreated."""
+    events = operator.server.api.store.objects(("", "events"), "ml")
     told = (event["message"] for event in events if event["reason"] == "Recreated")
     return {message.split()[0] for message in told}
 
 
 async def test_the_chart_grants_everything_that_is_asked_for():
-    async with stage() as made:
-        made.create_run(rollouts=ROLLOUTS)
-        async with operating(made):
-            await until_stored(made.server, lambda: made.run_status().get("conditions"))
-            made.change_run(suspend=True)
-            await until_stored(made.server, lambda: made.condition("Suspended")[1] != "Active")
-        asked = permissions(r for r in made.server.recorder if r.user_agent)
+    async with reconciler_fixture() as operator:
+        operator.create_run(rollouts=ROLLOUTS)
+        async with operating(operator):
+            await until_stored(operator.server, lambda: operator.run_status().get("conditions"))
+            operator.change_run(suspend=True)
+            await until_stored(
+                operator.server, lambda: operator.condition("Suspended")[1] != "Active"
+            )
+        asked = permissions(r for r in operator.server.recorder if r.user_agent)
         of_operator = {each for each in asked if each.group != "apiextensions.k8s.io"}
         namespaces = {each for each in of_operator if each.resource == "namespaces"}
         assert of_operator - namespaces <= granted(chart_rules())

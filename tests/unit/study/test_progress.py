@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fixtures.learner.scenes import ManualClock
+from tests.fixtures.learner.dispatcher import ManualClock
 from tests.fixtures.study import cell
 from vcpo_study.cells.pool import Outcome
 from vcpo_study.progress import Progress

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.fixtures.learner.scenes import TIMEOUT_S
+from tests.fixtures.learner.dispatcher import TIMEOUT_S
 
 SIZE = 2  # trajectories per prompt
 PROMPTS = 2  # per step

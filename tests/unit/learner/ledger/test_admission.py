@@ -2,7 +2,13 @@
 
 import asyncio
 
-from tests.fixtures.learner.scenes import INCARNATION, TIMEOUT_S, asking, make_desk, settle
+from tests.fixtures.learner.dispatcher import (
+    INCARNATION,
+    TIMEOUT_S,
+    dispatcher_fixture,
+    settle,
+    work_request,
+)
 from vcpo.wire.v1 import control_pb2
 from vcpo_learner.ledger.assignments import WorkRequest
 from vcpo_learner.telemetry.signals import SignalWindow
@@ -16,52 +22,52 @@ RUN = {
 BUDGET = (3 + 1) * 16
 
 
-async def leased(desk, worker_id, **request):
-    return await desk.dispatcher.lease(asking(worker_id=worker_id, **request), wait_s=0)
+async def leased(fixture, worker_id, **request):
+    return await fixture.dispatcher.lease(work_request(worker_id=worker_id, **request), wait_s=0)
 
 
-def held(desk, *workers):
-    flights = desk.dispatcher.in_flight_by_worker()
+def held(fixture, *workers):
+    flights = fixture.dispatcher.in_flight_by_worker()
     return sum(flights.get(worker, 0) for worker in workers)
 
 
 async def test_a_worker_holds_what_its_places_are_for_however_much_it_asks_for():
-    desk = make_desk(**RUN)
+    fixture = dispatcher_fixture(**RUN)
     for _ in range(3):
-        await leased(desk, "greedy", room=65_536)
-    assert held(desk, "greedy") == 16
+        await leased(fixture, "greedy", room=65_536)
+    assert held(fixture, "greedy") == 16
 
 
 async def test_sixteen_that_hoard_leave_half_of_the_work_to_one_that_delivers():
-    desk = make_desk(**RUN)
+    fixture = dispatcher_fixture(**RUN)
     hoarders = [f"hoarder-{number}" for number in range(16)]
-    first, *_ = await leased(desk, "honest", room=2)
+    first, *_ = await leased(fixture, "honest", room=2)
     for hoarder in hoarders:
-        await leased(desk, hoarder, room=65_536)
-    assert desk.submit(first, worker_id="honest") == ["accepted"] * 2
-    desk.clock.advance(TIMEOUT_S)  # what they hold runs out, and they ask again
+        await leased(fixture, hoarder, room=65_536)
+    assert fixture.submit(first, worker_id="honest") == ["accepted"] * 2
+    fixture.clock.advance(TIMEOUT_S)  # what they hold runs out, and they ask again
     for _ in range(3):
         for hoarder in hoarders:
-            await leased(desk, hoarder, room=65_536)
-    assert held(desk, *hoarders) <= BUDGET // 2
-    await leased(desk, "honest")
-    assert held(desk, "honest") == 16
+            await leased(fixture, hoarder, room=65_536)
+    assert held(fixture, *hoarders) <= BUDGET // 2
+    await leased(fixture, "honest")
+    assert held(fixture, "honest") == 16
 
 
 async def test_a_worker_that_let_a_lease_run_out_gets_one_at_a_time_until_it_delivers():
-    desk = make_desk(**RUN)
-    await leased(desk, "hung")
-    desk.clock.advance(TIMEOUT_S)
-    (only,) = await leased(desk, "hung")
-    assert await leased(desk, "hung") == []
-    desk.submit(only, worker_id="hung")
-    assert len(await leased(desk, "hung")) == 8
+    fixture = dispatcher_fixture(**RUN)
+    await leased(fixture, "hung")
+    fixture.clock.advance(TIMEOUT_S)
+    (only,) = await leased(fixture, "hung")
+    assert await leased(fixture, "hung") == []
+    fixture.submit(only, worker_id="hung")
+    assert len(await leased(fixture, "hung")) == 8
 
 
 async def test_leases_that_a_worker_never_heard_of_go_to_others_when_it_asks_again():
-    desk = make_desk(**RUN)
-    first, *lost = await leased(desk, "w", room=16)
-    request = asking(worker_id="w", room=2)
+    fixture = dispatcher_fixture(**RUN)
+    first, *lost = await leased(fixture, "w", room=16)
+    request = work_request(worker_id="w", room=2)
     known = WorkRequest(
         worker_id="w",
         rollout_group="main",
@@ -70,37 +76,37 @@ async def test_leases_that_a_worker_never_heard_of_go_to_others_when_it_asks_aga
         max_trajectories=request.max_trajectories,
         held_lease_ids=frozenset({first.lease.lease_id}),
     )
-    (again,) = await desk.dispatcher.lease(known, wait_s=0)
+    (again,) = await fixture.dispatcher.lease(known, wait_s=0)
     assert again.lease.prompt_index == lost[0].lease.prompt_index
-    assert held(desk, "w") == 4
+    assert held(fixture, "w") == 4
 
 
 async def test_a_request_is_given_up_when_its_worker_asks_again():
-    desk = make_desk(**RUN)
+    fixture = dispatcher_fixture(**RUN)
     for worker in ("a", "b", "c", "d"):
-        await leased(desk, worker)
+        await leased(fixture, worker)
     waiting = [
-        asyncio.create_task(desk.dispatcher.lease(asking(worker_id="w"), wait_s=30))
+        asyncio.create_task(fixture.dispatcher.lease(work_request(worker_id="w"), wait_s=30))
         for _ in range(3)
     ]
     await settle()
-    desk.dispatcher.notify()
+    fixture.dispatcher.notify()
     await settle()
     assert [task.done() for task in waiting] == [True, True, False]
     waiting[-1].cancel()
 
 
 async def test_signals_name_a_bounded_number_of_workers_whoever_invents_some():
-    desk = make_desk(**RUN)
-    await leased(desk, "honest", room=2)
+    fixture = dispatcher_fixture(**RUN)
+    await leased(fixture, "honest", room=2)
     for number in range(8_214):
-        await leased(desk, f"invented-{number}", incarnation="none")
+        await leased(fixture, f"invented-{number}", incarnation="none")
     signals = SignalWindow(
         run_name="run",
         total_steps=3,
         batch_trajectories=16,
-        dispatcher=desk.dispatcher,
-        clock=desk.clock,
+        dispatcher=fixture.dispatcher,
+        clock=fixture.clock,
     )
     message = signals.message()
     assert isinstance(message, control_pb2.Signals)
@@ -110,63 +116,63 @@ async def test_signals_name_a_bounded_number_of_workers_whoever_invents_some():
 HELD_OUT = {**RUN, "evaluation": {"prompts": 64, "everySteps": 100}}
 
 
-async def evaluating(desk, step=0):
-    round_ = asyncio.create_task(desk.dispatcher.evaluate(step, exclusive=True))
+async def evaluating(fixture, step=0):
+    round_ = asyncio.create_task(fixture.dispatcher.evaluate(step, exclusive=True))
     await settle()
     return round_
 
 
 async def test_sixteen_that_hoard_leave_half_of_an_evaluation_to_one_that_delivers():
-    desk = make_desk(**HELD_OUT)
+    fixture = dispatcher_fixture(**HELD_OUT)
     hoarders = [f"hoarder-{number}" for number in range(16)]
-    first, *_ = await leased(desk, "honest", room=2)
-    desk.submit(first, worker_id="honest")
-    round_ = await evaluating(desk)
+    first, *_ = await leased(fixture, "honest", room=2)
+    fixture.submit(first, worker_id="honest")
+    round_ = await evaluating(fixture)
     for _ in range(3):
         for hoarder in hoarders:
-            await leased(desk, hoarder, room=65_536)
+            await leased(fixture, hoarder, room=65_536)
     answered = 0
-    while leases := await leased(desk, "honest", room=65_536):
+    while leases := await leased(fixture, "honest", room=65_536):
         assert len(leases) <= 16
         for one in leases:
-            desk.submit(one, worker_id="honest")
+            fixture.submit(one, worker_id="honest")
         answered += len(leases)
     assert answered >= 32
     round_.cancel()
 
 
 async def test_an_evaluation_ends_though_hoarders_ask_first_whenever_leases_run_out():
-    desk = make_desk(**HELD_OUT)
-    round_ = await evaluating(desk)
+    fixture = dispatcher_fixture(**HELD_OUT)
+    round_ = await evaluating(fixture)
     for _ in range(10):
         for hoarder in range(4):
-            await leased(desk, f"hoarder-{hoarder}", room=65_536)
-        while leases := await leased(desk, "honest"):
+            await leased(fixture, f"hoarder-{hoarder}", room=65_536)
+        while leases := await leased(fixture, "honest"):
             for one in leases:
-                desk.submit(one, worker_id="honest")
+                fixture.submit(one, worker_id="honest")
         await settle()
         if round_.done():
             break
-        desk.clock.advance(TIMEOUT_S)
+        fixture.clock.advance(TIMEOUT_S)
         await settle()
     assert (await asyncio.wait_for(round_, 1)).num_trajectories == 64
 
 
 async def test_newcomers_share_all_of_the_first_evaluation():
-    desk = make_desk(**HELD_OUT)
-    round_ = await evaluating(desk)
-    shares = [len(await leased(desk, f"worker-{number}", room=16)) for number in range(4)]
+    fixture = dispatcher_fixture(**HELD_OUT)
+    round_ = await evaluating(fixture)
+    shares = [len(await leased(fixture, f"worker-{number}", room=16)) for number in range(4)]
     assert shares == [16] * 4
     round_.cancel()
 
 
 async def test_a_worker_that_let_a_held_out_prompt_run_out_gets_one_at_a_time_until_it_delivers():
-    desk = make_desk(**HELD_OUT)
-    round_ = await evaluating(desk)
-    await leased(desk, "hung")
-    desk.clock.advance(TIMEOUT_S)
-    (only,) = await leased(desk, "hung")
-    assert await leased(desk, "hung") == []
-    desk.submit(only, worker_id="hung")
-    assert len(await leased(desk, "hung")) == 16
+    fixture = dispatcher_fixture(**HELD_OUT)
+    round_ = await evaluating(fixture)
+    await leased(fixture, "hung")
+    fixture.clock.advance(TIMEOUT_S)
+    (only,) = await leased(fixture, "hung")
+    assert await leased(fixture, "hung") == []
+    fixture.submit(only, worker_id="hung")
+    assert len(await leased(fixture, "hung")) == 16
     round_.cancel()

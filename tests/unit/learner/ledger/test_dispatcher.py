@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fixtures.learner.scenes import (
+from tests.fixtures.learner.dispatcher import (
     TIMEOUT_S,
     answer,
     answers,
-    asking,
-    begun_answer,
-    make_desk,
+    dispatcher_fixture,
+    make_partial_response,
     settle,
+    work_request,
 )
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.failures import Failure, FailureCause
@@ -24,331 +24,333 @@ FAILURE = Failure(cause=FailureCause.REWARD, message="no such item")
 
 
 @pytest.fixture
-def desk():
-    return make_desk()
+def fixture():
+    return dispatcher_fixture()
 
 
-async def lease_now(desk, **request):
-    return await desk.dispatcher.lease(asking(**request), wait_s=0)
+async def lease_now(fixture, **request):
+    return await fixture.dispatcher.lease(work_request(**request), wait_s=0)
 
 
-def waiting_lease(desk, **request):
-    return asyncio.create_task(desk.dispatcher.lease(asking(**request), wait_s=30))
+def waiting_lease(fixture, **request):
+    return asyncio.create_task(fixture.dispatcher.lease(work_request(**request), wait_s=30))
 
 
 def prompts_of(assignments):
     return [one.lease.prompt_index for one in assignments]
 
 
-async def begin_round(desk, *, exclusive, step=0):
-    task = asyncio.create_task(desk.dispatcher.evaluate(step, exclusive=exclusive))
+async def begin_round(fixture, *, exclusive, step=0):
+    task = asyncio.create_task(fixture.dispatcher.evaluate(step, exclusive=exclusive))
     await settle()
     return task
 
 
 class TestAdmission:
-    async def test_work_is_granted_up_to_the_lag_bound(self, desk):
+    async def test_work_is_granted_up_to_the_lag_bound(self, fixture):
         # (k + 1 + v) * B = (1 + 1 + 0) * 4 = 8 trajectories, 4 prompts.
-        assert prompts_of(await lease_now(desk)) == [0, 1, 2, 3]
-        assert await lease_now(desk) == []
+        assert prompts_of(await lease_now(fixture)) == [0, 1, 2, 3]
+        assert await lease_now(fixture) == []
 
-    async def test_the_version_that_counts_is_the_one_the_worker_holds(self, desk):
-        desk.dispatcher.resume_at(1)
-        stale = await lease_now(desk, worker_id="stale", held=0)
-        fresh = await lease_now(desk, worker_id="fresh", held=1)
+    async def test_the_version_that_counts_is_the_one_the_worker_holds(self, fixture):
+        fixture.dispatcher.resume_at(1)
+        stale = await lease_now(fixture, worker_id="stale", held=0)
+        fresh = await lease_now(fixture, worker_id="fresh", held=1)
         assert (len(stale), len(fresh)) == (4, 2)
 
-    async def test_a_version_that_does_not_exist_yet_admits_no_more_than_the_newest(self, desk):
-        assert len(await lease_now(desk, held=1000)) == 4
+    async def test_a_version_that_does_not_exist_yet_admits_no_more_than_the_newest(self, fixture):
+        assert len(await lease_now(fixture, held=1000)) == 4
 
-    async def test_whole_groups_are_granted_into_the_room_there_is(self, desk):
-        assert len(await lease_now(desk, room=5)) == 2
-        assert await lease_now(desk, room=1) == []
+    async def test_whole_groups_are_granted_into_the_room_there_is(self, fixture):
+        assert len(await lease_now(fixture, room=5)) == 2
+        assert await lease_now(fixture, room=1) == []
 
-    async def test_a_holder_of_another_incarnations_weights_gets_nothing(self, desk):
-        assert await lease_now(desk, incarnation="before") == []
+    async def test_a_holder_of_another_incarnations_weights_gets_nothing(self, fixture):
+        assert await lease_now(fixture, incarnation="before") == []
 
     async def test_no_more_is_granted_than_the_run_will_consume(self):
-        desk = make_desk(algorithm={"maxPolicyLagSteps": 100})
-        assert len(await lease_now(desk)) == 6  # 3 steps of 2 prompts
+        fixture = dispatcher_fixture(algorithm={"maxPolicyLagSteps": 100})
+        assert len(await lease_now(fixture)) == 6  # 3 steps of 2 prompts
 
     async def test_what_was_dropped_may_be_granted_again_at_the_end(self):
-        desk = make_desk(algorithm={"maxPolicyLagSteps": 100})
-        await lease_now(desk)
-        desk.dispatcher.release("w", [])
-        assert len(await lease_now(desk)) == 6
+        fixture = dispatcher_fixture(algorithm={"maxPolicyLagSteps": 100})
+        await lease_now(fixture)
+        fixture.dispatcher.release("w", [])
+        assert len(await lease_now(fixture)) == 6
 
-    async def test_a_draining_run_grants_nothing(self, desk):
-        desk.dispatcher.drain()
-        assert await lease_now(desk) == []
+    async def test_a_draining_run_grants_nothing(self, fixture):
+        fixture.dispatcher.drain()
+        assert await lease_now(fixture) == []
 
     @given(limit=st.integers(0, 10))
     async def test_a_throttle_never_lifts_the_runs_own_bound(self, limit):
-        desk = make_desk()
-        assert desk.dispatcher.throttle(limit) == min(limit, 1)
-        assert len(await lease_now(desk)) == 2 * (min(limit, 1) + 1)
+        fixture = dispatcher_fixture()
+        assert fixture.dispatcher.throttle(limit) == min(limit, 1)
+        assert len(await lease_now(fixture)) == 2 * (min(limit, 1) + 1)
 
 
 class TestWaiting:
-    async def test_a_waiting_request_is_answered_when_a_throttle_is_lifted(self, desk):
-        desk.dispatcher.throttle(0)
-        await lease_now(desk)
-        waiting = waiting_lease(desk)
+    async def test_a_waiting_request_is_answered_when_a_throttle_is_lifted(self, fixture):
+        fixture.dispatcher.throttle(0)
+        await lease_now(fixture)
+        waiting = waiting_lease(fixture)
         await settle()
         assert not waiting.done()
-        desk.dispatcher.throttle(1)
+        fixture.dispatcher.throttle(1)
         assert prompts_of(await waiting) == [2, 3]
 
-    async def test_a_waiting_request_is_answered_when_a_lease_comes_back(self, desk):
-        await lease_now(desk, worker_id="gone")
-        waiting = waiting_lease(desk)
+    async def test_a_waiting_request_is_answered_when_a_lease_comes_back(self, fixture):
+        await lease_now(fixture, worker_id="gone")
+        waiting = waiting_lease(fixture)
         await settle()
-        desk.dispatcher.release("gone", [])
+        fixture.dispatcher.release("gone", [])
         assert prompts_of(await waiting) == [0, 1, 2, 3]
 
     async def test_a_request_whose_time_is_up_gets_nothing(self):
-        desk = make_desk(lease={"timeoutSeconds": 3600})
-        desk.dispatcher.throttle(0)
-        await lease_now(desk, worker_id="busy")
-        waiting = asyncio.create_task(desk.dispatcher.lease(asking(), wait_s=5))
+        fixture = dispatcher_fixture(lease={"timeoutSeconds": 3600})
+        fixture.dispatcher.throttle(0)
+        await lease_now(fixture, worker_id="busy")
+        waiting = asyncio.create_task(fixture.dispatcher.lease(work_request(), wait_s=5))
         await settle()
-        desk.clock.advance(5)
-        desk.dispatcher.notify()
+        fixture.clock.advance(5)
+        fixture.dispatcher.notify()
         assert await waiting == []
 
-    async def test_a_new_version_sends_a_blocked_worker_to_fetch_it(self, desk):
-        await lease_now(desk)
-        waiting = waiting_lease(desk)
+    async def test_a_new_version_sends_a_blocked_worker_to_fetch_it(self, fixture):
+        await lease_now(fixture)
+        waiting = waiting_lease(fixture)
         await settle()
-        desk.dispatcher.resume_at(1)
-        desk.dispatcher.notify()
+        fixture.dispatcher.resume_at(1)
+        fixture.dispatcher.notify()
         await settle()
         assert waiting.done()
         assert waiting.result() == []
 
-    async def test_the_end_of_the_run_answers_everybody_who_waits(self, desk):
-        await lease_now(desk)
-        waiting = waiting_lease(desk)
+    async def test_the_end_of_the_run_answers_everybody_who_waits(self, fixture):
+        await lease_now(fixture)
+        waiting = waiting_lease(fixture)
         await settle()
-        desk.dispatcher.complete()
+        fixture.dispatcher.complete()
         assert await waiting == []
 
-    async def test_an_expired_lease_goes_to_whoever_asks_next(self, desk):
-        await lease_now(desk, worker_id="lost")
-        desk.clock.advance(TIMEOUT_S)
-        assert prompts_of(await lease_now(desk)) == [0, 1, 2, 3]
+    async def test_an_expired_lease_goes_to_whoever_asks_next(self, fixture):
+        await lease_now(fixture, worker_id="lost")
+        fixture.clock.advance(TIMEOUT_S)
+        assert prompts_of(await lease_now(fixture)) == [0, 1, 2, 3]
 
 
 class TestWorkers:
-    async def test_a_worker_is_counted_while_it_is_heard_of(self, desk):
-        (first, *_) = await lease_now(desk)
-        desk.clock.advance(WORKER_LOST_AFTER_S)
-        desk.submit(first)
-        desk.clock.advance(WORKER_LOST_AFTER_S)
-        assert [worker.worker_id for worker in desk.dispatcher.workers()] == ["w"]
-        desk.clock.advance(1)
-        assert desk.dispatcher.workers() == []
+    async def test_a_worker_is_counted_while_it_is_heard_of(self, fixture):
+        (first, *_) = await lease_now(fixture)
+        fixture.clock.advance(WORKER_LOST_AFTER_S)
+        fixture.submit(first)
+        fixture.clock.advance(WORKER_LOST_AFTER_S)
+        assert [worker.worker_id for worker in fixture.dispatcher.workers()] == ["w"]
+        fixture.clock.advance(1)
+        assert fixture.dispatcher.workers() == []
 
-    async def test_releasing_everything_says_goodbye(self, desk):
-        await lease_now(desk)
-        assert desk.dispatcher.release("w", []) == 4
-        assert desk.dispatcher.workers() == []
+    async def test_releasing_everything_says_goodbye(self, fixture):
+        await lease_now(fixture)
+        assert fixture.dispatcher.release("w", []) == 4
+        assert fixture.dispatcher.workers() == []
 
-    async def test_releasing_one_lease_does_not(self, desk):
-        (first, *_) = await lease_now(desk)
-        assert desk.dispatcher.release("w", [first.lease.lease_id]) == 1
-        assert len(desk.dispatcher.workers()) == 1
+    async def test_releasing_one_lease_does_not(self, fixture):
+        (first, *_) = await lease_now(fixture)
+        assert fixture.dispatcher.release("w", [first.lease.lease_id]) == 1
+        assert len(fixture.dispatcher.workers()) == 1
 
-    async def test_updates_in_flight_are_the_last_word_of_each_worker_even_of_one_gone(self, desk):
-        await lease_now(desk, worker_id="a", updates_in_flight=3)
-        await lease_now(desk, worker_id="a", updates_in_flight=5)
-        await lease_now(desk, worker_id="b", updates_in_flight=2)
-        desk.dispatcher.release("a", [])
-        assert desk.dispatcher.weight_updates_in_flight() == 7
+    async def test_updates_in_flight_are_the_last_word_of_each_worker_even_of_one_gone(
+        self, fixture
+    ):
+        await lease_now(fixture, worker_id="a", updates_in_flight=3)
+        await lease_now(fixture, worker_id="a", updates_in_flight=5)
+        await lease_now(fixture, worker_id="b", updates_in_flight=2)
+        fixture.dispatcher.release("a", [])
+        assert fixture.dispatcher.weight_updates_in_flight() == 7
 
-    async def test_nothing_is_granted_to_a_worker_released_while_it_waits(self, desk):
-        await lease_now(desk, worker_id="dead")
-        waiting = waiting_lease(desk, worker_id="dead")
+    async def test_nothing_is_granted_to_a_worker_released_while_it_waits(self, fixture):
+        await lease_now(fixture, worker_id="dead")
+        waiting = waiting_lease(fixture, worker_id="dead")
         await settle()
-        desk.dispatcher.release("dead", [])
+        fixture.dispatcher.release("dead", [])
         assert await waiting == []
-        assert desk.ledger.counts().in_flight == 0
+        assert fixture.ledger.counts().in_flight == 0
 
-    async def test_a_released_worker_that_asks_again_is_welcome(self, desk):
-        await lease_now(desk)
-        desk.dispatcher.release("w", [])
-        assert len(await lease_now(desk)) == 4
-        assert len(desk.dispatcher.workers()) == 1
+    async def test_a_released_worker_that_asks_again_is_welcome(self, fixture):
+        await lease_now(fixture)
+        fixture.dispatcher.release("w", [])
+        assert len(await lease_now(fixture)) == 4
+        assert len(fixture.dispatcher.workers()) == 1
 
-    async def test_a_submission_from_nobody_in_particular_enters_no_worker(self, desk):
-        (first, *_) = await lease_now(desk)
-        desk.dispatcher.release("w", [])
-        assert desk.submit(first) == ["lease_ended"] * 2
-        assert desk.dispatcher.workers() == []
+    async def test_a_submission_from_nobody_in_particular_enters_no_worker(self, fixture):
+        (first, *_) = await lease_now(fixture)
+        fixture.dispatcher.release("w", [])
+        assert fixture.submit(first) == ["lease_ended"] * 2
+        assert fixture.dispatcher.workers() == []
 
 
 class TestSubmissions:
-    async def test_accepted_tokens_are_counted_once_and_for_training_only(self, desk):
-        round_ = await begin_round(desk, exclusive=False)
-        held_out, first, *_ = await lease_now(desk) + await lease_now(desk)
-        desk.submit(held_out)
+    async def test_accepted_tokens_are_counted_once_and_for_training_only(self, fixture):
+        round_ = await begin_round(fixture, exclusive=False)
+        held_out, first, *_ = await lease_now(fixture) + await lease_now(fixture)
+        fixture.submit(held_out)
         for _ in range(2):
-            desk.submit(first, versions=(0, 0, 0))
-        assert desk.dispatcher.accepted_tokens == 2 * 3
+            fixture.submit(first, versions=(0, 0, 0))
+        assert fixture.dispatcher.accepted_tokens == 2 * 3
         await round_
 
-    async def test_a_token_of_a_version_that_does_not_exist_is_refused(self, desk):
-        desk.dispatcher.resume_at(1)
-        (first, *_) = await lease_now(desk)
+    async def test_a_token_of_a_version_that_does_not_exist_is_refused(self, fixture):
+        fixture.dispatcher.resume_at(1)
+        (first, *_) = await lease_now(fixture)
         with pytest.raises(InvalidMessageError, match=r"trajectories\[0\]\.version_spans.*1.*2"):
-            desk.submit(first, versions=(1, 2))
-        assert desk.ledger.counts().buffered == 0
+            fixture.submit(first, versions=(1, 2))
+        assert fixture.ledger.counts().buffered == 0
 
-    async def test_what_a_lease_of_the_learner_before_brings_is_late_and_no_fault(self, desk):
+    async def test_what_a_lease_of_the_learner_before_brings_is_late_and_no_fault(self, fixture):
         # Its version went further than this learner has come since its checkpoint.
-        assert desk.dispatcher.policy_version == 0
+        assert fixture.dispatcher.policy_version == 0
         sampled = [answer("train-before-7", 0, versions=(24,))]
-        assert desk.dispatcher.submit("w", "train-before-7", sampled) == ["lease_ended"]
-        begun = [begun_answer(24)]
-        assert desk.dispatcher.release("w", ["train-before-7"], begun) == 0
-        desk.dispatcher.fail("w", "train-before-7", FAILURE)
-        assert desk.dispatcher.failures.in_a_row == 0
+        assert fixture.dispatcher.submit("w", "train-before-7", sampled) == ["lease_ended"]
+        begun = [make_partial_response(24)]
+        assert fixture.dispatcher.release("w", ["train-before-7"], begun) == 0
+        fixture.dispatcher.fail("w", "train-before-7", FAILURE)
+        assert fixture.dispatcher.failures.in_a_row == 0
 
-    async def test_a_failed_generation_is_granted_again(self, desk):
-        (first, *_) = await lease_now(desk, room=2)
-        desk.dispatcher.fail("w", first.lease.lease_id, FAILURE)
-        assert desk.ledger.counts().dropped == {"generation_failed": 2}
-        assert prompts_of(await lease_now(desk, room=2)) == [0]
+    async def test_a_failed_generation_is_granted_again(self, fixture):
+        (first, *_) = await lease_now(fixture, room=2)
+        fixture.dispatcher.fail("w", first.lease.lease_id, FAILURE)
+        assert fixture.ledger.counts().dropped == {"generation_failed": 2}
+        assert prompts_of(await lease_now(fixture, room=2)) == [0]
 
-    async def test_the_learner_wakes_when_its_batch_is_complete(self, desk):
-        waiting = asyncio.create_task(desk.dispatcher.next_batch())
-        first, second, *_ = await lease_now(desk)
-        desk.submit(first)
+    async def test_the_learner_wakes_when_its_batch_is_complete(self, fixture):
+        waiting = asyncio.create_task(fixture.dispatcher.next_batch())
+        first, second, *_ = await lease_now(fixture)
+        fixture.submit(first)
         await settle()
         assert not waiting.done()
-        desk.submit(second)
+        fixture.submit(second)
         assert [group.prompt_index for group in await waiting] == [0, 1]
 
-    async def test_there_is_no_further_batch_once_the_run_drains(self, desk):
-        waiting = asyncio.create_task(desk.dispatcher.next_batch())
+    async def test_there_is_no_further_batch_once_the_run_drains(self, fixture):
+        waiting = asyncio.create_task(fixture.dispatcher.next_batch())
         await settle()
-        desk.dispatcher.drain()
+        fixture.dispatcher.drain()
         assert await waiting is None
 
-    async def test_a_drain_waits_for_what_is_in_flight(self, desk):
-        (first,) = await lease_now(desk, room=2)
-        desk.dispatcher.drain()
-        waiting = asyncio.create_task(desk.dispatcher.wait_until_idle(5))
+    async def test_a_drain_waits_for_what_is_in_flight(self, fixture):
+        (first,) = await lease_now(fixture, room=2)
+        fixture.dispatcher.drain()
+        waiting = asyncio.create_task(fixture.dispatcher.wait_until_idle(5))
         await settle()
         assert not waiting.done()
-        desk.submit(first)
+        fixture.submit(first)
         await waiting
-        assert desk.ledger.counts().buffered == 2
+        assert fixture.ledger.counts().buffered == 2
 
-    async def test_a_drain_does_not_wait_longer_than_it_may(self, desk):
-        await lease_now(desk)
-        waiting = asyncio.create_task(desk.dispatcher.wait_until_idle(5))
+    async def test_a_drain_does_not_wait_longer_than_it_may(self, fixture):
+        await lease_now(fixture)
+        waiting = asyncio.create_task(fixture.dispatcher.wait_until_idle(5))
         await settle()
-        desk.clock.advance(5)
-        desk.dispatcher.notify()
+        fixture.clock.advance(5)
+        fixture.dispatcher.notify()
         await waiting
-        assert desk.ledger.counts().in_flight == 8
+        assert fixture.ledger.counts().in_flight == 8
 
 
 class TestEvaluation:
-    async def test_held_out_prompts_go_first(self, desk):
-        round_ = await begin_round(desk, exclusive=False)
-        (held_out,) = await lease_now(desk)
+    async def test_held_out_prompts_go_first(self, fixture):
+        round_ = await begin_round(fixture, exclusive=False)
+        (held_out,) = await lease_now(fixture)
         assert held_out.purpose is Purpose.EVALUATION
-        assert {one.purpose for one in await lease_now(desk)} == {Purpose.TRAIN}
-        desk.submit(held_out, reward=0.5)
+        assert {one.purpose for one in await lease_now(fixture)} == {Purpose.TRAIN}
+        fixture.submit(held_out, reward=0.5)
         assert (await round_).accuracy == 0.5
 
-    async def test_no_training_prompt_is_granted_during_an_exclusive_round(self, desk):
-        round_ = await begin_round(desk, exclusive=True)
-        (held_out,) = await lease_now(desk)
-        assert await lease_now(desk) == []
-        desk.submit(held_out)
+    async def test_no_training_prompt_is_granted_during_an_exclusive_round(self, fixture):
+        round_ = await begin_round(fixture, exclusive=True)
+        (held_out,) = await lease_now(fixture)
+        assert await lease_now(fixture) == []
+        fixture.submit(held_out)
         await round_
-        assert len(await lease_now(desk)) == 4
+        assert len(await lease_now(fixture)) == 4
 
-    async def test_only_the_newest_version_answers_an_exclusive_round(self, desk):
-        desk.dispatcher.resume_at(3)
-        round_ = await begin_round(desk, exclusive=True)
-        assert await lease_now(desk, held=2) == []
-        (held_out,) = await lease_now(desk, held=3)
-        desk.submit(held_out, versions=(3,))
+    async def test_only_the_newest_version_answers_an_exclusive_round(self, fixture):
+        fixture.dispatcher.resume_at(3)
+        round_ = await begin_round(fixture, exclusive=True)
+        assert await lease_now(fixture, held=2) == []
+        (held_out,) = await lease_now(fixture, held=3)
+        fixture.submit(held_out, versions=(3,))
         assert (await round_).policy_version_min == 3
 
-    async def test_a_round_waits_for_the_one_under_way(self, desk):
-        first = await begin_round(desk, exclusive=False, step=1)
-        second = await begin_round(desk, exclusive=True, step=2)
-        (held_out,) = await lease_now(desk)
-        assert len(await lease_now(desk)) == 4  # the first, which is not exclusive, is under way
-        desk.submit(held_out)
+    async def test_a_round_waits_for_the_one_under_way(self, fixture):
+        first = await begin_round(fixture, exclusive=False, step=1)
+        second = await begin_round(fixture, exclusive=True, step=2)
+        (held_out,) = await lease_now(fixture)
+        assert len(await lease_now(fixture)) == 4  # the first, which is not exclusive, is under way
+        fixture.submit(held_out)
         assert (await first).step == 1
         await settle()
-        (held_out,) = await lease_now(desk)
-        desk.submit(held_out)
+        (held_out,) = await lease_now(fixture)
+        fixture.submit(held_out)
         assert (await second).step == 2
 
-    async def test_a_drain_ends_the_round_and_those_that_wait_for_it(self, desk):
-        rounds = [await begin_round(desk, exclusive=False, step=step) for step in (1, 2)]
-        desk.dispatcher.drain()
+    async def test_a_drain_ends_the_round_and_those_that_wait_for_it(self, fixture):
+        rounds = [await begin_round(fixture, exclusive=False, step=step) for step in (1, 2)]
+        fixture.dispatcher.drain()
         assert await asyncio.gather(*rounds) == [None, None]
 
-    async def test_a_cancelled_round_is_left_by_everybody(self, desk):
-        round_ = await begin_round(desk, exclusive=True)
-        (held_out,) = await lease_now(desk)
+    async def test_a_cancelled_round_is_left_by_everybody(self, fixture):
+        round_ = await begin_round(fixture, exclusive=True)
+        (held_out,) = await lease_now(fixture)
         round_.cancel()
         await settle()
-        assert desk.submit(held_out) == ["lease_ended"]
-        assert {one.purpose for one in await lease_now(desk)} == {Purpose.TRAIN}
+        assert fixture.submit(held_out) == ["lease_ended"]
+        assert {one.purpose for one in await lease_now(fixture)} == {Purpose.TRAIN}
 
     async def test_a_retried_answer_to_a_held_out_prompt_is_a_duplicate(self):
-        desk = make_desk(evaluation={"prompts": 2})
-        await begin_round(desk, exclusive=False)
-        (held_out,) = await lease_now(desk, room=1)
-        assert desk.submit(held_out) == ["accepted"]
-        assert desk.submit(held_out) == ["duplicate"]
+        fixture = dispatcher_fixture(evaluation={"prompts": 2})
+        await begin_round(fixture, exclusive=False)
+        (held_out,) = await lease_now(fixture, room=1)
+        assert fixture.submit(held_out) == ["accepted"]
+        assert fixture.submit(held_out) == ["duplicate"]
 
-    async def test_a_prompt_whose_worker_is_gone_is_answered_by_another(self, desk):
-        round_ = await begin_round(desk, exclusive=True)
-        await lease_now(desk, worker_id="gone")
-        waiting = waiting_lease(desk, worker_id="other")
+    async def test_a_prompt_whose_worker_is_gone_is_answered_by_another(self, fixture):
+        round_ = await begin_round(fixture, exclusive=True)
+        await lease_now(fixture, worker_id="gone")
+        waiting = waiting_lease(fixture, worker_id="other")
         await settle()
-        assert desk.dispatcher.release("gone", []) == 1
+        assert fixture.dispatcher.release("gone", []) == 1
         (held_out,) = await waiting
-        desk.submit(held_out, worker_id="other")
+        fixture.submit(held_out, worker_id="other")
         assert (await round_).num_trajectories == 1
 
-    async def test_a_round_whose_prompts_all_fail_ends_without_a_result(self, desk):
-        round_ = await begin_round(desk, exclusive=True)
+    async def test_a_round_whose_prompts_all_fail_ends_without_a_result(self, fixture):
+        round_ = await begin_round(fixture, exclusive=True)
         for _ in range(2):
-            (held_out,) = await lease_now(desk)
-            desk.dispatcher.fail("w", held_out.lease.lease_id, FAILURE)
+            (held_out,) = await lease_now(fixture)
+            fixture.dispatcher.fail("w", held_out.lease.lease_id, FAILURE)
         assert await round_ is None
 
-    async def test_answers_to_held_out_prompts_are_not_in_the_ledger(self, desk):
-        await begin_round(desk, exclusive=True)
-        (held_out,) = await lease_now(desk)
-        desk.submit(held_out)
-        assert desk.ledger.counts().leased == 0
+    async def test_answers_to_held_out_prompts_are_not_in_the_ledger(self, fixture):
+        await begin_round(fixture, exclusive=True)
+        (held_out,) = await lease_now(fixture)
+        fixture.submit(held_out)
+        assert fixture.ledger.counts().leased == 0
 
-    async def test_an_answer_that_belongs_elsewhere_is_refused(self, desk):
-        await begin_round(desk, exclusive=True)
-        (held_out,) = await lease_now(desk)
+    async def test_an_answer_that_belongs_elsewhere_is_refused(self, fixture):
+        await begin_round(fixture, exclusive=True)
+        (held_out,) = await lease_now(fixture)
         with pytest.raises(InvalidMessageError, match="trajectory_id"):
-            desk.dispatcher.submit("w", held_out.lease.lease_id, [answer("train-now-0", 0)])
+            fixture.dispatcher.submit("w", held_out.lease.lease_id, [answer("train-now-0", 0)])
 
 
-async def test_the_batch_taken_is_the_one_the_version_allows(desk):
-    leases = [one.lease for one in await lease_now(desk)]
-    desk.dispatcher.resume_at(2)
+async def test_the_batch_taken_is_the_one_the_version_allows(fixture):
+    leases = [one.lease for one in await lease_now(fixture)]
+    fixture.dispatcher.resume_at(2)
     for lease in leases[:2]:
-        desk.dispatcher.submit("w", lease.lease_id, answers(lease, versions=(0,)))
+        fixture.dispatcher.submit("w", lease.lease_id, answers(lease, versions=(0,)))
     for lease in leases[2:]:
-        desk.dispatcher.submit("w", lease.lease_id, answers(lease, versions=(1,)))
-    batch = await desk.dispatcher.next_batch()
+        fixture.dispatcher.submit("w", lease.lease_id, answers(lease, versions=(1,)))
+    batch = await fixture.dispatcher.next_batch()
     assert [group.prompt_index for group in batch] == [2, 3]
-    assert desk.ledger.counts().dropped == {"lag_exceeded": 4}
+    assert fixture.ledger.counts().dropped == {"lag_exceeded": 4}

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.fixtures.learner.scenes import TIMEOUT_S, ManualClock, answer, answers, prompts
+from tests.fixtures.learner.dispatcher import TIMEOUT_S, ManualClock, answer, answers, prompts
 from vcpo_learner.ledger.evaluation import EvaluationResult, EvaluationRound
 
 

@@ -6,7 +6,12 @@ import asyncio
 
 import pytest
 
-from tests.fixtures.learner.scenes import ManualClock, asking, make_desk, make_run
+from tests.fixtures.learner.dispatcher import (
+    ManualClock,
+    dispatcher_fixture,
+    make_run,
+    work_request,
+)
 from vcpo.wire.failures import Failure, FailureCause
 from vcpo_learner.ledger.failure_watch import FailureWatch, TooManyFailuresError
 from vcpo_learner.telemetry.signals import SignalWindow
@@ -79,54 +84,54 @@ def test_news_are_told_once():
     assert watched.take_event_lines() == []
 
 
-async def failing(desk, times):
+async def failing(fixture, times):
     """Report the failure of so many leases, one after the other."""
     for _ in range(times):
-        (given,) = await desk.dispatcher.lease(asking(room=2), wait_s=0)
-        desk.dispatcher.fail("w", given.lease.lease_id, MISSING)
+        (given,) = await fixture.dispatcher.lease(work_request(room=2), wait_s=0)
+        fixture.dispatcher.fail("w", given.lease.lease_id, MISSING)
 
 
 async def test_a_learner_that_waits_for_a_batch_hears_that_there_will_be_none():
-    desk = make_desk(failurePolicy={"maxFailuresInARow": 3})
-    waiting = asyncio.create_task(desk.dispatcher.next_batch())
-    await failing(desk, 3)
+    fixture = dispatcher_fixture(failurePolicy={"maxFailuresInARow": 3})
+    waiting = asyncio.create_task(fixture.dispatcher.next_batch())
+    await failing(fixture, 3)
     with pytest.raises(TooManyFailuresError, match="KeyError: 'answer'"):
         await waiting
 
 
 async def test_so_does_one_that_waits_for_its_first_evaluation():
-    desk = make_desk(
+    fixture = dispatcher_fixture(
         failurePolicy={"maxFailuresInARow": 3}, evaluation={"prompts": 5, "everySteps": 100}
     )
-    round_ = asyncio.create_task(desk.dispatcher.evaluate(0, exclusive=True))
+    round_ = asyncio.create_task(fixture.dispatcher.evaluate(0, exclusive=True))
     await asyncio.sleep(0)
     for _ in range(3):
-        (given,) = await desk.dispatcher.lease(asking(room=1), wait_s=0)
-        desk.dispatcher.fail("w", given.lease.lease_id, MISSING)
+        (given,) = await fixture.dispatcher.lease(work_request(room=1), wait_s=0)
+        fixture.dispatcher.fail("w", given.lease.lease_id, MISSING)
     with pytest.raises(TooManyFailuresError):
         await round_
 
 
 async def test_an_accepted_answer_ends_the_row():
-    desk = make_desk()
-    await failing(desk, 2)
-    (given,) = await desk.dispatcher.lease(asking(room=2), wait_s=0)
-    assert desk.dispatcher.failures.in_a_row == 2
-    desk.submit(given)
-    assert desk.dispatcher.failures.in_a_row == 0
+    fixture = dispatcher_fixture()
+    await failing(fixture, 2)
+    (given,) = await fixture.dispatcher.lease(work_request(room=2), wait_s=0)
+    assert fixture.dispatcher.failures.in_a_row == 2
+    fixture.submit(given)
+    assert fixture.dispatcher.failures.in_a_row == 0
 
 
 async def test_signals_tell_what_fails_how_often_and_when():
-    desk = make_desk()
+    fixture = dispatcher_fixture()
     window = SignalWindow(
         run_name="run",
         total_steps=3,
         batch_trajectories=4,
-        dispatcher=desk.dispatcher,
-        clock=desk.clock,
+        dispatcher=fixture.dispatcher,
+        clock=fixture.clock,
     )
-    await failing(desk, 2)
-    desk.clock.advance(5.0)
+    await failing(fixture, 2)
+    fixture.clock.advance(5.0)
     (told,) = window.message().failures
     assert (told.cause, told.count, told.seconds_since_latest) == ("reward", 2, 5.0)
     assert told.message == "reward: KeyError: 'answer' (/app/task.py:12)"

@@ -2,7 +2,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fixtures.learner.scenes import TIMEOUT_S, ManualClock, answer, answers, begun_answer
+from tests.fixtures.learner.dispatcher import (
+    TIMEOUT_S,
+    ManualClock,
+    answer,
+    answers,
+    make_partial_response,
+)
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import prompt_sum
 from vcpo_learner.ledger import leases
@@ -57,7 +63,7 @@ def test_all_answers_of_a_lease_are_to_one_prompt(book):
 
 @pytest.mark.parametrize(("begun_for", "is_fine"), [((3, 4), True), ((4, 3), False), (None, True)])
 def test_an_answer_is_to_the_prompt_that_the_lease_was_begun_for(book, begun_for, is_fine):
-    begun = replace(begun_answer(0), prompt_xxh3=prompt_sum(begun_for) if begun_for else 0)
+    begun = replace(make_partial_response(0), prompt_xxh3=prompt_sum(begun_for) if begun_for else 0)
     lease = book.open(
         worker_id="w",
         prompt_index=0,

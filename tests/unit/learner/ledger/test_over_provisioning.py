@@ -2,7 +2,13 @@
 
 import asyncio
 
-from tests.fixtures.learner.scenes import answers, asking, begun_answer, make_desk, settle
+from tests.fixtures.learner.dispatcher import (
+    answers,
+    dispatcher_fixture,
+    make_partial_response,
+    settle,
+    work_request,
+)
 
 # 2 prompts of 2 trajectories a step, lag bound 1: 8 trajectories can be used before the first step.
 SECTIONS = {
@@ -11,52 +17,52 @@ SECTIONS = {
 }
 
 
-async def leased(desk, **request):
-    assignments = await desk.dispatcher.lease(asking(**request), wait_s=0)
+async def leased(fixture, **request):
+    assignments = await fixture.dispatcher.lease(work_request(**request), wait_s=0)
     return [assignment.lease for assignment in assignments]
 
 
-def submit(desk, leases):
+def submit(fixture, leases):
     for lease in leases:
-        desk.dispatcher.submit("w", lease.lease_id, answers(lease))
+        fixture.dispatcher.submit("w", lease.lease_id, answers(lease))
 
 
 async def test_more_is_granted_than_can_be_used_in_time():
-    assert len(await leased(make_desk())) == 4
-    assert len(await leased(make_desk(**SECTIONS))) == 6
+    assert len(await leased(dispatcher_fixture())) == 4
+    assert len(await leased(dispatcher_fixture(**SECTIONS))) == 6
 
 
 async def test_what_cannot_be_used_in_time_is_recalled_and_nothing_before():
-    desk = make_desk(**SECTIONS)
-    leases = await leased(desk)
-    submit(desk, leases[:2])
+    fixture = dispatcher_fixture(**SECTIONS)
+    leases = await leased(fixture)
+    submit(fixture, leases[:2])
     # 4 accepted of the 8 that can be used: 4 and 4 more may be in flight, and 8 are.
-    assert desk.ledger.preempted_leases("w") == []
-    submit(desk, leases[2:3])
-    assert await desk.dispatcher.next_batch()
+    assert fixture.ledger.preempted_leases("w") == []
+    submit(fixture, leases[2:3])
+    assert await fixture.dispatcher.next_batch()
     # 6 accepted: 2 and 2 more may be in flight, and 6 are.
-    assert desk.ledger.preempted_leases("w") == [leases[5].lease_id]
-    assert await leased(desk) == []
+    assert fixture.ledger.preempted_leases("w") == [leases[5].lease_id]
+    assert await leased(fixture) == []
 
 
 async def test_a_run_that_does_not_over_provision_recalls_nothing():
-    desk = make_desk()
-    submit(desk, (await leased(desk))[:2])
-    desk.dispatcher.throttle(0)
-    assert await desk.dispatcher.next_batch()
-    assert desk.ledger.preempted_leases("w") == []
+    fixture = dispatcher_fixture()
+    submit(fixture, (await leased(fixture))[:2])
+    fixture.dispatcher.throttle(0)
+    assert await fixture.dispatcher.next_batch()
+    assert fixture.ledger.preempted_leases("w") == []
 
 
 async def test_what_was_cut_is_gone_on_with_after_the_step():
-    desk = make_desk(**SECTIONS)
-    leases = await leased(desk)
-    submit(desk, leases[:3])
-    await desk.dispatcher.next_batch()
-    begun = begun_answer(0, 0)
-    desk.dispatcher.release("w", [leases[5].lease_id], [begun])
-    assert desk.ledger.counts().dropped == {"surplus": 2}
-    desk.dispatcher.resume_at(1)
-    resumed, *fresh = await leased(desk, held=1)
+    fixture = dispatcher_fixture(**SECTIONS)
+    leases = await leased(fixture)
+    submit(fixture, leases[:3])
+    await fixture.dispatcher.next_batch()
+    begun = make_partial_response(0, 0)
+    fixture.dispatcher.release("w", [leases[5].lease_id], [begun])
+    assert fixture.ledger.counts().dropped == {"surplus": 2}
+    fixture.dispatcher.resume_at(1)
+    resumed, *fresh = await leased(fixture, held=1)
     assert (resumed.prompt_index, resumed.partial_responses) == (5, (begun,))
     assert all(lease.partial_responses == () for lease in fresh)
     # 6 accepted of 12: 6 and 4 more may be in flight, and 4 were.
@@ -64,30 +70,32 @@ async def test_what_was_cut_is_gone_on_with_after_the_step():
 
 
 async def test_a_worker_hears_of_a_recall_while_it_waits_and_of_each_once():
-    desk = make_desk(**SECTIONS)
-    leases = await leased(desk)
-    asked = asyncio.create_task(desk.dispatcher.wait_for_preemptions("w", frozenset(), wait_s=30))
+    fixture = dispatcher_fixture(**SECTIONS)
+    leases = await leased(fixture)
+    asked = asyncio.create_task(
+        fixture.dispatcher.wait_for_preemptions("w", frozenset(), wait_s=30)
+    )
     await settle()
     assert not asked.done()
-    submit(desk, leases[:3])
-    await desk.dispatcher.next_batch()
+    submit(fixture, leases[:3])
+    await fixture.dispatcher.next_batch()
     heard = await asked
     assert heard == [leases[5].lease_id]
-    again = asyncio.create_task(desk.dispatcher.wait_for_preemptions("w", heard, wait_s=30))
+    again = asyncio.create_task(fixture.dispatcher.wait_for_preemptions("w", heard, wait_s=30))
     await settle()
     assert not again.done()
-    desk.clock.advance(30)
-    desk.dispatcher.notify()
+    fixture.clock.advance(30)
+    fixture.dispatcher.notify()
     assert await again == heard
 
 
 async def test_a_complete_group_whose_turn_comes_too_late_takes_no_place_of_others():
-    desk = make_desk(**SECTIONS)
+    fixture = dispatcher_fixture(**SECTIONS)
     # Six groups of version 0 at lag bound 1: the steps at versions 0 and 1 take four of them.
-    submit(desk, await leased(desk))
-    assert await leased(desk) == []
-    assert desk.ledger.counts().dropped == {"lag_exceeded": 4}
-    assert await desk.dispatcher.next_batch()
-    desk.dispatcher.resume_at(1)
+    submit(fixture, await leased(fixture))
+    assert await leased(fixture) == []
+    assert fixture.ledger.counts().dropped == {"lag_exceeded": 4}
+    assert await fixture.dispatcher.next_batch()
+    fixture.dispatcher.resume_at(1)
     # 8 accepted of 12: 4 and 4 more may be in flight, at once.
-    assert len(await leased(desk, held=1)) == 4
+    assert len(await leased(fixture, held=1)) == 4

@@ -2,14 +2,14 @@
 
 import pytest
 
-from tests.fixtures.learner.scenes import (
+from tests.fixtures.learner.dispatcher import (
     TIMEOUT_S,
     ManualClock,
     answers,
-    asking,
-    begun_answer,
-    make_desk,
+    dispatcher_fixture,
     make_ledger,
+    make_partial_response,
+    work_request,
 )
 from vcpo.algo import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
@@ -17,8 +17,8 @@ from vcpo.wire.trajectory import FinishReason
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.ledger import trajectory_ledger as ledger_module
 
-UNDER_WAY = begun_answer(0, 1)
-COMPLETE = begun_answer(1, finish_reason=FinishReason.STOP)
+UNDER_WAY = make_partial_response(0, 1)
+COMPLETE = make_partial_response(1, finish_reason=FinishReason.STOP)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_group_that_was_too_old_begins_anew(ledger):
 
 def test_what_is_handed_back_later_replaces_it(ledger):
     handed_back(ledger, UNDER_WAY)
-    longer = begun_answer(0, 1, 1)
+    longer = make_partial_response(0, 1, 1)
     ledger.release("w", [grant_one(ledger).lease_id], [longer])
     assert grant_one(ledger).partial_responses == (longer,)
 
@@ -127,24 +127,24 @@ def test_a_restart_goes_on_with_what_was_owed_and_with_what_was_in_flight(ledger
 
 async def test_a_token_at_the_bound_may_still_be_trained_on_and_an_older_one_not():
     # Two batches are consumed and the lag bound is 1: the next may train on tokens of version 1.
-    desk = make_desk()
+    fixture = dispatcher_fixture()
     for version in (0, 1):
-        for lease in desk.ledger.grant("w", num_groups=2, policy_version=version):
-            desk.ledger.submit(lease.lease_id, answers(lease, versions=(version,)))
-        assert desk.ledger.take_batch(policy_version=version, max_lag_steps=1)
-    desk.dispatcher.resume_at(2)
-    old, young = await desk.dispatcher.lease(asking(held=2, room=4), wait_s=0)
+        for lease in fixture.ledger.grant("w", num_groups=2, policy_version=version):
+            fixture.ledger.submit(lease.lease_id, answers(lease, versions=(version,)))
+        assert fixture.ledger.take_batch(policy_version=version, max_lag_steps=1)
+    fixture.dispatcher.resume_at(2)
+    old, young = await fixture.dispatcher.lease(work_request(held=2, room=4), wait_s=0)
     for begun, assignment in ((UNDER_WAY, old), (COMPLETE, young)):
-        desk.dispatcher.release("w", [assignment.lease.lease_id], [begun])
-    again = await desk.dispatcher.lease(asking(held=2, room=4), wait_s=0)
+        fixture.dispatcher.release("w", [assignment.lease.lease_id], [begun])
+    again = await fixture.dispatcher.lease(work_request(held=2, room=4), wait_s=0)
     assert [one.lease.partial_responses for one in again] == [(), (COMPLETE,)]
 
 
 async def test_a_version_that_does_not_exist_yet_is_refused():
-    desk = make_desk()
-    (assignment,) = await desk.dispatcher.lease(asking(room=2), wait_s=0)
+    fixture = dispatcher_fixture()
+    (assignment,) = await fixture.dispatcher.lease(work_request(room=2), wait_s=0)
     with pytest.raises(InvalidMessageError, match=r"begun\[0\]\.version_spans"):
-        desk.dispatcher.release("w", [assignment.lease.lease_id], [begun_answer(1)])
+        fixture.dispatcher.release("w", [assignment.lease.lease_id], [make_partial_response(1)])
 
 
 def test_what_is_kept_is_not_wasted(ledger):

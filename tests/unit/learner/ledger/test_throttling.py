@@ -6,45 +6,49 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.fixtures.learner.scenes import Desk, asking, begun_answer, make_desk, prompts
+from tests.fixtures.learner.dispatcher import (
+    DispatcherFixture,
+    dispatcher_fixture,
+    make_partial_response,
+    prompts,
+    work_request,
+)
 
 BATCH = 4
 """Trajectories of a step: two prompts of two."""
 
 
 @dataclass
-class SaturatedRun:
-    """Workers answer all that is granted at once; the learner then takes a step."""
+class SaturatedRun(DispatcherFixture):
+    """Workers answer every lease at once; the learner then takes a step."""
 
-    desk: Desk = field(
-        default_factory=lambda: make_desk(steps=1000, algorithm={"maxPolicyLagSteps": 8})
-    )
     lags: list[int] = field(default_factory=list)
     """Age of the oldest token of each batch, in policy versions."""
 
     async def answer_all(self) -> None:
-        dispatcher = self.desk.dispatcher
+        dispatcher = self.dispatcher
         version = dispatcher.policy_version
-        for assignment in await dispatcher.lease(asking(held=version), wait_s=0):
-            self.desk.submit(assignment, versions=(version,))
+        for assignment in await dispatcher.lease(work_request(held=version), wait_s=0):
+            self.submit(assignment, versions=(version,))
 
     async def step(self) -> None:
         await self.answer_all()
-        dispatcher = self.desk.dispatcher
+        dispatcher = self.dispatcher
         batch = await dispatcher.next_batch()
         oldest = min(group.oldest_policy_version for group in batch)
         self.lags.append(dispatcher.policy_version - oldest)
         dispatcher.advance_version()
 
     def dropped(self) -> dict[str, int]:
-        self.desk.ledger.counts().check()
-        return dict(self.desk.ledger.counts().dropped)
+        self.ledger.counts().check()
+        return dict(self.ledger.counts().dropped)
 
 
 @pytest.fixture
 async def run():
     """A run in its steady state: each batch is as old as the spec allows."""
-    run = SaturatedRun()
+    parts = dispatcher_fixture(steps=1000, algorithm={"maxPolicyLagSteps": 8})
+    run = SaturatedRun(**vars(parts))
     for _ in range(12):
         await run.step()
     assert run.lags[8:] == [8] * 4
@@ -54,7 +58,7 @@ async def run():
 
 async def test_no_step_after_a_tightening_trains_on_what_the_limit_would_not_admit(run):
     for limit in (4, 2, 1, 0):
-        run.desk.dispatcher.throttle(limit)
+        run.dispatcher.throttle(limit)
         run.lags.clear()
         for _ in range(11):
             await run.step()
@@ -67,7 +71,7 @@ async def test_a_tightening_costs_a_batch_for_each_version_that_it_takes_away(
 ):
     # Nine batches wait, sampled 8 to 0 versions ago, and take their turns one version apart.
     await run.answer_all()
-    run.desk.dispatcher.throttle(limit)
+    run.dispatcher.throttle(limit)
     for _ in range(30):
         await run.step()
     assert run.dropped() == {"throttled": num_batches * BATCH}
@@ -75,29 +79,29 @@ async def test_a_tightening_costs_a_batch_for_each_version_that_it_takes_away(
 
 async def test_what_is_left_feeds_the_learner_while_the_dropped_prompts_are_granted_again(run):
     await run.answer_all()
-    run.desk.dispatcher.throttle(4)
-    await run.desk.dispatcher.next_batch()
+    run.dispatcher.throttle(4)
+    await run.dispatcher.next_batch()
     # Five batches were kept, one of them is taken, and 4 + 1 of them may wait.
-    assert run.desk.ledger.counts().buffered == 4 * BATCH
+    assert run.ledger.counts().buffered == 4 * BATCH
     first_dropped = 2 * 12
-    run.desk.dispatcher.advance_version()
-    leases = await run.desk.dispatcher.lease(asking(held=13), wait_s=0)
+    run.dispatcher.advance_version()
+    leases = await run.dispatcher.lease(work_request(held=13), wait_s=0)
     assert prompts(one.lease for one in leases) == [first_dropped, first_dropped + 1]
 
 
 async def test_a_limit_above_the_runs_own_bound_drops_nothing(run):
-    run.desk.dispatcher.throttle(100)
+    run.dispatcher.throttle(100)
     for _ in range(5):
         await run.step()
     assert run.dropped() == {}
 
 
 async def test_a_relaxed_limit_drops_nothing(run):
-    run.desk.dispatcher.throttle(2)
+    run.dispatcher.throttle(2)
     for _ in range(5):
         await run.step()
     before = run.dropped()
-    run.desk.dispatcher.throttle(6)
+    run.dispatcher.throttle(6)
     for _ in range(15):
         await run.step()
     assert run.dropped() == before
@@ -106,17 +110,17 @@ async def test_a_relaxed_limit_drops_nothing(run):
 
 async def test_what_even_the_runs_own_bound_refuses_is_told_apart(run):
     await run.answer_all()
-    run.desk.dispatcher.throttle(4)
+    run.dispatcher.throttle(4)
     # Two steps are made up: the oldest two batches are now nine and ten versions old.
-    run.desk.ledger.drop_late(policy_version=14, max_lag_steps=8, admission_lag_steps=4)
+    run.ledger.drop_late(policy_version=14, max_lag_steps=8, admission_lag_steps=4)
     assert run.dropped() == {"lag_exceeded": 2 * BATCH, "throttled": 4 * BATCH}
 
 
 async def test_answers_begun_under_the_wider_limit_are_not_gone_on_with(run):
-    dispatcher = run.desk.dispatcher
+    dispatcher = run.dispatcher
     dispatcher.throttle(2)
     await run.step()
-    (lease, *_) = await dispatcher.lease(asking(held=13), wait_s=0)
-    dispatcher.release("w", [lease.lease.lease_id], [begun_answer(9, 13)])
-    (again, *_) = await dispatcher.lease(asking(held=13), wait_s=0)
+    (lease, *_) = await dispatcher.lease(work_request(held=13), wait_s=0)
+    dispatcher.release("w", [lease.lease.lease_id], [make_partial_response(9, 13)])
+    (again, *_) = await dispatcher.lease(work_request(held=13), wait_s=0)
     assert again.lease.partial_responses == ()

@@ -3,13 +3,13 @@ from collections import Counter
 
 import pytest
 
-from tests.fixtures.learner.scenes import (
+from tests.fixtures.learner.dispatcher import (
     TIMEOUT_S,
     ManualClock,
     answer,
     answers,
-    begun_answer,
     make_ledger,
+    make_partial_response,
     prompts,
 )
 from vcpo.algo import GroupFilter
@@ -341,7 +341,7 @@ def test_a_group_in_quarantine_is_dropped_by_name_and_its_prompt_granted_to_nobo
 
 def test_leases_with_the_newest_tokens_are_recalled_first_and_only_whole(ledger):
     begun, other = grant(ledger, 2, version=3)
-    ledger.release("w", [begun.lease_id], [begun_answer(2)])
+    ledger.release("w", [begun.lease_id], [make_partial_response(2)])
     again, newest = grant(ledger, 2, version=3)
     assert again.prompt_index == begun.prompt_index
     ledger.preempt(5)

@@ -8,12 +8,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.fixtures.learner.scenes import (
+from tests.fixtures.learner.dispatcher import (
     TIMEOUT_S,
     ManualClock,
     answer,
-    begun_answer,
     make_ledger,
+    make_partial_response,
 )
 from tests.unit.learner.ledger.ledger_model import LedgerModel
 from vcpo.wire.errors import InvalidMessageError
@@ -134,7 +134,7 @@ class LedgerMachine(RuleBasedStateMachine):
         lease_id = list(self.model.open)[pick % len(self.model.open)]
         oldest = max(0, self.model.version - age)
         worker = self.model.open[lease_id].worker_id
-        begun = [begun_answer(oldest, self.model.version)]
+        begun = [make_partial_response(oldest, self.model.version)]
         assert self.ledger.release(worker, [lease_id], begun) == 1
         self.model.end(lease_id, self.model.reason_to_hand_back(lease_id), oldest)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.fixtures.learner.scenes import ManualClock
+from tests.fixtures.learner.dispatcher import ManualClock
 from vcpo_learner.ledger.worker_registry import (
     WORKER_LOST_AFTER_S,
     RegisteredWorker,

@@ -5,8 +5,8 @@ import pytest
 import torch
 import xxhash
 
+from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.learner.models import llama
-from tests.fixtures.learner.scenes import make_run
 from vcpo.spec import continuation_changes, continuation_document
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.model.checkpoint import (

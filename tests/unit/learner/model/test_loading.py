@@ -4,8 +4,8 @@ import pytest
 import safetensors.torch
 import torch
 
+from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.learner.models import llama
-from tests.fixtures.learner.scenes import make_run
 from vcpo.spec.workloads import Precision
 from vcpo_learner.model.loading import (
     ModelLoadError,

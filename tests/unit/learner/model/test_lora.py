@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.learner.models import PAD, llama, qwen2, sampled_groups, seeded
-from tests.fixtures.learner.scenes import make_run
 from tests.fixtures.learner.updates import make_spec
 from vcpo.service.lifecycle import StartError
 from vcpo.spec.workloads import Lora

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fixtures.learner.scenes import answer, make_run
+from tests.fixtures.learner.dispatcher import answer, make_run
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.prompts.selection import (
     PosteriorPrompts,

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.fixtures.learner.dispatcher import answer, make_partial_response, make_run
 from tests.fixtures.learner.models import gpt2, llama
-from tests.fixtures.learner.scenes import answer, begun_answer, make_run
 from vcpo.local.models import context_tokens
 from vcpo.spec import continuation_document
 from vcpo.wire.errors import InvalidMessageError
@@ -86,14 +86,18 @@ def test_tokens_that_the_environment_wrote_count_as_the_others_do():
 @pytest.mark.parametrize(
     ("vocabulary_size", "begun", "problem"),
     [
-        (None, begun_answer(*[0] * 6), "b.token_ids: must be at most 6 tokens, and fewer unless"),
         (
             None,
-            begun_answer(*[0] * 7, finish_reason=FinishReason.LENGTH),
+            make_partial_response(*[0] * 6),
             "b.token_ids: must be at most 6 tokens, and fewer unless",
         ),
-        # Tokens of `begun_answer` count up from 5.
-        (8, begun_answer(*[0] * 4), "b.token_ids[3]: must be 0 to 7, got 8"),
+        (
+            None,
+            make_partial_response(*[0] * 7, finish_reason=FinishReason.LENGTH),
+            "b.token_ids: must be at most 6 tokens, and fewer unless",
+        ),
+        # Tokens of `make_partial_response` count up from 5.
+        (8, make_partial_response(*[0] * 4), "b.token_ids[3]: must be 0 to 7, got 8"),
     ],
     ids=["nothing left to sample", "too long", "vocabulary"],
 )
@@ -113,7 +117,7 @@ def test_an_answer_that_was_begun_and_fills_the_model_cannot_be_gone_on_with():
     with pytest.raises(InvalidMessageError, match=r"b\.token_ids: must be at most 4 tokens"):
         ResponseBounds(
             vocabulary_size=None, max_new_tokens=9, context_tokens=5, max_absolute_reward=1.0
-        ).check_partial_response(begun_answer(*[0] * 5), path="b")
+        ).check_partial_response(make_partial_response(*[0] * 5), path="b")
 
 
 @pytest.mark.parametrize("make", [llama, gpt2])

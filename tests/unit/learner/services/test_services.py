@@ -8,8 +8,8 @@ import pytest_asyncio
 import safetensors.torch
 import torch
 
-from tests.fixtures.learner.scenes import INCARNATION, answer, make_desk, make_run
-from tests.fixtures.rollout.scenes import a_learner, served
+from tests.fixtures.learner.dispatcher import INCARNATION, answer, dispatcher_fixture, make_run
+from tests.fixtures.rollout.worker import learner_fixture, served
 from vcpo.wire.limits import CHUNK_BYTES
 from vcpo.wire.packing import pack_logprobs, pack_token_ids
 from vcpo.wire.trajectory import VersionSpan, trajectory_to_message
@@ -19,10 +19,10 @@ from vcpo_learner.services.work import WorkService
 
 
 @pytest_asyncio.fixture
-async def place():
-    async with a_learner() as place:
-        place.publish(0)
-        yield place
+async def fixture():
+    async with learner_fixture() as fixture:
+        fixture.publish(0)
+        yield fixture
 
 
 def lease_request(**changes):
@@ -47,24 +47,24 @@ def lease_request(**changes):
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
-async def test_a_malformed_request_for_work_names_the_field(place, change, field):
-    stub = work_pb2_grpc.WorkServiceStub(place.channel)
+async def test_a_malformed_request_for_work_names_the_field(fixture, change, field):
+    stub = work_pb2_grpc.WorkServiceStub(fixture.channel)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.Lease(lease_request(**change), timeout=5)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details().startswith(f"{field}: must be")
 
 
-async def test_a_lease_says_what_to_sample_and_how(place):
-    stub = work_pb2_grpc.WorkServiceStub(place.channel)
+async def test_a_lease_says_what_to_sample_and_how(fixture):
+    stub = work_pb2_grpc.WorkServiceStub(fixture.channel)
     (lease,) = (await stub.Lease(lease_request(), timeout=5)).leases
     assert (lease.split, lease.prompt_index) == (work_pb2.SPLIT_TRAIN, 0)
     assert (lease.num_trajectories, lease.timeout_seconds) == (2, 10.0)
     assert (lease.sampling.temperature, lease.sampling.max_new_tokens) == (1.0, 1024)
 
 
-async def test_an_answer_without_leases_says_when_to_ask_again(place):
-    stub = work_pb2_grpc.WorkServiceStub(place.channel)
+async def test_an_answer_without_leases_says_when_to_ask_again(fixture):
+    stub = work_pb2_grpc.WorkServiceStub(fixture.channel)
     response = await stub.Lease(lease_request(max_trajectories=1), timeout=5)
     assert not response.leases
     assert response.retry_after_seconds > 0
@@ -92,8 +92,8 @@ async def test_an_answer_without_leases_says_when_to_ask_again(place):
     ],
     ids=["nothing", "both", "empty trajectory"],
 )
-async def test_a_malformed_submission_names_the_field(place, request_, field):
-    stub = work_pb2_grpc.WorkServiceStub(place.channel)
+async def test_a_malformed_submission_names_the_field(fixture, request_, field):
+    stub = work_pb2_grpc.WorkServiceStub(fixture.channel)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.Submit(request_, timeout=5)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -103,11 +103,11 @@ async def test_a_malformed_submission_names_the_field(place, request_, field):
 @pytest_asyncio.fixture
 async def small_model():
     """A stub of a learner whose model has 9 tokens and a context of 6, and a lease from it."""
-    desk = make_desk()
+    fixture = dispatcher_fixture()
     bounds = ResponseBounds(
         vocabulary_size=9, max_new_tokens=4, context_tokens=6, max_absolute_reward=10.0
     )
-    work = WorkService(desk.dispatcher, make_run().spec, bounds)
+    work = WorkService(fixture.dispatcher, make_run().spec, bounds)
     async with served(
         lambda server: work_pb2_grpc.add_WorkServiceServicer_to_server(work, server)
     ) as channel:
@@ -191,8 +191,8 @@ def begun_message(num_tokens, **changes):
     )
 
 
-async def test_a_lease_carries_what_was_handed_back_with_its_prompt(place):
-    stub = work_pb2_grpc.WorkServiceStub(place.channel)
+async def test_a_lease_carries_what_was_handed_back_with_its_prompt(fixture):
+    stub = work_pb2_grpc.WorkServiceStub(fixture.channel)
     (lease,) = (await stub.Lease(lease_request(), timeout=5)).leases
     begun = [begun_message(3), begun_message(1024, finish_reason=work_pb2.FINISH_REASON_LENGTH)]
     release = work_pb2.ReleaseRequest(worker_id="w", lease_ids=[lease.lease_id], begun=begun)
@@ -217,8 +217,8 @@ async def test_a_lease_carries_what_was_handed_back_with_its_prompt(place):
     ],
     ids=["no lease", "two leases", "too long", "empty", "too many", "two prompts"],
 )
-async def test_answers_that_cannot_be_gone_on_with_are_refused(place, change, problem):
-    stub = work_pb2_grpc.WorkServiceStub(place.channel)
+async def test_answers_that_cannot_be_gone_on_with_are_refused(fixture, change, problem):
+    stub = work_pb2_grpc.WorkServiceStub(fixture.channel)
     fields = {"worker_id": "w", "lease_ids": ["one"], "begun": [begun_message(1)]}
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.Release(work_pb2.ReleaseRequest(**{**fields, **change}), timeout=5)
@@ -226,11 +226,11 @@ async def test_answers_that_cannot_be_gone_on_with_are_refused(place, change, pr
     assert caught.value.details().startswith(problem)
 
 
-async def test_a_version_is_streamed_in_pieces_from_any_offset(place):
+async def test_a_version_is_streamed_in_pieces_from_any_offset(fixture):
     payload = bytes(range(256)) * (CHUNK_BYTES // 256) + b"tail"
-    policy = place.store.get(INCARNATION, 0)
-    place.store.publish(type(policy)(manifest=policy.manifest, payload=payload))
-    stub = policy_pb2_grpc.PolicyServiceStub(place.channel)
+    policy = fixture.store.get(INCARNATION, 0)
+    fixture.store.publish(type(policy)(manifest=policy.manifest, payload=payload))
+    stub = policy_pb2_grpc.PolicyServiceStub(fixture.channel)
     request = policy_pb2.FetchRequest(worker_id="w", incarnation=INCARNATION, offset=2)
     chunks = [chunk async for chunk in stub.Fetch(request, timeout=5)]
     assert [(chunk.offset, len(chunk.data)) for chunk in chunks] == [
@@ -240,20 +240,22 @@ async def test_a_version_is_streamed_in_pieces_from_any_offset(place):
     assert b"".join(chunk.data for chunk in chunks) == payload[2:]
 
 
-async def test_an_offset_behind_the_end_is_refused(place):
-    stub = policy_pb2_grpc.PolicyServiceStub(place.channel)
+async def test_an_offset_behind_the_end_is_refused(fixture):
+    stub = policy_pb2_grpc.PolicyServiceStub(fixture.channel)
     request = policy_pb2.FetchRequest(worker_id="w", incarnation=INCARNATION, offset=1 << 40)
     with pytest.raises(grpc.aio.AioRpcError, match="offset: must be less than"):
         await stub.Fetch(request, timeout=5).read()
 
 
-async def test_a_holder_of_an_older_version_is_told_the_deltas_from_there_and_can_fetch_them(place):
+async def test_a_holder_of_an_older_version_is_told_the_deltas_from_there_and_can_fetch_them(
+    fixture,
+):
     for version in (1, 2):
         weight = torch.zeros(1000)
         weight[version] = 1.0
         payload = safetensors.torch.save({"weight": weight})
-        place.store.publish(place.store.prepare(version, payload))
-    stub = policy_pb2_grpc.PolicyServiceStub(place.channel)
+        fixture.store.publish(fixture.store.prepare(version, payload))
+    stub = policy_pb2_grpc.PolicyServiceStub(fixture.channel)
     ask = policy_pb2.GetManifestRequest(
         worker_id="w", held_policy_version=1, held_incarnation=INCARNATION
     )
@@ -263,5 +265,5 @@ async def test_a_holder_of_an_older_version_is_told_the_deltas_from_there_and_ca
         worker_id="w", incarnation=INCARNATION, policy_version=2, base_policy_version=1
     )
     (chunk,) = [chunk async for chunk in stub.Fetch(request, timeout=5)]
-    assert chunk.data == place.store.get_delta(INCARNATION, 2, 1).data
+    assert chunk.data == fixture.store.get_delta(INCARNATION, 2, 1).data
     assert len(chunk.data) == delta.total_bytes

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.fixtures.learner.scenes import asking, make_desk
+from tests.fixtures.learner.dispatcher import dispatcher_fixture, work_request
 from tests.fixtures.records import evaluation_record, step_record
 from vcpo.metrics import LearnerMetrics
 from vcpo.records.step_record import GAUGES
@@ -12,30 +12,30 @@ from vcpo_learner.telemetry.signals import SignalWindow
 
 
 @pytest.fixture
-def desk():
-    return make_desk()
+def fixture():
+    return dispatcher_fixture()
 
 
 @pytest.fixture
-def gauges(desk):
+def gauges(fixture):
     signals = SignalWindow(
         run_name="run",
         total_steps=3,
         batch_trajectories=4,
-        dispatcher=desk.dispatcher,
-        clock=desk.clock,
+        dispatcher=fixture.dispatcher,
+        clock=fixture.clock,
     )
-    return LearnerGauges(LearnerMetrics(run="run"), dispatcher=desk.dispatcher, signals=signals)
+    return LearnerGauges(LearnerMetrics(run="run"), dispatcher=fixture.dispatcher, signals=signals)
 
 
 def value(gauges, name, **labels):
     return gauges._metrics.registry.get_sample_value(name, {"run": "run", **labels})
 
 
-async def test_counters_follow_the_ledger(gauges, desk):
-    first, *_ = await desk.dispatcher.lease(asking(), wait_s=0)
-    desk.submit(first)
-    desk.dispatcher.release("w", [])
+async def test_counters_follow_the_ledger(gauges, fixture):
+    first, *_ = await fixture.dispatcher.lease(work_request(), wait_s=0)
+    fixture.submit(first)
+    fixture.dispatcher.release("w", [])
     for _ in range(2):  # refreshing again must not count again
         gauges.refresh()
     assert value(gauges, "vcpo_trajectories_leased_total") == 8
@@ -43,54 +43,56 @@ async def test_counters_follow_the_ledger(gauges, desk):
     assert value(gauges, "vcpo_trajectories_dropped_total", reason="handed_back") == 6
 
 
-async def test_tokens_that_were_sampled_for_nothing_are_counted_by_reason_and_once(gauges, desk):
-    late, stale, *_ = await desk.dispatcher.lease(asking(), wait_s=0)
-    desk.submit(stale, versions=(0, 0, 0))
-    desk.dispatcher.release("w", [late.lease.lease_id])
-    desk.submit(late, versions=(0,))
-    desk.ledger.take_batch(policy_version=2, max_lag_steps=1)
+async def test_tokens_that_were_sampled_for_nothing_are_counted_by_reason_and_once(gauges, fixture):
+    late, stale, *_ = await fixture.dispatcher.lease(work_request(), wait_s=0)
+    fixture.submit(stale, versions=(0, 0, 0))
+    fixture.dispatcher.release("w", [late.lease.lease_id])
+    fixture.submit(late, versions=(0,))
+    fixture.ledger.take_batch(policy_version=2, max_lag_steps=1)
     for _ in range(2):
         gauges.refresh()
     assert value(gauges, "vcpo_tokens_wasted_total", reason="lag_exceeded") == 6
     assert value(gauges, "vcpo_tokens_wasted_total", reason="lease_expired") == 2
 
 
-async def test_what_a_ledger_counted_before_a_restart_is_not_counted_again(gauges, desk):
-    await desk.dispatcher.lease(asking(), wait_s=0)
+async def test_what_a_ledger_counted_before_a_restart_is_not_counted_again(gauges, fixture):
+    await fixture.dispatcher.lease(work_request(), wait_s=0)
     gauges.skip_counted()
     gauges.refresh()
     assert value(gauges, "vcpo_trajectories_leased_total") == 0
 
 
-async def test_a_batch_that_is_given_back_was_not_trained_on(gauges, desk):
-    for given in await desk.dispatcher.lease(asking(room=4), wait_s=0):
-        desk.submit(given)
-    groups = await desk.dispatcher.next_batch()
+async def test_a_batch_that_is_given_back_was_not_trained_on(gauges, fixture):
+    for given in await fixture.dispatcher.lease(work_request(room=4), wait_s=0):
+        fixture.submit(given)
+    groups = await fixture.dispatcher.next_batch()
     gauges.refresh()  # as every second while the update runs
-    desk.ledger.return_batch(groups)
+    fixture.ledger.return_batch(groups)
     gauges.refresh()
     assert value(gauges, "vcpo_trajectories_consumed_total") == 0
-    groups = await desk.dispatcher.next_batch()
+    groups = await fixture.dispatcher.next_batch()
     gauges.record_step(step_record(), groups)
     gauges.refresh()
     assert value(gauges, "vcpo_trajectories_consumed_total") == 4
 
 
-async def test_a_rollout_group_whose_workers_are_gone_shows_zero(gauges, desk):
-    await desk.dispatcher.lease(asking(), wait_s=0)
+async def test_a_rollout_group_whose_workers_are_gone_shows_zero(gauges, fixture):
+    await fixture.dispatcher.lease(work_request(), wait_s=0)
     gauges.refresh()
     assert value(gauges, "vcpo_workers", group="main") == 1
-    desk.clock.advance(WORKER_LOST_AFTER_S + 1)
+    fixture.clock.advance(WORKER_LOST_AFTER_S + 1)
     gauges.refresh()
     assert value(gauges, "vcpo_workers", group="main") == 0
 
 
-async def test_lag_is_observed_for_every_trajectory_at_the_version_it_was_trained_on(gauges, desk):
-    desk.dispatcher.resume_at(1)
-    first, second, *_ = await desk.dispatcher.lease(asking(held=1), wait_s=0)
-    desk.submit(first, versions=(0, 1))
-    desk.submit(second, versions=(1, 1))
-    groups = await desk.dispatcher.next_batch()
+async def test_lag_is_observed_for_every_trajectory_at_the_version_it_was_trained_on(
+    gauges, fixture
+):
+    fixture.dispatcher.resume_at(1)
+    first, second, *_ = await fixture.dispatcher.lease(work_request(held=1), wait_s=0)
+    fixture.submit(first, versions=(0, 1))
+    fixture.submit(second, versions=(1, 1))
+    groups = await fixture.dispatcher.next_batch()
     gauges.record_step(step_record(step=2), groups)
     assert value(gauges, "vcpo_policy_lag_steps_count") == 4
     assert value(gauges, "vcpo_policy_lag_steps_sum") == 2
@@ -121,8 +123,8 @@ def test_a_skipped_step_is_counted_by_its_reason(gauges):
     assert value(gauges, "vcpo_learner_skipped_steps_total", reason="no_gradient") == 1
 
 
-def test_exactly_the_phase_of_the_run_is_one(gauges, desk):
-    desk.dispatcher.drain()
+def test_exactly_the_phase_of_the_run_is_one(gauges, fixture):
+    fixture.dispatcher.drain()
     gauges.refresh()
     shown = {phase: value(gauges, "vcpo_learner_phase", phase=phase.value) for phase in RunPhase}
     assert [phase for phase, each in shown.items() if each == 1] == [RunPhase.DRAINING]
@@ -150,10 +152,10 @@ def test_the_last_evaluation_is_shown(gauges):
     assert value(gauges, "vcpo_evaluation_accuracy") == 0.75
 
 
-async def test_workers_are_counted_by_what_their_deliveries_say(gauges, desk):
-    first, *_ = await desk.dispatcher.lease(asking(room=2), wait_s=0)
-    desk.submit(first)
-    await desk.dispatcher.lease(asking(worker_id="another", room=2), wait_s=0)
+async def test_workers_are_counted_by_what_their_deliveries_say(gauges, fixture):
+    first, *_ = await fixture.dispatcher.lease(work_request(room=2), wait_s=0)
+    fixture.submit(first)
+    await fixture.dispatcher.lease(work_request(worker_id="another", room=2), wait_s=0)
     gauges.refresh()
     counts = {
         trust: value(gauges, "vcpo_workers_by_trust", trust=trust)
@@ -162,9 +164,9 @@ async def test_workers_are_counted_by_what_their_deliveries_say(gauges, desk):
     assert counts == {"trusted": 1, "new": 1, "doubted": 0}
 
 
-async def test_invented_groups_do_not_become_labels_without_end(gauges, desk):
+async def test_invented_groups_do_not_become_labels_without_end(gauges, fixture):
     for number in range(100):
-        desk.registry.record_request(f"w{number}", f"group-{number}", 0)
+        fixture.registry.record_request(f"w{number}", f"group-{number}", 0)
     gauges.refresh()
     samples = gauges._metrics.workers.collect()[0].samples
     assert len(samples) == 16

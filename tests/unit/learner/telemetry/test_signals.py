@@ -1,31 +1,31 @@
 import pytest
 
-from tests.fixtures.learner.scenes import asking, make_desk
+from tests.fixtures.learner.dispatcher import dispatcher_fixture, work_request
 from tests.fixtures.records import evaluation_record, step_record
 from vcpo.wire.v1 import work_pb2
 from vcpo_learner.telemetry.signals import SignalWindow
 
 
 @pytest.fixture
-def desk():
-    return make_desk()
+def fixture():
+    return dispatcher_fixture()
 
 
 @pytest.fixture
-def signals(desk):
+def signals(fixture):
     return SignalWindow(
         run_name="run",
         total_steps=3,
         batch_trajectories=4,
-        dispatcher=desk.dispatcher,
-        clock=desk.clock,
+        dispatcher=fixture.dispatcher,
+        clock=fixture.clock,
     )
 
 
-async def answered(desk, count):
-    leases = await desk.dispatcher.lease(asking(room=2 * count), wait_s=0)
+async def answered(fixture, count):
+    leases = await fixture.dispatcher.lease(work_request(room=2 * count), wait_s=0)
     for lease in leases:
-        desk.submit(lease, versions=(0, 0, 0))
+        fixture.submit(lease, versions=(0, 0, 0))
 
 
 def test_before_the_first_step_what_is_unknown_is_absent(signals):
@@ -69,29 +69,29 @@ def test_lag_is_that_of_the_last_step(signals):
     assert (message.lag_mean, message.lag_p50, message.lag_max) == (0.5, 0, 2)
 
 
-async def test_rates_are_totals_over_time(signals, desk):
-    await answered(desk, 2)
-    desk.clock.advance(8.0)
+async def test_rates_are_totals_over_time(signals, fixture):
+    await answered(fixture, 2)
+    fixture.clock.advance(8.0)
     message = signals.message()
     assert message.produced_trajectories_per_second == 4 / 8
     assert message.generated_tokens_per_second == 12 / 8
     assert message.consumed_trajectories_per_second == 0.0
-    desk.ledger.take_batch(policy_version=0, max_lag_steps=1)
+    fixture.ledger.take_batch(policy_version=0, max_lag_steps=1)
     assert signals.message().consumed_trajectories_per_second == 4 / 8
 
 
-async def test_rates_forget_what_was_before_the_window(signals, desk):
-    await answered(desk, 2)
+async def test_rates_forget_what_was_before_the_window(signals, fixture):
+    await answered(fixture, 2)
     for step in range(1, 12):
-        desk.clock.advance(1.0)
+        fixture.clock.advance(1.0)
         signals.record_step(step_record(step=step))
     assert signals.message().produced_trajectories_per_second == 0.0
 
 
-async def test_totals_restored_from_a_checkpoint_are_not_a_burst_of_production(signals, desk):
-    await answered(desk, 2)
+async def test_totals_restored_from_a_checkpoint_are_not_a_burst_of_production(signals, fixture):
+    await answered(fixture, 2)
     signals.resume([])
-    desk.clock.advance(1.0)
+    fixture.clock.advance(1.0)
     assert signals.message().produced_trajectories_per_second == 0.0
 
 
@@ -101,28 +101,28 @@ def test_the_idle_ratio_is_waiting_over_waiting_and_working(signals):
     assert signals.idle_ratio() == 3 / 8
 
 
-def test_a_learner_that_starves_shows_it_before_its_next_step(signals, desk):
+def test_a_learner_that_starves_shows_it_before_its_next_step(signals, fixture):
     signals.record_step(step_record(idle_s=0.0, step_s=4.0))
     signals.start_waiting()
-    desk.clock.advance(12.0)
+    fixture.clock.advance(12.0)
     assert signals.idle_ratio() == 12 / 16
 
 
-def test_a_long_update_is_not_waiting(signals, desk):
+def test_a_long_update_is_not_waiting(signals, fixture):
     signals.start_waiting()
-    desk.clock.advance(1.0)
+    fixture.clock.advance(1.0)
     signals.start_working()
-    desk.clock.advance(9.0)
+    fixture.clock.advance(9.0)
     assert signals.idle_ratio() == 1 / 10
 
 
-def test_a_finished_step_counts_once(signals, desk):
+def test_a_finished_step_counts_once(signals, fixture):
     signals.start_waiting()
-    desk.clock.advance(1.0)
+    fixture.clock.advance(1.0)
     signals.start_working()
-    desk.clock.advance(3.0)
+    fixture.clock.advance(3.0)
     signals.record_step(step_record(idle_s=1.0, step_s=3.0))
-    desk.clock.advance(100.0)
+    fixture.clock.advance(100.0)
     assert signals.idle_ratio() == 1 / 4
 
 
@@ -130,34 +130,34 @@ def test_nothing_done_yet_is_not_idle(signals):
     assert signals.idle_ratio() == 0.0
 
 
-def test_silence_is_counted_from_the_last_step(signals, desk):
-    desk.clock.advance(5.0)
+def test_silence_is_counted_from_the_last_step(signals, fixture):
+    fixture.clock.advance(5.0)
     assert signals.message().seconds_since_step == 5.0
     signals.record_step(step_record())
-    desk.clock.advance(2.0)
+    fixture.clock.advance(2.0)
     assert signals.message().seconds_since_step == 2.0
 
 
-async def test_workers_are_told_with_what_they_hold_and_owe(signals, desk):
-    await desk.dispatcher.lease(asking(worker_id="one", room=2), wait_s=0)
-    desk.clock.advance(3.0)
+async def test_workers_are_told_with_what_they_hold_and_owe(signals, fixture):
+    await fixture.dispatcher.lease(work_request(worker_id="one", room=2), wait_s=0)
+    fixture.clock.advance(3.0)
     (worker,) = signals.message().workers
     assert (worker.worker_id, worker.rollout_group, worker.policy_version) == ("one", "main", 0)
     assert (worker.seconds_since_seen, worker.in_flight_trajectories) == (3.0, 2)
 
 
-def test_phase_limit_and_evaluations_are_told(signals, desk):
-    desk.dispatcher.drain()
-    desk.dispatcher.throttle(0)
+def test_phase_limit_and_evaluations_are_told(signals, fixture):
+    fixture.dispatcher.drain()
+    fixture.dispatcher.throttle(0)
     signals.record_evaluation(evaluation_record(step=0, accuracy=0.25))
     message = signals.message()
     assert (message.phase, message.admission_lag_steps) == (work_pb2.RUN_PHASE_DRAINING, 0)
     assert [(one.step, one.accuracy) for one in message.evaluations] == [(0, 0.25)]
 
 
-def test_why_a_run_was_given_up_is_told(signals, desk):
+def test_why_a_run_was_given_up_is_told(signals, fixture):
     assert signals.message().failure == ""
-    desk.dispatcher.abort()
+    fixture.dispatcher.abort()
     signals.record_failure("32 generations in a row failed.")
     assert signals.message().failure == "32 generations in a row failed."
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.fixtures.learner.scenes import answer
+from tests.fixtures.learner.dispatcher import answer
 from vcpo_learner.ledger.groups import Group
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.fixtures.learner.scenes import asking
+from tests.fixtures.learner.dispatcher import work_request
 from vcpo.records.journal import read_events
 from vcpo.wire.failures import Failure, FailureCause
 from vcpo.wire.phase import RunPhase
@@ -16,7 +16,7 @@ BROKEN = Failure(cause=FailureCause.REWARD, exception_type="KeyError", message="
 async def fail_every_lease(dispatcher):
     """A worker whose environment never works."""
     while dispatcher.phase is RunPhase.RUNNING:
-        held = asking(held=dispatcher.policy_version, room=2)
+        held = work_request(held=dispatcher.policy_version, room=2)
         for given in await dispatcher.lease(held, wait_s=0):
             dispatcher.fail("w", given.lease.lease_id, BROKEN)
         await asyncio.sleep(0.001)
@@ -48,7 +48,7 @@ async def test_the_steps_taken_before_an_environment_broke_are_saved(make_learne
         learner.dispatcher.fail("w", lease.lease_id, BROKEN)
     for _ in range(4):
         learner.dispatcher.fail("w", "train-now-0", BROKEN)
-    learner.desk.clock.advance(1.0)
+    learner.clock.advance(1.0)
     learner.dispatcher.notify()
     with pytest.raises(TooManyFailuresError):
         await training

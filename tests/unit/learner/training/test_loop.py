@@ -5,8 +5,8 @@ import time
 
 import pytest
 
+from tests.fixtures.learner.dispatcher import answer, settle
 from tests.fixtures.learner.models import PAD
-from tests.fixtures.learner.scenes import answer, settle
 from vcpo.algo import FreshTokens, MismatchError
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.wire.phase import RunPhase

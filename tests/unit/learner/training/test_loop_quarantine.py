@@ -7,8 +7,8 @@ from itertools import chain
 
 import pytest
 
+from tests.fixtures.learner.dispatcher import answer, work_request
 from tests.fixtures.learner.models import PAD, VOCABULARY
-from tests.fixtures.learner.scenes import answer, asking
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.training.quarantine import Quarantine
@@ -22,7 +22,7 @@ async def test_a_group_that_breaks_the_update_is_dropped_kept_on_disk_and_told_a
         update_of=lambda model, spec: PolicyUpdate(model, spec, PAD),
         learner={"maxMismatchNats": 100.0},
     )
-    poison, *others = await learner.dispatcher.lease(asking(room=4), wait_s=0)
+    poison, *others = await learner.dispatcher.lease(work_request(room=4), wait_s=0)
     learner.accept(poison, response_token_ids=(VOCABULARY,))
     learner.accept(*others)
     assert await learner.run() is RunPhase.COMPLETE
@@ -80,7 +80,7 @@ async def test_what_is_in_quarantine_is_left_out_of_every_checkpoint_that_holds_
     make_learner, tmp_path
 ):
     first = make_learner()
-    first.accept(*await first.dispatcher.lease(asking(room=4), wait_s=0))
+    first.accept(*await first.dispatcher.lease(work_request(room=4), wait_s=0))
     batch = first.dispatcher.ledger.take_batch(policy_version=0, max_lag_steps=1)
     Quarantine(tmp_path / "quarantine").keep(
         batch[0].lease_id, batch[0].trajectories, prompt_index=0, reason="it was odd", step=0

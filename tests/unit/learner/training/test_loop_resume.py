@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fixtures.learner.scenes import make_run
+from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.records import step_record
 from vcpo.records.exported_model import ExportedModel
 from vcpo.records.journal import Journal, read_events, read_metrics
@@ -61,7 +61,7 @@ async def test_a_resumed_learner_does_not_report_its_past_as_production(make_lea
     await make_learner().run(until_step=1)
     later = make_learner()
     later.training.resume()
-    later.desk.clock.advance(1.0)
+    later.clock.advance(1.0)
     assert later.signals.message().consumed_trajectories_per_second == 0.0
 
 

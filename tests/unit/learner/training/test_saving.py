@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from tests.fixtures.disk_limits import files_of_at_most, limit_file_size
-from tests.fixtures.learner.training_scene import Learner
+from tests.fixtures.learner.training import TrainingFixture
 from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.service.lifecycle import StartError
@@ -21,11 +21,13 @@ CHECKPOINTS = {"everySteps": 1, "keep": 9, "fullDiskWaitSeconds": 40}
 def make_learner(tmp_path):
     def make(sleep=None, **sections):
         async def passing(seconds):
-            learner.desk.clock.advance(seconds)
+            learner.clock.advance(seconds)
             if sleep is not None:
                 sleep()
 
-        learner = Learner(tmp_path, sleep=passing, **{"checkpoint": CHECKPOINTS, **sections})
+        learner = TrainingFixture(
+            tmp_path, sleep=passing, **{"checkpoint": CHECKPOINTS, **sections}
+        )
         return learner
 
     return make
@@ -118,7 +120,7 @@ async def test_a_checkpoint_that_is_owed_is_tried_again_when_it_is_time(make_lea
     dispatcher.resume_at(2)
     await saving.save_if_due()
     assert not names(tmp_path / "checkpoints")
-    learner.desk.clock.advance(RETRY_S)
+    learner.clock.advance(RETRY_S)
     await saving.save_if_due()
     assert names(tmp_path / "checkpoints") == ["step-00000002"]
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from tests.fixtures.learner.scenes import answer
+from tests.fixtures.learner.dispatcher import answer
 from vcpo_learner.update.fresh_tokens import fresh_blocks
 
 

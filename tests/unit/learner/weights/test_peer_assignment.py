@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fixtures.learner.scenes import ManualClock
+from tests.fixtures.learner.dispatcher import ManualClock
 from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S, WorkerRegistry
 from vcpo_learner.weights.peer_assignment import PeerAssignment, serving_address
 

@@ -4,7 +4,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.fixtures.learner.scenes import INCARNATION, ManualClock, settle
+from tests.fixtures.learner.dispatcher import INCARNATION, ManualClock, settle
 from vcpo.wire.errors import NotFoundError
 from vcpo_learner.weights.store import PolicyStore
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.fixtures.operator.runs import DEFAULTS, World, names, parent
+from tests.fixtures.operator.runs import DEFAULTS, FakeCluster, names, parent
 from vcpo.control import ControlDecision, Direction
 from vcpo_operator.decisions.desired import desired_state
 from vcpo_operator.decisions.draining import LearnerDrain
@@ -46,20 +46,20 @@ def wish(
     )
 
 
-def settled(wanted: DesiredState) -> World:
-    """A world in which a wish has come true."""
-    world = World()
+def settled(wanted: DesiredState) -> FakeCluster:
+    """A cluster in which a wish has come true."""
+    cluster = FakeCluster()
     for _ in range(2):  # the rest follows on the token
-        world.carry_out(plan(wanted, world.observed, applied=world.applied))
-    return world
+        cluster.execute(plan(wanted, cluster.observed, applied=cluster.applied))
+    return cluster
 
 
-def with_token() -> World:
-    """A world in which a run has its token, and nothing else yet."""
-    world = World()
-    world.carry_out(plan(wish(), world.observed, applied=world.applied))
-    return world
+def with_token() -> FakeCluster:
+    """A cluster in which a run has its token, and nothing else yet."""
+    cluster = FakeCluster()
+    cluster.execute(plan(wish(), cluster.observed, applied=cluster.applied))
+    return cluster
 
 
-def planned(wanted: DesiredState, world: World, **options: Any) -> list[str]:
-    return names(plan(wanted, world.observed, applied=world.applied, **options))
+def planned(wanted: DesiredState, cluster: FakeCluster, **options: Any) -> list[str]:
+    return names(plan(wanted, cluster.observed, applied=cluster.applied, **options))

@@ -81,15 +81,15 @@ def test_nothing_is_made_from_an_obstacle_on():
     taken = ObservedState(children=(there(Kind.SERVICE, "demo-learner"),))
     from_nothing = planned(wanted, settled(wanted))
     assert from_nothing == []
-    world = settled(wanted)
-    world.applied.clear()
-    others = [each for each in world.observed.children if each.kind is not Kind.SERVICE]
-    world.observed = dataclasses.replace(world.observed, children=(*others, *taken.children))
-    assert planned(wanted, world) == [
+    cluster = settled(wanted)
+    cluster.applied.clear()
+    others = [each for each in cluster.observed.children if each.kind is not Kind.SERVICE]
+    cluster.observed = dataclasses.replace(cluster.observed, children=(*others, *taken.children))
+    assert planned(wanted, cluster) == [
         "Apply ConfigMap demo-config",
         "Apply PersistentVolumeClaim demo-learner",
     ]
-    assert first_conflict(wanted, world.observed) == name_conflict(taken.children[0], UID)
+    assert first_conflict(wanted, cluster.observed) == name_conflict(taken.children[0], UID)
 
 
 def test_a_claim_of_another_class_is_named_with_the_cure():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tests.fixtures.operator.runs import KEY, UID, World, names, pod, report
+from tests.fixtures.operator.runs import KEY, UID, FakeCluster, names, pod, report
 from tests.fixtures.operator.runs import template_digest as digest_of
 from tests.unit.operator.decisions.plans import (
     ROLLOUTS,
@@ -35,7 +35,7 @@ EVERYTHING = [
 
 
 def test_a_new_run_gets_its_token_first_and_nothing_beside_it():
-    assert planned(wish(), World()) == ["Issue demo-token"]
+    assert planned(wish(), FakeCluster()) == ["Issue demo-token"]
 
 
 def test_a_new_run_gets_everything_and_no_pod_before_the_number_is_right():
@@ -62,36 +62,36 @@ def test_a_settled_run_needs_nothing():
 
 
 def test_a_killed_operator_s_paused_deployment_is_scaled_and_released():
-    world = with_token()
-    world.carry_out(plan(wish(), world.observed, applied=world.applied)[:9])
-    assert planned(wish(), world) == [
+    cluster = with_token()
+    cluster.execute(plan(wish(), cluster.observed, applied=cluster.applied)[:9])
+    assert planned(wish(), cluster) == [
         "Scale demo-rollout-main 2",
         "Apply Deployment demo-rollout-main",
     ]
 
 
 def test_a_child_that_was_deleted_is_made_again():
-    world = settled(wish())
-    world._delete(Kind.SERVICE, "demo-learner")
-    assert planned(wish(), world) == ["Apply Service demo-learner"]
+    cluster = settled(wish())
+    cluster._delete(Kind.SERVICE, "demo-learner")
+    assert planned(wish(), cluster) == ["Apply Service demo-learner"]
 
 
 def test_a_child_that_somebody_changed_is_applied_again():
-    world = settled(wish())
-    world.touch(Kind.NETWORK_POLICY, "demo")
-    assert planned(wish(), world) == ["Apply NetworkPolicy demo"]
+    cluster = settled(wish())
+    cluster.touch(Kind.NETWORK_POLICY, "demo")
+    assert planned(wish(), cluster) == ["Apply NetworkPolicy demo"]
 
 
 def test_a_new_operator_applies_every_child_once():
-    world = settled(wish())
-    world.applied.clear()
-    assert planned(wish(), world) == [*EVERYTHING, "Apply Deployment demo-rollout-main"]
+    cluster = settled(wish())
+    cluster.applied.clear()
+    assert planned(wish(), cluster) == [*EVERYTHING, "Apply Deployment demo-rollout-main"]
 
 
 def test_a_new_image_changes_the_deployment_only():
-    world = settled(wish())
+    cluster = settled(wish())
     changed = wish(rollouts=[{**ROLLOUTS[0], "image": "mine:2"}])
-    assert planned(changed, world) == ["Apply Deployment demo-rollout-main"]
+    assert planned(changed, cluster) == ["Apply Deployment demo-rollout-main"]
 
 
 def test_a_new_deadline_changes_nothing():
@@ -104,18 +104,18 @@ def test_a_wider_range_of_replicas_changes_nothing():
 
 
 def test_a_decision_scales_up():
-    world = settled(wish())
-    assert planned(wish(decided=decision(main=5)), world) == ["Scale demo-rollout-main 5"]
+    cluster = settled(wish())
+    assert planned(wish(decided=decision(main=5)), cluster) == ["Scale demo-rollout-main 5"]
 
 
 def test_before_a_removal_the_emptiest_worker_is_made_the_cheapest():
-    world = settled(wish(decided=decision(main=3)))
-    world.observed = dataclasses.replace(world.observed, pods=(pod("a"), pod("b"), pod("c")))
+    cluster = settled(wish(decided=decision(main=3)))
+    cluster.observed = dataclasses.replace(cluster.observed, pods=(pod("a"), pod("b"), pod("c")))
     workers = {
         "a": WorkerReport(in_flight=7, silent_s=0.0),
         "c": WorkerReport(in_flight=2, silent_s=0.0),
     }
-    assert planned(wish(), world, report=report(workers=workers)) == [
+    assert planned(wish(), cluster, report=report(workers=workers)) == [
         "Cost a 7",
         "Cost c 2",
         "Scale demo-rollout-main 2",
@@ -139,17 +139,17 @@ def test_a_run_that_is_suspended_from_the_start_makes_no_pod():
 
 def test_a_group_that_left_the_spec_is_drained_before_it_is_deleted():
     two = [*ROLLOUTS, {"name": "extra", "minReplicas": 3, "maxReplicas": 3}]
-    world = settled(wish(rollouts=two))
-    first = planned(wish(), world)
+    cluster = settled(wish(rollouts=two))
+    first = planned(wish(), cluster)
     assert "Scale demo-rollout-extra 0" in first
     assert "Delete Deployment demo-rollout-extra" not in first
 
 
 def test_a_drained_group_is_deleted_with_its_budget():
     two = [*ROLLOUTS, {"name": "extra", "minReplicas": 3, "maxReplicas": 3}]
-    world = settled(wish(rollouts=two))
-    world.carry_out(plan(wish(), world.observed, applied=world.applied))
-    assert planned(wish(), world) == ["Delete Deployment demo-rollout-extra"]
+    cluster = settled(wish(rollouts=two))
+    cluster.execute(plan(wish(), cluster.observed, applied=cluster.applied))
+    assert planned(wish(), cluster) == ["Delete Deployment demo-rollout-extra"]
 
 
 def test_a_complete_run_keeps_its_claim_only():
@@ -168,8 +168,8 @@ def test_a_complete_run_keeps_its_claim_only():
 
 def test_a_claim_that_goes_with_the_run_survives_the_run_s_end():
     deleted = {"checkpointStorageRetention": "Delete"}
-    world = settled(wish(learner=deleted))
-    actions = planned(wish(LifecyclePhase.COMPLETE, learner=deleted), world)
+    cluster = settled(wish(learner=deleted))
+    actions = planned(wish(LifecyclePhase.COMPLETE, learner=deleted), cluster)
     assert "Delete PersistentVolumeClaim demo-learner" not in actions
 
 
@@ -189,32 +189,32 @@ def test_a_failed_run_keeps_its_learner_where_that_is_asked_for():
 
 def test_a_learner_s_pod_of_an_older_template_is_replaced():
     wanted = wish()
-    world = settled(wanted)
+    cluster = settled(wanted)
     current = digest_of(wanted.children[-2])
     pods = (
         pod("demo-learner-0", Role.LEARNER, template_digest="older"),
         pod("demo-learner-1", Role.LEARNER, template_digest=current),
     )
-    world.observed = dataclasses.replace(world.observed, pods=pods)
-    assert planned(wanted, world) == ["Delete Pod demo-learner-0"]
+    cluster.observed = dataclasses.replace(cluster.observed, pods=pods)
+    assert planned(wanted, cluster) == ["Delete Pod demo-learner-0"]
 
 
 def test_all_pods_of_an_attempt_that_is_over_are_replaced():
     wanted = dataclasses.replace(wish(), restarts_learner=True)
-    world = settled(wish())
+    cluster = settled(wish())
     current = digest_of(wanted.children[-2])
     leaving = pod("demo-learner-1", Role.LEARNER, leaving=True)
     pods = (pod("demo-learner-0", Role.LEARNER, template_digest=current), leaving)
-    world.observed = dataclasses.replace(world.observed, pods=pods)
-    assert planned(wanted, world) == ["Delete Pod demo-learner-0"]
+    cluster.observed = dataclasses.replace(cluster.observed, pods=pods)
+    assert planned(wanted, cluster) == ["Delete Pod demo-learner-0"]
 
 
 def test_no_pod_is_replaced_before_its_controller_has_seen_the_new_template():
-    world = settled(wish())
-    learner = dataclasses.replace(world.observed.learner, settled=False)
+    cluster = settled(wish())
+    learner = dataclasses.replace(cluster.observed.learner, settled=False)
     pods = (pod("demo-learner-0", Role.LEARNER, template_digest="older"),)
-    world.observed = dataclasses.replace(world.observed, pods=pods, learner=learner)
-    assert planned(wish(), world) == []
+    cluster.observed = dataclasses.replace(cluster.observed, pods=pods, learner=learner)
+    assert planned(wish(), cluster) == []
 
 
 def test_an_object_of_an_earlier_run_of_the_same_name_is_not_touched():
@@ -234,30 +234,32 @@ def test_an_object_of_an_earlier_run_of_the_same_name_is_not_touched():
 
 
 def test_the_learner_is_told_a_limit_that_it_does_not_have():
-    wanted, world = wish(decided=decision(lag=4, main=2)), settled(wish())
-    told = plan(wanted, world.observed, applied=world.applied, report=report())
+    wanted, cluster = wish(decided=decision(lag=4, main=2)), settled(wish())
+    told = plan(wanted, cluster.observed, applied=cluster.applied, report=report())
     assert told == (Throttle(admission_lag_steps=4, reason="because"),)
 
 
 def test_an_old_report_tells_nobody_anything():
-    wanted, world = wish(decided=decision(lag=4, main=2)), settled(wish())
-    assert planned(wanted, world, report=report().aged(5.0)) == []
+    wanted, cluster = wish(decided=decision(lag=4, main=2)), settled(wish())
+    assert planned(wanted, cluster, report=report().aged(5.0)) == []
 
 
 def test_a_report_is_acted_on_once_however_long_ago_it_was_scraped():
-    wanted, world = wish(decided=decision(lag=4, main=2)), settled(wish())
+    wanted, cluster = wish(decided=decision(lag=4, main=2)), settled(wish())
     scraped = dataclasses.replace(report().aged(5.0), is_fresh=True)
-    told = plan(wanted, world.observed, applied=world.applied, report=scraped)
+    told = plan(wanted, cluster.observed, applied=cluster.applied, report=scraped)
     assert told == (Throttle(admission_lag_steps=4, reason="because"),)
 
 
 def test_leases_of_a_worker_without_a_pod_are_released():
-    world = settled(wish())
+    cluster = settled(wish())
     workers = {
         "gone": WorkerReport(in_flight=3, silent_s=16.0),
         "new": WorkerReport(in_flight=3, silent_s=1.0),
     }
-    actions = plan(wish(), world.observed, applied=world.applied, report=report(workers=workers))
+    actions = plan(
+        wish(), cluster.observed, applied=cluster.applied, report=report(workers=workers)
+    )
     assert actions == (ReleaseLeases(worker="gone"),)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.operator.runs import DEFAULTS, KEY, World, parent
+from tests.fixtures.operator.runs import DEFAULTS, KEY, FakeCluster, parent
 from vcpo.control import ControlDecision, Direction
 from vcpo_operator.children import Kind
 from vcpo_operator.decisions.actions import Apply, Scale
@@ -50,27 +50,27 @@ def wishes(draw: st.DrawFn) -> DesiredState:
     )
 
 
-def settle(world: World, wish: DesiredState) -> None:
+def settle(cluster: FakeCluster, wish: DesiredState) -> None:
     for _ in range(_MAX_TURNS):
-        world.carry_out(plan(wish, world.observed, applied=world.applied))
+        cluster.execute(plan(wish, cluster.observed, applied=cluster.applied))
 
 
 @few
 @given(st.lists(wishes(), min_size=1, max_size=3))
 def test_after_a_few_turns_there_is_nothing_left_to_do(history):
-    world = World()
+    cluster = FakeCluster()
     for wish in history:
-        settle(world, wish)
-    assert plan(history[-1], world.observed, applied=world.applied) == ()
+        settle(cluster, wish)
+    assert plan(history[-1], cluster.observed, applied=cluster.applied) == ()
 
 
 @few
 @given(wishes(), st.data())
 def test_a_plan_cut_short_anywhere_ends_in_the_same_place(wish, data):
-    whole, cut = World(), World()
+    whole, cut = FakeCluster(), FakeCluster()
     settle(whole, wish)
     actions = plan(wish, cut.observed, applied={})
-    cut.carry_out(actions[: data.draw(st.integers(0, len(actions)))])
+    cut.execute(actions[: data.draw(st.integers(0, len(actions)))])
     cut.applied.clear()  # a new operator knows no versions
     settle(cut, wish)
     assert state(cut) == state(whole)
@@ -79,32 +79,32 @@ def test_a_plan_cut_short_anywhere_ends_in_the_same_place(wish, data):
 @few
 @given(st.lists(wishes(), min_size=1, max_size=2))
 def test_no_apply_ever_sets_the_replicas_of_a_deployment(history):
-    world = World()
+    cluster = FakeCluster()
     for wish in history:
-        actions = plan(wish, world.observed, applied=world.applied)
+        actions = plan(wish, cluster.observed, applied=cluster.applied)
         applied = [each.child for each in actions if isinstance(each, Apply)]
         deployments = [child for child in applied if child.kind is Kind.DEPLOYMENT]
         assert all("replicas" not in child.manifest["spec"] for child in deployments)
-        settle(world, wish)
+        settle(cluster, wish)
 
 
 @few
 @given(wishes(), st.integers(0, 8))
 def test_what_somebody_else_scales_is_never_scaled_back(wish, replicas):
-    world = World()
-    settle(world, wish)
-    external = set(world.observed.groups) - set(wish.replicas)
+    cluster = FakeCluster()
+    settle(cluster, wish)
+    external = set(cluster.observed.groups) - set(wish.replicas)
     for name in external:
-        world._scale(world.observed.groups[name].child.name, replicas)
+        cluster._scale(cluster.observed.groups[name].child.name, replicas)
     scaled = [
         each.name
-        for each in plan(wish, world.observed, applied=world.applied)
+        for each in plan(wish, cluster.observed, applied=cluster.applied)
         if isinstance(each, Scale)
     ]
-    assert not {world.observed.groups[name].child.name for name in external} & set(scaled)
+    assert not {cluster.observed.groups[name].child.name for name in external} & set(scaled)
 
 
-def state(world: World) -> dict[str, object]:
-    children = {(each.kind, each.name): each.digest for each in world.observed.children}
-    groups = {name: (each.replicas, each.paused) for name, each in world.observed.groups.items()}
+def state(cluster: FakeCluster) -> dict[str, object]:
+    children = {(each.kind, each.name): each.digest for each in cluster.observed.children}
+    groups = {name: (each.replicas, each.paused) for name, each in cluster.observed.groups.items()}
     return {"children": children, "groups": groups}

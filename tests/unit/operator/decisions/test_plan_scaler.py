@@ -12,11 +12,11 @@ OUTSIDE = [{**ROLLOUTS[0], "scaling": "External"}]
 
 
 def test_a_group_that_an_autoscaler_scales_follows_its_scaler():
-    world = settled(wish(rollouts=OUTSIDE))
+    cluster = settled(wish(rollouts=OUTSIDE))
     asked = wish(rollouts=OUTSIDE, asked={"main": 4})
-    assert planned(asked, world) == ["Scale demo-rollout-main 4", "Report demo-rollout-main 2"]
-    world._scale("demo-rollout-main", 4)
-    assert planned(asked, world) == [
+    assert planned(asked, cluster) == ["Scale demo-rollout-main 4", "Report demo-rollout-main 2"]
+    cluster._scale("demo-rollout-main", 4)
+    assert planned(asked, cluster) == [
         "Apply Deployment demo-rollout-main",
         "Report demo-rollout-main 4",
     ]
@@ -34,9 +34,9 @@ def test_a_scaler_starts_with_the_least_number_of_workers():
 
 
 def test_a_group_that_is_handed_to_an_autoscaler_keeps_its_workers():
-    world = settled(wish())
-    world.carry_out([Scale(name="demo-rollout-main", replicas=5)])
-    assert "Seed demo-rollout-main 5" in planned(wish(rollouts=OUTSIDE), world)
+    cluster = settled(wish())
+    cluster.execute([Scale(name="demo-rollout-main", replicas=5)])
+    assert "Seed demo-rollout-main 5" in planned(wish(rollouts=OUTSIDE), cluster)
 
 
 def test_a_scaler_never_starts_with_none():
@@ -48,12 +48,12 @@ def test_a_scaler_never_starts_with_none():
 
 
 def test_a_scaler_that_a_dying_operator_has_seeded_is_seeded_no_more():
-    world = with_token()
-    actions = plan(wish(rollouts=OUTSIDE), world.observed, applied={})
+    cluster = with_token()
+    actions = plan(wish(rollouts=OUTSIDE), cluster.observed, applied={})
     seeded = next(n for n, each in enumerate(actions) if isinstance(each, SeedScaler))
-    world.carry_out(actions[: seeded + 1])
-    world.ask("main", 4)
-    rest = planned(wish(rollouts=OUTSIDE), world)
+    cluster.execute(actions[: seeded + 1])
+    cluster.request_replicas("main", 4)
+    rest = planned(wish(rollouts=OUTSIDE), cluster)
     assert "Apply VCPORolloutScaler demo-rollout-main" in rest
     assert not any(each.startswith("Seed") for each in rest)
 
@@ -68,19 +68,19 @@ def test_a_scaler_leaves_its_number_to_the_autoscaler():
 
 
 def test_a_scaler_tells_which_pods_it_is_about():
-    world = with_token()
-    world.carry_out(plan(wish(rollouts=OUTSIDE), world.observed, applied=world.applied))
-    told = plan(wish(rollouts=OUTSIDE), world.observed, applied=world.applied)[-1]
+    cluster = with_token()
+    cluster.execute(plan(wish(rollouts=OUTSIDE), cluster.observed, applied=cluster.applied))
+    told = plan(wish(rollouts=OUTSIDE), cluster.observed, applied=cluster.applied)[-1]
     assert isinstance(told, ReportScale)
     assert told.selector == "vcpo.dev/run=demo,vcpo.dev/role=rollout,vcpo.dev/group=main"
 
 
 def test_a_group_that_is_scaled_from_inside_again_loses_its_scaler():
-    world = settled(wish(rollouts=OUTSIDE))
-    assert planned(wish(), world) == ["Delete VCPORolloutScaler demo-rollout-main"]
+    cluster = settled(wish(rollouts=OUTSIDE))
+    assert planned(wish(), cluster) == ["Delete VCPORolloutScaler demo-rollout-main"]
 
 
 def test_after_a_rest_an_external_group_follows_its_scaler_again():
-    world = settled(wish(LifecyclePhase.SUSPEND, rollouts=OUTSIDE))
-    actions = planned(wish(rollouts=OUTSIDE, asked={"main": 3}), world)
+    cluster = settled(wish(LifecyclePhase.SUSPEND, rollouts=OUTSIDE))
+    actions = planned(wish(rollouts=OUTSIDE, asked={"main": 3}), cluster)
     assert "Scale demo-rollout-main 3" in actions

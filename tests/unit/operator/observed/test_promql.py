@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fixtures.learner.scenes import asking, make_desk
+from tests.fixtures.learner.dispatcher import dispatcher_fixture, work_request
 from tests.fixtures.operator.prometheus import LEAST, SCRAPED_S, answer, phases, scrape
 from tests.fixtures.records import evaluation_record, step_record
 from vcpo.metrics import LearnerMetrics
@@ -235,17 +235,17 @@ def test_whatever_was_scraped_is_a_sound_report_or_a_value_error(series, changes
 
 
 async def test_what_is_scraped_says_what_the_learner_says():
-    desk = make_desk()
+    fixture = dispatcher_fixture()
     window = SignalWindow(
         run_name="demo",
         total_steps=3,
         batch_trajectories=4,
-        dispatcher=desk.dispatcher,
-        clock=desk.clock,
+        dispatcher=fixture.dispatcher,
+        clock=fixture.clock,
     )
     metrics = LearnerMetrics(run="demo")
-    gauges = LearnerGauges(metrics, dispatcher=desk.dispatcher, signals=window)
-    await desk.dispatcher.lease(asking(), wait_s=0)
+    gauges = LearnerGauges(metrics, dispatcher=fixture.dispatcher, signals=window)
+    await fixture.dispatcher.lease(work_request(), wait_s=0)
     for record in (step_record(ess_ratio=0.5), step_record(ess_ratio=0.25, lag_p50=1, lag_max=3)):
         window.record_step(record)
         gauges.record_step(record, [])
@@ -296,5 +296,5 @@ def exported(metrics: LearnerMetrics):
     ]
 
 
-def test_the_scene_names_every_phase():
+def test_the_fake_replies_name_every_phase():
     assert {phase.value for phase in RunPhase} < {labels["phase"] for _, labels, *_ in phases()}

@@ -50,105 +50,107 @@ class Learner(control_pb2_grpc.ControlServiceServicer):
 
 
 @dataclass
-class Scene:
+class ConnectionsFixture:
     learner: Learner
     server: grpc.aio.Server
     lines: LearnerConnections
     now_s: float = 100.0
 
 
-@pytest.fixture(name="scene")
-async def connected_scene() -> AsyncIterator[Scene]:
+@pytest.fixture(name="fixture")
+async def connections_fixture() -> AsyncIterator[ConnectionsFixture]:
     learner, server = Learner(), grpc.aio.server()
     control_pb2_grpc.add_ControlServiceServicer_to_server(learner, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    clock = lambda: scene.now_s  # noqa: E731 - reads the scene that is made next
+    clock = lambda: fixture.now_s  # noqa: E731 - reads the fixture that is made next
     lines = LearnerConnections(clock=clock, address_of=lambda key: f"127.0.0.1:{port}")
-    scene = Scene(learner=learner, server=server, lines=lines)
-    yield scene
+    fixture = ConnectionsFixture(learner=learner, server=server, lines=lines)
+    yield fixture
     await lines.close()
     await server.stop(0)
 
 
-async def test_an_answer_is_of_this_moment(scene: Scene):
-    report = await scene.lines.ask(KEY, period_s=2.0)
+async def test_an_answer_is_of_this_moment(fixture: ConnectionsFixture):
+    report = await fixture.lines.ask(KEY, period_s=2.0)
     assert report is not None
     assert (report.signals.step, report.signals.age_s) == (4, 0.0)
 
 
-async def test_events_do_not_make_the_learner_answer_more_often(scene: Scene):
-    await scene.lines.ask(KEY, period_s=2.0)
-    scene.now_s += 0.5
-    report = await scene.lines.ask(KEY, period_s=2.0)
-    assert scene.learner.asked == 1
+async def test_events_do_not_make_the_learner_answer_more_often(fixture: ConnectionsFixture):
+    await fixture.lines.ask(KEY, period_s=2.0)
+    fixture.now_s += 0.5
+    report = await fixture.lines.ask(KEY, period_s=2.0)
+    assert fixture.learner.asked == 1
     assert report is not None
     assert report.signals.age_s == 0.5
 
 
-async def test_a_learner_that_falls_silent_leaves_what_it_said_last_and_its_age(scene: Scene):
-    await scene.lines.ask(KEY, period_s=2.0)
-    await scene.server.stop(0)
-    scene.now_s += 30.0
-    report = await scene.lines.ask(KEY, period_s=2.0)
+async def test_a_learner_that_falls_silent_leaves_what_it_said_last_and_its_age(
+    fixture: ConnectionsFixture,
+):
+    await fixture.lines.ask(KEY, period_s=2.0)
+    await fixture.server.stop(0)
+    fixture.now_s += 30.0
+    report = await fixture.lines.ask(KEY, period_s=2.0)
     assert report is not None
     assert (report.signals.age_s, report.is_silent) == (30.0, True)
 
 
-async def test_a_learner_that_was_not_asked_is_not_silent(scene: Scene):
-    await scene.lines.ask(KEY, period_s=2.0)
-    await scene.server.stop(0)
-    scene.now_s += 0.5
-    report = await scene.lines.ask(KEY, period_s=2.0)
+async def test_a_learner_that_was_not_asked_is_not_silent(fixture: ConnectionsFixture):
+    await fixture.lines.ask(KEY, period_s=2.0)
+    await fixture.server.stop(0)
+    fixture.now_s += 0.5
+    report = await fixture.lines.ask(KEY, period_s=2.0)
     assert report is not None
     assert not report.is_silent
 
 
-async def test_without_a_period_a_learner_is_asked_at_every_look(scene: Scene):
-    await scene.lines.ask(KEY, period_s=2.0)
-    report = await scene.lines.ask(KEY, period_s=0.0)
-    assert scene.learner.asked == 2
+async def test_without_a_period_a_learner_is_asked_at_every_look(fixture: ConnectionsFixture):
+    await fixture.lines.ask(KEY, period_s=2.0)
+    report = await fixture.lines.ask(KEY, period_s=0.0)
+    assert fixture.learner.asked == 2
     assert report is not None
     assert report.is_fresh
 
 
-async def test_a_learner_that_never_answered_says_nothing(scene: Scene):
-    await scene.server.stop(0)
-    assert await scene.lines.ask(KEY, period_s=2.0) is None
+async def test_a_learner_that_never_answered_says_nothing(fixture: ConnectionsFixture):
+    await fixture.server.stop(0)
+    assert await fixture.lines.ask(KEY, period_s=2.0) is None
 
 
-async def test_nonsense_counts_as_silence(scene: Scene):
-    scene.learner.says = message(learner_idle_ratio=7.0)
-    assert await scene.lines.ask(KEY, period_s=2.0) is None
+async def test_nonsense_counts_as_silence(fixture: ConnectionsFixture):
+    fixture.learner.says = message(learner_idle_ratio=7.0)
+    assert await fixture.lines.ask(KEY, period_s=2.0) is None
 
 
-async def test_a_learner_that_is_gone_is_forgotten(scene: Scene):
-    await scene.lines.ask(KEY, period_s=2.0)
-    await scene.lines.disconnect(KEY)
-    await scene.server.stop(0)
-    assert await scene.lines.ask(KEY, period_s=2.0) is None
+async def test_a_learner_that_is_gone_is_forgotten(fixture: ConnectionsFixture):
+    await fixture.lines.ask(KEY, period_s=2.0)
+    await fixture.lines.disconnect(KEY)
+    await fixture.server.stop(0)
+    assert await fixture.lines.ask(KEY, period_s=2.0) is None
 
 
-async def test_a_limit_reaches_the_learner(scene: Scene):
-    await scene.lines.throttle(KEY, 3, "because")
-    assert scene.learner.lags == [3]
+async def test_a_limit_reaches_the_learner(fixture: ConnectionsFixture):
+    await fixture.lines.throttle(KEY, 3, "because")
+    assert fixture.learner.lags == [3]
 
 
-async def test_a_drain_reaches_the_learner_with_its_reason(scene: Scene):
-    await scene.lines.drain(KEY, "the run is suspended")
-    assert scene.learner.drains == ["the run is suspended"]
+async def test_a_drain_reaches_the_learner_with_its_reason(fixture: ConnectionsFixture):
+    await fixture.lines.drain(KEY, "the run is suspended")
+    assert fixture.learner.drains == ["the run is suspended"]
 
 
-async def test_a_drain_that_nobody_takes_is_an_error(scene: Scene):
-    await scene.server.stop(0)
+async def test_a_drain_that_nobody_takes_is_an_error(fixture: ConnectionsFixture):
+    await fixture.server.stop(0)
     with pytest.raises(LearnerCommandError, match="took no drain"):
-        await scene.lines.drain(KEY, "because")
+        await fixture.lines.drain(KEY, "because")
 
 
-async def test_an_order_that_nobody_takes_is_an_error(scene: Scene):
-    await scene.server.stop(0)
+async def test_an_order_that_nobody_takes_is_an_error(fixture: ConnectionsFixture):
+    await fixture.server.stop(0)
     with pytest.raises(LearnerCommandError, match="took no throttle"):
-        await scene.lines.throttle(KEY, 3, "because")
+        await fixture.lines.throttle(KEY, 3, "because")
 
 
 def test_what_was_not_measured_is_none():

@@ -38,7 +38,7 @@ scrape_configs:
 
 
 @dataclass
-class Scene:
+class PrometheusFixture:
     """A learner and a worker, a Prometheus that scrapes them, and the operator's source."""
 
     learner: LearnerMetrics
@@ -103,8 +103,8 @@ def trained(metrics: LearnerMetrics) -> None:
     metrics.workers.labels("main").set(1)
 
 
-@pytest.fixture(name="scene")
-async def running_scene(tmp_path: Path) -> AsyncIterator[Scene]:
+@pytest.fixture(name="fixture")
+async def prometheus_fixture(tmp_path: Path) -> AsyncIterator[PrometheusFixture]:
     learner, worker = LearnerMetrics(run="demo"), RolloutMetrics(run="demo", group="main")
     trained(learner)
     worker.in_flight.set(3)
@@ -118,7 +118,7 @@ async def running_scene(tmp_path: Path) -> AsyncIterator[Scene]:
         text = CONFIGURATION.format(learner=endpoint.port, rollout=workers.port, pod=POD)
         with running_prometheus(tmp_path, text, port) as prometheus:
             await listening(port)
-            yield Scene(learner, endpoint, prometheus, source)
+            yield PrometheusFixture(learner, endpoint, prometheus, source)
     await source.close()
 
 
@@ -134,21 +134,21 @@ async def listening(port: int) -> None:
 
 # One test, since Prometheus takes up to 10 s to make its first scrape.
 async def test_a_run_is_followed_to_its_end_through_the_end_of_its_target_and_of_prometheus(
-    scene: Scene,
+    fixture: PrometheusFixture,
 ):
-    report = await scene.until(lambda each: bool(each.workers))
+    report = await fixture.until(lambda each: bool(each.workers))
     assert_shown(report)
 
-    scene.learner.phase.labels("running").set(0.0)
-    scene.learner.phase.labels("complete").set(1.0)
-    await scene.until(lambda each: each.phase is RunPhase.COMPLETE)
+    fixture.learner.phase.labels("running").set(0.0)
+    fixture.learner.phase.labels("complete").set(1.0)
+    await fixture.until(lambda each: each.phase is RunPhase.COMPLETE)
 
-    scene.endpoint.close()
-    aged = await scene.until(lambda each: each.signals.age_s > OLD_S)
+    fixture.endpoint.close()
+    aged = await fixture.until(lambda each: each.signals.age_s > OLD_S)
     assert (aged.phase, aged.signals.step, aged.is_fresh) == (RunPhase.COMPLETE, 7, False)
 
-    scene.prometheus.kill()
-    held = await scene.until(lambda each: each.signals.age_s > aged.signals.age_s)
+    fixture.prometheus.kill()
+    held = await fixture.until(lambda each: each.signals.age_s > aged.signals.age_s)
     assert (held.phase, held.signals.step, held.is_fresh) == (RunPhase.COMPLETE, 7, False)
 
 

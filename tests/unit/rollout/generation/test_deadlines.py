@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.fixtures.rollout.scenes import ManualTime, a_learner, eventually, working
+from tests.fixtures.rollout.worker import ManualTime, eventually, learner_fixture, working
 from vcpo_rollout.generation.worker import interrupt_after_s
 
 # Leases of `make_run` last 10 s, of which the last second is for handing back.
@@ -18,32 +18,32 @@ def test_a_tenth_of_a_lease_and_at_most_ten_seconds_are_left_to_hand_back(timeou
 
 
 async def test_what_was_sampled_is_gone_on_with_after_the_lease_ran_out():
-    async with a_learner() as place:
-        time = ManualTime(place.desk.clock)
-        place.engine.gate.clear()
-        place.publish(0)
-        async with working(place.worker(places=2, time=time)):
-            await eventually(lambda: place.engine.sampling == 2)
+    async with learner_fixture() as fixture:
+        time = ManualTime(fixture.clock)
+        fixture.engine.gate.clear()
+        fixture.publish(0)
+        async with working(fixture.worker(places=2, time=time)):
+            await eventually(lambda: fixture.engine.sampling == 2)
             time.advance(8.9)
-            assert place.desk.ledger.counts().dropped == {}
+            assert fixture.ledger.counts().dropped == {}
             time.advance(0.1)
-            await eventually(lambda: len(place.engine.requests) == 4)
-        assert place.desk.ledger.expire() == []
-    assert place.count("vcpo_rollout_tokens_released_total") >= 2
-    before, after = place.engine.requests[:2], place.engine.requests[2:]
+            await eventually(lambda: len(fixture.engine.requests) == 4)
+        assert fixture.ledger.expire() == []
+    assert fixture.count("vcpo_rollout_tokens_released_total") >= 2
+    before, after = fixture.engine.requests[:2], fixture.engine.requests[2:]
     assert [request.partial_response for request in before] == [None, None]
     assert [request.partial_response.token_ids for request in after] == [(5,), (5,)]
 
 
 async def test_the_answers_of_an_evaluation_have_all_of_their_time():
-    async with a_learner() as place:
-        time = ManualTime(place.desk.clock)
-        place.engine.gate.clear()
-        place.publish(0)
-        evaluating = asyncio.create_task(place.desk.dispatcher.evaluate(0, exclusive=True))
-        async with working(place.worker(places=2, time=time)):
-            await eventually(lambda: place.engine.sampling == 1)
+    async with learner_fixture() as fixture:
+        time = ManualTime(fixture.clock)
+        fixture.engine.gate.clear()
+        fixture.publish(0)
+        evaluating = asyncio.create_task(fixture.dispatcher.evaluate(0, exclusive=True))
+        async with working(fixture.worker(places=2, time=time)):
+            await eventually(lambda: fixture.engine.sampling == 1)
             time.advance(9.5)
-            place.engine.gate.set()
+            fixture.engine.gate.set()
             assert (await evaluating).num_trajectories == 1
-    assert len(place.engine.requests) == 1
+    assert len(fixture.engine.requests) == 1

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.fixtures.rollout.scenes import FakeEnvironment, a_learner, eventually, working
+from tests.fixtures.rollout.worker import FakeEnvironment, eventually, learner_fixture, working
 from vcpo.wire.failures import FailureCause
 from vcpo_rollout.generation.environment_pool import (
     EnvironmentFailedError,
@@ -71,14 +71,14 @@ def task(tmp_path, monkeypatch):
 
 async def reported(environment):
     """What the learner has heard when a worker has had this environment for a while."""
-    async with a_learner() as place:
-        place.environment = environment
-        place.publish(0)
-        async with working(place.worker()):
-            await eventually(lambda: place.desk.dispatcher.failures.in_a_row >= 4)
-        (told,) = place.desk.dispatcher.failures.counts
-        assert place.count("vcpo_rollout_failures_total", cause=told.latest.cause) >= 4
-        assert place.desk.ledger.counts().buffered == 0
+    async with learner_fixture() as fixture:
+        fixture.environment = environment
+        fixture.publish(0)
+        async with working(fixture.worker()):
+            await eventually(lambda: fixture.dispatcher.failures.in_a_row >= 4)
+        (told,) = fixture.dispatcher.failures.counts
+        assert fixture.count("vcpo_rollout_failures_total", cause=told.latest.cause) >= 4
+        assert fixture.ledger.counts().buffered == 0
         return told.latest
 
 
@@ -123,16 +123,16 @@ async def test_a_call_that_does_not_return_is_a_failure_with_the_line_where_it_i
 
 
 async def test_the_learner_hears_of_an_environment_that_blocks():
-    async with a_learner() as place:
+    async with learner_fixture() as fixture:
         released = threading.Event()
-        place.environment.reward = lambda *_: released.wait() and 1.0
-        place.publish(0)
+        fixture.environment.reward = lambda *_: released.wait() and 1.0
+        fixture.publish(0)
         try:
-            async with working(place.worker(drain_s=0.01, environment_timeout_s=0.05)):
-                await eventually(lambda: place.desk.dispatcher.failures.in_a_row > 0)
+            async with working(fixture.worker(drain_s=0.01, environment_timeout_s=0.05)):
+                await eventually(lambda: fixture.dispatcher.failures.in_a_row > 0)
         finally:
             released.set()
-        (told,) = place.desk.dispatcher.failures.counts
+        (told,) = fixture.dispatcher.failures.counts
     assert told.latest.cause is FailureCause.TIMEOUT
     assert told.latest.location.startswith(__file__)
 
@@ -162,11 +162,11 @@ def test_what_is_no_number_is_no_reward(value):
 
 
 async def test_the_log_tells_each_failure_once_with_its_traceback(caplog):
-    async with a_learner(
+    async with learner_fixture(
         failurePolicy={"maxFailuresInARow": 10_000}, lease={"maxAttempts": 100}
-    ) as place:
-        place.environment.reward_of = lambda: {}["answer"]
-        place.publish(0)
+    ) as fixture:
+        fixture.environment.reward_of = lambda: {}["answer"]
+        fixture.publish(0)
         waits = []
 
         async def sleep(seconds):
@@ -175,11 +175,11 @@ async def test_the_log_tells_each_failure_once_with_its_traceback(caplog):
             waits.append(seconds)
             await asyncio.sleep(0)
 
-        worker = place.worker()
+        worker = fixture.worker()
         worker._parts = replace(worker._parts, sleep=sleep)
         with caplog.at_level(logging.WARNING):
             async with working(worker):
-                await eventually(lambda: place.desk.dispatcher.failures.in_a_row >= 250)
+                await eventually(lambda: fixture.dispatcher.failures.in_a_row >= 250)
     lines = [record for record in caplog.records if " failed: " in record.message]
     assert [bool(record.exc_info) for record in lines] == [True, *[False] * (len(lines) - 1)]
     assert [record.message.rpartition("; ")[2] for record in lines[1:3]] == [

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import pytest_asyncio
 
-from tests.fixtures.rollout.scenes import FakeEnvironment, a_learner, eventually, working
+from tests.fixtures.rollout.worker import FakeEnvironment, eventually, learner_fixture, working
 from vcpo_rollout.generation.environment_pool import THREAD_NAME, EnvironmentThreads, num_threads
 
 
@@ -28,38 +28,38 @@ class Blocking(FakeEnvironment):
 
 
 @pytest_asyncio.fixture
-async def place():
+async def fixture():
     """A learner, and a loop with a single thread for everything that is not an environment's."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=1))
-    async with a_learner() as place:
-        place.environment = Blocking()
-        yield place
-        place.environment.released.set()
+    async with learner_fixture() as fixture:
+        fixture.environment = Blocking()
+        yield fixture
+        fixture.environment.released.set()
 
 
 def threads_of_environments():
     return [one for one in threading.enumerate() if one.name.startswith(THREAD_NAME)]
 
 
-async def test_weights_arrive_while_every_environment_blocks(place):
-    place.publish(0)
-    async with working(place.worker(places=8)):
-        await eventually(lambda: place.environment.waiting == 4)  # prompts of two answers each
-        place.publish(1)
-        await eventually(lambda: place.engine.swapped == [0, 1])
+async def test_weights_arrive_while_every_environment_blocks(fixture):
+    fixture.publish(0)
+    async with working(fixture.worker(places=8)):
+        await eventually(lambda: fixture.environment.waiting == 4)  # prompts of two answers each
+        fixture.publish(1)
+        await eventually(lambda: fixture.engine.swapped == [0, 1])
         assert await asyncio.to_thread(lambda: "free") == "free"
-        assert place.environment.waiting == 4
-        place.environment.released.set()
-        await eventually(lambda: place.samples("accepted") == 8)
+        assert fixture.environment.waiting == 4
+        fixture.environment.released.set()
+        await eventually(lambda: fixture.samples("accepted") == 8)
 
 
-async def test_a_worker_that_stops_waits_for_no_environment_and_leaves_no_thread(place):
+async def test_a_worker_that_stops_waits_for_no_environment_and_leaves_no_thread(fixture):
     before = set(threads_of_environments())
-    place.publish(0)
-    async with working(place.worker(places=4, drain_s=0.01)):
-        await eventually(lambda: place.environment.waiting == 2)
+    fixture.publish(0)
+    async with working(fixture.worker(places=4, drain_s=0.01)):
+        await eventually(lambda: fixture.environment.waiting == 2)
     assert len(set(threads_of_environments()) - before) == 2
-    place.environment.released.set()
+    fixture.environment.released.set()
     await eventually(lambda: not set(threads_of_environments()) - before)
 
 

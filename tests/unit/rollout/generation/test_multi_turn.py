@@ -4,7 +4,7 @@ import pytest
 import pytest_asyncio
 
 from tests.fixtures.rollout.models import build_model, forward_logprobs, published
-from tests.fixtures.rollout.scenes import THREADS, a_learner, counts, eventually, working
+from tests.fixtures.rollout.worker import THREADS, counts, eventually, learner_fixture, working
 from vcpo.wire.trajectory import FinishReason, TokenSpan, VersionSpan
 from vcpo_rollout.engines.engine import Generation, GenerationRequest
 from vcpo_rollout.engines.hf.engine import HfEngine
@@ -199,28 +199,28 @@ class Talkative:
 
 
 @pytest_asyncio.fixture
-async def place():
-    async with a_learner() as place:
-        place.environment = Talkative()
-        yield place
+async def fixture():
+    async with learner_fixture() as fixture:
+        fixture.environment = Talkative()
+        yield fixture
 
 
-async def test_a_worker_submits_conversations_that_the_learner_accepts(place):
-    place.publish(0)
-    async with working(place.worker()):
-        await eventually(lambda: place.samples("accepted") == 8)
-    first, _ = place.desk.ledger.take_batch(policy_version=0, max_lag_steps=0)
+async def test_a_worker_submits_conversations_that_the_learner_accepts(fixture):
+    fixture.publish(0)
+    async with working(fixture.worker()):
+        await eventually(lambda: fixture.samples("accepted") == 8)
+    first, _ = fixture.ledger.take_batch(policy_version=0, max_lag_steps=0)
     (one, two) = first.trajectories
     assert [one.trajectory_id, two.trajectory_id] == ["train-now-0/0", "train-now-0/1"]
-    # The engine of these scenes says 5 and the end each time, the codec makes 7 of every reply.
+    # The fake engine samples 5 and the end token; the fake codec encodes every reply as 7.
     assert one.response_token_ids == (5, 1, 7, 5, 1)
     assert one.inserted_spans == (TokenSpan(start=2, num_tokens=1),)
     assert (one.reward, one.num_sampled_tokens) == (0.5, 4)
 
 
-async def test_an_environment_that_cannot_begin_is_a_typed_failure(place):
-    place.environment.converse = lambda _: 1 / 0
-    place.publish(0)
-    async with working(place.worker()):
-        await eventually(lambda: counts(place).dropped.get("generation_failed", 0) >= 4)
-    assert place.samples("environment_failed") >= 4
+async def test_an_environment_that_cannot_begin_is_a_typed_failure(fixture):
+    fixture.environment.converse = lambda _: 1 / 0
+    fixture.publish(0)
+    async with working(fixture.worker()):
+        await eventually(lambda: counts(fixture).dropped.get("generation_failed", 0) >= 4)
+    assert fixture.samples("environment_failed") >= 4

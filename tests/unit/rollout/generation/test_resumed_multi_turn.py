@@ -10,7 +10,7 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fixtures.rollout.scenes import THREADS, a_learner, counts, eventually, working
+from tests.fixtures.rollout.worker import THREADS, counts, eventually, learner_fixture, working
 from vcpo.wire.trajectory import (
     FinishReason,
     PartialResponse,
@@ -52,24 +52,24 @@ class Reciting:
     Version and log-probability of a token follow from its place among the sampled ones.
     """
 
-    def __init__(self, turns, *, num_tokens=1 << 30, version=lambda place: place // 3):
+    def __init__(self, turns, *, num_tokens=1 << 30, version=lambda position: position // 3):
         self.end_token_ids = ENDS
         self.text = [token for turn in turns for token in (*turn, END)]
         self.num_tokens = num_tokens
         self.version = version
 
     async def generate(self, request, *, interrupt=None):
-        place = sum(token < FIRST_INSERTED for token in request.prompt_token_ids) - len(PROMPT)
+        position = sum(token < FIRST_INSERTED for token in request.prompt_token_ids) - len(PROMPT)
         begun = request.partial_response
         token_ids = list(begun.token_ids if begun else ())
         while END not in token_ids and len(token_ids) < request.max_new_tokens:
             if self.num_tokens == 0:
                 raise GenerationInterruptedError(
-                    self.sampled(place, token_ids) if token_ids else None
+                    self.sampled(position, token_ids) if token_ids else None
                 )
             self.num_tokens -= 1
-            token_ids.append(self.text[place + len(token_ids)])
-        sampled = self.sampled(place, token_ids)
+            token_ids.append(self.text[position + len(token_ids)])
+        sampled = self.sampled(position, token_ids)
         if begun:  # it goes on with these very numbers, and does not make them anew
             assert sampled.logprobs[: len(begun.logprobs)] == begun.logprobs
         reason = FinishReason.STOP if token_ids[-1] == END else FinishReason.LENGTH
@@ -80,14 +80,14 @@ class Reciting:
             finish_reason=reason,
         )
 
-    def sampled(self, place, token_ids):
+    def sampled(self, position, token_ids):
         spans = []
-        for version in map(self.version, range(place, place + len(token_ids))):
+        for version in map(self.version, range(position, position + len(token_ids))):
             size = spans.pop()[1] if spans and spans[-1][0] == version else 0
             spans.append((version, size + 1))
         return PartialResponse(
             token_ids=tuple(token_ids),
-            logprobs=tuple(-0.5 * each for each in range(place, place + len(token_ids))),
+            logprobs=tuple(-0.5 * each for each in range(position, position + len(token_ids))),
             version_spans=versions(*spans),
         )
 
@@ -323,42 +323,42 @@ class Once:
 
 
 @pytest_asyncio.fixture
-async def place():
+async def fixture():
     """A learner; its worker's engine says 5 and the end each time, the codec makes 7 of a reply."""
-    async with a_learner() as place:
-        place.environment = Echo()
-        place.publish(0)
-        yield place
+    async with learner_fixture() as fixture:
+        fixture.environment = Echo()
+        fixture.publish(0)
+        yield fixture
 
 
-async def leave_in_second_turns(place):
+async def leave_in_second_turns(fixture):
     """A worker that leaves with both answers of a prompt in their second turn."""
-    place.engine.gate.clear()
-    place.engine.quick = 2
-    worker = place.worker(places=2, drain_s=0.01)
+    fixture.engine.gate.clear()
+    fixture.engine.quick = 2
+    worker = fixture.worker(places=2, drain_s=0.01)
     async with working(worker) as task:
-        await eventually(lambda: place.engine.sampling == 2 and len(place.engine.requests) == 4)
+        await eventually(lambda: fixture.engine.sampling == 2 and len(fixture.engine.requests) == 4)
         worker.shut_down()
         await task
-    assert counts(place).dropped == {"handed_back": 2}
-    place.engine.requests.clear()
+    assert counts(fixture).dropped == {"handed_back": 2}
+    fixture.engine.requests.clear()
 
 
-def begun_anew(place):
+def begun_anew(fixture):
     labels = {"run": "run", "group": "main"}
-    return place.metrics.registry.get_sample_value("vcpo_rollout_restarted_total", labels)
+    return fixture.metrics.registry.get_sample_value("vcpo_rollout_restarted_total", labels)
 
 
-async def test_a_conversation_that_one_worker_began_another_goes_on_with(place):
-    await leave_in_second_turns(place)
-    place.publish(1)
-    place.engine.gate.set()
-    async with working(place.worker(places=2, learner=place.learner_for("another"))):
-        await eventually(lambda: counts(place).buffered == 8)
-    resumed = place.engine.requests[:2]
+async def test_a_conversation_that_one_worker_began_another_goes_on_with(fixture):
+    await leave_in_second_turns(fixture)
+    fixture.publish(1)
+    fixture.engine.gate.set()
+    async with working(fixture.worker(places=2, learner=fixture.client_for("another"))):
+        await eventually(lambda: counts(fixture).buffered == 8)
+    resumed = fixture.engine.requests[:2]
     assert [one.prompt_token_ids for one in resumed] == [(3, 4, 5, 1, 7)] * 2
     assert [one.partial_response.token_ids for one in resumed] == [(5,)] * 2
-    group, *_ = place.desk.ledger.take_batch(policy_version=1, max_lag_steps=1)
+    group, *_ = fixture.ledger.take_batch(policy_version=1, max_lag_steps=1)
     for one in group.trajectories:
         assert one.response_token_ids == (5, 1, 7, 5, 1)
         assert one.inserted_spans == (TokenSpan(start=2, num_tokens=1),)
@@ -366,14 +366,14 @@ async def test_a_conversation_that_one_worker_began_another_goes_on_with(place):
         spans = [(span.policy_version, span.num_tokens) for span in one.version_spans]
         assert spans == [(0, 1), (0, 1), (0, 1), (1, 1)]
         assert one.reward == 0.5
-    assert begun_anew(place) == 0
+    assert begun_anew(fixture) == 0
 
 
-async def test_what_cannot_be_said_again_is_begun_anew_and_counted(place):
-    await leave_in_second_turns(place)
-    place.engine.gate.set()
-    place.environment.replies = []
-    async with working(place.worker(places=2, learner=place.learner_for("another"))):
-        await eventually(lambda: counts(place).buffered == 8)
-    assert [one.prompt_token_ids for one in place.engine.requests[:2]] == [(3, 4)] * 2
-    assert begun_anew(place) == 2
+async def test_what_cannot_be_said_again_is_begun_anew_and_counted(fixture):
+    await leave_in_second_turns(fixture)
+    fixture.engine.gate.set()
+    fixture.environment.replies = []
+    async with working(fixture.worker(places=2, learner=fixture.client_for("another"))):
+        await eventually(lambda: counts(fixture).buffered == 8)
+    assert [one.prompt_token_ids for one in fixture.engine.requests[:2]] == [(3, 4)] * 2
+    assert begun_anew(fixture) == 2

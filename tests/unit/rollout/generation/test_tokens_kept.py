@@ -13,8 +13,14 @@ from itertools import count
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.learner.scenes import INCARNATION, Desk, make_desk, make_run, settle
-from tests.fixtures.rollout.scenes import FakeCodec, FakeEnvironment, ManualTime
+from tests.fixtures.learner.dispatcher import (
+    INCARNATION,
+    DispatcherFixture,
+    dispatcher_fixture,
+    make_run,
+    settle,
+)
+from tests.fixtures.rollout.worker import FakeCodec, FakeEnvironment, ManualTime
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_learner.ledger.groups import group_from_message
@@ -130,16 +136,16 @@ class NumberingEngine:
         )
 
 
-class Floor:
+class TwoWorkers(DispatcherFixture):
     """A learner with two workers, and what has become of the tokens."""
 
     def __init__(self) -> None:
-        self.desk: Desk = make_desk(**SECTIONS)
-        self.time = ManualTime(self.desk.clock)
+        super().__init__(**vars(dispatcher_fixture(**SECTIONS)))
+        self.time = ManualTime(self.clock)
         self.consumed: list[int] = []
         self._numbers = count(1)
         self.engines = [NumberingEngine(self._numbers) for _ in range(2)]
-        service = WorkService(self.desk.dispatcher, make_run(**SECTIONS).spec)
+        service = WorkService(self.dispatcher, make_run(**SECTIONS).spec)
         self._workers = [
             self._worker(name, engine, service)
             for name, engine in zip("ab", self.engines, strict=True)
@@ -174,8 +180,8 @@ class Floor:
 
     def expire(self) -> int:
         """What the learner does whenever it is asked for something."""
-        num_expired = len(self.desk.ledger.expire())
-        self.desk.dispatcher.notify()
+        num_expired = len(self.ledger.expire())
+        self.dispatcher.notify()
         return num_expired
 
     async def close(self) -> None:
@@ -189,7 +195,7 @@ class Floor:
 
     def tokens_kept(self) -> list[int]:
         """At the learner: consumed, buffered and owed."""
-        snapshot = self.desk.ledger.snapshot()
+        snapshot = self.ledger.snapshot()
         buffered = [group_from_message(group) for group in snapshot.buffered]
         kept = [one.response_token_ids for group in buffered for one in group.trajectories]
         requeued = restore_requeued(snapshot)
@@ -201,35 +207,35 @@ class Floor:
         return [token for sequence in running for token in sequence.token_ids]
 
     def _train(self) -> None:
-        for group in self.desk.ledger.take_batch(policy_version=0, max_lag_steps=1000) or []:
+        for group in self.ledger.take_batch(policy_version=0, max_lag_steps=1000) or []:
             for one in group.trajectories:
                 self.consumed.extend(one.response_token_ids)
 
 
-def run_course(actions: Sequence[str | float], *, learner_first: bool) -> Floor:
+def run_course(actions: Sequence[str | float], *, learner_first: bool) -> TwoWorkers:
     with asyncio.Runner(loop_factory=AtOnce) as runner:
         return runner.run(course(actions, learner_first=learner_first))
 
 
-async def course(actions: Sequence[str | float], *, learner_first: bool) -> Floor:
+async def course(actions: Sequence[str | float], *, learner_first: bool) -> TwoWorkers:
     """Go through the actions; `learner_first`: it sees that leases have expired before the workers
     see that they are about to."""
-    floor = Floor()
+    workers = TwoWorkers()
     await settle()
     for action in actions:
         if learner_first and isinstance(action, float):
-            floor.desk.clock.advance(action)
-            floor.expire()
-            await floor.act(0.0)
+            workers.clock.advance(action)
+            workers.expire()
+            await workers.act(0.0)
         else:
-            await floor.act(action)
-        assert floor.expire() == 0 or learner_first
+            await workers.act(action)
+        assert workers.expire() == 0 or learner_first
         await settle()
-        under_way = floor.tokens_under_way()
+        under_way = workers.tokens_under_way()
         assert len(under_way) == len(set(under_way)) or learner_first
-        floor.desk.ledger.counts().check()
-    await floor.close()
-    return floor
+        workers.ledger.counts().check()
+    await workers.close()
+    return workers
 
 
 ACTS = st.sampled_from(["a", "b", "a", "b", "train"])
@@ -238,23 +244,23 @@ ACTS = st.sampled_from(["a", "b", "a", "b", "train"])
 @settings(max_examples=60)
 @given(st.lists(ACTS | st.sampled_from([0.5, 1.0]), min_size=20, max_size=60))
 def test_no_token_is_lost_counted_twice_or_sampled_on_by_two_workers(actions):
-    floor = run_course(actions, learner_first=False)
-    assert sorted(floor.tokens_kept()) == list(range(1, floor.num_sampled + 1))
+    workers = run_course(actions, learner_first=False)
+    assert sorted(workers.tokens_kept()) == list(range(1, workers.num_sampled + 1))
 
 
 @settings(max_examples=60)
 @given(st.lists(ACTS | st.sampled_from([0.5, 4.0, 10.0]), min_size=20, max_size=60))
 def test_no_token_is_counted_twice_when_workers_are_late(actions):
-    floor = run_course(actions, learner_first=True)
-    kept = floor.tokens_kept()
+    workers = run_course(actions, learner_first=True)
+    kept = workers.tokens_kept()
     assert len(kept) == len(set(kept))
 
 
 def test_a_lease_that_runs_out_again_and_again_is_answered_in_the_end():
     # Two tokens in each lease, of answers with five.
     actions = ["a", "b", 0.5, 0.5, *[1.0] * 8] * 3
-    floor = run_course(actions, learner_first=False)
-    dropped = floor.desk.ledger.counts().dropped
+    workers = run_course(actions, learner_first=False)
+    dropped = workers.ledger.counts().dropped
     assert dropped.get("handed_back", 0) > 0
     assert "lease_expired" not in dropped
-    assert floor.desk.ledger.counts().buffered > 0
+    assert workers.ledger.counts().buffered > 0

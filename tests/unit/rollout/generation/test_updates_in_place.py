@@ -4,9 +4,9 @@ import asyncio
 
 import torch
 
-from tests.fixtures.learner.scenes import INCARNATION
+from tests.fixtures.learner.dispatcher import INCARNATION
 from tests.fixtures.rollout.models import build_model, request_for
-from tests.fixtures.rollout.scenes import a_learner
+from tests.fixtures.rollout.worker import learner_fixture
 from vcpo.spec.workloads import Precision
 from vcpo_learner.model.loading import policy_payload
 from vcpo_rollout.engines.hf.engine import HfEngine
@@ -30,16 +30,16 @@ async def test_an_engine_that_got_deltas_holds_the_learners_bits():
         seed=0,
         precision=Precision.BFLOAT16,
     )
-    async with a_learner() as place:
+    async with learner_fixture() as fixture:
 
         def publish(version):
             payload = policy_payload(learners, Precision.BFLOAT16)
-            place.store.publish(place.store.prepare(version, payload))
+            fixture.store.publish(fixture.store.prepare(version, payload))
             return len(payload)
 
         full_bytes = publish(0)
         receiver = WeightReceiver(
-            learner=place.learner(), engine=engine, gauges=RolloutGauges(place.metrics)
+            learner=fixture.client(), engine=engine, gauges=RolloutGauges(fixture.metrics)
         )
         following = asyncio.create_task(receiver.run())
         held = await receiver.wait_for_other(None)
@@ -55,11 +55,11 @@ async def test_an_engine_that_got_deltas_holds_the_learners_bits():
         following.cancel()
         generating.cancel()
         await asyncio.wait([following, generating])
-        assert len(place.store.deltas_from(INCARNATION, 0)) == 3
+        assert len(fixture.store.deltas_from(INCARNATION, 0)) == 3
     await engine.close()
     assert engine.policy_version == 3
     assert all(torch.equal(bits(workers)[name], one) for name, one in bits(learners).items())
-    received = place.metrics.registry.get_sample_value(
+    received = fixture.metrics.registry.get_sample_value(
         "vcpo_rollout_weight_sync_bytes_total",
         {"run": "run", "group": "main", "source": "learner"},
     )

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 import pytest_asyncio
 
-from tests.fixtures.rollout.scenes import a_learner, counts, eventually, working
+from tests.fixtures.rollout.worker import counts, eventually, learner_fixture, working
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse, VersionSpan, prompt_sum
 from vcpo.wire.v1 import work_pb2
@@ -13,50 +13,50 @@ from vcpo_rollout.transport.retries import LearnerFailedError
 
 
 @pytest_asyncio.fixture
-async def place():
-    async with a_learner() as place:
-        yield place
+async def fixture():
+    async with learner_fixture() as fixture:
+        yield fixture
 
 
 def refuse(*_):
     raise ZeroDivisionError("no such thing")
 
 
-async def test_prompts_are_answered_judged_and_submitted(place):
-    place.publish(0)
-    async with working(place.worker()):
+async def test_prompts_are_answered_judged_and_submitted(fixture):
+    fixture.publish(0)
+    async with working(fixture.worker()):
         # The worker counts a submission once it has the learner's answer.
-        await eventually(lambda: place.samples("accepted") == 8)
-    first, _ = place.desk.ledger.take_batch(policy_version=0, max_lag_steps=0)
+        await eventually(lambda: fixture.samples("accepted") == 8)
+    first, _ = fixture.ledger.take_batch(policy_version=0, max_lag_steps=0)
     (one, two) = first.trajectories
     assert [one.trajectory_id, two.trajectory_id] == ["train-now-0/0", "train-now-0/1"]
     assert (one.prompt_token_ids, one.response_token_ids) == ((3, 4), (5, 1))
     assert (one.rollout_logprobs, one.reward) == ((-0.5, -0.25), 0.75)
 
 
-async def test_no_prompt_is_leased_before_the_first_policy(place):
+async def test_no_prompt_is_leased_before_the_first_policy(fixture):
     asked = asyncio.Event()
-    newest = place.store.wait_for_newest
+    newest = fixture.store.wait_for_newest
 
     async def observed(**request):
         asked.set()
         return await newest(**request)
 
-    place.store.wait_for_newest = observed
-    async with working(place.worker()):
+    fixture.store.wait_for_newest = observed
+    async with working(fixture.worker()):
         await asked.wait()
-        assert place.desk.dispatcher.workers() == []
-        place.publish(0)
-        await eventually(lambda: counts(place).leased > 0)
+        assert fixture.dispatcher.workers() == []
+        fixture.publish(0)
+        await eventually(lambda: counts(fixture).leased > 0)
 
 
-async def test_a_failed_generation_is_a_typed_failure_and_no_answer(place):
-    place.engine.failures = [EngineError("out of memory")] * 2
-    place.publish(0)
-    async with working(place.worker(places=2)):
-        await eventually(lambda: counts(place).buffered == 8)
-    assert counts(place).dropped == {"generation_failed": 2}
-    assert place.samples("engine_failed") == 2
+async def test_a_failed_generation_is_a_typed_failure_and_no_answer(fixture):
+    fixture.engine.failures = [EngineError("out of memory")] * 2
+    fixture.publish(0)
+    async with working(fixture.worker(places=2)):
+        await eventually(lambda: counts(fixture).buffered == 8)
+    assert counts(fixture).dropped == {"generation_failed": 2}
+    assert fixture.samples("engine_failed") == 2
 
 
 @pytest.mark.parametrize(
@@ -64,131 +64,131 @@ async def test_a_failed_generation_is_a_typed_failure_and_no_answer(place):
     [("environment", "prompt"), ("environment", "reward"), ("codec", "encode")],
     ids=["prompt", "reward", "chat template"],
 )
-async def test_what_the_environment_raises_is_a_typed_failure_and_no_answer(place, part, name):
-    setattr(getattr(place, part), name, refuse)
-    place.publish(0)
-    async with working(place.worker()):
-        await eventually(lambda: counts(place).dropped.get("generation_failed", 0) >= 4)
-    assert counts(place).buffered == 0
-    assert place.samples("environment_failed") >= 4
+async def test_what_the_environment_raises_is_a_typed_failure_and_no_answer(fixture, part, name):
+    setattr(getattr(fixture, part), name, refuse)
+    fixture.publish(0)
+    async with working(fixture.worker()):
+        await eventually(lambda: counts(fixture).dropped.get("generation_failed", 0) >= 4)
+    assert counts(fixture).buffered == 0
+    assert fixture.samples("environment_failed") >= 4
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
-async def test_a_reward_that_is_no_number_is_a_typed_failure(place, reward):
-    place.environment.reward_of = lambda: reward
-    place.publish(0)
-    async with working(place.worker()):
-        await eventually(lambda: counts(place).dropped.get("generation_failed", 0) >= 4)
-    assert counts(place).buffered == 0
+async def test_a_reward_that_is_no_number_is_a_typed_failure(fixture, reward):
+    fixture.environment.reward_of = lambda: reward
+    fixture.publish(0)
+    async with working(fixture.worker()):
+        await eventually(lambda: counts(fixture).dropped.get("generation_failed", 0) >= 4)
+    assert counts(fixture).buffered == 0
 
 
-async def test_answers_that_the_learner_refuses_are_a_typed_failure(place):
-    place.engine.label_offset = 7  # tokens of a version that does not exist
-    place.publish(0)
-    async with working(place.worker()):
-        await eventually(lambda: counts(place).dropped.get("generation_failed", 0) >= 4)
-    assert counts(place).buffered == 0
+async def test_answers_that_the_learner_refuses_are_a_typed_failure(fixture):
+    fixture.engine.label_offset = 7  # tokens of a version that does not exist
+    fixture.publish(0)
+    async with working(fixture.worker()):
+        await eventually(lambda: counts(fixture).dropped.get("generation_failed", 0) >= 4)
+    assert counts(fixture).buffered == 0
 
 
-async def test_when_one_of_a_group_fails_the_others_stop(place):
-    place.engine.failures = [EngineError("one of two")]
-    place.engine.gate.clear()
-    place.publish(0)
-    async with working(place.worker(places=2)):
-        await eventually(lambda: counts(place).dropped == {"generation_failed": 2})
-        await eventually(lambda: place.engine.sampling >= 2)
-        assert place.engine.sampling == 2  # the next group's, and no third
+async def test_when_one_of_a_group_fails_the_others_stop(fixture):
+    fixture.engine.failures = [EngineError("one of two")]
+    fixture.engine.gate.clear()
+    fixture.publish(0)
+    async with working(fixture.worker(places=2)):
+        await eventually(lambda: counts(fixture).dropped == {"generation_failed": 2})
+        await eventually(lambda: fixture.engine.sampling >= 2)
+        assert fixture.engine.sampling == 2  # the next group's, and no third
 
 
 async def test_an_engine_that_answers_nothing_ends_the_worker():
-    async with a_learner(algorithm={"maxPolicyLagSteps": 100}, steps=100) as place:
-        place.engine.failures = [EngineError("the device is gone") for _ in range(1000)]
-        place.publish(0)
-        async with working(place.worker()) as task:
+    async with learner_fixture(algorithm={"maxPolicyLagSteps": 100}, steps=100) as fixture:
+        fixture.engine.failures = [EngineError("the device is gone") for _ in range(1000)]
+        fixture.publish(0)
+        async with working(fixture.worker()) as task:
             with pytest.raises(EngineError, match="the device is gone"):
                 await task
-        assert counts(place).in_flight == 0
+        assert counts(fixture).in_flight == 0
 
 
-async def test_a_failure_now_and_then_does_not(place):
-    place.publish(0)
-    async with working(place.worker(places=2)) as task:
+async def test_a_failure_now_and_then_does_not(fixture):
+    fixture.publish(0)
+    async with working(fixture.worker(places=2)) as task:
         for failed in range(1, 11):
-            await eventually(lambda: counts(place).buffered == 8)
-            place.engine.failures = [EngineError("now and then")]
-            place.desk.ledger.take_batch(policy_version=0, max_lag_steps=-1)  # all too old
+            await eventually(lambda: counts(fixture).buffered == 8)
+            fixture.engine.failures = [EngineError("now and then")]
+            fixture.ledger.take_batch(policy_version=0, max_lag_steps=-1)  # all too old
             drops = {"lag_exceeded": 8 * failed, "generation_failed": 2 * failed}
-            place.desk.dispatcher.notify()
-            await eventually(lambda drops=drops: counts(place).dropped == drops)
+            fixture.dispatcher.notify()
+            await eventually(lambda drops=drops: counts(fixture).dropped == drops)
         assert not task.done()
 
 
-async def test_a_worker_asks_only_with_room_for_a_group(place):
-    place.engine.gate.clear()
-    place.publish(0)
-    async with working(place.worker(places=3)):
-        await eventually(lambda: place.engine.sampling == 2)
-        assert counts(place).in_flight == 2
-        place.engine.gate.set()
-        await eventually(lambda: counts(place).buffered == 8)
+async def test_a_worker_asks_only_with_room_for_a_group(fixture):
+    fixture.engine.gate.clear()
+    fixture.publish(0)
+    async with working(fixture.worker(places=3)):
+        await eventually(lambda: fixture.engine.sampling == 2)
+        assert counts(fixture).in_flight == 2
+        fixture.engine.gate.set()
+        await eventually(lambda: counts(fixture).buffered == 8)
 
 
-async def test_a_worker_that_leaves_finishes_what_is_under_way(place):
-    place.engine.gate.clear()
-    place.publish(0)
-    worker = place.worker()
+async def test_a_worker_that_leaves_finishes_what_is_under_way(fixture):
+    fixture.engine.gate.clear()
+    fixture.publish(0)
+    worker = fixture.worker()
     async with working(worker) as task:
-        await eventually(lambda: place.engine.sampling == 4)
+        await eventually(lambda: fixture.engine.sampling == 4)
         worker.shut_down()
-        place.engine.gate.set()
+        fixture.engine.gate.set()
         assert await task is RunPhase.RUNNING
-    assert (counts(place).buffered, counts(place).in_flight) == (4, 0)
-    assert place.desk.dispatcher.workers() == []
+    assert (counts(fixture).buffered, counts(fixture).in_flight) == (4, 0)
+    assert fixture.dispatcher.workers() == []
 
 
-async def test_a_worker_that_leaves_hands_back_what_it_cannot_finish_in_time(place):
-    place.engine.gate.clear()
-    place.publish(0)
-    worker = place.worker(drain_s=0.01)
+async def test_a_worker_that_leaves_hands_back_what_it_cannot_finish_in_time(fixture):
+    fixture.engine.gate.clear()
+    fixture.publish(0)
+    worker = fixture.worker(drain_s=0.01)
     async with working(worker) as task:
-        await eventually(lambda: place.engine.sampling == 4)
+        await eventually(lambda: fixture.engine.sampling == 4)
         worker.shut_down()
         await task
-    assert counts(place).dropped == {"handed_back": 4}
-    assert place.samples("handed_back") == 4
-    assert place.engine.sampling == 0
+    assert counts(fixture).dropped == {"handed_back": 4}
+    assert fixture.samples("handed_back") == 4
+    assert fixture.engine.sampling == 0
 
 
-async def test_what_a_worker_began_before_it_left_another_goes_on_with(place):
-    place.engine.gate.clear()
-    place.engine.quick = 1
-    place.publish(0)
-    worker = place.worker(places=2, drain_s=0.01)
+async def test_what_a_worker_began_before_it_left_another_goes_on_with(fixture):
+    fixture.engine.gate.clear()
+    fixture.engine.quick = 1
+    fixture.publish(0)
+    worker = fixture.worker(places=2, drain_s=0.01)
     async with working(worker) as task:
-        await eventually(lambda: len(place.engine.requests) == 2)
+        await eventually(lambda: len(fixture.engine.requests) == 2)
         worker.shut_down()
         await task
-    assert counts(place).dropped == {"handed_back": 2}
+    assert counts(fixture).dropped == {"handed_back": 2}
     # Two answers, one complete ("5, end") and one cut at its first token.
-    assert place.count("vcpo_rollout_tokens_released_total") == 3
-    assert place.count("vcpo_rollout_tokens_resumed_total") == 0
+    assert fixture.count("vcpo_rollout_tokens_released_total") == 3
+    assert fixture.count("vcpo_rollout_tokens_resumed_total") == 0
 
-    place.engine.requests.clear()
-    place.engine.gate.set()
-    place.publish(1)
-    async with working(place.worker(places=2, learner=place.learner_for("another"))):
-        await eventually(lambda: counts(place).buffered >= 4)
-    assert place.count("vcpo_rollout_tokens_resumed_total") == 3
+    fixture.engine.requests.clear()
+    fixture.engine.gate.set()
+    fixture.publish(1)
+    async with working(fixture.worker(places=2, learner=fixture.client_for("another"))):
+        await eventually(lambda: counts(fixture).buffered >= 4)
+    assert fixture.count("vcpo_rollout_tokens_resumed_total") == 3
     # One of the two was complete: it was judged, and nothing sampled for it.
-    (resumed, *_) = place.engine.requests
+    (resumed, *_) = fixture.engine.requests
     assert resumed.partial_response == PartialResponse(
         token_ids=(5,),
         logprobs=(-0.5,),
         version_spans=(VersionSpan(policy_version=0, num_tokens=1),),
         prompt_xxh3=prompt_sum((3, 4)),
     )
-    assert sum(request.partial_response is not None for request in place.engine.requests) == 1
-    group, *_ = place.desk.ledger.take_batch(policy_version=1, max_lag_steps=1)
+    assert sum(request.partial_response is not None for request in fixture.engine.requests) == 1
+    group, *_ = fixture.ledger.take_batch(policy_version=1, max_lag_steps=1)
     assert {one.response_token_ids for one in group.trajectories} == {(5, 1)}
     versions = {
         tuple(span.policy_version for span in one.version_spans) for one in group.trajectories
@@ -197,92 +197,92 @@ async def test_what_a_worker_began_before_it_left_another_goes_on_with(place):
     assert {one.reward for one in group.trajectories} == {0.75}
 
 
-async def test_an_environment_that_says_another_prompt_elsewhere_mixes_no_group(place):
-    place.engine.gate.clear()
-    place.publish(0)
-    worker = place.worker(places=2, drain_s=0.01)
+async def test_an_environment_that_says_another_prompt_elsewhere_mixes_no_group(fixture):
+    fixture.engine.gate.clear()
+    fixture.publish(0)
+    worker = fixture.worker(places=2, drain_s=0.01)
     async with working(worker) as task:
-        await eventually(lambda: place.engine.sampling == 2)
+        await eventually(lambda: fixture.engine.sampling == 2)
         worker.shut_down()
         await task
-    place.engine.requests.clear()
-    place.engine.gate.set()
-    place.codec.encode = lambda _: (3, 4, 4)
-    async with working(place.worker(places=2, learner=place.learner_for("another"))):
-        await eventually(lambda: counts(place).buffered == 8)
+    fixture.engine.requests.clear()
+    fixture.engine.gate.set()
+    fixture.codec.encode = lambda _: (3, 4, 4)
+    async with working(fixture.worker(places=2, learner=fixture.client_for("another"))):
+        await eventually(lambda: counts(fixture).buffered == 8)
     # What was begun for (3, 4) failed there, and its prompt was answered without it.
-    assert counts(place).dropped == {"handed_back": 2, "generation_failed": 2}
-    groups = place.desk.ledger.take_batch(policy_version=0, max_lag_steps=1)
+    assert counts(fixture).dropped == {"handed_back": 2, "generation_failed": 2}
+    groups = fixture.ledger.take_batch(policy_version=0, max_lag_steps=1)
     prompts = {one.prompt_token_ids for group in groups for one in group.trajectories}
     assert prompts == {(3, 4, 4)}
 
 
-async def test_the_answers_of_an_evaluation_are_begun_anew(place):
-    place.engine.gate.clear()
-    place.publish(0)
-    evaluating = asyncio.create_task(place.desk.dispatcher.evaluate(0, exclusive=True))
-    worker = place.worker(places=2, drain_s=0.01)
+async def test_the_answers_of_an_evaluation_are_begun_anew(fixture):
+    fixture.engine.gate.clear()
+    fixture.publish(0)
+    evaluating = asyncio.create_task(fixture.dispatcher.evaluate(0, exclusive=True))
+    worker = fixture.worker(places=2, drain_s=0.01)
     async with working(worker) as task:
-        await eventually(lambda: place.engine.sampling == 1)
+        await eventually(lambda: fixture.engine.sampling == 1)
         worker.shut_down()
         await task
-    place.engine.gate.set()
-    async with working(place.worker(places=2, learner=place.learner_for("another"))):
+    fixture.engine.gate.set()
+    async with working(fixture.worker(places=2, learner=fixture.client_for("another"))):
         assert (await evaluating).num_trajectories == 1
-    assert place.count("vcpo_rollout_tokens_released_total") == 0
-    assert [request.partial_response for request in place.engine.requests[:2]] == [None, None]
+    assert fixture.count("vcpo_rollout_tokens_released_total") == 0
+    assert [request.partial_response for request in fixture.engine.requests[:2]] == [None, None]
 
 
-async def test_a_worker_can_leave_before_the_first_policy(place):
-    worker = place.worker()
+async def test_a_worker_can_leave_before_the_first_policy(fixture):
+    worker = fixture.worker()
     async with working(worker) as task:
         worker.shut_down()
         assert await task is RunPhase.RUNNING
 
 
-async def test_a_worker_goes_home_when_the_run_is_complete(place):
-    place.publish(0)
-    async with working(place.worker()) as task:
-        await eventually(lambda: counts(place).buffered == 8)
-        place.desk.dispatcher.complete()
+async def test_a_worker_goes_home_when_the_run_is_complete(fixture):
+    fixture.publish(0)
+    async with working(fixture.worker()) as task:
+        await eventually(lambda: counts(fixture).buffered == 8)
+        fixture.dispatcher.complete()
         assert await task is RunPhase.COMPLETE
 
 
-async def test_answers_under_way_are_handed_in_while_the_run_drains(place):
-    place.engine.gate.clear()
-    place.publish(0)
-    async with working(place.worker()) as task:
-        await eventually(lambda: place.engine.sampling == 4)
-        place.desk.dispatcher.drain()
-        place.engine.gate.set()
+async def test_answers_under_way_are_handed_in_while_the_run_drains(fixture):
+    fixture.engine.gate.clear()
+    fixture.publish(0)
+    async with working(fixture.worker()) as task:
+        await eventually(lambda: fixture.engine.sampling == 4)
+        fixture.dispatcher.drain()
+        fixture.engine.gate.set()
         assert await task is RunPhase.DRAINING
-    assert counts(place).buffered == 4
+    assert counts(fixture).buffered == 4
 
 
 async def test_a_worker_at_the_lag_bound_goes_on_as_soon_as_it_has_the_next_version():
-    async with a_learner(algorithm={"maxPolicyLagSteps": 0}) as place:
-        place.publish(0)
-        async with working(place.worker()):
-            await eventually(lambda: counts(place).buffered == 4)
-            place.desk.ledger.take_batch(policy_version=0, max_lag_steps=0)
-            place.publish(1)
-            await eventually(lambda: counts(place).buffered == 4)
-        assert place.engine.swapped == [0, 1]
+    async with learner_fixture(algorithm={"maxPolicyLagSteps": 0}) as fixture:
+        fixture.publish(0)
+        async with working(fixture.worker()):
+            await eventually(lambda: counts(fixture).buffered == 4)
+            fixture.ledger.take_batch(policy_version=0, max_lag_steps=0)
+            fixture.publish(1)
+            await eventually(lambda: counts(fixture).buffered == 4)
+        assert fixture.engine.swapped == [0, 1]
 
 
 async def test_what_is_recalled_is_cut_and_gone_on_with_after_the_step():
     batch = {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "overProvisionRatio": 2.0}
-    async with a_learner(batch=batch) as place:
-        place.engine.gate.clear()
-        place.engine.quick = 6
-        place.publish(0)
-        async with working(place.worker(places=12)):
-            await eventually(lambda: counts(place).buffered == 6)
-            assert await place.desk.dispatcher.next_batch()
-            await eventually(lambda: counts(place).dropped == {"surplus": 2})
-            place.publish(1)
-            await eventually(lambda: any(one.partial_response for one in place.engine.requests))
-            assert sum(one.partial_response is not None for one in place.engine.requests) == 2
+    async with learner_fixture(batch=batch) as fixture:
+        fixture.engine.gate.clear()
+        fixture.engine.quick = 6
+        fixture.publish(0)
+        async with working(fixture.worker(places=12)):
+            await eventually(lambda: counts(fixture).buffered == 6)
+            assert await fixture.dispatcher.next_batch()
+            await eventually(lambda: counts(fixture).dropped == {"surplus": 2})
+            fixture.publish(1)
+            await eventually(lambda: any(one.partial_response for one in fixture.engine.requests))
+            assert sum(one.partial_response is not None for one in fixture.engine.requests) == 2
 
 
 class OneLease:
@@ -316,27 +316,27 @@ class OneLease:
         self.reports.append("released")
 
 
-async def test_an_answer_that_cannot_be_cut_is_given_up_with_its_lease(place):
-    place.engine.gate.clear()
-    place.engine.heeds_cuts = False
+async def test_an_answer_that_cannot_be_cut_is_given_up_with_its_lease(fixture):
+    fixture.engine.gate.clear()
+    fixture.engine.heeds_cuts = False
     learner = OneLease()
-    worker = place.worker(learner=learner)
+    worker = fixture.worker(learner=learner)
     worker._parts.receiver.held = HeldPolicy(incarnation="now", policy_version=0)
     async with working(worker):
-        await eventually(lambda: place.samples("lease_ended") == 2)
-        await eventually(lambda: place.engine.sampling == 0)
+        await eventually(lambda: fixture.samples("lease_ended") == 2)
+        await eventually(lambda: fixture.engine.sampling == 0)
     assert learner.reports == ["released"]
 
 
 async def test_a_worker_that_can_no_longer_hear_of_recalls_ends():
     batch = {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "overProvisionRatio": 2.0}
-    async with a_learner(batch=batch) as place:
-        place.publish(0)
-        learner = place.learner()
+    async with learner_fixture(batch=batch) as fixture:
+        fixture.publish(0)
+        learner = fixture.client()
 
         async def failing(heard, *, wait_s):
             raise LearnerFailedError("Recall failed 10 times in a row")
 
         learner.preempted_leases = failing
         with pytest.raises(LearnerFailedError, match="Recall failed"):
-            await place.worker(learner=learner).run()
+            await fixture.worker(learner=learner).run()

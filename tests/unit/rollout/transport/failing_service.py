@@ -1,23 +1,23 @@
 """A learner's service that fails as a test says, and a client of it."""
 
-from tests.fixtures.rollout.scenes import quick_retries, served
+from tests.fixtures.rollout.worker import quick_retries, served
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
 
 HELD = HeldPolicy(incarnation="now", policy_version=0)
 
 
-class Troubled(work_pb2_grpc.WorkServiceServicer, policy_pb2_grpc.PolicyServiceServicer):
-    """Meets each call with the next of its troubles, and answers when there are none left."""
+class FailingLearner(work_pb2_grpc.WorkServiceServicer, policy_pb2_grpc.PolicyServiceServicer):
+    """Meets each call with the next of its failures, and answers when there are none left."""
 
-    def __init__(self, *troubles):
-        self.troubles = list(troubles)
+    def __init__(self, *failures):
+        self.failures = list(failures)
         self.requests = []
 
     def _met(self, request):
         self.requests.append(request)
-        if self.troubles:
-            raise self.troubles.pop(0)
+        if self.failures:
+            raise self.failures.pop(0)
 
     async def Lease(self, request, context):  # noqa: N802 - named by the contract
         self._met(request)
@@ -40,11 +40,11 @@ class Troubled(work_pb2_grpc.WorkServiceServicer, policy_pb2_grpc.PolicyServiceS
         return policy_pb2.PolicyManifest(policy_version=3)
 
 
-def calling(troubled):
-    """A channel to the troubled server."""
+def calling(failing):
+    """A channel to the failing server."""
     return served(
-        lambda server: work_pb2_grpc.add_WorkServiceServicer_to_server(troubled, server),
-        lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(troubled, server),
+        lambda server: work_pb2_grpc.add_WorkServiceServicer_to_server(failing, server),
+        lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(failing, server),
     )
 
 

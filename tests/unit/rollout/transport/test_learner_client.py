@@ -1,9 +1,9 @@
 import grpc
 import pytest
 
-from tests.fixtures.learner.scenes import answer, begun_answer
-from tests.fixtures.rollout.scenes import a_learner
-from tests.unit.rollout.transport.failing_service import HELD, Troubled, calling, learner_at
+from tests.fixtures.learner.dispatcher import answer, make_partial_response
+from tests.fixtures.rollout.worker import learner_fixture
+from tests.unit.rollout.transport.failing_service import HELD, FailingLearner, calling, learner_at
 from vcpo.wire.client import open_channel
 from vcpo.wire.errors import InvalidMessageError, NotFoundError, UnavailableError
 from vcpo.wire.phase import RunPhase
@@ -12,68 +12,70 @@ from vcpo_rollout.transport.learner_client import SubmissionRefusedError
 
 
 async def test_an_unavailable_learner_is_asked_again_until_it_answers():
-    troubled = Troubled(*[UnavailableError("restarting")] * 3)
-    async with calling(troubled) as channel:
+    failing = FailingLearner(*[UnavailableError("restarting")] * 3)
+    async with calling(failing) as channel:
         given = await learner_at(channel).lease(held=HELD, max_trajectories=4, wait_s=0)
-    assert len(troubled.requests) == 4
+    assert len(failing.requests) == 4
     assert (given.phase, len(given.leases), given.retry_after_s) == (RunPhase.DRAINING, 1, 0.25)
 
 
 async def test_a_request_that_is_wrong_is_not_repeated():
-    troubled = Troubled(InvalidMessageError("max_trajectories", 0, "1 or more"))
-    async with calling(troubled) as channel:
+    failing = FailingLearner(InvalidMessageError("max_trajectories", 0, "1 or more"))
+    async with calling(failing) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="max_trajectories"):
             await learner_at(channel).lease(held=HELD, max_trajectories=0, wait_s=0)
-    assert len(troubled.requests) == 1
+    assert len(failing.requests) == 1
 
 
 async def test_a_refused_submission_says_what_was_wrong_with_it():
-    troubled = Troubled(InvalidMessageError("trajectories[0].reward", "nan", "a finite number"))
-    async with calling(troubled) as channel:
+    failing = FailingLearner(
+        InvalidMessageError("trajectories[0].reward", "nan", "a finite number")
+    )
+    async with calling(failing) as channel:
         with pytest.raises(SubmissionRefusedError, match=r"trajectories\[0\]\.reward: must be"):
             await learner_at(channel).submit("l", [answer("l", 0)])
 
 
 async def test_a_learner_without_a_first_version_is_asked_again():
-    troubled = Troubled(NotFoundError("policy: no version has been published yet"))
-    async with calling(troubled) as channel:
+    failing = FailingLearner(NotFoundError("policy: no version has been published yet"))
+    async with calling(failing) as channel:
         manifest = await learner_at(channel).newest_policy(None, wait_s=0)
     assert manifest.policy_version == 3
-    assert not troubled.requests[0].HasField("held_policy_version")
+    assert not failing.requests[0].HasField("held_policy_version")
 
 
 async def test_a_group_is_split_into_submissions_by_its_bytes():
-    troubled = Troubled()
+    failing = FailingLearner()
     group = [answer("l", number) for number in range(3)]
     two = 2 * 45  # one such answer takes 40 to 45 bytes
-    async with calling(troubled) as channel:
+    async with calling(failing) as channel:
         await learner_at(channel, submit_bytes=two).submit("l", group)
-    sizes = [[one.trajectory_id for one in each.trajectories] for each in troubled.requests]
+    sizes = [[one.trajectory_id for one in each.trajectories] for each in failing.requests]
     assert sizes == [["l/0", "l/1"], ["l/2"]]
 
 
 async def test_an_answer_larger_than_a_submission_goes_alone():
-    troubled = Troubled()
-    async with calling(troubled) as channel:
+    failing = FailingLearner()
+    async with calling(failing) as channel:
         await learner_at(channel, submit_bytes=1).submit("l", [answer("l", 0), answer("l", 1)])
-    assert [len(each.trajectories) for each in troubled.requests] == [1, 1]
+    assert [len(each.trajectories) for each in failing.requests] == [1, 1]
 
 
 async def test_only_what_the_learner_took_is_counted():
-    async with calling(Troubled()) as channel:
+    async with calling(FailingLearner()) as channel:
         learner = learner_at(channel, submit_bytes=1)
         assert await learner.submit("l", [answer("l", 0), answer("l", 1)]) == 1
 
 
 async def test_a_repeated_submission_counts_as_taken():
-    async with a_learner() as place:
-        place.publish(0)
-        learner = place.learner()
+    async with learner_fixture() as fixture:
+        fixture.publish(0)
+        learner = fixture.client()
         given = await learner.lease(held=HELD, max_trajectories=2, wait_s=0)
         lease_id = given.leases[0].lease_id
         group = [answer(lease_id, number) for number in range(2)]
         assert [await learner.submit(lease_id, group) for _ in range(2)] == [2, 2]
-        assert place.desk.ledger.counts().buffered == 2
+        assert fixture.ledger.counts().buffered == 2
 
 
 async def test_leaving_a_learner_that_is_gone_is_no_error():
@@ -84,14 +86,14 @@ async def test_leaving_a_learner_that_is_gone_is_no_error():
 
 async def test_of_more_than_a_message_may_hold_the_longest_answers_are_handed_back(monkeypatch):
     monkeypatch.setattr(learner_module, "MAX_PARTIAL_TOKENS", 5)
-    begun = [begun_answer(*[0] * size) for size in (1, 3, 2)]
-    troubled = Troubled(UnavailableError("restarting"))
-    async with calling(troubled) as channel:
+    begun = [make_partial_response(*[0] * size) for size in (1, 3, 2)]
+    failing = FailingLearner(UnavailableError("restarting"))
+    async with calling(failing) as channel:
         await learner_at(channel).release("lease", begun)
-    _, request = troubled.requests
+    _, request = failing.requests
     assert [len(one.token_ids) for one in request.begun] == [4 * 3, 4 * 2]
 
 
 async def test_a_refused_hand_back_is_no_error():
-    async with calling(Troubled(InvalidMessageError("begun", "x", "y"))) as channel:
-        await learner_at(channel).release("lease", [begun_answer(0)])
+    async with calling(FailingLearner(InvalidMessageError("begun", "x", "y"))) as channel:
+        await learner_at(channel).release("lease", [make_partial_response(0)])

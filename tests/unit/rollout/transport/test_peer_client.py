@@ -6,9 +6,9 @@ import contextlib
 import grpc
 import pytest
 
-from tests.fixtures.learner.scenes import INCARNATION, ManualClock
-from tests.fixtures.rollout.scenes import quick_retries, served
-from tests.fixtures.rollout.versions import TroubledService, payload_of, publish, store_of
+from tests.fixtures.learner.dispatcher import INCARNATION, ManualClock
+from tests.fixtures.rollout.policy_versions import FailingService, payload_of, publish, store_of
+from tests.fixtures.rollout.worker import quick_retries, served
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.client import open_channel
 from vcpo.wire.server import WireServer
@@ -92,7 +92,7 @@ class Fleet:
 @contextlib.asynccontextmanager
 async def a_fleet(*versions):
     store = store_of(*versions)
-    service = TroubledService(store)
+    service = FailingService(store)
     async with served(lambda server: add_policy_service(service, server)) as channel:
         fleet = Fleet(store, service, channel)
         try:

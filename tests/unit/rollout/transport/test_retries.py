@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 from grpc import StatusCode, aio
 
-from tests.fixtures.rollout.scenes import quick_retries, served
-from tests.fixtures.rollout.versions import payload_of, store_of
-from tests.unit.rollout.transport.failing_service import HELD, Troubled, calling, learner_at
+from tests.fixtures.rollout.policy_versions import payload_of, store_of
+from tests.fixtures.rollout.worker import quick_retries, served
+from tests.unit.rollout.transport.failing_service import HELD, FailingLearner, calling, learner_at
 from vcpo.wire.errors import WireError
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_rollout import __main__ as command
@@ -51,19 +51,19 @@ async def leased(channel, **settings):
 
 @pytest.mark.parametrize("code", DOUBTFUL, ids=lambda code: code.name)
 async def test_a_doubtful_failure_is_repeated_and_may_pass(code):
-    troubled = Troubled(*[trouble(code)] * 9)
-    async with calling(troubled) as channel:
+    failing = FailingLearner(*[trouble(code)] * 9)
+    async with calling(failing) as channel:
         await leased(channel)
-    assert len(troubled.requests) == 10
+    assert len(failing.requests) == 10
 
 
 @pytest.mark.parametrize("code", DOUBTFUL, ids=lambda code: code.name)
 async def test_ten_doubtful_failures_in_a_row_end_a_call_with_what_was_heard_last(code):
-    troubled = Troubled(*[trouble(code)] * 20)
-    async with calling(troubled) as channel:
+    failing = FailingLearner(*[trouble(code)] * 20)
+    async with calling(failing) as channel:
         with pytest.raises(LearnerFailedError) as failed:
             await leased(channel)
-    assert len(troubled.requests) == 10
+    assert len(failing.requests) == 10
     assert str(failed.value).startswith(
         f"Lease failed 10 times in a row, at last with {code.name}: trouble with {code.name}; look"
     )
@@ -72,19 +72,19 @@ async def test_ten_doubtful_failures_in_a_row_end_a_call_with_what_was_heard_las
 @pytest.mark.parametrize("code", TRANSIENT, ids=lambda code: code.name)
 async def test_a_learner_that_is_away_is_asked_without_end_and_other_failures_count_anew(code):
     away, doubtful = trouble(code), trouble(StatusCode.INTERNAL)
-    troubled = Troubled(*[away] * 15, *[doubtful] * 9, away, *[doubtful] * 9)
-    async with calling(troubled) as channel:
+    failing = FailingLearner(*[away] * 15, *[doubtful] * 9, away, *[doubtful] * 9)
+    async with calling(failing) as channel:
         await leased(channel)
-    assert not troubled.troubles
+    assert not failing.failures
 
 
 @pytest.mark.parametrize("code", FINAL, ids=lambda code: code.name)
 async def test_a_request_that_is_refused_is_not_repeated(code):
-    troubled = Troubled(trouble(code))
-    async with calling(troubled) as channel:
+    failing = FailingLearner(trouble(code))
+    async with calling(failing) as channel:
         with pytest.raises(aio.AioRpcError, match=f"trouble with {code.name}"):
             await leased(channel)
-    assert len(troubled.requests) == 1
+    assert len(failing.requests) == 1
 
 
 async def test_pauses_double_up_to_five_seconds_and_are_jittered():
@@ -93,8 +93,8 @@ async def test_pauses_double_up_to_five_seconds_and_are_jittered():
     async def pause(seconds):
         pauses_s.append(seconds)
 
-    troubled = Troubled(*[trouble(StatusCode.UNAVAILABLE)] * 8)
-    async with calling(troubled) as channel:
+    failing = FailingLearner(*[trouble(StatusCode.UNAVAILABLE)] * 8)
+    async with calling(failing) as channel:
         await leased(channel, retries=Retries(pause))
     bounds_s = [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
     assert len(pauses_s) == len(bounds_s)
@@ -104,9 +104,9 @@ async def test_pauses_double_up_to_five_seconds_and_are_jittered():
 
 
 async def test_an_outage_is_two_lines_of_the_log_however_many_calls_it_meets(caplog):
-    troubled = Troubled(*[trouble(StatusCode.UNAVAILABLE)] * 30)
+    failing = FailingLearner(*[trouble(StatusCode.UNAVAILABLE)] * 30)
     with caplog.at_level(logging.INFO, logger="vcpo_rollout"):
-        async with calling(troubled) as channel:
+        async with calling(failing) as channel:
             learner = learner_at(channel)
             lease = partial(learner.lease, held=HELD, max_trajectories=4, wait_s=0)
             await asyncio.gather(*(lease() for _ in range(10)))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fixtures.learner.scenes import settle
+from tests.fixtures.learner.dispatcher import settle
 from vcpo.wire.errors import NotFoundError, UnavailableError
 from vcpo.wire.weights import CorruptWeightsError
 from vcpo_rollout.transport.transfer_buffer import Transfer, TransferCache, TransferKey

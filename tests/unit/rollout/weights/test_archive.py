@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.fixtures.learner.scenes import INCARNATION
-from tests.fixtures.rollout.scenes import served
-from tests.fixtures.rollout.versions import TroubledService, payload_of, store_of
+from tests.fixtures.learner.dispatcher import INCARNATION
+from tests.fixtures.rollout.policy_versions import FailingService, payload_of, store_of
+from tests.fixtures.rollout.worker import served
 from vcpo.metrics import RolloutMetrics
 from vcpo.spec.workloads import Weights
 from vcpo.wire.v1 import policy_pb2_grpc
@@ -19,7 +19,7 @@ def settings(folder, *, every=3):
     return Weights.model_validate({"archiveUrl": str(folder), "archiveAnchorEverySteps": every})
 
 
-class Scene:
+class ArchiveFixture:
     """A learner that publishes and archives versions."""
 
     def __init__(self, folder, *, every=3):
@@ -40,7 +40,7 @@ class Scene:
 
     async def join(self, url=None, *, times=1):
         """A worker that joins; its weights, and the bytes of them by source."""
-        service = TroubledService(self.store, self.archive_writer)
+        service = FailingService(self.store, self.archive_writer)
         metrics = RolloutMetrics(run="run", group="main")
         async with served(
             lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(service, server)
@@ -64,10 +64,14 @@ def folder(tmp_path):
 
 
 async def test_a_joining_worker_reads_the_anchor_and_the_deltas_from_there(folder):
-    scene = Scene(folder)
-    await scene.publish(0, 1, 2)
-    assert scene.files() == ["00000000-00000001.delta", "00000000.full", "00000001-00000002.delta"]
-    weights, num_bytes = await scene.join()
+    fixture = ArchiveFixture(folder)
+    await fixture.publish(0, 1, 2)
+    assert fixture.files() == [
+        "00000000-00000001.delta",
+        "00000000.full",
+        "00000001-00000002.delta",
+    ]
+    weights, num_bytes = await fixture.join()
     assert weights.payload == payload_of(2)
     assert weights.changes is None
     assert num_bytes["learner"] == 0
@@ -77,46 +81,46 @@ async def test_a_joining_worker_reads_the_anchor_and_the_deltas_from_there(folde
 
 
 async def test_there_is_an_anchor_every_so_many_versions_and_the_last_two_stay(folder):
-    scene = Scene(folder, every=2)
-    await scene.publish(*range(7))
-    assert [name for name in scene.files() if name.endswith(".full")] == [
+    fixture = ArchiveFixture(folder, every=2)
+    await fixture.publish(*range(7))
+    assert [name for name in fixture.files() if name.endswith(".full")] == [
         "00000004.full",
         "00000006.full",
     ]
-    assert (await scene.join())[0].payload == payload_of(6)
+    assert (await fixture.join())[0].payload == payload_of(6)
 
 
 async def test_a_version_left_out_makes_the_next_one_an_anchor(folder):
-    scene = Scene(folder, every=100)
-    await scene.publish(0, 1)
-    await scene.publish(2, archive=False)
-    await scene.publish(3)
-    assert "00000003.full" in scene.files()
+    fixture = ArchiveFixture(folder, every=100)
+    await fixture.publish(0, 1)
+    await fixture.publish(2, archive=False)
+    await fixture.publish(3)
+    assert "00000003.full" in fixture.files()
 
 
 async def test_of_the_versions_that_come_while_one_is_written_the_newest_is_next(folder):
-    scene = Scene(folder)
-    policies = [scene.store.prepare(version, payload_of(version)) for version in range(4)]
+    fixture = ArchiveFixture(folder)
+    policies = [fixture.store.prepare(version, payload_of(version)) for version in range(4)]
     for policy in policies:
-        scene.archive_writer.offer(policy)
-    await scene.archive_writer.settle()
-    assert scene.archive_writer.archived.policy_version == 3
-    assert scene.files() == ["00000003.full"]
+        fixture.archive_writer.offer(policy)
+    await fixture.archive_writer.settle()
+    assert fixture.archive_writer.archived.policy_version == 3
+    assert fixture.files() == ["00000003.full"]
 
 
 async def test_a_version_that_is_not_archived_yet_comes_from_elsewhere(folder):
-    scene = Scene(folder)
-    await scene.publish(0)
-    await scene.publish(1, archive=False)
-    weights, num_bytes = await scene.join()
+    fixture = ArchiveFixture(folder)
+    await fixture.publish(0)
+    await fixture.publish(1, archive=False)
+    weights, num_bytes = await fixture.join()
     assert weights.payload == payload_of(1)
     assert num_bytes == {"archive": 0, "learner": len(payload_of(1))}
 
 
 async def test_a_holder_is_told_deltas_and_not_the_archive(folder):
-    scene = Scene(folder)
-    await scene.publish(0, 1)
-    service = TroubledService(scene.store, scene.archive_writer)
+    fixture = ArchiveFixture(folder)
+    await fixture.publish(0, 1)
+    service = FailingService(fixture.store, fixture.archive_writer)
     async with served(
         lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(service, server)
     ) as channel:
@@ -128,16 +132,16 @@ async def test_a_holder_is_told_deltas_and_not_the_archive(folder):
 
 
 async def test_whoever_asks_twice_is_not_sent_to_the_archive_again(folder):
-    scene = Scene(folder)
-    await scene.publish(0)
-    _, num_bytes = await scene.join(times=2)
+    fixture = ArchiveFixture(folder)
+    await fixture.publish(0)
+    _, num_bytes = await fixture.join(times=2)
     assert num_bytes["archive"] == 0
 
 
 @pytest.mark.parametrize("damage", ["missing", "flipped", "cut", "folder"])
 async def test_what_the_archive_lacks_comes_from_elsewhere(folder, damage):
-    scene = Scene(folder)
-    await scene.publish(0, 1)
+    fixture = ArchiveFixture(folder)
+    await fixture.publish(0, 1)
     file = folder / "run" / INCARNATION / "00000000.full"
     content = file.read_bytes()
     match damage:
@@ -148,20 +152,20 @@ async def test_what_the_archive_lacks_comes_from_elsewhere(folder, damage):
         case "cut":
             file.write_bytes(content[:100])
     url = str(folder / "elsewhere") if damage == "folder" else None
-    weights, num_bytes = await scene.join(url)
+    weights, num_bytes = await fixture.join(url)
     assert weights.payload == payload_of(1)
     assert num_bytes == {"archive": 0, "learner": len(payload_of(1))}
 
 
 async def test_a_storage_that_takes_nothing_stops_nobody(folder):
-    scene = Scene(folder)
-    await scene.publish(0)
+    fixture = ArchiveFixture(folder)
+    await fixture.publish(0)
     (folder / "run" / INCARNATION / "00000000.full").unlink()
     (folder / "run" / INCARNATION).rmdir()
     (folder / "run" / INCARNATION).write_text("no folder any more")
-    await scene.publish(1)
-    assert scene.archive_writer.archived.policy_version == 0
-    assert (await scene.join())[0].payload == payload_of(1)
+    await fixture.publish(1)
+    assert fixture.archive_writer.archived.policy_version == 0
+    assert (await fixture.join())[0].payload == payload_of(1)
 
 
 async def test_any_storage_of_fsspec_will_do():

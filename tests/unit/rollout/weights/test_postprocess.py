@@ -2,7 +2,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.fixtures.learner.scenes import make_run
+from tests.fixtures.learner.dispatcher import make_run
 from vcpo.spec.workloads import Quantization
 from vcpo_rollout.engines.loading import load_parameters
 from vcpo_rollout.weights.lora_merge import LoraMerge

@@ -7,17 +7,17 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.fixtures.learner.scenes import ManualClock
-from tests.fixtures.rollout.scenes import (
+from tests.fixtures.learner.dispatcher import ManualClock
+from tests.fixtures.rollout.policy_versions import FailingService, flip_bit, publish, store_of
+from tests.fixtures.rollout.worker import (
     FakeEngine,
-    a_learner,
     eventually,
+    learner_fixture,
     quick_retries,
     served,
     weights_manifest,
     weights_payload,
 )
-from tests.fixtures.rollout.versions import TroubledService, flipped, publish, store_of
 from vcpo.metrics import RolloutMetrics
 from vcpo.spec.workloads import Quantization
 from vcpo.wire.errors import NotFoundError, UnavailableError
@@ -31,13 +31,13 @@ from vcpo_rollout.weights.receiver import WeightReceiver
 
 
 class PolicyServer(policy_pb2_grpc.PolicyServiceServicer):
-    """Serves the newest of its versions; each fetch meets the next of its troubles."""
+    """Serves the newest of its versions; each fetch meets the next of its failures."""
 
     def __init__(self):
         self.newest = None
         self.payload = b""
         self.offer(0)
-        self.troubles = []
+        self.failures = []
         self.offsets = []
 
     def offer(self, version, *, incarnation="now"):
@@ -53,7 +53,7 @@ class PolicyServer(policy_pb2_grpc.PolicyServiceServicer):
 
     async def Fetch(self, request, context):  # noqa: N802 - named by the contract
         self.offsets.append(request.offset)
-        trouble = self.troubles.pop(0) if self.troubles else None
+        trouble = self.failures.pop(0) if self.failures else None
         if trouble == "retired":
             self.offer(request.policy_version + 1)
             raise NotFoundError("policy_version: retired")
@@ -159,7 +159,7 @@ async def test_updates_that_took_over_sequences_under_way_are_counted(server, en
 
 
 async def test_a_corrupt_version_is_thrown_away_and_fetched_again(server, engine, caplog):
-    server.troubles = ["corrupt", "corrupt"]
+    server.failures = ["corrupt", "corrupt"]
     async with following(server, engine) as (receiver, _):
         await receiver.wait_for_other(None)
     thrown = [
@@ -172,10 +172,10 @@ async def test_a_corrupt_version_is_thrown_away_and_fetched_again(server, engine
 
 async def test_after_a_corrupt_delta_the_full_set_is_fetched(engine):
     store = store_of(0)
-    service = TroubledService(store)
+    service = FailingService(store)
     async with following(service, engine) as (receiver, _):
         held = await receiver.wait_for_other(None)
-        service.troubles = [flipped(-1, 0)]
+        service.failures = [flip_bit(-1, 0)]
         publish(store, 1)
         await receiver.wait_for_other(held)
     asked = [request.HasField("base_policy_version") for request in service.fetches]
@@ -184,14 +184,14 @@ async def test_after_a_corrupt_delta_the_full_set_is_fetched(engine):
 
 
 async def test_a_broken_transfer_goes_on_where_it_stopped(server, engine):
-    server.troubles = ["broken", "broken"]
+    server.failures = ["broken", "broken"]
     async with following(server, engine) as (receiver, _):
         await receiver.wait_for_other(None)
     assert server.offsets == [0, 100, 200]
 
 
 async def test_a_version_retired_meanwhile_gives_way_to_the_newest(server, engine):
-    server.troubles = ["retired"]
+    server.failures = ["retired"]
     async with following(server, engine) as (receiver, _):
         assert (await receiver.wait_for_other(None)).policy_version == 1
     assert engine.swapped == [1]
@@ -227,14 +227,14 @@ async def test_an_engine_that_refuses_intact_weights_is_an_error(server, engine)
 
 
 async def test_the_learners_own_store_is_followed(engine):
-    async with a_learner() as place:
-        place.publish(0)
+    async with learner_fixture() as fixture:
+        fixture.publish(0)
         receiver = WeightReceiver(
-            learner=place.learner(), engine=engine, gauges=RolloutGauges(place.metrics)
+            learner=fixture.client(), engine=engine, gauges=RolloutGauges(fixture.metrics)
         )
         task = asyncio.create_task(receiver.run())
         held = await receiver.wait_for_other(None)
-        place.publish(1)
+        fixture.publish(1)
         await receiver.wait_for_other(held)
         task.cancel()
         await asyncio.wait([task])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.rollout.scenes import THREADS
+from tests.fixtures.rollout.worker import THREADS
 from vcpo.wire.trajectory import FinishReason, VersionSpan
 from vcpo_rollout.engines.engine import Generation, GenerationInterruptedError, GenerationRequest
 from vcpo_rollout.environments import Split, make_environment
