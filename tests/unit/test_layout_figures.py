@@ -87,12 +87,12 @@ def test_a_model_inside_a_list_counts_by_its_fields():
     assert spec_fields(Outer) == 3
 
 
-def test_lines_may_move_by_a_twentieth_and_shares_by_two_hundredths():
-    recorded = {"product_lines": 1000, "one_caller_share": 0.5, "largest_folder": 9}
-    near = {"product_lines": 1050, "one_caller_share": 0.48, "largest_folder": 9}
+def test_lines_may_move_by_a_twentieth_shares_by_two_hundredths_and_folders_by_two_files():
+    recorded = {"product_lines": 1000, "one_caller_share": 0.5, "largest_folder": 9, "fields": 7}
+    near = {"product_lines": 1050, "one_caller_share": 0.48, "largest_folder": 11, "fields": 7}
     assert drift(recorded, near) == []
-    far = {"product_lines": 949, "one_caller_share": 0.53, "largest_folder": 10}
-    assert len(drift(recorded, far)) == 3
+    far = {"product_lines": 949, "one_caller_share": 0.53, "largest_folder": 12, "fields": 8}
+    assert len(drift(recorded, far)) == 4
 
 
 def test_a_figure_that_passes_its_bar_is_named_unless_it_has_none():
