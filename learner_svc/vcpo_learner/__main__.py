@@ -15,13 +15,13 @@ from vcpo_learner.app import Options, run_learner
 
 
 def main() -> int:
-    """Parse the command line and train.
+    """Parse the command line and train; return the exit status.
 
-    Returns 0 for a complete run, 1 for a failed one, 2 when the user must put something right, and
-    what the command line says for a run that was drained.
+    0 if the run is complete, 1 if it failed, 2 if the user must correct something, and
+    `--drained-status` if it was drained.
     """
     arguments = _arguments()
-    # In a file a bar is one long line, and hides what was said last.
+    # In a log file a progress bar is one long line that hides the last message.
     disable_progress_bar()  # type: ignore[no-untyped-call] # the library does not type it
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
@@ -36,26 +36,29 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m vcpo_learner",
-        description="Leases prompts to rollout workers, trains on what they submit, publishes the "
-        "policy. Asks for the token in VCPO_TOKEN on every call when that is set.",
+        description="Lease prompts to rollout workers, train on their trajectories and publish the "
+        "policy. If VCPO_TOKEN is set, every call must carry this token.",
     )
-    parser.add_argument("run_file", type=Path, help="the run, a VCPORun in YAML")
+    parser.add_argument("run_file", type=Path, help="VCPORun, in YAML")
     parser.add_argument("--run-dir", type=Path, required=True, help="where records and model go")
-    parser.add_argument("--listen", default="127.0.0.1:7600", help="gRPC host:port; port 0: any")
-    parser.add_argument("--metrics-listen", default="127.0.0.1:7601", help="/metrics host:port")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
+    parser.add_argument("--listen", default="127.0.0.1:7600", help="gRPC host:port; 0: any port")
+    parser.add_argument("--metrics-listen", default="127.0.0.1:7601", help="host:port of /metrics")
+    parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint")
     parser.add_argument(
-        "--drain-seconds", type=float, default=10.0, help="wait for work in flight when draining"
+        "--drain-seconds",
+        type=float,
+        default=10.0,
+        help="how long to wait for work in flight",
     )
     parser.add_argument(
-        "--linger-seconds", type=float, default=3.0, help="go on answering after the end"
+        "--linger-seconds", type=float, default=3.0, help="how long to serve after the end"
     )
-    parser.add_argument("--ready-file", type=Path, help="written once the learner serves")
+    parser.add_argument("--ready-file", type=Path, help="file to write when the learner serves")
     parser.add_argument(
         "--exit-with-parent", action="store_true", help="drain when standard input ends"
     )
     parser.add_argument(
-        "--drained-status", type=int, default=0, help="exit status when asked to leave too early"
+        "--drained-status", type=int, default=0, help="exit status of a drained run"
     )
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""`python -m vcpo_learner.export`: a model that others load, from a run's checkpoint."""
+"""`python -m vcpo_learner.export`: writes a model that others load, from a run's checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vcpo_learner.model.model_folder import ModelExport
 
 
 def main() -> int:
-    """Export and say where to; 0 done, 2 to be put right."""
+    """Export and print the folder; return 0, or 2 if the user must correct something."""
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     options = _options()
     try:
@@ -33,23 +33,23 @@ def main() -> int:
 
 
 def export(run_dir: Path, *, step: int | None, adapters: bool, output: Path | None) -> Path:
-    """Write a model from a checkpoint of a run, and return the folder that it is in.
+    """Write a model from a checkpoint of a run, and return its folder.
 
-    step: None is the newest checkpoint that is whole.
-    adapters: them alone, to be loaded beside their model.
-    output: None is `exports/` in the run directory.
+    step: of the checkpoint; None is the newest intact one.
+    adapters: write the LoRA adapters only, to be loaded with their base model.
+    output: folder to write; None is a folder in `exports/` of the run directory.
 
     Raises:
         StartError: naming the option and the cure.
-        DiskFullError: when there is no room for it.
+        DiskFullError: if the disk has no room for it.
     """
     run = load_run(run_dir / "spec.yaml")
     if adapters and run.spec.model.lora is None:
         raise StartError(
-            "--adapters: the run trains all parameters (spec.model.lora is not given); leave it out"
+            "--adapters: the run trains all parameters (no spec.model.lora); omit the option"
         )
     if output is not None:
-        _require_replaceable(output)
+        _check_output(output)
     checkpoint = _checkpoint(CheckpointFolder(run_dir / "checkpoints", run), step)
     kind = "-adapters" if adapters else ""
     folder = output or run_dir / "exports" / f"step-{checkpoint.step:08d}{kind}"
@@ -64,34 +64,40 @@ def export(run_dir: Path, *, step: int | None, adapters: bool, output: Path | No
 
 
 def _checkpoint(folder: CheckpointFolder, step: int | None) -> Checkpoint:
+    """Read the checkpoint of a step, or the newest intact one; warn about damaged ones.
+
+    Raises:
+        StartError: if there is no such checkpoint.
+    """
     if step is not None:
         return folder.load(step)
     checkpoint, damaged = folder.load_newest()
     for one in damaged:
-        sys.stderr.write(f"warning: {one}; left out\n")
+        sys.stderr.write(f"warning: {one}; skipped\n")
     if checkpoint is None:
         raise StartError(
             "RUN_DIR: there is no checkpoint yet; Ctrl-C makes the run write one, and"
-            " spec.checkpoint.everySteps says how often it does so itself"
+            " spec.checkpoint.everySteps sets how often the run writes one"
         )
     return checkpoint
 
 
-def _require_replaceable(output: Path) -> None:
-    is_ours = ExportedModel.read(output) is not None
-    if output.exists() and not is_ours and (output.is_file() or any(output.iterdir())):
+def _check_output(output: Path) -> None:
+    """Check that a folder is new, empty, or an exported model that may be replaced."""
+    is_export = ExportedModel.read(output) is not None
+    if output.exists() and not is_export and (output.is_file() or any(output.iterdir())):
         raise StartError(f"--output: {output} holds something else; give a new directory")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m vcpo_learner.export",
-        description="Writes the model of a run's checkpoint as a directory that others load.",
+        description="Write the model of a run's checkpoint as a directory that others load.",
     )
-    parser.add_argument("run_dir", type=Path, help="directory of the run")
-    parser.add_argument("--step", type=int, help="the checkpoint's step; without it the newest")
-    parser.add_argument("--adapters", action="store_true", help="adapters beside their model")
-    parser.add_argument("--output", type=Path, help="where to; without it exports/ of the run")
+    parser.add_argument("run_dir", type=Path, help="run directory")
+    parser.add_argument("--step", type=int, help="step of the checkpoint; default: the newest")
+    parser.add_argument("--adapters", action="store_true", help="write the LoRA adapters only")
+    parser.add_argument("--output", type=Path, help="directory; default: in exports/ of the run")
     return parser.parse_args()
 
 

@@ -1,1 +1,1 @@
-"""The policy and its files, in tensors: loading, LoRA, checkpoints, exported folders."""
+"""The policy's tensors and files: loading, LoRA, checkpoints, exported folders."""

@@ -1,17 +1,17 @@
-"""Checkpoints: everything a learner needs to go on, whole and checked, or not used at all.
+"""Checkpoints: everything that a learner needs to resume a run.
 
 ```
 checkpoints/step-00000050/   model.safetensors   parameters
                              update.pt           optimizer moments, calibration
-                             ledger.pb           buffered trajectories, prompts owed, counts
-                             meta.json           step, what a resume must share, a sum per file
-            damaged-step-00000100/   what was found damaged, until that step is saved again
+                             ledger.pb           buffered trajectories, requeued prompts, counts
+                             meta.json           step, spec that a resume must share, checksums
+            damaged-step-00000100/   a damaged checkpoint, until that step is saved again
 ```
 
-A checkpoint is written into a temporary folder, synced and renamed, and read only when every file
-has its sum; one that is damaged gives way to the one before. Consumption becomes final with the
-checkpoint that contains it: a restart goes back to the newest one that is whole, and what was
-trained on since is trained on again.
+The learner writes a checkpoint into a temporary folder, syncs it and renames it. It reads a
+checkpoint only if every file has its checksum; if one is damaged it reads the checkpoint before.
+Consumption becomes final with the checkpoint that contains it: a restarted learner resumes from the
+newest intact checkpoint and trains again on everything after it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from vcpo.service.lifecycle import StartError
 from vcpo.spec import VCPORun, continuation_changes, continuation_document
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.model.checkpoint_manifest import (
+    CheckpointManifest,
     DamageError,
     FormatError,
-    Manifest,
-    file_sums,
+    file_checksums,
     read_manifest,
 )
 from vcpo_learner.model.disk import atomic_folder, nested_bytes, write_state, write_tensors
@@ -56,15 +56,15 @@ _UNREADABLE = (
     ValueError,
     pickle.UnpicklingError,
 )
-"""What the readers of the files raise for one that they cannot make sense of."""
+"""Errors of the libraries that read the files, for a file that they cannot read."""
 
 
 class CheckpointError(StartError):
-    """A checkpoint that cannot be used; says what to do."""
+    """A checkpoint cannot be used; the message says what to do."""
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint that is not what was written; an older one may be."""
+    """A checkpoint differs from what was written; an older one may be intact."""
 
     def __init__(self, path: Path, cause: object) -> None:
         self.path = path
@@ -73,7 +73,7 @@ class DamagedCheckpointError(CheckpointError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A learner's state after `step` steps."""
+    """The state of a learner after `step` steps."""
 
     step: int
     parameters: dict[str, torch.Tensor]
@@ -91,12 +91,12 @@ class CheckpointFolder:
         self._spec = continuation_document(run)
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint, then remove the oldest ones beyond `keep`.
+        """Write a checkpoint, then remove the oldest ones beyond `keep`; return its folder.
 
         Raises:
-            DiskFullError: when there is no room for it; those that there are stay.
+            DiskFullError: if the disk has no room for it; the other checkpoints stay.
         """
-        target = self._folder / _name(checkpoint.step)
+        target = self._folder / _folder_name(checkpoint.step)
         ledger = checkpoint.ledger.SerializeToString()
         for abandoned in self._folder.glob(".step-*.partial"):
             shutil.rmtree(abandoned)
@@ -109,25 +109,25 @@ class CheckpointFolder:
             write_tensors(checkpoint.parameters, partial / _PARAMETERS)
             write_state(checkpoint.update_state, partial / _UPDATE)
             (partial / _LEDGER).write_bytes(ledger)
-            Manifest(
+            CheckpointManifest(
                 step=checkpoint.step,
                 spec=self._spec,
-                files=file_sums(partial, (_PARAMETERS, _UPDATE, _LEDGER)),
+                files=file_checksums(partial, (_PARAMETERS, _UPDATE, _LEDGER)),
             ).write(partial)
         self._remove_old(checkpoint.step)
         return target
 
     def steps(self) -> list[int]:
-        """Steps of which there is a checkpoint by its name, whole or not, in their order."""
+        """Return the steps of all checkpoint folders, intact or not, in ascending order."""
         return sorted(self._paths())
 
     def load_newest(self) -> tuple[Checkpoint | None, tuple[DamagedCheckpointError, ...]]:
-        """Read the newest checkpoint that is whole; also says what is wrong with newer ones.
+        """Read the newest intact checkpoint; also return the errors of newer, damaged ones.
 
-        Returns None when there is no checkpoint.
+        Returns None as the checkpoint if there is none.
 
         Raises:
-            CheckpointError: when it belongs to another spec or version, or none is whole.
+            CheckpointError: if the checkpoint has another spec or format, or none is intact.
         """
         damaged: list[DamagedCheckpointError] = []
         for step in reversed(self.steps()):
@@ -138,8 +138,8 @@ class CheckpointFolder:
         if damaged:
             causes = "; ".join(map(str, damaged))
             raise CheckpointError(
-                f"{self._folder}: no checkpoint is whole: {causes}; put one back from a copy, or"
-                " remove the folder to begin anew"
+                f"{self._folder}: no checkpoint is intact: {causes}; restore one from a copy, or"
+                " remove the folder to start the run again"
             )
         return None, ()
 
@@ -147,14 +147,14 @@ class CheckpointFolder:
         """Read the checkpoint of a step.
 
         Raises:
-            DamagedCheckpointError: when it is not what was written.
-            CheckpointError: when there is none, or it belongs to another spec or version.
+            DamagedCheckpointError: if it differs from what was written.
+            CheckpointError: if there is none, or it has another spec or format.
         """
         path = self._paths().get(step)
         if path is None:
-            there_are = ", ".join(map(str, self.steps())) or "none"
+            steps = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointError(
-                f"{self._folder}: holds no checkpoint of step {step}; it has {there_are}"
+                f"{self._folder}: holds no checkpoint of step {step}; it has {steps}"
             )
         try:
             return self._read(path, step)
@@ -162,25 +162,32 @@ class CheckpointFolder:
             raise DamagedCheckpointError(path, error) from error
         except FormatError as error:
             raise CheckpointError(
-                f"{error}; resume with the version that wrote it, or begin anew in another"
+                f"{error}; resume with the version that wrote it, or start again in another"
                 " --run-dir"
             ) from error
 
     def set_aside(self, damaged: Iterable[DamagedCheckpointError]) -> None:
-        """Rename damaged checkpoints, so that they are neither tried again nor counted."""
+        """Rename damaged checkpoints, so that they are not tried or counted again."""
         for one in damaged:
             aside = one.path.with_name(_DAMAGED + one.path.name)
             shutil.rmtree(aside, ignore_errors=True)
             one.path.rename(aside)
 
     def _read(self, path: Path, step: int) -> Checkpoint:
+        """Check a checkpoint's manifest, spec and files, and read it.
+
+        Raises:
+            DamageError: if it differs from what was written.
+            FormatError: if it has another format.
+            CheckpointError: if it has another spec.
+        """
         manifest = read_manifest(path)
         if manifest.step != step:
-            raise DamageError(f"{path}: holds step {manifest.step}, not the one in its name")
+            raise DamageError(f"{path}: holds step {manifest.step}, not the step in its name")
         if changes := ", ".join(continuation_changes(manifest.spec, self._spec)):
             raise CheckpointError(
-                f"{path}: belongs to a run with another spec ({changes}); set it back to resume, or"
-                " start a new run"
+                f"{path}: belongs to a run with another spec ({changes}); change it back to resume,"
+                " or start a new run"
             )
         manifest.check_files(path)
         try:
@@ -195,19 +202,19 @@ class CheckpointFolder:
             raise DamageError(f"{path}: cannot be read ({cause:.200})") from error
 
     def _paths(self, prefix: str = "") -> dict[int, Path]:
-        """Folders with exactly the name of a checkpoint behind `prefix`, by step."""
+        """Return the folders whose name is `prefix` and the name of a checkpoint, by step."""
         found = {}
         with contextlib.suppress(FileNotFoundError):
             for path in self._folder.iterdir():
                 number = _NAME.fullmatch(path.name.removeprefix(prefix))
                 if number is None or not path.is_dir():
                     continue
-                if path.name == prefix + _name(step := int(number[1])):
+                if path.name == prefix + _folder_name(step := int(number[1])):
                     found[step] = path
         return found
 
     def _remove_old(self, saved_step: int) -> None:
-        """Remove all but the newest `keep` up to the one saved, and what was damaged before it."""
+        """Keep the newest `keep` checkpoints up to `saved_step`; remove older and damaged ones."""
         kept = [step for step in self.steps() if step <= saved_step][-self._keep :]
         removed = [path for step, path in self._paths().items() if step < kept[0]]
         removed += [path for step, path in self._paths(_DAMAGED).items() if step <= saved_step]
@@ -215,6 +222,6 @@ class CheckpointFolder:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _name(step: int) -> str:
-    """What the folder of a step's checkpoint is called; any other spelling is another folder."""
+def _folder_name(step: int) -> str:
+    """Return the name of a step's folder; a folder with another spelling is not a checkpoint."""
     return f"step-{step:08d}"

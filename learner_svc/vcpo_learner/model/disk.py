@@ -1,8 +1,8 @@
-"""Folders that are on the disk whole or not at all, also when the disk has no room for them.
+"""Folders that are written completely or not at all, even on a full disk.
 
-A folder is written under another name, synced and renamed. Whoever has no room for it is told what,
-where and how much is missing; what was written of it is removed, so that nothing stands in the way
-of the next attempt.
+A folder is written under another name, synced and renamed. If the disk has no room, the error says
+for what, where and how much is missing. The incomplete folder is removed, so that the next attempt
+finds as much free space as before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MEBIBYTE = 1 << 20
 
 
 class DiskFullError(OSError):
-    """No room for what is to be written: says what, where, and how much is missing."""
+    """The disk has no room; the message says for what, where and how much is missing."""
 
     def __str__(self) -> str:
         return str(self.strerror)
@@ -34,13 +34,13 @@ class DiskFullError(OSError):
 
 @contextlib.contextmanager
 def atomic_folder(target: Path, *, what: str, needed_bytes: int) -> Iterator[Path]:
-    """A folder to write into that replaces `target` when the block is done, and else is removed.
+    """Yield a folder that replaces `target` after the block; remove it if the block raises.
 
-    what: in words, for the error.
-    needed_bytes: about how much will be written, for the error.
+    what: what is written, in words, for the error.
+    needed_bytes: about how much is written, for the error.
 
     Raises:
-        DiskFullError: when the disk has no room for it.
+        DiskFullError: if the disk has no room for it.
     """
     partial = target.with_name(f".{target.name}.partial")
     replaced = target.with_name(f".{target.name}.replaced")
@@ -54,13 +54,13 @@ def atomic_folder(target: Path, *, what: str, needed_bytes: int) -> Iterator[Pat
         if target.exists():
             target.rename(replaced)
         partial.rename(target)
-        # The new name must be on the disk before anything else goes.
+        # The new name must be on the disk before the old folder is removed.
         _sync(target.parent)
         shutil.rmtree(replaced, ignore_errors=True)
-    except BaseException as error:  # an interrupt leaves nothing half-written either
+    except BaseException as error:  # an interrupt must not leave an incomplete folder either
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, Exception):
-            _raise_as_full(error, what=what, folder=target.parent, needed_bytes=needed_bytes)
+            _raise_if_disk_full(error, what=what, folder=target.parent, needed_bytes=needed_bytes)
         raise
 
 
@@ -68,7 +68,7 @@ def write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     """Write a safetensors file.
 
     Raises:
-        SafetensorError: when it cannot be written, with the system's number in its text.
+        SafetensorError: if it cannot be written; the text holds the system's error number.
     """
     save_file(tensors, path, metadata={"format": "pt"})
 
@@ -77,7 +77,7 @@ def write_state(state: object, path: Path) -> None:
     """Write tensors and plain values in torch's format.
 
     Raises:
-        OSError: when it cannot be written; torch itself would not say why.
+        OSError: if it cannot be written; torch's own error would not say why.
     """
     file = _RememberingWriter(io.FileIO(path, "wb"))
     try:
@@ -88,7 +88,7 @@ def write_state(state: object, path: Path) -> None:
 
 
 def nested_bytes(state: object) -> int:
-    """Size of the tensors in nested dictionaries and lists."""
+    """Return the size of all tensors in nested dictionaries and lists."""
     match state:
         case torch.Tensor():
             return state.numel() * state.element_size()
@@ -101,7 +101,7 @@ def nested_bytes(state: object) -> int:
 
 
 class _RememberingWriter(io.BufferedWriter):
-    """A file that keeps the error that its user swallows."""
+    """A file that remembers its last error, because torch discards it."""
 
     error: OSError | None = None
 
@@ -115,27 +115,24 @@ class _RememberingWriter(io.BufferedWriter):
         return written
 
 
-def _raise_as_full(error: Exception, *, what: str, folder: Path, needed_bytes: int) -> None:
-    """Say it in a sentence when an error means that there is no room.
+def _raise_if_disk_full(error: Exception, *, what: str, folder: Path, needed_bytes: int) -> None:
+    """Raise `DiskFullError` if an error means that the disk is full.
 
     Raises:
-        DiskFullError: when it does.
+        DiskFullError: naming the folder, the needed and the free space.
     """
-    # Libraries written in Rust keep the system's number in their text only.
+    # Libraries written in Rust put the system's error number into the text only.
     found = _OS_ERROR.search(str(error))
     code = int(found[1]) if found else getattr(error, "errno", None)
     if code not in _NO_ROOM:
         return
-    free_bytes = shutil.disk_usage(_existing(folder)).free
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free_bytes = shutil.disk_usage(existing).free
     sizes = f"{_size(needed_bytes)} are needed and {_size(free_bytes)} are free"
     missing = needed_bytes - free_bytes
     limit = f"{_size(missing)} are missing" if missing > 0 else f"({os.strerror(code)})"
     message = f"{folder}: no room for {what}: {sizes}, {limit}"
     raise DiskFullError(code, message) from error
-
-
-def _existing(folder: Path) -> Path:
-    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def _size(size_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""The policy under training: loading it, writing it as a version, putting one back."""
+"""The policy that is trained: loading it, copying its parameters, restoring them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ _DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 
 
 class ModelLoadError(StartError):
-    """A model that cannot be loaded; names the field, the value and the cure."""
+    """A model cannot be loaded; the message names the field, the value and the cure."""
 
     def __init__(self, name: str, cause: Exception) -> None:
+        first_line = next(iter(str(cause).strip().splitlines()), "no details")[:200]
         super().__init__(
-            f"spec.model.name: cannot load '{name}' ({type(cause).__name__}: {_first_line(cause)});"
+            f"spec.model.name: cannot load '{name}' ({type(cause).__name__}: {first_line});"
             " give a directory with config.json, model.safetensors and tokenizer files, or a hub"
             " name while the hub is reachable (HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE apply)"
         )
@@ -37,13 +38,13 @@ class ModelLoadError(StartError):
 def load_policy(
     name: str, revision: str | None, lora: Lora | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load weights (as float32) and tokenizer from a directory or the hub.
+    """Load the weights (as float32) and the tokenizer from a directory or the hub.
 
-    lora: adapters to train in place of the weights; None trains all of them.
+    lora: adapters to train instead of the weights; None trains all weights.
 
     Raises:
-        ModelLoadError: when either cannot be had.
-        StartError: when the adapters fit nowhere.
+        ModelLoadError: if weights or tokenizer cannot be loaded.
+        StartError: if the adapters fit no layer.
     """
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -53,7 +54,7 @@ def load_policy(
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelLoadError(name, error) from error
     if lora is not None:
-        # The library behind them takes seconds to import; few runs want it.
+        # peft takes seconds to import, and few runs need it.
         from vcpo_learner.model.lora import add_adapters
 
         add_adapters(model, lora)
@@ -61,7 +62,7 @@ def load_policy(
 
 
 def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token that fills short rows; any will do, since it is masked everywhere."""
+    """Return the token that pads short rows; any token will do, because padding is masked."""
     for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if isinstance(token_id, int):
             return token_id
@@ -69,28 +70,28 @@ def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def published_precision(spec: VCPORunSpec) -> Precision:
-    """The narrowest number format in which every rollout group gets the values it generates with.
+    """Return the smallest number format that does not change what the rollout groups compute.
 
-    A bfloat16 worker rounds float32 weights when it loads them, so rounding them before they
-    travel gives it the same values and half the bytes. Adapters are multiplied first.
+    A bfloat16 worker rounds float32 weights when it loads them. If the learner rounds them, the
+    worker gets the same values in half the bytes. Adapters are published in float32, because a
+    worker multiplies them before it rounds.
     """
     wide = any(group.precision is Precision.FLOAT32 for group in spec.rollouts)
     return Precision.FLOAT32 if wide or spec.model.lora is not None else Precision.BFLOAT16
 
 
 def policy_payload(model: PreTrainedModel, precision: Precision) -> bytes:
-    """What is trained as one safetensors file; one shared by two modules stands once."""
+    """Return the trainable parameters as a safetensors file; a shared tensor is written once."""
     return save(policy_tensors(model, _DTYPES[precision]))
 
 
 def policy_tensors(
     model: PreTrainedModel, dtype: torch.dtype = torch.float32
 ) -> dict[str, torch.Tensor]:
-    """Copies of the trainable parameters on the CPU, rounded to `dtype`.
+    """Return copies of the trainable parameters on the CPU, rounded to `dtype`.
 
-    Each stands once, under its first name.
-
-    What training does not change stays out: buffers, and all but the adapters where there are any.
+    A parameter with several names is returned once, under its first name. Buffers are not returned,
+    and with LoRA only the adapters are trainable.
     """
     return {
         name: parameter.detach().to(dtype).to("cpu", copy=True).contiguous()
@@ -100,10 +101,10 @@ def policy_tensors(
 
 
 def restore_policy(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Put saved tensors back, in place.
+    """Copy saved tensors into the model, in place.
 
     Raises:
-        ValueError: when a name or shape does not fit the model.
+        ValueError: if a name or shape does not fit the model.
     """
     with torch.no_grad():
         own = dict(model.named_parameters())
@@ -113,12 +114,8 @@ def restore_policy(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) 
             own[name].copy_(tensor)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else "no details"
-
-
 def vocabulary_size(model: PreTrainedModel) -> int:
-    """Tokens with a row in the embedding and in the head, rows for padding included."""
+    """Return the tokens with a row in the embedding and in the head, padding rows included."""
     head: Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     weights = [model.get_input_embeddings().weight, *([head.weight] if head is not None else [])]
     return min(len(weight) for weight in weights if isinstance(weight, Tensor))

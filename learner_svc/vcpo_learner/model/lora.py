@@ -1,8 +1,8 @@
-"""Low-rank adapters: put into a model before training, and melted into it afterwards.
+"""LoRA adapters: added to a model before training, and merged into it at the end.
 
 A linear layer W [rows, columns] becomes W + (alpha / rank) B A with A [rank, columns] random and B
-[rows, rank] zero, so that the first version is the model as it was. Only A and B are trained,
-published and kept in checkpoints. The adapters stand inside the model's own layers, by the names
+[rows, rank] zero, so the first version computes the same as the model without adapters. Only A and
+B are trained, published and kept in checkpoints. Their names in the model are
 `<layer>.lora_A.default.weight` and `<layer>.lora_B.default.weight`.
 
 Source: LoRA, arXiv 2106.09685; layers and initialization of the peft library.
@@ -25,13 +25,14 @@ from vcpo.spec.workloads import Lora, Model
 from vcpo_learner.model.disk import write_tensors
 
 _ADAPTER = "default"
-"""The peft library's word for the only adapter; its files leave it out of the names."""
+"""peft's name of the only adapter; its files omit the name."""
 
 
 def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
-    """Freeze a model's parameters and put adapters beside its linear layers, in place.
+    """Freeze a model's parameters and add adapters to its linear layers, in place.
 
-    Raises: StartError, naming the field, when no layer has one of the names wanted.
+    Raises:
+        StartError: naming the field, if no layer has one of the given names.
     """
     config = LoraConfig(
         r=lora.rank,
@@ -46,12 +47,12 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
     except ValueError as error:
         raise StartError(
             f"spec.model.lora.targetModules: {list(lora.target_modules)} fits no layer of the"
-            " model; name linear layers, such as 'q_proj', or leave it empty for all of them"
+            " model; name linear layers, such as 'q_proj', or give none to adapt all of them"
         ) from error
 
 
 def merge_adapters(model: PreTrainedModel) -> None:
-    """Melt the adapters into the layers beside which they stand, in place, and take them out."""
+    """Merge the adapters into their layers and remove them, in place."""
     for name, module in list(model.named_modules()):
         if isinstance(module, LoraLayer):
             module.merge()
@@ -61,9 +62,9 @@ def merge_adapters(model: PreTrainedModel) -> None:
 def save_adapters(
     model: PreTrainedModel, tensors: Mapping[str, Tensor], settings: Model, folder: Path
 ) -> None:
-    """Write adapters as peft reads them: `PeftModel.from_pretrained(base, folder)`.
+    """Write adapters that `PeftModel.from_pretrained(base, folder)` reads.
 
-    tensors: the adapters' own, by their names in the model.
+    tensors: of the adapters, by their names in the model.
     """
     config = copy(cast("LoraConfig", model.peft_config[_ADAPTER]))
     config.base_model_name_or_path = settings.name

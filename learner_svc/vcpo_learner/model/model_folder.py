@@ -1,4 +1,4 @@
-"""Folders that others load: a whole model, or adapters for one."""
+"""Folders that other programs load: a model, or adapters of a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vcpo_learner.model.loading import policy_tensors
 
 
 class ModelExport:
-    """Writes what one run trains. Owner: the tensor thread."""
+    """Exports the model of one run. Owner: the tensor thread."""
 
     def __init__(
         self, run: VCPORun, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
@@ -24,19 +24,19 @@ class ModelExport:
 
     @property
     def has_adapters(self) -> bool:
-        """Whether the run trains adapters beside a model."""
+        """Whether the run trains LoRA adapters."""
         return self._run.spec.model.lora is not None
 
     def write_model(self, folder: Path, *, step: int) -> None:
         """Write model and tokenizer so that `AutoModelForCausalLM.from_pretrained` loads them.
 
-        Adapters are melted into the model, which cannot be trained any further then.
+        With LoRA it merges the adapters; the model cannot be trained any more after that.
 
         Raises:
-            DiskFullError: when there is no room for it; may be repeated.
+            DiskFullError: if the disk has no room for it; the call may be repeated.
         """
         if self.has_adapters:
-            # The library behind them takes seconds to import; few runs want it.
+            # peft takes seconds to import, and few runs need it.
             from vcpo_learner.model.lora import merge_adapters
 
             merge_adapters(self._model)
@@ -50,7 +50,7 @@ class ModelExport:
         """Write adapters and tokenizer so that `PeftModel.from_pretrained` loads them.
 
         Raises:
-            DiskFullError: when there is no room for it; may be repeated.
+            DiskFullError: if the disk has no room for it; the call may be repeated.
         """
         from vcpo_learner.model.lora import save_adapters
 

@@ -96,7 +96,7 @@ class TrainingLoop:
         # The steps after the checkpoint are taken again.
         self._parts.signals.resume([one for one in recorded_steps if one.step <= checkpoint.step])
         self._parts.gauges.skip_counted()
-        self._saver.saved_step = checkpoint.step
+        self._saver.resume_at(checkpoint.step)
         self.event("Resumed", f"from the checkpoint of step {checkpoint.step}")
         return checkpoint.step
 

@@ -31,7 +31,7 @@ class RunSaver:
 
     def __init__(self, parts: TrainingParts, tensor_thread: ThreadPoolExecutor) -> None:
         self.checkpoints = CheckpointFolder(parts.run_dir / "checkpoints", parts.run)
-        self.saved_step = -1
+        self._saved_step = -1
         """Step of the newest checkpoint on disk, -1 if none is known."""
         self._parts = parts
         self._thread = tensor_thread
@@ -46,6 +46,10 @@ class RunSaver:
         model = ExportedModel.read(self._parts.run_dir / "model")
         steps = self._parts.run.spec.steps
         return model is not None and min(model.step, self._step) >= steps
+
+    def resume_at(self, step: int) -> None:
+        """Record that there is a checkpoint of `step`."""
+        self._saved_step = step
 
     async def save_if_due(self) -> None:
         """Write a checkpoint if one is due, or if the disk was full and it is time to retry."""
@@ -62,7 +66,7 @@ class RunSaver:
             DiskFullError: if the disk has no room for it.
         """
         step = self._step
-        if step == self.saved_step:
+        if step == self._saved_step:
             return
         # The snapshot is taken here, because the ledger belongs to the event loop.
         ledger = self._parts.dispatcher.ledger.snapshot()
@@ -77,7 +81,7 @@ class RunSaver:
                 )
             )
         )
-        self.saved_step = step
+        self._saved_step = step
         self._parts.gauges.record_checkpoint(time.time())
         self._parts.event("CheckpointSaved", f"step {step}")
 
@@ -140,7 +144,9 @@ class RunSaver:
                 is_running = self._parts.dispatcher.phase is RunPhase.RUNNING
                 limit_s = self._settings.full_disk_wait_seconds if is_running else drain_s
                 if self._parts.clock() - started_s >= limit_s:
-                    newest = f"step {self.saved_step}" if self.saved_step >= 0 else "there is none"
+                    newest = (
+                        f"step {self._saved_step}" if self._saved_step >= 0 else "there is none"
+                    )
                     raise StartError(
                         f"{error}; gave up after {limit_s:g} s at step {self._step}. Free disk"
                         f" space and resume from the newest checkpoint ({newest});"

@@ -155,7 +155,7 @@ def test_without_a_checkpoint_that_is_whole_each_is_named_with_what_to_do(folder
     message = str(caught.value)
     assert "step-00000001/update.pt" in message
     assert "step-00000002/update.pt" in message
-    assert "to begin anew" in message
+    assert "to start the run again" in message
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_a_format_of_another_version_is_refused(folder):
 def test_a_manifest_without_a_sum_is_of_a_version_that_wrote_none(folder):
     path = folder.save(checkpoint(3)) / "meta.json"
     path.write_text('{"format": 1, "step": 3, "spec_sha256": "", "ledger_sha256": ""}')
-    with pytest.raises(CheckpointError, match=r"has format 1.*begin anew in another --run-dir"):
+    with pytest.raises(CheckpointError, match=r"has format 1.*start again in another --run-dir"):
         folder.load_newest()
 
 
@@ -287,7 +287,7 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_cure(folder, tmp_path):
     other = CheckpointFolder(tmp_path, make_run(model={"name": "larger"}))
     with pytest.raises(CheckpointError) as refused:
         other.load_newest()
-    assert "(spec.model.name: 'tiny' -> 'larger'); set it back to resume" in str(refused.value)
+    assert "(spec.model.name: 'tiny' -> 'larger'); change it back to resume" in str(refused.value)
 
 
 def changes_to(other):
