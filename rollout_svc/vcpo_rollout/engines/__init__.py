@@ -1,1 +1,1 @@
-"""Generation engines behind one seam, `vcpo_rollout.engines.engine.Engine`."""
+"""Generation engines behind one interface, `vcpo_rollout.engines.engine.Engine`."""

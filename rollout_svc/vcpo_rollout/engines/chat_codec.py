@@ -1,4 +1,4 @@
-"""Text to tokens and back, the way the policy's tokenizer wants it."""
+"""Encodes prompts and replies, and decodes responses, with the policy's tokenizer."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from transformers import PreTrainedTokenizerBase
 from vcpo.spec.workloads import PromptFormat
 from vcpo_rollout.environments.environment import Message, Prompt
 
-_ANSWER: Final = "(answer)"
-"""Stands for an answer where a template is asked what it puts behind one."""
+_RESPONSE: Final = "(answer)"
+"""Placeholder for a response, to find out what a template writes after one."""
 _SYSTEM: Final = "(system)"
-"""Stands for a system message where a template is asked whether it shows one."""
+"""Placeholder for a system message, to find out whether a template shows one."""
 
 
 class PromptCodec:
-    """Encodes what the model is told and decodes answers.
+    """Encodes prompts and replies for the model, and decodes its responses.
 
-    The plain format is the text's tokens behind those that the tokenizer puts before any text, such
-    as BOS. The chat format is the tokenizer's own template, which writes them itself, with the
-    prompt's messages and the cue for the assistant's turn.
+    The plain format is the text's tokens after those that the tokenizer puts before every text,
+    such as BOS. The chat format is the tokenizer's chat template, which writes these tokens itself,
+    applied to the prompt's messages and the cue for the assistant's turn.
 
-    system_prompt: Put before each prompt that has no system message of its own; chat only.
+    system_prompt: Put before each prompt that has no system message of its own; chat format only.
 
     Raises:
-        ValueError: naming the field, when the tokenizer has no template and one is needed.
+        ValueError: naming the field, when the run needs a chat template and there is none.
     """
 
     def __init__(
@@ -52,56 +52,56 @@ class PromptCodec:
             )
         self._system_prompt = system_prompt
         self._has_system_role = self._chat and self._shows_system_messages()
-        self._beginning = () if self._chat else self._tokens_before_any_text()
+        self._prefix = () if self._chat else self._prefix_tokens()
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """Tokens of a prompt.
+        """Return the tokens of a prompt.
 
         Raises: jinja2.TemplateError when the chat template refuses the messages.
         """
         if not self._chat:
-            return (*self._beginning, *self._token_ids(prompt.text))
+            return (*self._prefix, *self._token_ids(prompt.text))
         messages = prompt.messages or (Message(role="user", content=prompt.text),)
         if self._system_prompt is not None and messages[0]["role"] != "system":
             messages = (Message(role="system", content=self._system_prompt), *messages)
-        return self._token_ids(self._rendered(self._with_known_roles(messages)))
+        return self._token_ids(self._render(self._merge_system(messages)))
 
     def encode_reply(
         self, text: str, last_token_id: int, end_token_ids: frozenset[int]
     ) -> tuple[int, ...]:
-        """Tokens of what the environment says between two turns of the model's.
+        """Return the tokens of an environment's reply between two turns of the model.
 
-        In the chat format that is what the template puts behind an answer: its end, a user message,
-        and the cue for the next turn. The end is left out when the last token that was sampled is
-        one already.
-        Raises: ValueError when the template does not show answers as they are.
+        In the chat format the template writes them after a response: its end token, a user message,
+        and the cue for the next turn. The end token is left out if the model sampled one itself.
+
+        Raises: ValueError when the template changes the text of responses.
         """
         if not self._chat:
             return self._token_ids(text)
         messages = (
             Message(role="user", content="?"),
-            Message(role="assistant", content=_ANSWER),
+            Message(role="assistant", content=_RESPONSE),
             Message(role="user", content=text),
         )
-        _, answer, behind = self._rendered(messages).partition(_ANSWER)
-        if not answer:
+        _, response, reply = self._render(messages).partition(_RESPONSE)
+        if not response:
             raise ValueError(
-                "spec.environment.promptFormat: the chat template changes answers, so that"
-                " conversations of several turns have no exact history; use 'plain'"
+                "spec.environment.promptFormat: the chat template changes the text of responses, so"
+                " a multi-turn conversation has no exact token history; use 'plain'"
             )
-        token_ids = self._token_ids(behind)
+        token_ids = self._token_ids(reply)
         is_ended_twice = last_token_id in end_token_ids and token_ids[0] in end_token_ids
         return token_ids[1:] if is_ended_twice else token_ids
 
     def decode(self, token_ids: Sequence[int], end_token_ids: frozenset[int]) -> str:
-        """Text of an answer, without the token that ended it."""
+        """Return the text of a response without its end token."""
         kept = list(token_ids)
         if kept and kept[-1] in end_token_ids:
             kept.pop()
         return str(self._tokenizer.decode(kept, skip_special_tokens=False))
 
-    def _with_known_roles(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Messages for the template; where it knows no system role, the user's begins with them."""
+    def _merge_system(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Put system messages at the start of the user's, if the template has no system role."""
         if self._has_system_role:
             return messages
         system = [message["content"] for message in messages if message["role"] == "system"]
@@ -110,22 +110,22 @@ class PromptCodec:
         return [Message(role=first["role"], content=content), *rest]
 
     def _shows_system_messages(self) -> bool:
-        """Whether the template has a place for a system message: some refuse it, some drop it."""
-        asked = (Message(role="system", content=_SYSTEM), Message(role="user", content="?"))
+        """Whether the template shows a system message; some refuse one, some drop it."""
+        messages = (Message(role="system", content=_SYSTEM), Message(role="user", content="?"))
         try:
-            return _SYSTEM in self._rendered(asked)
+            return _SYSTEM in self._render(messages)
         except TemplateError:
             return False
 
-    def _rendered(self, messages: Sequence[Message]) -> str:
+    def _render(self, messages: Sequence[Message]) -> str:
         plain = [{"role": one["role"], "content": one["content"]} for one in messages]
-        rendered = self._tokenizer.apply_chat_template(
+        text = self._tokenizer.apply_chat_template(
             plain, add_generation_prompt=True, tokenize=False
         )
-        return str(rendered)
+        return str(text)
 
-    def _tokens_before_any_text(self) -> tuple[int, ...]:
-        """What the tokenizer puts before a text; what it puts behind one would end the prompt."""
+    def _prefix_tokens(self) -> tuple[int, ...]:
+        """Return the tokens before a text; those after it would end the prompt and are dropped."""
         text = "a"
         bare = self._token_ids(text)
         whole = tuple(int(each) for each in self._tokenizer(text)["input_ids"])

@@ -1,4 +1,4 @@
-"""The engine seam: token ids in; token ids, log-probabilities and version spans out."""
+"""The interface of generation engines: token ids in; token ids, logprobs and version spans out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 
 
 class EngineError(RuntimeError):
-    """Generation failed or the engine is gone; the worker reports a typed failure."""
+    """Generation failed or the engine has ended; the worker reports a typed failure."""
 
 
 class GenerationInterruptedError(RuntimeError):
@@ -25,9 +25,8 @@ class GenerationInterruptedError(RuntimeError):
 
     def __init__(self, partial_response: PartialResponse | None) -> None:
         self.partial_response = partial_response
-        super().__init__(
-            f"interrupted after {len(partial_response.token_ids) if partial_response else 0} tokens"
-        )
+        num_tokens = len(partial_response.token_ids) if partial_response else 0
+        super().__init__(f"interrupted after {num_tokens} tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +38,10 @@ class GenerationRequest:
     temperature: float
     """Softmax temperature, above 0."""
     max_new_tokens: int
-    """At least 1; counts the tokens of `partial_response`."""
+    """At least 1; the tokens of `partial_response` count."""
     partial_response: PartialResponse | None = None
-    """Unfinished answer to go on from, shorter than `max_new_tokens`; None starts afresh. Its
-    tokens are read by the policy in use and keep the log-probabilities and versions they came
-    with."""
+    """The response to resume, shorter than `max_new_tokens`; None starts a new one. The policy in
+    use reads its tokens as context; their log-probabilities and versions do not change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +61,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WeightChanges:
-    """Which elements of a version differ from an earlier one."""
+    """The elements of a version that differ from an earlier version."""
 
     base_policy_version: int
     positions: Mapping[str, NDArray[np.int64]]
@@ -72,21 +70,21 @@ class WeightChanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PolicyWeights:
-    """One published version, complete and checked."""
+    """One published version, complete and verified."""
 
     policy_version: int
     payload: bytes
     """A safetensors file with every parameter under its `transformers` name."""
     changes: WeightChanges | None = None
-    """What an engine that uses the base version need write, if it is known; it may write all."""
+    """If known: an engine that uses the base version may write only these elements."""
 
 
 class Engine(Protocol):
     """Samples from the newest policy it was given.
 
-    `generate` may be called many times concurrently; the engine batches. A swap takes effect
-    between two decoding steps: sequences under way go on with the new weights, and each token is
-    labelled with the version that sampled it. Nothing is generated before the first swap.
+    `generate` may be called concurrently; the engine batches the calls. A swap takes effect between
+    two decoding steps: running sequences continue with the new weights, and each token carries the
+    version that sampled it. Generation waits for the first swap.
     """
 
     @property
@@ -95,7 +93,7 @@ class Engine(Protocol):
 
     @property
     def end_token_ids(self) -> frozenset[int]:
-        """Tokens that end an answer."""
+        """Tokens that end a response."""
 
     async def generate(
         self, request: GenerationRequest, *, interrupt: asyncio.Event | None = None
@@ -107,18 +105,18 @@ class Engine(Protocol):
             then is returned.
 
         Raises:
-            GenerationInterruptedError: with what was sampled, when it was cut.
+            GenerationInterruptedError: with the tokens so far, when `interrupt` was set.
             EngineError: when generation failed or the engine is closed.
         """
 
     async def swap_weights(self, weights: PolicyWeights) -> int:
-        """Use `weights` from the next decoding step on; returns when they are in use.
+        """Use `weights` from the next decoding step on; return once they are in use.
 
-        Returns: how many sequences under way go on with them.
+        Returns: how many running sequences continue with them.
 
         Raises:
             EngineError: when the tensors do not fit the model; the old weights stay in use.
         """
 
     async def close(self) -> None:
-        """Stop; generations under way fail with EngineError."""
+        """Stop the engine; running generations raise EngineError."""

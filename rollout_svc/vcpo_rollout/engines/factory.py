@@ -1,4 +1,4 @@
-"""The engine that a rollout group asks for, and who quantizes what it is given."""
+"""Makes the engine that a rollout group asks for, and decides who quantizes its weights."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import Engine
 from vcpo_rollout.engines.hf.engine import HfEngine
 from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton, load_tokenizer
-from vcpo_rollout.engines.quantization import Device, QuantizationPlan, plan_quantization
+from vcpo_rollout.engines.quantization import QuantizationPlan, plan_quantization
 
 _LOGGER = logging.getLogger(__name__)
 
 
 def choose_quantization(group: RolloutGroup) -> QuantizationPlan:
-    """Who quantizes a group's weights on this machine; the log says it, with the reason.
+    """Decide who quantizes a group's weights on this machine; log the decision and its reason.
 
     Raises:
-        ValueError: when the group asks for vLLM, and it is not installed.
+        ValueError: when the group asks for vLLM and it is not installed.
     """
     asks = group.quantization is not Quantization.NONE
-    device = _vllm_device() if asks and group.engine is EngineName.VLLM else None
+    device = None
+    if asks and group.engine is EngineName.VLLM:
+        with _require_vllm():
+            from vcpo_rollout.engines.vllm.start import vllm_device
+        device = vllm_device()
     plan = plan_quantization(group.quantization, precision=group.precision, device=device)
     if asks:
         _LOGGER.info("quantization: %s", plan)
@@ -39,12 +43,12 @@ def choose_quantization(group: RolloutGroup) -> QuantizationPlan:
 def load_engine(
     spec: VCPORunSpec, group: RolloutGroup, plan: QuantizationPlan, *, seed: int
 ) -> tuple[Engine, PromptCodec]:
-    """Start a group's engine, and make what turns prompts into its tokens.
+    """Start a group's engine, and make the codec of its prompts.
 
-    seed: of the sampling, one for each worker.
+    seed: seeds the sampling; every worker has its own.
 
     Raises:
-        ValueError: when there is no such model, or the engine cannot run it here.
+        ValueError: when the model does not exist, or the engine cannot run it on this machine.
     """
     name, revision = spec.model.name, spec.model.revision
     tokenizer = load_tokenizer(name, revision=revision)
@@ -89,7 +93,7 @@ def _start_vllm(
     end_token_ids: frozenset[int],
     seed: int,
 ) -> Engine:
-    with _vllm_needed():
+    with _require_vllm():
         from vcpo_rollout.engines.vllm.engine import VllmEngine
         from vcpo_rollout.engines.vllm.start import VllmSettings
     settings = VllmSettings(
@@ -105,26 +109,20 @@ def _start_vllm(
     return VllmEngine.start(settings, end_token_ids=end_token_ids)
 
 
-def _vllm_device() -> Device:
-    with _vllm_needed():
-        from vcpo_rollout.engines.vllm.start import vllm_device
-    return vllm_device()
-
-
 @contextmanager
-def _vllm_needed() -> Iterator[None]:
-    """Around the import of the engine that not every environment has.
+def _require_vllm() -> Iterator[None]:
+    """Import vLLM in the body; a failed import becomes an error with a cure.
 
-    vLLM makes its loggers when it is imported, for its processes too. At their own level they write
-    three lines for every swap; warnings are kept, and a user's own level.
+    vLLM configures its loggers when it is imported, in its processes too. At its default level it
+    logs three lines per swap, so the level is WARNING unless the user sets another.
 
     Raises:
-        ValueError: when vLLM is not installed; it says what to do.
+        ValueError: when vLLM cannot be imported.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     try:
         yield
-    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit
+    except (ImportError, RuntimeError) as error:  # RuntimeError: of an incompatible torchvision
         raise ValueError(
             f"spec.rollouts[].engine: vllm cannot be loaded here ({error}). Cure: pip install "
             "'vcpo[rollout]' with a GPU; without one see docs/design/032-vllm-engine.md; or "

@@ -1,4 +1,4 @@
-"""What a model can be asked: checked before a request or a model reaches the decoding thread."""
+"""Checks of requests and models before they reach an engine."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _SUPPORTED_LAYERS: Final = frozenset({"full_attention", "sliding_attention"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """What a model can serve; one request beyond it could take the others down."""
+    """The limits of a model; a request beyond them could end the whole batch."""
 
     vocabulary_size: int
     context_tokens: int | None
-    """Longest prompt and answer together; None when the model names no limit."""
+    """Longest prompt and response together; None when the model names no limit."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
-        """The limits in a model's configuration."""
+        """Return the limits in a model's configuration."""
         config = model.config.get_text_config(decoder=True)
         return cls(
             vocabulary_size=config.vocab_size,
@@ -35,7 +35,7 @@ class RequestLimits:
         """Check a request.
 
         Raises:
-            EngineError: naming the first field that is not as it must be.
+            EngineError: naming the first field that is wrong.
         """
         prompt = request.prompt_token_ids
         if not prompt:
@@ -74,10 +74,10 @@ class RequestLimits:
 
 
 def check_decodable(model: PreTrainedModel) -> None:
-    """Check that all the model remembers of a sequence is keys and values, one per token.
+    """Check that a model is a decoder whose only state are keys and values, one pair per token.
 
     Raises:
-        ValueError: when it is not.
+        ValueError: naming `spec.model.name`, when it is not.
     """
     config = model.config.get_text_config(decoder=True)
     types = set(getattr(config, "layer_types", None) or ())

@@ -1,8 +1,8 @@
-"""A model's architecture and tokenizer, by the name in the run file.
+"""Loads a model's architecture, tokenizer and, if needed, parameters, by its name in the run file.
 
 A rollout worker needs no checkpoint: the learner sends every parameter before the first token is
-sampled, so only the configuration is read and the parameters are left as memory comes. Where the
-run trains adapters the learner sends those only, and the parameters are read beside the model.
+sampled. The worker reads only the configuration and leaves the parameters uninitialized. If the run
+trains adapters, the learner sends only those, and the worker reads the base parameters itself.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _DTYPES: Final = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bf
 
 
 def torch_dtype(precision: Precision) -> torch.dtype:
-    """The number format in torch's terms."""
+    """Return the torch dtype of a precision."""
     return _DTYPES[precision]
 
 
 def load_model_skeleton(
     name: str, *, revision: str | None = None, precision: Precision = Precision.FLOAT32
 ) -> PreTrainedModel:
-    """Build a model from its configuration; its parameters hold no meaningful numbers yet.
+    """Build a model from its configuration; its parameters are uninitialized.
 
     name: a directory or a model name on the Hugging Face hub.
     revision: branch, tag or commit on the hub; None is the default branch.
@@ -45,24 +45,24 @@ def load_model_skeleton(
     Raises:
         ValueError: naming `spec.model.name`, when there is no such model or it does not generate.
     """
-    with _errors_named(name):
+    with _explain_errors(name):
         config = AutoConfig.from_pretrained(name, revision=revision)
         with no_init_weights():
             model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # it has no annotations
                 config, dtype=torch_dtype(precision)
             )
-    # Tying is part of the initialization that was left out.
+    # `no_init_weights` also skips the tying of weights.
     model.tie_weights()
     return model
 
 
 def load_parameters(name: str, *, revision: str | None = None) -> dict[str, Tensor]:
-    """Read a model's parameters, float32, each once under its first name.
+    """Return a model's parameters in float32, each once under its first name.
 
     Raises:
         ValueError: naming `spec.model.name`, when there is no such model.
     """
-    with _errors_named(name):
+    with _explain_errors(name):
         model = AutoModelForCausalLM.from_pretrained(
             name, revision=revision, dtype=torch.float32, use_safetensors=True
         )
@@ -73,9 +73,9 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
     """Load a model's tokenizer.
 
     Raises:
-        ValueError: naming `spec.model.name`, when there is none.
+        ValueError: naming `spec.model.name`, when it has none.
     """
-    with _errors_named(name):
+    with _explain_errors(name):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, revision=revision)
     return tokenizer
 
@@ -83,9 +83,10 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
 def load_end_token_ids(
     name: str, tokenizer: PreTrainedTokenizerBase, *, revision: str | None = None
 ) -> frozenset[int]:
-    """Tokens that end an answer: the tokenizer's, and those of `generation_config.json` if any.
+    """Return the tokens that end a response.
 
-    Chat models name more than one there.
+    They are the tokenizer's end token and those of `generation_config.json`, where chat models name
+    more than one.
 
     Raises:
         ValueError: naming `spec.model.name`, when the model has no end token.
@@ -100,14 +101,14 @@ def load_end_token_ids(
     end_token_ids = {tokenizer.eos_token_id, *others} - {None}
     if not end_token_ids:
         raise ValueError(
-            f"spec.model.name: {name!r} names no end token, so that no answer would ever end; "
+            f"spec.model.name: {name!r} names no end token, so no response would ever end; "
             "set eos_token in its tokenizer_config.json"
         )
     return frozenset(end_token_ids)
 
 
 def place_model(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> None:
-    """Move the model and cast its parameters; buffers, such as rotary frequencies, keep float32."""
+    """Move the model and cast its parameters; buffers such as rotary frequencies stay float32."""
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
     for parameter in model.parameters():
@@ -116,8 +117,8 @@ def place_model(model: PreTrainedModel, device: torch.device, dtype: torch.dtype
 
 
 @contextmanager
-def _errors_named(name: str) -> Iterator[None]:
-    """Turn what the library raises about a model into one error that says what to do."""
+def _explain_errors(name: str) -> Iterator[None]:
+    """Convert errors of the library about a model into one error with a cure."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -134,7 +135,7 @@ def _diagnosis(name: str) -> str:
     if Path(name).is_absolute() or name.startswith((".", "~")):
         return "is no directory; relative paths start at the run file"
     return (
-        "is neither a directory nor a model that the Hugging Face hub gives us; use a local "
+        "is neither a directory nor a model that the Hugging Face hub serves; use a local "
         "directory, or let this machine reach the hub (unset HF_HUB_OFFLINE), set HF_HOME to a "
         "cache that holds the model, or set HF_TOKEN if it is gated"
     )

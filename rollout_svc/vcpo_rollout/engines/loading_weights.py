@@ -1,4 +1,4 @@
-"""Weights off the wire and into a model: read and checked whole first, then copied in place."""
+"""Reads and checks a version's weights as a whole, then copies them into a model in place."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _MAX_PROBLEMS_SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TensorPatch:
-    """New values of some elements of a parameter, in its number format and on its device."""
+    """New values of some elements of a parameter, with its dtype and on its device."""
 
     positions: Tensor
-    """In the flat parameter, [num_changes], int64."""
+    """Positions in the flat parameter, [num_changes], int64."""
     values: Tensor
     """[num_changes]."""
 
 
 StagedWeights = Mapping[str, Tensor | TensorPatch]
-"""What to write into a model's parameters, under the names of `model.named_parameters()`."""
+"""New values of a model's parameters, by the names of `model.named_parameters()`."""
 
 
 def stage_weights(model: Module, weights: PolicyWeights, *, in_use: int | None) -> StagedWeights:
-    """Read weights, and narrow them to what differs from the version that the model holds.
+    """Read weights, and keep only what differs from the version in the model.
 
-    in_use: the version in the model; None when its parameters mean nothing yet.
+    in_use: the version in the model; None when its parameters are uninitialized.
 
     Raises:
         EngineError: as `read_weights`.
@@ -58,11 +58,11 @@ def stage_weights(model: Module, weights: PolicyWeights, *, in_use: int | None) 
 def changed_parameters(
     model: Module, weights: PolicyWeights, *, in_use: int | None
 ) -> frozenset[str] | None:
-    """Parameters that differ from the version in use; None when nobody knows, and all may.
+    """Return the parameters that differ from the version in use; None if that is unknown.
 
-    They stand under the names of `model.named_parameters()`, whatever they were published under.
+    Returns: names as in `model.named_parameters()`, whichever tied name was published.
 
-    in_use: as of `stage_weights`.
+    in_use: as in `stage_weights`.
     """
     changes = weights.changes
     if changes is None or changes.base_policy_version != in_use:
@@ -75,15 +75,15 @@ def changed_parameters(
 
 
 def read_weights(model: Module, payload: bytes) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file, one for each of the model's parameters.
+    """Return the tensors of a safetensors file, one per parameter of the model.
 
-    Parameters that the model ties may stand under any or all of their names, with equal values.
-    The keys are those of `model.named_parameters()`. Only names and shapes of the model are looked
-    at, so it may be in use elsewhere meanwhile.
+    The file may hold a tied parameter under any or all of its names, with equal values. The keys of
+    the result are those of `model.named_parameters()`. The function reads only names and shapes of
+    the model, which may be in use in another thread.
 
     Raises:
-        EngineError: when a tensor is missing, unknown, of another shape or no real number, or the
-            payload is no safetensors file; it lists what is wrong.
+        EngineError: when a tensor is missing, unknown, of another shape or not real, or the payload
+            is not a safetensors file; the message lists the problems.
     """
     try:
         tensors = safetensors.torch.load(payload)
@@ -105,7 +105,7 @@ def read_weights(model: Module, payload: bytes) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def copy_weights(model: Module, weights: StagedWeights) -> None:
-    """Write checked weights over the parameters in place, in the parameters' own number format."""
+    """Write checked weights over the parameters in place, cast to their dtype."""
     for name, new in weights.items():
         parameter = model.get_parameter(name)
         if isinstance(new, TensorPatch):
@@ -125,7 +125,7 @@ def _patch(parameter: Tensor, tensor: Tensor, positions: NDArray[np.int64]) -> T
 
 
 def _names_by_parameter(model: Module) -> list[list[str]]:
-    """All names of each parameter; the first is the one that `named_parameters` gives."""
+    """Return all names of each parameter; `named_parameters` gives the first one."""
     names = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[parameter].append(name)
@@ -135,6 +135,7 @@ def _names_by_parameter(model: Module) -> list[list[str]]:
 def _problems(
     model: Module, names: list[list[str]], tensors: Mapping[str, Tensor]
 ) -> Iterator[str]:
+    """Yield one line per tensor that does not fit the model."""
     for names_of_one in names:
         given = [name for name in names_of_one if name in tensors]
         if not given:

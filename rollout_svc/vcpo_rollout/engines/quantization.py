@@ -1,20 +1,20 @@
-"""Who quantizes a rollout group's weights: vLLM, with kernels for them, or we, by rounding.
+"""Decides who quantizes a rollout group's weights: vLLM's kernels, or the worker by rounding.
 
-vLLM can quantize full-precision weights as it loads them, at its start and at every swap. Matrices
-and the activations that meet them are then multiplied as 8-bit numbers. Where it cannot, weights
-are rounded on their way into the engine (`quantize_and_noise`): the policy changes alike, its
-speed does not. Embeddings and output head are left alone either way.
+vLLM can quantize full-precision weights when it loads them, at its start and at every swap. It then
+multiplies matrices and activations as 8-bit numbers. Otherwise the worker rounds the weights before
+the engine gets them (`quantize_and_noise`): the policy changes in the same way, the speed does not.
+Embeddings and output head stay unquantized in both cases.
 
-What vLLM 0.32.0 has for the matrices of linear layers:
+vLLM 0.32.0 has these methods for the matrices of linear layers:
 
-    fp8_per_block     one scale per 128 x 128 of the weights, per 128 of an activation. Multiplied
-                      in hardware from compute capability 8.9 on; a CPU needs AMX
-    fp8_per_channel   one scale per row of the weights, per token of the activations. Runs on any
+    fp8_per_block     one scale per 128 x 128 weights and per 128 activations. GPUs from compute
+                      capability 8.9 on multiply in hardware; a CPU needs AMX
+    fp8_per_channel   one scale per row of the weights and per token of the activations. Runs on any
                       CPU, far slower than bfloat16 (python -m benchmarks.fp8_product)
-    fp8_per_tensor    one scale per matrix: coarser, and the CPU package has no code for it
-    int8_...          for experts only; linear layers stay as they are
+    fp8_per_tensor    one scale per matrix: coarser, and the CPU package does not implement it
+    int8_...          for experts only; linear layers are not quantized
 
-All of them take bfloat16 and refuse float32.
+All of them accept bfloat16 and refuse float32.
 
 Source: https://docs.vllm.ai/en/v0.32.0/features/quantization/online/ and the tables
 `_ONLINE_LINEAR_METHODS`, `_POSSIBLE_FP8_BLOCK_KERNELS` and `_POSSIBLE_FP8_KERNELS` of its source.
@@ -34,26 +34,26 @@ _FIRST_WITH_FP8: Final = 89
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What vLLM computes on."""
+    """The device on which vLLM computes."""
 
     platform: str
     """vLLM's name for it, such as "cuda" or "cpu"."""
     capability: int | None = None
-    """CUDA's compute capability, 90 for 9.0; None when there is none or it is not known."""
+    """CUDA's compute capability, 90 for 9.0; None when it is absent or unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationPlan:
-    """Who quantizes, and why; at most one does."""
+    """Who quantizes, and why: vLLM, the worker, or neither."""
 
     online_method: str | None = None
-    """vLLM's name of what it does itself, to full-precision weights; None is nothing."""
+    """The method that vLLM applies to full-precision weights, by its name; None if none."""
     rounding: Quantization = Quantization.NONE
-    """What weights are rounded to before the engine gets them."""
+    """The format to which the worker rounds weights before the engine gets them."""
     reason: str
 
     def __str__(self) -> str:
-        """For the log."""
+        """Describe the plan for the log."""
         who = f"{self.rounding} by rounding" if self.online_method is None else self.online_method
         return f"{who}: {self.reason}"
 
@@ -63,7 +63,7 @@ def plan_quantization(
 ) -> QuantizationPlan:
     """Decide who quantizes.
 
-    device: of vLLM; None with an engine that has no kernels for it.
+    device: vLLM's device; None for an engine without such kernels.
     """
     if quantization is Quantization.NONE:
         return QuantizationPlan(reason="the group asks for none")
@@ -75,7 +75,7 @@ def plan_quantization(
 def _online_method(
     quantization: Quantization, precision: Precision, device: Device | None
 ) -> tuple[str | None, str]:
-    """What vLLM does itself, None for nothing, and why."""
+    """Return the method that vLLM applies itself, or None, and the reason."""
     if device is None:
         return None, "the engine has no kernels for it"
     if quantization is not Quantization.FP8:

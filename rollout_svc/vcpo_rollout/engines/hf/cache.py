@@ -1,14 +1,14 @@
 """Keys and values of sequences that are decoded together, padded on the left.
 
-All rows end in the same column, so one forward pass extends every one of them:
+All rows end in the same column, so one forward pass extends every row:
 
     column     0   1   2   3   4
     row 0      .   .   a   b   c     padding 2
     row 1      d   e   f   g   h     padding 0
 
-Positions are counted from a row's first token and keys are rotated by them before they are stored.
-A row's numbers therefore do not depend on its padding, which is widened when a longer row joins and
-cut when the longest leaves.
+Positions count from a row's first token, and keys are rotated by them before they are stored. A
+row's states therefore do not depend on its padding. The padding grows when a longer row joins, and
+shrinks when the longest row is removed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from vcpo_rollout.engines.hf.cache_layers import PreallocatedLayer
 
 
 class DecodingCache:
-    """The cache of one batch, owned by whoever decodes it.
+    """The cache of one batch. Owner: the thread that decodes the batch.
 
-    Every layer keeps all columns, sliding-window layers too: their mask hides what is out of the
-    window. It costs memory that such a layer could save, and lets rows be joined and cut alike.
+    Every layer keeps all columns; the mask of a sliding-window layer hides those outside its
+    window. Such a layer could use less memory, but all rows join and leave in the same way.
     """
 
     def __init__(self, model: PreTrainedModel, *, pad_token_id: int) -> None:
@@ -36,13 +36,13 @@ class DecodingCache:
         self.clear()
 
     def clear(self) -> None:
-        """Forget every row."""
+        """Remove every row."""
         self._layers = Cache(layer_class_to_replicate=PreallocatedLayer)
         self._num_columns = 0
         self._padding: list[int] = []
 
     def extend(self, token_ids: Sequence[int]) -> Tensor:
-        """Append one token to each row; return the logits of the tokens after them, [rows, vocab].
+        """Append one token to each row; return the next-token logits, [rows, vocab].
 
         token_ids: one per row, in order.
         """
@@ -50,37 +50,39 @@ class DecodingCache:
         return self._forward([[token_id] for token_id in token_ids])
 
     def join(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Add rows below those held; return their next-token logits, [sequences, vocab].
+        """Add rows below the present ones; return their next-token logits, [sequences, vocab].
 
-        Only the new rows are computed, then keys and values are put under the old ones: a join
-        costs the tokens of those who join, and one copy of the cache.
+        Only the new rows are computed; their keys and values are then put below the old ones. A
+        join costs the tokens of the new rows and one copy of the cache.
 
         sequences: token ids of each, at least one.
         """
-        newcomers = DecodingCache(self._model, pad_token_id=self._pad_token_id)
-        logits = newcomers._prefill(sequences)
+        joining = DecodingCache(self._model, pad_token_id=self._pad_token_id)
+        logits = joining._prefill(sequences)
         if self._padding:
-            for layer, above in zip(newcomers._roomy(), self._roomy(), strict=True):
+            for layer, above in zip(
+                joining._preallocated_layers(), self._preallocated_layers(), strict=True
+            ):
                 layer.put_below(above)
-        num_columns = max(self._num_columns, newcomers._num_columns)
+        num_columns = max(self._num_columns, joining._num_columns)
         self._padding = [
-            padding + num_columns - held._num_columns
-            for held in (self, newcomers)
-            for padding in held._padding
+            padding + num_columns - cache._num_columns
+            for cache in (self, joining)
+            for padding in cache._padding
         ]
-        self._layers, self._num_columns = newcomers._layers, num_columns
+        self._layers, self._num_columns = joining._layers, num_columns
         return logits
 
     def remove(self, rows: Collection[int]) -> list[int]:
-        """Drop rows; return which row is in each place now. The last ones fill the gaps."""
+        """Remove rows; the last rows fill the gaps. Return the old row at each new index."""
         kept = [row for row in range(len(self._padding)) if row not in rows]
         if not kept:
             self.clear()
             return []
         movers = iter([row for row in kept if row >= len(kept)])
-        order = [next(movers) if place in rows else place for place in range(len(kept))]
+        order = [next(movers) if index in rows else index for index in range(len(kept))]
         unused = min(self._padding[row] for row in kept)
-        for layer in self._roomy():
+        for layer in self._preallocated_layers():
             layer.keep(order, num_unused_columns=unused)
         self._padding = [self._padding[row] - unused for row in order]
         self._num_columns -= unused
@@ -97,7 +99,7 @@ class DecodingCache:
         )
 
     def _forward(self, token_ids: list[list[int]]) -> Tensor:
-        """Run the newest columns; token_ids: [rows, new columns]. Returns [rows, vocab]."""
+        """Compute the newest columns; token_ids: [rows, new columns]. Returns [rows, vocab]."""
         device = self._model.device
         columns = torch.arange(self._num_columns, device=device)
         positions = columns - torch.tensor(self._padding, device=device)[:, None]
@@ -113,5 +115,5 @@ class DecodingCache:
         logits: Tensor = output.logits
         return logits[:, -1]
 
-    def _roomy(self) -> list[PreallocatedLayer]:
+    def _preallocated_layers(self) -> list[PreallocatedLayer]:
         return [layer for layer in self._layers.layers if isinstance(layer, PreallocatedLayer)]

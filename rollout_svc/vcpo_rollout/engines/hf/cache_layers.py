@@ -1,10 +1,10 @@
-"""Storage of keys and values that grows to the right and shrinks row by row without being copied.
+"""Keys and values in preallocated storage: appending a token or removing a row does not copy all.
 
-The library's `DynamicLayer` copies everything it holds for each new token. Here a layer keeps room
-to the right of its last column, and a row that leaves is overwritten by the last one:
+The library's `DynamicLayer` copies its whole content for each new token. These layers reserve
+columns to the right, and overwrite a removed row with the last one:
 
     column    0   1   2   3   4   5   6
-    row 0     a   b   c   d   -   -   -      - is room: reserved, not yet part of the states
+    row 0     a   b   c   d   -   -   -      - is reserved and not yet part of the states
     row 1     e   f   g   h   -   -   -
 """
 
@@ -20,61 +20,62 @@ class States:
     """Keys, or values, of one layer: [rows, heads, columns, head]."""
 
     def __init__(self, states: Tensor) -> None:
-        self._room = states
+        self._storage = states
         self._first = 0
         self._end = states.shape[2]
 
     @property
     def tensor(self) -> Tensor:
         """The states as a view, valid until the next change."""
-        return self._room[:, :, self._first : self._end]
+        return self._storage[:, :, self._first : self._end]
 
     def append(self, columns: Tensor) -> None:
-        """Put columns on the right; makes room for a quarter more when there is none left."""
+        """Append columns on the right; if there is no room, reserve a quarter more than needed."""
         num_new = columns.shape[2]
-        if self._end + num_new > self._room.shape[2]:
+        if self._end + num_new > self._storage.shape[2]:
             held = self.tensor
             num_columns = held.shape[2] + num_new
             self._reserve(held, num_rows=held.shape[0], num_columns=num_columns)
-            self._room[:, :, : held.shape[2]] = held
+            self._storage[:, :, : held.shape[2]] = held
             self._end = held.shape[2]
-        self._room[:, :, self._end : self._end + num_new] = columns
+        self._storage[:, :, self._end : self._end + num_new] = columns
         self._end += num_new
 
     def keep(self, rows: Sequence[int], *, num_unused_columns: int) -> None:
-        """Put row `rows[i]` in place i, drop the others, and columns on the left.
+        """Put row `rows[i]` at index i, and drop all other rows and columns on the left.
 
-        rows: each either its own place or beyond `len(rows)`, so that a move overwrites no other.
+        rows: each is either its own index or at least `len(rows)`, so no move overwrites another.
         """
-        places = [place for place, row in enumerate(rows) if row != place]
-        if places:
-            self._room[places] = self._room[[rows[place] for place in places]]
-        self._room = self._room[: len(rows)]
+        moved = [index for index, row in enumerate(rows) if row != index]
+        if moved:
+            self._storage[moved] = self._storage[[rows[index] for index in moved]]
+        self._storage = self._storage[: len(rows)]
         self._first += num_unused_columns
 
     def put_below(self, above: Tensor) -> None:
-        """Put these rows under others; both end in the same column, what is missing left is 0.
+        """Put these rows below others; all end in the same column, with zeros on the left.
 
-        It must be a number, since attention multiplies even what it masks.
+        The padding must be finite, since attention also multiplies what it masks.
         """
         below, num_above = self.tensor, above.shape[0]
         num_columns = max(above.shape[2], below.shape[2])
         self._reserve(below, num_rows=num_above + below.shape[0], num_columns=num_columns)
-        self._room[:num_above, :, num_columns - above.shape[2] : num_columns] = above
-        self._room[num_above:, :, num_columns - below.shape[2] : num_columns] = below
+        self._storage[:num_above, :, num_columns - above.shape[2] : num_columns] = above
+        self._storage[num_above:, :, num_columns - below.shape[2] : num_columns] = below
         self._end = num_columns
 
     def _reserve(self, like: Tensor, *, num_rows: int, num_columns: int) -> None:
+        """Allocate zeros for `num_columns` and a quarter more."""
         _, heads, _, head_size = like.shape
         capacity = num_columns + num_columns // 4 + 16
-        self._room = like.new_zeros((num_rows, heads, capacity, head_size))
+        self._storage = like.new_zeros((num_rows, heads, capacity, head_size))
         self._first = 0
 
 
 class PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its base is not annotated
-    """A layer of a `transformers` cache that stores its states with room.
+    """A layer of a `transformers` cache with preallocated storage.
 
-    `keys` and `values` are views of what is stored; the library reads their shape.
+    `keys` and `values` are views of the stored states; the library reads their shape.
     """
 
     def __init__(self) -> None:
@@ -84,30 +85,30 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its b
     def update(
         self, key_states: Tensor, value_states: Tensor, *_args: object, **_kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Append columns and return all; the interface that the model's attention calls."""
+        """Append columns and return all states; the model's attention calls this method."""
         if self._stored is None:
             self._stored = States(key_states), States(value_states)
             self.is_initialized = True
         else:
             for states, columns in zip(self._stored, (key_states, value_states), strict=True):
                 states.append(columns)
-        return self._show()
+        return self._refresh_views()
 
     def keep(self, rows: Sequence[int], *, num_unused_columns: int) -> None:
-        """Drop rows and columns: `States.keep`."""
+        """Drop rows and columns, as `States.keep` describes."""
         if self._stored is not None:
             for states in self._stored:
                 states.keep(rows, num_unused_columns=num_unused_columns)
-            self._show()
+            self._refresh_views()
 
     def put_below(self, above: PreallocatedLayer) -> None:
-        """Take another layer's rows in above these: `States.put_below`."""
+        """Put these rows below another layer's, as `States.put_below` describes."""
         if self._stored is not None and above._stored is not None:
             for states, other in zip(self._stored, above._stored, strict=True):
                 states.put_below(other.tensor)
-            self._show()
+            self._refresh_views()
 
-    def _show(self) -> tuple[Tensor, Tensor]:
+    def _refresh_views(self) -> tuple[Tensor, Tensor]:
         assert self._stored is not None
         keys, values = (states.tensor for states in self._stored)
         self.keys, self.values = keys, values

@@ -1,9 +1,9 @@
-"""Continuous batching, one step at a time: sequences join, grow by a token, and leave.
+"""Continuous batching, one decoding step at a time: sequences join, grow by a token, and leave.
 
-`DecodeBatch` is synchronous and knows neither threads nor clocks; whoever drives it (the thread of
-`hf.py`, or a test) decides when sequences join and when weights change. Invariant between calls:
-row i of the logits is what the weights in use say comes after sequence i. A token is therefore
-always drawn from, scored by and labelled with one and the same policy version.
+`DecodeBatch` is synchronous and knows neither threads nor clocks. Its caller (the thread of
+`HfEngine`, or a test) decides when sequences join and when weights change. Invariant between calls:
+row i of the logits is the prediction of the weights in use after sequence i. One policy version
+therefore samples, scores and labels each token.
 
     admit        step                 step                      swap            step
     prefill ->   draw, drop, extend   draw, drop, extend   ->   prefill all ->  draw, ...
@@ -28,16 +28,16 @@ from vcpo_rollout.engines.loading_weights import StagedWeights, copy_weights
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PartialSequence:
-    """A sequence being sampled; it grows, and two are the same only if they are one object.
+    """A sequence that is being sampled; compared by identity.
 
-    It starts with what its request says was sampled before.
+    It starts with the tokens of its request's `partial_response`.
     """
 
     request: GenerationRequest
     token_ids: list[int] = field(default_factory=list)
-    """Sampled so far."""
+    """The tokens sampled so far."""
     logprobs: list[float] = field(default_factory=list)
-    """Of each sampled token, after temperature."""
+    """The log-probability of each sampled token, after temperature."""
     policy_versions: list[int] = field(default_factory=list)
     """The version that sampled each token."""
 
@@ -50,7 +50,7 @@ class PartialSequence:
 
     @property
     def context(self) -> list[int]:
-        """Prompt and sampled tokens: what the next token follows."""
+        """Prompt and sampled tokens, which the next token follows."""
         return [*self.request.prompt_token_ids, *self.token_ids]
 
     @property
@@ -61,8 +61,8 @@ class PartialSequence:
             for version, tokens in groupby(self.policy_versions)
         )
 
-    def generation(self, finish_reason: FinishReason) -> Generation:
-        """The finished sequence."""
+    def to_generation(self, finish_reason: FinishReason) -> Generation:
+        """Return the finished sequence."""
         return Generation(
             token_ids=tuple(self.token_ids),
             logprobs=tuple(self.logprobs),
@@ -70,8 +70,8 @@ class PartialSequence:
             finish_reason=finish_reason,
         )
 
-    def partial(self) -> PartialResponse | None:
-        """The sequence so far; None before its first token."""
+    def to_partial_response(self) -> PartialResponse | None:
+        """Return the sequence so far; None before its first token."""
         if not self.token_ids:
             return None
         return PartialResponse(
@@ -86,9 +86,9 @@ Outcome = Generation | EngineError
 
 
 class DecodeBatch:
-    """Sequences decoded together by one model; the owner of the model and its parameters.
+    """Sequences that one model decodes together. It owns the model and its parameters.
 
-    Two batches with the same seed that are driven alike sample the same tokens.
+    Two batches with the same seed and the same calls sample the same tokens.
     """
 
     def __init__(
@@ -114,14 +114,14 @@ class DecodeBatch:
 
     @property
     def sequences(self) -> tuple[PartialSequence, ...]:
-        """Sequences under way."""
+        """The sequences that are being decoded."""
         return tuple(self._sequences)
 
     @torch.inference_mode()
     def admit(self, sequences: Sequence[PartialSequence]) -> None:
-        """Take sequences in; they get their first token in the next step."""
+        """Add sequences; they get their next token in the next step."""
         if self._policy_version is None:
-            raise EngineError("nothing can be generated before the first swap of weights")
+            raise EngineError("no weights yet: nothing can be generated before the first swap")
         if sequences:
             logits = self._cache.join([sequence.context for sequence in sequences])
             self._logits = logits if self._logits is None else torch.cat((self._logits, logits))
@@ -129,9 +129,9 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def step(self) -> Mapping[PartialSequence, Outcome]:
-        """Sample one token for each sequence; return those that ended, which leave the batch.
+        """Sample one token per sequence; remove and return the sequences that ended.
 
-        A sequence whose logits are not numbers ends with an EngineError; the others go on.
+        A sequence whose logits are not finite ends with an EngineError; the others continue.
         """
         if self._logits is None or self._policy_version is None:
             return {}
@@ -151,14 +151,14 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def drop(self, sequences: Sequence[PartialSequence]) -> None:
-        """Forget sequences that nobody waits for."""
+        """Remove sequences that have no waiting caller."""
         self._remove(sequences)
 
     @torch.inference_mode()
     def swap(self, policy_version: int, weights: StagedWeights) -> None:
-        """Put new weights in place; sequences under way go on from there.
+        """Copy new weights into the model; all sequences continue with them.
 
-        weights: as `stage_weights` returned them for this model and the version in use.
+        weights: the result of `stage_weights` for this model and the version in use.
         """
         copy_weights(self._model, weights)
         self._policy_version = policy_version
@@ -169,7 +169,7 @@ class DecodeBatch:
     def _record(
         self, sequence: PartialSequence, token_id: int, logprob: float, policy_version: int
     ) -> Outcome | None:
-        """Append a token; return how the sequence ended, None if it goes on."""
+        """Append a token; return how the sequence ended, or None if it continues."""
         if not math.isfinite(logprob):
             return EngineError(
                 f"policy version {policy_version} gives logits that are not finite after "
@@ -179,15 +179,15 @@ class DecodeBatch:
         sequence.logprobs.append(logprob)
         sequence.policy_versions.append(policy_version)
         if token_id in self._end_token_ids:
-            return sequence.generation(FinishReason.STOP)
+            return sequence.to_generation(FinishReason.STOP)
         if len(sequence.token_ids) >= sequence.request.max_new_tokens:
-            return sequence.generation(FinishReason.LENGTH)
+            return sequence.to_generation(FinishReason.LENGTH)
         return None
 
     def _remove(self, sequences: Collection[PartialSequence]) -> None:
-        gone = {row for row, sequence in enumerate(self._sequences) if sequence in sequences}
-        if gone:
-            order = self._cache.remove(gone)
+        removed = {row for row, sequence in enumerate(self._sequences) if sequence in sequences}
+        if removed:
+            order = self._cache.remove(removed)
             self._sequences = [self._sequences[row] for row in order]
             self._logits = self._logits[order] if order and self._logits is not None else None
 
@@ -197,13 +197,14 @@ def sample_tokens(
 ) -> tuple[list[int], list[float]]:
     """Draw one token per row from softmax(logits / temperature), over the whole vocabulary.
 
-    logits: [rows, vocab], any float type; everything after them is float32. Returns token ids and
-    the natural logarithms of the probabilities they were drawn with, which are not finite where the
-    logits are not numbers.
+    logits: [rows, vocab], any float type; all computation is in float32.
+
+    Returns: token ids, and the natural logarithms of the probabilities they were drawn with. A
+        log-probability is not finite where the logits are not.
 
     The draw is the Gumbel-max trick (Gumbel 1954; https://arxiv.org/abs/1611.00712, eq. 2): the
-    index of the largest `log p + g`, where `g = -log e` and `e` is a standard exponential. It works
-    on the very logarithms that are returned, and never picks a token of probability 0.
+    index of the largest `log p + g`, where `g = -log e` and `e` is a standard exponential. It uses
+    the returned logarithms themselves, and never picks a token of probability 0.
     """
     scale = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)[:, None]
     logprobs = torch.log_softmax(logits.float() / scale, dim=-1)

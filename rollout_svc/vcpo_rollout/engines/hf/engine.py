@@ -1,12 +1,12 @@
 """The engine that runs on any machine: `transformers` in one thread of the worker's process.
 
-The thread owns the model and everything about it; coroutines hand it commands and await futures.
+The thread owns the model and its state; coroutines send it commands and await futures.
 
     generate, interrupt,  --commands-->  thread: take commands, admit, step, resolve futures
     swap_weights, close   <--futures---
 
-Lifecycle: it serves until `close`, or until the thread fails. Either way every future still open
-fails with EngineError, and so does every later call: nobody waits for a thread that is gone.
+Lifecycle: the engine serves until `close`, or until its thread fails. In both cases every open
+future fails with EngineError, and so does every later call: no caller waits for an ended thread.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from vcpo_rollout.engines.loading_weights import StagedWeights, stage_weights
 
 logger = logging.getLogger(__name__)
 
-# With 64 places and answers of 1 to 128 tokens, this serves about a third more tokens than joining
-# in every step does (`benchmarks.generation`).
+# With 64 slots and responses of 1 to 128 tokens, this yields about a third more tokens per second
+# than a join in every step (`benchmarks.generation`).
 _JOIN_EVERY_STEPS = 8
 _JOIN_FREE_SHARE = 1 / 8
 
@@ -51,7 +51,7 @@ class _Generate:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Cut:
+class _Interrupt:
     generate: _Generate
 
 
@@ -70,15 +70,15 @@ class _Close:
 class HfEngine:
     """Samples with a `transformers` model; an `Engine`.
 
-    Requests beyond `max_concurrent_sequences` wait for a place, first come first served. Cancelling
-    a `generate` frees its place before the next step.
+    Requests beyond `max_concurrent_sequences` wait for a slot, first come first served. A cancelled
+    `generate` frees its slot before the next step.
 
     model: an attention decoder. The engine moves it to `device`, casts its parameters to
         `precision`, and owns it from then on.
     pad_token_id: any token of the vocabulary; padding is masked.
 
     Raises:
-        ValueError: when the model is no attention decoder, or there is not even one place.
+        ValueError: when the model is not an attention decoder, or there is no slot.
     """
 
     def __init__(
@@ -99,16 +99,16 @@ class HfEngine:
         self._model = model
         self._limits = RequestLimits.of(model)
         self._end_token_ids = end_token_ids
-        self._num_places = max_concurrent_sequences
+        self._num_slots = max_concurrent_sequences
         self._batch = DecodeBatch(
             model, end_token_ids=end_token_ids, pad_token_id=pad_token_id, seed=seed
         )
-        # Touched by the thread alone:
+        # Used only by the thread:
         self._waiting: deque[_Generate] = deque()
         self._running: dict[PartialSequence, _Generate] = {}
         self._steps_since_join = 0
-        # Shared; `_gate` guards the two below it, the queue guards itself:
-        self._commands: SimpleQueue[_Generate | _Cut | _Swap | _Close] = SimpleQueue()
+        # Shared; `_gate` guards the two fields below it, and the queue is thread-safe:
+        self._commands: SimpleQueue[_Generate | _Interrupt | _Swap | _Close] = SimpleQueue()
         self._gate = threading.Lock()
         self._open: set[Future[Any]] = set()
         self._ended: str | None = None
@@ -123,47 +123,49 @@ class HfEngine:
 
     @property
     def end_token_ids(self) -> frozenset[int]:
-        """Tokens that end an answer."""
+        """Tokens that end a response."""
         return self._end_token_ids
 
     async def generate(
         self, request: GenerationRequest, *, interrupt: asyncio.Event | None = None
     ) -> Generation:
-        """Sample one sequence; waits for the first policy and for a free place.
+        """Sample one sequence; wait for the first policy and for a free slot.
 
         Raises:
-            GenerationInterruptedError: with what was sampled, when it was cut.
-            EngineError: when the request cannot be served, generation failed, or the engine ended.
+            GenerationInterruptedError: with the tokens so far, when `interrupt` was set.
+            EngineError: when the request is refused, generation failed, or the engine ended.
         """
         self._limits.check(request)
         command = _Generate(sequence=PartialSequence(request=request))
         self._submit(command)
-        cutting = (
-            None if interrupt is None else asyncio.create_task(self._cut_when(interrupt, command))
+        interrupting = (
+            None
+            if interrupt is None
+            else asyncio.create_task(self._interrupt_when_set(interrupt, command))
         )
         try:
             return await asyncio.wrap_future(command.future)
         finally:
-            if cutting is not None:
-                cutting.cancel()
+            if interrupting is not None:
+                interrupting.cancel()
 
-    async def _cut_when(self, interrupt: asyncio.Event, command: _Generate) -> None:
+    async def _interrupt_when_set(self, interrupt: asyncio.Event, command: _Generate) -> None:
         await interrupt.wait()
-        self._commands.put(_Cut(command))
+        self._commands.put(_Interrupt(command))
 
     async def swap_weights(self, weights: PolicyWeights) -> int:
-        """Use `weights` from the next decoding step on; returns when they are in use.
+        """Use `weights` from the next decoding step on; return once they are in use.
 
-        They are read and checked outside the decoding thread, which meanwhile goes on. Concurrent
-        swaps take effect in the order of the calls.
+        They are read and checked outside the decoding thread, which continues. Concurrent swaps
+        take effect in the order of the calls.
 
-        Returns: how many sequences under way go on with them.
+        Returns: how many running sequences continue with them.
 
         Raises:
             EngineError: when the tensors do not fit the model; the old weights stay in use.
         """
         async with self._swap_order:
-            # No other swap is under way: what is in use now is so when this one takes its turn.
+            # The lock keeps other swaps out: the version in use stays until this swap.
             staged = await asyncio.to_thread(
                 stage_weights, self._model, weights, in_use=self.policy_version
             )
@@ -172,7 +174,7 @@ class HfEngine:
             return await asyncio.wrap_future(command.future)
 
     async def close(self) -> None:
-        """Stop after the step under way; all that is open fails with EngineError."""
+        """Stop after the current step; open calls raise EngineError."""
         self._end("the engine is closed")
         self._commands.put(_Close())
         await asyncio.to_thread(self._thread.join)
@@ -190,30 +192,30 @@ class HfEngine:
             self._open.discard(future)
 
     def _end(self, reason: str) -> None:
-        """Refuse what comes, fail what is open; the first reason stays."""
+        """Fail open futures and refuse later calls; the first reason stays."""
         with self._gate:
             self._ended = self._ended or reason
             reason = self._ended
-            abandoned = list(self._open)
-        for future in abandoned:
+            open_futures = list(self._open)
+        for future in open_futures:
             _resolve(future, EngineError(reason))
 
     def _serve(self) -> None:
-        """Body of the thread."""
+        """Run the thread."""
         reason = "the decoding thread ended"
         try:
             while self._take_commands():
                 self._drop_cancelled()
                 self._admit_waiting()
                 self._step()
-        except Exception as error:  # whatever ends the thread must reach those who wait for it
-            logger.exception("The decoding thread failed; the engine is dead")
+        except Exception as error:  # the callers must learn why the thread ended
+            logger.exception("the decoding thread failed; the engine has ended")
             reason = f"the decoding thread failed: {type(error).__name__}: {error}"
         finally:
             self._end(reason)
 
     def _take_commands(self) -> bool:
-        """Take what has been handed over, waiting for it when idle; False means stop."""
+        """Take all waiting commands; wait for one if idle. Return False to stop the thread."""
         idle = not self._running and (not self._waiting or self.policy_version is None)
         try:
             while True:
@@ -222,10 +224,10 @@ class HfEngine:
                 match command:
                     case _Generate():
                         self._waiting.append(command)
-                    case _Cut():
-                        # As after a cancellation, its place is free before the next step.
-                        partial = command.generate.sequence.partial()
-                        _resolve(command.generate.future, GenerationInterruptedError(partial))
+                    case _Interrupt():
+                        # The slot is free before the next step, as after a cancellation.
+                        tokens = command.generate.sequence.to_partial_response()
+                        _resolve(command.generate.future, GenerationInterruptedError(tokens))
                     case _Swap() if not command.future.done():
                         self._batch.swap(command.policy_version, command.weights)
                         _resolve(command.future, len(self._batch.sequences))
@@ -235,17 +237,19 @@ class HfEngine:
             return True
 
     def _drop_cancelled(self) -> None:
-        gone = [sequence for sequence, command in self._running.items() if command.future.done()]
-        self._batch.drop(gone)
-        for sequence in gone:
+        cancelled = [
+            sequence for sequence, command in self._running.items() if command.future.done()
+        ]
+        self._batch.drop(cancelled)
+        for sequence in cancelled:
             del self._running[sequence]
 
     def _admit_waiting(self) -> None:
         self._steps_since_join += 1
-        num_free = self._num_places - len(self._running)
+        num_free = self._num_slots - len(self._running)
         if self.policy_version is None or not worth_joining(
             num_free=num_free,
-            num_places=self._num_places,
+            num_slots=self._num_slots,
             steps_since_join=self._steps_since_join,
         ):
             return
@@ -264,20 +268,20 @@ class HfEngine:
             _resolve(self._running.pop(sequence).future, outcome)
 
 
-def worth_joining(*, num_free: int, num_places: int, steps_since_join: int) -> bool:
-    """Whether waiting sequences should join now rather than together with more of them.
+def worth_joining(*, num_free: int, num_slots: int, steps_since_join: int) -> bool:
+    """Whether waiting sequences should join now rather than later with more of them.
 
-    A join costs a forward pass, whatever its size. Short sequences end in every step; they join
-    when an eighth of the places is free. Long ones end rarely; they join after eight steps at most,
-    so that no place stays empty for long.
+    A join costs a forward pass of any size. Where sequences are short, some end in every step, and
+    a join waits until an eighth of the slots is free. Where they are long, few end, and a join
+    waits eight steps at most, so that no slot stays empty for long.
     """
     return (
-        num_free >= num_places * _JOIN_FREE_SHARE or steps_since_join >= _JOIN_EVERY_STEPS
+        num_free >= num_slots * _JOIN_FREE_SHARE or steps_since_join >= _JOIN_EVERY_STEPS
     ) and num_free > 0
 
 
 def _resolve(future: Future[Any], outcome: object) -> None:
-    """Settle a future once; one that was cancelled or failed meanwhile stays as it is."""
+    """Set a future's outcome; a future that was cancelled or failed already does not change."""
     try:
         if isinstance(outcome, EngineError | GenerationInterruptedError):
             future.set_exception(outcome)

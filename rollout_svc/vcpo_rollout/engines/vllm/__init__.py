@@ -1,1 +1,1 @@
-"""The engine for throughput: vLLM, in processes of its own."""
+"""The engine for throughput: vLLM in its own processes."""

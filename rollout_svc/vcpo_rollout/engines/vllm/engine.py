@@ -1,15 +1,15 @@
-"""The engine for throughput: vLLM, in processes of its own, through its public interface.
+"""The engine for throughput: vLLM in its own processes, used through its public interface.
 
-    generate      --> AsyncLLM --> scheduler, model        (continuous batching is vLLM's own)
+    generate      --> AsyncLLM --> scheduler, model        (vLLM does the continuous batching)
     swap_weights  --> pause, keeping sequences --> load from a file --> label --> resume
 
-A pause stands between two decoding steps and forgets all keys and values, so sequences under way
-are read again with the new weights: a full forward pass of the version that labels a token gives
-the token's log-probability.
+A pause falls between two decoding steps and clears all keys and values. vLLM then reads running
+sequences again with the new weights: the log-probability of a token equals that of a full forward
+pass with the version that labels it.
 
-Lifecycle: it serves until `close`, until its processes end, or until a swap fails half-way, when
-nobody knows which weights are in place. In each case every call still open fails with EngineError,
-and so does every later one. vLLM's processes end with ours, however ours ends (`vllm_worker`).
+Lifecycle: the engine serves until `close`, until vLLM's processes end, or until a swap fails
+half-way and the weights are unknown. In each case every open call raises EngineError, and so does
+every later one. vLLM's processes end with this process, however it ends (`vllm.worker`).
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ _DIED = "vLLM's engine process has died; its log says why"
 _ABORT_TIMEOUT_S = 5.0
 _ABORT_AGAIN_S = 0.05
 _SHUTDOWN_S = 5.0
-"""How long vLLM's processes may take to end by themselves."""
+"""How long vLLM's processes may take to end before they are killed."""
 
 
 class VllmEngine:
     """Samples with vLLM; an `Engine`.
 
-    Requests beyond `max_num_seqs` wait in vLLM's queue, first come first served. Cancelling a
-    `generate` frees its place.
+    Requests beyond `max_num_seqs` wait in vLLM's queue, first come first served. A cancelled
+    `generate` frees its slot.
 
-    llm: without sequences under way; the engine owns it from then on.
-    skeleton: the model as `transformers` has it, against which weights are checked.
-    swap_timeout_s: for a whole swap; one that takes longer is stuck, and the engine ends.
+    llm: has no running sequences; the engine owns it from then on.
+    skeleton: the model in `transformers`, against which weights are checked.
+    swap_timeout_s: limit of a whole swap; a longer one is stuck, and the engine ends.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class VllmEngine:
 
     @classmethod
     def start(cls, settings: VllmSettings, *, end_token_ids: frozenset[int]) -> Self:
-        """Start vLLM's processes; takes from seconds to minutes, so call it from a thread.
+        """Start vLLM's processes. This takes seconds to minutes, so call it in a thread.
 
         Raises:
-            ValueError: when vLLM cannot run this model here; its log says more.
+            ValueError: when vLLM cannot run this model on this machine; its log says why.
         """
         skeleton = load_skeleton(settings)
         return cls(start_llm(settings), skeleton=skeleton, end_token_ids=end_token_ids)
@@ -112,52 +112,53 @@ class VllmEngine:
 
     @property
     def end_token_ids(self) -> frozenset[int]:
-        """Tokens that end an answer."""
+        """Tokens that end a response."""
         return self._end_token_ids
 
     async def generate(
         self, request: GenerationRequest, *, interrupt: asyncio.Event | None = None
     ) -> Generation:
-        """Sample one sequence; waits for the first policy and for a free place.
+        """Sample one sequence; wait for the first policy and for a free slot.
 
         Raises:
-            GenerationInterruptedError: with what was sampled, when it was cut.
-            EngineError: when the request cannot be served, generation failed, or the engine ended.
+            GenerationInterruptedError: with the tokens so far, when `interrupt` was set.
+            EngineError: when the request is refused, generation failed, or the engine ended.
         """
         self._limits.check(request)
-        return await self._until_ended(self._sample(request, interrupt))
+        return await self._run_until_ended(self._sample(request, interrupt))
 
     async def swap_weights(self, weights: PolicyWeights) -> int:
-        """Use `weights` from the next decoding step on; returns when they are in use.
+        """Use `weights` from the next decoding step on; return once they are in use.
 
         They are read and checked beside generation. Concurrent swaps take effect in the order of
-        the calls. A swap that has begun is finished even when the caller is cancelled: half a swap
-        is the end of the engine.
+        the calls. A started swap is finished even if its caller is cancelled: half a swap would end
+        the engine.
 
-        Returns: how many sequences under way go on with them.
+        Returns: how many running sequences continue with them.
 
         Raises:
-            EngineError: when the tensors do not fit the model, and the old weights stay in use; or
-                when vLLM fails in the swap, and the engine has ended.
+            EngineError: when the tensors do not fit the model and the old weights stay in use, or
+                when vLLM fails in the swap and the engine has ended.
         """
-        return await asyncio.shield(self._until_ended(self._swap(weights)))
+        return await asyncio.shield(self._run_until_ended(self._swap(weights)))
 
     async def close(self) -> None:
-        """Stop vLLM's processes; all that is open fails with EngineError."""
+        """Stop vLLM's processes; open calls raise EngineError."""
         self._end("the engine is closed")
         if self._open:
             await asyncio.wait(self._open, timeout=_ABORT_TIMEOUT_S)
         if self._watching is not None:
             self._watching.cancel()
         if self._llm.output_handler is not None:
-            self._llm.output_handler.cancel()  # or it reports the end of the processes as a failure
+            # It would report the end of the processes as a failure.
+            self._llm.output_handler.cancel()
         await asyncio.to_thread(self._llm.shutdown, timeout=_SHUTDOWN_S)
 
-    async def _until_ended(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Do the work, unless the engine ends before.
+    async def _run_until_ended(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Return the result of `work`, unless the engine ends first.
 
         Raises:
-            EngineError: saying why the engine has ended.
+            EngineError: with the reason why the engine has ended.
         """
         self._watching = self._watching or asyncio.create_task(self._watch())
         task = asyncio.create_task(work)
@@ -177,16 +178,16 @@ class VllmEngine:
             raise EngineError(self._ended) from error
 
     async def _watch(self) -> None:
-        """End the engine with vLLM's process: of calls to one that has died some never return."""
+        """End the engine when vLLM's process dies, since some calls to it would never return."""
         while not self._llm.errored:
             await asyncio.sleep(_WATCH_S)
         self._end(_DIED)
 
     def _end(self, reason: str) -> None:
-        """Refuse what comes, fail what is open; the first reason stays."""
+        """Cancel open calls and refuse later ones; the first reason stays."""
         if self._ended is None:
             self._ended = reason
-            logger.info("the engine ends: %s", reason)
+            logger.info("the engine has ended: %s", reason)
         for task in self._open - {asyncio.current_task()}:
             task.cancel()
 
@@ -194,20 +195,21 @@ class VllmEngine:
         self, request: GenerationRequest, interrupt: asyncio.Event | None
     ) -> Generation:
         name = str(next(self._numbers))
-        cutting = (
+        aborting = (
             None if interrupt is None else asyncio.create_task(self._abort_when(interrupt, name))
         )
         try:
             await self._wait_until_ready(interrupt)
-            output = await self._answered(request, name, interrupt)
+            output = await self._await_output(request, name, interrupt)
         finally:
-            if cutting is not None:
-                cutting.cancel()
+            if aborting is not None:
+                aborting.cancel()
         return to_generation(output, request.partial_response)
 
-    async def _answered(
+    async def _await_output(
         self, request: GenerationRequest, name: str, interrupt: asyncio.Event | None
     ) -> CompletionOutput | None:
+        """Return vLLM's output for a request; None if vLLM yields none."""
         resumed = () if request.partial_response is None else request.partial_response.token_ids
         params = sampling_params(request, self._end_token_ids)
         prompt = tokens_input([*request.prompt_token_ids, *resumed])
@@ -215,14 +217,14 @@ class VllmEngine:
         if interrupt is not None and interrupt.is_set():
             raise GenerationInterruptedError(request.partial_response)
         try:
-            async for answer in self._llm.generate(prompt, params, name):
-                output = answer.outputs[0]
+            async for update in self._llm.generate(prompt, params, name):
+                output = update.outputs[0]
         except (EngineGenerateError, ValueError) as error:
             raise EngineError(f"vLLM could not generate: {error.__cause__ or error}") from error
         return output
 
     async def _wait_until_ready(self, interrupt: asyncio.Event | None) -> None:
-        """Wait for the first policy, or for a cut."""
+        """Wait for the first policy or the interrupt."""
         events = [self._ready] if interrupt is None else [self._ready, interrupt]
         waits = [asyncio.create_task(event.wait()) for event in events]
         try:
@@ -232,7 +234,7 @@ class VllmEngine:
                 wait.cancel()
 
     async def _abort_when(self, interrupt: asyncio.Event, name: str) -> None:
-        """Have vLLM end a request with what it has; one that it does not know yet, it ignores."""
+        """Abort a request, again and again: vLLM ignores the id of a request not yet queued."""
         await interrupt.wait()
         while True:
             await self._llm.abort(name)
@@ -240,49 +242,49 @@ class VllmEngine:
 
     async def _swap(self, weights: PolicyWeights) -> int:
         async with self._swap_order:
-            # No other swap is under way: what is in use now is so when this one takes its turn.
+            # The lock keeps other swaps out: the version in use stays until this swap.
             changed = changed_parameters(self._skeleton, weights, in_use=self._policy_version)
             tensors = await asyncio.to_thread(read_weights, self._skeleton, weights.payload)
             sent = tensors_to_send(tensors, changed)
             with await asyncio.to_thread(write_memory_file, sent) as file:
                 path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
                 update = {"path": path, "is_whole": changed is None}
-                num_under_way = await self._swap_or_end(update, weights.policy_version)
+                num_running = await self._swap_or_end(update, weights.policy_version)
         self._policy_version = weights.policy_version
         self._ready.set()
-        return num_under_way
+        return num_running
 
     async def _swap_or_end(self, update: dict[str, Any], policy_version: int) -> int:
         try:
             async with asyncio.timeout(self._swap_timeout_s):
                 return await self._swap_between_steps(update, policy_version)
-        except Exception as error:  # vLLM passes on whatever its processes raise
+        except Exception as error:  # vLLM passes on any exception of its processes
             self._end_in_swap(policy_version, f"{type(error).__name__}: {error}")
             raise EngineError(self._ended) from error
 
     async def _swap_between_steps(self, update: dict[str, Any], policy_version: int) -> int:
-        """Load weights while nothing is decoded.
+        """Load weights while vLLM is paused; return the number of running sequences.
 
-        update: the fields of `vllm_worker.WeightFile`.
+        update: the fields of `vllm.worker.WeightFile`.
         """
         if not self._can_receive:
             await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
             self._can_receive = True
         await self._llm.pause_generation(mode="keep", clear_cache=True)
         try:
-            num_under_way: int = self._llm.get_num_unfinished_requests()
+            num_running: int = self._llm.get_num_unfinished_requests()
             await self._llm.start_weight_update()
             await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
             await self._llm.finish_weight_update(weight_version=str(policy_version))
         except BaseException as error:
-            # Half of a swap leaves layers without values, and a decoding step there kills vLLM's
-            # process: this must come before the pause could end.
+            # After half a swap some layers have no values, and a decoding step would kill vLLM's
+            # process: the engine must end before the pause does.
             self._end_in_swap(policy_version, f"{type(error).__name__}: {error}")
             raise
         finally:
             if self._ended is None:
                 await self._llm.resume_generation()
-        return num_under_way
+        return num_running
 
     def _end_in_swap(self, policy_version: int, what: str) -> None:
-        self._end(f"vLLM failed to take policy version {policy_version}: {what}")
+        self._end(f"vLLM failed to load policy version {policy_version}: {what}")

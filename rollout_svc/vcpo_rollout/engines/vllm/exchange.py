@@ -1,4 +1,4 @@
-"""What goes into vLLM and comes out of it, in its terms and in ours."""
+"""Converts requests, outputs and weights between this package's types and vLLM's."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 def sampling_params(request: GenerationRequest, end_token_ids: frozenset[int]) -> SamplingParams:
-    """How to sample a request: from the whole vocabulary, until one of our end tokens."""
+    """Return vLLM's parameters: the whole vocabulary, until one of `end_token_ids`."""
     num_sampled = 0 if request.partial_response is None else len(request.partial_response.token_ids)
     return SamplingParams(
         temperature=request.temperature,
         max_tokens=request.max_new_tokens - num_sampled,
-        logprobs=0,  # of the sampled token, and of no other
-        ignore_eos=True,  # vLLM's idea of the end token; ours is the next line
+        logprobs=0,  # of the sampled token only
+        ignore_eos=True,  # the end tokens are those of the next line
         stop_token_ids=sorted(end_token_ids),
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
@@ -43,19 +43,19 @@ def sampling_params(request: GenerationRequest, end_token_ids: frozenset[int]) -
 def to_generation(
     output: CompletionOutput | None, partial_response: PartialResponse | None
 ) -> Generation:
-    """A finished sequence in our terms, behind what was partial_response of it elsewhere.
+    """Return a finished sequence: the tokens of `partial_response`, then those of `output`.
 
     Raises:
-        GenerationInterruptedError: with what there is, when the sequence was aborted.
-        EngineError: when vLLM gave the sequence up, or the model's logits are not numbers.
+        GenerationInterruptedError: with the tokens so far, when the sequence was aborted.
+        EngineError: when vLLM dropped the sequence, or the model's logits are not finite.
     """
     if output is None or output.finish_reason not in {*_FINISH_REASONS, _ABORTED}:
-        raise EngineError("vLLM gave the sequence up; its log says why")
+        raise EngineError("vLLM dropped the sequence; its log says why")
     reason = _FINISH_REASONS.get(output.finish_reason)
     if not output.token_ids:
         raise GenerationInterruptedError(partial_response)
-    sampled = _sampled(output)
-    whole = sampled if partial_response is None else _joined(partial_response, sampled)
+    sampled = _to_partial_response(output)
+    whole = sampled if partial_response is None else _join(partial_response, sampled)
     if reason is None:
         raise GenerationInterruptedError(whole)
     return Generation(
@@ -66,7 +66,7 @@ def to_generation(
     )
 
 
-def _sampled(output: CompletionOutput) -> PartialResponse:
+def _to_partial_response(output: CompletionOutput) -> PartialResponse:
     logprobs = tuple(
         float(at[token_id].logprob)
         for at, token_id in zip(output.logprobs, output.token_ids, strict=True)
@@ -85,7 +85,7 @@ def _sampled(output: CompletionOutput) -> PartialResponse:
     )
 
 
-def _joined(partial_response: PartialResponse, rest: PartialResponse) -> PartialResponse:
+def _join(partial_response: PartialResponse, rest: PartialResponse) -> PartialResponse:
     return PartialResponse(
         token_ids=partial_response.token_ids + rest.token_ids,
         logprobs=partial_response.logprobs + rest.logprobs,
@@ -96,14 +96,14 @@ def _joined(partial_response: PartialResponse, rest: PartialResponse) -> Partial
 def tensors_to_send(
     tensors: Mapping[str, Tensor], changed: frozenset[str] | None
 ) -> dict[str, Tensor]:
-    """The tensors that vLLM has to load: of each decoder layer all, if one of them changed.
+    """Return the tensors that vLLM must load: all of a decoder layer if one of them changed.
 
-    vLLM stores some tensors of a decoder layer as one (q, k and v; gate and up; all experts). A
-    reload leaves alone what it gets no part of, and makes anew what it gets a part of, the missing
-    rest without values. Which go together depends on the architecture; none crosses the border of a
-    decoder layer, nor that of what stands before the first and behind the last.
+    vLLM fuses some tensors of a decoder layer (q, k and v; gate and up; all experts). A reload
+    keeps a fused tensor of which it gets no part, and recreates one of which it gets a part: the
+    missing parts then have no values. What is fused depends on the architecture, but never crosses
+    a decoder layer, the tensors before the first one, or those after the last one.
 
-    changed: None sends all.
+    changed: names of the changed tensors; None sends all.
     """
     if changed is None:
         return dict(tensors)
@@ -113,10 +113,10 @@ def tensors_to_send(
 
 
 def write_memory_file(tensors: dict[str, Tensor]) -> IO[bytes]:
-    """Write tensors as a safetensors file that is in memory only, and gone when it is closed.
+    """Write tensors to a safetensors file in memory, which vanishes when it is closed.
 
-    Its kind has no name to clean up after a kill, and no limit such as that of a container's
-    /dev/shm; another process of the same user opens it under /proc.
+    Such a file (memfd) leaves no name to clean up after a kill, and has no size limit such as a
+    container's /dev/shm has. Another process of the same user opens it under /proc.
     """
     file = os.fdopen(os.memfd_create("vcpo-weights"), "wb")
     file.write(safetensors.torch.save(tensors))

@@ -1,4 +1,4 @@
-"""How vLLM is started: what a rollout group asks for, in vLLM's terms."""
+"""Starts vLLM with the settings of a rollout group."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ _CPU_KV_CACHE_GIBIBYTES: Final = 1.0
 _WORKER_MODULE: Final = "vcpo_rollout.engines.vllm.worker"
 
 _ENVIRONMENT: Final = {
-    "VLLM_NO_USAGE_STATS": "1",  # a run tells nobody what it does
+    "VLLM_NO_USAGE_STATS": "1",  # a run reports nothing to third parties
     "DO_NOT_TRACK": "1",
-    # A fork would copy the locks of the threads that we have by now.
+    # A fork would copy locks that other threads of this process hold.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 _CPU_ENVIRONMENT: Final = {
-    # Several workers share a machine; bound to cores, all of them would choose the same ones.
+    # Several workers share a machine, and all would bind to the same cores.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # Eager decoding compiles one small function of the log-probabilities only, for many seconds.
+    # Eager decoding compiles only one small log-probability function, which takes many seconds.
     "TORCHDYNAMO_DISABLE": "1",
 }
 _CPU_ARGUMENTS: Final[Mapping[str, Any]] = {
     "enforce_eager": True,
-    # By its path: vLLM would replace the name `uni` by an executor with one more process.
+    # By its path: vLLM replaces the name `uni` with an executor that needs another process.
     "distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSettings:
-    """What a rollout group asks of vLLM."""
+    """A rollout group's settings for vLLM."""
 
     model_name: str
-    """A directory or a model name on the Hugging Face hub; only its configuration is read."""
+    """A directory or a model name on the Hugging Face hub; vLLM reads only its configuration."""
     revision: str | None
     precision: Precision
     max_concurrent_sequences: int
     seed: int
     kv_cache_gibibytes: float | None
-    """Room for keys and values; None is nine tenths of a GPU, or 1 GiB of a CPU's memory."""
+    """Memory for keys and values; None is nine tenths of a GPU's memory, or 1 GiB on a CPU."""
     gpu_memory_ratio: float | None = None
-    """Largest share of a GPU's memory for weights, keys and values together; None is vLLM's own
-    choice, nine tenths."""
+    """Largest share of a GPU's memory for weights, keys and values together; None is vLLM's
+    default, nine tenths."""
     online_quantization: str | None = None
-    """What vLLM quantizes weights to as it loads them, by its name; None is nothing."""
+    """vLLM's name of the quantization that it applies when it loads weights; None for none."""
 
 
 def vllm_device() -> Device:
-    """What vLLM would compute on."""
+    """Return the device on which vLLM computes."""
     capability = current_platform.get_device_capability()
     return Device(
         platform=current_platform.device_name,
@@ -71,7 +71,7 @@ def vllm_device() -> Device:
 
 
 def load_skeleton(settings: VllmSettings) -> PreTrainedModel:
-    """The model's names and shapes as `transformers` has them, without memory for the numbers.
+    """Return the model with its names and shapes in `transformers`, without memory for values.
 
     Raises:
         ValueError: naming `spec.model.name`, when there is no such model or it does not generate.
@@ -83,10 +83,10 @@ def load_skeleton(settings: VllmSettings) -> PreTrainedModel:
 
 
 def start_llm(settings: VllmSettings) -> AsyncLLM:
-    """Start vLLM with meaningless parameters; returns when it could generate.
+    """Start vLLM with uninitialized parameters; return once it can generate.
 
     Raises:
-        ValueError: when vLLM cannot run this model here; its log says more.
+        ValueError: when vLLM cannot run this model on this machine; its log says why.
     """
     on_cpu = current_platform.is_cpu()
     arguments = AsyncEngineArgs(**engine_arguments(settings, on_cpu=on_cpu))
@@ -98,7 +98,7 @@ def start_llm(settings: VllmSettings) -> AsyncLLM:
 
 
 def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
-    """The settings as arguments of vLLM's `AsyncEngineArgs`."""
+    """Return the settings as arguments of vLLM's `AsyncEngineArgs`."""
     kv_cache_gibibytes = settings.kv_cache_gibibytes
     if kv_cache_gibibytes is None and on_cpu:
         kv_cache_gibibytes = _CPU_KV_CACHE_GIBIBYTES
@@ -109,10 +109,10 @@ def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
         "quantization": settings.online_quantization,
         "seed": settings.seed,
         "max_num_seqs": settings.max_concurrent_sequences,
-        "max_model_len": -1,  # the longest that the room for keys and values allows
+        "max_model_len": -1,  # as long as the memory for keys and values allows
         "load_format": "dummy",  # the learner sends every parameter
         "skip_tokenizer_init": True,
-        # Of the distribution that is sampled from: after temperature.
+        # Of the distribution that tokens are drawn from, after temperature.
         "logprobs_mode": "processed_logprobs",
         "weight_transfer_config": WeightTransferConfig(backend="vcpo"),
         "worker_extension_cls": f"{_WORKER_MODULE}.WorkerExtension",
@@ -127,7 +127,7 @@ def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Around the start of processes: variables for them, where the user has set none."""
+    """Set environment variables for processes that start in the body; the user's have priority."""
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:

@@ -1,7 +1,7 @@
-"""What runs inside vLLM's own processes, which import it by name: weights in, and a timely end.
+"""Runs inside vLLM's processes, which import it by name: loads weights and watches the parent.
 
 vLLM's built-in weight transfers are collectives between devices. This one reads a safetensors file
-through the same official calls (start, update, finish), so that a swap needs nobody else.
+through the same public calls (start, update, finish), so a swap needs no other process.
 
 Source: https://docs.vllm.ai/en/v0.32.0/training/weight_transfer/
 """
@@ -14,7 +14,6 @@ import os
 import signal
 import threading
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 
 from safetensors.torch import load_file
 from torch.nn import Module
@@ -29,63 +28,63 @@ from vllm.model_executor.model_loader.reload import (
 
 _RELOAD_LOGGER = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
 BACKEND = "vcpo"
-"""Name of the transfer in vLLM's registry."""
+"""Name of the weight transfer in vLLM's registry."""
 
 
 class WorkerExtension:
-    """Named to vLLM as `worker_extension_cls`: what makes its processes import this module."""
+    """Makes vLLM's processes import this module: vLLM gets its name as `worker_extension_cls`."""
 
 
 @dataclass
-class NothingToAgreeOn(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not type-checked
-    """A file needs no group of processes."""
+class FileTransferInit(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not type-checked
+    """Empty: a file needs no group of processes."""
 
 
 @dataclass
 class WeightFile(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is not type-checked
-    """Where the new weights are."""
+    """Names the file with the new weights."""
 
     path: str
     """A safetensors file with parameters under their `transformers` names."""
     is_whole: bool
-    """Whether every parameter is in it; if not, then all of each layer that it has a part of."""
+    """Whether it has every parameter. If not, it has all parameters of each layer it touches."""
 
 
 class FileTransfer(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not type-checked
-    """Loads parameters from a file; the engine is paused meanwhile."""
+    """Loads parameters from a file while the engine is paused."""
 
-    init_info_cls = NothingToAgreeOn
+    init_info_cls = FileTransferInit
     update_info_cls = WeightFile
 
-    def init_transfer_engine(self, init_info: NothingToAgreeOn) -> None:
-        """Choose what the log says of a swap; there is nobody to connect to."""
-        _RELOAD_LOGGER.addFilter(LayersWithParameters(self.model))
+    def init_transfer_engine(self, init_info: FileTransferInit) -> None:
+        """Filter vLLM's warnings about reloads; there is no connection to open."""
+        _RELOAD_LOGGER.addFilter(ReloadWarningFilter(self.model))
 
     def start_weight_update(self) -> None:
-        """Give the layers back the parameters that they were loaded with, still without values."""
+        """Restore the parameters in their loading format, without values."""
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: WeightFile) -> None:
-        """Load the file's tensors, by whatever names vLLM has for them."""
-        # Layers that are not in the file keep what they have, as they should; vLLM warns of each.
+        """Load the file's tensors; vLLM maps their names to its own."""
+        # Layers that are not in the file keep their values, as intended; vLLM warns of each.
         _RELOAD_LOGGER.disabled = not update_info.is_whole
         self.model.load_weights(load_file(update_info.path).items())
 
     def finish_weight_update(self) -> None:
-        """Bring the parameters into the form that the kernels want."""
+        """Convert the parameters into the format of the kernels."""
         finalize_layerwise_reload(self.model, self.model_config)
         if self.model_config.hf_text_config.tie_word_embeddings:
-            pack_heads(self.model)
+            repack_heads(self.model)
 
     def shutdown(self) -> None:
         """Nothing to do."""
 
 
-class LayersWithParameters(logging.Filter):
-    """Keeps vLLM's warnings that a layer failed to load weights where the layer has parameters.
+class ReloadWarningFilter(logging.Filter):
+    """Drops vLLM's warnings that a layer without parameters failed to load weights.
 
-    vLLM counts buffers too, such as the angles of rotary embeddings, which are computed and in no
-    version of the policy. It names layers by their class.
+    vLLM also expects buffers such as the angles of rotary embeddings, which are computed and not
+    published. Its warnings name a layer by its class.
     """
 
     def __init__(self, model: Module) -> None:
@@ -95,40 +94,40 @@ class LayersWithParameters(logging.Filter):
         self._silent = {name for name, _ in layers} - has_parameters
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a line is written."""
+        """Return whether to log a record."""
         named = record.args[:1] if isinstance(record.args, tuple) else ()
         return self._silent.isdisjoint(map(str, named))
 
 
-def pack_heads(model: Module) -> None:
-    """Pack a model's output heads again from the weights they have now; only a CPU has any packed.
+def repack_heads(model: Module) -> None:
+    """Repack the output heads of a model from their current weights; only a CPU packs them.
 
-    There vLLM multiplies by a packed copy of the weight. A reload loads nothing into a head that is
-    tied to the embedding, so its copy would stay the old one: tokens would be sampled from new
-    layers under an old head.
+    On a CPU vLLM multiplies by a packed copy of the weight. A reload loads nothing into a head that
+    is tied to the embedding, so the copy would keep the old weights, and tokens would be sampled
+    from new layers with an old head.
     """
     for module in model.modules():
         if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)
 
 
-def _end_with(parent: BaseProcess) -> None:
-    parent.join()
-    # Neither exit handlers nor other threads may hold this up: whoever wanted the tokens is gone.
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _watch_parent() -> None:
-    """End this process when the one that started it has ended, however it ended.
+    """Kill this process when its parent process ends, however that ends.
 
-    vLLM's engine process would otherwise outlive a worker that is killed, and keep its memory. The
-    kernel's own signal for it (PR_SET_PDEATHSIG) goes by the thread that started the process, which
-    may end long before the worker does.
+    vLLM's engine process would otherwise survive a killed worker and keep its memory. The kernel's
+    own signal (PR_SET_PDEATHSIG) follows the thread that started the process, which may end long
+    before the worker does.
     """
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        name = "vcpo-parent-watch"
-        threading.Thread(target=_end_with, args=(parent,), name=name, daemon=True).start()
+    if parent is None:
+        return
+
+    def kill_after_parent() -> None:
+        parent.join()
+        # Exit handlers and other threads must not delay the end: no process wants the tokens.
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=kill_after_parent, name="vcpo-parent-watch", daemon=True).start()
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, FileTransfer)

@@ -22,12 +22,12 @@ async def start():
     """Engines on given models, closed when the test is over."""
     engines = []
 
-    def start(model, *, num_places=4, end_token_ids=frozenset(), **settings):
+    def start(model, *, num_slots=4, end_token_ids=frozenset(), **settings):
         engine = HfEngine(
             model,
             end_token_ids=end_token_ids,
             pad_token_id=0,
-            max_concurrent_sequences=num_places,
+            max_concurrent_sequences=num_slots,
             seed=0,
             **settings,
         )
@@ -114,7 +114,7 @@ async def test_a_sequence_under_way_goes_on_with_new_weights(
 async def test_requests_beyond_the_places_are_served_in_turn(
     start, make_model, make_request, publish
 ):
-    engine = start(make_model(), num_places=2)
+    engine = start(make_model(), num_slots=2)
     await engine.swap_weights(publish(make_model(), 1))
     lengths = [3, 1, 4, 1, 5, 9, 2]
     generations = await asyncio.gather(
@@ -128,7 +128,7 @@ async def test_a_batch_never_holds_more_than_its_places(start, make_model, make_
     model.register_forward_pre_hook(
         lambda module, args, kwargs: sizes.append(len(kwargs["attention_mask"])), with_kwargs=True
     )
-    engine = start(model, num_places=2)
+    engine = start(model, num_slots=2)
     await engine.swap_weights(publish(make_model(), 1))
     await asyncio.gather(*(engine.generate(make_request(PROMPT)) for _ in range(5)))
     assert max(sizes) == 2
@@ -151,7 +151,7 @@ async def test_closing_fails_what_is_under_way_what_waits_and_what_comes(
     start, make_model, make_request, publish
 ):
     model = make_model()
-    engine, under_way = start(model, num_places=1), on_forward(model, number=2)
+    engine, under_way = start(model, num_slots=1), on_forward(model, number=2)
     await engine.swap_weights(publish(make_model(), 1))
     endless = make_request(PROMPT, max_new_tokens=ENDLESS)
     generating = [asyncio.create_task(engine.generate(endless)) for _ in range(3)]
@@ -200,7 +200,7 @@ async def test_a_failure_in_the_thread_is_told_to_all_and_the_engine_is_dead(
 
 async def test_a_cancelled_generation_frees_its_place(start, make_model, make_request, publish):
     model = make_model()
-    engine, under_way = start(model, num_places=1), on_forward(model, number=2)
+    engine, under_way = start(model, num_slots=1), on_forward(model, number=2)
     await engine.swap_weights(publish(make_model(), 1))
     endless = make_request(PROMPT, max_new_tokens=ENDLESS)
     unwanted = asyncio.create_task(engine.generate(endless))
@@ -217,7 +217,7 @@ async def test_a_generation_cancelled_while_it_waits_is_never_started(
     model.register_forward_pre_hook(
         lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
-    engine = start(model, num_places=1)
+    engine = start(model, num_slots=1)
     endless = make_request(PROMPT, max_new_tokens=ENDLESS)
     unwanted = asyncio.create_task(engine.generate(endless))
     wanted = asyncio.create_task(engine.generate(make_request(PROMPT, max_new_tokens=2)))
@@ -276,7 +276,7 @@ async def test_a_request_that_cannot_be_served_is_refused(
 
 async def test_an_engine_needs_a_place(start, make_model):
     with pytest.raises(ValueError, match="max_concurrent_sequences: 0"):
-        start(make_model(), num_places=0)
+        start(make_model(), num_slots=0)
 
 
 async def test_a_model_that_remembers_otherwise_than_by_attention_is_refused(start, make_model):
@@ -287,7 +287,7 @@ async def test_a_model_that_remembers_otherwise_than_by_attention_is_refused(sta
 
 
 @pytest.mark.parametrize(
-    ("num_free", "num_places", "steps_since_join", "worth"),
+    ("num_free", "num_slots", "steps_since_join", "worth"),
     [
         (64, 64, 1, True),
         (8, 64, 1, True),
@@ -298,8 +298,8 @@ async def test_a_model_that_remembers_otherwise_than_by_attention_is_refused(sta
     ],
     ids=["empty", "an eighth", "less", "less, for long", "few places", "full"],
 )
-def test_sequences_join_many_at_once_or_soon(num_free, num_places, steps_since_join, worth):
+def test_sequences_join_many_at_once_or_soon(num_free, num_slots, steps_since_join, worth):
     decided = worth_joining(
-        num_free=num_free, num_places=num_places, steps_since_join=steps_since_join
+        num_free=num_free, num_slots=num_slots, steps_since_join=steps_since_join
     )
     assert decided is worth

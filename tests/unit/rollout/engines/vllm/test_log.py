@@ -5,7 +5,7 @@ import logging
 import pytest
 from torch import nn, zeros
 
-from vcpo_rollout.engines.vllm.worker import LayersWithParameters
+from vcpo_rollout.engines.vllm.worker import ReloadWarningFilter
 
 
 class Angles(nn.Module):
@@ -24,10 +24,10 @@ def warning_of(layer):
 
 @pytest.mark.parametrize(("layer", "is_written"), [("Angles", False), ("Linear", True)])
 def test_only_a_layer_with_parameters_can_lack_weights(layer, is_written):
-    kept = LayersWithParameters(nn.Sequential(Angles(), nn.Linear(2, 2)))
+    kept = ReloadWarningFilter(nn.Sequential(Angles(), nn.Linear(2, 2)))
     assert kept.filter(warning_of(layer)) is is_written
 
 
 def test_other_lines_of_the_reload_are_kept():
-    kept = LayersWithParameters(Angles())
+    kept = ReloadWarningFilter(Angles())
     assert kept.filter(logging.makeLogRecord({"msg": "loading", "levelno": logging.WARNING}))
