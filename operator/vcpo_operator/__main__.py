@@ -1,4 +1,4 @@
-"""`python -m vcpo_operator`: look after the runs of a cluster."""
+"""`python -m vcpo_operator`: operate the runs of a cluster."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _LOG_FORMATS = {"text": kopf.LogFormat.FULL, "json": kopf.LogFormat.JSON}
 def main() -> int:
     """Operate as the command line says.
 
-    Returns 0 when asked to stop, 1 when the lease was lost, 2 when something must be put right.
+    Returns 0 after a stop signal, 1 when the lease was lost, 2 after an error of the user.
     """
     arguments = parser().parse_args()
     kopf.configure(log_format=_LOG_FORMATS[arguments.log_format])
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else a line for every event
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else one line for each event
     logging.getLogger("vcpo_operator").setLevel(arguments.log_level.upper())
     try:
         asyncio.run(_operate(arguments))
@@ -49,27 +49,20 @@ async def _operate(arguments: argparse.Namespace) -> None:
     cluster = Cluster.from_environment(
         lambda verb, resource, code: metrics.api_requests.labels(verb, resource, str(code)).inc()
     )
-    identity = os.environ.get("POD_NAME") or socket.gethostname()
-    lease = _lease(arguments, cluster, identity)
-    options = Options(
-        defaults=OperatorDefaults(
-            learner_image=arguments.learner_image,
-            rollout_image=arguments.rollout_image,
-            ingress_sources=IngressSources(
-                operator_namespace=arguments.operator_namespace,
-                monitoring_namespaces=tuple(_listed(arguments.monitoring_namespaces)),
-            ),
-        ),
-        namespaces=_listed(arguments.namespaces),
-        liveness_endpoint=f"http://{arguments.liveness_listen}/healthz",
-        prometheus_url=arguments.prometheus_url or None,
-        workers=arguments.workers,
-        identity=identity,
-    )
+    options = _options(arguments)
+    lease = None
+    if arguments.lease_namespace:
+        lease = LeaderLease(
+            cluster=cluster,
+            namespace=arguments.lease_namespace,
+            name=arguments.lease_name,
+            identity=options.identity,
+            clock=time.monotonic,
+        )
     host, port = split_address(arguments.metrics_listen)
     stop = asyncio.Event()
-    # Until kopf has handlers of its own; without one, a process that is its container's first is
-    # deaf to this signal.
+    # Acts until kopf sets its own handler. The first process of a container ignores this signal
+    # unless it has a handler.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     try:
         with serve_metrics(metrics.registry, host, port):
@@ -78,37 +71,49 @@ async def _operate(arguments: argparse.Namespace) -> None:
         cluster.close()
 
 
-def _lease(arguments: argparse.Namespace, cluster: Cluster, identity: str) -> LeaderLease | None:
-    if not arguments.lease_namespace:
-        return None
-    return LeaderLease(
-        cluster=cluster,
-        namespace=arguments.lease_namespace,
-        name=arguments.lease_name,
-        identity=identity,
-        clock=time.monotonic,
+def _options(arguments: argparse.Namespace) -> Options:
+    ingress_sources = IngressSources(
+        operator_namespace=arguments.operator_namespace,
+        monitoring_namespaces=tuple(_split_names(arguments.monitoring_namespaces)),
+    )
+    return Options(
+        defaults=OperatorDefaults(
+            learner_image=arguments.learner_image,
+            rollout_image=arguments.rollout_image,
+            ingress_sources=ingress_sources,
+        ),
+        namespaces=_split_names(arguments.namespaces),
+        liveness_endpoint=f"http://{arguments.liveness_listen}/healthz",
+        prometheus_url=arguments.prometheus_url or None,
+        workers=arguments.workers,
+        identity=os.environ.get("POD_NAME") or socket.gethostname(),
     )
 
 
-def _listed(names: str) -> list[str]:
+def _split_names(names: str) -> list[str]:
     return [name for name in names.split(",") if name]
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the command line may say."""
+    """Return the parser of the command line."""
     known = argparse.ArgumentParser(
         prog="python -m vcpo_operator",
-        description="Looks after VCPORuns: makes their pods, steers them, reports in their status.",
+        description="Operates VCPORuns: creates their pods, scales them, and writes their status.",
     )
-    known.add_argument("--learner-image", required=True, help="image of learners by default")
-    known.add_argument("--rollout-image", required=True, help="image of rollout workers by default")
+    known.add_argument("--learner-image", required=True, help="image of learners that name none")
     known.add_argument(
-        "--namespaces", default="", help="watch these, separated by commas (default: all)"
+        "--rollout-image", required=True, help="image of rollout workers that name none"
+    )
+    known.add_argument(
+        "--namespaces",
+        default="",
+        help="namespaces to watch, separated by commas (default: all)",
     )
     known.add_argument(
         "--operator-namespace",
         default="",
-        help="namespace of this pod, whose calls runs' network policies let in (default: none)",
+        help="namespace of the operator's own pod; runs' network policies allow calls from it"
+        " (default: none)",
     )
     known.add_argument(
         "--monitoring-namespaces",
@@ -119,17 +124,30 @@ def parser() -> argparse.ArgumentParser:
     known.add_argument(
         "--prometheus-url",
         default="",
-        help="read the signals of learners there, instead of asking them (default: ask them)",
+        help="Prometheus from which to read the learners' signals (default: call the learners)",
     )
-    known.add_argument("--metrics-listen", default="0.0.0.0:8080", help="/metrics host:port")
-    known.add_argument("--liveness-listen", default="0.0.0.0:8081", help="/healthz host:port")
-    known.add_argument("--workers", type=int, default=8, help="runs looked at in parallel")
     known.add_argument(
-        "--lease-namespace", default="", help="act only while holding a Lease here (default: none)"
+        "--metrics-listen", default="0.0.0.0:8080", help="address of /metrics, host:port"
+    )
+    known.add_argument(
+        "--liveness-listen", default="0.0.0.0:8081", help="address of /healthz, host:port"
+    )
+    known.add_argument("--workers", type=int, default=8, help="runs reconciled in parallel")
+    known.add_argument(
+        "--lease-namespace",
+        default="",
+        help="namespace of a Lease; act only while holding it (default: act without one)",
     )
     known.add_argument("--lease-name", default="vcpo-operator", help="name of that Lease")
-    known.add_argument("--log-format", choices=sorted(_LOG_FORMATS), default="text")
-    known.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    known.add_argument(
+        "--log-format", choices=sorted(_LOG_FORMATS), default="text", help="format of log lines"
+    )
+    known.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="least level of the operator's log lines",
+    )
     return known
 
 

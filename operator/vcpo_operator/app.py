@@ -1,4 +1,4 @@
-"""The operator's parts, wired together: kopf watches, the queue orders, the loop works."""
+"""The operator's parts, connected: kopf watches, the queue orders, the loop reconciles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vcpo_operator.cluster_api.client import Cluster
 from vcpo_operator.cluster_api.executor import Executor
 from vcpo_operator.cluster_api.lease import LeaderLease
 from vcpo_operator.cluster_api.standby import serve_standby_probe
-from vcpo_operator.handlers import Health, Login, Wiring, login, register
+from vcpo_operator.handlers import Handlers, Health, Login, login, register
 from vcpo_operator.names import FIELD_MANAGER, learner_address
 from vcpo_operator.observed.index_view import IndexedView
 from vcpo_operator.reconcile.exports import RunExports
@@ -30,7 +30,7 @@ from vcpo_operator.signals.prometheus import Prometheus, ScrapedSignals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to operate."""
+    """Settings of one operator."""
 
     defaults: OperatorDefaults
     namespaces: Sequence[str] = ()
@@ -38,15 +38,15 @@ class Options:
     liveness_endpoint: str | None = None
     """`http://host:port/path` of the liveness probe; None serves none."""
     prometheus_url: str | None = None
-    """Where the learners' signals are read instead of asking the learners; None asks them."""
+    """Prometheus from which the learners' reports come; None calls the learners."""
     workers: int = 8
-    """Runs looked at in parallel."""
+    """Runs reconciled in parallel."""
     identity: str = FIELD_MANAGER
-    """Name of this operator among others: the pod's, for one."""
+    """Name of this operator among others, such as the name of its pod."""
 
 
 class Operator:
-    """One operator. All of its parts live in one event loop."""
+    """One operator. All its parts live in one event loop."""
 
     def __init__(
         self,
@@ -58,51 +58,53 @@ class Operator:
         login: Login = login,
     ) -> None:
         self._options = options
-        self._view = IndexedView()
-        self._queue = RunQueue(clock=time.monotonic)
-        lines = LearnerConnections(clock=time.monotonic, address_of=address_of)
-        self._signals = _source(options, lines)
+        view = IndexedView()
+        queue = RunQueue(clock=time.monotonic)
+        connections = LearnerConnections(clock=time.monotonic, address_of=address_of)
+        self._signals: SignalSource = connections
+        if options.prometheus_url is not None:
+            prometheus = Prometheus(options.prometheus_url)
+            self._signals = ScrapedSignals(prometheus, connections, clock=time.time)
         reconciler = Reconciler(
-            view=self._view,
-            executor=Executor(cluster, lines),
-            lines=self._signals,
+            view=view,
+            executor=Executor(cluster, connections),
+            signals=self._signals,
             defaults=options.defaults,
             exports=RunExports(metrics),
             clock=time.time,
         )
-        self._loop = ReconcileLoop(
-            self._queue, reconciler.reconcile, metrics, workers=options.workers
-        )
+        self._loop = ReconcileLoop(queue, reconciler.reconcile, metrics, workers=options.workers)
         metrics.watch_echo_lag_s.set_function(reconciler.observed_write_lag_s)
         health = Health(
-            oldest_wait_s=self._queue.oldest_s,
+            oldest_wait_s=queue.oldest_s,
             loop_lag_s=lambda: self._loop.lag_s,
             observed_write_lag_s=reconciler.observed_write_lag_s,
         )
         self._registry = kopf.OperatorRegistry()
-        wiring = Wiring(
-            view=self._view,
-            queue=self._queue,
+        handlers = Handlers(
+            view=view,
+            queue=queue,
             metrics=metrics,
             health=health,
             namespaced=bool(options.namespaces),
             login=login,
         )
-        register(self._registry, wiring)
+        register(self._registry, handlers)
 
     async def run(self, stop: asyncio.Event, lease: LeaderLease | None = None) -> None:
-        """Operate until `stop` is set, a signal comes, or the lease is lost.
+        """Operate until `stop` is set, a signal arrives, or the lease is lost.
 
+        lease: Acquired first and renewed all the time; None operates without one.
         Raises: LeaseLostError.
         """
         if lease is not None:
             async with serve_standby_probe(self._options.liveness_endpoint):
-                await _unless_stopped(lease.take(), stop)
+                await _run_until_stopped(lease.acquire(), stop)
         if stop.is_set():
             return
-        works = [self._loop.run()] if lease is None else [self._loop.run(), lease.keep()]
+        tasks = [self._loop.run()] if lease is None else [self._loop.run(), lease.renew()]
         try:
-            await _until_first(self._watch(stop), works, stop)
+            await _run_until_one_ends(self._watch(stop), tasks, stop)
         finally:
             await self._signals.close()
 
@@ -110,8 +112,8 @@ class Operator:
         namespaces = self._options.namespaces
         await kopf.operator(
             registry=self._registry,
-            # Without one kopf asks for the user's name, and an image's user has none.
-            identity=self._options.identity,  # type: ignore[arg-type]  # a str by another name
+            # Without an identity kopf asks for the name of the user, and an image's user has none.
+            identity=self._options.identity,  # type: ignore[arg-type]  # a NewType of str
             standalone=True,
             clusterwide=not namespaces,
             namespaces=namespaces,
@@ -120,14 +122,8 @@ class Operator:
         )
 
 
-def _source(options: Options, lines: LearnerConnections) -> SignalSource:
-    if options.prometheus_url is None:
-        return lines
-    return ScrapedSignals(Prometheus(options.prometheus_url), lines, clock=time.time)
-
-
-async def _unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
-    """Run until it is done or `stop` is set."""
+async def _run_until_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
+    """Run `work` until it ends or `stop` is set."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -136,14 +132,14 @@ async def _unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) 
         await working
 
 
-async def _until_first(
+async def _run_until_one_ends(
     watch: Coroutine[Any, Any, None],
     works: Sequence[Coroutine[Any, Any, None]],
     stop: asyncio.Event,
 ) -> None:
-    """Run all until one ends; stop the watch in good order and the others at once.
+    """Run all until one ends; then stop the watch by its flag, and cancel the others.
 
-    The works are started first: kopf cancels, when it ends, every task younger than itself.
+    The other tasks start first: when kopf ends, it cancels every task younger than itself.
     """
     working = [asyncio.create_task(work) for work in works]
     watching = asyncio.create_task(watch)

@@ -1,7 +1,7 @@
-"""The API server: the only module that owns the official `kubernetes` client.
+"""Calls to the API server; the only module that uses the official `kubernetes` client.
 
-Objects go in and out as plain dicts. The client is synchronous, so calls run in a small pool of
-threads, each call with a timeout of its own; whoever waits for one is cancelled at once.
+Objects are plain dicts. The client is synchronous, so calls run in a small pool of threads, each
+with its own timeout. A caller that is cancelled does not wait for its call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kubernetes import client, config
 
 Document = dict[str, Any]
 RequestObserver = Callable[[str, str, int], None]
-"""Told of every answer: HTTP verb, resource, status code (0: none came)."""
+"""Called after every call: HTTP verb, resource, status code (0: no answer)."""
 
 APPLY_PATCH: Final = "application/apply-patch+yaml"
 MERGE_PATCH: Final = "application/merge-patch+json"
@@ -30,7 +30,7 @@ _FORBIDDEN = 403
 _INVALID = 422
 _OWN_FAULT = 500
 _UNREADABLE = ("failed to create typed patch object", "failed to convert new object")
-"""How a server begins what it says of an unknown field, and of a quantity that is none."""
+"""How the API server's messages about an unknown field and about a bad quantity begin."""
 
 
 class ApiError(Exception):
@@ -41,23 +41,23 @@ class ApiError(Exception):
         self.status = status
         self.message = message
         self.retry_after_s = retry_after_s
-        """How long the server wants to be left alone; None when it does not say."""
+        """How long the server asked to be left alone; None when it did not."""
 
     @property
     def is_gone(self) -> bool:
-        """Whether the object is not there, or another one is in its place."""
+        """Whether the object does not exist, or another one has its name."""
         return self.status in {_NOT_FOUND, _CONFLICT}
 
     @property
     def is_forbidden(self) -> bool:
-        """Whether an admission plugin refused it, or the right is missing."""
+        """Whether an admission plugin refused the call, or the operator lacks the right."""
         return self.status == _FORBIDDEN
 
     @property
     def is_invalid(self) -> bool:
-        """Whether the object itself is at fault: the same again would be refused again.
+        """Whether the object is invalid, so that the same call would fail again.
 
-        A server that cannot read what it is to apply answers as if it were its own mistake (500).
+        A server that cannot read the object to apply answers 500, as for its own faults.
         """
         unreadable = self.status == _OWN_FAULT and self.message.startswith(_UNREADABLE)
         return self.status in {_BAD_REQUEST, _INVALID} or unreadable
@@ -65,7 +65,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """Address of one object, or of a collection when `name` is empty."""
+    """The address of one object, or of a collection when `name` is empty."""
 
     api_version: str
     plural: str
@@ -75,19 +75,19 @@ class Resource:
 
     @property
     def path(self) -> str:
-        """Path of its URL."""
+        """Path in the URL."""
         root = "/apis" if "/" in self.api_version else "/api"
         parts = [root, self.api_version, "namespaces", self.namespace, self.plural]
         return "/".join(part for part in (*parts, self.name, self.subresource) if part)
 
     @property
     def label(self) -> str:
-        """Name of the resource as roles write it."""
+        """The resource as roles name it."""
         return f"{self.plural}/{self.subresource}" if self.subresource else self.plural
 
 
 class Cluster:
-    """Calls to one API server. Each raises `ApiError`."""
+    """Calls to one API server. Each call raises `ApiError`."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Cluster:
 
     @classmethod
     def from_environment(cls, on_answer: RequestObserver) -> Cluster:
-        """Connect as the environment says: the pod's service account, else the kubeconfig.
+        """Connect with the pod's service account, else with the kubeconfig.
 
         Raises: ValueError when there is neither.
         """
@@ -116,11 +116,11 @@ class Cluster:
         return cls(client.ApiClient(settings), on_answer=on_answer)
 
     def close(self) -> None:
-        """Let go of the threads without waiting for calls under way."""
+        """End the threads without waiting for calls in progress."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def get(self, resource: Resource) -> Document | None:
-        """Read an object; None when there is none."""
+        """Return an object; None when it does not exist."""
         try:
             return await self._call("GET", resource)
         except ApiError as error:
@@ -129,7 +129,7 @@ class Cluster:
             raise
 
     async def select(self, collection: Resource, *, fields: str) -> list[Document]:
-        """Objects of a collection that a field selector matches."""
+        """Return the objects of a collection that match a field selector."""
         query = {"fieldSelector": fields}
         found: list[Document] = (await self._call("GET", collection, query=query))["items"]
         return found
@@ -137,25 +137,25 @@ class Cluster:
     async def apply(
         self, resource: Resource, body: Mapping[str, Any], *, manager: str, force: bool
     ) -> Document:
-        """Server-side apply; makes the object when there is none."""
+        """Apply an object (server-side apply), which creates it if it does not exist."""
         query = {"fieldManager": manager, "force": str(force).lower()}
         return await self._call("PATCH", resource, body, query=query, content_type=APPLY_PATCH)
 
     async def merge(self, resource: Resource, body: Mapping[str, Any], *, manager: str) -> Document:
-        """Merge patch of an object that exists."""
+        """Patch an existing object (merge patch)."""
         query = {"fieldManager": manager}
         return await self._call("PATCH", resource, body, query=query, content_type=MERGE_PATCH)
 
     async def create(self, collection: Resource, body: Mapping[str, Any]) -> Document:
-        """Make an object."""
+        """Create an object."""
         return await self._call("POST", collection, body)
 
     async def replace(self, resource: Resource, body: Mapping[str, Any]) -> Document:
-        """Replace an object; refused with 409 when its `resourceVersion` is not the newest."""
+        """Replace an object; fails with 409 when its `resourceVersion` is not the newest."""
         return await self._call("PUT", resource, body)
 
     async def delete(self, resource: Resource, *, uid: str) -> None:
-        """Delete the object with this uid and what it owns; nothing when it is gone already."""
+        """Delete the object with this uid and what it owns; an object that is gone is no error."""
         body = {
             "kind": "DeleteOptions",
             "apiVersion": "v1",
@@ -182,7 +182,7 @@ class Cluster:
         code, text, retry_after_s = await loop.run_in_executor(self._threads, call)
         self._on_answer(verb, resource.label, code)
         if code == 0 or code >= _FIRST_ERROR:
-            raise ApiError(code, _message(text), retry_after_s=retry_after_s)
+            raise ApiError(code, _status_message(text), retry_after_s=retry_after_s)
         document: Document = json.loads(text) if text else {}
         return document
 
@@ -206,7 +206,9 @@ class Cluster:
             answer = self._client.call_api(
                 method, url, headers, payload, _request_timeout=self._timeout_s
             )
-            return answer.status, answer.read().decode(), _seconds(answer.getheader("Retry-After"))
+            wait = answer.getheader("Retry-After")
+            retry_after_s = float(wait) if wait is not None and wait.isdecimal() else None
+            return answer.status, answer.read().decode(), retry_after_s
         except client.ApiException as error:
             return int(error.status or 0), str(error.body or error.reason), None
         except urllib3.exceptions.HTTPError as error:
@@ -218,17 +220,13 @@ def _load_kubeconfig(settings: client.Configuration) -> None:
         config.load_kube_config(client_configuration=settings)
     except config.ConfigException as error:
         raise ValueError(
-            f"no way to the API server: {error} Run in a pod with a service account, or set"
+            f"cannot reach the API server: {error} Run in a pod with a service account, or set"
             " KUBECONFIG to a kubeconfig that names a cluster."
         ) from error
 
 
-def _seconds(header: str | None) -> float | None:
-    return float(header) if header is not None and header.isdecimal() else None
-
-
-def _message(text: str) -> str:
-    """The message of a Status object; the text itself when it is none."""
+def _status_message(text: str) -> str:
+    """Return the message of a Status object; the text itself when it is no Status."""
     try:
         return str(json.loads(text)["message"])
     except (KeyError, TypeError, ValueError):

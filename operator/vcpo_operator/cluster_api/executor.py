@@ -1,4 +1,4 @@
-"""Applying: carries out actions, one call each. It decides nothing."""
+"""The executor: it executes actions, and decides nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ from vcpo_operator.decisions.actions import (
     SetDeletionCost,
     Throttle,
 )
-from vcpo_operator.decisions.conflicts import Conflict, claim_growth_refusal, is_ours, name_conflict
+from vcpo_operator.decisions.conflicts import (
+    Conflict,
+    claim_growth_refusal,
+    is_ours,
+    name_conflict,
+)
 from vcpo_operator.names import (
     DELETION_COST_ANNOTATION,
     FIELD_MANAGER,
@@ -43,7 +48,7 @@ _TOKEN_BYTES = 32
 
 
 class NameConflictError(Exception):
-    """Somebody else's object has the name of a child that was to be made."""
+    """Somebody else's object has the name of a child that was to be created."""
 
     def __init__(self, conflict: Conflict) -> None:
         super().__init__(conflict.message)
@@ -51,9 +56,9 @@ class NameConflictError(Exception):
 
 
 def is_refusal(action: Action, error: ApiError) -> bool:
-    """Whether the manifest itself is refused: the same again would be, whenever it is sent.
+    """Whether the API server refused the manifest itself, so that a retry would fail too.
 
-    A storage class that does not let its claims expand answers 403, as an admission plugin does.
+    A storage class that does not allow expansion answers 403, as an admission plugin does.
     """
     if not isinstance(action, Apply):
         return False
@@ -62,14 +67,14 @@ def is_refusal(action: Action, error: ApiError) -> bool:
 
 
 class Executor:
-    """Carries out actions on the objects and the learner of a run."""
+    """Executes actions on the objects and the learner of a run. One owner: the reconciler."""
 
-    def __init__(self, cluster: Cluster, lines: LearnerConnections) -> None:
+    def __init__(self, cluster: Cluster, learners: LearnerConnections) -> None:
         self._cluster = cluster
-        self._lines = lines
+        self._learners = learners
 
     async def execute(self, key: RunKey, action: Action) -> ObservedChild | None:
-        """Do one thing; returns the child as it is after an apply.
+        """Execute one action; returns the child after an apply.
 
         Raises: ApiError, NameConflictError, LearnerCommandError.
         """
@@ -77,49 +82,64 @@ class Executor:
             case Apply():
                 return await self._apply(key, action)
             case IssueToken():
-                return await self._issue(key, action.child)
+                return await self._issue_token(key, action.child)
             case SeedScaler():
-                await self._seed(key, action)
+                await self._seed_scaler(key, action)
             case Scale():
-                await self._scale(key, action)
+                resource = _child(Kind.DEPLOYMENT, key, action.name, subresource="scale")
+                await self._merge_if_exists(resource, {"spec": {"replicas": action.replicas}})
             case ReportScale():
                 await self._report_scale(key, action)
             case SetDeletionCost():
-                await self._set_deletion_cost(key, action)
+                annotations = {DELETION_COST_ANNOTATION: str(action.cost)}
+                body = {"metadata": {"annotations": annotations}}
+                await self._merge_if_exists(_pod(key, action.pod), body)
             case DeleteChild() | DeletePod() | DeleteRun():
                 await self._cluster.delete(_deleted(key, action), uid=action.uid)
             case Throttle() | Drain() | ReleaseLeases():
-                await self._order(key, action)
+                await self._command(key, action)
         return None
 
     async def read(self, key: RunKey, kind: Kind, name: str) -> ObservedChild | None:
-        """Look at a child of a kind that is not watched; None when there is none."""
+        """Read a child of a kind that is not watched; None when it does not exist.
+
+        Raises: ApiError.
+        """
         body = await self._cluster.get(_child(kind, key, name))
         return None if body is None else parse_child(kind, body)
 
     async def read_token(
         self, key: RunKey, secret: str, *, owner_uid: str | None
     ) -> ObservedChild | None:
-        """Read the Secret with a run's token and show it to the learner; None when there is none.
+        """Read the Secret with a run's token; None when it does not exist.
 
-        The token goes no further than to the connections.
+        The token goes to the connections and nowhere else.
 
-        owner_uid: Uid of the run that it must belong to; None: the user has named it. What is
-            somebody else's is shown to nobody.
+        owner_uid: Uid of the run that must own the Secret; None: the user named the Secret. The
+            token of somebody else's Secret is sent to nobody.
         Raises: ApiError.
         """
         body = await self._cluster.get(_child(Kind.SECRET, key, secret))
-        there = None if body is None else parse_child(Kind.SECRET, body)
-        may_show = there is not None and (owner_uid is None or is_ours(there, owner_uid))
-        await self._lines.set_token(key, _token(body) if body is not None and may_show else "")
-        return there
+        if body is None:
+            await self._learners.set_token(key, "")
+            return None
+        existing = parse_child(Kind.SECRET, body)
+        token = ""
+        if owner_uid is None or is_ours(existing, owner_uid):
+            try:
+                encoded = (body.get("data") or {}).get(TOKEN_KEY, "")
+                token = base64.b64decode(encoded).decode("ascii")
+            except ValueError:
+                _LOGGER.debug("%s: Secret %s holds no token", key, secret)
+        await self._learners.set_token(key, token)
+        return existing
 
     def forget(self, key: RunKey) -> None:
-        """Forget the token of a run that is gone."""
-        self._lines.forget_token(key)
+        """Forget the token of a deleted run."""
+        self._learners.forget_token(key)
 
     async def write_status(self, record: RunRecord, status: dict[str, Any]) -> Document:
-        """Apply a run's status, and no one else's who has its name by now.
+        """Apply the status of the run with this uid, not of a later run of its name.
 
         Raises: ApiError.
         """
@@ -129,7 +149,7 @@ class Executor:
         return await self._cluster.apply(resource, body, manager=FIELD_MANAGER, force=True)
 
     async def read_events(self, key: RunKey, uid: str) -> list[Document]:
-        """Events about the object with this uid.
+        """Return the events about the object with this uid.
 
         Raises: ApiError.
         """
@@ -137,7 +157,7 @@ class Executor:
         return await self._cluster.select(collection, fields=f"involvedObject.uid={uid}")
 
     async def post_event(self, key: RunKey, event: Document) -> None:
-        """Post an event; the API server keeps it for an hour or so.
+        """Post an event; the API server keeps it for about an hour.
 
         Raises: ApiError.
         """
@@ -146,7 +166,7 @@ class Executor:
 
     async def _apply(self, key: RunKey, action: Apply) -> ObservedChild:
         child = action.child
-        force = action.force or await self._is_to_be_taken(key, child)
+        force = action.force or await self._is_adopted(key, child)
         resource = _child(child.kind, key, child.name)
         try:
             body = await self._cluster.apply(
@@ -154,43 +174,42 @@ class Executor:
             )
         except ApiError as error:
             if child.kind is Kind.CLAIM and force and is_refusal(action, error):
-                raise ApiError(
-                    error.status, claim_growth_refusal(child.name, error.message)
-                ) from error
+                message = claim_growth_refusal(child.name, error.message)
+                raise ApiError(error.status, message) from error
             raise
         return parse_child(child.kind, body)
 
-    async def _issue(self, key: RunKey, child: Child) -> ObservedChild:
-        """Make a Secret with a new token, unless there is one already.
+    async def _issue_token(self, key: RunKey, child: Child) -> ObservedChild:
+        """Create a Secret with a new token, unless it exists already.
 
         Raises: ApiError, NameConflictError.
         """
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         encoded = base64.b64encode(token.encode()).decode()
         collection = Resource(api_version="v1", plural=Kind.SECRET.plural, namespace=key.namespace)
-        whole = {**child.manifest, "data": {TOKEN_KEY: encoded}}
+        manifest = {**child.manifest, "data": {TOKEN_KEY: encoded}}
         try:
-            body = await self._cluster.create(collection, whole)
+            body = await self._cluster.create(collection, manifest)
         except ApiError as error:
             if not error.is_gone:
                 raise
-            there = await self.read_token(key, child.name, owner_uid=child.owner_uid)
-            if there is None:
+            existing = await self.read_token(key, child.name, owner_uid=child.owner_uid)
+            if existing is None:
                 raise
-            conflict = name_conflict(there, child.owner_uid)
+            conflict = name_conflict(existing, child.owner_uid)
             if conflict is not None:
                 raise NameConflictError(conflict) from error
-            return there
-        await self._lines.set_token(key, token)
+            return existing
+        await self._learners.set_token(key, token)
         return parse_child(Kind.SECRET, body)
 
-    async def _is_to_be_taken(self, key: RunKey, child: Child) -> bool:
-        """Whether there is an object that the run may have, of a child that no watch has told of.
+    async def _is_adopted(self, key: RunKey, child: Child) -> bool:
+        """Whether a child that no watch has shown exists and the run may have it.
 
-        What does not carry the run's label is not watched; and an apply without force goes through
-        where nobody else set the fields that it sets.
+        Objects without the run's label are not watched. And an apply without force succeeds where
+        nobody else has set the same fields, so it would take over somebody else's object.
 
-        Raises: NameConflictError when it is somebody else's.
+        Raises: NameConflictError when the object is somebody else's.
         """
         body = await self._cluster.get(_child(child.kind, key, child.name))
         if body is None:
@@ -200,12 +219,13 @@ class Executor:
             raise NameConflictError(conflict)
         return True
 
-    async def _seed(self, key: RunKey, action: SeedScaler) -> None:
-        """Apply what makes the scaler ours; without its digest, so that the rest follows."""
-        await self._is_to_be_taken(key, action.child)
+    async def _seed_scaler(self, key: RunKey, action: SeedScaler) -> None:
+        """Create a scaler with its first number, without a digest: the next apply sets that."""
+        await self._is_adopted(key, action.child)
         manifest = action.child.manifest
-        whole = manifest["metadata"]
-        metadata = {name: part for name, part in whole.items() if name != "annotations"}
+        metadata = {
+            name: part for name, part in manifest["metadata"].items() if name != "annotations"
+        }
         spec = {**manifest["spec"], "replicas": action.replicas}
         await self._cluster.apply(
             _child(Kind.SCALER, key, action.child.name),
@@ -213,11 +233,6 @@ class Executor:
             manager=SCALE_MANAGER,
             force=False,
         )
-
-    async def _scale(self, key: RunKey, action: Scale) -> None:
-        resource = _child(Kind.DEPLOYMENT, key, action.name, subresource="scale")
-        body = {"spec": {"replicas": action.replicas}}
-        await self._unless_gone(resource, body, manager=SCALE_MANAGER)
 
     async def _report_scale(self, key: RunKey, action: ReportScale) -> None:
         kind = Kind.SCALER
@@ -230,42 +245,29 @@ class Executor:
         resource = _child(kind, key, action.name, subresource="status")
         await self._cluster.apply(resource, body, manager=FIELD_MANAGER, force=True)
 
-    async def _order(self, key: RunKey, action: Throttle | Drain | ReleaseLeases) -> None:
-        """Tell the learner."""
+    async def _command(self, key: RunKey, action: Throttle | Drain | ReleaseLeases) -> None:
+        """Send a command to the learner.
+
+        A drain that fails is logged only: SIGTERM tells the learner's pod the same, and nothing may
+        keep a run from being suspended.
+        """
         match action:
             case Throttle():
-                await self._lines.throttle(key, action.admission_lag_steps, action.reason)
+                await self._learners.throttle(key, action.admission_lag_steps, action.reason)
             case Drain():
-                await self._drain(key, action)
+                try:
+                    await self._learners.drain(key, action.reason)
+                except LearnerCommandError as error:
+                    _LOGGER.warning("%s: %s", key, error)
             case ReleaseLeases():
-                await self._lines.release(key, action.worker)
+                await self._learners.release(key, action.worker)
 
-    async def _drain(self, key: RunKey, action: Drain) -> None:
+    async def _merge_if_exists(self, resource: Resource, body: Document) -> None:
         try:
-            await self._lines.drain(key, action.reason)
-        except LearnerCommandError as error:
-            # Its pod is told the same by SIGTERM; nothing may keep a run from coming to rest.
-            _LOGGER.warning("%s: %s", key, error)
-
-    async def _set_deletion_cost(self, key: RunKey, action: SetDeletionCost) -> None:
-        annotations = {DELETION_COST_ANNOTATION: str(action.cost)}
-        body = {"metadata": {"annotations": annotations}}
-        await self._unless_gone(_pod(key, action.pod), body, manager=SCALE_MANAGER)
-
-    async def _unless_gone(self, resource: Resource, body: Document, *, manager: str) -> None:
-        try:
-            await self._cluster.merge(resource, body, manager=manager)
+            await self._cluster.merge(resource, body, manager=SCALE_MANAGER)
         except ApiError as error:
             if not error.is_gone:
                 raise
-
-
-def _token(secret: Document) -> str:
-    """The token in a Secret; empty when it holds none that could be sent."""
-    try:
-        return base64.b64decode((secret.get("data") or {}).get(TOKEN_KEY, "")).decode("ascii")
-    except ValueError:
-        return ""
 
 
 def _deleted(key: RunKey, action: DeleteChild | DeletePod | DeleteRun) -> Resource:

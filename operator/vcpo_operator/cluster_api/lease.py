@@ -1,10 +1,9 @@
-"""The lease: at most one operator acts, when several are run. Optional.
+"""The leader lease: of several operators at most one acts. Optional.
 
-A Lease of coordination.k8s.io, taken and renewed as client-go does it: a holder counts as gone when
-the object has not changed for its duration *by our own clock*, so that clocks of machines need not
-agree; and who takes it replaces the version that was judged, so that of two takers one is refused.
-Two holders for a moment would do no harm (every action is derived from what is there); the lease
-saves the work, not the runs.
+It is a Lease of coordination.k8s.io, acquired and renewed as client-go does. A holder counts as
+gone when the object has not changed for its duration by the local clock, so machines' clocks need
+not agree. Acquiring replaces the version that was judged, so of two candidates one is refused. Two
+holders for a moment do no harm, since actions follow from what is there; the lease only saves work.
 """
 
 from __future__ import annotations
@@ -24,55 +23,58 @@ RENEW_PERIOD_S: Final = 10.0
 
 
 class LeaseLostError(Exception):
-    """Somebody else holds the lease, or it could not be renewed in time; the process must end."""
+    """Somebody else holds the lease, or it was not renewed in time; the process must end."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LeaderLease:
-    """One operator's claim on a Lease object."""
+    """One operator's candidacy for a Lease object. One owner: the operator's event loop."""
 
     cluster: Cluster
     namespace: str
     name: str
     identity: str
-    """Unique among the operators, the pod's name for one."""
+    """Unique among the operators, such as the name of the pod."""
     clock: Callable[[], float]
     """Monotonic seconds."""
     _version: str = ""
     _changed_s: float = 0.0
 
-    async def take(self) -> None:
-        """Wait until the lease is ours; an API server that does not answer is asked again."""
-        while not await self._taken():
+    async def acquire(self) -> None:
+        """Wait until this operator holds the lease; errors of the API server are retried."""
+        while True:
+            try:
+                if await self.try_acquire():
+                    break
+            except ApiError as error:
+                _LOGGER.warning("lease %s/%s: %s", self.namespace, self.name, error)
             await asyncio.sleep(RENEW_PERIOD_S / 5)
-        _LOGGER.info("lease %s/%s is ours", self.namespace, self.name)
+        _LOGGER.info("acquired the lease %s/%s", self.namespace, self.name)
 
-    async def keep(self) -> None:
-        """Renew for ever.
+    async def renew(self) -> None:
+        """Renew the lease until it is lost.
 
-        Raises: LeaseLostError when the lease is no longer ours, or may not be.
+        Raises: LeaseLostError when somebody else holds the lease, or soon may.
         """
         renewed_s = self.clock()
         while True:
             await asyncio.sleep(RENEW_PERIOD_S)
             try:
-                if not await self.try_once():
+                if not await self.try_acquire():
                     raise LeaseLostError(f"lease {self.name}: somebody else holds it")
                 renewed_s = self.clock()
             except ApiError as error:
                 if self.clock() - renewed_s > DURATION_S * 2 / 3:
                     raise LeaseLostError(f"lease {self.name}: not renewed: {error}") from error
 
-    async def try_once(self) -> bool:
-        """Take or renew the lease if that is allowed; whether it is ours."""
-        resource = Resource(
-            api_version="coordination.k8s.io/v1",
-            plural="leases",
-            namespace=self.namespace,
-            name=self.name,
-        )
+    async def try_acquire(self) -> bool:
+        """Acquire or renew the lease if that is allowed; return whether this operator holds it.
+
+        Raises: ApiError.
+        """
+        resource = self._resource(self.name)
         found = await self.cluster.get(resource)
-        if found is not None and not self._may_take(found):
+        if found is not None and not self._may_acquire(found):
             return False
         try:
             await self._write(resource, found)
@@ -82,14 +84,15 @@ class LeaderLease:
             raise
         return True
 
-    async def _taken(self) -> bool:
-        try:
-            return await self.try_once()
-        except ApiError as error:
-            _LOGGER.warning("lease %s/%s: %s", self.namespace, self.name, error)
-            return False
+    def _resource(self, name: str) -> Resource:
+        return Resource(
+            api_version="coordination.k8s.io/v1",
+            plural="leases",
+            namespace=self.namespace,
+            name=name,
+        )
 
-    def _may_take(self, lease: Document) -> bool:
+    def _may_acquire(self, lease: Document) -> bool:
         version = lease["metadata"]["resourceVersion"]
         if version != self._version:
             self._version, self._changed_s = version, self.clock()
@@ -107,12 +110,9 @@ class LeaderLease:
             "leaseDurationSeconds": DURATION_S,
             "renewTime": now,
         }
-        body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+        body = {"apiVersion": resource.api_version, "kind": "Lease", "spec": spec}
         if found is None:
-            collection = Resource(
-                api_version="coordination.k8s.io/v1", plural="leases", namespace=self.namespace
-            )
-            await self.cluster.create(collection, {**body, "metadata": metadata, "spec": spec})
+            await self.cluster.create(self._resource(""), {**body, "metadata": metadata})
             return
         metadata["resourceVersion"] = found["metadata"]["resourceVersion"]
-        await self.cluster.replace(resource, {**body, "metadata": metadata, "spec": spec})
+        await self.cluster.replace(resource, {**body, "metadata": metadata})

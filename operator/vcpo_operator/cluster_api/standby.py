@@ -1,7 +1,6 @@
-"""Standing by: an operator that waits for the Lease is alive, and says so to the kubelet.
+"""The liveness probe of an operator that waits for the Lease.
 
-kopf answers the liveness probe, but only from the moment it watches; until then this does, on the
-same address.
+kopf answers the probe only while it watches. Until then this server answers on the same address.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 _GRACE_S = 1.0
-"""How long a probe that is being answered may hold the address."""
+"""How long a probe that is being answered may keep the address in use."""
 
 
 @contextlib.asynccontextmanager
 async def serve_standby_probe(endpoint: str | None) -> AsyncIterator[None]:
-    """Answer the liveness probe; on leaving, the address is free for who comes next.
+    """Answer the liveness probe; on exit the address is free again.
 
-    endpoint: `http://host:port/path`; None answers nowhere.
-    Raises: OSError when the address cannot be had.
+    endpoint: `http://host:port/path`; None serves nothing.
+    Raises: OSError when the address is not available.
     """
     if endpoint is None:
         yield
         return
     parts = urlsplit(endpoint)
     application = web.Application()
-    application.router.add_get(parts.path, _alive)
+    application.router.add_get(parts.path, _answer_probe)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=_GRACE_S)
     await runner.setup()
     try:
@@ -38,5 +37,5 @@ async def serve_standby_probe(endpoint: str | None) -> AsyncIterator[None]:
         await runner.cleanup()
 
 
-async def _alive(request: web.Request) -> web.Response:
+async def _answer_probe(request: web.Request) -> web.Response:
     return web.json_response({"state": "waits for the Lease"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from vcpo_operator.observed.pod_causes import LONGEST_ENDING
+from vcpo_operator.observed.pod_causes import MAX_LOG_TAIL_CHARACTERS
 
 Schema = dict[str, Any]
 
@@ -81,7 +81,7 @@ def _termination() -> Schema:
         pod=_text("Name of its pod.", 253),
         exitCode=_count("Its exit code."),
         reason=_text("Why, in one word.", 64),
-        message=_text("The last lines of its log, where it failed.", LONGEST_ENDING),
+        message=_text("The last lines of its log, where it failed.", MAX_LOG_TAIL_CHARACTERS),
         finishedTime=_time("When it ended."),
     )
     item["required"] = ["pod", "exitCode", "reason"]

@@ -1,4 +1,7 @@
-"""Actions: everything the operator may do to the world, as values. `apply` carries them out."""
+"""Actions: every change that the operator can make, as values. Pure.
+
+`cluster_api.executor` executes them.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,23 @@ from vcpo_operator.children.manifest import Child, Kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apply:
-    """Server-side apply of a child."""
+    """Apply a child (server-side apply)."""
 
     child: Child
     force: bool
-    """Take fields over from other managers; False for what was never seen to be ours."""
+    """Take fields over from other managers; False for an object not yet known to be the run's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssueToken:
-    """Make the Secret of a run's token, and the token."""
+    """Create the Secret of a run's token, with a new token."""
 
     child: Child
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedScaler:
-    """Make a group's scaler with its first number, which is whoever scales' from then on."""
+    """Create a group's scaler with its first number; then the autoscaler owns the number."""
 
     child: Child
     replicas: int
@@ -41,7 +44,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportScale:
-    """Tell an autoscaler, by its scaler's status, how many workers there are and which."""
+    """Write into a scaler's status how many workers there are, and their selector."""
 
     name: str
     uid: str
@@ -51,7 +54,7 @@ class ReportScale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetDeletionCost:
-    """Say how much is lost with a pod, before some pod has to go."""
+    """Annotate a pod with the trajectories that its deletion would lose."""
 
     pod: str
     cost: int
@@ -59,26 +62,26 @@ class SetDeletionCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteChild:
-    """Delete a child that is no longer wanted, and what it owns."""
+    """Delete a child that the run no longer wants, and what the child owns."""
 
     kind: Kind
     name: str
     uid: str
-    """Only the object with this uid."""
+    """Only the object with this uid is deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletePod:
-    """Delete a pod, so that its controller makes one from the current template."""
+    """Delete a pod; its controller creates one from the current template."""
 
     name: str
     uid: str
-    """Only the pod with this uid."""
+    """Only the pod with this uid is deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throttle:
-    """Tell the learner the lag bound for new work."""
+    """Set the learner's admission lag."""
 
     admission_lag_steps: int
     reason: str
@@ -86,21 +89,21 @@ class Throttle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """Tell the learner to hand out no more work, take what is under way, save and end."""
+    """Tell the learner to hand out no more work, take what is in flight, save and end."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseLeases:
-    """Hand back the leases of a worker whose pod is gone."""
+    """Release the leases of a worker whose pod is gone."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteRun:
-    """Delete the run itself: its time to live is over."""
+    """Delete the run itself, when its time to live has passed."""
 
     uid: str
 
@@ -122,7 +125,7 @@ Action = (
 
 
 def target_name(action: Action) -> str:
-    """Kind and name of the child that an action is about; empty when it is about none."""
+    """Return kind and name of the child that an action changes; empty for other actions."""
     match action:
         case Apply(child=child) | IssueToken(child=child) | SeedScaler(child=child):
             return f"{child.kind.kind} {child.name}"

@@ -1,8 +1,9 @@
-"""The autoscale decision: the control loop's decision for a run in a cluster. Pure.
+"""The control decision of a run in a cluster: admission and replicas. Pure.
 
-Live replicas are the truth. Whoever changed a Deployment's scale, the loop goes on from there, and
-its cool-down starts anew. So a person's or an autoscaler's change is never undone for its own sake,
-and an operator that was killed between scaling and writing its status scales once, not twice.
+The live replicas are the truth. If somebody else changed a Deployment's scale, the control loop
+starts from that number and its cool-down restarts. So the loop never undoes a person's or an
+autoscaler's change for its own sake. And an operator that was killed between scaling and writing
+the status scales once, not twice.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from vcpo.spec.cluster import Scaling
 from vcpo_operator.observed.records import ObservedState
 from vcpo_operator.observed.report import LearnerReport
 
-_UNKNOWNS = {
+_OPTIONAL_FIELDS = {
     "throttle": ("judged_step", "tightened_step"),
     "fleet": ("scaled_step", "starvation"),
 }
@@ -26,7 +27,7 @@ _UNKNOWNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscaleDecision:
-    """A decision and what the next one starts from."""
+    """A control decision and the state that the next one starts from."""
 
     decision: ControlDecision
     state: ControlState
@@ -49,19 +50,19 @@ def decide_autoscale(
     """
     live = live_replicas(observed)
     limits = _limits(spec, live)
-    state = known or _restored(stored, limits, live, report, now_s)
+    state = known or _restore_state(stored, limits, live, report, now_s)
     state = adopt_live_replicas(state, live, now_s)
     decision, state = decide(limits, state, report.signals if report else None, now_s)
     return AutoscaleDecision(decision=decision, state=state)
 
 
 def live_replicas(observed: ObservedState) -> dict[str, int]:
-    """Replicas of the groups whose Deployment has been released; a paused one is still ours."""
+    """Return the replicas of each group, except groups whose new Deployment is still paused."""
     return {name: each.replicas for name, each in observed.groups.items() if not each.paused}
 
 
 def adopt_live_replicas(state: ControlState, live: Mapping[str, int], now_s: float) -> ControlState:
-    """The state with the live replicas; where they differ somebody scaled, as of now."""
+    """Return the state with the live replicas; a difference counts as scaled at `now_s`."""
     wanted = state.fleet.replicas
     replicas = {group: live.get(group, wanted[group]) for group in wanted}
     if replicas == dict(wanted):
@@ -70,47 +71,42 @@ def adopt_live_replicas(state: ControlState, live: Mapping[str, int], now_s: flo
     return dataclasses.replace(state, fleet=fleet)
 
 
-def _limits(spec: VCPORunSpec, live: Mapping[str, int]) -> Limits:
-    """The run's limits, with groups that somebody else scales held where they are."""
-    limits = Limits.of(spec)
-    external = {group.name for group in spec.rollouts if group.scaling is Scaling.EXTERNAL}
-    groups = tuple(
-        _held(group, live[group.name]) if group.name in external and group.name in live else group
-        for group in limits.groups
-    )
-    return dataclasses.replace(limits, groups=groups)
-
-
-def _held(group: GroupLimits, replicas: int) -> GroupLimits:
-    return GroupLimits(name=group.name, min_replicas=replicas, max_replicas=replicas)
-
-
-def _restored(
-    stored: Mapping[str, object],
-    limits: Limits,
-    live: Mapping[str, int],
-    report: LearnerReport | None,
-    now_s: float,
-) -> ControlState:
-    try:
-        return ControlState.from_dict(_complete(stored))
-    except ValueError:
-        in_force = report.signals.admission_lag_steps if report else None
-        return ControlState.start(limits, now_s=now_s, replicas=live, admission_lag_steps=in_force)
-
-
 def stored_state(state: ControlState) -> dict[str, object]:
-    """The state as a status keeps it: without unknowns, which the API server would drop."""
+    """Return the state as a status holds it: without None, which the API server would drop."""
     return {
         part: {name: value for name, value in content.items() if value is not None}
         for part, content in state.to_dict().items()
     }
 
 
-def _complete(stored: Mapping[str, object]) -> dict[str, object]:
-    """The inverse of `stored_state`."""
-    return {
-        part: {**dict.fromkeys(unknowns), **content}
-        for part, unknowns in _UNKNOWNS.items()
+def _limits(spec: VCPORunSpec, live: Mapping[str, int]) -> Limits:
+    """Return the run's limits; groups with another scaler are fixed at their live replicas."""
+    limits = Limits.of(spec)
+    external = {group.name for group in spec.rollouts if group.scaling is Scaling.EXTERNAL}
+    fixed = {
+        name: GroupLimits(name=name, min_replicas=replicas, max_replicas=replicas)
+        for name, replicas in live.items()
+        if name in external
+    }
+    groups = tuple(fixed.get(group.name, group) for group in limits.groups)
+    return dataclasses.replace(limits, groups=groups)
+
+
+def _restore_state(
+    stored: Mapping[str, object],
+    limits: Limits,
+    live: Mapping[str, int],
+    report: LearnerReport | None,
+    now_s: float,
+) -> ControlState:
+    """Read the stored state; start a new one from the live limits if it cannot be read."""
+    complete = {
+        part: {**dict.fromkeys(optional), **content}
+        for part, optional in _OPTIONAL_FIELDS.items()
         if isinstance(content := stored.get(part), Mapping)
     }
+    try:
+        return ControlState.from_dict(complete)
+    except ValueError:
+        in_force = report.signals.admission_lag_steps if report else None
+        return ControlState.start(limits, now_s=now_s, replicas=live, admission_lag_steps=in_force)

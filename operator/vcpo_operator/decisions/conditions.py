@@ -1,4 +1,4 @@
-"""Conditions of a run: statements in words that people and programs may lean on. Pure.
+"""Conditions of a run: statements on which people and programs rely. Pure.
 
 | type | true when | reasons |
 |---|---|---|
@@ -6,14 +6,14 @@
 | LearnerReady | the learner answers | PodReady, PodPending, Suspended, Ended, pod-level reasons |
 | RolloutsReady | enough workers answer | MinimumAvailable, PartiallyAvailable, BelowMinimum, same |
 | SignalsFresh, EssHealthy, LearnerFed | see `vcpo.control.conditions` | |
-| Suspended | nothing runs, on request | Suspended, SuspendInProgress, Active |
+| Suspended | no pod runs, at the user's request | Suspended, SuspendInProgress, Active |
 | Ready | the run trains, or is complete | Training, NoUpdate, GenerationFailing, Degraded, ... |
 | Complete | all steps are taken | Succeeded, WithoutUpdate, NotFinished |
-| Failed | the run was given up | reasons of `control.run_limits`, LearnerFailed, NotFailed |
+| Failed | the run failed | LearnerFailed, reasons of `vcpo.control.run_limits`, NotFailed |
 
-Pod-level reasons are the words of Kubernetes: ImagePullBackOff, CrashLoopBackOff, OOMKilled,
-Unschedulable, FailedCreate, FailedMount, NodeLost and their like. Every condition is set from the
-first visit on.
+Pod-level reasons are those of Kubernetes: ImagePullBackOff, CrashLoopBackOff, OOMKilled,
+Unschedulable, FailedCreate, FailedMount, NodeLost and similar. The first reconcile sets every
+condition.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from vcpo_operator.observed.pod_causes import lost_node_cause, redact_and_shorte
 from vcpo_operator.observed.records import Cause, ObservedPod, ObservedState
 from vcpo_operator.observed.report import LearnerReport
 
-_HEARD_S: Final = 15.0
-"""Who was heard of within this time answers, whatever a probe has said or not said yet."""
+_CONTACT_S: Final = 15.0
+"""A process that was in contact within this time answers, whatever its pod's probes say."""
 _OVERDUE_S: Final = 30.0
-"""A pod that has not ended so long after its grace period has a kubelet that does not answer."""
-_HEARD_OF_WORK: Final = frozenset({"GenerationFailing", "NoUpdate"})
-"""Reasons of `Ready` that only the learner can tell."""
+"""A pod that still exists this long after its grace period is on a node that does not answer."""
+_REASONS_FROM_LEARNER: Final = frozenset({"GenerationFailing", "NoUpdate"})
+"""Reasons of `Ready` that only the learner can report."""
 CONTROL_CONDITIONS: Final = ("SignalsFresh", "EssHealthy", "LearnerFed")
-"""Conditions of the control loop; their reasons may turn with every poll."""
+"""Conditions of the control loop; their reasons may change with every report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionState:
-    """A condition as it is found now, without a history."""
+    """A condition as it is now, without its history."""
 
     type: str
     status: str
@@ -55,34 +55,34 @@ class ConditionState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionInputs:
-    """What the conditions of an accepted run are judged from."""
+    """The facts from which the conditions of an accepted run follow."""
 
     spec: VCPORunSpec
     verdict: RunVerdict
     observed: ObservedState
     decision: ControlDecision | None
-    """None while nothing is steered."""
+    """None while the control loop does not run."""
     has_stepped: bool
     """Whether a step was taken since the start."""
     report: LearnerReport | None = None
-    """The learner's newest report; None when there is none."""
+    """The learner's last known report; None when there is none."""
     now_s: float = 0.0
     """Unix time."""
     conflict: Conflict | None = None
-    """What stood in the way when the last plan was carried out; None when nothing did."""
+    """What stopped the last plan; None when nothing did."""
     refusal: str = ""
-    """Why the spec cannot be carried out as it is; empty when it can."""
+    """Why the spec was refused; empty when it was not."""
     keeps_last_known_signals: bool = False
-    """Whether what an earlier operator heard of the learner still stands."""
+    """Whether the conditions keep the signals that an earlier operator received."""
     before: RunStatus = field(default_factory=RunStatus)
-    """As the last look left it."""
+    """The status as the last reconcile left it."""
 
 
 def condition_states(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
-    """Judge every condition."""
-    learner = _learner(inputs)
-    rollouts = _rollouts(inputs)
-    control = () if inputs.keeps_last_known_signals else _control(inputs.decision)
+    """Return every condition as it is now."""
+    learner = _learner_ready(inputs)
+    rollouts = _rollouts_ready(inputs)
+    control = () if inputs.keeps_last_known_signals else _control_conditions(inputs.decision)
     return (
         _accepted(inputs),
         learner,
@@ -90,49 +90,43 @@ def condition_states(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
         *control,
         _suspended(inputs),
         _ready(inputs, (learner, rollouts, *control[:1])),
-        _complete(inputs.verdict),
-        _failed(inputs.verdict),
+        *_end_conditions(inputs.verdict),
     )
 
 
 def invalid_spec_conditions(message: str) -> tuple[ConditionState, ...]:
-    """The conditions of a run whose spec cannot be used; nothing else is judged."""
+    """Return the conditions of a run whose spec cannot be used; the others stay as they were."""
     return (
         _false("Accepted", "InvalidSpec", message),
         _false("Ready", "InvalidSpec", message),
     )
 
 
-def retry_delayed_conditions(trouble: str) -> tuple[ConditionState, ...]:
-    """The condition of a failed run that cannot be tried again yet; nothing else is judged."""
-    return (_false("Ready", "ApplyFailed", trouble),)
+def retry_delayed_conditions(error: str) -> tuple[ConditionState, ...]:
+    """Return the condition of a failed run that cannot start again yet; the others stay."""
+    return (_false("Ready", "ApplyFailed", error),)
 
 
 def merge_conditions(
-    found: Iterable[ConditionState], before: RunStatus, *, generation: int, now_s: float
+    states: Iterable[ConditionState], before: RunStatus, *, generation: int, now_s: float
 ) -> tuple[StatusCondition, ...]:
-    """Give conditions their history: a transition time that moves only with the status.
+    """Return the conditions with their history; those not in `states` stay as they were.
 
-    Conditions that were not judged stay as they were.
+    The transition time of a condition changes only with its status.
     """
-    judged = {each.type: _dated(each, before, generation, now_s) for each in found}
-    kept = (each for each in before.conditions if each.type not in judged)
-    return (*judged.values(), *kept)
-
-
-def _dated(
-    found: ConditionState, before: RunStatus, generation: int, now_s: float
-) -> StatusCondition:
-    known = before.condition(found.type)
-    same = known is not None and known.status == found.status
-    return StatusCondition(
-        type=found.type,
-        status=found.status,
-        reason=found.reason,
-        message=redact_and_shorten(found.message, MAX_MESSAGE_CHARACTERS),
-        transition_s=known.transition_s if known is not None and same else float(int(now_s)),
-        observed_generation=generation,
-    )
+    merged = {}
+    for state in states:
+        known = before.condition(state.type)
+        same = known is not None and known.status == state.status
+        merged[state.type] = StatusCondition(
+            type=state.type,
+            status=state.status,
+            reason=state.reason,
+            message=redact_and_shorten(state.message, MAX_MESSAGE_CHARACTERS),
+            transition_s=known.transition_s if known is not None and same else float(int(now_s)),
+            observed_generation=generation,
+        )
+    return (*merged.values(), *(each for each in before.conditions if each.type not in merged))
 
 
 def _accepted(inputs: ConditionInputs) -> ConditionState:
@@ -142,43 +136,47 @@ def _accepted(inputs: ConditionInputs) -> ConditionState:
     return _true("Accepted", "Accepted", f"The spec is valid. {note}".rstrip())
 
 
-def _learner(inputs: ConditionInputs) -> ConditionState:
+def _learner_ready(inputs: ConditionInputs) -> ConditionState:
     pods = inputs.observed.pods_of(Role.LEARNER)
-    resting = _resting("LearnerReady", inputs, pods)
+    resting = _suspended_or_ended("LearnerReady", inputs, pods)
     if resting is not None:
         return resting
-    if any(pod.ready for pod in pods) or (pods and _answers(inputs.report)):
+    if any(pod.ready for pod in pods) or (pods and _has_contact(inputs.report)):
         return _true("LearnerReady", "PodReady", "The learner answers.")
     learner = inputs.observed.learner
-    cause = _first_cause(pods) or _stuck(inputs) or (None if learner is None else learner.cause)
+    cause = _first_cause(pods) or _stuck_pod(inputs) or (learner.cause if learner else None)
     if cause is not None:
         return _false("LearnerReady", cause.reason, cause.message)
     return _false("LearnerReady", "PodPending", "The learner's pod is not ready yet.")
 
 
-def _rollouts(inputs: ConditionInputs) -> ConditionState:
-    pods = inputs.observed.pods_of(Role.ROLLOUT)
-    resting = _resting("RolloutsReady", inputs, pods)
+def _rollouts_ready(inputs: ConditionInputs) -> ConditionState:
+    pods, groups = inputs.observed.pods_of(Role.ROLLOUT), inputs.spec.rollouts
+    resting = _suspended_or_ended("RolloutsReady", inputs, pods)
     if resting is not None:
         return resting
-    heard = _heard_workers(inputs.report)
-    ready = sum(pod.ready or pod.name in heard for pod in pods)
-    least = max(1, sum(group.min_replicas for group in inputs.spec.rollouts))
-    refused = _refused_pods(inputs)
-    if ready >= least:
-        message = "The least number of workers answers."
+    in_contact = _workers_in_contact(inputs.report)
+    ready = sum(pod.ready or pod.name in in_contact for pod in pods)
+    minimum = max(1, sum(group.min_replicas for group in groups))
+    observed_groups = (inputs.observed.groups.get(group.name) for group in groups)
+    refused = next((group.cause for group in observed_groups if group and group.cause), None)
+    if ready >= minimum:
+        message = "At least the minimum number of workers answers."
         if refused is None:
             return _true("RolloutsReady", "MinimumAvailable", message)
-        message += f" More cannot be made: {refused.message}"
+        message += f" More cannot be created: {refused.message}"
         return _true("RolloutsReady", "PartiallyAvailable", message)
     cause = _first_cause(pods) or refused
     if cause is not None:
         return _false("RolloutsReady", cause.reason, cause.message)
-    message = f"Fewer workers answer than the {least} that are the least."
+    message = f"Fewer workers answer than the minimum of {minimum}."
     return _false("RolloutsReady", "BelowMinimum", message)
 
 
-def _resting(kind: str, inputs: ConditionInputs, pods: list[ObservedPod]) -> ConditionState | None:
+def _suspended_or_ended(
+    kind: str, inputs: ConditionInputs, pods: list[ObservedPod]
+) -> ConditionState | None:
+    """Return the condition of pods that should not be there; None when they should."""
     if inputs.verdict.phase is LifecyclePhase.SUSPEND:
         return _false(kind, "Suspended", "The run is suspended.")
     if inputs.verdict.has_ended and not any(pod.ready for pod in pods):
@@ -186,49 +184,46 @@ def _resting(kind: str, inputs: ConditionInputs, pods: list[ObservedPod]) -> Con
     return None
 
 
-def _answers(report: LearnerReport | None) -> bool:
-    """Whether the learner itself has spoken just now: its pod's probes are seconds behind."""
-    return report is not None and not report.is_silent and report.signals.age_s <= _HEARD_S
+def _has_contact(report: LearnerReport | None) -> bool:
+    """Whether the learner itself reported just now; its pod's probes lag by seconds."""
+    return report is not None and not report.is_silent and report.signals.age_s <= _CONTACT_S
 
 
-def _heard_workers(report: LearnerReport | None) -> frozenset[str]:
-    """Names of the workers' pods that the learner has just heard of."""
-    if report is None or not _answers(report):
+def _workers_in_contact(report: LearnerReport | None) -> frozenset[str]:
+    """Return the pods of the workers that were just in contact with the learner."""
+    if report is None or not _has_contact(report):
         return frozenset()
     workers = report.workers.items()
     age_s = report.signals.age_s
-    return frozenset(name for name, each in workers if each.silent_s + age_s <= _HEARD_S)
+    return frozenset(name for name, each in workers if each.silent_s + age_s <= _CONTACT_S)
 
 
 def _first_cause(pods: Iterable[ObservedPod]) -> Cause | None:
-    """The cause to put right first; a pod that ended and was replaced counts last."""
-    told = [pod for pod in pods if pod.cause is not None and not pod.ready]
-    return min(told, key=lambda pod: pod.has_ended).cause if told else None
+    """Return the cause to cure first; a pod that ended and was replaced comes last."""
+    broken = [pod for pod in pods if pod.cause is not None and not pod.ready]
+    return min(broken, key=lambda pod: pod.is_finished).cause if broken else None
 
 
-def _stuck(inputs: ConditionInputs) -> Cause | None:
-    """Why a learner's pod that should have ended has not, and holds the place of the next one."""
+def _stuck_pod(inputs: ConditionInputs) -> Cause | None:
+    """Return why a terminating pod of the learner remains and blocks the next one."""
     for pod in inputs.observed.pods:
-        if pod.role is not Role.LEARNER or not pod.leaving:
+        if pod.role is not Role.LEARNER or not pod.terminating:
             continue
         if pod.cause is not None and pod.cause.reason == "NodeLost":
             return pod.cause
-        if pod.gone_by_s is not None and inputs.now_s > pod.gone_by_s + _OVERDUE_S:
+        deadline_s = pod.termination_deadline_s
+        if deadline_s is not None and inputs.now_s > deadline_s + _OVERDUE_S:
             return lost_node_cause(pod.name, pod.node)
     return None
 
 
-def _refused_pods(inputs: ConditionInputs) -> Cause | None:
-    """Why pods of some rollout group cannot be made; None when all can."""
-    groups = (inputs.observed.groups.get(group.name) for group in inputs.spec.rollouts)
-    causes = (group.cause for group in groups if group is not None)
-    return next((cause for cause in causes if cause is not None), None)
-
-
-def _control(decision: ControlDecision | None) -> tuple[ConditionState, ...]:
+def _control_conditions(decision: ControlDecision | None) -> tuple[ConditionState, ...]:
     if decision is None:
-        message = "Nothing is steered while the run does not run."
-        return tuple(_unknown(kind, "NotRunning", message) for kind in CONTROL_CONDITIONS)
+        message = "The control loop acts only while the run trains."
+        return tuple(
+            ConditionState(type=kind, status="Unknown", reason="NotRunning", message=message)
+            for kind in CONTROL_CONDITIONS
+        )
     return tuple(
         ConditionState(
             type=each.type.value,
@@ -244,11 +239,13 @@ def _suspended(inputs: ConditionInputs) -> ConditionState:
     if not is_suspended(inputs.spec, inputs.verdict):
         return _false("Suspended", "Active", "The run is not suspended.")
     if inputs.observed.pods:
-        return _false("Suspended", "SuspendInProgress", "Pods are on their way out.")
-    return _true("Suspended", "Suspended", "Nothing runs; set `spec.suspend` to false to go on.")
+        return _false("Suspended", "SuspendInProgress", "The run's pods are terminating.")
+    message = "The run has no pods; set `spec.suspend` to false to resume it."
+    return _true("Suspended", "Suspended", message)
 
 
 def _ready(inputs: ConditionInputs, parts: tuple[ConditionState, ...]) -> ConditionState:
+    """Return the summary. parts: Conditions that must hold while the run trains."""
     verdict = inputs.verdict
     if verdict.phase is LifecyclePhase.COMPLETE:
         return _true("Ready", "Complete", verdict.message)
@@ -264,48 +261,46 @@ def _ready(inputs: ConditionInputs, parts: tuple[ConditionState, ...]) -> Condit
     if missing is not None:
         reason = "Degraded" if inputs.has_stepped else "Initializing"
         message = f"{missing.type} ({missing.reason}): {missing.message}"
-        return _false("Ready", reason, f"{message}{_failing(inputs.report)}")
+        return _false("Ready", reason, f"{message}{_failing_generations(inputs.report)}")
     if not inputs.has_stepped:
-        message = f"The first step has not been taken yet.{_failing(inputs.report)}"
+        message = f"The run has not taken a step yet.{_failing_generations(inputs.report)}"
         return _false("Ready", "Initializing", message)
     return _training(inputs)
 
 
 def _training(inputs: ConditionInputs) -> ConditionState:
-    """Ready, of a run that has all its parts and has taken a step."""
+    """Return `Ready` of a run whose parts are all ready and that has taken a step."""
     report, policy = inputs.report, inputs.spec.failure_policy
     known = inputs.before.condition("Ready")
-    if inputs.keeps_last_known_signals and known is not None and known.reason in _HEARD_OF_WORK:
+    if inputs.keeps_last_known_signals and known and known.reason in _REASONS_FROM_LEARNER:
         return ConditionState(
             type=known.type, status=known.status, reason=known.reason, message=known.message
         )
     if report is not None and report.failures_in_a_row >= policy.max_failures_in_a_row:
-        why = report.latest_generation_failure or _failing(report).lstrip()
-        return _false("Ready", "GenerationFailing", why)
+        message = report.latest_generation_failure or _failing_generations(report).lstrip()
+        return _false("Ready", "GenerationFailing", message)
     if report is not None and report.no_update:
         return _true("Ready", "NoUpdate", report.no_update)
     return _true("Ready", "Training", "The run trains.")
 
 
-def _failing(report: LearnerReport | None) -> str:
-    """Why nothing is generated, as the end of a message; empty when something is."""
+def _failing_generations(report: LearnerReport | None) -> str:
+    """Return how many generations failed, as the end of a message; empty when none did."""
     if report is None or report.failures_in_a_row == 0:
         return ""
-    count, latest = report.failures_in_a_row, report.latest_generation_failure
-    rest = f", the latest so: {latest}" if latest else "; the learner's log says of what."
-    return f" {count} generations in a row have failed{rest}"
+    latest = report.latest_generation_failure
+    cause = f"; the latest: {latest}" if latest else "; the learner's log names the cause."
+    return f" {report.failures_in_a_row} generations in a row have failed{cause}"
 
 
-def _complete(verdict: RunVerdict) -> ConditionState:
+def _end_conditions(verdict: RunVerdict) -> tuple[ConditionState, ConditionState]:
+    complete = _false("Complete", "NotFinished", "Not all steps are taken.")
+    failed = _false("Failed", "NotFailed", "The run has not failed.")
     if verdict.phase is LifecyclePhase.COMPLETE:
-        return _true("Complete", verdict.reason, verdict.message)
-    return _false("Complete", "NotFinished", "Not all steps are taken.")
-
-
-def _failed(verdict: RunVerdict) -> ConditionState:
+        complete = _true("Complete", verdict.reason, verdict.message)
     if verdict.phase is LifecyclePhase.FAILED:
-        return _true("Failed", verdict.reason, verdict.message)
-    return _false("Failed", "NotFailed", "The run was not given up.")
+        failed = _true("Failed", verdict.reason, verdict.message)
+    return complete, failed
 
 
 def _true(kind: str, reason: str, message: str) -> ConditionState:
@@ -314,7 +309,3 @@ def _true(kind: str, reason: str, message: str) -> ConditionState:
 
 def _false(kind: str, reason: str, message: str) -> ConditionState:
     return ConditionState(type=kind, status="False", reason=reason, message=message)
-
-
-def _unknown(kind: str, reason: str, message: str) -> ConditionState:
-    return ConditionState(type=kind, status="Unknown", reason=reason, message=message)

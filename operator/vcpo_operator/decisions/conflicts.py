@@ -1,7 +1,7 @@
-"""Obstacles: what stands in the way of a child. Pure.
+"""Conflicts: an existing object that keeps a child from being applied. Pure.
 
-An object of the child's name may be there already and be somebody else's: it is never taken over,
-unless its owner says so in an annotation. Or it is the claim that an earlier run left behind, which
+An object with the child's name may belong to somebody else. The operator never takes it over,
+unless its owner allows that by an annotation. Or the object is the claim of an earlier run. A claim
 can neither shrink nor change its storage class (docs/design/044-whose-objects.md).
 """
 
@@ -27,104 +27,101 @@ _UNITS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict:
-    """Why the run does not get on, as a condition says it."""
+    """Why a run cannot make progress, in the words of its condition `Ready`."""
 
     reason: str
     message: str
 
 
-def is_ours(there: ObservedChild, owner_uid: str | None) -> bool:
+def is_ours(existing: ObservedChild, owner_uid: str | None) -> bool:
     """Whether the operator may change an object for the run with this uid.
 
-    A claim that we made and that has no owner is what an earlier run of the name left behind.
+    A claim that the operator created and that has no owner was left by an earlier run of this name.
     """
-    if there.owner_uid is not None:
-        return there.owner_uid == owner_uid
-    if there.kind is Kind.SECRET:
+    if existing.owner_uid is not None:
+        return existing.owner_uid == owner_uid
+    if existing.kind is Kind.SECRET:
         return False
-    return there.adoptable or (there.kind is Kind.CLAIM and there.digest is not None)
+    return existing.adoptable or (existing.kind is Kind.CLAIM and existing.digest is not None)
 
 
-def name_conflict(there: ObservedChild, owner_uid: str | None) -> Conflict | None:
-    """Somebody else's object of a child's name; None when the operator may have it."""
-    if is_ours(there, owner_uid):
+def name_conflict(existing: ObservedChild, owner_uid: str | None) -> Conflict | None:
+    """Return the conflict with somebody else's object of a child's name, if there is one."""
+    if is_ours(existing, owner_uid):
         return None
-    what = f"{there.kind.kind} {there.name}"
-    if there.owner_uid is not None:
-        message = f"{what} belongs to another owner; waiting for it to go"
-    elif there.kind is Kind.SECRET:
+    what = f"{existing.kind.kind} {existing.name}"
+    if existing.owner_uid is not None:
+        message = f"{what} belongs to another owner; the operator waits until it is deleted"
+    elif existing.kind is Kind.SECRET:
         message = (
-            f"{what} is there already and is not this run's. Delete or rename it; or name it in"
-            f" `pods.tokenSecretName`, if it holds the run's token under the key `{TOKEN_KEY}`"
+            f"{what} exists already and is not this run's. Delete or rename it. If it holds the"
+            f" run's token under the key `{TOKEN_KEY}`, name it in `pods.tokenSecretName` instead"
         )
     else:
         message = (
-            f"{what} is there already and is not this run's. Delete or rename it; or give it to the"
-            f" run, which changes it and takes it along when deleted: kubectl annotate"
-            f" {there.kind.kind.lower()} {there.name} {ADOPT_ANNOTATION}=true"
+            f"{what} exists already and is not this run's. Delete or rename it; or give it to the"
+            " run, which then changes it, and deletes it when the run is deleted: kubectl annotate"
+            f" {existing.kind.kind.lower()} {existing.name} {ADOPT_ANNOTATION}=true"
         )
     return Conflict(reason="NameTaken", message=message)
 
 
-def storage_class_conflict(child: Child, there: ObservedClaim) -> Conflict | None:
-    """A storage class other than the one that the run asks for; None when the claim will do."""
+def storage_class_conflict(child: Child, existing: ObservedClaim) -> Conflict | None:
+    """Return the conflict with a claim of another storage class; None when the claim fits."""
     wanted = child.manifest["spec"].get("storageClassName")
-    if wanted is None or wanted == there.storage_class:
+    if wanted is None or wanted == existing.storage_class:
         return None
     message = (
-        f"PersistentVolumeClaim {child.name} is there already with the storage class"
-        f" '{there.storage_class or ''}', which cannot change;"
-        f" `learner.checkpointStorageClassName` asks for '{wanted}'. Make the run anew with that"
+        f"PersistentVolumeClaim {child.name} exists already with the storage class"
+        f" '{existing.storage_class or ''}', which cannot change;"
+        f" `learner.checkpointStorageClassName` asks for '{wanted}'. Create the run again with that"
         f" class; or {_deletion(child.name)}"
     )
     return Conflict(reason="ClaimMismatch", message=message)
 
 
-def keep_claim_size(child: Child, there: ObservedClaim) -> Child:
-    """The claim as it can be applied: with its present size where that is more than asked for."""
-    if storage_bytes(there.storage) <= storage_bytes(_asked(child)):
+def keep_claim_size(child: Child, existing: ObservedClaim) -> Child:
+    """Return the claim with its present size if that is larger, since a claim cannot shrink."""
+    requested = str(child.manifest["spec"]["resources"]["requests"]["storage"])
+    if storage_bytes(existing.storage) <= storage_bytes(requested):
         return child
-    spec = {**child.manifest["spec"], "resources": {"requests": {"storage": there.storage}}}
+    spec = {**child.manifest["spec"], "resources": {"requests": {"storage": existing.storage}}}
     return Child(kind=child.kind, manifest=with_digest({**child.manifest, "spec": spec}))
 
 
 def oversized_claims_note(learner: Learner, claims: Iterable[ObservedClaim]) -> str:
-    """A sentence for each claim of ours that is larger than asked for."""
-    asked = f"{learner.checkpoint_storage_gibibytes}Gi"
-    larger = (each for each in claims if storage_bytes(each.storage) > storage_bytes(asked))
+    """Return a sentence for each of the run's claims that is larger than requested."""
+    requested = f"{learner.checkpoint_storage_gibibytes}Gi"
+    larger = (each for each in claims if storage_bytes(each.storage) > storage_bytes(requested))
     return " ".join(
         f"PersistentVolumeClaim {each.child.name} has {each.storage} and is used as it is:"
-        f" `learner.checkpointStorageGibibytes` asks for {asked}, and a claim cannot shrink."
+        f" `learner.checkpointStorageGibibytes` asks for {requested}, and a claim cannot shrink."
         for each in larger
         if each.child.digest is not None
     )
 
 
 def claim_growth_refusal(name: str, refusal: str) -> str:
-    """The API server's refusal to make a claim what the run asks for, with the cure."""
+    """Return the API server's refusal to grow a claim, with the cure."""
     return (
-        f"{refusal.rstrip('.')}. Set `learner.checkpointStorageGibibytes` back to what it has; or"
+        f"{refusal.rstrip('.')}. Set `learner.checkpointStorageGibibytes` back to its old value; or"
         f" suspend the run, {_deletion(name)}"
     )
 
 
 def unreadable_token_conflict(refusal: str) -> Conflict:
-    """The Secret with the run's token may not be read."""
+    """Return the conflict of an operator that may not read the Secret with the run's token."""
     message = f"{refusal.rstrip('.')}. Give the operator's role `get` and `create` of secrets"
     return Conflict(reason="ApplyFailed", message=message)
 
 
 def storage_bytes(quantity: str) -> Decimal:
-    """Bytes of a size as Kubernetes writes it: `50Gi`, `1T`, `1000000`.
+    """Return the bytes of a size as Kubernetes writes it: `50Gi`, `1T`, `1000000`.
 
     Raises: decimal.InvalidOperation for anything else.
     """
     unit = next((each for each in _UNITS if quantity.endswith(each)), "")
     return Decimal(quantity.removesuffix(unit)) * Decimal(_UNITS.get(unit, 1))
-
-
-def _asked(child: Child) -> str:
-    return str(child.manifest["spec"]["resources"]["requests"]["storage"])
 
 
 def _deletion(claim: str) -> str:

@@ -1,19 +1,48 @@
-"""What a run should have, from its spec, its course and the control loop's decision. Pure."""
+"""The desired state of a run, from its spec, its lifecycle phase and the control decision. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from vcpo.control import ControlDecision
 from vcpo.spec.cluster import Scaling
 from vcpo.spec.workloads import Cleanup
 from vcpo_operator.children.family import OperatorDefaults, build_children
-from vcpo_operator.children.manifest import Kind, Parent
+from vcpo_operator.children.manifest import Child, Kind, Parent
 from vcpo_operator.children.rollout import rollout_deployment
 from vcpo_operator.decisions.draining import LearnerDrain
 from vcpo_operator.decisions.lifecycle import RunVerdict, cleanup, is_suspended
-from vcpo_operator.decisions.plan import DesiredState
 from vcpo_operator.names import rollout_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesiredState:
+    """The objects that a run should have, and what its learner should be told."""
+
+    run: str
+    """Name of the run."""
+    owner_uid: str
+    children: tuple[Child, ...]
+    """In the order in which they are created."""
+    paused: Mapping[str, Child] = field(default_factory=dict)
+    """Deployments as they are created, by name: paused, so that they have no pods yet."""
+    seeds: Mapping[str, int] = field(default_factory=dict)
+    """Replicas that a group's new Deployment starts with, by group."""
+    scaler_seeds: Mapping[str, int] = field(default_factory=dict)
+    """Replicas that the scaler of a group without workers starts with, by group."""
+    replicas: Mapping[str, int] = field(default_factory=dict)
+    """Replicas of the groups that the operator scales now; others are not touched."""
+    restarts_learner: bool = False
+    """Whether the learner's pods belong to an attempt that is over, whatever their template."""
+    drain_removed: bool = True
+    """Whether groups that left the spec finish their work before they are deleted."""
+    draining: LearnerDrain | None = None
+    """How the learner ends before its workers are removed; None: it does not end."""
+    admission_lag_steps: int | None = None
+    """Admission lag of the learner; None leaves it as it is."""
+    reason: str = ""
+    """Why the limits change, for the learner's journal."""
 
 
 def desired_state(
@@ -22,40 +51,47 @@ def desired_state(
     verdict: RunVerdict,
     *,
     decision: ControlDecision | None,
-    asked: Mapping[str, int],
+    requested: Mapping[str, int],
     draining: LearnerDrain | None = None,
     restarts_learner: bool = False,
 ) -> DesiredState:
-    """Say what should be.
+    """Return what the run should have.
 
-    decision: None while nothing is steered: the run rests or has ended.
-    asked: Workers that autoscalers ask for, by the name of the scaler that says so.
-    draining: The learner's end in good order; None when it need not end.
-    restarts_learner: Whether its pods are of an attempt that is over.
+    decision: None while the control loop does not run: the run is suspended or has ended.
+    requested: Workers that autoscalers request, by name of the scaler.
+    draining: How the learner ends; None when it does not.
+    restarts_learner: Whether the learner's pods belong to an attempt that is over.
     Raises: ValueError when a user's template cannot be merged.
     """
-    removed = cleanup(parent.run.spec, verdict)
-    wanted = build_children(
+    spec = parent.run.spec
+    removed, suspended = cleanup(spec, verdict), is_suspended(spec, verdict)
+    children = build_children(
         parent,
         defaults,
         with_learner=removed is not Cleanup.DELETE_WORKLOADS,
         with_rollouts=removed is Cleanup.RETAIN_WORKLOADS,
-        running=not is_suspended(parent.run.spec, verdict),
+        running=not suspended,
     )
-    names = {child.name for child in wanted if child.kind is Kind.DEPLOYMENT}
+    names = {child.name for child in children if child.kind is Kind.DEPLOYMENT}
     paused = (
         rollout_deployment(parent, group, default_image=defaults.rollout_image, paused=True)
-        for group in parent.run.spec.rollouts
+        for group in spec.rollouts
         if rollout_name(parent.name, group.name) in names
     )
+    no_workers = {group.name: 0 for group in spec.rollouts}
     return DesiredState(
         run=parent.name,
         owner_uid=parent.owner.uid,
-        children=wanted,
+        children=children,
         paused={child.name: child for child in paused},
-        seeds=_seeds(parent, verdict, decision, asked),
-        scaler_seeds=_scaler_seeds(parent),
-        replicas=_replicas(parent, verdict, decision, asked),
+        seeds=no_workers if suspended else _seeds(parent, decision, requested),
+        # Never 0: that disables a HorizontalPodAutoscaler.
+        scaler_seeds={
+            group.name: max(1, group.min_replicas)
+            for group in spec.rollouts
+            if group.scaling is Scaling.EXTERNAL
+        },
+        replicas=no_workers if suspended else _replicas(parent, decision, requested),
         restarts_learner=restarts_learner,
         drain_removed=not verdict.has_ended,
         draining=draining,
@@ -65,47 +101,35 @@ def desired_state(
 
 
 def _seeds(
-    parent: Parent, verdict: RunVerdict, decision: ControlDecision | None, asked: Mapping[str, int]
+    parent: Parent, decision: ControlDecision | None, requested: Mapping[str, int]
 ) -> dict[str, int]:
-    groups = parent.run.spec.rollouts
-    if is_suspended(parent.run.spec, verdict):
-        return {group.name: 0 for group in groups}
+    """Return the replicas of new Deployments: decided or requested, else `minReplicas`."""
     decided: Mapping[str, int] = {} if decision is None else decision.replicas
-    least = {group.name: decided.get(group.name, group.min_replicas) for group in groups}
-    return {**least, **_external(parent, asked)}
-
-
-def _scaler_seeds(parent: Parent) -> dict[str, int]:
-    """The least, but never 0: that switches a HorizontalPodAutoscaler off."""
-    return {
-        group.name: max(1, group.min_replicas)
-        for group in parent.run.spec.rollouts
-        if group.scaling is Scaling.EXTERNAL
-    }
+    groups = parent.run.spec.rollouts
+    seeds = {group.name: decided.get(group.name, group.min_replicas) for group in groups}
+    return {**seeds, **_external_replicas(parent, requested)}
 
 
 def _replicas(
-    parent: Parent, verdict: RunVerdict, decision: ControlDecision | None, asked: Mapping[str, int]
+    parent: Parent, decision: ControlDecision | None, requested: Mapping[str, int]
 ) -> dict[str, int]:
-    groups = parent.run.spec.rollouts
-    if is_suspended(parent.run.spec, verdict):
-        return {group.name: 0 for group in groups}
+    """Return the replicas of the groups that are scaled now."""
     if decision is None:
         return {}
     direct = {
         group.name: decision.replicas[group.name]
-        for group in groups
+        for group in parent.run.spec.rollouts
         if group.scaling is Scaling.DIRECT
     }
-    return {**direct, **_external(parent, asked)}
+    return {**direct, **_external_replicas(parent, requested)}
 
 
-def _external(parent: Parent, asked: Mapping[str, int]) -> dict[str, int]:
-    """Workers of the groups that autoscalers scale, within the run's bounds."""
-    outside = (group for group in parent.run.spec.rollouts if group.scaling is Scaling.EXTERNAL)
-    scalers = {rollout_name(parent.name, group.name): group for group in outside}
+def _external_replicas(parent: Parent, requested: Mapping[str, int]) -> dict[str, int]:
+    """Return the replicas that autoscalers request, within the bounds of each group."""
+    external = (group for group in parent.run.spec.rollouts if group.scaling is Scaling.EXTERNAL)
+    scalers = {rollout_name(parent.name, group.name): group for group in external}
     return {
-        group.name: min(max(asked[scaler], group.min_replicas), group.max_replicas)
+        group.name: min(max(requested[scaler], group.min_replicas), group.max_replicas)
         for scaler, group in scalers.items()
-        if scaler in asked
+        if scaler in requested
     }

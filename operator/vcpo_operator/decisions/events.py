@@ -1,9 +1,9 @@
-"""Events: what `kubectl describe` shows of a run's turns. Pure.
+"""Events: what `kubectl describe` shows of a run's changes. Pure.
 
-One event per condition that changed its status or reason, for the conditions that people follow,
-and one per limit that the control loop moved. What is bad is a Warning, also at the first look. The
-status before is the stored one, so an operator that was restarted repeats nothing. The status is
-the interface; an event that is lost loses nothing.
+There is one event for each followed condition that changed its status or reason, and one for each
+limit that the control loop changed. Bad states are Warnings, also at the first reconcile. Events
+compare with the stored status, so a restarted operator repeats none. Programs should read the
+status: a lost event loses nothing.
 """
 
 from __future__ import annotations
@@ -41,29 +41,33 @@ _NORMAL_REASONS: Final = {
 def transition_events(
     record: RunRecord, before: RunStatus, after: RunStatus, now_s: float
 ) -> Iterator[dict[str, Any]]:
-    """Events for what changed between two statuses; of a run seen first, for what is bad."""
-    starts_new_attempt = before.holds("Failed") and not after.holds("Failed")
+    """Yield an event for each change between two statuses.
+
+    A condition that is set for the first time yields an event only if it is bad.
+    """
+    is_new_attempt = before.holds("Failed") and not after.holds("Failed")
     for kind in _FOLLOWED:
         old, new = before.condition(kind), after.condition(kind)
-        if kind == "Failed" and starts_new_attempt:
-            yield _event(record, "TriedAgain", "The spec was edited: the run starts anew.", now_s)
+        if kind == "Failed" and is_new_attempt:
+            message = "The spec was edited: the run starts again."
+            yield _event(record, "TriedAgain", message, now_s)
             continue
-        if new is None or _is_known(old, new) or _is_said_already(new, after):
+        if new is None or not _has_changed(old, new) or _is_repeated(new, after):
             continue
         message = f"{new.type}: {new.message}"
         yield _event(record, new.reason, message, now_s, is_bad=_is_bad(new))
-    for reason, message in _moves(before, after):
+    for reason, message in _limit_changes(before, after):
         yield _event(record, reason, message, now_s)
 
 
 def recreated_event(record: RunRecord, child: ObservedChild, now_s: float) -> dict[str, Any]:
-    """The event that says which child was made again, and why."""
-    message = f"{child.kind.kind} {child.name} was deleted by somebody else and is made again."
+    """Return the event for a child that somebody deleted and the operator created again."""
+    message = f"{child.kind.kind} {child.name} was deleted by somebody else and is created again."
     return _event(record, "Recreated", message, now_s, is_bad=True)
 
 
-def _moves(before: RunStatus, after: RunStatus) -> Iterator[tuple[str, str]]:
-    """Limits that the control loop moved, as (reason, message)."""
+def _limit_changes(before: RunStatus, after: RunStatus) -> Iterator[tuple[str, str]]:
+    """Yield the limits that the control loop changed, as (reason, message)."""
     desired = {group.name: group.desired for group in before.groups}
     for group in after.groups:
         old = desired.get(group.name)
@@ -102,19 +106,18 @@ def _event(
     }
 
 
-def _is_known(old: StatusCondition | None, new: StatusCondition) -> bool:
-    """Whether a condition is no news: it stands as before, or is as any run's at first."""
+def _has_changed(old: StatusCondition | None, new: StatusCondition) -> bool:
+    """Whether a condition changed its status or reason; a first one has if it is bad."""
     if old is None:
-        return not _is_bad(new)
-    return (old.status, old.reason) == (new.status, new.reason)
+        return _is_bad(new)
+    return (old.status, old.reason) != (new.status, new.reason)
 
 
-def _is_said_already(condition: StatusCondition, status: RunStatus) -> bool:
-    """Whether Ready only repeats why the spec was refused or the run has ended."""
-    said = (condition.reason, condition.message)
-    first = (status.condition(kind) for kind in ("Accepted", "Complete", "Failed"))
-    others = ((each.reason, each.message) for each in first if each is not None)
-    return condition.type == "Ready" and said in others
+def _is_repeated(condition: StatusCondition, status: RunStatus) -> bool:
+    """Whether Ready only repeats the reason and message of another condition."""
+    others = (status.condition(kind) for kind in ("Accepted", "Complete", "Failed"))
+    texts = ((each.reason, each.message) for each in others if each is not None)
+    return condition.type == "Ready" and (condition.reason, condition.message) in texts
 
 
 def _is_bad(condition: StatusCondition) -> bool:

@@ -1,112 +1,176 @@
-"""One look at a run: what was seen and judged, and when to look again. Pure."""
+"""One reconcile of a run as a value: what was observed, how it is judged, when to reconcile again.
+
+Pure.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from vcpo.spec import VCPORun
 from vcpo.wire.phase import RunPhase
+from vcpo_operator.decisions import status
 from vcpo_operator.decisions.conflicts import Conflict
-from vcpo_operator.decisions.draining import LearnerDrain
-from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict, next_deadline_s
+from vcpo_operator.decisions.draining import LearnerDrain, decide_drain
+from vcpo_operator.decisions.lifecycle import (
+    LifecyclePhase,
+    RunVerdict,
+    judge,
+    next_deadline_s,
+    starts_new_attempt,
+)
 from vcpo_operator.decisions.status_model import RunStatus
 from vcpo_operator.names import Role
 from vcpo_operator.observed.records import ObservedState, RunRecord
 from vcpo_operator.observed.report import LearnerReport
 
 RESYNC_PERIOD_S: Final = 60.0
-"""Longest time between two looks at a run."""
+"""Longest time between two reconciles of a run."""
 DRAIN_POLL_S: Final = 1.0
-"""Longest time between two looks at a run whose learner is waited for: one that has saved exits,
-and its pod would start it again."""
+"""Longest time between two reconciles while the operator waits for a learner to end. A learner that
+has saved exits, and its pod would start it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One look at a run: everything that later stages need of the earlier ones."""
+    """What one reconcile of a run observed, and how it judges it."""
 
     record: RunRecord
     run: VCPORun
     before: RunStatus
+    """The status as the last reconcile left it."""
     current: RunStatus
+    """The status with what this reconcile observed; without conditions and groups."""
     observed: ObservedState
     report: LearnerReport | None
+    """The learner's last known report of this attempt; None when there is none."""
     verdict: RunVerdict
     draining: LearnerDrain | None
     is_new_attempt: bool
-    """Whether the run had failed and is tried again with this look."""
+    """Whether the run had failed and starts again with this reconcile."""
     now_s: float
+    """Unix time."""
+    ends_now: bool = False
+    """Whether the run ended since the last reconcile."""
 
     def requeue_after_s(self, now_s: float) -> float:
-        """When to look again if nothing happens, in seconds from `now_s`."""
-        wakes_s = [RESYNC_PERIOD_S]
+        """Return the seconds from `now_s` to the next reconcile if nothing happens before."""
+        waits_s = [RESYNC_PERIOD_S]
         if self.verdict.phase is LifecyclePhase.RUN:
-            wakes_s.append(self.run.spec.control.poll_seconds)
+            waits_s.append(self.run.spec.control.poll_seconds)
         if self.draining is not None and self.draining.until_s is not None:
-            wakes_s += [DRAIN_POLL_S, max(0.0, self.draining.until_s - now_s)]
+            waits_s += [DRAIN_POLL_S, max(0.0, self.draining.until_s - now_s)]
         deadline_s = next_deadline_s(self.run.spec, self.current, self.verdict)
         if deadline_s is not None:
-            wakes_s.append(max(0.0, deadline_s - now_s))
-        return min(wakes_s)
+            waits_s.append(max(0.0, deadline_s - now_s))
+        return min(waits_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
-    """What carrying out a plan came to."""
+    """What happened when a plan was executed."""
 
     refusal: str = ""
-    """Why the spec cannot be carried out as it is; empty when it can."""
+    """Why the API server or a builder refused the spec; empty when nothing was refused."""
     error: str = ""
-    """What went wrong; empty when nothing did."""
+    """The error that stopped the plan; empty when none did."""
     retry_after_s: float | None = None
+    """How long the API server asked to be left alone; None when it did not."""
     conflict: Conflict | None = None
-    """What stands in the way; None when nothing does."""
+    """The object that is in the way; None when none is."""
     needs_replan: bool = False
-    """Whether there is a token now, and the rest can be planned."""
+    """Whether a token was made, on which the rest of the plan depends."""
 
-    def stopped_by(self) -> Conflict | None:
-        """What kept the plan from being carried out; None when nothing did."""
+    @property
+    def blocker(self) -> Conflict | None:
+        """Why the plan was not executed to its end; None when it was."""
         if self.error:
             return Conflict(reason="ApplyFailed", message=self.error)
         return self.conflict
 
 
+def judge_run(
+    record: RunRecord,
+    run: VCPORun,
+    *,
+    before: RunStatus,
+    observed: ObservedState,
+    report: LearnerReport | None,
+    now_s: float,
+) -> Snapshot:
+    """Judge what was observed of a run.
+
+    before: The status as the last reconcile left it.
+    report: The learner's newest report, of whichever attempt.
+    now_s: Unix time.
+    """
+    report = report_of_this_run(report, before, observed, now_s)
+    # A learner that ends because the run is suspended has not failed.
+    current = before if run.spec.suspend else before.with_restarts(observed)
+    is_new_attempt = starts_new_attempt(run.spec, before, record.generation)
+    if is_new_attempt:
+        current, report = status.as_new_attempt(current), None
+    current = status.with_clocks(current, run.spec, observed, report, now_s)
+    current = status.with_report(current, report)
+    verdict = judge(run.spec, current, report, now_s)
+    drain = decide_drain(run.spec, verdict, observed, report, since_s=before.drain_s, now_s=now_s)
+    return Snapshot(
+        record=record,
+        run=run,
+        before=before,
+        current=replace(
+            status.with_end(current, verdict, now_s),
+            drain_s=None if drain is None else drain.since_s,
+        ),
+        observed=observed,
+        report=report,
+        verdict=verdict,
+        draining=drain,
+        is_new_attempt=is_new_attempt,
+        now_s=now_s,
+        ends_now=verdict.has_ended and current.completion_s is None,
+    )
+
+
 def signals_period_s(run: VCPORun, before: RunStatus) -> float:
-    """Time between two questions to the learner; 0: it is asked at every look.
+    """Return the time between two calls of the learner; 0 calls it at every reconcile.
 
-    What it said earlier is no answer to whether its workers may go now.
+    A learner that drains is called every time: an older report does not say whether its workers may
+    go now.
     """
-    resting = run.spec.suspend or before.completion_s is not None
-    return 0.0 if resting else run.spec.control.poll_seconds
+    is_draining = run.spec.suspend or before.completion_s is not None
+    return 0.0 if is_draining else run.spec.control.poll_seconds
 
 
-def keeps_last_known_signals(look: Snapshot, first_seen_s: float) -> bool:
-    """Whether what an earlier operator heard of the learner still stands.
+def keeps_last_known_signals(snapshot: Snapshot, first_seen_s: float) -> bool:
+    """Whether the conditions keep the signals that the operator before this one received.
 
-    A fresh operator may need a moment to reach learners it was in touch with before it was
-    restarted; the time for which signals are good is that moment.
-    first_seen_s: Unix time of this operator's first look at the run.
+    A restarted operator may need a moment to reach the learners. It has as long as signals count as
+    fresh (`control.signalsMaxAgeSeconds`).
+
+    first_seen_s: Unix time at which this operator first reconciled the run.
     """
-    good_until_s = first_seen_s + look.run.spec.control.signals_max_age_seconds
-    heard_before = look.report is None and look.before.holds("SignalsFresh")
-    return look.verdict.phase is LifecyclePhase.RUN and heard_before and look.now_s <= good_until_s
+    fresh_until_s = first_seen_s + snapshot.run.spec.control.signals_max_age_seconds
+    was_fresh = snapshot.report is None and snapshot.before.holds("SignalsFresh")
+    is_running = snapshot.verdict.phase is LifecyclePhase.RUN
+    return is_running and was_fresh and snapshot.now_s <= fresh_until_s
 
 
 def report_of_this_run(
     report: LearnerReport | None, before: RunStatus, observed: ObservedState, now_s: float
 ) -> LearnerReport | None:
-    """The report, unless an earlier run of the same name or the time before a rest is its origin.
+    """Return the report unless it may describe an earlier run or attempt; then None.
 
-    A Prometheus remembers both; without this a new run could complete with the old one's phase.
-    While the learner is waited for its reports only get newer. The failure of a learner whose pod
-    is leaving is that of an attempt which is over; so may be one that is only remembered, and a
-    learner that failed lingers to say so again.
+    A Prometheus still holds the samples of an earlier run of the same name, and of the time before
+    a suspension. With them a new run could complete in the phase of the old one. While the learner
+    drains, reports only get newer. A learner that has failed keeps reporting it. So a failure
+    counts only in a fresh report, and only while the learner's pod is not terminating.
     """
     if report is None or before.drain_s is not None:
         return report
-    may_be_past = not report.is_fresh or not observed.pods_of(Role.LEARNER)
-    if report.phase is RunPhase.FAILED and may_be_past:
+    may_be_old = not report.is_fresh or not observed.pods_of(Role.LEARNER)
+    if report.phase is RunPhase.FAILED and may_be_old:
         return None
     start_s = now_s if before.start_s is None else before.start_s
     return report if report.is_from_after(start_s, now_s=now_s) else None

@@ -1,9 +1,9 @@
-"""Unexplained: what does not get on although its own status gives no reason. Pure.
+"""Stalled objects: no progress, and their own status gives no reason. Pure.
 
-Two things are told in events only: why a StatefulSet cannot make its pod (a Deployment has a
-condition for that), and why a kubelet cannot start one (a ConfigMap that is not there, say). Events
-are many and belong to everybody, so they are neither watched nor kept: those about a few objects
-are read, and only once these have not got on for a while.
+Two causes are reported in events only: why a StatefulSet cannot create its pod (a Deployment has a
+condition for that), and why a kubelet cannot start a pod (a missing ConfigMap, for example). Events
+are many and belong to the whole namespace. The operator therefore does not watch them. It reads the
+events of a few objects, and only after these made no progress for a while.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from dataclasses import replace
 from typing import Final
 
 from vcpo_operator.names import Role
-from vcpo_operator.observed.records import Cause, ObservedPod, ObservedState
+from vcpo_operator.observed.records import Cause, ObservedState
 
 PATIENCE_S: Final = 10.0
-"""Time for an ordinary start, before anybody asks why it takes so long."""
+"""Time that an ordinary start may take before events are read."""
 REREAD_S: Final = 30.0
-"""Time between two questions; kubelets and controllers repeat themselves more seldom."""
+"""Time between two reads; kubelets and controllers repeat their events less often."""
 
 
 def stalled_uids(observed: ObservedState) -> tuple[str, ...]:
-    """Uids of the objects whose events may tell more: the learner's, and one worker's at most."""
-    learner = observed.learner
-    if learner is not None and learner.replicas > 0 and not _has_pods(observed, Role.LEARNER):
-        return (learner.child.uid, *_being_made(observed, Role.ROLLOUT))
-    return (*_being_made(observed, Role.LEARNER), *_being_made(observed, Role.ROLLOUT))
+    """Return the uids of objects whose events may name a cause: the learner and at most one worker.
+
+    For the learner it is the StatefulSet while there is no pod, and the pod after that.
+    """
+    learner, pods = observed.learner, observed.pods
+    has_learner_pod = any(pod.role is Role.LEARNER for pod in pods)
+    if learner is not None and learner.replicas > 0 and not has_learner_pod:
+        return (learner.child.uid, *_starting_pod(observed, Role.ROLLOUT))
+    return (*_starting_pod(observed, Role.LEARNER), *_starting_pod(observed, Role.ROLLOUT))
 
 
 def with_event_causes(observed: ObservedState, causes: Mapping[str, Cause]) -> ObservedState:
-    """The same with the causes that events gave, by uid of what they are about."""
+    """Return the state with causes from events.
+
+    causes: By uid of the object that the events are about.
+    """
     learner = observed.learner
     if learner is not None:
         learner = replace(learner, cause=causes.get(learner.child.uid))
-    pods = tuple(_with_cause(pod, causes) for pod in observed.pods)
+    pods = tuple(replace(pod, cause=causes.get(pod.uid, pod.cause)) for pod in observed.pods)
     return replace(observed, learner=learner, pods=pods)
 
 
-def _with_cause(pod: ObservedPod, causes: Mapping[str, Cause]) -> ObservedPod:
-    return replace(pod, cause=causes[pod.uid]) if pod.uid in causes else pod
-
-
-def _has_pods(observed: ObservedState, role: Role) -> bool:
-    return any(pod.role is role for pod in observed.pods)
-
-
-def _being_made(observed: ObservedState, role: Role) -> tuple[str, ...]:
+def _starting_pod(observed: ObservedState, role: Role) -> tuple[str, ...]:
+    """Return the uid of the first pod of a role that starts without a known cause of delay."""
     pods = observed.pods_of(role)
     return tuple(pod.uid for pod in pods if pod.is_starting and pod.cause is None)[:1]

@@ -1,6 +1,6 @@
-"""The status of a run as a value: read from the object, written back to it.
+"""The status of a run as a value, and its form in the object.
 
-Times are Unix seconds inside and RFC 3339 outside, to the second.
+Times are Unix seconds here and RFC 3339 in the object, to the second.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from vcpo_operator.observed.records import ContainerEnd, ObservedPod, ObservedSt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusCondition:
-    """One condition as Kubernetes keeps it."""
+    """One condition as Kubernetes stores it."""
 
     type: str
     status: str
     reason: str
     message: str
     transition_s: float
-    """When `status` changed last."""
+    """Unix time at which `status` changed last."""
     observed_generation: int = 0
 
 
@@ -32,18 +32,22 @@ class StatusCondition:
 class Restarts:
     """Restarts of the learner, over all its pods.
 
-    A pod's own count ends with the pod; what was counted of which pod is kept, so that counting
-    again adds nothing and a new pod starts from zero. A pod that was replaced is no restart.
+    Each pod counts its own restarts. The record holds how many restarts of which pod are counted
+    already. Counting again then adds nothing, and a new pod counts from zero. A replaced pod is no
+    restart.
     """
 
     total: int = 0
     pod_uid: str = ""
     pod_restarts: int = 0
     streak: FailureStreak = field(default_factory=FailureStreak)
-    """Those in a row without a step beyond the furthest one before; these are what is limited."""
+    """Restarts in a row without progress; `failurePolicy.maxLearnerRestarts` limits these."""
 
-    def counted(self, pod: ObservedPod, *, step: int) -> Restarts:
-        """The count with what a pod shows now; `step` is the last one that is known of."""
+    def with_pod(self, pod: ObservedPod, *, step: int) -> Restarts:
+        """Return the count with a pod's restarts up to now.
+
+        step: The last known optimizer step; progress is a step beyond the furthest one before.
+        """
         known = self.pod_restarts if pod.uid == self.pod_uid else 0
         new, streak = max(0, pod.restarts - known), self.streak
         for _ in range(new):
@@ -58,7 +62,7 @@ class Restarts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Numbers of the learner; None is what it has not measured."""
+    """Numbers of the learner; None while it has not measured them."""
 
     step: int | None = None
     policy_version: int | None = None
@@ -82,13 +86,13 @@ class GroupStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """Everything in `status`."""
+    """All fields of `status`."""
 
     observed_generation: int = 0
     conditions: tuple[StatusCondition, ...] = ()
     start_s: float | None = None
     admission_s: float | None = None
-    """When the learner and a worker first had a node; deadlines count from here."""
+    """Unix time at which the learner and a worker had a node; deadlines count from it."""
     first_step_s: float | None = None
     completion_s: float | None = None
     drain_s: float | None = None
@@ -96,43 +100,43 @@ class RunStatus:
     admission_lag_steps: int | None = None
     restarts: Restarts = Restarts()
     last_end: ContainerEnd | None = None
-    """How the learner's container ended last; stays when its pod is gone."""
+    """How the learner's container ended last; kept after its pod is gone."""
     progress: Progress = Progress()
     groups: tuple[GroupStatus, ...] = ()
     control: Mapping[str, Any] = field(default_factory=dict)
     """`ControlState.to_dict()`; empty before the first decision."""
 
     def condition(self, kind: str) -> StatusCondition | None:
-        """The condition of a type; None when it was never set."""
+        """Return the condition of a type; None when it was never set."""
         return next((each for each in self.conditions if each.type == kind), None)
 
     def holds(self, kind: str) -> bool:
-        """Whether a condition is true."""
+        """Whether a condition has the status True."""
         condition = self.condition(kind)
         return condition is not None and condition.status == "True"
 
     def with_restarts(self, observed: ObservedState) -> RunStatus:
-        """The same status with the learner's restarts counted, and how it ended last."""
+        """Return the status with the learner's restarts counted, and how it ended last."""
         pods = observed.pods_of(Role.LEARNER)
         if not pods:
             return self
         last_end = pods[0].last_end or self.last_end
-        restarts = self.restarts.counted(pods[0], step=self.progress.step or 0)
+        restarts = self.restarts.with_pod(pods[0], step=self.progress.step or 0)
         return replace(self, restarts=restarts, last_end=last_end)
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Self:
-        """Read a status; what is missing stands at its default.
+        """Read a status; missing fields keep their defaults.
 
-        Raises: ValueError when it is none that this operator wrote.
+        Raises: ValueError when this operator cannot have written it.
         """
         try:
-            return cls(**_parsed(entry))
+            return cls(**_fields_from_dict(entry))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"status: not written by this operator ({error!r})") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """The status as the object holds it, without what is unknown."""
+        """Return the status in its form in the object, without fields that are None."""
         progress = self.progress
         ready = sum(group.ready for group in self.groups)
         desired = sum(group.desired for group in self.groups)
@@ -151,7 +155,7 @@ class RunStatus:
             "learningRateScale": _rounded(progress.learning_rate_scale),
             "evaluationAccuracy": _rounded(progress.accuracy),
             "admissionLagSteps": self.admission_lag_steps,
-            "lag": _known({"p50": progress.lag_p50, "max": progress.lag_max}) or None,
+            "lag": _without_none({"p50": progress.lag_p50, "max": progress.lag_max}) or None,
             "learner": {
                 "restarts": self.restarts.total,
                 "podUid": self.restarts.pod_uid or None,
@@ -164,23 +168,23 @@ class RunStatus:
             "workers": f"{ready}/{desired}" if self.groups else None,
             "control": dict(self.control) or None,
         }
-        document["learner"] = _known(document["learner"])  # type: ignore[arg-type]  # a dict above
-        return _known(document)
+        document["learner"] = _without_none(document["learner"])  # type: ignore[arg-type]  # a dict above
+        return _without_none(document)
 
 
 def rfc3339(time_s: float | None) -> str | None:
-    """Write a time as Kubernetes does; None stays None."""
+    """Write a Unix time as Kubernetes does; None stays None."""
     if time_s is None:
         return None
     return datetime.fromtimestamp(int(time_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def from_rfc3339(text: str | None) -> float | None:
-    """Read a time as Kubernetes writes it; None stays None."""
+    """Read a time that Kubernetes wrote, as Unix time; None stays None."""
     return None if text is None else datetime.fromisoformat(text).timestamp()
 
 
-def _parsed(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _fields_from_dict(entry: Mapping[str, Any]) -> dict[str, Any]:
     learner, lag = entry.get("learner") or {}, entry.get("lag") or {}
     return {
         "observed_generation": int(entry.get("observedGeneration", 0)),
@@ -231,7 +235,7 @@ def _end_from(entry: Mapping[str, Any] | None) -> ContainerEnd | None:
 def _end_to_dict(end: ContainerEnd | None) -> dict[str, Any] | None:
     if end is None:
         return None
-    return _known(
+    return _without_none(
         {
             "pod": end.pod,
             "exitCode": end.exit_code,
@@ -275,7 +279,7 @@ def _group_from(entry: Mapping[str, Any]) -> GroupStatus:
 
 
 def _group_to_dict(group: GroupStatus) -> dict[str, Any]:
-    return _known(
+    return _without_none(
         {
             "name": group.name,
             "desiredReplicas": group.desired,
@@ -286,10 +290,10 @@ def _group_to_dict(group: GroupStatus) -> dict[str, Any]:
     )
 
 
-def _known(document: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(document: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in document.items() if value is not None}
 
 
 def _rounded(value: float | None) -> float | None:
-    """Four digits say all there is to see, and make a column that fits."""
+    """Round to four digits, which fit a column of `kubectl get`."""
     return None if value is None else round(value, 4)

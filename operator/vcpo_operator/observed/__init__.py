@@ -1,1 +1,1 @@
-"""What is in the cluster, as slim typed records parsed from the API server's objects. Pure."""
+"""The state of the cluster as small typed records, parsed from the API server's objects. Pure."""

@@ -1,7 +1,7 @@
-"""The view: what kopf's indices hold, put together by run.
+"""The view of the cluster: the records in kopf's indices, put together by run.
 
-kopf fills every index before it calls any handler, so a run is never looked at with half of its
-children unseen. Records are slim; whole objects are not kept.
+kopf fills every index before it calls any handler. So no run is reconciled while some of its
+children are not observed yet. The indices hold records, not whole objects.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.names import RUN_LABEL, RunKey
 from vcpo_operator.observed.parse import (
-    gather,
+    collect_observed,
     parse_child,
     parse_claim,
     parse_group,
@@ -39,7 +39,7 @@ WATCHED: Final = (
     Kind.BUDGET,
     Kind.NETWORK_POLICY,
 )
-"""Kinds of children whose changes are watched."""
+"""Kinds of children that are watched."""
 
 INDICES: Final = (RUNS, PODS, *(kind.plural for kind in WATCHED))
 """Ids of all indices."""
@@ -53,56 +53,56 @@ _SPECIAL: Final[Mapping[Kind, Callable[[Body], Any]]] = {
 
 
 def child_record(kind: Kind, body: Body) -> Any:
-    """The record that the index of a kind keeps of an object."""
+    """Return the record that the index of a kind holds of an object."""
     special = _SPECIAL.get(kind)
     return parse_child(kind, body) if special is None else special(body)
 
 
 def run_key(body: Body) -> RunKey | None:
-    """The run that a child or pod belongs to; None when it belongs to none."""
+    """Return the run that a child or pod belongs to; None when it belongs to none."""
     metadata = body["metadata"]
     name = (metadata.get("labels") or {}).get(RUN_LABEL)
     return None if name is None else RunKey(metadata["namespace"], name)
 
 
 def index_run(body: Body) -> dict[RunKey, RunRecord]:
-    """What the index of runs keeps."""
+    """Return the entry of the index of runs."""
     record = parse_run(body)
     return {record.key: record}
 
 
 def index_child(kind: Kind, body: Body) -> dict[RunKey, Any]:
-    """What the index of a kind keeps; nothing of objects that belong to no run."""
+    """Return the entry of the index of a kind; empty for objects that belong to no run."""
     key = run_key(body)
     return {} if key is None else {key: child_record(kind, body)}
 
 
 def index_pod(body: Body) -> dict[RunKey, Any]:
-    """What the index of pods keeps."""
+    """Return the entry of the index of pods; empty for pods of no run or of an unknown role."""
     key, pod = run_key(body), parse_pod(body)
     return {} if key is None or pod is None else {key: pod}
 
 
 class IndexedView:
-    """Reads runs and what belongs to them from indices by name; see `reconciler.View`."""
+    """Reads runs and their objects from indices by name; see `reconcile.observer.View`."""
 
     def __init__(self) -> None:
         self.indices: Mapping[str, Index] = {}
-        """Set once, when the operator starts."""
+        """By name; set once, when the operator starts."""
 
     def run(self, key: RunKey) -> RunRecord | None:
-        """A run; None when there is none."""
+        """Return a run; None when it does not exist."""
         return next(iter(self._of(RUNS, key)), None)
 
     def observed(self, key: RunKey) -> ObservedState:
-        """What belongs to a run and is watched."""
+        """Return the watched objects of a run."""
         others = [
             child
             for kind in WATCHED
             if kind not in _SPECIAL
             for child in self._of(kind.plural, key)
         ]
-        return gather(
+        return collect_observed(
             learners=self._of(Kind.STATEFUL_SET.plural, key),
             groups=self._of(Kind.DEPLOYMENT.plural, key),
             scalers=self._of(Kind.SCALER.plural, key),

@@ -1,4 +1,4 @@
-"""Observing: from objects as the API server sends them to the records of a run. Pure."""
+"""Parsing objects of the API server into records. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Body = Mapping[str, Any]
 
 
 def parse_run(body: Body) -> RunRecord:
-    """Read a VCPORun."""
+    """Parse a VCPORun."""
     metadata = body["metadata"]
     return RunRecord(
         key=RunKey(metadata["namespace"], metadata["name"]),
@@ -52,7 +52,7 @@ def parse_run(body: Body) -> RunRecord:
 
 
 def parse_child(kind: Kind, body: Body) -> ObservedChild:
-    """Read what all children have in common."""
+    """Parse what all children have in common."""
     metadata = body["metadata"]
     owners = metadata.get("ownerReferences") or ()
     controllers = (owner["uid"] for owner in owners if owner.get("controller"))
@@ -70,18 +70,18 @@ def parse_child(kind: Kind, body: Body) -> ObservedChild:
 
 
 def parse_learner(body: Body) -> ObservedLearner:
-    """Read the learner's StatefulSet."""
+    """Parse the learner's StatefulSet."""
     spec, status = body["spec"], body.get("status") or {}
     generation = int(body["metadata"].get("generation", 0))
     return ObservedLearner(
         child=parse_child(Kind.STATEFUL_SET, body),
         replicas=int(spec.get("replicas", 1)),
-        settled=int(status.get("observedGeneration", 0)) >= generation,
+        is_up_to_date=int(status.get("observedGeneration", 0)) >= generation,
     )
 
 
 def parse_group(body: Body) -> ObservedGroup:
-    """Read a rollout group's Deployment."""
+    """Parse a rollout group's Deployment."""
     spec, status = body["spec"], body.get("status") or {}
     labels = body["metadata"].get("labels") or {}
     return ObservedGroup(
@@ -96,7 +96,7 @@ def parse_group(body: Body) -> ObservedGroup:
 
 
 def parse_claim(body: Body) -> ObservedClaim:
-    """Read the claim for checkpoints and models."""
+    """Parse the claim for checkpoints and models."""
     spec = body["spec"]
     return ObservedClaim(
         child=parse_child(Kind.CLAIM, body),
@@ -106,7 +106,7 @@ def parse_claim(body: Body) -> ObservedClaim:
 
 
 def parse_scaler(body: Body) -> ObservedScaler:
-    """Read a rollout group's scaler."""
+    """Parse a rollout group's scaler."""
     spec, status = body["spec"], body.get("status") or {}
     return ObservedScaler(
         child=parse_child(Kind.SCALER, body),
@@ -118,7 +118,7 @@ def parse_scaler(body: Body) -> ObservedScaler:
 
 
 def parse_pod(body: Body) -> ObservedPod | None:
-    """Read a pod; None when its role is none that this version knows."""
+    """Parse a pod; None when this version does not know its role."""
     metadata = body["metadata"]
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if labels.get(ROLE_LABEL) not in set(Role):
@@ -133,22 +133,22 @@ def parse_pod(body: Body) -> ObservedPod | None:
         group=labels.get(GROUP_LABEL),
         template_digest=annotations.get(TEMPLATE_HASH_ANNOTATION),
         ready=any(each["type"] == "Ready" and each["status"] == "True" for each in conditions),
-        leaving="deletionTimestamp" in metadata,
+        terminating="deletionTimestamp" in metadata,
         deletion_cost=_integer(annotations.get(DELETION_COST_ANNOTATION)),
         restarts=sum(int(each.get("restartCount", 0)) for each in containers),
         cause=pod_cause(body),
         last_end=container_end(body, labels[ROLE_LABEL]),
-        has_ended=status.get("phase") in {"Failed", "Succeeded"},
+        is_finished=status.get("phase") in {"Failed", "Succeeded"},
         node=(body.get("spec") or {}).get("nodeName"),
         is_gated=bool((body.get("spec") or {}).get("schedulingGates")),
-        gone_by_s=None
-        if metadata.get("finalizers")
-        else _unix_s(metadata.get("deletionTimestamp")),
+        termination_deadline_s=None
+        if metadata.get("finalizers") or "deletionTimestamp" not in metadata
+        else datetime.fromisoformat(metadata["deletionTimestamp"]).timestamp(),
         is_starting=is_starting(body),
     )
 
 
-def gather(
+def collect_observed(
     learners: Iterable[ObservedLearner],
     groups: Iterable[ObservedGroup],
     scalers: Iterable[ObservedScaler],
@@ -156,7 +156,7 @@ def gather(
     pods: Iterable[ObservedPod],
     others: Iterable[ObservedChild],
 ) -> ObservedState:
-    """Put the records of one run together, in an order that does not depend on arrival."""
+    """Return the records of one run together, in an order that does not depend on arrival."""
     stateful, deployments = list(learners), sorted(groups, key=lambda each: each.child.name)
     handles, volumes = list(scalers), list(claims)
     children = [
@@ -174,10 +174,6 @@ def gather(
         scalers={each.child.name: each for each in handles},
         pods=tuple(sorted(pods, key=lambda each: each.name)),
     )
-
-
-def _unix_s(text: str | None) -> float | None:
-    return None if text is None else datetime.fromisoformat(text).timestamp()
 
 
 def _integer(text: str | int | None) -> int | None:

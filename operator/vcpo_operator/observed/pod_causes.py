@@ -1,7 +1,7 @@
-"""Causes: the one thing to put right first, out of all that Kubernetes says of a pod.
+"""The cause to cure first, out of all that Kubernetes reports about a pod. Pure.
 
-Pairs that the kubelet alternates between count as one cause (`ErrImagePull` is the attempt,
-`ImagePullBackOff` the wait before the next), or the run's conditions would flicker with them.
+Reasons between which the kubelet alternates count as one cause. `ErrImagePull` is an attempt and
+`ImagePullBackOff` the wait before the next one; without this the run's conditions would flicker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WAITING: Final[Mapping[str, str]] = {
     "CrashLoopBackOff": "CrashLoopBackOff",
 }
 _OUT_OF_MEMORY: Final = "OOMKilled"
-_TELLING_WARNINGS: Final = frozenset(
+_WARNING_REASONS: Final = frozenset(
     {
         "FailedAttachVolume",
         "FailedCreate",
@@ -33,23 +33,23 @@ _TELLING_WARNINGS: Final = frozenset(
         "FailedMount",
     }
 )
-"""Reasons of events that tell why a pod is not made, or not started on its node."""
-_STEPS_BEYOND: Final = frozenset({"Pulling", "Pulled", "Created", "Started"})
-"""Reasons of events of a kubelet that has the pod's volumes and its sandbox."""
+"""Reasons of events about a pod that cannot be created, or not started on its node."""
+_LATER_STEPS: Final = frozenset({"Pulling", "Pulled", "Created", "Started"})
+"""Reasons of events after which the pod has its volumes and its sandbox."""
 _NOT_READY_REASONS: Final = frozenset(
     {"ContainersNotReady", "PodCompleted", "PodFailed", "ReadinessGatesNotReady"}
 )
-"""What a kubelet gives as the reason when it says that a pod is not ready."""
+"""Reasons that a kubelet gives when it reports that a pod is not ready."""
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
-_LONGEST_MESSAGE = 600
-LONGEST_ENDING: Final = 2048
-"""Characters of a container's last lines that are kept; kubelets keep as many bytes of a log."""
+_MAX_MESSAGE_CHARACTERS = 600
+MAX_LOG_TAIL_CHARACTERS: Final = 2048
+"""Length of a container's last lines; kubelets keep as many bytes of a log."""
 
 
 def pod_cause(pod: Mapping[str, Any]) -> Cause | None:
-    """What keeps a pod from working; None when nothing is known to.
+    """Return what keeps a pod from working; None when no cause is known.
 
-    pod: the object as the API server sends it.
+    pod: The object as the API server sends it.
     """
     name = pod["metadata"]["name"]
     status = pod.get("status") or {}
@@ -70,46 +70,48 @@ def pod_cause(pod: Mapping[str, Any]) -> Cause | None:
 
 
 def lost_node_cause(pod: str, node: str | None) -> Cause:
-    """The cause of a pod whose node does not answer."""
+    """Return the cause of a pod whose node does not answer."""
     message = (
-        f"its node {node or 'unknown'} does not answer; another pod takes its place once the node"
-        " is back or deleted"
+        f"its node {node or 'unknown'} does not answer; another pod replaces it when the node is"
+        " back or deleted"
     )
     return _cause("NodeLost", f"pod {pod}", message)
 
 
 def _is_lost(status: Mapping[str, Any]) -> bool:
-    """Whether the control plane speaks for a kubelet that is silent.
+    """Whether the control plane reports in place of a silent kubelet.
 
-    It then takes the pod's condition `Ready` back, and cannot know of the containers: a kubelet
-    that speaks never says that all containers are ready and the pod is not, unless a gate holds it.
+    The control plane then sets the pod's condition `Ready` to False and leaves the containers as
+    they were. A kubelet itself never reports that all containers are ready and the pod is not,
+    unless a readiness gate holds the pod.
     """
     if status.get("reason") == "NodeLost" or status.get("phase") == "Unknown":
         return True
     containers = status.get("containerStatuses") or ()
     if status.get("phase") != "Running" or not all(each.get("ready") for each in containers):
         return False
-    taken_back = any(
+    is_revoked = any(
         each["status"] == "False" and each.get("reason") not in _NOT_READY_REASONS
         for each in status.get("conditions") or ()
         if each["type"] == "Ready"
     )
-    return bool(containers) and taken_back
+    return bool(containers) and is_revoked
 
 
 def is_starting(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod has a node, where none of its containers has started yet."""
+    """Whether a pod has a node, and none of its containers has started yet."""
     status = pod.get("status") or {}
     states = [each.get("state") or {} for each in status.get("containerStatuses") or ()]
-    on_its_way = status.get("phase", "Pending") == "Pending"
-    begun = any("running" in state or "terminated" in state for state in states)
-    return on_its_way and not begun and bool((pod.get("spec") or {}).get("nodeName"))
+    is_pending = status.get("phase", "Pending") == "Pending"
+    has_started = any("running" in state or "terminated" in state for state in states)
+    return is_pending and not has_started and bool((pod.get("spec") or {}).get("nodeName"))
 
 
 def container_end(pod: Mapping[str, Any], container: str) -> ContainerEnd | None:
-    """How a container ended last; None when it has not ended yet.
+    """Return how a container ended last; None when it has not ended yet.
 
-    pod: the object as the API server sends it. container: name of one of its containers.
+    pod: The object as the API server sends it.
+    container: Name of one of its containers.
     """
     for status in (pod.get("status") or {}).get("containerStatuses") or ():
         state, last = status.get("state") or {}, status.get("lastState") or {}
@@ -119,16 +121,18 @@ def container_end(pod: Mapping[str, Any], container: str) -> ContainerEnd | None
                 pod=pod["metadata"]["name"],
                 exit_code=int(ended.get("exitCode", 0)),
                 reason=ended.get("reason") or "Unknown",
-                message=redact_and_shorten((ended.get("message") or "").strip(), LONGEST_ENDING),
+                message=redact_and_shorten(
+                    (ended.get("message") or "").strip(), MAX_LOG_TAIL_CHARACTERS
+                ),
                 time=ended.get("finishedAt") or "",
             )
     return None
 
 
 def replica_failure(deployment: Mapping[str, Any]) -> Cause | None:
-    """Why some pods of a Deployment cannot be made; None when all can.
+    """Return why some pods of a Deployment cannot be created; None when all can.
 
-    deployment: the object as the API server sends it.
+    deployment: The object as the API server sends it.
     """
     for condition in (deployment.get("status") or {}).get("conditions") or ():
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
@@ -138,30 +142,30 @@ def replica_failure(deployment: Mapping[str, Any]) -> Cause | None:
 
 
 def cause_from_events(events: Iterable[Mapping[str, Any]]) -> Cause | None:
-    """What the newest telling Warning says; None when none does, or the pod has got beyond it.
+    """Return the cause in the newest warning; None when there is none, or the pod has passed it.
 
-    events: all about one object, as the API server sends them.
+    events: All events about one object, as the API server sends them.
     """
     known = tuple(events)
-    steps = (each for each in known if each.get("reason") in _STEPS_BEYOND)
-    # Times are of whole seconds: within one, the step comes after what it has waited for.
-    beyond = max(map(_last_seen, steps), default="")
-    telling = [
+    steps = (each for each in known if each.get("reason") in _LATER_STEPS)
+    # Times are whole seconds: within one second, the step comes after what it has waited for.
+    passed = max(map(_event_time, steps), default="")
+    warnings = [
         each
         for each in known
-        if each.get("type") == "Warning" and each.get("reason") in _TELLING_WARNINGS
-        if not beyond or _last_seen(each) > beyond
+        if each.get("type") == "Warning" and each.get("reason") in _WARNING_REASONS
+        if not passed or _event_time(each) > passed
     ]
-    if not telling:
+    if not warnings:
         return None
-    newest = max(telling, key=_last_seen)
+    newest = max(warnings, key=_event_time)
     involved = newest["involvedObject"]
     kind = "pod" if involved["kind"] == "Pod" else involved["kind"]
     return _cause(newest["reason"], f"{kind} {involved['name']}", newest.get("message") or "")
 
 
-def _last_seen(event: Mapping[str, Any]) -> str:
-    """Time of an event, RFC 3339 in UTC: written in one of three places, by who wrote it."""
+def _event_time(event: Mapping[str, Any]) -> str:
+    """Return the time of an event, RFC 3339 in UTC; reporters write it in one of three fields."""
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     return max(str(each) for each in (*times, "") if each is not None)
@@ -172,20 +176,20 @@ def _container_cause(pod: str, status: Mapping[str, Any]) -> Cause | None:
     state = status.get("state") or {}
     ended = state.get("terminated") or (status.get("lastState") or {}).get("terminated") or {}
     waiting = state.get("waiting") or {}
-    works = bool(status.get("ready"))
-    if ended.get("reason") == _OUT_OF_MEMORY and not works:
+    is_ready = bool(status.get("ready"))
+    if ended.get("reason") == _OUT_OF_MEMORY and not is_ready:
         return _cause(_OUT_OF_MEMORY, where, "ran out of memory; raise its memory limit")
     reason = _WAITING.get(waiting.get("reason", ""))
     if reason == "CrashLoopBackOff":
-        return _cause(reason, where, _ending(ended))
+        return _cause(reason, where, _exit_message(ended))
     if reason is not None:
         return _cause(reason, where, waiting.get("message") or "the kubelet gives no message")
-    if ended.get("exitCode") and not works:
-        return _cause("ContainerEnded", where, _ending(ended))
+    if ended.get("exitCode") and not is_ready:
+        return _cause("ContainerEnded", where, _exit_message(ended))
     return None
 
 
-def _ending(ended: Mapping[str, Any]) -> str:
+def _exit_message(ended: Mapping[str, Any]) -> str:
     cause = crash_cause(ended.get("message") or "")
     return f"ended with exit code {ended.get('exitCode', 'unknown')}" + (
         f": {cause}" if cause else ""
@@ -201,10 +205,12 @@ def _scheduling_cause(pod: str, status: Mapping[str, Any]) -> Cause | None:
 
 
 def _cause(reason: str, where: str, message: str) -> Cause:
-    return Cause(reason=reason, message=f"{where}: {redact_and_shorten(message, _LONGEST_MESSAGE)}")
+    return Cause(
+        reason=reason, message=f"{where}: {redact_and_shorten(message, _MAX_MESSAGE_CHARACTERS)}"
+    )
 
 
 def redact_and_shorten(message: str, longest: int) -> str:
-    """A message fit for a status: no credentials of URLs, its end kept when it is too long."""
+    """Return a message without credentials in URLs, shortened to its last `longest` characters."""
     clean = _CREDENTIALS.sub("***", message)
     return clean if len(clean) <= longest else "..." + clean[-(longest - 3) :]

@@ -1,18 +1,18 @@
-"""A run's report out of a Prometheus: the query, and what its answer says. Pure.
+"""A run's report from a Prometheus: the query, and the parsing of its answer. Pure.
 
-One instant query over a window of time, so that samples come as they were scraped, with their
-times:
+One instant query asks for a window of time, so the answer holds the samples as they were scraped,
+with their times:
 
     {__name__=~"vcpo_policy_version|...", namespace="ml", run="demo"}[5m]
 
-What the learner says is taken from its newest scrape alone. A series that this scrape lacks is
-unknown, however recently it was there, so that two moments, or a learner and the one before it,
-are never mixed. Windows of steps (mean and low ESS) are the learner's own gauges: windows of time
-over scrapes would weigh a long step more often than a short one.
+The report uses the learner's newest scrape only. A series that this scrape lacks is unknown, even
+if an earlier scrape had it. So one report never mixes two moments, or two learners. Means over
+steps (mean and low ESS) are the learner's own gauges: means over scrapes would count a long step
+more often than a short one.
 
-What stays unknown: rates of trajectories, which the operator does not use, why steps are skipped
-and generations fail, and workers whose series have no label `pod` (the PodMonitors of the chart and
-of runs give it to them).
+The report lacks: rates of trajectories, which the operator does not use; why steps are skipped and
+generations fail; workers whose series have no label `pod` (the PodMonitors of the chart and of runs
+add it).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from vcpo_operator.names import RunKey
 from vcpo_operator.observed.report import LearnerReport, WorkerReport, no_update_message
 
 WINDOW: Final = "5m"
-"""How far back a scrape is looked for; Prometheus itself looks back as far for an instant query."""
+"""How old a scrape may be; Prometheus itself looks back as far for an instant query."""
 
 _CLOCK_TOLERANCE_S = 5.0
 _WHY_SKIPPED = "the learner's log says why"
 _LARGEST_COUNT = 2.0**53
-"""Beyond this a float does not hold every whole number."""
+"""A float holds every whole number up to this one."""
 
 _ESS: Final = catalogue.STEP_GAUGES["vcpo_ess_ratio"]
 _ON_POLICY_ESS: Final = catalogue.STEP_GAUGES["vcpo_on_policy_ess_ratio"]
@@ -68,21 +68,21 @@ _LEARNER_NAMES = frozenset(metric.name for metric in _OF_LEARNER)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrapedReport:
-    """A report and when Prometheus scraped it."""
+    """A report, and when Prometheus scraped it."""
 
     report: LearnerReport
-    """As of `scraped_s`: its age is 0."""
+    """With an age of 0 at `scraped_s`."""
     scraped_s: float
     """Unix time, by the clock of Prometheus."""
 
     def at(self, now_s: float, *, is_fresh: bool) -> LearnerReport:
-        """The report with the age that it has at a Unix time."""
+        """Return the report with its age at a Unix time."""
         aged = self.report.aged(max(0.0, now_s - self.scraped_s))
         return replace(aged, is_fresh=is_fresh)
 
 
 def run_query(key: RunKey) -> str:
-    """The query for everything that a run's report is made of."""
+    """Return the query for all series of a run's report."""
     names = "|".join(metric.name for metric in (*_OF_LEARNER, catalogue.ROLLOUT_INFLIGHT))
     matchers = (
         f'__name__=~"{names}"',
@@ -93,10 +93,10 @@ def run_query(key: RunKey) -> str:
 
 
 def parse_answer(answer: bytes, *, now_s: float) -> ScrapedReport | None:
-    """Read the answer to `run_query`; None when Prometheus knows nothing of the run.
+    """Parse the answer to `run_query`; None when it has no sample of the run.
 
-    Raises: ValueError when the answer is none, lacks or repeats a series that a report needs, or
-        holds a value out of its range, and when the clocks of both sides disagree.
+    Raises: ValueError when the answer cannot be parsed, lacks or repeats a series that a report
+        needs, or holds a value out of its range; and when a sample is in the future.
     """
     samples = _samples(answer)
     of_learner = [sample for sample in samples if sample.name in _LEARNER_NAMES]
@@ -148,7 +148,7 @@ def _signals(scrape: _Scrape) -> RunSignals:
         in_flight=scrape.count(catalogue.TRAJECTORIES_IN_FLIGHT),
         batch_trajectories=scrape.count(catalogue.BATCH_TRAJECTORIES),
         admission_lag_steps=scrape.count(catalogue.ADMISSION_LAG),
-        learner_idle_ratio=scrape.needed(catalogue.LEARNER_IDLE),
+        learner_idle_ratio=scrape.required(catalogue.LEARNER_IDLE),
         ready_workers={
             group: _whole(catalogue.WORKERS.name, each) for group, each in groups.items()
         },
@@ -156,7 +156,7 @@ def _signals(scrape: _Scrape) -> RunSignals:
 
 
 def _phase(phases: Mapping[str, float]) -> RunPhase:
-    """The phase whose series is 1; one that this version does not know counts as running."""
+    """Return the phase whose series is 1; an unknown phase counts as running."""
     current = [phase for phase, value in phases.items() if value == 1.0]
     if len(current) != 1:
         raise ValueError(f"{catalogue.LEARNER_PHASE.name} must be 1 for one phase, not {current}")
@@ -165,7 +165,7 @@ def _phase(phases: Mapping[str, float]) -> RunPhase:
 
 
 def _workers(samples: Sequence[_Sample], now_s: float) -> dict[str, WorkerReport]:
-    """Workers by pod, each by its own newest scrape."""
+    """Return the workers by pod, each from its own newest scrape."""
     newest: dict[str, _Sample] = {}
     for sample in samples:
         pod = sample.labels.get("pod")
@@ -193,12 +193,12 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class _Scrape:
-    """What one scrape of a learner found."""
+    """The samples of one scrape of a learner."""
 
     samples: Sequence[_Sample]
 
     def values(self, metric: Metric, label: str) -> dict[str, float]:
-        """Values of a metric by one of its labels, `""` where it has none.
+        """Return the values of a metric by one of its labels, `""` where it has none.
 
         Raises: ValueError when two series have the same label.
         """
@@ -208,16 +208,21 @@ class _Scrape:
                 continue
             word = sample.labels.get(label, "")
             if word in found:
-                raise ValueError(f"two series of {metric.name} answer for the run; keep one target")
+                raise ValueError(
+                    f"two series of {metric.name} belong to the run; keep one scrape target"
+                )
             found[word] = sample.value
         return found
 
     def value(self, metric: Metric) -> float | None:
-        """Value of a metric without labels; None when the scrape did not find it."""
+        """Return the value of a metric without labels; None when the scrape lacks it."""
         return self.values(metric, "").get("")
 
-    def needed(self, metric: Metric) -> float:
-        """Value of a metric without which there is no report."""
+    def required(self, metric: Metric) -> float:
+        """Return the value of a metric that every report needs.
+
+        Raises: ValueError when the scrape lacks it.
+        """
         value = self.value(metric)
         if value is None:
             raise ValueError(
@@ -226,11 +231,14 @@ class _Scrape:
         return value
 
     def count(self, metric: Metric) -> int:
-        """Whole number without which there is no report."""
-        return _whole(metric.name, self.needed(metric))
+        """Return a whole number that every report needs.
+
+        Raises: ValueError when the scrape lacks it, or it is no whole number.
+        """
+        return _whole(metric.name, self.required(metric))
 
     def count_or_none(self, metric: Metric) -> int | None:
-        """Whole number that the learner may not have measured yet."""
+        """Return a whole number; None while the learner has not measured it."""
         value = self.value(metric)
         return None if value is None else _whole(metric.name, value)
 
@@ -264,7 +272,9 @@ def _samples(answer: bytes) -> list[_Sample]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the answer"
-        raise ValueError(f"no answer of Prometheus' query API: {where}: {first['msg']}") from error
+        raise ValueError(
+            f"not an answer of Prometheus' query API: {where}: {first['msg']}"
+        ) from error
     newest = [(each.metric, *max(each.values)) for each in series if each.values]
     return [
         _Sample(name=labels.get("__name__", ""), labels=labels, time_s=time_s, value=value)
@@ -274,5 +284,5 @@ def _samples(answer: bytes) -> list[_Sample]:
 
 
 def _quoted(value: str) -> str:
-    """A PromQL string: its escapes are Go's, of which JSON's are a part."""
+    """Return a PromQL string; it escapes as Go does, and JSON's escapes are some of Go's."""
     return json.dumps(value, ensure_ascii=False)

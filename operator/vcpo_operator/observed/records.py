@@ -1,4 +1,4 @@
-"""Records of what is in the cluster: slim, typed, made once from what the API server sends."""
+"""Records of the objects in the cluster, with the few fields that the operator needs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class RunRecord:
     resource_version: int
     deleting: bool
     spec: Mapping[str, Any]
-    """As stored; checked by `vcpo.spec` before anybody believes it."""
+    """As stored; `vcpo.spec` validates it before use."""
     status: Mapping[str, Any]
     """As stored; read by `RunStatus.from_dict`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why a pod does not work or is not there, as Kubernetes says it."""
+    """Why a pod does not work or does not exist, in the words of Kubernetes."""
 
     reason: str
-    """A word of Kubernetes: `ImagePullBackOff`, `Unschedulable`, `OOMKilled`, ..."""
+    """A reason of Kubernetes: `ImagePullBackOff`, `Unschedulable`, `OOMKilled`, ..."""
     message: str
 
 
@@ -41,29 +41,29 @@ class ContainerEnd:
     pod: str
     exit_code: int
     reason: str
-    """A word of Kubernetes: `Error`, `OOMKilled`, `Completed`, ..."""
+    """A reason of Kubernetes: `Error`, `OOMKilled`, `Completed`, ..."""
     message: str
-    """The last lines of its log, where it failed."""
+    """The last lines of its log if it failed."""
     time: str
-    """RFC 3339; empty when the kubelet does not say."""
+    """RFC 3339; empty when the kubelet gives none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedChild:
-    """Any child: identity, and what tells whether it is as it was applied."""
+    """A child of any kind: its identity, and whether it is as it was applied."""
 
     kind: Kind
     name: str
     uid: str
     owner_uid: str | None
-    """The controlling owner; None when there is none."""
+    """Uid of the controlling owner; None when there is none."""
     digest: str | None
-    """Digest of the manifest applied last; None when somebody else made the object."""
+    """Digest of the manifest applied last; None when somebody else created the object."""
     version: int
-    """Rises with every change of what was applied: the generation, where the kind has one."""
+    """Generation, or resource version for kinds without one; rises with every change."""
     deleting: bool = False
     adoptable: bool = False
-    """Whether its owner lets the run have it, by an annotation."""
+    """Whether an annotation allows the run to take it over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +72,10 @@ class ObservedLearner:
 
     child: ObservedChild
     replicas: int
-    settled: bool
-    """Whether its controller has seen the newest spec; pods made before may be of an older one."""
+    is_up_to_date: bool
+    """Whether its controller has observed the newest spec; older pods may be of an older one."""
     cause: Cause | None = None
-    """Why its controller cannot make its pod; None when nothing is known to hinder it."""
+    """Why its controller cannot create its pod; None when no cause is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +85,13 @@ class ObservedGroup:
     child: ObservedChild
     group: str
     replicas: int
-    """Pods asked for."""
+    """Pods requested."""
     current: int
-    """Pods there are, those on their way out not counted."""
+    """Pods that exist and do not terminate."""
     ready: int
     paused: bool
     cause: Cause | None = None
-    """Why its controller cannot make some of its pods; None when nothing hinders it."""
+    """Why its controller cannot create some of its pods; None when it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +100,9 @@ class ObservedClaim:
 
     child: ObservedChild
     storage: str
-    """Size asked for, as Kubernetes writes it."""
+    """Requested size, as Kubernetes writes it."""
     storage_class: str | None
-    """None until the cluster has given it one."""
+    """None until the cluster sets one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +112,9 @@ class ObservedScaler:
     child: ObservedChild
     group: str
     replicas: int
-    """Workers that somebody asks for."""
+    """Workers that an autoscaler requests."""
     reported_replicas: int | None
-    """Workers that its status tells of; None while it tells nothing."""
+    """Workers that its status reports; None while it reports none."""
     reported_selector: str
 
 
@@ -128,57 +128,58 @@ class ObservedPod:
     group: str | None
     template_digest: str | None
     ready: bool
-    leaving: bool
+    terminating: bool
+    """Whether it was deleted and still exists."""
     deletion_cost: int | None
     restarts: int
-    """Times its containers were started again."""
+    """Restarts of its containers."""
     cause: Cause | None
-    """What keeps it from working; None when nothing is known to."""
+    """What keeps it from working; None when no cause is known."""
     last_end: ContainerEnd | None = None
-    """How its own container, not a user's, ended last; None while it has not ended yet."""
-    has_ended: bool = False
-    """Whether it has ended for good; its controller makes another."""
+    """How the container of its role, not a user's, ended last; None while it has not ended."""
+    is_finished: bool = False
+    """Whether its phase is Failed or Succeeded; its controller creates another."""
     node: str | None = None
-    """Where it was placed; None while it is nowhere."""
+    """Its node; None before it is scheduled."""
     is_gated: bool = False
-    """Whether a queue such as Kueue keeps it from being placed."""
-    gone_by_s: float | None = None
-    """Unix time by which its kubelet should have ended it; None while it stays, and when somebody
-    else's finalizer holds it."""
+    """Whether a queue such as Kueue keeps it from being scheduled."""
+    termination_deadline_s: float | None = None
+    """Unix time by which its kubelet should have ended it; None while it does not terminate, and
+    when a finalizer holds it."""
     is_starting: bool = False
-    """Whether it has a node, where no container of it has started yet."""
+    """Whether it has a node, and none of its containers has started yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedState:
-    """Everything that belongs to one run at one moment."""
+    """All objects of one run at one moment."""
 
     children: tuple[ObservedChild, ...] = ()
-    """Every child, workloads included."""
+    """All children, workloads included."""
     learner: ObservedLearner | None = None
     claims: Mapping[str, ObservedClaim] = field(default_factory=dict)
     """By name."""
     groups: Mapping[str, ObservedGroup] = field(default_factory=dict)
-    """Deployments by rollout group, those of groups that left the spec included."""
+    """Deployments by rollout group, also of groups that left the spec."""
     scalers: Mapping[str, ObservedScaler] = field(default_factory=dict)
-    """By name: beside a group's own, those of older names and of groups that left the spec."""
+    """By name; also of older names and of groups that left the spec."""
     pods: tuple[ObservedPod, ...] = ()
 
     @property
     def lacks_reference(self) -> bool:
-        """Whether a container waits for a Secret or ConfigMap that is not there."""
+        """Whether a container waits for a Secret or ConfigMap that does not exist."""
         causes = (pod.cause for pod in self.pods)
         return any(each and each.reason == "CreateContainerConfigError" for each in causes)
 
     def child(self, kind: Kind, name: str) -> ObservedChild | None:
-        """The child of a kind and name; None when there is none."""
+        """Return the child of a kind and name; None when there is none."""
         found = (each for each in self.children if (each.kind, each.name) == (kind, name))
         return next(found, None)
 
     def pods_of(self, role: Role, group: str | None = None) -> list[ObservedPod]:
-        """Pods of a role (and group) that are not on their way out."""
+        """Return the pods of a role (and group) that do not terminate."""
         return [
             pod
             for pod in self.pods
-            if pod.role is role and not pod.leaving and group in {None, pod.group}
+            if pod.role is role and not pod.terminating and group in {None, pod.group}
         ]

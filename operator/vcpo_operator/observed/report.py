@@ -1,4 +1,4 @@
-"""What the learner reports, typed: signals for the control loop and numbers for the status."""
+"""The learner's report: signals for the control loop, and numbers for the status. Pure."""
 
 from __future__ import annotations
 
@@ -14,63 +14,63 @@ from vcpo.wire.v1 import control_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """One rollout worker as the learner knows it."""
+    """What the learner knows of one rollout worker."""
 
     in_flight: int
-    """Trajectories that it is generating."""
+    """Trajectories that it generates now."""
     silent_s: float
-    """Seconds since it was heard of."""
+    """Seconds since its last contact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerReport:
-    """The learner's answer to one question."""
+    """One report of a learner."""
 
     signals: RunSignals
     phase: RunPhase = RunPhase.RUNNING
     ess_ratio: float | None = None
-    """Of the last step, in [0, 1]."""
+    """ESS ratio of the last step, in [0, 1]."""
     learning_rate_scale: float | None = None
     accuracy: float | None = None
     """Mean reward of the newest evaluation."""
     workers: Mapping[str, WorkerReport] = field(default_factory=dict)
-    """Workers by id, which is the name of their pod."""
+    """Workers by id, which is the name of the pod."""
     failure: str = ""
-    """Why the learner gave the run up, in a sentence; empty unless it has."""
+    """Why the learner failed the run, in a sentence; empty unless it has."""
     failures_in_a_row: int = 0
-    """Generations that failed since the last one that did not."""
+    """Generations that failed since the last one that succeeded."""
     latest_generation_failure: str = ""
-    """What failed in the latest of them; empty when none has failed, or out of a Prometheus."""
+    """The error of the latest of them; empty when none failed, and in a Prometheus' report."""
     no_update: str = ""
-    """Why the last steps, or all, made no update, in a sentence; empty while they do."""
+    """Why the last steps, or all steps, made no update, in a sentence; empty if they did."""
     has_never_updated: bool = False
-    """Whether that goes for every step of the run."""
+    """Whether no step of the run made an update."""
     is_fresh: bool = True
-    """Whether it is handed out for the first time. Learners are given orders on news alone, so that
-    one that has gone, or a Prometheus that has, is not told the same thing again at every look."""
+    """Whether it is returned for the first time. The operator sends commands only on fresh reports,
+    so that it does not repeat a command at every reconcile while no new report arrives."""
     is_silent: bool = False
-    """Whether the learner was asked again since, and did not answer."""
+    """Whether the learner was called again since, and did not answer."""
 
     def aged(self, age_s: float) -> LearnerReport:
-        """The same report, so many seconds old and no news."""
+        """Return the report at an age of `age_s` seconds, no longer fresh."""
         return replace(self, signals=replace(self.signals, age_s=age_s), is_fresh=False)
 
     def is_from_after(self, start_s: float, *, now_s: float) -> bool:
-        """Whether the learner said it at `start_s` or later; both are Unix times."""
+        """Whether the learner made the report at `start_s` or later; both are Unix times."""
         return now_s - self.signals.age_s >= start_s
 
 
 def no_update_message(num_skipped: int, reason: str, *, has_never_updated: bool) -> str:
-    """What to tell about so many skipped steps in a row; empty while it is nothing."""
+    """Return a sentence about skipped steps in a row; empty while they are too few."""
     if has_never_updated:
         return all_skipped_notice(num_skipped, reason)
     return no_update_notice(num_skipped, reason) or ""
 
 
 def learner_report(message: control_pb2.Signals) -> LearnerReport:
-    """Read the learner's message.
+    """Parse the learner's message.
 
-    Raises: ValueError naming the field that is out of its range.
+    Raises: ValueError that names the field that is out of its range.
     """
     scale = message.learning_rate_scale if message.HasField("learning_rate_scale") else None
     skipped, reason = message.skipped_steps_in_a_row, message.skip_reason

@@ -1,1 +1,1 @@
-"""The reconcile loop: the work queue, and one run observed, decided on and acted on at a time."""
+"""The reconcile loop: it takes runs from a queue, observes each, decides and executes."""

@@ -1,4 +1,4 @@
-"""Explanations: reads the events about what does not get on, seldom (docs/design/040)."""
+"""Reading the events about stalled objects (docs/design/040)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import logging
 
 from vcpo_operator.cluster_api.client import ApiError
 from vcpo_operator.cluster_api.executor import Executor
-from vcpo_operator.decisions.stalled import PATIENCE_S, REREAD_S, stalled_uids, with_event_causes
+from vcpo_operator.decisions.stalled import (
+    PATIENCE_S,
+    REREAD_S,
+    stalled_uids,
+    with_event_causes,
+)
 from vcpo_operator.names import RunKey
 from vcpo_operator.observed.pod_causes import cause_from_events
 from vcpo_operator.observed.records import ObservedState
@@ -18,34 +23,35 @@ _LOGGER = logging.getLogger(__name__)
 async def read_event_causes(
     observed: ObservedState, key: RunKey, memory: RunMemory, executor: Executor, now_s: float
 ) -> ObservedState:
-    """What is observed, with the causes that events give for what does not get on.
+    """Return the observed state with causes from events, for objects that are stalled.
 
-    now_s: Unix time. An API server that gives no events leaves things unexplained.
+    now_s: Unix time.
+    An error of the API server is logged; the causes then stay as they were.
     """
-    uids = stalled_uids(observed)
-    memory.causes = {uid: memory.causes[uid] for uid in uids if uid in memory.causes}
-    if _is_due(memory, uids, now_s):
+    uids, known = stalled_uids(observed), memory.event_causes
+    memory.event_causes = {uid: known[uid] for uid in uids if uid in known}
+    if _is_read_due(memory, uids, now_s):
         memory.events_read_s = now_s
         for uid in uids:
             try:
                 cause = cause_from_events(await executor.read_events(key, uid))
             except ApiError as error:
-                _LOGGER.info("%s: no events: %s", key, error)
+                _LOGGER.info("%s: cannot read events: %s", key, error)
                 break
             if cause is None:
-                memory.causes.pop(uid, None)
+                memory.event_causes.pop(uid, None)
             else:
-                memory.causes[uid] = cause
-    return with_event_causes(observed, memory.causes)
+                memory.event_causes[uid] = cause
+    return with_event_causes(observed, memory.event_causes)
 
 
-def _is_due(memory: RunMemory, uids: tuple[str, ...], now_s: float) -> bool:
-    """Whether events are to be read now; keeps since when they would be of use."""
+def _is_read_due(memory: RunMemory, uids: tuple[str, ...], now_s: float) -> bool:
+    """Whether events are read now; records since when an object is stalled."""
     if not uids:
-        memory.unexplained_s = memory.events_read_s = None
+        memory.stalled_since_s = memory.events_read_s = None
         return False
-    if memory.unexplained_s is None:
-        memory.unexplained_s = now_s
+    if memory.stalled_since_s is None:
+        memory.stalled_since_s = now_s
     if memory.events_read_s is None:
-        return now_s >= memory.unexplained_s + PATIENCE_S
+        return now_s >= memory.stalled_since_s + PATIENCE_S
     return now_s >= memory.events_read_s + REREAD_S

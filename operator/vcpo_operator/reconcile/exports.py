@@ -1,4 +1,4 @@
-"""Exports: the series of each run in the operator's /metrics, from its status."""
+"""The series of each run in the operator's `/metrics`, from its status."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from vcpo_operator.names import RunKey
 
 
 class RunExports:
-    """Shows runs in the operator's metrics, and takes them away with the run."""
+    """Exports runs as metrics, and removes those of deleted runs. One owner: the reconciler."""
 
     def __init__(self, metrics: OperatorMetrics) -> None:
         self._metrics = metrics
-        self._shown: set[RunKey] = set()
+        self._exported: set[RunKey] = set()
 
     def show(
         self, key: RunKey, run: VCPORun, status: RunStatus, decision: ControlDecision | None
     ) -> None:
-        """Show a run as its status says it."""
+        """Export a run as its status describes it.
+
+        decision: None while the control loop does not run.
+        """
         spec = run.spec
-        words = (spec.model.name, spec.environment.name, spec.algorithm.method.value)
-        self._metrics.run_info.labels(*key, *words).set(1)
+        info = (spec.model.name, spec.environment.name, spec.algorithm.method.value)
+        self._metrics.run_info.labels(*key, *info).set(1)
         for condition in status.conditions:
             self._metrics.set_condition(*key, condition.type, condition.status)
         for group in status.groups:
@@ -33,14 +36,14 @@ class RunExports:
         if decision is not None:
             fed = decision.condition(ConditionType.LEARNER_FED)
             self._metrics.decisions.labels(*key, decision.direction.value, fed.reason.value).inc()
-        self._shown.add(key)
+        self._exported.add(key)
 
-    def recreated(self, kind: Kind) -> None:
-        """Count a child that somebody deleted and that was made again."""
+    def count_recreated(self, kind: Kind) -> None:
+        """Count a child that somebody deleted and the operator created again."""
         self._metrics.recreated.labels(kind.kind).inc()
 
     def forget(self, key: RunKey) -> None:
-        """Remove the series of a run that is gone."""
-        if key in self._shown:
-            self._shown.discard(key)
+        """Remove the series of a deleted run."""
+        if key in self._exported:
+            self._exported.discard(key)
             self._metrics.forget(*key)

@@ -1,9 +1,9 @@
-"""The queue of runs to look at: each at most once at a time, and after a back-off when it failed.
+"""The queue of runs to reconcile: each run at most once at a time, and later after a failure.
 
-A key is *waiting* for its time or *in work*. Asking for a key that waits brings its time forward;
-asking for one in work makes it due as soon as the work is done, so that nothing that happens during
-a look is missed and no run is looked at twice at once. A key backing off is brought forward by
-nothing but its time: events of a failing run must not turn into a storm of attempts.
+A key waits for its time or is in work. Adding a key that waits moves its time forward. Adding a key
+in work makes it due when the work is done. So no change during a reconcile is missed, and no run is
+reconciled twice at once. A key in back-off waits for the end of the back-off, whatever is added:
+events of a failing run must not cause a storm of attempts.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ LONGEST_BACKOFF_S: Final = 300.0
 @dataclass(slots=True, kw_only=True)
 class _Entry:
     due_s: float | None = None
-    """When it is to be looked at; None while nothing is asked for."""
+    """When to reconcile; None while nobody has asked for it."""
     in_work: bool = False
     failures: int = 0
+    """Failures in a row."""
     not_before_s: float = 0.0
     """End of the back-off."""
 
 
 @dataclass(slots=True)
 class RunQueue:
-    """Runs to look at. All methods belong to one event loop."""
+    """Runs to reconcile. All methods belong to one event loop."""
 
     clock: Callable[[], float]
-    """Monotonic seconds; `get` waits in the event loop's time."""
+    """Monotonic seconds; `get` waits in the time of the event loop."""
     jitter: Callable[[], float] = random.random
-    """A number in [0, 1), to spread what failed together."""
+    """A number in [0, 1), which spreads runs that failed together."""
     _entries: dict[RunKey, _Entry] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, key: RunKey, after_s: float = 0.0) -> None:
-        """Ask for a look at a run, so many seconds from now at the latest."""
+        """Make a run due in `after_s` seconds at the latest."""
         entry = self._entries.setdefault(key, _Entry())
         due_s = max(self.clock() + after_s, entry.not_before_s)
         entry.due_s = due_s if entry.due_s is None else min(entry.due_s, due_s)
@@ -52,66 +53,59 @@ class RunQueue:
         """Wait for the next run that is due, and take it into work."""
         while True:
             self._changed.clear()
-            key, wait_s = self._next()
-            if key is not None and wait_s <= 0.0:
+            due_s, key = min(self._waiting(), default=(None, None))
+            if due_s is not None and key is not None and due_s <= self.clock():
                 entry = self._entries[key]
                 entry.due_s, entry.in_work = None, True
                 return key
-            await self._wait(None if key is None else wait_s)
+            await self._wait_for_change(None if due_s is None else due_s - self.clock())
 
     def done(
         self, key: RunKey, *, failed: bool = False, retry_after_s: float | None = None
     ) -> None:
-        """Say that the look at a run is over; after a failure the next one waits."""
+        """End the work on a run; after a failure the next reconcile waits a back-off."""
         entry = self._entries[key]
         entry.in_work = False
         if not failed:
             entry.failures, entry.not_before_s = 0, 0.0
         else:
             entry.failures += 1
-            wait_s = max(self._backoff_s(entry.failures), retry_after_s or 0.0)
+            doublings = min(entry.failures - 1, 16)  # bounded: a float may overflow
+            backoff_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0**doublings)
+            wait_s = max(backoff_s * (0.5 + self.jitter() / 2), retry_after_s or 0.0)
             entry.not_before_s = entry.due_s = self.clock() + wait_s
         if entry.due_s is None:
             del self._entries[key]
         self._changed.set()
 
     def reset_backoff(self, key: RunKey) -> None:
-        """End a run's back-off: what it failed for may be mended."""
+        """End a run's back-off: the cause of its failure may be gone."""
         entry = self._entries.get(key)
         if entry is not None:
             entry.failures, entry.not_before_s = 0, 0.0
 
     def depth(self) -> int:
-        """Number of runs that are due and not in work."""
+        """Return the number of runs that are due and not in work."""
         now_s = self.clock()
-        return sum(1 for each in self._idle() if each <= now_s)
+        return sum(due_s <= now_s for due_s, _ in self._waiting())
 
     def oldest_s(self) -> float:
-        """How long the run that is due longest has been so; 0 when none is due."""
-        return max(0.0, self.clock() - min(self._idle(), default=self.clock()))
+        """Return how long the run that is due longest has been due; 0 when none is."""
+        now_s = self.clock()
+        return max(0.0, now_s - min((due_s for due_s, _ in self._waiting()), default=now_s))
 
-    def _idle(self) -> list[float]:
-        entries = self._entries.values()
-        return [each.due_s for each in entries if each.due_s is not None and not each.in_work]
-
-    def _next(self) -> tuple[RunKey | None, float]:
-        waiting = [
+    def _waiting(self) -> list[tuple[float, RunKey]]:
+        """Return the runs that are not in work, each with the time at which it is due."""
+        entries = self._entries.items()
+        return [
             (entry.due_s, key)
-            for key, entry in self._entries.items()
+            for key, entry in entries
             if entry.due_s is not None and not entry.in_work
         ]
-        if not waiting:
-            return None, 0.0
-        due_s, key = min(waiting)
-        return key, due_s - self.clock()
 
-    async def _wait(self, timeout_s: float | None) -> None:
+    async def _wait_for_change(self, timeout_s: float | None) -> None:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
         except TimeoutError:
             return
-
-    def _backoff_s(self, failures: int) -> float:
-        longest_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** (failures - 1))
-        return longest_s * (0.5 + self.jitter() / 2)

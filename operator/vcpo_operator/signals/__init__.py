@@ -1,1 +1,1 @@
-"""The learner's signals: asked for by gRPC, or read from a Prometheus."""
+"""The learner's reports, by gRPC or from a Prometheus, and the commands to it, by gRPC."""

@@ -1,9 +1,9 @@
-"""Signals: asking learners how their run is, and telling them their limits.
+"""Connections to learners: reports from them, and commands to them.
 
-Straight from the learner over gRPC by default: the answer is of this moment, and there is one
-system less that can be down when the control loop needs it. `prometheus` is the other
-source. What cannot be had now is answered with what was heard last and its age; `vcpo.control`
-judges the age. Orders go over gRPC in either case.
+By default a report comes from the learner itself, over gRPC. It is then of this moment, and the
+control loop needs no further system that can be down. `prometheus` is the other source. When no
+report can be had now, the caller gets the last known report with its age; `vcpo.control` judges the
+age. Commands go over gRPC in either case.
 """
 
 from __future__ import annotations
@@ -24,48 +24,49 @@ from vcpo_operator.observed.report import LearnerReport, learner_report
 _LOGGER = logging.getLogger(__name__)
 
 AddressOf = Callable[[RunKey], str]
-"""Where the learner of a run answers: `host:port`."""
+"""Returns the address of a run's learner: `host:port`."""
 
 
 class LearnerCommandError(Exception):
-    """The learner did not take an order; it is given again as long as it is needed."""
+    """The learner did not take a command; the next reconcile sends it again if it is needed."""
 
 
 class SignalSource(Protocol):
     """Where the reports of learners come from."""
 
-    async def ask(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
-        """What the learner says now, or what it said last and how long ago; None: never anything.
+    async def fetch_report(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
+        """Return a fresh report, else the last known one with its age; None: none was received.
 
-        period_s: Time between two decisions; a source need not be asked anew within half of it.
+        period_s: Time between two decisions. A source may answer from memory for half of it.
         """
 
     async def disconnect(self, key: RunKey) -> None:
-        """Forget a learner that is gone, and what it said."""
+        """Forget a learner that is gone, and its report."""
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
 
 
 @dataclass(slots=True, kw_only=True)
-class _Line:
-    """The connection to one learner, and what was heard over it last."""
+class _Connection:
+    """The connection to one learner, and the last report over it."""
 
     channel: grpc.aio.Channel
     asked_s: float
-    heard: LearnerReport | None = None
-    heard_s: float = 0.0
-    silent: bool = False
+    """When a report was asked for last."""
+    report: LearnerReport | None = None
+    received_s: float = 0.0
+    is_silent: bool = False
     """Whether the last question got no answer."""
 
-    def aged(self, now_s: float) -> LearnerReport | None:
-        if self.heard is None:
+    def last_known_report(self, now_s: float) -> LearnerReport | None:
+        if self.report is None:
             return None
-        return replace(self.heard.aged(now_s - self.heard_s), is_silent=self.silent)
+        return replace(self.report.aged(now_s - self.received_s), is_silent=self.is_silent)
 
 
 class LearnerConnections:
-    """Connections to the learners of all runs. One owner: the operator's loop."""
+    """Connections to the learners of all runs. One owner: the operator's event loop."""
 
     def __init__(
         self,
@@ -76,99 +77,103 @@ class LearnerConnections:
         self._clock = clock
         self._address_of = address_of
         self._tokens: dict[RunKey, str] = {}
-        self._lines: dict[RunKey, _Line] = {}
+        self._connections: dict[RunKey, _Connection] = {}
 
     async def set_token(self, key: RunKey, token: str) -> None:
-        """Show the learner of a run this token from now on; empty: none is known."""
+        """Send this token to the learner of a run from now on; empty: none is known."""
         if self._tokens.get(key, "") == token:
             return
         self._tokens[key] = token
-        line = self._lines.get(key)
-        if line is not None:
-            await line.channel.close()
-            line.channel = open_channel(self._address_of(key), token=token)
+        connection = self._connections.get(key)
+        if connection is not None:
+            await connection.channel.close()
+            connection.channel = open_channel(self._address_of(key), token=token)
 
     def forget_token(self, key: RunKey) -> None:
-        """Forget the token of a run that is gone."""
+        """Forget the token of a deleted run."""
         self._tokens.pop(key, None)
 
-    async def ask(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
-        """What the learner says now, or what it said last and how long ago.
+    async def fetch_report(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
+        """Return a fresh report, else the last known one with its age; None: none was received.
 
-        period_s: A learner asked more recently than half of this is not asked again; what it said
-            is then handed out with its age.
+        period_s: A learner that was asked within half of this time is not asked again.
         """
         now_s = self._clock()
-        line = self._lines.get(key)
-        if line is not None and now_s - line.asked_s < period_s / 2:
-            return line.aged(now_s)
-        line = self._line(key)
-        line.asked_s = now_s
+        connection = self._connections.get(key)
+        if connection is not None and now_s - connection.asked_s < period_s / 2:
+            return connection.last_known_report(now_s)
+        connection = self._connect(key)
+        connection.asked_s = now_s
         try:
-            line.heard = learner_report(await LearnerControl(line.channel).signals())
+            report = learner_report(await LearnerControl(connection.channel).signals())
         except (grpc.aio.AioRpcError, ValueError) as error:
-            _LOGGER.debug("%s: no signals: %s", key, error)
-            if _refuses_token(error) and not line.silent:  # once, not at every look
-                _LOGGER.warning(
-                    "%s: the learner refuses the run's token: its pod is older than the Secret;"
-                    " suspend the run and go on, or delete the pod",
-                    key,
-                )
-            line.silent = True
-            return line.aged(self._clock())
-        line.heard_s, line.silent = now_s, False
-        return line.heard
+            self._log_silence(key, error, is_first=not connection.is_silent)
+            connection.is_silent = True
+            return connection.last_known_report(self._clock())
+        connection.report, connection.received_s = report, now_s
+        connection.is_silent = False
+        return report
 
     async def throttle(self, key: RunKey, admission_lag_steps: int, reason: str) -> None:
-        """Set the lag bound for new work.
+        """Set the learner's admission lag.
 
         Raises: LearnerCommandError when the learner does not answer.
         """
-        with _giving("throttle"):
-            await LearnerControl(self._line(key).channel).throttle(admission_lag_steps, reason)
+        with _command_errors("throttle"):
+            await self._control(key).throttle(admission_lag_steps, reason)
 
     async def drain(self, key: RunKey, reason: str) -> None:
-        """Ask the learner to end in good order.
+        """Tell the learner to finish its work, save and end.
 
         Raises: LearnerCommandError when the learner does not answer.
         """
-        with _giving("drain"):
-            await LearnerControl(self._line(key).channel).drain(reason)
+        with _command_errors("drain"):
+            await self._control(key).drain(reason)
 
     async def release(self, key: RunKey, worker: str) -> None:
-        """Hand back the leases of a worker that is gone.
+        """Release the leases of a worker that is gone.
 
         Raises: LearnerCommandError when the learner does not answer.
         """
-        with _giving("release"):
-            await LearnerControl(self._line(key).channel).release_all_leases(worker)
+        with _command_errors("release"):
+            await self._control(key).release_all_leases(worker)
 
     async def disconnect(self, key: RunKey) -> None:
-        """Forget a learner that is gone, and what it said."""
-        line = self._lines.pop(key, None)
-        if line is not None:
-            await line.channel.close()
+        """Forget a learner that is gone, and its report."""
+        connection = self._connections.pop(key, None)
+        if connection is not None:
+            await connection.channel.close()
 
     async def close(self) -> None:
         """Close all connections."""
-        for key in list(self._lines):
+        for key in list(self._connections):
             await self.disconnect(key)
 
-    def _line(self, key: RunKey) -> _Line:
-        if key not in self._lines:
+    def _connect(self, key: RunKey) -> _Connection:
+        if key not in self._connections:
             channel = open_channel(self._address_of(key), token=self._tokens.get(key))
-            self._lines[key] = _Line(channel=channel, asked_s=self._clock())
-        return self._lines[key]
+            self._connections[key] = _Connection(channel=channel, asked_s=self._clock())
+        return self._connections[key]
 
+    def _control(self, key: RunKey) -> LearnerControl:
+        return LearnerControl(self._connect(key).channel)
 
-def _refuses_token(error: Exception) -> bool:
-    code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
-    return code is grpc.StatusCode.UNAUTHENTICATED
+    def _log_silence(self, key: RunKey, error: Exception, *, is_first: bool) -> None:
+        """Log why a learner gave no report; a refused token is a warning, once."""
+        _LOGGER.debug("%s: no signals: %s", key, error)
+        code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
+        if is_first and code is grpc.StatusCode.UNAUTHENTICATED:
+            _LOGGER.warning(
+                "%s: the learner refuses the run's token: its pod is older than the Secret; suspend"
+                " and resume the run, or delete the pod",
+                key,
+            )
 
 
 @contextlib.contextmanager
-def _giving(order: str) -> Iterator[None]:
+def _command_errors(command: str) -> Iterator[None]:
+    """Raise errors of a call as `LearnerCommandError`."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        raise LearnerCommandError(f"the learner took no {order}: {error.details()}") from error
+        raise LearnerCommandError(f"the learner took no {command}: {error.details()}") from error

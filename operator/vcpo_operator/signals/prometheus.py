@@ -1,8 +1,8 @@
-"""Signals from a Prometheus: for clusters whose policies let only a Prometheus reach learners.
+"""Reports from a Prometheus, for clusters in which only a Prometheus may reach the learners.
 
-An alternative to `client.LearnerConnections` as a source of reports; orders to learners
-still go over those. A Prometheus that is down, lags or knows nothing of a run makes reports old and
-nothing else: `vcpo.control` then holds everything.
+It replaces `client.LearnerConnections` as the source of reports; commands still go over those
+connections. When the Prometheus is down, late or has no samples of a run, reports get old, and
+`vcpo.control` then changes nothing.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from vcpo_operator.signals.client import LearnerConnections
 
 _LOGGER = logging.getLogger(__name__)
 _TIMEOUT_S = 5.0
-_REST_S = 10.0
-"""How long a Prometheus that did not answer is left alone, so that a dead one costs each look at a
-run little of the time in which others wait to be looked at."""
-_LONGEST_ANSWER_BYTES = 4 * 1024 * 1024
+_PAUSE_S = 10.0
+"""Time without queries after one that got no answer. A Prometheus that is down then delays the
+reconciles of other runs only a little."""
+_MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _CHUNK_BYTES = 64 * 1024
-_LONGEST_COMPLAINT = 200
+_MAX_ERROR_CHARACTERS = 200
 _OK = 200
 
 
 class PrometheusError(Exception):
-    """Prometheus did not answer a query; the message has its address and a cure."""
+    """Prometheus did not answer a query; the message names its address and a cure."""
 
 
 class Prometheus:
-    """The query API of one Prometheus, or of what speaks like one (Thanos, Mimir)."""
+    """The query API of one Prometheus, or of a compatible server (Thanos, Mimir)."""
 
     def __init__(self, url: str, *, timeout_s: float = _TIMEOUT_S) -> None:
         self._url = f"{validate_url(url)}/api/v1/query"
@@ -44,23 +44,23 @@ class Prometheus:
         self._session: aiohttp.ClientSession | None = None
 
     async def query(self, expression: str) -> bytes:
-        """The answer to an instant query, as it came.
+        """Return the answer to an instant query, unparsed.
 
-        Raises: PrometheusError when none came in time.
+        Raises: PrometheusError when there is none in time.
         """
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=self._timeout_s)
             self._session = aiohttp.ClientSession(timeout=timeout)
         try:
             async with self._session.get(self._url, params={"query": expression}) as response:
-                status, body = response.status, await _body(response)
+                status, body = response.status, await _read_body(response)
         except TimeoutError as error:
             raise self._error(f"no answer within {self._timeout_s:g} s") from error
         except aiohttp.ClientError as error:
             raise self._error(str(error) or type(error).__name__) from error
         if status != _OK:
-            said = body[:_LONGEST_COMPLAINT].decode(errors="replace")
-            raise self._error(f"status {status}: {said}")
+            text = body[:_MAX_ERROR_CHARACTERS].decode(errors="replace")
+            raise self._error(f"status {status}: {text}")
         return body
 
     async def close(self) -> None:
@@ -74,19 +74,23 @@ class Prometheus:
         return PrometheusError(f"{self._url}: {what}; {cure}")
 
 
-async def _body(response: aiohttp.ClientResponse) -> bytes:
+async def _read_body(response: aiohttp.ClientResponse) -> bytes:
+    """Read a body of bounded size.
+
+    Raises: aiohttp.ClientPayloadError when it is larger.
+    """
     body = bytearray()
     async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
         body += chunk
-        if len(body) > _LONGEST_ANSWER_BYTES:
-            raise aiohttp.ClientPayloadError(f"more than {_LONGEST_ANSWER_BYTES} bytes")
+        if len(body) > _MAX_ANSWER_BYTES:
+            raise aiohttp.ClientPayloadError(f"more than {_MAX_ANSWER_BYTES} bytes")
     return bytes(body)
 
 
 def validate_url(url: str) -> str:
-    """The address without a slash at its end.
+    """Return the address of a server without a slash at its end.
 
-    Raises: ValueError when it is not that of a server.
+    Raises: ValueError when it is not the address of a server.
     """
     if re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url) is None:
         raise ValueError(
@@ -97,18 +101,19 @@ def validate_url(url: str) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Heard:
-    """What was read of one run last."""
+class _LastScrape:
+    """The last known scrape of one run."""
 
     asked_s: float = -math.inf
     scraped: ScrapedReport | None = None
-    complaint: str = ""
+    error: str = ""
+    """Why the last query failed; empty when it did not."""
 
-    def note(self, found: ScrapedReport | None) -> bool:
-        """Keep what was read if it is newer than what is known; whether it is."""
-        if found is None or (self.scraped and found.scraped_s <= self.scraped.scraped_s):
+    def update(self, scraped: ScrapedReport | None) -> bool:
+        """Keep a scrape if it is newer; return whether it is."""
+        if scraped is None or (self.scraped and scraped.scraped_s <= self.scraped.scraped_s):
             return False
-        self.scraped = found
+        self.scraped = scraped
         return True
 
     def report(self, now_s: float, *, is_fresh: bool) -> LearnerReport | None:
@@ -116,55 +121,55 @@ class _Heard:
 
 
 class ScrapedSignals:
-    """Reports of all runs by what a Prometheus scraped. One owner: the operator's loop.
+    """Reports of all runs from a Prometheus. One owner: the operator's event loop.
 
-    lines: Over these learners get their orders; hung up and closed together with this.
+    connections: Closed together with this source; commands go over them.
     clock: Unix time, since samples carry it.
     """
 
     def __init__(
-        self, prometheus: Prometheus, lines: LearnerConnections, *, clock: Callable[[], float]
+        self, prometheus: Prometheus, connections: LearnerConnections, *, clock: Callable[[], float]
     ) -> None:
         self._prometheus = prometheus
-        self._lines = lines
+        self._connections = connections
         self._clock = clock
-        self._heard: dict[RunKey, _Heard] = {}
-        self._rest_until_s = -math.inf
+        self._scrapes: dict[RunKey, _LastScrape] = {}
+        self._paused_until_s = -math.inf
 
-    async def ask(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
-        """What the learner said at its newest scrape, with the age of that; None: never anything.
+    async def fetch_report(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
+        """Return the report of the newest scrape, with its age; None: there was none.
 
-        A report is news once, when its scrape was not known before.
+        A report is fresh once: when its scrape is first seen.
         """
         now_s = self._clock()
-        heard = self._heard.setdefault(key, _Heard())
-        if now_s - heard.asked_s < period_s / 2 or now_s < self._rest_until_s:
-            return heard.report(now_s, is_fresh=False)
-        heard.asked_s = now_s
-        is_fresh = heard.note(await self._read(key, heard))
-        return heard.report(self._clock(), is_fresh=is_fresh)
+        last = self._scrapes.setdefault(key, _LastScrape())
+        if now_s - last.asked_s < period_s / 2 or now_s < self._paused_until_s:
+            return last.report(now_s, is_fresh=False)
+        last.asked_s = now_s
+        is_fresh = last.update(await self._query(key, last))
+        return last.report(self._clock(), is_fresh=is_fresh)
 
     async def disconnect(self, key: RunKey) -> None:
-        """Forget a learner that is gone, and what it said."""
-        self._heard.pop(key, None)
-        await self._lines.disconnect(key)
+        """Forget a learner that is gone, and its report."""
+        self._scrapes.pop(key, None)
+        await self._connections.disconnect(key)
 
     async def close(self) -> None:
         """Close all connections."""
         await self._prometheus.close()
-        await self._lines.close()
+        await self._connections.close()
 
-    async def _read(self, key: RunKey, heard: _Heard) -> ScrapedReport | None:
-        found, complaint = None, ""
+    async def _query(self, key: RunKey, last: _LastScrape) -> ScrapedReport | None:
+        scraped, message = None, ""
         try:
             answer = await self._prometheus.query(run_query(key))
-            found = parse_answer(answer, now_s=self._clock())
+            scraped = parse_answer(answer, now_s=self._clock())
         except PrometheusError as error:
-            self._rest_until_s = self._clock() + _REST_S
-            complaint = str(error)
+            self._paused_until_s = self._clock() + _PAUSE_S
+            message = str(error)
         except ValueError as error:
-            complaint = str(error)
-        if complaint and not heard.complaint:  # once, not at every look
-            _LOGGER.warning("%s: no signals from Prometheus: %s", key, complaint)
-        heard.complaint = complaint
-        return found
+            message = str(error)
+        if message and not last.error:  # once, not at every reconcile
+            _LOGGER.warning("%s: no signals from Prometheus: %s", key, message)
+        last.error = message
+        return scraped

@@ -159,7 +159,7 @@ async def test_a_growth_that_the_storage_class_forbids_holds_up_nothing_else():
         status, reason, message = await condition(operator, "Accepted")
         assert (status, reason) == ("False", "InvalidSpec")
         assert "must support resize" in message
-        assert "Set `learner.checkpointStorageGibibytes` back to what it has" in message
+        assert "Set `learner.checkpointStorageGibibytes` back to its old value" in message
 
 
 async def test_a_growth_that_is_refused_can_be_taken_back():

@@ -31,7 +31,7 @@ def operate(
 def test_without_a_cluster_the_operator_says_what_it_needs(tmp_path: Path):
     ended = operate(tmp_path)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("no way to the API server: ")
+    assert ended.stderr.startswith("cannot reach the API server: ")
     assert "set KUBECONFIG to a kubeconfig that names a cluster" in ended.stderr
     assert "Traceback" not in ended.stderr
 

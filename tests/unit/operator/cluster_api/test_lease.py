@@ -42,31 +42,31 @@ def holder(server: FakeApiServer) -> str:
 
 
 async def test_a_free_lease_is_taken(server: FakeApiServer):
-    assert await lease(server, "a", Clock()).try_once()
+    assert await lease(server, "a", Clock()).try_acquire()
     assert holder(server) == "a"
 
 
 async def test_a_holder_renews(server: FakeApiServer):
     held = lease(server, "a", Clock())
-    assert await held.try_once()
-    assert await held.try_once()
+    assert await held.try_acquire()
+    assert await held.try_acquire()
 
 
 async def test_a_held_lease_is_not_taken(server: FakeApiServer):
-    await lease(server, "a", Clock()).try_once()
-    assert not await lease(server, "b", Clock()).try_once()
+    await lease(server, "a", Clock()).try_acquire()
+    assert not await lease(server, "b", Clock()).try_acquire()
     assert holder(server) == "a"
 
 
 async def test_a_lease_that_stood_still_for_its_duration_is_taken(server: FakeApiServer):
-    await lease(server, "a", Clock()).try_once()
+    await lease(server, "a", Clock()).try_acquire()
     clock = Clock()
     other = lease(server, "b", clock)
-    await other.try_once()
+    await other.try_acquire()
     clock.now_s += DURATION_S - 1
-    assert not await other.try_once()
+    assert not await other.try_acquire()
     clock.now_s += 1
-    assert await other.try_once()
+    assert await other.try_acquire()
     assert holder(server) == "b"
 
 
@@ -74,26 +74,26 @@ async def test_a_lease_that_moves_is_never_taken(server: FakeApiServer):
     clock = Clock()
     held, other = lease(server, "a", clock), lease(server, "b", clock)
     for _ in range(4):
-        assert await held.try_once()
-        assert not await other.try_once()
+        assert await held.try_acquire()
+        assert not await other.try_acquire()
         clock.now_s += DURATION_S - 1
 
 
 async def test_a_holder_that_was_overtaken_knows_it(server: FakeApiServer):
     clock = Clock()
     held, other = lease(server, "a", clock), lease(server, "b", clock)
-    await held.try_once()
-    await other.try_once()
+    await held.try_acquire()
+    await other.try_acquire()
     clock.now_s += DURATION_S
-    await other.try_once()
-    assert not await held.try_once()
+    await other.try_acquire()
+    assert not await held.try_acquire()
 
 
 async def test_who_waits_for_a_lease_goes_on_when_the_api_server_does_not_answer():
     cluster = Cluster(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")))
     waiting = LeaderLease(
         cluster=cluster, namespace="default", name="vcpo", identity="a", clock=Clock()
-    ).take()
+    ).acquire()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(waiting, 0.2)
     cluster.close()

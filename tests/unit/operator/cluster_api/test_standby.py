@@ -73,7 +73,7 @@ async def until_alive(url: str) -> None:
 async def test_an_operator_that_waits_for_the_lease_is_alive_and_can_be_stopped(address: str):
     async with FakeApiServer() as server:
         cluster = Cluster(client.ApiClient(client.Configuration(host=server.url)))
-        assert await lease(cluster, "other").try_once()
+        assert await lease(cluster, "other").try_acquire()
         endpoint = f"{address}/healthz"
         options = Options(defaults=DEFAULTS, liveness_endpoint=endpoint)
         operator, stop = Operator(options, cluster, OperatorMetrics()), asyncio.Event()

@@ -6,10 +6,10 @@ from typing import Any
 
 from tests.fixtures.operator.runs import DEFAULTS, FakeCluster, names, parent
 from vcpo.control import ControlDecision, Direction
-from vcpo_operator.decisions.desired import desired_state
+from vcpo_operator.decisions.desired import DesiredState, desired_state
 from vcpo_operator.decisions.draining import LearnerDrain
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
-from vcpo_operator.decisions.plan import DesiredState, plan
+from vcpo_operator.decisions.plan import plan
 from vcpo_operator.names import rollout_name
 
 ROLLOUTS = [{"name": "main", "minReplicas": 2, "maxReplicas": 6}]
@@ -41,7 +41,7 @@ def wish(
         DEFAULTS,
         RunVerdict(phase=course),
         decision=decided,
-        asked={rollout_name("demo", group): number for group, number in (asked or {}).items()},
+        requested={rollout_name("demo", group): number for group, number in (asked or {}).items()},
         draining=draining,
     )
 

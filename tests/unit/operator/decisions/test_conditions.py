@@ -77,7 +77,7 @@ def test_ready_pods_make_ready_parts():
 
 
 def test_a_pod_on_its_way_out_counts_for_nothing():
-    leaving = pod("demo-learner-0", Role.LEARNER, leaving=True)
+    leaving = pod("demo-learner-0", Role.LEARNER, terminating=True)
     assert brief(found(leaving)["LearnerReady"]) == ("False", "PodPending")
 
 
@@ -116,15 +116,18 @@ def test_a_worker_on_a_lost_node_reads_so():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"gone_by_s": 100.0}, "NodeLost"),
-        ({"gone_by_s": 171.0}, "PodPending"),
-        ({"gone_by_s": None}, "PodPending"),
-        ({"gone_by_s": 200.0, "cause": lost_node_cause("demo-learner-0", "n")}, "NodeLost"),
+        ({"termination_deadline_s": 100.0}, "NodeLost"),
+        ({"termination_deadline_s": 171.0}, "PodPending"),
+        ({"termination_deadline_s": None}, "PodPending"),
+        (
+            {"termination_deadline_s": 200.0, "cause": lost_node_cause("demo-learner-0", "n")},
+            "NodeLost",
+        ),
     ],
     ids=["overdue", "in time", "held by a finalizer", "said by the control plane"],
 )
 def test_a_learner_s_pod_that_cannot_end_has_lost_its_node(changes: Any, reason: str):
-    stuck = pod("demo-learner-0", Role.LEARNER, leaving=True, ready=False, **changes)
+    stuck = pod("demo-learner-0", Role.LEARNER, terminating=True, ready=False, **changes)
     assert brief(found(stuck, now_s=200.0)["LearnerReady"]) == ("False", reason)
 
 
@@ -152,7 +155,7 @@ def test_workers_beyond_the_least_that_cannot_be_made_are_told_and_no_trouble():
     observed = ObservedState(pods=(LEARNER, WORKER), groups={"main": group})
     condition = found(observed=observed)["RolloutsReady"]
     assert brief(condition) == ("True", "PartiallyAvailable")
-    assert condition.message.endswith("More cannot be made: Deployment d: exceeded quota")
+    assert condition.message.endswith("More cannot be created: Deployment d: exceeded quota")
 
 
 def test_one_bad_worker_among_enough_good_ones_is_no_trouble():
@@ -196,7 +199,7 @@ def test_failures_whose_sentence_is_not_known_are_told_by_their_number(has_stepp
     ready = found(LEARNER, WORKER, report=says, decision=decision, has_stepped=has_stepped)["Ready"]
     assert ready.reason == ("GenerationFailing" if has_stepped else "Initializing")
     assert ready.message.endswith(
-        "32 generations in a row have failed; the learner's log says of what."
+        "32 generations in a row have failed; the learner's log names the cause."
     )
 
 
@@ -258,7 +261,7 @@ def test_a_worker_that_was_put_out_counts_after_the_one_in_its_place():
     old = Cause(reason="Evicted", message="pod a: the node was low on memory")
     new = Cause(reason="Unschedulable", message="pod b: no node")
     pods = (
-        pod("a", ready=False, has_ended=True, cause=old),
+        pod("a", ready=False, is_finished=True, cause=old),
         pod("b", ready=False, cause=new),
     )
     assert found(LEARNER, pods[0])["RolloutsReady"].reason == "Evicted"
@@ -270,4 +273,4 @@ def test_a_run_without_a_step_says_what_fails_in_its_place():
     failing = report(failures_in_a_row=12, latest_generation_failure=why)
     ready = found(LEARNER, WORKER, report=failing, has_stepped=False)["Ready"]
     assert brief(ready) == ("False", "Initializing")
-    assert ready.message.endswith(f"12 generations in a row have failed, the latest so: {why}")
+    assert ready.message.endswith(f"12 generations in a row have failed; the latest: {why}")

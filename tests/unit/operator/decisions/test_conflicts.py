@@ -70,13 +70,13 @@ def test_somebody_elses_object_is_named_with_both_ways_out():
     assert conflict is not None
     assert conflict.reason == "NameTaken"
     assert conflict.message == (
-        "ConfigMap demo-config is there already and is not this run's. Delete or rename it; or give"
-        " it to the run, which changes it and takes it along when deleted:"
+        "ConfigMap demo-config exists already and is not this run's. Delete or rename it; or give"
+        " it to the run, which then changes it, and deletes it when the run is deleted:"
         " kubectl annotate configmap demo-config vcpo.dev/adopt=true"
     )
 
 
-def test_nothing_is_made_from_an_obstacle_on():
+def test_nothing_is_created_after_a_conflict():
     wanted = wish()
     taken = ObservedState(children=(there(Kind.SERVICE, "demo-learner"),))
     from_nothing = planned(wanted, settled(wanted))
@@ -100,7 +100,7 @@ def test_a_claim_of_another_class_is_named_with_the_cure():
     assert conflict.reason == "ClaimMismatch"
     assert "the storage class 'slow', which cannot change" in conflict.message
     assert "`learner.checkpointStorageClassName` asks for 'fast.ssd'" in conflict.message
-    assert "Make the run anew with that class" in conflict.message
+    assert "Create the run again with that class" in conflict.message
     assert "kubectl delete pvc demo-learner" in conflict.message
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures.operator.runs import make_run, report
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.children import Kind
-from vcpo_operator.decisions.draining import LearnerDrain, draining
+from vcpo_operator.decisions.draining import LearnerDrain, decide_drain
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
 from vcpo_operator.observed.records import (
     ObservedChild,
@@ -29,14 +29,14 @@ def at_work(workers: int = 2, learners: int = 1) -> ObservedState:
     group = ObservedGroup(
         child=CHILD, group="main", replicas=workers, current=workers, ready=workers, paused=False
     )
-    learner = ObservedLearner(child=CHILD, replicas=learners, settled=True)
+    learner = ObservedLearner(child=CHILD, replicas=learners, is_up_to_date=True)
     return ObservedState(learner=learner, groups={"main": group})
 
 
 def drained(course: LifecyclePhase = LifecyclePhase.SUSPEND, **given: Any) -> LearnerDrain | None:
     chosen = {"observed": at_work(), "report": report(), "since_s": None, "now_s": NOW_S, **given}
     spec = make_run(learner={"drainSeconds": 90}, **chosen.pop("spec", {})).spec
-    return draining(spec, RunVerdict(phase=course, message="why"), **chosen)
+    return decide_drain(spec, RunVerdict(phase=course, message="why"), **chosen)
 
 
 def test_workers_stay_while_the_learner_trains_for_its_own_time_at_most():

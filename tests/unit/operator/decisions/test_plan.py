@@ -203,7 +203,7 @@ def test_all_pods_of_an_attempt_that_is_over_are_replaced():
     wanted = dataclasses.replace(wish(), restarts_learner=True)
     cluster = settled(wish())
     current = digest_of(wanted.children[-2])
-    leaving = pod("demo-learner-1", Role.LEARNER, leaving=True)
+    leaving = pod("demo-learner-1", Role.LEARNER, terminating=True)
     pods = (pod("demo-learner-0", Role.LEARNER, template_digest=current), leaving)
     cluster.observed = dataclasses.replace(cluster.observed, pods=pods)
     assert planned(wanted, cluster) == ["Delete Pod demo-learner-0"]
@@ -211,7 +211,7 @@ def test_all_pods_of_an_attempt_that_is_over_are_replaced():
 
 def test_no_pod_is_replaced_before_its_controller_has_seen_the_new_template():
     cluster = settled(wish())
-    learner = dataclasses.replace(cluster.observed.learner, settled=False)
+    learner = dataclasses.replace(cluster.observed.learner, is_up_to_date=False)
     pods = (pod("demo-learner-0", Role.LEARNER, template_digest="older"),)
     cluster.observed = dataclasses.replace(cluster.observed, pods=pods, learner=learner)
     assert planned(wish(), cluster) == []
@@ -230,7 +230,10 @@ def test_an_object_of_an_earlier_run_of_the_same_name_is_not_touched():
     assert names(plan(wish(), observed, applied={})) == EVERYTHING[:2]
     conflict = first_conflict(wish(), observed)
     assert conflict is not None
-    assert conflict.message == "Service demo-learner belongs to another owner; waiting for it to go"
+    assert (
+        conflict.message
+        == "Service demo-learner belongs to another owner; the operator waits until it is deleted"
+    )
 
 
 def test_the_learner_is_told_a_limit_that_it_does_not_have():

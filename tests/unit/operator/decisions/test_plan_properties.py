@@ -9,9 +9,9 @@ from tests.fixtures.operator.runs import DEFAULTS, KEY, FakeCluster, parent
 from vcpo.control import ControlDecision, Direction
 from vcpo_operator.children import Kind
 from vcpo_operator.decisions.actions import Apply, Scale
-from vcpo_operator.decisions.desired import desired_state
+from vcpo_operator.decisions.desired import DesiredState, desired_state
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
-from vcpo_operator.decisions.plan import DesiredState, plan
+from vcpo_operator.decisions.plan import plan
 from vcpo_operator.names import rollout_name
 
 _GROUP_NAMES = ("main", "extra", "eval")
@@ -46,7 +46,7 @@ def wishes(draw: st.DrawFn) -> DesiredState:
         DEFAULTS,
         RunVerdict(phase=course),
         decision=decision if course is LifecyclePhase.RUN else None,
-        asked={name: draw(st.integers(0, 9)) for name in scalers},
+        requested={name: draw(st.integers(0, 9)) for name in scalers},
     )
 
 

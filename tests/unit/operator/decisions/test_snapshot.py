@@ -80,7 +80,7 @@ def test_what_is_said_while_the_learner_is_waited_for_counts():
 
 def test_the_failure_of_a_learner_that_is_on_its_way_out_is_that_of_an_attempt_before():
     failed = report(phase=RunPhase.FAILED)
-    leaving = ObservedState(pods=(pod("demo-learner-0", Role.LEARNER, leaving=True),))
+    leaving = ObservedState(pods=(pod("demo-learner-0", Role.LEARNER, terminating=True),))
     assert report_of_this_run(failed, RunStatus(start_s=90.0), leaving, now_s=100.0) is None
     assert report_of_this_run(failed, RunStatus(start_s=90.0), LEARNER, now_s=100.0) is failed
     assert report_of_this_run(report(), RunStatus(start_s=90.0), leaving, now_s=100.0) is not None

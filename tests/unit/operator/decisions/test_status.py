@@ -9,7 +9,6 @@ import pytest
 from tests.fixtures.operator.runs import make_run, pod, report
 from vcpo.control.supervision import FailureStreak
 from vcpo_operator.decisions import status
-from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
 from vcpo_operator.decisions.status_model import (
     GroupStatus,
     Progress,
@@ -78,26 +77,26 @@ def test_a_status_of_somebody_else_is_refused():
 
 def test_restarts_are_counted_once():
     learner = pod("l", Role.LEARNER, uid="a", restarts=2)
-    counted = Restarts().counted(learner, step=0)
+    counted = Restarts().with_pod(learner, step=0)
     assert counted.total == 2
-    assert counted.counted(learner, step=0) == counted
+    assert counted.with_pod(learner, step=0) == counted
 
 
 def test_a_new_pod_adds_its_restarts_to_those_of_the_old_one():
     counted = Restarts(total=2, pod_uid="a", pod_restarts=2)
-    assert counted.counted(pod("l", Role.LEARNER, uid="b", restarts=1), step=0).total == 3
+    assert counted.with_pod(pod("l", Role.LEARNER, uid="b", restarts=1), step=0).total == 3
 
 
 def test_a_pod_that_was_replaced_is_no_restart():
     counted = Restarts(total=2, pod_uid="a", pod_restarts=2)
-    assert counted.counted(pod("l", Role.LEARNER, uid="b", restarts=0), step=0).total == 2
+    assert counted.with_pod(pod("l", Role.LEARNER, uid="b", restarts=0), step=0).total == 2
 
 
 def test_only_steps_beyond_the_furthest_one_give_restarts_back():
     in_a_row = []
     counted = Restarts()
     for restarts, step in [(1, 0), (3, 0), (4, 60), (5, 55), (6, 60), (7, 61)]:
-        counted = counted.counted(pod("l", Role.LEARNER, uid="a", restarts=restarts), step=step)
+        counted = counted.with_pod(pod("l", Role.LEARNER, uid="a", restarts=restarts), step=step)
         in_a_row.append(counted.streak.failures)
     assert in_a_row == [1, 3, 1, 2, 3, 1]
     assert counted.total == 7
@@ -193,15 +192,13 @@ def test_numbers_stay_when_the_learner_is_silent():
 
 def test_a_group_shows_what_is_wanted_and_what_is_there():
     spec = make_run(rollouts=[{"name": "main", "maxReplicas": 4}]).spec
-    running = RunVerdict(phase=LifecyclePhase.RUN)
-    after = status.with_groups(RunStatus(), spec, ObservedState(), running, {"main": 3}, 9.0)
+    after = status.with_groups(RunStatus(), spec, ObservedState(), desired={"main": 3}, now_s=9.0)
     assert after.groups == (GroupStatus(name="main", desired=3, replicas=0, ready=0),)
 
 
 def test_a_group_is_dated_when_its_number_changes():
     spec = make_run(rollouts=[{"name": "main", "maxReplicas": 4}]).spec
-    running = RunVerdict(phase=LifecyclePhase.RUN)
-    after = status.with_groups(FULL, spec, ObservedState(), running, {"main": 4}, 9.0)
+    after = status.with_groups(FULL, spec, ObservedState(), desired={"main": 4}, now_s=9.0)
     assert after.groups[0].scaled_s == 9.0
 
 

@@ -8,7 +8,7 @@ from vcpo_operator.children import Kind
 from vcpo_operator.names import RunKey
 from vcpo_operator.observed.index_view import index_child, run_key
 from vcpo_operator.observed.parse import (
-    gather,
+    collect_observed,
     parse_child,
     parse_group,
     parse_learner,
@@ -48,21 +48,21 @@ def test_a_deployment_that_says_nothing_of_replicas_has_one():
 
 def test_a_statefulset_settles_when_its_controller_has_seen_it():
     new = {"metadata": {"generation": 2}, "status": {"observedGeneration": 1}}
-    assert not parse_learner(body(**new)).settled
-    assert parse_learner(body(**{**new, "status": {"observedGeneration": 2}})).settled
+    assert not parse_learner(body(**new)).is_up_to_date
+    assert parse_learner(body(**{**new, "status": {"observedGeneration": 2}})).is_up_to_date
 
 
 def test_a_pod_is_ready_by_its_condition():
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     found = parse_pod(body(status=ready))
     assert found is not None
-    assert (found.ready, found.leaving, found.group) == (True, False, "main")
+    assert (found.ready, found.terminating, found.group) == (True, False, "main")
 
 
 def test_a_pod_with_a_date_of_deletion_is_leaving():
     found = parse_pod(body(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}))
     assert found is not None
-    assert found.leaving
+    assert found.terminating
 
 
 def test_restarts_of_all_containers_count():
@@ -87,7 +87,9 @@ def test_the_order_of_arrival_does_not_matter():
     first = parse_child(Kind.SERVICE, body(metadata={"name": "a"}))
     second = parse_child(Kind.SERVICE, body(metadata={"name": "b"}))
     nothing = ([], [], [], [], [])
-    assert gather(*nothing, [first, second]) == gather(*nothing, [second, first])
+    assert collect_observed(*nothing, [first, second]) == collect_observed(
+        *nothing, [second, first]
+    )
 
 
 def test_a_run_keeps_spec_and_status_as_they_are_stored():

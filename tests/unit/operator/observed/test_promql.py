@@ -168,7 +168,7 @@ def test_two_phases_at_once_are_refused():
 
 def test_two_targets_that_answer_for_one_run_are_refused():
     other = [(name, {**labels, "job": "b"}, *rest) for name, labels, *rest in scrape()]
-    with pytest.raises(ValueError, match=r"two series of .* keep one target"):
+    with pytest.raises(ValueError, match=r"two series of .* keep one scrape target"):
         read([*scrape(), *other])
 
 
@@ -197,7 +197,7 @@ NO_ANSWERS = {
 
 @pytest.mark.parametrize("text", NO_ANSWERS.values(), ids=NO_ANSWERS.keys())
 def test_what_is_no_answer_is_refused(text: bytes):
-    with pytest.raises(ValueError, match="no answer of Prometheus' query API"):
+    with pytest.raises(ValueError, match="not an answer of Prometheus' query API"):
         parse_answer(text, now_s=NOW_S)
 
 
@@ -217,7 +217,7 @@ SERIES = st.tuples(
 
 @given(st.binary() | JSON.map(lambda value: json.dumps(value).encode()))
 def test_no_nonsense_becomes_a_signal(text: bytes):
-    with pytest.raises(ValueError, match="no answer"):
+    with pytest.raises(ValueError, match="not an answer"):
         parse_answer(text, now_s=NOW_S)
 
 

@@ -136,3 +136,12 @@ async def test_the_oldest_wait_is_told(queue: RunQueue, clock: Clock):
     queue.add(A)
     clock.now_s += 7.0
     assert (queue.depth(), queue.oldest_s()) == (1, 7.0)
+
+
+async def test_a_run_that_fails_for_days_still_has_a_backoff(queue, clock):
+    for _ in range(2_000):  # 2.0 ** 1024 is no float
+        queue.add(A)
+        clock.now_s += LONGEST_BACKOFF_S
+        assert await queue.get() == A
+        queue.done(A, failed=True)
+    assert queue.oldest_s() == 0.0

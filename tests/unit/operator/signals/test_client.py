@@ -72,15 +72,15 @@ async def connections_fixture() -> AsyncIterator[ConnectionsFixture]:
 
 
 async def test_an_answer_is_of_this_moment(fixture: ConnectionsFixture):
-    report = await fixture.lines.ask(KEY, period_s=2.0)
+    report = await fixture.lines.fetch_report(KEY, period_s=2.0)
     assert report is not None
     assert (report.signals.step, report.signals.age_s) == (4, 0.0)
 
 
 async def test_events_do_not_make_the_learner_answer_more_often(fixture: ConnectionsFixture):
-    await fixture.lines.ask(KEY, period_s=2.0)
+    await fixture.lines.fetch_report(KEY, period_s=2.0)
     fixture.now_s += 0.5
-    report = await fixture.lines.ask(KEY, period_s=2.0)
+    report = await fixture.lines.fetch_report(KEY, period_s=2.0)
     assert fixture.learner.asked == 1
     assert report is not None
     assert report.signals.age_s == 0.5
@@ -89,26 +89,26 @@ async def test_events_do_not_make_the_learner_answer_more_often(fixture: Connect
 async def test_a_learner_that_falls_silent_leaves_what_it_said_last_and_its_age(
     fixture: ConnectionsFixture,
 ):
-    await fixture.lines.ask(KEY, period_s=2.0)
+    await fixture.lines.fetch_report(KEY, period_s=2.0)
     await fixture.server.stop(0)
     fixture.now_s += 30.0
-    report = await fixture.lines.ask(KEY, period_s=2.0)
+    report = await fixture.lines.fetch_report(KEY, period_s=2.0)
     assert report is not None
     assert (report.signals.age_s, report.is_silent) == (30.0, True)
 
 
 async def test_a_learner_that_was_not_asked_is_not_silent(fixture: ConnectionsFixture):
-    await fixture.lines.ask(KEY, period_s=2.0)
+    await fixture.lines.fetch_report(KEY, period_s=2.0)
     await fixture.server.stop(0)
     fixture.now_s += 0.5
-    report = await fixture.lines.ask(KEY, period_s=2.0)
+    report = await fixture.lines.fetch_report(KEY, period_s=2.0)
     assert report is not None
     assert not report.is_silent
 
 
 async def test_without_a_period_a_learner_is_asked_at_every_look(fixture: ConnectionsFixture):
-    await fixture.lines.ask(KEY, period_s=2.0)
-    report = await fixture.lines.ask(KEY, period_s=0.0)
+    await fixture.lines.fetch_report(KEY, period_s=2.0)
+    report = await fixture.lines.fetch_report(KEY, period_s=0.0)
     assert fixture.learner.asked == 2
     assert report is not None
     assert report.is_fresh
@@ -116,19 +116,19 @@ async def test_without_a_period_a_learner_is_asked_at_every_look(fixture: Connec
 
 async def test_a_learner_that_never_answered_says_nothing(fixture: ConnectionsFixture):
     await fixture.server.stop(0)
-    assert await fixture.lines.ask(KEY, period_s=2.0) is None
+    assert await fixture.lines.fetch_report(KEY, period_s=2.0) is None
 
 
 async def test_nonsense_counts_as_silence(fixture: ConnectionsFixture):
     fixture.learner.says = message(learner_idle_ratio=7.0)
-    assert await fixture.lines.ask(KEY, period_s=2.0) is None
+    assert await fixture.lines.fetch_report(KEY, period_s=2.0) is None
 
 
 async def test_a_learner_that_is_gone_is_forgotten(fixture: ConnectionsFixture):
-    await fixture.lines.ask(KEY, period_s=2.0)
+    await fixture.lines.fetch_report(KEY, period_s=2.0)
     await fixture.lines.disconnect(KEY)
     await fixture.server.stop(0)
-    assert await fixture.lines.ask(KEY, period_s=2.0) is None
+    assert await fixture.lines.fetch_report(KEY, period_s=2.0) is None
 
 
 async def test_a_limit_reaches_the_learner(fixture: ConnectionsFixture):
@@ -211,16 +211,16 @@ async def test_a_new_token_is_shown_at_once_and_a_wrong_one_is_told_once(caplog)
     port = await server.start("127.0.0.1:0", ("vcpo.wire.v1.ControlService",))
     lines = LearnerConnections(clock=lambda: 100.0, address_of=lambda key: f"127.0.0.1:{port}")
     await lines.set_token(KEY, "first")
-    assert await lines.ask(KEY, period_s=0.0) is None
-    assert await lines.ask(KEY, period_s=0.0) is None
+    assert await lines.fetch_report(KEY, period_s=0.0) is None
+    assert await lines.fetch_report(KEY, period_s=0.0) is None
     assert caplog.text.count("the learner refuses the run's token") == 1
     assert "first" not in caplog.text
     await lines.set_token(KEY, "second")
-    report = await lines.ask(KEY, period_s=0.0)
+    report = await lines.fetch_report(KEY, period_s=0.0)
     assert report is not None
     lines.forget_token(KEY)
     await lines.disconnect(KEY)
-    await lines.ask(KEY, period_s=0.0)
+    await lines.fetch_report(KEY, period_s=0.0)
     assert caplog.text.count("the learner refuses the run's token") == 2
     await lines.close()
     await server.stop(0.0)

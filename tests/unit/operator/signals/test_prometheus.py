@@ -45,7 +45,7 @@ class PrometheusFixture:
         return web.Response(body=self.answers, status=self.status)
 
     async def ask(self, key: RunKey = KEY) -> LearnerReport | None:
-        return await self.source.ask(key, period_s=PERIOD_S)
+        return await self.source.fetch_report(key, period_s=PERIOD_S)
 
     async def later(self, seconds: float) -> LearnerReport | None:
         self.now_s += seconds

@@ -50,7 +50,7 @@ class PrometheusFixture:
         """The first report of which something holds."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                report = await self.source.ask(KEY, period_s=PERIOD_S)
+                report = await self.source.fetch_report(KEY, period_s=PERIOD_S)
                 if report is not None and holds(report):
                     return report
                 await asyncio.sleep(PERIOD_S)

@@ -1,0 +1,127 @@
+"""Planning what a run lacks, and executing the plan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+
+from vcpo_operator.children.family import OperatorDefaults
+from vcpo_operator.cluster_api.client import ApiError
+from vcpo_operator.cluster_api.executor import Executor, NameConflictError, is_refusal
+from vcpo_operator.decisions.actions import Action, Apply, IssueToken, SeedScaler, target_name
+from vcpo_operator.decisions.autoscale import AutoscaleDecision
+from vcpo_operator.decisions.desired import desired_state
+from vcpo_operator.decisions.events import recreated_event
+from vcpo_operator.decisions.plan import first_conflict, plan
+from vcpo_operator.decisions.snapshot import PlanResult, Snapshot
+from vcpo_operator.observed.records import ObservedChild
+from vcpo_operator.reconcile.exports import RunExports
+from vcpo_operator.reconcile.memory import RunMemory
+from vcpo_operator.reconcile.status_writer import StatusWriter
+from vcpo_operator.signals.client import LearnerCommandError
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class PlanRunner:
+    """Plans and executes, one run at a time. One owner: the reconciler."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        writer: StatusWriter,
+        exports: RunExports,
+        defaults: OperatorDefaults,
+    ) -> None:
+        self._executor = executor
+        self._writer = writer
+        self._exports = exports
+        self._defaults = defaults
+
+    async def run(
+        self, snapshot: Snapshot, memory: RunMemory, autoscale: AutoscaleDecision | None
+    ) -> PlanResult:
+        """Plan and execute; twice if the first plan creates the token that the rest needs.
+
+        autoscale: None while the control loop does not run.
+        """
+        result = await self._run_once(snapshot, memory, autoscale)
+        if result.needs_replan:
+            observed = memory.with_unwatched(snapshot.observed)
+            result = await self._run_once(replace(snapshot, observed=observed), memory, autoscale)
+        return result
+
+    async def _run_once(
+        self, snapshot: Snapshot, memory: RunMemory, autoscale: AutoscaleDecision | None
+    ) -> PlanResult:
+        observed = snapshot.observed
+        try:
+            desired = desired_state(
+                memory.parent_of(snapshot.record, snapshot.run),
+                self._defaults,
+                snapshot.verdict,
+                decision=autoscale.decision if autoscale else None,
+                requested={name: each.replicas for name, each in observed.scalers.items()},
+                draining=snapshot.draining,
+                restarts_learner=snapshot.is_new_attempt,
+            )
+        except ValueError as error:
+            return PlanResult(refusal=str(error))
+        actions = plan(desired, observed, applied=memory.applied_versions, report=snapshot.report)
+        if memory.token_conflict is not None:  # the Secret may exist, but cannot be read
+            actions = tuple(each for each in actions if not isinstance(each, IssueToken))
+        try:
+            await self._execute(snapshot, memory, actions)
+        except ApiError as error:
+            return PlanResult(error=str(error), retry_after_s=error.retry_after_s)
+        except LearnerCommandError as error:
+            return PlanResult(error=str(error))
+        except NameConflictError as error:
+            return PlanResult(conflict=error.conflict)
+        return PlanResult(
+            refusal=memory.refusal_message(desired),
+            conflict=first_conflict(desired, observed) or memory.token_conflict,
+            needs_replan=any(isinstance(action, IssueToken) for action in actions),
+        )
+
+    async def _execute(
+        self, snapshot: Snapshot, memory: RunMemory, actions: Iterable[Action]
+    ) -> None:
+        """Execute actions; skip what the API server calls invalid, and all that is new after it.
+
+        Existing objects are still changed. Nothing new is created after a refusal: workers would
+        hold their GPUs while they wait for a learner that cannot be created.
+        """
+        key, refused = snapshot.record.key, set[str]()
+        for action in actions:
+            is_new = isinstance(action, SeedScaler) or (
+                isinstance(action, Apply) and not action.force
+            )
+            if target_name(action) in refused or (refused and is_new):
+                continue
+            if isinstance(action, Apply) and memory.is_refused(action, snapshot.now_s):
+                refused.add(target_name(action))
+                continue
+            _LOGGER.debug("%s: %s", key, action)
+            try:
+                applied = await self._executor.execute(key, action)
+            except ApiError as error:
+                if not (isinstance(action, Apply) and is_refusal(action, error)):
+                    raise
+                _LOGGER.warning("%s: %s", key, error)
+                memory.record_refusal(action, str(error), snapshot.now_s)
+                refused.add(target_name(action))
+                continue
+            if applied is not None:
+                await self._record_applied(snapshot, memory, applied)
+            memory.record_action(action, applied)
+
+    async def _record_applied(
+        self, snapshot: Snapshot, memory: RunMemory, applied: ObservedChild
+    ) -> None:
+        memory.applied_versions[applied.uid] = applied.version
+        if memory.record_child(applied):
+            self._exports.count_recreated(applied.kind)
+            event = recreated_event(snapshot.record, applied, snapshot.now_s)
+            await self._writer.post_event(snapshot.record.key, event)

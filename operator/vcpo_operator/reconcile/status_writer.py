@@ -1,0 +1,116 @@
+"""Writing a run's status, and posting the events that follow from it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from vcpo_operator.cluster_api.client import ApiError
+from vcpo_operator.cluster_api.executor import Executor
+from vcpo_operator.decisions import status
+from vcpo_operator.decisions.autoscale import AutoscaleDecision
+from vcpo_operator.decisions.conditions import (
+    ConditionInputs,
+    ConditionState,
+    condition_states,
+)
+from vcpo_operator.decisions.events import transition_events
+from vcpo_operator.decisions.snapshot import PlanResult, Snapshot, keeps_last_known_signals
+from vcpo_operator.decisions.status_model import RunStatus
+from vcpo_operator.names import RunKey
+from vcpo_operator.observed.records import RunRecord
+from vcpo_operator.reconcile.exports import RunExports
+from vcpo_operator.reconcile.memory import RunMemory
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class StatusWriter:
+    """Writes statuses and posts events. One owner: the reconciler."""
+
+    def __init__(self, executor: Executor, exports: RunExports) -> None:
+        self._executor = executor
+        self._exports = exports
+
+    async def write(
+        self,
+        snapshot: Snapshot,
+        memory: RunMemory,
+        autoscale: AutoscaleDecision | None,
+        result: PlanResult,
+    ) -> None:
+        """Write the status that follows from a reconcile, and export it as metrics.
+
+        Raises: ApiError.
+        """
+        decision = autoscale.decision if autoscale else None
+        inputs = ConditionInputs(
+            spec=snapshot.run.spec,
+            verdict=snapshot.verdict,
+            observed=snapshot.observed,
+            decision=decision,
+            has_stepped=snapshot.current.first_step_s is not None,
+            report=snapshot.report,
+            now_s=snapshot.now_s,
+            conflict=result.blocker,
+            refusal=result.refusal,
+            keeps_last_known_signals=keeps_last_known_signals(snapshot, memory.first_seen_s),
+            before=snapshot.before,
+        )
+        after = status.with_groups(
+            snapshot.current,
+            snapshot.run.spec,
+            snapshot.observed,
+            desired=decision.replicas if decision else {},
+            now_s=snapshot.now_s,
+        )
+        after = status.with_decision(after, decision, autoscale.state if autoscale else None)
+        generation = snapshot.record.generation
+        after = status.with_conditions(
+            after, condition_states(inputs), generation=generation, now_s=snapshot.now_s
+        )
+        self._exports.show(snapshot.record.key, snapshot.run, after, decision)
+        await self._write_if_needed(snapshot.record, memory, snapshot.before, after, snapshot.now_s)
+
+    async def write_conditions(
+        self,
+        record: RunRecord,
+        memory: RunMemory,
+        states: tuple[ConditionState, ...],
+        *,
+        generation: int,
+        now_s: float,
+    ) -> None:
+        """Write conditions; nothing else in the status changes.
+
+        generation: Generation of the spec that the status is about.
+        Raises: ApiError.
+        """
+        before = memory.last_known_status(record)
+        after = status.with_conditions(before, states, generation=generation, now_s=now_s)
+        await self._write_if_needed(record, memory, before, after, now_s)
+
+    async def post_event(self, key: RunKey, event: dict[str, Any]) -> None:
+        """Post an event; an error is only logged, since the status says the same."""
+        try:
+            await self._executor.post_event(key, event)
+        except ApiError as error:
+            _LOGGER.info("%s: cannot post an event: %s", key, error)
+
+    async def _write_if_needed(
+        self,
+        record: RunRecord,
+        memory: RunMemory,
+        before: RunStatus,
+        after: RunStatus,
+        now_s: float,
+    ) -> None:
+        if not status.needs_write(before, after, now_s):
+            return
+        after = status.with_update_time(after, now_s)
+        body = await self._executor.write_status(record, after.to_dict())
+        memory.status = after
+        memory.status_version = int(body["metadata"]["resourceVersion"])
+        memory.status_written_s = now_s
+        for event in transition_events(record, before, after, now_s):
+            await self.post_event(record.key, event)
