@@ -193,7 +193,7 @@ def test_steps_without_an_update_are_told_once_there_are_ten_of_them():
     few = learner_report(message(total_steps=300, skipped_steps_in_a_row=9, skip_reason="low_ess"))
     assert (few.no_update, few.has_never_updated) == ("", False)
     ten = learner_report(message(total_steps=300, skipped_steps_in_a_row=10, skip_reason="low_ess"))
-    assert ten.no_update.startswith("The last 10 steps made no update: the ESS is too small")
+    assert ten.no_update.startswith("The last 10 steps made no update: the ESS ratio is too small")
     assert not ten.has_never_updated
 
 
