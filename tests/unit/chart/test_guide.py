@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from tests.fixtures.chart.rendering import ROOT, of_kind
 from vcpo.spec import VCPORun, parse_run
 from vcpo_operator.children import Kind, OperatorDefaults, build_children
@@ -74,10 +72,10 @@ def test_the_guide_explains_every_column_in_order():
     assert explained == [column for column in columns if column != "Age"]
 
 
-@pytest.mark.parametrize(("kind", "reason"), conditions(), ids=" ".join)
-def test_every_condition_and_reason_of_the_guide_is_one_that_is_set(kind, reason):
-    assert f'"{kind}"' in SOURCES
-    assert f'"{reason}"' in SOURCES
+def test_every_condition_and_reason_of_the_guide_is_one_that_is_set():
+    words = {word for pair in conditions() for word in pair}
+    assert len(words) > 10
+    assert [word for word in sorted(words) if f'"{word}"' not in SOURCES] == []
 
 
 def test_every_file_the_guide_names_is_there():

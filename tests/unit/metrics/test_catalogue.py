@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from vcpo.metrics import Kind, Metric, catalogue
+
+Rule = Callable[[Metric], bool]
 
 UNBOUNDED = {
     "uid",
@@ -20,54 +24,77 @@ UNBOUNDED = {
     "message",
     "seed",
 }
-FOREIGN_UNITS = {"ms", "milliseconds", "minutes", "hours", "kb", "mb", "kilobytes", "percent"}
-
-every_metric = pytest.mark.parametrize("metric", catalogue.ALL, ids=lambda metric: metric.name)
+NOT_BASE_UNITS = {"ms", "milliseconds", "minutes", "hours", "kb", "mb", "kilobytes", "percent"}
 
 
-@every_metric
-def test_name_is_lower_snake_case_with_the_prefix(metric: Metric):
-    assert re.fullmatch(r"vcpo(_[a-z][a-z0-9]*)+", metric.name)
+def is_lower_snake_case_with_the_prefix(metric: Metric) -> bool:
+    return bool(re.fullmatch(r"vcpo(_[a-z][a-z0-9]*)+", metric.name))
 
 
-@every_metric
-def test_counters_and_only_counters_end_in_total(metric: Metric):
-    assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
+def ends_in_total_if_and_only_if_it_is_a_counter(metric: Metric) -> bool:
+    return metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
 
 
-@every_metric
-def test_name_holds_base_units_and_no_type(metric: Metric):
-    words = set(metric.name.split("_"))
-    assert not words & (FOREIGN_UNITS | {kind.value for kind in Kind})
+def is_named_in_base_units_and_without_its_type(metric: Metric) -> bool:
+    return not set(metric.name.split("_")) & (NOT_BASE_UNITS | {kind.value for kind in Kind})
 
 
-@every_metric
-def test_name_leaves_the_suffixes_of_histograms_to_the_client(metric: Metric):
-    assert not re.search(r"_(bucket|sum|count|created)$", metric.name)
+def leaves_the_suffixes_of_histograms_to_the_client(metric: Metric) -> bool:
+    return not re.search(r"_(bucket|sum|count|created)$", metric.name)
 
 
-@every_metric
-def test_help_is_one_short_sentence(metric: Metric):
-    assert re.fullmatch(r"[A-Z0-9][^\n]{9,118}\.", metric.help)
+def is_described_by_one_short_sentence(metric: Metric) -> bool:
+    return bool(re.fullmatch(r"[A-Z0-9][^\n]{9,118}\.", metric.help))
 
 
-@every_metric
-def test_labels_are_bounded_words(metric: Metric):
-    assert len(set(metric.labels)) == len(metric.labels)
-    assert not set(metric.labels) & UNBOUNDED
-    assert all(re.fullmatch(r"[a-z]+", label) for label in metric.labels)
+def has_labels_of_bounded_words(metric: Metric) -> bool:
+    words = all(re.fullmatch(r"[a-z]+", label) for label in metric.labels)
+    distinct = len(set(metric.labels)) == len(metric.labels)
+    return words and distinct and not set(metric.labels) & UNBOUNDED
 
 
-@every_metric
-def test_histograms_and_only_histograms_have_ascending_buckets(metric: Metric):
-    assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
-    assert list(metric.buckets) == sorted(set(metric.buckets))
+def has_ascending_buckets_if_and_only_if_it_is_a_histogram(metric: Metric) -> bool:
+    ascending = list(metric.buckets) == sorted(set(metric.buckets))
+    return ascending and bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
 
 
-@every_metric
-def test_only_gauges_without_labels_wait_for_a_first_value(metric: Metric):
-    if metric.absent_until_set:
-        assert (metric.kind, metric.labels) == (Kind.GAUGE, ())
+def waits_for_a_first_value_only_as_a_gauge_without_labels(metric: Metric) -> bool:
+    return not metric.absent_until_set or (metric.kind, metric.labels) == (Kind.GAUGE, ())
+
+
+GAUGE = Metric(name="vcpo_queue_tokens", kind=Kind.GAUGE, help="Tokens that wait in the queue.")
+COUNTEREXAMPLES: list[tuple[Rule, Metric]] = [
+    (is_lower_snake_case_with_the_prefix, replace(GAUGE, name="queue_tokens")),
+    (is_lower_snake_case_with_the_prefix, replace(GAUGE, name="vcpo_Queue")),
+    (ends_in_total_if_and_only_if_it_is_a_counter, replace(GAUGE, name="vcpo_tokens_total")),
+    (ends_in_total_if_and_only_if_it_is_a_counter, replace(GAUGE, kind=Kind.COUNTER)),
+    (is_named_in_base_units_and_without_its_type, replace(GAUGE, name="vcpo_wait_ms")),
+    (is_named_in_base_units_and_without_its_type, replace(GAUGE, name="vcpo_queue_gauge")),
+    (leaves_the_suffixes_of_histograms_to_the_client, replace(GAUGE, name="vcpo_queue_count")),
+    (is_described_by_one_short_sentence, replace(GAUGE, help="tokens")),
+    (has_labels_of_bounded_words, replace(GAUGE, labels=("run", "worker"))),
+    (has_labels_of_bounded_words, replace(GAUGE, labels=("run", "run"))),
+    (has_ascending_buckets_if_and_only_if_it_is_a_histogram, replace(GAUGE, buckets=(1.0, 2.0))),
+    (
+        has_ascending_buckets_if_and_only_if_it_is_a_histogram,
+        replace(GAUGE, kind=Kind.HISTOGRAM, buckets=(2.0, 1.0)),
+    ),
+    (
+        waits_for_a_first_value_only_as_a_gauge_without_labels,
+        replace(GAUGE, labels=("run",), absent_until_set=True),
+    ),
+]
+
+
+@pytest.mark.parametrize("rule", dict.fromkeys(rule for rule, _ in COUNTEREXAMPLES))
+def test_every_metric(rule: Rule):
+    assert len(catalogue.ALL) > 50
+    assert [metric.name for metric in catalogue.ALL if not rule(metric)] == []
+
+
+@pytest.mark.parametrize(("rule", "metric"), COUNTEREXAMPLES)
+def test_a_rule_finds_who_breaks_it(rule: Rule, metric: Metric):
+    assert not rule(metric)
 
 
 def test_every_constant_of_the_catalogue_is_in_exactly_one_list():
@@ -81,6 +108,6 @@ def test_lag_buckets_are_zero_and_the_powers_of_two_up_to_128():
     assert catalogue.POLICY_LAG.buckets == (0, 1, 2, 4, 8, 16, 32, 64, 128)
 
 
-@pytest.mark.parametrize("metric", catalogue.HOST, ids=lambda metric: metric.name)
-def test_a_host_says_which_run_it_speaks_of(metric: Metric):
-    assert metric.labels[:2] == ("namespace", "run")
+def test_a_host_says_which_run_it_speaks_of():
+    wrong = [each.name for each in catalogue.HOST if each.labels[:2] != ("namespace", "run")]
+    assert wrong == []
