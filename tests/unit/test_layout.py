@@ -219,6 +219,22 @@ def test_documents_link_to_files_that_exist():
     assert broken == []
 
 
+def test_the_reading_page_names_what_stands_in_the_linked_file():
+    page = ROOT / "docs" / "reading.md"
+    stops = re.findall(r"\[`([\w.]+)`\]\(([^)]+\.py)\)", page.read_text(encoding="utf-8"))
+    missing = [
+        f"{name} in {target}"
+        for name, target in stops
+        if not re.search(
+            rf"^\s*(?:async )?(?:def|class) {name.rpartition('.')[2]}\b",
+            (page.parent / target).read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )
+    ]
+    assert missing == []
+    assert len(stops) >= 20
+
+
 def test_documents_name_metrics_that_exist():
     packages = {package.__name__ for package in PACKAGES}
     text = "\n".join(document.read_text(encoding="utf-8") for document in documents())
