@@ -1,1 +1,1 @@
-"""Studies: a grid of methods, policy lags and seeds on one machine, with the lag held exactly."""
+"""Studies: a grid of methods, policy lags and seeds on one machine, with an exact lag."""

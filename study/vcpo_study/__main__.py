@@ -1,4 +1,4 @@
-"""`python -m vcpo_study`: run a grid of methods, lags and seeds, and write what came of it."""
+"""`python -m vcpo_study`: run a grid of methods, lags and seeds, and write a report."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ _INTERRUPTED = 130
 
 
 def main() -> int:
-    """Run a study; 0 all cells are there, 1 some failed, 2 to be put right, 130 interrupted."""
+    """Run a study and return the exit status.
+
+    0: every cell was run; 1: a cell failed; 2: the user must correct something; 130: interrupted.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         complete = run_study(_options(sys.argv[1:]), _say)
     except StartError as error:
         return report_start_error(error)
     except KeyboardInterrupt:
-        _say("interrupted; the same command goes on where this one stopped")
+        _say("interrupted; the same command resumes the study")
         return _INTERRUPTED
     return 0 if complete else 1
 
@@ -55,19 +58,24 @@ def _options(arguments: list[str]) -> Options:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m vcpo_study",
-        description="Runs every cell of a study that has not been run yet, in parallel, and writes "
-        "results.md, results.json and figures. Ctrl-C loses the cells under way; the same command "
-        "goes on.",
+        description="Runs in parallel every cell of a study that has no record yet, and writes "
+        "results.md, results.json and figures. Ctrl-C loses the cells that are running; the same "
+        "command resumes the study.",
     )
-    parser.add_argument("file", type=Path, help="the study, a VCPOStudy in YAML")
-    parser.add_argument("--dir", type=Path, help="the cells' records [runs/NAME OF THE FILE]")
-    parser.add_argument("--output", type=Path, help="where the report goes [as --dir]")
+    parser.add_argument("file", type=Path, help="YAML file of the study (kind VCPOStudy)")
+    parser.add_argument("--dir", type=Path, help="directory of records [runs/NAME OF THE FILE]")
+    parser.add_argument("--output", type=Path, help="directory of the report [same as --dir]")
     parser.add_argument(
-        "--jobs", type=_positive, default=os.cpu_count() or 1, help="cells at a time [cores]"
+        "--jobs",
+        type=_positive,
+        default=os.cpu_count() or 1,
+        help="cells that run at a time [cores]",
     )
-    parser.add_argument("--only", action="append", metavar="METHOD", help="run these methods only")
-    parser.add_argument("--lags", action="append", type=int, help="run these lags only")
-    parser.add_argument("--report-only", action="store_true", help="run nothing")
+    parser.add_argument(
+        "--only", action="append", metavar="METHOD", help="run this method; repeatable"
+    )
+    parser.add_argument("--lags", action="append", type=int, help="run this lag; repeatable")
+    parser.add_argument("--report-only", action="store_true", help="only write the report")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""A study from its file to its report: tune, run the grid, write; again and again if need be."""
+"""Runs a study from its file to its report: tuning cells, grid cells, report; resumable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vcpo_study.cells.cell import Cell, Selection, grid_cells, tuning_cells
 from vcpo_study.cells.pool import run_cells
 from vcpo_study.cells.records import CellRecord, CellStore
 from vcpo_study.progress import Progress
-from vcpo_study.results.report import Findings, write_report
+from vcpo_study.results.report import ReportData, write_report
 from vcpo_study.results.tuning import learning_rates, tuned_rates
 from vcpo_study.study import StudySpec, VCPOStudy, load_study, model_directory
 
@@ -25,50 +25,50 @@ _EVERYTHING = Selection()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line says; see `python -m vcpo_study --help`."""
+    """The command line; see `python -m vcpo_study --help`."""
 
     file: Path
     directory: Path
-    """Where the cells' records are, or go."""
+    """Directory of the cells' records."""
     output: Path
-    """Where the report goes."""
+    """Directory of the report."""
     jobs: int
     selection: Selection
     report_only: bool
     command: str
-    """What the report says it was made by; what only concerns this machine is left out."""
+    """The command that the report names; options that concern this machine only are left out."""
 
 
 def run_study(options: Options, say: Say) -> bool:
-    """Run what is missing of a study and write its report; whether every cell is there.
+    """Run the missing cells of a study, write its report, and return whether no cell failed.
 
-    Stopped by a KeyboardInterrupt, it writes the report of what there is before that goes on.
+    After a KeyboardInterrupt it writes the report of the finished cells and raises again.
 
     Raises:
-        StartError: what the user must put right.
+        StartError: when the user must correct something.
     """
     with start_errors():
         study = load_study(options.file)
         model_name = model_directory(study, options.file)
     _check_selection(study.spec, options.selection)
-    # The cells' processes take it over; there models are looked for, too.
+    # Processes of cells inherit the path; model code beside the file is imported from there.
     sys.path.insert(0, str(options.file.parent.resolve()))
     store = CellStore(options.directory)
     try:
         if not options.report_only:
             _run_all(study.spec, options, functools.partial(run_and_save, model_name, store), say)
     finally:
-        findings = _findings(study, store, options.command)
-        if findings.records:
-            say(f"report: {write_report(findings, options.output)}")
-    if not findings.records:
+        data = _load_data(study, store, options.command)
+        if data.records:
+            say(f"report: {write_report(data, options.output)}")
+    if not data.records:
         raise StartError(f"--dir: {options.directory} holds no cell of this study's grid yet")
-    return not findings.failures
+    return not data.failures
 
 
 def run_and_save(model_name: str, store: CellStore, cell: Cell) -> None:
-    """What one process does."""
-    # Loaded here: whoever only hands out cells, or reports, does without the tensor libraries.
+    """Run one cell and save its record; the task of one process."""
+    # Imported here: the main process and a report need no tensor libraries.
     import torch
 
     from vcpo_study.cells.experiment import run_cell
@@ -98,21 +98,21 @@ def _run(
     missing = [cell for cell in cells if not store.holds(cell)]
     kept = len(cells) - len(missing)
     progress = Progress(phase, total=len(cells), kept=kept, jobs=jobs, clock=time.monotonic)
-    say(progress.opening())
+    say(progress.opening_line())
     with closing(run_cells(missing, task, jobs=jobs)) as outcomes:
         for outcome in outcomes:
             if outcome.error is not None:
                 store.save_error(outcome.cell, outcome.error)
-            say(progress.ended(outcome))
+            say(progress.outcome_line(outcome))
 
 
-def _findings(study: VCPOStudy, store: CellStore, command: str) -> Findings:
-    """What the store holds of the whole study, whichever part was run today."""
+def _load_data(study: VCPOStudy, store: CellStore, command: str) -> ReportData:
+    """Load all records of the study, also those of cells outside the selection."""
     tuning = tuning_cells(study.spec, _EVERYTHING)
     tuned = tuned_rates(_records(store, tuning))
     grid = grid_cells(study.spec, _EVERYTHING, learning_rates(study.spec, tuned))
     errors = {cell.name: store.error(cell) for cell in [*tuning, *grid] if not store.holds(cell)}
-    return Findings(
+    return ReportData(
         study=study,
         command=command,
         records=_records(store, grid),

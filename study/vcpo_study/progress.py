@@ -1,4 +1,4 @@
-"""What a study tells while it runs: one line for each cell that ends."""
+"""Progress lines of a running study: one for each cell that ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Clock = Callable[[], float]
 
 
 class Progress:
-    """Counts cells and says how long the rest will take."""
+    """Counts cells and estimates the remaining time."""
 
     def __init__(self, phase: str, *, total: int, kept: int, jobs: int, clock: Clock) -> None:
         self._phase = phase
@@ -23,8 +23,8 @@ class Progress:
         self._ended = 0
         self._failed = 0
 
-    def ended(self, outcome: Outcome) -> str:
-        """The line for a cell that has ended."""
+    def outcome_line(self, outcome: Outcome) -> str:
+        """Return the line for a cell that has ended."""
         self._ended += 1
         self._failed += outcome.error is not None
         left = self._total - self._kept - self._ended
@@ -36,7 +36,7 @@ class Progress:
         )
         return line if outcome.error is None else f"{line} FAILED\n{outcome.error.rstrip()}"
 
-    def opening(self) -> str:
-        """The line before the first cell."""
-        kept = f", {self._kept} of them run before" if self._kept else ""
+    def opening_line(self) -> str:
+        """Return the line before the first cell."""
+        kept = f", {self._kept} of them finished before" if self._kept else ""
         return f"{self._phase}: {self._total} cells{kept}, {self._jobs} at a time"

@@ -1,7 +1,7 @@
-"""The study file: what all cells share, and what differs between them.
+"""The study file: what all cells have in common, and how they differ.
 
-A study is a base run (a run's `spec`) and the three axes of a grid. A cell's run is the base run
-with a method's `algorithm` fields over its own, one lag, one learning rate and one seed.
+A study is a base run (the `spec` of a run) and the three axes of a grid. The run of a cell is the
+base run with a method's `algorithm` fields, one lag, one learning rate and one seed.
 """
 
 from __future__ import annotations
@@ -37,25 +37,26 @@ _Rate = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class Method(Section):
-    """One way of learning from stale data: a name, and what it changes in `algorithm`."""
+    """One method of the grid: a name, and the fields of `algorithm` that it sets."""
 
     name: DnsLabel
-    """Unique in the study; names the cells' files."""
+    """Name of the method, unique in the study; part of the names of the cells' files."""
     title: Annotated[str, Field(min_length=1, max_length=40)] | None = None
-    """What tables and figures call it; None is its name."""
+    """Name in tables and figures; None uses `name`."""
     algorithm: Annotated[dict[str, Any], Field(max_length=64)] = Field(default={})
-    """Fields of a run's `algorithm`; they stand over those of `run`."""
+    """Fields of a run's `algorithm`; they override those of `run`."""
 
     @property
     def label(self) -> str:
-        """What people are shown."""
+        """Name in tables and figures."""
         return self.title or self.name
 
 
 class Tuning(Section):
-    """How each method gets its learning rate: the best of one grid that is the same for all.
+    """How each method gets its learning rate: the best of candidates that are equal for all.
 
-    Best is the highest mean final accuracy over `seeds` at `lag`; of equals, the lower rate.
+    The best rate has the highest mean final accuracy over `seeds` at `lag`; of equals, it is the
+    lower rate.
     """
 
     learning_rates: Annotated[tuple[_Rate, ...], Field(min_length=1, max_length=32)]
@@ -67,21 +68,21 @@ class Tuning(Section):
 
 
 class StudySpec(Section):
-    """The grid, and what its cells share."""
+    """The grid, and what its cells have in common."""
 
     run: VCPORunSpec
-    """The base run. Its `seed` draws the held-out prompts, the same ones for every cell."""
+    """The base run. Its `seed` draws the held-out prompts, which are equal for all cells."""
     methods: Annotated[tuple[Method, ...], Field(min_length=1, max_length=32)]
     lags: Annotated[tuple[_Lag, ...], Field(min_length=1, max_length=32)]
-    """Every batch of a cell is exactly this many policy versions old, once there are as many."""
+    """Age of every batch of a cell, in policy versions; the first batches are younger."""
     seeds: Annotated[tuple[_Seed, ...], Field(min_length=1, max_length=64)]
     """Seeds of training prompts and sampling."""
     tuning: Tuning | None = None
     """None trains every cell at the base run's learning rate."""
     subject: DnsLabel
-    """Name of the method that the summary is about."""
+    """Name of the method that the headline numbers describe."""
     uncontrolled: DnsLabel | None = None
-    """Name of the method that it is compared with."""
+    """Name of the method with which `subject` is compared."""
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
@@ -97,10 +98,10 @@ class StudySpec(Section):
         return self
 
     def method(self, name: str) -> Method:
-        """The method of a name.
+        """Return the method with a name.
 
         Raises:
-            KeyError: when there is none.
+            KeyError: when no method has it.
         """
         return {method.name: method for method in self.methods}[name]
 
@@ -119,14 +120,14 @@ class StudySpec(Section):
     def _seeds(self) -> Iterator[InitErrorDetails]:
         shared = set(self.seeds) & set(self.tuning.seeds if self.tuning else ())
         if shared:
-            message = f"must not be tuned on; take other seeds than {sorted(shared)} in one place"
+            message = f"must not be seeds of `tuning` too; replace {sorted(shared)} in one of them"
             yield conflict("seeds", value=list(self.seeds), message=message)
         for field, values in (("seeds", self.seeds), ("lags", self.lags)):
             if len(set(values)) < len(values):
                 yield conflict(field, value=list(values), message="holds a number twice")
 
     def _lag_fields(self) -> Iterator[InitErrorDetails]:
-        message = "is set by the study; give it in `lags`"
+        message = "is set by the study; remove it and use `lags`"
         if "max_policy_lag_steps" in self.run.algorithm.model_fields_set:
             value = self.run.algorithm.max_policy_lag_steps
             yield conflict("run", "algorithm", LAG_FIELD, value=value, message=message)
@@ -138,7 +139,7 @@ class StudySpec(Section):
                 )
 
     def _left_out(self) -> Iterator[InitErrorDetails]:
-        """What a run can do and a cell does not."""
+        """Yield a problem for each feature of a run that a cell does not support."""
         if self.run.model.lora is not None:
             message = "a study trains all parameters; remove it"
             yield conflict("run", "model", "lora", value="given", message=message)
@@ -156,7 +157,7 @@ class StudySpec(Section):
 
 
 def _problems_of_method(index: int, error: ValidationError) -> Iterator[InitErrorDetails]:
-    """What is wrong with a method's run, said of the method."""
+    """Yield the problems of a method's run as problems of the method."""
     inputs = {field_path(details["loc"]): details["input"] for details in error.errors()}
     for problem in problems_of(error):
         location = problem.path.split(".")
@@ -176,10 +177,10 @@ class VCPOStudy(Section):
 def cell_spec(
     study: StudySpec, method: Method, *, lag: int, learning_rate: float, seed: int
 ) -> VCPORunSpec:
-    """The run of one cell.
+    """Return the run of one cell.
 
-    Only what the file says is merged; what it leaves open takes its default from the whole, so
-    that a method may stand for defaults of its own.
+    Only fields that the file sets are merged. Other fields take the defaults of the merged run,
+    because a method may have defaults of its own.
 
     Raises:
         ValidationError: when the method's fields do not fit; paths start at the run's spec.
@@ -192,7 +193,7 @@ def cell_spec(
 
 
 def load_study(path: Path) -> VCPOStudy:
-    """Read and check a study file.
+    """Read and validate a study file.
 
     Raises:
         SpecError: with every problem of the file.
@@ -201,10 +202,10 @@ def load_study(path: Path) -> VCPOStudy:
 
 
 def model_directory(study: VCPOStudy, file: Path) -> str:
-    """Where the base run's model lies: a directory beside the study's file, or a hub name.
+    """Return the base run's model: a directory beside the study's file, or a hub name.
 
     Raises:
-        SpecError: when it is not there, or cannot do what the study asks.
+        SpecError: when the model is missing or does not fit the study.
     """
     run = with_local_paths(VCPORun(metadata=study.metadata, spec=study.spec.run), file)
     problems = [

@@ -6,9 +6,9 @@ all others here. Alerts, dashboards and documents use these names only.
 
 Labels are few and bounded: a run's name, a rollout group of its spec (at most 8), and closed sets
 of words. Never a step, an id, a time or a message. Learner and rollout workers carry `run` (and
-`group`) on everything they export; `namespace` and `pod` come with the scrape. The host speaks for
-many runs and writes `namespace` and `run` itself (empty namespace: a local run), so its scrape
-needs `honorLabels`.
+`group`) on all of their metrics; `namespace` and `pod` come with the scrape. A host exports metrics
+of many runs and writes `namespace` and `run` itself (a local run has an empty namespace), so its
+scrape needs `honorLabels`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from vcpo.metrics.metric import Kind, Metric
 from vcpo.records.step_record import GAUGES
 
 LEARNER_LABELS = ("run",)
-"""Labels on everything that a learner exports."""
+"""Labels on all metrics of a learner."""
 
 ROLLOUT_LABELS = ("run", "group")
-"""Labels on everything that a rollout worker exports."""
+"""Labels on all metrics of a rollout worker."""
 
 HOST_LABELS = ("namespace", "run")
-"""First labels of each metric of a host, which speaks for several runs."""
+"""First labels of each metric of a host, which has several runs."""
 
 CONDITION_STATUSES = ("True", "False", "Unknown")
 """Values of the label `status`, as Kubernetes writes them."""

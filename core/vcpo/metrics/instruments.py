@@ -94,7 +94,7 @@ class HostMetrics:
     def set_condition(self, namespace: str, run: str, condition: str, status: str) -> None:
         """Show a condition: 1 at its status, 0 at the others.
 
-        Raises: ValueError when the status is none of `catalogue.CONDITION_STATUSES`.
+        Raises: ValueError when the status is not in `catalogue.CONDITION_STATUSES`.
         """
         if status not in catalogue.CONDITION_STATUSES:
             allowed = ", ".join(catalogue.CONDITION_STATUSES)
@@ -103,7 +103,7 @@ class HostMetrics:
             self.condition.labels(namespace, run, condition, each).set(float(each == status))
 
     def forget(self, namespace: str, run: str) -> None:
-        """Remove the series of a run that is gone."""
+        """Remove the series of a deleted run."""
         per_run = (self.run_info, self.condition, self.replicas, self.decisions, self.failures)
         for metric in per_run:
             label_sets = [sample.labels for family in metric.collect() for sample in family.samples]
@@ -113,7 +113,7 @@ class HostMetrics:
 
 
 class OperatorMetrics(HostMetrics):
-    """What the operator exports: its runs, as any host, and itself; `catalogue.OPERATOR`."""
+    """What the operator exports: its runs, as every host does, and itself; `catalogue.OPERATOR`."""
 
     def __init__(self) -> None:
         part = PartRegistry("operator", {})

@@ -1,4 +1,4 @@
-"""What is known of a metric before it has a value."""
+"""The declaration of a metric: everything but its value."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One metric, before any value."""
+    """The declaration of one metric."""
 
     name: str
-    """Full name as it is queried; a histogram's without `_bucket`, `_sum`, `_count`."""
+    """Full name in a query; of a histogram without `_bucket`, `_sum` and `_count`."""
     kind: Kind
     help: str
     """One sentence: what it counts or measures, and its unit where the name does not say it."""
     labels: tuple[str, ...] = ()
-    """Labels besides those that the exporting part adds to everything."""
+    """Labels besides those that the exporting part adds to all of its metrics."""
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets, ascending, without +Inf; empty for other types."""
     absent_until_set: bool = False
-    """A gauge of something measured: without a first value it is not exported, so that an alert
-    never fires on a 0 that nobody measured. It is set, never increased."""
+    """Whether a gauge is exported only after it was set, so that no alert fires on a 0 that nobody
+    measured. Such a gauge is set, never increased."""

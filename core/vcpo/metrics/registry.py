@@ -1,4 +1,4 @@
-"""A registry of one part of a run: own metrics, constant labels, no process-wide state."""
+"""The registry of one part of a run: its metrics and constant labels, without global state."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from vcpo.metrics.metric import Metric
 class PartRegistry:
     """Makes the instruments of one part and exports them with labels common to all of them.
 
-    part: `learner`, `rollout` or `host`; a label of `vcpo_build_info`.
-    labels: put on every series, those of the process and the platform included.
+    part: `learner`, `rollout`, `host` or `operator`; a label of `vcpo_build_info`.
+    labels: added to every series, also to those about the process and the platform.
     """
 
     def __init__(self, part: str, labels: Mapping[str, str]) -> None:
         self._labels = dict(labels)
         self.exported = CollectorRegistry()
-        """What a server shows."""
+        """The registry that a server exports."""
         self._export(ProcessCollector(registry=None))
         self._export(PlatformCollector(registry=None))
         self.gauge(catalogue.BUILD_INFO).labels(part, metadata.version("vcpo")).set(1)
@@ -63,11 +63,11 @@ class PartRegistry:
 
 
 class _Labeled(Collector):
-    """A collector with constant labels added to its samples and two sorts of samples left out.
+    """A collector that adds constant labels to its samples and leaves out two sorts of samples.
 
-    NaN: a gauge that nobody has set. `_created`: the client's start time of every counter, which
-    doubles the series under names that break the naming rules; the client can switch that off only
-    for the whole process.
+    NaN is the value of a gauge that nobody has set. `_created` is the start time of a counter. Such
+    samples double the number of series, their names break the naming rules, and the client can
+    switch them off only for the whole process.
     """
 
     def __init__(self, inner: Collector, labels: Mapping[str, str]) -> None:
@@ -85,5 +85,5 @@ class _Labeled(Collector):
             yield labeled
 
     def describe(self) -> Iterable[Family]:
-        """Name the families, so that a scrape may ask for some of them."""
+        """Return the families, so that a scrape can ask for some of them."""
         return self.collect()

@@ -11,20 +11,20 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 
 class AddressError(OSError):
-    """An address that cannot be listened on; says which, why, and what to do."""
+    """The server cannot listen on an address; the message names address, cause and cure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsServer:
-    """A running endpoint; a context manager that closes it."""
+    """A running endpoint; as a context manager it closes at the end."""
 
     port: int
-    """The port it listens on, also when any free one was asked for."""
+    """The port that it listens on."""
     _server: WSGIServer
     _thread: Thread
 
     def close(self) -> None:
-        """Stop answering and free the port."""
+        """Stop the server and free the port."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -39,8 +39,8 @@ class MetricsServer:
 def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> MetricsServer:
     """Serve a registry at `http://host:port/metrics` from a daemon thread.
 
-    port: 0 takes any free one.
-    Raises: AddressError when the address cannot be had.
+    port: 0 takes any free port.
+    Raises: AddressError when the server cannot listen on the address.
     """
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)

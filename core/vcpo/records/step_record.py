@@ -228,12 +228,12 @@ class StepRecord(UpdateRecord):
             title="Rollout workers",
             unit="heard of lately",
             label="workers",
-            caption="Drops are workers lost or scaled away.",
+            caption="The curve falls when workers are lost or removed.",
             is_noisy=False,
             is_whole=True,
         ),
     ]
-    """Workers heard of lately."""
+    """Workers that called the learner lately."""
     leased: int
     """Trajectories leased so far; `in_flight`, `buffered`, `consumed` and `dropped` sum to it."""
     in_flight: int
@@ -242,7 +242,7 @@ class StepRecord(UpdateRecord):
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Trajectories dropped so far, by reason."""
     weight_updates_in_flight: int = 0
-    """Policy versions that workers have swapped in so far while sequences were under way."""
+    """Policy versions that workers have swapped in so far while they generated sequences."""
 
 
 def update_fields(update: UpdateRecord) -> dict[str, Any]:

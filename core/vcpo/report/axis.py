@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 _ROUND_FACTORS = (1.0, 2.0, 5.0, 10.0)
 _LEAST_SPAN = 1e-300
-"""A range that is narrower cannot be cut into parts: they come to 0."""
+"""Narrower ranges cannot be divided: the parts are 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ def round_ticks(low: float, high: float, *, about: int, whole: bool = False) -> 
     """Return round numbers within [low, high]: multiples of 1, 2 or 5 times a power of ten.
 
     about: wanted number of intervals; the result has at most that many and more than a third of
-        it. whole: only whole numbers, so there may be fewer.
+        it. whole: whether to return whole numbers only, which may be fewer.
 
     Raises:
         ValueError: when the range is empty or not finite, or `about` is not positive.
@@ -47,8 +47,8 @@ def round_ticks(low: float, high: float, *, about: int, whole: bool = False) -> 
     return tuple(_tidy(index * step, step) for index in range(first, last + 1))
 
 
-def widened(low: float, high: float, *, margin: float = 0.05) -> tuple[float, float]:
-    """Return the range with a margin on both sides; a range of one value gets a unit of its own."""
+def widen(low: float, high: float, *, margin: float = 0.05) -> tuple[float, float]:
+    """Return the range with a margin on both sides; a range of one value gets a width."""
     span = high - low
     if span < _LEAST_SPAN:
         span = abs(low) if abs(low) > _LEAST_SPAN else 1.0
@@ -64,6 +64,6 @@ def _round_up(value: float) -> float:
 
 
 def _tidy(value: float, step: float) -> float:
-    """Drop the float noise of a multiple, so that 3 * 0.1 reads 0.3."""
+    """Round a multiple, so that 3 * 0.1 is written 0.3."""
     digits = max(0, 1 - math.floor(math.log10(step)))
     return round(value, digits) + 0.0

@@ -12,19 +12,19 @@ from enum import StrEnum
 from html import escape
 from itertools import chain
 
-from vcpo.report.axis import round_ticks, widened
+from vcpo.report.axis import round_ticks, widen
 from vcpo.report.numbers import compact
 from vcpo.report.plot import Curve, Frame, Plot, Scale, Size, draw_plot, frame_of, text
 from vcpo.report.series import Points, decimate
 
 MAX_POINTS = 500
-"""Points drawn of one series; there are no more pixels."""
+"""Largest number of points drawn of one series; there are not more pixels."""
 
 _MOST_LARGE_DOTS = 60
 
 
 class Ink(StrEnum):
-    """Color of a series, named by its part: the style sheet knows the shade."""
+    """Class of a series; the style sheet gives its color."""
 
     MAIN = "ink-main"
     SECOND = "ink-second"
@@ -41,7 +41,7 @@ class Style(StrEnum):
     THIN = "thin"
     """Line of secondary interest."""
     DOTS = "dots"
-    """Few points, each one marked, with a thin line between."""
+    """A mark at each of few points, with a thin line between them."""
     REFERENCE = "reference"
     """Dashed line to compare the others with."""
 
@@ -58,7 +58,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Something that happened at one step, shown on the lower edge."""
+    """An event of one step, shown on the lower edge."""
 
     step: int
     label: str
@@ -66,7 +66,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Horizon:
-    """The horizontal axis, shared by all charts of a run so that steps stand above each other."""
+    """The horizontal axis, which all charts of a run share so that equal steps are aligned."""
 
     first_step: int
     last_step: int
@@ -75,13 +75,13 @@ class Horizon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """What a chart shows; how large is up to `draw`."""
+    """What a chart shows; its size is given to `draw`."""
 
     name: str
     """Identifier in the page, e.g. `ess`."""
     title: str
     unit: str
-    """Of the vertical axis, in words."""
+    """Unit of the vertical axis, in words."""
     caption: str
     """How to read it, one sentence."""
     series: tuple[Series, ...]
@@ -98,7 +98,7 @@ SMALL = Size(width=280, height=122, left=40, y_intervals=4)
 
 
 def draw(chart: Chart, size: Size = FULL) -> str:
-    """Draw a chart; the result is an `<svg>` element that needs nothing from outside."""
+    """Draw a chart as an `<svg>` element that needs only the page's style sheet."""
     plot = plot_of(chart, size)
     frame = frame_of(plot, size)
     parts = [draw_plot(plot, size), *_skips(chart.horizon.marks, frame)]
@@ -112,7 +112,7 @@ def draw(chart: Chart, size: Size = FULL) -> str:
 
 
 def plot_of(chart: Chart, size: Size = FULL) -> Plot:
-    """Lay out a chart: ranges that hold all the data, round ticks, whole steps below."""
+    """Return the plot of a chart: ranges that hold all data, round ticks, whole steps on x."""
     x_low, x_high = _x_range(chart.horizon)
     y_low, y_high = _y_range(chart)
     x_ticks = round_ticks(x_low, x_high, about=size.width // 80, whole=True)
@@ -137,14 +137,14 @@ def _curve(series: Series) -> Curve:
 def _x_range(horizon: Horizon) -> tuple[float, float]:
     if horizon.first_step < horizon.last_step:
         return horizon.first_step, horizon.last_step
-    return widened(horizon.first_step, horizon.last_step)
+    return widen(horizon.first_step, horizon.last_step)
 
 
 def _y_range(chart: Chart) -> tuple[float, float]:
     values = _values(chart) or [0.0, 1.0]
     low = min(values) if chart.y_low is None else chart.y_low
     high = max(values) if chart.y_high is None else chart.y_high
-    padded_low, padded_high = widened(low, high)
+    padded_low, padded_high = widen(low, high)
     return (
         padded_low if chart.y_low is None else chart.y_low,
         padded_high if chart.y_high is None else chart.y_high,

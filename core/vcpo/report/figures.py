@@ -1,4 +1,4 @@
-"""Which curves a report shows, and how to read each of them."""
+"""The charts of a report, and how to read each of them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from vcpo.report.series import points, rolling_mean, smoothing_window
 from vcpo.spec import VCPORun
 
 _FEWEST_SMOOTHED = 20
-"""Curves of fewer points are shown as they are."""
+"""Curves of fewer points are not smoothed."""
 
 _Value = Callable[[StepRecord], float | None]
 
 
 def main_charts(run: VCPORun, metrics: Metrics) -> tuple[Chart, ...]:
-    """Return the four curves that say whether a run is healthy: reward, ESS, step size, lag."""
+    """Return the four charts that show whether a run is healthy: reward, ESS, step size, lag."""
     horizon = _horizon(metrics)
     return (
         _reward(horizon, metrics),
@@ -31,15 +31,15 @@ def main_charts(run: VCPORun, metrics: Metrics) -> tuple[Chart, ...]:
 
 
 def detail_charts(metrics: Metrics) -> tuple[Chart, ...]:
-    """Return the smaller curves that help to find out why."""
+    """Return the smaller charts, which help to find the cause."""
     horizon = _horizon(metrics)
     queue = Chart(
         horizon=horizon,
         y_low=0.0,
         name="queue",
-        title="Work under way",
+        title="Work in progress",
         unit="trajectories",
-        caption="An empty buffer starves the learner; a full one makes data old.",
+        caption="With an empty buffer the learner waits; in a full buffer data becomes old.",
         series=(
             _line("in flight", metrics, lambda step: step.in_flight, Ink.SECOND, Style.THIN),
             _line("buffered", metrics, lambda step: step.buffered, style=Style.THIN),
@@ -85,7 +85,7 @@ def _ess(horizon: Horizon, metrics: Metrics) -> Chart:
         name="ess",
         title="ESS ratio",
         unit="effective share of the batch",
-        caption="Near the dashed line the data is as good as fresh; near zero a few "
+        caption="Near the dashed line the data is as good as fresh data; near zero a few "
         "trajectories make up the whole update.",
         series=(*_noisy("ESS ratio", metrics, lambda step: step.ess_ratio), reference),
         y_low=0.0,
@@ -99,7 +99,7 @@ def _step_size(horizon: Horizon, run: VCPORun, metrics: Metrics) -> Chart:
         name="step-size",
         title="Effective learning rate",
         unit=f"share of base {base}",
-        caption="Follows the ESS ratio: dips are VCPO holding back a step it cannot trust.",
+        caption="Follows the ESS ratio: VCPO takes smaller steps on data that it cannot trust.",
         series=_noisy("scale", metrics, lambda step: step.learning_rate_scale),
         y_low=0.0,
         y_high=1.0,
@@ -113,7 +113,7 @@ def _lag(horizon: Horizon, run: VCPORun, metrics: Metrics) -> Chart:
         name="lag",
         title="Policy lag",
         unit="policy versions",
-        caption="Age of the trained tokens from sampling to training; none may exceed the bound.",
+        caption="Age of the trained tokens from sampling to training; the bound is never exceeded.",
         series=(
             _line("max", metrics, lambda step: step.lag_max, Ink.SECOND, Style.THIN),
             _line("p50", metrics, lambda step: step.lag_p50, Ink.THIRD, Style.THIN),
@@ -151,7 +151,7 @@ def _line(
 
 
 def _noisy(label: str, metrics: Metrics, value: _Value) -> tuple[Series, ...]:
-    """Show the trend in front of the values it was computed from; few values go alone."""
+    """Return the values with a smoothed curve in front; few values have none."""
     line = _line(label, metrics, value)
     if len(line.points) < _FEWEST_SMOOTHED:
         return (line,)
@@ -167,7 +167,7 @@ def _mean(line: Series, label: str) -> Series:
 
 
 def _reference(label: str, metrics: Metrics, value: _Value, ink: Ink) -> Series:
-    """Draw a level to compare with; a steady one needs only its two ends."""
+    """Return a dashed level to compare with; a constant one needs only its two ends."""
     curve = _line(label, metrics, value).points
     if len({point.y for point in curve}) == 1:
         curve = (curve[0], curve[-1])

@@ -1,11 +1,11 @@
-"""Numbers as people read them: missing ones, durations, short decimals."""
+"""Numbers written for people: missing numbers, durations, short decimals."""
 
 from __future__ import annotations
 
 import math
 
 UNKNOWN = "-"
-"""Stands for a number that is missing or not finite; ASCII, so that logs can hold it."""
+"""Written for a number that is missing or not finite; ASCII, so that every log can hold it."""
 
 
 def finite(value: float | None) -> float | None:
@@ -19,7 +19,7 @@ def decimal(value: float | None, form: str) -> str:
 
 
 def whole(value: int | None) -> str:
-    """Write a count with thousands separated."""
+    """Write a count with separated thousands."""
     return UNKNOWN if value is None else f"{value:,}"
 
 

@@ -1,8 +1,7 @@
 """The report of a run: one HTML file that needs nothing from outside and sends nothing out.
 
-Names, messages and reasons come from users and workers. They are escaped by the template, and
-should one ever slip through, the page's content policy runs only the one script whose digest it
-names.
+Names, messages and reasons come from users and workers. The template escapes them. Should one slip
+through, the page's content policy still allows only the script whose digest it names.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ REPORT_FILE = "report.html"
 SPEC_FILE = "spec.yaml"
 
 MAX_EVENTS = 500
-"""Events listed; of more, the newest."""
+"""Largest number of events listed; of more, the newest are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A chart as the template wants it."""
+    """A chart in the form that the template needs."""
 
     chart: Chart
     svg: Markup
@@ -45,11 +44,11 @@ class Figure:
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write `report.html` from a run directory's records, replacing an older one at once.
+    """Write `report.html` from a run directory's records; an older one is replaced atomically.
 
     Raises:
-        SpecError: when `spec.yaml` is missing or no run.
-        OSError: when it cannot be written; nothing of it is left then.
+        SpecError: when `spec.yaml` is missing or is not a run.
+        OSError: when the report cannot be written; no part of it is left then.
     """
     run = load_run(run_dir / SPEC_FILE)
     page = render_report(run, read_metrics(run_dir), read_events(run_dir))
@@ -63,7 +62,7 @@ def write_report(run_dir: Path) -> Path:
 
 
 def render_report(run: VCPORun, metrics: Metrics, events: Sequence[EventRecord]) -> str:
-    """Return the report as an HTML document; it depends on nothing but the arguments."""
+    """Return the report as an HTML document, which depends on the arguments only."""
     style, script = _asset("page.css"), _asset("page.js")
     return _template().render(
         run=run,

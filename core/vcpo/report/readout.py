@@ -1,4 +1,4 @@
-"""What the page's script needs to read a chart out under the pointer."""
+"""The data with which the page's script shows a chart's values under the pointer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Readout = dict[str, object]
 
 
 def readout_of(chart: Chart, size: Size = FULL) -> Readout:
-    """Describe a chart as drawn by `draw` with the same size."""
+    """Return the data of a chart that `draw` draws with the same size."""
     axis = frame_of(plot_of(chart, size), size).x
     return {
         "low": axis.low,
@@ -34,5 +34,5 @@ def _series(series: Series) -> Readout:
 
 
 def _short(value: float) -> float:
-    """Keep five significant digits; nobody reads more, and the page stays small."""
+    """Round to five significant digits, so that the page stays small."""
     return float(f"{value:.5g}")

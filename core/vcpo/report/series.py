@@ -1,4 +1,4 @@
-"""Curves before they are drawn: points with gaps, thinned and smoothed."""
+"""Curves before drawing: points with gaps, thinned and smoothed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from vcpo.report.numbers import finite
 
 _LARGEST = 1e300
-"""Margins and sums of larger numbers would overflow."""
+"""Largest number that is drawn; margins and sums of larger ones would overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,15 @@ Points = tuple[Point, ...]
 
 
 def points(values: Sequence[tuple[float, float | None]]) -> Points:
-    """Make a curve of (x, y) pairs; what is not finite, or too large to draw, becomes a gap."""
+    """Return the curve of (x, y) pairs; a y that is infinite, NaN or huge becomes a gap."""
     return tuple(Point(x, y if _drawable(y) else None) for x, y in values)
 
 
 def rolling_mean(curve: Points, *, window: int) -> Points:
-    """Smooth a curve with a centered mean over `window` points, gaps left out of it.
+    """Smooth a curve with a centered mean over `window` points without the gaps.
 
-    Near the ends the window is cut off, so the mean leans inward there by at most a quarter of
-    the window. A gap stays a gap.
+    Near the ends the window is truncated, so the mean is shifted inward by at most a quarter of the
+    window. A gap stays a gap.
 
     Raises:
         ValueError: when `window` is not a positive odd number.
@@ -47,7 +47,7 @@ def rolling_mean(curve: Points, *, window: int) -> Points:
     smoothed = []
     for index, point in enumerate(curve):
         first, past_last = max(0, index - reach), min(len(curve), index + reach + 1)
-        # Summed anew each time: in running sums one huge value would blur all that follow.
+        # Each sum is computed anew: in a running sum one huge value would blur all later ones.
         total, known = sum(values[first:past_last]), counts[past_last] - counts[first]
         smoothed.append(Point(point.x, None if point.y is None else total / known))
     return tuple(smoothed)
@@ -61,8 +61,8 @@ def smoothing_window(num_points: int) -> int:
 def decimate(curve: Points, *, limit: int) -> Points:
     """Thin a curve to at most `limit` points that still show every spike.
 
-    The curve is cut into stretches of equal length; each keeps its first lowest and first highest
-    point, in order. A gap survives only where a whole stretch is missing.
+    The curve is divided into stretches of equal length. Each keeps its first lowest and its first
+    highest point, in order. A gap remains only where a whole stretch is missing.
 
     Raises:
         ValueError: when `limit` is less than 2.

@@ -1,4 +1,4 @@
-"""A run in one glance: state, headline numbers, and whether anything is wrong."""
+"""The top of a report: state of the run, headline numbers, and the results of its checks."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from vcpo.spec import VCPORun
 
 
 class State(StrEnum):
-    """How far a run has come, judged by its steps alone."""
+    """Progress of a run, judged by its steps alone."""
 
     COMPLETE = "complete"
     UNFINISHED = "unfinished"
-    """Still under way, or stopped before its last step."""
+    """Running, or stopped before its last step."""
     EMPTY = "no steps yet"
 
 
-class Verdict(StrEnum):
-    """Outcome of a check."""
+class Grade(StrEnum):
+    """Result of a check."""
 
     GOOD = "good"
     NOTICE = "notice"
-    """Worth knowing; the method copes with it."""
+    """Worth knowing, but the method handles it."""
     BAD = "bad"
-    """A promise was broken, or nothing is learned."""
+    """A guarantee was broken, or the model does not learn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +44,14 @@ class Headline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The outcome of one check, in a sentence."""
+    """The result of one check, in a sentence."""
 
-    verdict: Verdict
+    grade: Grade
     text: str
 
 
 def state_of(run: VCPORun, metrics: Metrics) -> State:
-    """Judge how far a run has come."""
+    """Return the progress of a run."""
     if not metrics.steps:
         return State.EMPTY
     return State.COMPLETE if metrics.steps[-1].step >= run.spec.steps else State.UNFINISHED
@@ -60,7 +60,7 @@ def state_of(run: VCPORun, metrics: Metrics) -> State:
 def headlines(
     run: VCPORun, metrics: Metrics, events: Sequence[EventRecord]
 ) -> tuple[Headline, ...]:
-    """Return the numbers a reader wants first."""
+    """Return the numbers that a reader wants first."""
     taken = metrics.steps[-1].step if metrics.steps else 0
     return (
         _accuracy(metrics),
@@ -73,7 +73,7 @@ def headlines(
 
 
 def findings(run: VCPORun, metrics: Metrics) -> tuple[Finding, ...]:
-    """Check the promises of a run, the worst outcome first; empty before its first step."""
+    """Check the guarantees of a run, the worst result first; empty before its first step."""
     if not metrics.steps:
         return ()
     outcomes = (
@@ -83,8 +83,8 @@ def findings(run: VCPORun, metrics: Metrics) -> tuple[Finding, ...]:
         _accounts_balance(metrics.steps),
         _learner_is_fed(run, metrics.steps),
     )
-    urgency = (Verdict.BAD, Verdict.NOTICE, Verdict.GOOD)
-    return tuple(sorted(outcomes, key=lambda finding: urgency.index(finding.verdict)))
+    urgency = (Grade.BAD, Grade.NOTICE, Grade.GOOD)
+    return tuple(sorted(outcomes, key=lambda finding: urgency.index(finding.grade)))
 
 
 def _accuracy(metrics: Metrics) -> Headline:
@@ -148,9 +148,9 @@ def _lag_is_bounded(run: VCPORun, steps: Sequence[StepRecord]) -> Finding:
     if worst > bound:
         count = sum(step.lag_max > bound for step in steps)
         text = f"{_steps(count)} trained on tokens {worst} versions old; the bound is {bound}."
-        return Finding(verdict=Verdict.BAD, text=text)
+        return Finding(grade=Grade.BAD, text=text)
     text = f"Every trained token was within the lag bound: at most {worst} of {bound} versions."
-    return Finding(verdict=Verdict.GOOD, text=text)
+    return Finding(grade=Grade.GOOD, text=text)
 
 
 def _ess_has_room(run: VCPORun, steps: Sequence[StepRecord]) -> Finding:
@@ -158,28 +158,28 @@ def _ess_has_room(run: VCPORun, steps: Sequence[StepRecord]) -> Finding:
     below = [step for step in steps if step.ess_ratio < floor * step.on_policy_ess_ratio]
     if not below:
         text = f"The ESS ratio stayed above its floor, {floor:.0%} of the on-policy ratio."
-        return Finding(verdict=Verdict.GOOD, text=text)
+        return Finding(grade=Grade.GOOD, text=text)
     worst = min(below, key=lambda step: step.ess_ratio)
     text = (
         f"{_steps(len(below))} had an ESS ratio below the floor ({floor:.0%} of on-policy); the "
         f"worst was {worst.ess_ratio:.3f} at step {whole(worst.step)}, where the learning rate was "
         f"scaled to {worst.learning_rate_scale:.2f}."
     )
-    return Finding(verdict=Verdict.NOTICE, text=text)
+    return Finding(grade=Grade.NOTICE, text=text)
 
 
 def _steps_were_taken(steps: Sequence[StepRecord]) -> Finding:
     reasons = Counter(step.skipped for step in steps if step.skipped is not None)
     if not reasons:
-        return Finding(verdict=Verdict.GOOD, text="No step was skipped.")
+        return Finding(grade=Grade.GOOD, text="No step was skipped.")
     if (nothing := never_updated_notice(steps)) is not None:
-        return Finding(verdict=Verdict.BAD, text=nothing)
+        return Finding(grade=Grade.BAD, text=nothing)
     stopped = no_update_notice(num_skipped_at_end(steps), steps[-1].skipped or "")
     if stopped is not None:
-        return Finding(verdict=Verdict.BAD, text=stopped)
+        return Finding(grade=Grade.BAD, text=stopped)
     listed = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
     text = f"{_steps(reasons.total())} made no update, marked ▲ below the curves: {listed}."
-    return Finding(verdict=Verdict.NOTICE, text=text)
+    return Finding(grade=Grade.NOTICE, text=text)
 
 
 def _accounts_balance(steps: Sequence[StepRecord]) -> Finding:
@@ -189,9 +189,9 @@ def _accounts_balance(steps: Sequence[StepRecord]) -> Finding:
             f"Trajectories do not add up since step {whole(off[0].step)}: leased minus in flight, "
             f"buffered, consumed and dropped is {_unaccounted(off[0])}, not 0."
         )
-        return Finding(verdict=Verdict.BAD, text=text)
+        return Finding(grade=Grade.BAD, text=text)
     text = "Trajectories add up at every step: leased = in flight + buffered + consumed + dropped."
-    return Finding(verdict=Verdict.GOOD, text=text)
+    return Finding(grade=Grade.GOOD, text=text)
 
 
 def _unaccounted(step: StepRecord) -> int:
@@ -205,9 +205,9 @@ def _learner_is_fed(run: VCPORun, steps: Sequence[StepRecord]) -> Finding:
     share = idle_s / total_s if total_s else 0.0
     if share > run.spec.control.idle_high_ratio:
         text = f"The learner waited for data {share:.0%} of its time; more workers would help."
-        return Finding(verdict=Verdict.NOTICE, text=text)
+        return Finding(grade=Grade.NOTICE, text=text)
     text = f"The learner waited for data {share:.0%} of its time."
-    return Finding(verdict=Verdict.GOOD, text=text)
+    return Finding(grade=Grade.GOOD, text=text)
 
 
 def _steps(count: int) -> str:

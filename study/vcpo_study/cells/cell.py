@@ -1,4 +1,4 @@
-"""Cells: one training run of the grid each, and where it stands in it."""
+"""Cells: a cell is one training run and its place in the grid."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from vcpo.spec import VCPORunSpec
 from vcpo_study.study import StudySpec, cell_spec
 
 _FORMAT: Final = 3
-"""Counts changes of what a cell does or records, defaults of a run included; cells of another
-format are run again."""
+"""Increases with every change of what a cell does or records, also of a run's defaults. Cells of
+another format are run again."""
 _PARTS: Final = {
     "model",
     "environment",
@@ -26,7 +26,7 @@ _PARTS: Final = {
     "evaluation",
     "learner",
 }
-"""What a cell depends on; the rest of a run's spec is about processes."""
+"""Sections of a run's spec on which a cell depends; the others are about processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,24 +35,24 @@ class Cell:
 
     method: str
     lag: int
-    """Age of every batch, in policy versions, once there are as many."""
+    """Age of every batch, in policy versions; the first batches are younger."""
     learning_rate: float
     seed: int
     spec: VCPORunSpec
-    """Everything about the run; `model.name` as the study's file has it."""
+    """The whole run; `model.name` as the study's file has it."""
     evaluation_seed: int
     """Draws the held-out prompts."""
 
     @property
     def name(self) -> str:
-        """Unique in the study; names the cell's file."""
+        """Name of the cell's file, unique in the study."""
         return f"{self.method}-k{self.lag}-lr{self.learning_rate:g}-s{self.seed}"
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all settings that the cell's numbers depend on; models go by their name.
+        """SHA-256 of all settings on which the cell's numbers depend; a model counts by its name.
 
-        Settings at their defaults are left out: a field that is new leaves finished cells valid.
+        Settings at their defaults are left out, so that a new field leaves finished cells valid.
         """
         spec = self.spec.model_dump(
             mode="json", by_alias=True, include=_PARTS, exclude_defaults=True
@@ -63,14 +63,14 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which part of a grid to run; None is all."""
+    """The part of a grid to run; None selects all."""
 
     methods: frozenset[str] | None = None
     lags: frozenset[int] | None = None
 
 
 def tuning_cells(study: StudySpec, selection: Selection) -> list[Cell]:
-    """Cells that decide on learning rates; none when the study does not tune."""
+    """Return the cells that decide learning rates; none when the study does not tune."""
     tuning = study.tuning
     if tuning is None:
         return []
@@ -85,7 +85,7 @@ def tuning_cells(study: StudySpec, selection: Selection) -> list[Cell]:
 def grid_cells(
     study: StudySpec, selection: Selection, learning_rates: Mapping[str, float]
 ) -> list[Cell]:
-    """Cells of the grid, seed by seed, so that a part of them already shows all of it.
+    """Return the cells of the grid, seed by seed, so that the first ones already cover it.
 
     learning_rates: by method; a method without one is left out.
     """

@@ -1,10 +1,10 @@
-"""One cell: the learner's update and the engine's decoding, in step, with the lag held exactly.
+"""One cell: the learner's update and the engine's decoding in lockstep, with an exact lag.
 
     step s:   sample a batch with version max(0, s - k)   ->   update version s to s + 1
 
-Version n is the parameters after n steps. The last k + 1 versions are kept; the oldest of them
-samples. So every batch is exactly k versions old from step k on, and what a run with the same
-settings would do by chance of timing, a cell does by construction.
+Version n is the parameters after n steps. The last k + 1 versions are kept, and the oldest of them
+samples. So every batch is exactly k versions old from step k on. In a run with the same settings
+the lag depends on timing.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from vcpo_study.cells.versions import Versions
 def run_cell(cell: Cell, model_name: str) -> CellRecord:
     """Train and evaluate one cell in this thread.
 
-    model_name: where the cell's model lies on this machine.
-    Raises: ValueError for a model or environment that cannot be had; EngineError when the policy's
-    logits are not numbers any more.
+    model_name: directory or hub name of the cell's model.
+    Raises: ValueError when the model or the environment cannot be loaded; EngineError when the
+    policy's logits are not finite.
     """
     disable_progress_bar()  # type: ignore[no-untyped-call] # the library does not type it
     started_s = time.process_time()
@@ -49,7 +49,7 @@ def run_cell(cell: Cell, model_name: str) -> CellRecord:
 
 
 class Experiment:
-    """A learner, a sampler and the versions between them."""
+    """A learner's update, a sampler, and the policy versions between them."""
 
     def __init__(self, cell: Cell, model_name: str) -> None:
         self._spec = cell.spec
@@ -64,7 +64,7 @@ class Experiment:
         self._versions = Versions(cell.lag)
 
     def run(self) -> tuple[list[StepRow], list[EvaluationRow]]:
-        """Take every step; evaluate at the start, every so many steps, and at the end."""
+        """Take every step; evaluate at the start, at regular steps, and at the end."""
         every, last = self._spec.evaluation.every_steps, self._spec.steps
         steps: list[StepRow] = []
         evaluations: list[EvaluationRow] = []

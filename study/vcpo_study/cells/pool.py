@@ -1,7 +1,7 @@
-"""Cells in parallel: one process each, so that one that dies takes nobody along.
+"""Runs cells in parallel, each in a process, so that a dying cell ends no other.
 
-Processes are forked from a server that has loaded the tensor libraries once, which saves seconds
-for each cell. A cell that is stopped leaves nothing behind; one that ends has written its file.
+A fork server has loaded the tensor libraries once, which saves seconds for each cell. A terminated
+cell writes nothing; a cell that succeeds has written its file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from multiprocessing.context import ForkServerProcess
 from vcpo_study.cells.cell import Cell
 
 Task = Callable[[Cell], None]
-"""What a process does with its cell; a function of a module, or a partial of one."""
+"""The work of a process; a function of a module, or a partial of one, so that it can be pickled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,33 +28,33 @@ class Outcome:
 
     cell: Cell
     error: str | None
-    """The end of its traceback, or how it died; None when all went well."""
+    """End of its traceback, or its exit status; None when it succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Running:
     cell: Cell
     process: ForkServerProcess
-    complaints: Connection
+    errors: Connection
 
     def outcome(self) -> Outcome:
         self.process.join()
-        error = self._complaint()
+        error = self._error()
         code = self.process.exitcode
         if error is None and code != 0:
             error = f"the process ended with status {code}"
         return Outcome(cell=self.cell, error=error)
 
-    def _complaint(self) -> str | None:
-        with self.complaints, contextlib.suppress(EOFError):
-            return str(self.complaints.recv()) if self.complaints.poll() else None
+    def _error(self) -> str | None:
+        with self.errors, contextlib.suppress(EOFError):
+            return str(self.errors.recv()) if self.errors.poll() else None
         return None
 
 
 def run_cells(cells: Sequence[Cell], task: Task, *, jobs: int) -> Generator[Outcome, None, None]:
-    """Run cells, at most `jobs` at a time; yields each as it ends.
+    """Run cells, at most `jobs` at a time, and yield the outcome of each when it ends.
 
-    Whoever stops listening (closes the generator) stops the cells under way.
+    Closing the generator terminates the running cells.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["vcpo_study.cells.experiment"])
@@ -76,19 +76,19 @@ def run_cells(cells: Sequence[Cell], task: Task, *, jobs: int) -> Generator[Outc
 
 
 def _start(context: multiprocessing.context.ForkServerContext, cell: Cell, task: Task) -> _Running:
-    complaints, sender = context.Pipe(duplex=False)
+    errors, sender = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(cell, task, sender), name=cell.name)
     process.start()
     sender.close()
-    return _Running(cell=cell, process=process, complaints=complaints)
+    return _Running(cell=cell, process=process, errors=errors)
 
 
-def _work(cell: Cell, task: Task, complaints: Connection) -> None:
-    # Ctrl-C reaches the whole group; it is for the parent to decide what ends.
+def _work(cell: Cell, task: Task, errors: Connection) -> None:
+    # Ctrl-C reaches the whole process group; the parent decides which cells end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         task(cell)
-    # Whatever went wrong in one cell must reach the report, and not end the study.
+    # Every error of a cell must reach the report and must not end the study.
     except Exception:  # noqa: BLE001
-        complaints.send(traceback.format_exc(limit=-3))
+        errors.send(traceback.format_exc(limit=-3))
         raise SystemExit(1) from None

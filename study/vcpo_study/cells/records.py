@@ -1,11 +1,11 @@
-"""What a cell leaves behind: one file of JSON lines, written in one piece at its end.
+"""The record of a cell: one file of JSON lines, written atomically at the cell's end.
 
 ```
 {"kind": "cell", "method": ..., "digest": ...}     first
 {"kind": "step", ...}  {"kind": "evaluation", ...}  in any order
 ```
 
-A cell that failed leaves its error instead, which goes once the cell has been run after all.
+A failed cell leaves a file with its error instead, which is removed once the cell succeeds.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class EvaluationRow:
     """Accuracy of one policy version on the held-out prompts."""
 
     step: int
-    """Steps taken before it."""
+    """Steps taken before the evaluation."""
     accuracy: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellRecord:
-    """A finished cell."""
+    """The record of a finished cell."""
 
     method: str
     lag: int
@@ -65,13 +65,13 @@ class CellRecord:
 
 
 class CellStore:
-    """A folder of finished cells."""
+    """The folder with the records of cells."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "cells"
 
     def save(self, cell: Cell, record: CellRecord) -> None:
-        """Write a cell's file; it is there whole or not at all."""
+        """Write a cell's file atomically."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._path(cell)
         partial = path.with_suffix(".partial")
@@ -80,19 +80,19 @@ class CellStore:
         self._error_path(cell).unlink(missing_ok=True)
 
     def save_error(self, cell: Cell, error: str) -> None:
-        """Keep what went wrong with a cell."""
+        """Write the error of a failed cell."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._error_path(cell).write_text(error, encoding="utf-8")
 
     def error(self, cell: Cell) -> str | None:
-        """What went wrong with a cell when it was last run; None when nothing did."""
+        """Return the error of a cell that failed when it was last run, or None."""
         try:
             return self._error_path(cell).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
 
     def load(self, cell: Cell) -> CellRecord | None:
-        """Read a cell's file; None when there is none, or it belongs to other settings."""
+        """Return a cell's record; None when there is none, or when it is of other settings."""
         try:
             lines = self._path(cell).read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
@@ -102,7 +102,7 @@ class CellStore:
         return _record(lines)
 
     def holds(self, cell: Cell) -> bool:
-        """Whether the cell has been run with these very settings."""
+        """Return whether the cell has been run with exactly these settings."""
         try:
             with self._path(cell).open(encoding="utf-8") as file:
                 return bool(json.loads(file.readline())["digest"] == cell.digest)
@@ -138,7 +138,7 @@ def _record(lines: list[str]) -> CellRecord:
 
 
 def _step_row(row: Mapping[str, Any]) -> StepRow:
-    """Read a step, also one of an older form: it has no mean length, and flat diagnostics."""
+    """Read a step; older files have no mean length, and diagnostics beside the other numbers."""
     known = {each.name for each in fields(StepRow)}
     flat = {key: row[key] for key in _FLAT_DIAGNOSTICS if key in row}
     values = {"response_tokens_mean": math.nan, "diagnostics": flat, **row}

@@ -1,4 +1,4 @@
-"""Sampling in step with training: the `hf` engine's decoding, driven by the caller's own thread."""
+"""Sampling in lockstep with training: the `hf` engine's decoding in the caller's thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vcpo_study.cells.versions import Version
 
 
 class Sampler:
-    """Answers prompts with one policy version at a time; owns a model of its own."""
+    """Samples responses with one policy version at a time; owns a model of its own."""
 
     def __init__(
         self, spec: VCPORunSpec, model_name: str, tokenizer: PreTrainedTokenizerBase, pad: int
@@ -39,7 +39,7 @@ class Sampler:
         self._max_new_tokens = spec.sampling.max_new_tokens
 
     def use(self, version: Version) -> None:
-        """Sample with this version's weights from now on."""
+        """Load the weights of the version that samples from now on."""
         if self._batch.policy_version != version.number:
             self._batch.swap(version.number, version.weights)
 
@@ -52,10 +52,10 @@ class Sampler:
         samples: int,
         temperature: float,
     ) -> list[list[Trajectory]]:
-        """Answer prompts, `samples` times each, and judge the answers; one group per prompt.
+        """Sample `samples` responses to each prompt and compute rewards; one group per prompt.
 
         Raises:
-            EngineError: when the policy's logits are not numbers.
+            EngineError: when the policy's logits are not finite.
         """
         prompts = [environment.prompt(split, index) for index in indices]
         requests = [self._request(prompt, temperature) for prompt in prompts]

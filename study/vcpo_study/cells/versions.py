@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Version:
-    """One set of parameters; version n is what n steps made of them."""
+    """One set of parameters; version n is the parameters after n steps."""
 
     number: int
     weights: Mapping[str, Tensor]
@@ -24,16 +24,16 @@ class Versions:
         self._held: deque[Version] = deque(maxlen=lag + 1)
 
     def add(self, weights: Mapping[str, Tensor]) -> None:
-        """Take the next version in; versions are numbered from 0."""
+        """Add the next version; versions are numbered from 0."""
         number = self._held[-1].number + 1 if self._held else 0
         self._held.append(Version(number=number, weights=weights))
 
     @property
     def newest(self) -> Version:
-        """The policy that is trained."""
+        """The target policy, which is trained."""
         return self._held[-1]
 
     @property
     def sampling(self) -> Version:
-        """The policy that samples: k versions before the newest, or the first of all."""
+        """The behavior policy: k versions before the newest, or version 0."""
         return self._held[0]

@@ -1,4 +1,4 @@
-"""The three figures of a study: learning curves, final accuracy by lag, the way into a fall."""
+"""The three figures of a study: learning curves, final accuracy by lag, signals before a fall."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from vcpo_study.results.summary import GridRow
 from vcpo_study.study import StudySpec
 
 _STEPS_BEFORE = 100
-"""Steps before a fall that are shown."""
+"""Number of steps before a fall that are shown."""
 _LEAST_FALL = 0.2
-"""A smaller fall of the accuracy is noise of the evaluation or of training."""
+"""Smaller falls of the accuracy are noise of the evaluation or of training."""
 _WINDOW = 10
-"""Steps whose median is drawn; one step says little."""
+"""Number of steps in a running median; single steps are too noisy."""
 _SMALLEST = 1e-4
-"""Lowest level on a logarithmic scale; a gradient of 0 stands there."""
+"""Lowest level on a logarithmic scale; a gradient of 0 is drawn there."""
 
 _Signal = Callable[[StepRow], float | None]
 _Points = list[tuple[float, float]]
@@ -33,7 +33,7 @@ _Points = list[tuple[float, float]]
 def figures(
     study: StudySpec, records: Sequence[CellRecord], rows: Sequence[GridRow]
 ) -> Mapping[str, str]:
-    """All figures, SVG by file name."""
+    """Return all figures: SVG by file name."""
     colors = {
         method.name: COLORS[index % len(COLORS)] for index, method in enumerate(study.methods)
     }
@@ -88,7 +88,7 @@ def _final(rows: Sequence[GridRow], colors: Mapping[str, str]) -> list[Plot]:
     methods = list(dict.fromkeys(row.method for row in rows))
     means, worst = [], []
     for number, method in enumerate(methods):
-        # Side by side, or the bars of one method would hide those of another.
+        # Side by side, so that the bars of one method do not hide those of another.
         aside = (number - (len(methods) - 1) / 2) * 0.09
         own = sorted((row for row in rows if row.method == method), key=lambda row: row.lag)
         spots = [(lags.index(row.lag) + aside, row) for row in own]

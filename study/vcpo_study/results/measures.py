@@ -1,4 +1,4 @@
-"""What is measured of one finished cell: how good it got, how fast, and whether it collapsed."""
+"""Measures of one finished cell: final accuracy, speed of learning, collapse."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Final
 from vcpo_study.cells.records import EvaluationRow
 
 FINAL_EVALUATIONS: Final = 3
-"""Evaluations at the end whose mean is the final accuracy."""
+"""The final accuracy is the mean of so many last evaluations."""
 COLLAPSE_SHARE: Final = 0.5
 """A cell has collapsed when an evaluation is below this share of the best one before it."""
 
 
 def final_accuracy(evaluations: Sequence[EvaluationRow]) -> float:
-    """Mean accuracy of the last evaluations.
+    """Return the mean accuracy of the last evaluations.
 
-    Raises: ValueError when there is none.
+    Raises: ValueError when there is no evaluation.
     """
     if not evaluations:
         raise ValueError("evaluations is empty: at least one is needed")
@@ -26,9 +26,9 @@ def final_accuracy(evaluations: Sequence[EvaluationRow]) -> float:
 
 
 def steps_to(evaluations: Sequence[EvaluationRow], target: float) -> float | None:
-    """Steps until the accuracy first reaches a target; None when it never does.
+    """Return the steps until the accuracy first reaches a target; None when it never does.
 
-    Between two evaluations the accuracy is taken to move on a straight line.
+    The accuracy is interpolated linearly between evaluations.
     """
     if evaluations and evaluations[0].accuracy >= target:
         return float(evaluations[0].step)
@@ -40,7 +40,7 @@ def steps_to(evaluations: Sequence[EvaluationRow], target: float) -> float | Non
 
 
 def collapse_step(evaluations: Sequence[EvaluationRow]) -> int | None:
-    """Step of the first evaluation below half of the best one before it; None without one."""
+    """Return the step of the first evaluation below half of the best one before it, or None."""
     best = accumulate((each.accuracy for each in evaluations), max)
     for each, highest in zip(evaluations, best, strict=True):
         if each.accuracy < COLLAPSE_SHARE * highest:
@@ -49,7 +49,7 @@ def collapse_step(evaluations: Sequence[EvaluationRow]) -> int | None:
 
 
 def deepest_fall(evaluations: Sequence[EvaluationRow]) -> tuple[float, int]:
-    """Largest fall below the best evaluation before, and the step at which it was deepest."""
+    """Return the largest fall below an earlier evaluation, and the step at its bottom."""
     best = accumulate((each.accuracy for each in evaluations), max)
     pairs = zip(evaluations, best, strict=True)
     falls = [(highest - each.accuracy, each.step) for each, highest in pairs]

@@ -1,4 +1,4 @@
-"""What a study writes for its readers: `results.json`, `results.md` and the figures."""
+"""Writes the report of a study: `results.json`, `results.md` and the figures."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ from vcpo_study.study import VCPOStudy
 FIGURES_FOLDER: Final = "results"
 
 JUDGED_LEVELS: Final = (WarningLevel.WARN, WarningLevel.CRITICAL)
-"""Levels of the early warning that are told."""
+"""Levels of the early warning that the report judges."""
 
 Alarms = Mapping[WarningLevel, AlarmQuality]
-"""What each level is worth over all cells."""
+"""Quality of each level's alarms over all cells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
-    """Everything a report is made of."""
+class ReportData:
+    """Everything from which a report is made."""
 
     study: VCPOStudy
     command: str
-    """What made it, as typed."""
+    """The command that made it, as typed."""
     records: Sequence[CellRecord]
-    """Of the grid."""
+    """Records of the grid's cells."""
     tuning_records: Sequence[CellRecord]
-    """Of the cells that decided on learning rates."""
+    """Records of the cells that decided learning rates."""
     tuned: Sequence[TunedRate]
     failures: Mapping[str, str]
     """Errors by the name of the cell."""
 
 
-def write_report(findings: Findings, folder: Path) -> Path:
-    """Write the report's files into a folder; returns the document."""
-    rows = grid_rows(findings.records)
-    alarms = _alarms(findings)
-    drawings = figures(findings.study.spec, findings.records, rows)
+def write_report(data: ReportData, folder: Path) -> Path:
+    """Write the report's files into a folder and return the path of the document."""
+    rows = grid_rows(data.records)
+    alarms = _alarms(data)
+    drawings = figures(data.study.spec, data.records, rows)
     (folder / FIGURES_FOLDER).mkdir(parents=True, exist_ok=True)
     for name, drawing in drawings.items():
         (folder / FIGURES_FOLDER / name).write_text(drawing, encoding="utf-8")
-    summary = json.dumps(summarize(findings, rows, alarms), indent=1)
+    summary = json.dumps(summarize(data, rows, alarms), indent=1)
     (folder / "results.json").write_text(summary + "\n", encoding="utf-8")
     document = folder / "results.md"
-    document.write_text("\n".join(_document(findings, rows, alarms)) + "\n", encoding="utf-8")
+    document.write_text("\n".join(_document(data, rows, alarms)) + "\n", encoding="utf-8")
     return document
 
 
-def summarize(findings: Findings, rows: Sequence[GridRow], alarms: Alarms) -> dict[str, Any]:
-    """What `results.json` holds: the headline of the subject first, then everything in full."""
-    spec = findings.study.spec
+def summarize(data: ReportData, rows: Sequence[GridRow], alarms: Alarms) -> dict[str, Any]:
+    """Return the content of `results.json`: headline numbers first, then all rows."""
+    spec = data.study.spec
     subject = headline(spec.subject, rows)
     return {
-        "study": findings.study.metadata.name,
-        "command": findings.command,
+        "study": data.study.metadata.name,
+        "command": data.command,
         "vcpo_k128_over_k0": subject.k128_over_k0,
         "steps_ratio_k32": subject.steps_ratio_k32,
         "warning_lead_steps": alarms[WarningLevel.CRITICAL].lead_steps,
@@ -73,44 +73,44 @@ def summarize(findings: Findings, rows: Sequence[GridRow], alarms: Alarms) -> di
         "uncontrolled": None
         if spec.uncontrolled is None
         else asdict(headline(spec.uncontrolled, rows)),
-        "cells": len(findings.records),
-        "failed_cells": sorted(findings.failures),
+        "cells": len(data.records),
+        "failed_cells": sorted(data.failures),
         "grid": [asdict(row) for row in rows],
-        "tuning": [asdict(rate) for rate in findings.tuned],
+        "tuning": [asdict(rate) for rate in data.tuned],
     }
 
 
-def _document(findings: Findings, rows: Sequence[GridRow], alarms: Alarms) -> Iterator[str]:
-    study = findings.study
+def _document(data: ReportData, rows: Sequence[GridRow], alarms: Alarms) -> Iterator[str]:
+    study = data.study
     yield f"# Results: {study.metadata.name}\n"
-    yield f"```\n{findings.command}\n```\n"
-    yield _setting(findings)
+    yield f"```\n{data.command}\n```\n"
+    yield _setting(data)
     yield "\n## What is kept as data grows old\n"
-    yield from _headlines(findings, rows)
+    yield from _headlines(data, rows)
     yield from _alarm_table(alarms)
     yield "\n## Final accuracy\n"
     yield f"Mean of the last {FINAL_EVALUATIONS} evaluations; mean ± standard deviation over seeds,"
     yield "the lowest seed in brackets, and the number of seeds that collapsed if any did.\n"
-    yield from _table(findings, rows, _accuracy_cell)
+    yield from _table(data, rows, _accuracy_cell)
     yield f"\n![Final accuracy by lag]({FIGURES_FOLDER}/final.svg)\n"
     yield f"![Accuracy by step, a panel per lag]({FIGURES_FOLDER}/accuracy.svg)\n"
     yield "## Steps to 95 % of the synchronous final accuracy\n"
     yield "Median over seeds; the target is the method's own at k = 0.\n"
-    yield from _table(findings, rows, lambda row: decimal(row.steps_to_target, ".0f"))
+    yield from _table(data, rows, lambda row: decimal(row.steps_to_target, ".0f"))
     yield "\n## Before a fall\n"
     yield "Cells whose accuracy fell by 0.2 or more below its best, aligned at the bottom of the"
     yield "fall; running medians of 10 steps on a logarithmic scale.\n"
     yield f"![Signals before falls]({FIGURES_FOLDER}/before_falls.svg)"
-    yield from _tuning(findings)
-    yield from _failures(findings.failures)
+    yield from _tuning(data)
+    yield from _failures(data.failures)
 
 
-def _setting(findings: Findings) -> str:
-    run = findings.study.spec.run
+def _setting(data: ReportData) -> str:
+    run = data.study.spec.run
     batch, held_out = run.batch, run.evaluation
-    total_s = sum(record.cpu_s for record in findings.records)
+    total_s = sum(record.cpu_s for record in data.records)
     return (
-        f"{len(findings.records)} cells of {run.steps} steps, {duration(total_s)} of processor "
+        f"{len(data.records)} cells of {run.steps} steps, {duration(total_s)} of processor "
         f"time. Task `{run.environment.name}`, batches of {batch.prompts_per_step} prompts x "
         f"{batch.trajectories_per_prompt} trajectories, accuracy on {held_out.prompts} held-out "
         f"prompts every {held_out.every_steps} steps. The batch of step s is sampled by version "
@@ -118,11 +118,11 @@ def _setting(findings: Findings) -> str:
     )
 
 
-def _headlines(findings: Findings, rows: Sequence[GridRow]) -> Iterator[str]:
+def _headlines(data: ReportData, rows: Sequence[GridRow]) -> Iterator[str]:
     ratios = "accuracy at k = 128 over k = 0 | steps to target, k = 32 over k = 0"
     yield f"| method | learning rate | {ratios} |"
     yield "|---|---|---|---|"
-    for method in findings.study.spec.methods:
+    for method in data.study.spec.methods:
         found = headline(method.name, rows)
         if found != Headline(k128_over_k0=None, steps_ratio_k32=None):
             rates = sorted({row.learning_rate for row in rows if row.method == method.name})
@@ -134,9 +134,9 @@ def _headlines(findings: Findings, rows: Sequence[GridRow]) -> Iterator[str]:
             yield f"| {method.label} | {' | '.join(cells)} |"
 
 
-def _alarms(findings: Findings) -> Alarms:
+def _alarms(data: ReportData) -> Alarms:
     """Of all cells: learning rates that the grid does not use make runs fall, too."""
-    records = [*findings.records, *findings.tuning_records]
+    records = [*data.records, *data.tuning_records]
     return {level: alarm_quality(records, level) for level in JUDGED_LEVELS}
 
 
@@ -153,13 +153,13 @@ def _alarm_table(alarms: Alarms) -> Iterator[str]:
 
 
 def _table(
-    findings: Findings, rows: Sequence[GridRow], show: Callable[[GridRow], str]
+    data: ReportData, rows: Sequence[GridRow], show: Callable[[GridRow], str]
 ) -> Iterator[str]:
     by_place = {(row.method, row.lag): row for row in rows}
     lags = sorted({row.lag for row in rows})
     yield "| method | " + " | ".join(f"k = {lag}" for lag in lags) + " |"
     yield "|---" * (len(lags) + 1) + "|"
-    for method in findings.study.spec.methods:
+    for method in data.study.spec.methods:
         shown = [by_place.get((method.name, lag)) for lag in lags]
         if any(shown):
             cells = (UNKNOWN if row is None else show(row) for row in shown)
@@ -174,11 +174,11 @@ def _accuracy_cell(row: GridRow) -> str:
     )
 
 
-def _tuning(findings: Findings) -> Iterator[str]:
+def _tuning(data: ReportData) -> Iterator[str]:
     yield "\n## Learning rates\n"
-    tuning = findings.study.spec.tuning
+    tuning = data.study.spec.tuning
     if tuning is None:
-        rate = findings.study.spec.run.optimizer.learning_rate
+        rate = data.study.spec.run.optimizer.learning_rate
         yield f"Every method trains at {compact(rate)}."
         return
     yield f"Mean final accuracy at k = {tuning.lag} over {len(tuning.seeds)} seeds that the grid"
@@ -186,8 +186,8 @@ def _tuning(findings: Findings) -> Iterator[str]:
     rates = sorted(tuning.learning_rates)
     yield "| method | " + " | ".join(compact(rate) for rate in rates) + " |"
     yield "|---" * (len(rates) + 1) + "|"
-    found = {(each.method, each.learning_rate): each for each in findings.tuned}
-    for method in findings.study.spec.methods:
+    found = {(each.method, each.learning_rate): each for each in data.tuned}
+    for method in data.study.spec.methods:
         judged = [found.get((method.name, rate)) for rate in rates]
         yield f"| {method.label} | " + " | ".join(map(_candidate, judged)) + " |"
 

@@ -1,4 +1,4 @@
-"""A study's numbers: one row per method and lag, and the few that a reader looks for first."""
+"""A study's numbers: one row per method and lag, and two headline numbers per method."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from vcpo_study.cells.records import CellRecord
 from vcpo_study.results.measures import collapse_step, final_accuracy, steps_to
 
 TARGET_SHARE: Final = 0.95
-"""Share of the synchronous final accuracy whose reaching is timed."""
+"""The target of `steps_to_target`, as a share of the synchronous final accuracy."""
 FAR_LAG: Final = 128
 NEAR_LAG: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridRow:
-    """A method at a lag, over its seeds."""
+    """One method at one lag, over its seeds."""
 
     method: str
     lag: int
@@ -32,28 +32,28 @@ class GridRow:
     final_accuracy_min: float
     final_accuracy_max: float
     collapses: int
-    """Seeds in which an evaluation fell below half of the best one before it."""
+    """Seeds whose cell collapsed; see `measures.collapse_step`."""
     steps_to_target: float | None
-    """Median over seeds of the steps to 95 % of the method's own final accuracy at lag 0; a seed
-    that never gets there counts as infinite. None when the median is, or lag 0 is missing."""
+    """Median over seeds of the steps to 95 % of the method's own final accuracy at lag 0. A seed
+    that never reaches it counts as infinite. None when the median is infinite, or without lag 0."""
     cpu_s_mean: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """What one method keeps as its data grows old; None where the grid lacks a cell for it."""
+    """How much of its performance a method keeps on old data; None where the grid lacks a cell."""
 
     k128_over_k0: float | None
     """Mean final accuracy at lag 128 over that at lag 0."""
     steps_ratio_k32: float | None
-    """Steps to the target at lag 32 over those at lag 0; None when it is not reached, too."""
+    """Steps to the target at lag 32 over those at lag 0; also None when it is not reached."""
 
 
 _Value = Callable[[GridRow], float | None]
 
 
 def grid_rows(records: Iterable[CellRecord]) -> list[GridRow]:
-    """Rows in the order in which methods and lags first come in."""
+    """Return the rows, in the order in which methods and lags first occur."""
     cells: dict[tuple[str, int], list[CellRecord]] = defaultdict(list)
     for record in records:
         cells[record.method, record.lag].append(record)
@@ -61,7 +61,7 @@ def grid_rows(records: Iterable[CellRecord]) -> list[GridRow]:
 
 
 def headline(method: str, rows: Sequence[GridRow]) -> Headline:
-    """The two measures of a method."""
+    """Return the two headline numbers of a method."""
     by_lag = {row.lag: row for row in rows if row.method == method}
     return Headline(
         k128_over_k0=_ratio(by_lag, FAR_LAG, lambda row: row.final_accuracy_mean),

@@ -1,4 +1,4 @@
-"""The choice of learning rates: pure, from the tuning cells' records."""
+"""The choice of learning rates from the records of the tuning cells."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vcpo_study.study import StudySpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedRate:
-    """One candidate of one method."""
+    """One candidate rate of one method."""
 
     method: str
     learning_rate: float
@@ -25,7 +25,7 @@ class TunedRate:
 
 
 def tuned_rates(records: Iterable[CellRecord]) -> list[TunedRate]:
-    """Judge the candidates: the highest mean final accuracy wins, of equals the lower rate.
+    """Choose for each method the rate with the highest mean final accuracy; of equals, the lower.
 
     Returns one entry per method and rate, in that order; one of each method is chosen.
     """
@@ -51,7 +51,7 @@ def tuned_rates(records: Iterable[CellRecord]) -> list[TunedRate]:
 
 
 def learning_rates(study: StudySpec, tuned: Iterable[TunedRate]) -> Mapping[str, float]:
-    """The rate of each method: as tuned, or the base run's in a study that does not tune."""
+    """Return the rate of each method: the tuned one, or the base run's without tuning."""
     if study.tuning is None:
         return {method.name: study.run.optimizer.learning_rate for method in study.methods}
     return {each.method: each.learning_rate for each in tuned if each.chosen}

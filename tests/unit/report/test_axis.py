@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.report.axis import Axis, round_ticks, widened
+from vcpo.report.axis import Axis, round_ticks, widen
 
 
 @pytest.mark.parametrize(
@@ -58,18 +58,18 @@ def test_no_interval_at_all_is_refused():
 
 
 def test_a_margin_is_added_on_both_sides():
-    assert widened(0.0, 2.0, margin=0.1) == pytest.approx((-0.2, 2.2))
+    assert widen(0.0, 2.0, margin=0.1) == pytest.approx((-0.2, 2.2))
 
 
 def test_a_single_value_stands_in_the_middle_of_its_range():
-    assert widened(4.0, 4.0) == (2.0, 6.0)
-    assert widened(0.0, 0.0) == (-0.5, 0.5)
+    assert widen(4.0, 4.0) == (2.0, 6.0)
+    assert widen(0.0, 0.0) == (-0.5, 0.5)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 5e-324), (5e-324, 5e-324), (-5e-324, 1e-310)])
 def test_a_range_too_narrow_to_be_cut_into_parts_is_that_of_a_single_value(low, high):
-    assert widened(low, high) == (-0.5, 0.5)
-    assert round_ticks(*widened(low, high), about=5) == (-0.4, -0.2, 0.0, 0.2, 0.4)
+    assert widen(low, high) == (-0.5, 0.5)
+    assert round_ticks(*widen(low, high), about=5) == (-0.4, -0.2, 0.0, 0.2, 0.4)
 
 
 def test_values_map_linearly_to_pixels_and_stay_on_the_axis():

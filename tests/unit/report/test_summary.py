@@ -3,7 +3,7 @@ import math
 import pytest
 
 from vcpo.records.journal import Metrics
-from vcpo.report.summary import State, Verdict, findings, headlines, state_of
+from vcpo.report.summary import Grade, State, findings, headlines, state_of
 
 
 def metrics_of(*steps, evaluations=()):
@@ -17,7 +17,7 @@ def headline(run, metrics, label, events=()):
 
 def findings_about(run, steps, words):
     return [
-        (finding.verdict, finding.text)
+        (finding.grade, finding.text)
         for finding in findings(run, metrics_of(*steps))
         if words in finding.text
     ]
@@ -81,50 +81,50 @@ def test_headlines_of_an_empty_run_are_unknown(run, label):
 
 
 def test_a_healthy_run_has_only_good_findings(run, make_step):
-    verdicts = [finding.verdict for finding in findings(run, metrics_of(make_step()))]
-    assert verdicts == [Verdict.GOOD] * 5
+    grades = [finding.grade for finding in findings(run, metrics_of(make_step()))]
+    assert grades == [Grade.GOOD] * 5
 
 
 def test_a_token_above_the_lag_bound_is_a_broken_promise(run, make_step):
     steps = [make_step(1, lag_max=8), make_step(2, lag_max=11)]
     assert findings_about(run, steps, "bound") == [
-        (Verdict.BAD, "1 step trained on tokens 11 versions old; the bound is 8.")
+        (Grade.BAD, "1 step trained on tokens 11 versions old; the bound is 8.")
     ]
 
 
 def test_a_token_at_the_lag_bound_is_allowed(run, make_step):
-    ((verdict, text),) = findings_about(run, [make_step(lag_max=8)], "bound")
-    assert verdict is Verdict.GOOD
+    ((grade, text),) = findings_about(run, [make_step(lag_max=8)], "bound")
+    assert grade is Grade.GOOD
     assert "at most 8 of 8 versions" in text
 
 
 def test_an_ess_ratio_below_the_floor_is_noticed_with_its_worst_step(run, make_step):
     low = make_step(2, ess_ratio=0.05, on_policy_ess_ratio=0.8, learning_rate_scale=0.25)
     lower = make_step(3, ess_ratio=0.02, on_policy_ess_ratio=0.8, learning_rate_scale=0.158)
-    ((verdict, text),) = findings_about(run, [make_step(1), low, lower], "ESS ratio")
-    assert verdict is Verdict.NOTICE
+    ((grade, text),) = findings_about(run, [make_step(1), low, lower], "ESS ratio")
+    assert grade is Grade.NOTICE
     assert text.startswith("2 steps had an ESS ratio below the floor (10% of on-policy)")
     assert "0.020 at step 3, where the learning rate was scaled to 0.16" in text
 
 
 def test_the_ess_floor_is_relative_to_the_on_policy_ratio(run, make_step):
     step = make_step(ess_ratio=0.05, on_policy_ess_ratio=0.4)
-    ((verdict, _),) = findings_about(run, [step], "ESS ratio")
-    assert verdict is Verdict.GOOD
+    ((grade, _),) = findings_about(run, [step], "ESS ratio")
+    assert grade is Grade.GOOD
 
 
 def test_a_run_that_never_updated_is_bad_news_with_the_cure(run, make_step):
     steps = [make_step(number, skipped="no_gradient") for number in range(1, 9)]
-    ((verdict, text),) = findings_about(run, steps, "made an update")
-    assert verdict is Verdict.BAD
+    ((grade, text),) = findings_about(run, steps, "made an update")
+    assert grade is Grade.BAD
     assert text.startswith("No step made an update (8 of 8 were skipped), the model is unchanged")
     assert "Cure: a reward that distinguishes responses" in text
 
 
 def test_a_run_that_stopped_updating_is_bad_news_with_the_cure(run, make_step):
     steps = [make_step(1), *(make_step(n, skipped="no_gradient") for n in range(2, 12))]
-    ((verdict, text),) = findings_about(run, steps, "made no update")
-    assert verdict is Verdict.BAD
+    ((grade, text),) = findings_about(run, steps, "made no update")
+    assert grade is Grade.BAD
     assert text.startswith("The last 10 steps made no update: all responses to a prompt have")
 
 
@@ -137,7 +137,7 @@ def test_skipped_steps_are_counted_by_reason(run, make_step):
     ]
     assert findings_about(run, steps, "no update") == [
         (
-            Verdict.NOTICE,
+            Grade.NOTICE,
             "3 steps made no update, marked ▲ below the curves: diverged (2), no gradient (1).",
         )
     ]
@@ -145,21 +145,21 @@ def test_skipped_steps_are_counted_by_reason(run, make_step):
 
 def test_trajectories_that_do_not_add_up_are_a_broken_promise(run, make_step):
     steps = [make_step(1), make_step(2, leased=103), make_step(3, leased=150)]
-    ((verdict, text),) = findings_about(run, steps, "add up")
-    assert verdict is Verdict.BAD
+    ((grade, text),) = findings_about(run, steps, "add up")
+    assert grade is Grade.BAD
     assert "since step 2" in text
     assert "is 3, not 0" in text
 
 
 def test_a_learner_that_starves_is_noticed(run, make_step):
-    ((verdict, text),) = findings_about(run, [make_step(step_s=1.0, idle_s=3.0)], "waited")
-    assert (verdict, text) == (
-        Verdict.NOTICE,
+    ((grade, text),) = findings_about(run, [make_step(step_s=1.0, idle_s=3.0)], "waited")
+    assert (grade, text) == (
+        Grade.NOTICE,
         "The learner waited for data 75% of its time; more workers would help.",
     )
 
 
 def test_the_worst_findings_come_first(run, make_step):
     steps = [make_step(1, lag_max=9, skipped="loss is not finite"), make_step(2)]
-    verdicts = [finding.verdict for finding in findings(run, metrics_of(*steps))]
-    assert verdicts == [Verdict.BAD, Verdict.NOTICE, *[Verdict.GOOD] * 3]
+    grades = [finding.grade for finding in findings(run, metrics_of(*steps))]
+    assert grades == [Grade.BAD, Grade.NOTICE, *[Grade.GOOD] * 3]

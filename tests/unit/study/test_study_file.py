@@ -54,13 +54,13 @@ def test_a_wrong_field_of_a_method_is_named_where_it_stands():
 def test_a_lag_outside_of_lags_is_refused(old):
     (problem,) = problems(STUDY.replace(old, "maxPolicyLagSteps: 3"))
     assert problem.endswith(
-        "algorithm.maxPolicyLagSteps: is set by the study; give it in `lags` (got 3)"
+        "algorithm.maxPolicyLagSteps: is set by the study; remove it and use `lags` (got 3)"
     )
 
 
 def test_seeds_of_the_tuning_are_not_measured_again():
     (problem,) = problems(STUDY.replace("seeds: [1, 2]", "seeds: [1, 101]"))
-    assert problem.startswith("spec.seeds: must not be tuned on; take other seeds than [101]")
+    assert problem.startswith("spec.seeds: must not be seeds of `tuning` too; replace [101]")
 
 
 def test_the_subject_must_be_a_method():
