@@ -219,6 +219,30 @@ def test_documents_link_to_files_that_exist():
     assert broken == []
 
 
+def test_documents_name_files_tests_and_benchmarks_that_exist():
+    tests = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    functions = set(re.findall(r"def (test_\w+)", "\n".join(tests)))
+    names = {path.name for path in (ROOT / "tests").rglob("test_*.py")} | functions
+    tops = {path.name for path in ROOT.iterdir() if path.is_dir()} - GENERATED
+
+    def missing(text: str) -> Iterator[str]:
+        for quoted in re.findall(r"`([^`\n]+)`", text):
+            for word in quoted.split():
+                path = word.partition("::")[0]
+                if path.partition("/")[0] in tops and "/" in path:
+                    if not any(ROOT.glob(path.rstrip("/"))):
+                        yield path
+                elif path.startswith("test_") and path not in names:
+                    yield path
+        for module in re.findall(r"python -m (benchmarks[\w.]*)", text):
+            if not (ROOT / f"{module.replace('.', '/')}.py").is_file():
+                yield module
+
+    pages = [*documents(), ROOT / "CONTRIBUTING.md"]
+    found = [f"{page.name}: {name}" for page in pages for name in missing(page.read_text("utf-8"))]
+    assert found == []
+
+
 def test_the_reading_page_names_what_stands_in_the_linked_file():
     page = ROOT / "docs" / "reading.md"
     stops = re.findall(r"\[`([\w.]+)`\]\(([^)]+\.py)\)", page.read_text(encoding="utf-8"))
