@@ -1,11 +1,16 @@
-"""`python -m tests.e2e.cluster`: a run in a cluster, from `kubectl apply` to nothing left of it.
+"""`python -m tests.e2e.cluster` drives a run in a cluster from `kubectl apply` to its deletion.
 
-An API server, a kubelet stand-in and the operator's own process on this machine; the pods train.
-In the middle of the run its spec is edited, so that every decision is seen on any machine: the ESS
-floor is raised over what ESS can be, so admission tightens; then waiting is declared harmless, so
-workers that the tighter bound leaves without work go; then all is put back.
+An API server, a fake kubelet and the operator's own process run on this machine; the pods train.
+The driver edits the run's spec while it trains, so that each decision of the operator is seen:
 
-The last line is one JSON object; exit status 1 when a bar is missed.
+1. It shortens the poll period and the cooldowns, so that five decisions fit into each second. The
+   number of steps that a machine takes in a second then matters less.
+2. It raises the ESS floor above any ESS ratio, so that the operator lowers the admission lag.
+3. It raises the idle ratios, so that the operator removes the workers that the lower admission lag
+   leaves idle.
+4. It restores the fields to their values in the file.
+
+The last line of the output is one JSON object. The exit status is 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +43,8 @@ RUN_FILE = ROOT / "examples/vcporun.yaml"
 MODEL = ROOT / "examples/models/tiny"
 DEFINITIONS = sorted((ROOT / "charts/vcpo/files").glob("*.crd.yaml"))
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
+FREQUENT = {"pollSeconds": 0.2, "scaleUpCooldownSeconds": 1, "scaleDownCooldownSeconds": 1}
+"""Fields of `spec.control` under which the operator decides five times a second."""
 _GONE_S = 60.0
 _POLL_S = 0.2
 
@@ -134,21 +141,19 @@ async def _edit_on_the_way(
     here: Cluster, name: str, seen: Sightings, changed: asyncio.Event
 ) -> None:
     control = load(RUN_FILE)["spec"]["control"]
+    await here.user.edit(name, {"control": FREQUENT})
     await _until(lambda: seen.ups >= 1 and max(_working(seen)) > 1, seen, changed)
     _say("raising the ESS floor to 1, which no batch reaches")
     await here.user.edit(name, {"control": {"essFloorRatio": 1.0}})
     await _until(lambda: seen.throttles >= 1, seen, changed)
-    _say("throttled; calling any waiting harmless, so that the bound leaves workers superfluous")
-    harmless = {"idleHighRatio": 1.0, "idleLowRatio": 0.99, "scaleDownCooldownSeconds": 1}
-    await here.user.edit(name, {"control": harmless})
+    _say("throttled; raising the idle ratios, so that idle workers are removed")
+    tolerant = {"idleHighRatio": 1.0, "idleLowRatio": 0.99}
+    await here.user.edit(name, {"control": tolerant})
     await _until(lambda: seen.downs >= 1, seen, changed)
-    _say("scaled down; putting everything back")
-    await here.user.edit(name, {"control": _restored(control, {"essFloorRatio", *harmless})})
-
-
-def _restored(control: dict[str, Any], edited: Iterable[str]) -> dict[str, Any]:
-    """The edited fields as the file has them; null takes away what the file leaves open."""
-    return {field: control.get(field) for field in edited}
+    _say("scaled down; restoring the fields")
+    # A null removes a field that the file does not set.
+    edited = {"essFloorRatio", *tolerant, *FREQUENT}
+    await here.user.edit(name, {"control": {field: control.get(field) for field in edited}})
 
 
 async def _until(condition: Callable[[], bool], seen: Sightings, changed: asyncio.Event) -> None:
