@@ -70,7 +70,7 @@ def test_a_result_over_every_bar_has_no_shortfall():
     assert shortfalls(PASSING) == []
 
 
-def test_each_missed_bar_is_told():
+def test_each_missed_bar_is_reported():
     assert shortfalls({**PASSING, "orphans": 1, "scaled_down": 0}) == [
         "workers must be removed at least once",
         "no process may be left",

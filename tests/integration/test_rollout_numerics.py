@@ -65,7 +65,7 @@ def test_engine_and_learner_agree_to_float32():
 
 
 @pytest.mark.parametrize("temperature", [0.9, 0.7])
-def test_a_sampler_at_another_temperature_is_found_out_even_beside_bfloat16(temperature):
+def test_a_behavior_policy_at_another_temperature_is_detected_even_beside_bfloat16(temperature):
     result = Bench().step(temperature=temperature)
     with pytest.raises(MismatchError, match="temperature"):
         audit_mismatch(result.fresh, ROUNDED)
@@ -78,7 +78,7 @@ def test_weights_rounded_to_bfloat16_are_no_float32():
     assert audit_mismatch(result.fresh, ROUNDED) > EXACT
 
 
-def test_a_sampler_of_another_model_is_found_out_whatever_the_format():
+def test_a_behavior_policy_of_another_model_is_detected_whatever_the_format():
     result = Bench().step(
         lambda weights, _: {name: torch.randn_like(each) / 8 for name, each in weights.items()}
     )

@@ -102,7 +102,7 @@ def test_the_users_choice_holds(install, device, gpus):
     assert ("rollout" in installed(calls)[0]) == (device == "cuda")
 
 
-def test_a_torch_without_cuda_beside_a_gpu_is_told_with_the_cure(install):
+def test_a_torch_without_cuda_beside_a_gpu_is_reported_with_the_cure(install):
     said, status, _ = install(gpus=H200, TORCH_WITHOUT_CUDA="1")
     assert status == 1
     assert "is a build without CUDA. Take the place it came from out of" in said

@@ -121,7 +121,7 @@ async def test_a_deleted_deployment_takes_sets_and_pods_along(
     assert (await client.get(f"{APPS}/replicasets")).names == []
 
 
-async def test_a_failed_pod_of_a_stateful_set_is_made_anew(
+async def test_a_failed_pod_of_a_stateful_set_is_recreated(
     fake: FakeApiServer, client: Client
 ) -> None:
     await client.post(f"{APPS}/statefulsets", stateful_set("db"))

@@ -34,7 +34,7 @@ def test_a_printer_column_finds_its_value(path: str, value: Any) -> None:
     ("seconds", "text"),
     [(0, "0s"), (119, "119s"), (120, "2m"), (10_799, "179m"), (10_800, "3h"), (172_800, "2d")],
 )
-def test_an_age_is_told_in_the_largest_unit(seconds: float, text: str) -> None:
+def test_an_age_is_shown_in_the_largest_unit(seconds: float, text: str) -> None:
     assert human_duration(seconds) == text
 
 

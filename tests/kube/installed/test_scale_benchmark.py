@@ -45,7 +45,7 @@ def test_figures_within_the_bars_pass():
     assert shortfalls(FIGURES) == []
 
 
-def test_every_missed_bar_is_told():
+def test_every_missed_bar_is_reported():
     worse = {"reconcile_p99_s": 1.5, "rss_mb": 300.0, "idle_writes_per_hour": 1, "changes": 0}
     assert len(shortfalls(worse)) == 4
 

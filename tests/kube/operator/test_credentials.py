@@ -68,7 +68,7 @@ async def test_a_run_gets_a_secret_of_its_own_that_its_pods_read(operator):
     assert (await environment(operator))["VCPO_TOKEN"] == reference
 
 
-async def test_the_token_is_told_to_nobody_else(operator):
+async def test_the_token_is_sent_to_nobody_else(operator):
     await operator.create()
     await operator.settle()
     token = token_of(await operator.client.get(SECRET))

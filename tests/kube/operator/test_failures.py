@@ -218,7 +218,7 @@ async def test_an_operator_that_dies_while_it_tries_a_run_again_is_made_up_for()
         assert "demo-learner-0" not in await pods(operator)
 
 
-async def test_trouble_that_holds_up_a_new_attempt_is_told_beside_the_old_failure():
+async def test_trouble_that_holds_up_a_new_attempt_is_reported_beside_the_old_failure():
     async with operator_fixture() as operator:
         await operator.create()
         await operator.settle()

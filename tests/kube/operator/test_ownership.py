@@ -122,7 +122,7 @@ async def test_a_claim_of_another_storage_class_is_named_with_the_cure(operator)
     assert await pods(operator) == []
 
 
-async def test_a_growth_that_the_server_refuses_is_told_with_the_cure(operator):
+async def test_a_growth_that_the_server_refuses_is_reported_with_the_cure(operator):
     await operator.create(learner={"checkpointStorageGibibytes": 10})
     await operator.settle()
     operator.connections.report = report()

@@ -86,7 +86,7 @@ async def test_what_the_learner_said_of_its_work_stands_until_a_fresh_operator_h
     assert await events_of_the_run(operator) == told
 
 
-async def test_a_part_that_is_lost_is_told_before_a_fresh_operator_hears_the_learner(operator):
+async def test_a_part_that_is_lost_is_reported_before_a_fresh_operator_hears_the_learner(operator):
     await train(operator)
     operator.connections.report = dataclasses.replace(operator.connections.report, **UNCHANGED)
     await operator.settle()
@@ -98,7 +98,7 @@ async def test_a_part_that_is_lost_is_told_before_a_fresh_operator_hears_the_lea
     assert await condition(operator, "Ready") == ("False", "Degraded")
 
 
-async def test_a_learner_that_a_fresh_operator_never_reaches_is_told_in_the_end(operator):
+async def test_a_learner_that_a_fresh_operator_never_reaches_is_reported_in_the_end(operator):
     await train(operator)
     operator.restart_operator()
     operator.connections.report = None
@@ -109,7 +109,7 @@ async def test_a_learner_that_a_fresh_operator_never_reaches_is_told_in_the_end(
     assert await condition(operator, "Ready") == ("False", "Degraded")
 
 
-async def test_a_learner_that_was_never_heard_of_is_missing_from_the_first_look_on(operator):
+async def test_a_learner_that_never_reported_is_missing_from_the_first_reconciliation_on(operator):
     await operator.create()
     await operator.reconcile()
     assert await condition(operator, "SignalsFresh") == ("False", "Missing")

@@ -52,13 +52,13 @@ async def uid_of(operator, path):
         return None
 
 
-async def test_a_run_that_was_there_before_the_operator_is_looked_after(operator):
+async def test_a_run_created_before_the_operator_started_is_reconciled(operator):
     await operator.create()
     async with whole_operator(operator):
         await generation_is_seen(operator, 1)
 
 
-async def test_a_change_after_a_cut_watch_is_seen(fake_operator):
+async def test_a_change_after_an_interrupted_watch_is_seen(fake_operator):
     await fake_operator.create()
     async with whole_operator(fake_operator):
         await generation_is_seen(fake_operator, 1)

@@ -32,7 +32,7 @@ def test_a_token_that_the_learner_rules_out_ends_the_trace():
     assert found.advantages == (-0.25, 0.0)
 
 
-def test_ratios_of_any_size_are_cut():
+def test_ratios_of_any_size_are_capped():
     found = vtrace([1e4, -1e4], [0.0, 1.0], [0.0, 0.0], rho_cap=2.0)
     assert found.advantages == (0.0, 0.0)
 

@@ -15,7 +15,7 @@ def test_a_saturated_learner_follows_a_mismatch_that_moves(num_tokens):
     assert fmean(step.scale for step in steps) > 0.97
 
 
-def test_staleness_is_told_from_a_mismatch_that_moves():
+def test_staleness_is_distinguished_from_a_mismatch_that_changes():
     steps = run(16, 3000, 2.0, 60, torch.Generator().manual_seed(4))
     assert fmean(step.true_scale for step in steps) < 0.75
     assert fmean(abs(step.scale / step.true_scale - 1) for step in steps) < 0.06
@@ -25,7 +25,7 @@ def test_staleness_is_told_from_a_mismatch_that_moves():
 
 
 @pytest.mark.parametrize("variance", [1e-5, 2e-4, 6.5e-4])
-def test_pieces_under_the_mismatch_that_cut_them_are_the_unit_itself(variance):
+def test_blocks_under_the_mismatch_they_were_split_by_are_the_unit_itself(variance):
     unit = ess_unit(EssKind.AUTO, [3000] * 16, variance)
     again = under(unit, variance)
     assert (again.kind, again.blocks) == (unit.kind, unit.blocks)

@@ -29,7 +29,7 @@ def test_going_on_with_an_answer_draws_from_what_is_left_of_the_lengths():
     assert mean(length > 130 for length in drawn) == pytest.approx(0.3174, abs=0.015)
 
 
-async def test_what_is_cut_keeps_its_spans_and_is_gone_on_with():
+async def test_an_interrupted_response_keeps_its_spans_and_is_resumed():
     lengths = Lengths(median=1000.0, sigma=0.01, most=10)
     engine = TimedEngine(lengths, step_s=0.0, sequence_s=0.0, seed=0)
     request = GenerationRequest(prompt_token_ids=(1,), temperature=1.0, max_new_tokens=10)

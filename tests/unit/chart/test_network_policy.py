@@ -81,7 +81,7 @@ def test_a_rule_of_ones_own_can_be_added():
     assert egress_to(9090, {"networkPolicy": {"extraEgress": [rule]}}) == [None]
 
 
-def test_every_pod_of_the_cluster_may_read_metrics_unless_told():
+def test_every_pod_of_the_cluster_may_read_metrics_by_default():
     assert ingress_from("metrics") == [[{"namespaceSelector": {}}]]
 
 

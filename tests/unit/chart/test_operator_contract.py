@@ -116,7 +116,7 @@ def test_the_operator_holds_no_token_that_learners_ask_for():
     assert "env" not in container()
 
 
-def test_runs_are_told_who_may_visit_them():
+def test_runs_are_given_their_ingress_sources():
     assert parsed().operator_namespace == NAMESPACE
     assert parsed().monitoring_namespaces == "monitoring"
     assert parsed(EVERYTHING).monitoring_namespaces == "monitoring,observability"

@@ -107,7 +107,7 @@ class TestValidate:
         assert checked.exit_code == USER_ERROR
         assert "spec.model.name: is no directory; looked at" in checked.stderr
 
-    def test_a_model_that_no_path_can_name_is_told(self, run_file):
+    def test_a_model_that_no_path_can_name_is_reported(self, run_file):
         run_file.write_text(RUN.replace("{name: m}", '{name: "./n\\0"}'), encoding="utf-8")
         checked = vcpo("validate", run_file)
         assert checked.exit_code == USER_ERROR
@@ -244,7 +244,9 @@ class TestRun:
         assert (used / "spec.yaml").stat().st_mtime_ns == before
 
     @pytest.mark.parametrize("below", ["", "runs/mine"], ids=["itself", "a folder above"])
-    def test_a_directory_that_cannot_be_made_is_told_in_a_sentence(self, run_file, tmp_path, below):
+    def test_a_directory_that_cannot_be_made_is_reported_in_a_sentence(
+        self, run_file, tmp_path, below
+    ):
         (tmp_path / "taken").write_text("a file")
         place = tmp_path / "taken" / below
         asked = vcpo("run", run_file, "--run-dir", place)
@@ -252,7 +254,7 @@ class TestRun:
         assert asked.stderr.startswith(f"--run-dir: {place} cannot be written (")
         assert asked.stderr.endswith("); give a directory that you may write\n")
 
-    def test_a_port_in_use_is_told_in_a_sentence(self, run_file, tmp_path):
+    def test_a_port_in_use_is_reported_in_a_sentence(self, run_file, tmp_path):
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
             asked = vcpo("run", run_file, f"--run-dir={tmp_path / 'new'}", f"--metrics-port={port}")

@@ -150,7 +150,7 @@ def test_new_bounds_of_a_spec_apply_without_signals():
     assert (decision.replicas, decision.admission_lag_steps) == ({"main": 3, "spot": 1}, 1)
 
 
-def test_a_clock_set_back_starts_the_cool_downs_anew():
+def test_a_clock_set_back_restarts_the_cooldowns():
     state = dataclasses.replace(STATE, fleet=FleetState(replicas={"main": 2}, scaled_s=9_000.0))
     _, state = decide(DEFAULTS, state, starving(), 100.0)
     assert decide(DEFAULTS, state, starving(), 130.0)[0].direction is Direction.UP

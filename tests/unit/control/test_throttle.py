@@ -60,7 +60,7 @@ def test_near_the_floor_a_limit_of_zero_is_left_after_fifty_steps_and_stays_at_o
     assert lags == [0] * 49 + [1] * 451
 
 
-def test_one_step_below_the_floor_makes_the_way_back_begin_anew():
+def test_one_step_below_the_floor_restarts_the_recovery():
     healths = [EssHealth.NEAR_FLOOR] * 49 + [EssHealth.BELOW_FLOOR] + [EssHealth.NEAR_FLOOR] * 49
     throttle = after(ThrottleState(admission_lag_steps=0), *healths)
     assert throttle.admission_lag_steps == 0
@@ -77,7 +77,7 @@ def test_a_run_that_admits_only_fresh_data_by_its_spec_stays_at_zero():
     assert throttle == ThrottleState(admission_lag_steps=0, judged_step=60)
 
 
-def test_a_second_look_at_the_same_step_changes_nothing():
+def test_a_second_decision_on_the_same_step_changes_nothing():
     once = after(ThrottleState(admission_lag_steps=8), EssHealth.BELOW_FLOOR, start=7)
     assert after(once, EssHealth.BELOW_FLOOR, start=7) == once
     assert once.admission_lag_steps == 4
@@ -95,7 +95,7 @@ def test_a_step_near_the_floor_keeps_the_lag_and_restarts_the_count():
     assert throttle == ThrottleState(admission_lag_steps=2, progress=40, judged_step=9)
 
 
-def test_many_steps_between_two_looks_add_one_at_most():
+def test_many_steps_between_two_decisions_add_one_at_most():
     throttle = ThrottleState(admission_lag_steps=2, judged_step=1)
     throttle = after(throttle, EssHealth.HEALTHY, start=500)
     assert throttle.admission_lag_steps == 3

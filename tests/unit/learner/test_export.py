@@ -100,7 +100,7 @@ def test_adapters_of_a_run_without_any_are_refused(run_dir):
         export(run_dir, **(NEWEST | {"adapters": True}))
 
 
-def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_and_is_told(run_dir, capsys):
+def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_is_used(run_dir, capsys):
     trained_run(run_dir, 1, 2, model={"name": TINY})
     (run_dir / "checkpoints" / "step-00000002" / "ledger.pb").write_bytes(b"x")
     assert export(run_dir, **NEWEST).name == "step-00000001"

@@ -80,7 +80,7 @@ class TestModels:
         assert problems_of(run_of(), tmp_path) == []
 
     @pytest.mark.parametrize("name", ["./tiny", "../tiny", "/nowhere/tiny", "a/b/c"])
-    def test_a_path_where_nothing_is_is_refused_with_where_we_looked(self, tmp_path, name):
+    def test_a_missing_path_is_refused_with_the_place_that_was_searched(self, tmp_path, name):
         (problem,) = problems_of(run_of(name), tmp_path)
         looked_at = (tmp_path / name).resolve()
         assert problem.startswith(f"spec.model.name: is no directory; looked at {looked_at}")
@@ -258,7 +258,7 @@ class TestEnvironments:
         (problem,) = problems_of(run_of(environment=environment), folder)
         assert all(word in problem for word in words)
 
-    def test_model_and_environment_are_told_together(self, folder):
+    def test_problems_of_model_and_environment_are_reported_together(self, folder):
         problems = problems_of(run_of("./none", environment="{name: 'none:None'}"), folder)
         fields = [problem.partition(":")[0] for problem in problems]
         assert fields == ["spec.model.name", "spec.environment.name"]

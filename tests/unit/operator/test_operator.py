@@ -60,7 +60,7 @@ async def operating(fixture: ReconcilerFixture, **options: Any) -> AsyncIterator
 ROLLOUTS = [{"name": "main", "minReplicas": 2, "maxReplicas": 4}]
 
 
-async def test_a_run_that_was_there_before_the_operator_is_looked_after():
+async def test_a_run_created_before_the_operator_started_is_reconciled():
     async with reconciler_fixture() as operator:
         operator.create_run(rollouts=ROLLOUTS)
         async with operating(operator):

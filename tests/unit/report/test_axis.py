@@ -67,7 +67,7 @@ def test_a_single_value_stands_in_the_middle_of_its_range():
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 5e-324), (5e-324, 5e-324), (-5e-324, 1e-310)])
-def test_a_range_too_narrow_to_be_cut_into_parts_is_that_of_a_single_value(low, high):
+def test_a_range_too_narrow_to_be_divided_is_that_of_a_single_value(low, high):
     assert widen(low, high) == (-0.5, 0.5)
     assert round_ticks(*widen(low, high), about=5) == (-0.4, -0.2, 0.0, 0.2, 0.4)
 

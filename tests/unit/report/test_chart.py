@@ -73,7 +73,7 @@ def test_ten_thousand_points_are_thinned_to_what_a_screen_can_show():
     assert line.count(" ") <= 2 * 500
 
 
-def test_what_happened_is_marked_below_and_told_in_words():
+def test_events_are_marked_below_the_chart_and_described_in_words():
     marks = (Mark(step=5, label="step 5 skipped: <b>loss</b> is not finite"),)
     svg = draw(chart_of([(0, 1), (10, 2)], marks=marks), SIZE)
     assert paths_of(svg, "mark") == ["M60 110l-4 7h8z"]

@@ -106,7 +106,7 @@ def test_hostile_words_add_no_element_to_the_page(run, make_step, make_event):
     assert tags_with(HOSTILE) == tags_with("harmless")
 
 
-def test_hostile_words_are_still_told(run, make_event):
+def test_hostile_words_are_still_shown(run, make_event):
     assert HOSTILE in Elements(render_report(run, EMPTY, [make_event(HOSTILE)])).words
 
 

@@ -20,7 +20,7 @@ def test_numbers_that_cannot_be_drawn_become_gaps():
     assert values_of(curve) == [0.5, None, None, None, None]
 
 
-def test_the_mean_is_centered_and_cut_off_at_the_ends():
+def test_the_mean_is_centered_and_truncated_at_the_ends():
     curve = points([(1, 3.0), (2, 6.0), (3, 0.0), (4, 9.0)])
     assert values_of(rolling_mean(curve, window=3)) == [4.5, 3.0, 5.0, 4.5]
 

@@ -36,7 +36,7 @@ def test_a_run_without_steps_is_empty_and_unchecked(run):
     assert findings(run, metrics_of()) == ()
 
 
-def test_accuracy_is_told_before_and_after(run, make_evaluation):
+def test_accuracy_is_shown_before_and_after(run, make_evaluation):
     evaluations = [make_evaluation(0, 0.35), make_evaluation(2, 0.5), make_evaluation(4, 0.9)]
     metrics = metrics_of(evaluations=evaluations)
     assert headline(run, metrics, "Accuracy") == ("0.350 → 0.900", "held out, at step 4")

@@ -151,7 +151,7 @@ def test_what_the_user_must_put_right_is_the_cause_whatever_else_is_said():
     assert crash_cause(log) == "run.yaml: 2 problems spec.steps: missing"
 
 
-def test_a_long_cause_is_cut():
+def test_a_long_cause_is_truncated():
     cause = crash_cause("ValueError: " + "x" * 10_000)
     assert len(cause) == 500
     assert cause.endswith("...")

@@ -49,7 +49,7 @@ class Clock:
         self.on_sleep()
 
 
-def test_a_second_learner_is_told_who_trains_where_since_when_and_what_to_do(holder, tmp_path):
+def test_a_second_learner_is_reported_who_trains_where_since_when_and_what_to_do(holder, tmp_path):
     with pytest.raises(RunLockedError) as refused, run_lock(tmp_path, LockHolder.LEARNER):
         pass
     assert re.fullmatch(

@@ -37,7 +37,7 @@ def test_fields_are_named_as_the_file_names_them_only():
     ]
 
 
-def test_a_bound_is_told_with_the_value_that_breaks_it():
+def test_a_bound_is_reported_with_the_value_that_breaks_it():
     found = problems("steps: 0")
     assert found == {"spec.steps": "Input should be greater than or equal to 1 (got 0)"}
 
@@ -49,7 +49,7 @@ def test_a_closed_set_tells_its_members():
 
 
 @pytest.mark.parametrize("field", ["model.name", "model.revision", "environment.name"])
-def test_a_nul_character_that_no_path_may_hold_is_told(field: str):
+def test_a_nul_character_that_no_path_may_hold_is_reported(field: str):
     section, name = field.split(".")
     spec = {"model": {"name": "m"}, "environment": {"name": "countdown"}, "steps": 3}
     spec[section] = {**spec[section], name: "a.b:C\0"}

@@ -17,7 +17,7 @@ def test_the_rest_takes_as_long_for_each_cell_as_it_took_so_far():
     assert line == "grid: 5/10 cells, 5 left, about 2m 30s  vcpo-k0-lr0.0001-s1"
 
 
-def test_a_failed_cell_is_told_with_its_error():
+def test_a_failed_cell_is_reported_with_its_error():
     progress = Progress("grid", total=2, kept=0, jobs=1, clock=ManualClock())
     lines = progress.outcome_line(Outcome(cell=cell(), error="Oops\n")).splitlines()
     assert "1 failed" in lines[0]

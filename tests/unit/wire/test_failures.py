@@ -63,7 +63,7 @@ def test_a_message_without_a_cause_is_an_unknown_failure():
     assert failure_from_message(message).sentence == "unknown: from before"
 
 
-def test_a_long_text_from_the_wire_is_cut_to_one_short_line():
+def test_a_long_text_from_the_wire_is_truncated_to_one_short_line():
     message = work_pb2.Failure(message="a\n" * 10_000, location="b" * 10_000)
     read = failure_from_message(message)
     assert (len(read.message), len(read.location)) == (500, 500)

@@ -263,7 +263,7 @@ def test_a_response_beyond_the_limit_is_refused():
 
 
 @given(st.lists(TOKENS, max_size=9), st.lists(TOKENS, max_size=9))
-def test_prompts_are_told_apart_by_their_sums_and_none_is_0(first, second):
+def test_prompts_have_different_sums_and_none_is_0(first, second):
     assert (prompt_sum(first) == prompt_sum(second)) == (first == second)
     assert prompt_sum(first) != 0
 

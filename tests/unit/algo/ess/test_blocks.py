@@ -12,7 +12,7 @@ from vcpo.algo import NonFiniteWeightError, block_log_weights, near_equal_blocks
     [(10, 4, (5, 5)), (11, 4, (4, 4, 3)), (3, 100, (3,)), (4, 1, (1, 1, 1, 1))],
     ids=["two", "longer first", "one", "tokens"],
 )
-def test_a_trajectory_is_cut_into_near_equal_blocks(num_tokens, size, blocks):
+def test_a_trajectory_is_split_into_near_equal_blocks(num_tokens, size, blocks):
     assert near_equal_blocks(num_tokens, size) == blocks
 
 

@@ -97,7 +97,7 @@ def test_the_prediction_is_what_a_large_batch_shows() -> None:
     assert calibrated(X_OF_V_1).on_policy_ess_ratio(lengths) == pytest.approx(shown, rel=0.03)
 
 
-def test_pieces_predict_whole_trajectories_though_their_tokens_are_far_from_normal() -> None:
+def test_blocks_predict_whole_trajectories_though_their_tokens_are_far_from_normal() -> None:
     # Given its prefix a ratio is .8 or 1.2 on one token in fifty, and 1 on others. Its mean is 1,
     # that of its square 1 + .02 * .04, so that E[w^2 | L] = 1.0008^L exactly.
     rng = random.Random(5)
@@ -141,7 +141,7 @@ def test_an_outlier_that_comes_first_does_no_harm_either() -> None:
     assert first.variance_per_token == pytest.approx(0.01, rel=1e-12)
 
 
-def test_an_outlier_among_the_pieces_of_a_step_is_pulled_in() -> None:
+def test_an_outlier_among_the_blocks_of_a_step_is_pulled_in() -> None:
     seen = MismatchCalibration().observe([1e4, *[X_OF_V_1, -X_OF_V_1] * 32], [100] * 65)
     assert 0.01 < seen.variance_per_token < 0.012
 
@@ -197,7 +197,7 @@ def test_the_age_counts_from_the_start_when_nothing_was_ever_fresh() -> None:
     assert MismatchCalibration().observe([], []).observe([], []).age_steps == 2
 
 
-def test_fresh_pieces_make_the_calibration_young_again() -> None:
+def test_fresh_blocks_make_the_calibration_young_again() -> None:
     old = calibrated(X_OF_V_1).observe([], [])
     assert (old.age_steps, old.observe([0.1], [100]).age_steps) == (1, 0)
 

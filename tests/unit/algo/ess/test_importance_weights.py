@@ -141,7 +141,7 @@ def test_a_token_the_learner_rules_out_makes_a_weight_of_zero() -> None:
 
 
 @pytest.mark.parametrize("learner", [-1.0, -math.inf, math.nan], ids=str)
-def test_a_token_the_sampler_could_not_have_sampled_is_refused(learner: float) -> None:
+def test_a_token_the_behavior_policy_could_not_have_sampled_is_refused(learner: float) -> None:
     with pytest.raises(NonFiniteWeightError, match=r"log_ratios\[1\]"):
         log_importance_weight([-1.0, learner], [-1.0, -math.inf])
 
@@ -163,7 +163,7 @@ def test_token_lists_of_different_length_are_refused() -> None:
     ],
     ids=["below", "above", "enormous", "vanishing", "zero", "small is not raised"],
 )
-def test_the_gradient_weight_is_cut_above_only(log_weight: float, expected: float) -> None:
+def test_the_gradient_weight_is_capped_above_only(log_weight: float, expected: float) -> None:
     assert truncated_weight(log_weight, 8.0) == pytest.approx(expected, rel=1e-14)
 
 

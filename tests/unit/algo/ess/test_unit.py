@@ -58,7 +58,7 @@ def test_the_exponent_restores_no_more_than_two_nats():
     assert unit.exponent == pytest.approx(8.0, rel=1e-9)
 
 
-def test_without_mismatch_the_exponent_is_the_number_of_pieces_each():
+def test_without_mismatch_the_exponent_is_the_number_of_blocks_each():
     unit = ess_unit(EssKind.TOKEN, [10, 30], None)
     assert (unit.exponent, unit.on_policy_ess_ratio) == (20.0, 1.0)
 

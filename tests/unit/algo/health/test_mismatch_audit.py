@@ -19,7 +19,7 @@ def test_without_fresh_tokens_nothing_is_said():
     assert audit_mismatch(FreshTokens(), 0.06) is None
 
 
-def test_a_few_fresh_pieces_settle_nothing():
+def test_a_few_fresh_blocks_settle_nothing():
     assert audit_mismatch(fresh(5.0, num_blocks=7), 0.06) is None
 
 

@@ -72,7 +72,7 @@ def test_a_second_moment_within_the_bound_needs_no_band():
 
 
 @given(any_log_ratios, st.floats(0.001, 2.0))
-def test_cut_at_the_band_the_mean_square_is_the_bound(log_ratios, bound):
+def test_capped_at_the_band_the_mean_square_is_the_bound(log_ratios, bound):
     band = second_moment_band(log_ratios, bound)
     if math.isfinite(band.high):
         cut = log_ratios.clamp(-math.log(band.high), math.log(band.high))

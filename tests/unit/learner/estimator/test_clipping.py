@@ -81,7 +81,7 @@ def test_stapo_says_what_it_lacks():
         factors("stapo", record_of([[0.0]]), [1.0])
 
 
-def test_the_share_of_tokens_without_gradient_is_told():
+def test_the_share_of_tokens_without_gradient_is_reported():
     record = record_of([[0.5, 0.0, 0.0, 0.0]])
     found = token_coefficients(record, [1.0], LOSS_CONFIGS[Method.GRPO])
     assert found.masked_share == 0.25

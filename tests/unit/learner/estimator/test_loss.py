@@ -166,7 +166,7 @@ def test_a_token_that_the_learner_rules_out_has_no_gradient_where_weights_correc
     assert of_method("vcpo", record, [1.0, -1.0])[:2].tolist() == [0.0, 0.0]
 
 
-def test_a_coefficient_that_is_no_number_is_told_with_its_trajectory():
+def test_a_coefficient_that_is_no_number_is_reported_with_its_trajectory():
     record = record_of([[0.0], [-math.inf]])
     with pytest.raises(NonFiniteWeightError, match=r"coefficients\[1\]"):
         of_method("kimi", record, [1.0, -1.0])

@@ -106,7 +106,7 @@ def test_proxies_of_norms_are_those_of_padded_rows(norms):
 
 
 @pytest.mark.parametrize("method", TOKEN_METHODS)
-def test_methods_that_look_at_tokens_see_the_same(method):
+def test_methods_that_read_tokens_see_the_same(method):
     groups = sampled_groups(seeded(llama, dtype=torch.float64))
     padded, packed = (
         PolicyUpdate(seeded(llama, dtype=torch.float64), each, PAD).step(groups, policy_version=9)

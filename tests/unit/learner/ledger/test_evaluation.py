@@ -79,7 +79,7 @@ def test_a_prompt_is_given_up_after_its_last_failed_attempt(make_round):
     assert round_.result() is None
 
 
-def test_a_prompt_handed_back_has_not_failed(make_round):
+def test_a_released_prompt_has_not_failed(make_round):
     round_ = make_round(num_prompts=1)
     for _ in range(5):
         (lease,) = grant(round_, 1)

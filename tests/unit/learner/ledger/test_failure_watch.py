@@ -47,7 +47,7 @@ def test_an_environment_that_never_worked_ends_the_run_with_the_reason_and_the_p
         watched.check()
 
 
-def test_an_answer_between_failures_begins_the_count_anew():
+def test_a_response_between_failures_restarts_the_count():
     watched = watch()
     for _ in range(10):
         fail(watched, 2)
@@ -76,7 +76,7 @@ def test_what_the_engine_cannot_do_is_not_blamed_on_the_environment():
         watched.check()
 
 
-def test_news_are_told_once():
+def test_each_event_line_is_taken_once():
     watched = watch()
     fail(watched, 150)
     line = "environment 'sort_digits': reward: KeyError: 'answer' (/app/task.py:12)"

@@ -62,7 +62,7 @@ def test_all_answers_of_a_lease_are_to_one_prompt(book):
 
 
 @pytest.mark.parametrize(("begun_for", "is_fine"), [((3, 4), True), ((4, 3), False), (None, True)])
-def test_an_answer_is_to_the_prompt_that_the_lease_was_begun_for(book, begun_for, is_fine):
+def test_a_response_belongs_to_the_prompt_of_its_lease(book, begun_for, is_fine):
     begun = replace(make_partial_response(0), prompt_xxh3=prompt_sum(begun_for) if begun_for else 0)
     lease = book.open(
         worker_id="w",

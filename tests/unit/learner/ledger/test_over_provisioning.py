@@ -32,7 +32,7 @@ async def test_more_is_granted_than_can_be_used_in_time():
     assert len(await leased(dispatcher_fixture(**SECTIONS))) == 6
 
 
-async def test_what_cannot_be_used_in_time_is_recalled_and_nothing_before():
+async def test_a_lease_that_cannot_be_used_in_time_is_preempted_and_none_before():
     fixture = dispatcher_fixture(**SECTIONS)
     leases = await leased(fixture)
     submit(fixture, leases[:2])
@@ -45,7 +45,7 @@ async def test_what_cannot_be_used_in_time_is_recalled_and_nothing_before():
     assert await leased(fixture) == []
 
 
-async def test_a_run_that_does_not_over_provision_recalls_nothing():
+async def test_a_run_that_does_not_over_provision_preempts_nothing():
     fixture = dispatcher_fixture()
     submit(fixture, (await leased(fixture))[:2])
     fixture.dispatcher.throttle(0)
@@ -53,7 +53,7 @@ async def test_a_run_that_does_not_over_provision_recalls_nothing():
     assert fixture.ledger.preempted_leases("w") == []
 
 
-async def test_what_was_cut_is_gone_on_with_after_the_step():
+async def test_an_interrupted_response_is_resumed_after_the_step():
     fixture = dispatcher_fixture(**SECTIONS)
     leases = await leased(fixture)
     submit(fixture, leases[:3])
@@ -69,7 +69,7 @@ async def test_what_was_cut_is_gone_on_with_after_the_step():
     assert len(fresh) == 2
 
 
-async def test_a_worker_hears_of_a_recall_while_it_waits_and_of_each_once():
+async def test_a_worker_receives_each_preemption_once_while_it_waits():
     fixture = dispatcher_fixture(**SECTIONS)
     leases = await leased(fixture)
     asked = asyncio.create_task(

@@ -67,13 +67,13 @@ def test_a_worker_that_dies_takes_nothing_of_it_away(ledger, clock):
     assert grant_one(ledger).partial_responses == (UNDER_WAY,)
 
 
-def test_a_failed_generation_begins_anew(ledger):
+def test_a_failed_generation_restarts(ledger):
     handed_back(ledger, UNDER_WAY)
     ledger.fail(grant_one(ledger).lease_id)
     assert grant_one(ledger).partial_responses == ()
 
 
-def test_a_group_that_was_too_old_begins_anew(ledger):
+def test_a_group_that_was_too_old_restarts(ledger):
     handed_back(ledger, UNDER_WAY)
     lease = grant_one(ledger)
     ledger.submit(lease.lease_id, answers(lease, versions=(0, 1)))
@@ -82,7 +82,7 @@ def test_a_group_that_was_too_old_begins_anew(ledger):
     assert (again.prompt_index, again.partial_responses) == (0, ())
 
 
-def test_what_is_handed_back_later_replaces_it(ledger):
+def test_partial_responses_released_later_replace_earlier_ones(ledger):
     handed_back(ledger, UNDER_WAY)
     longer = make_partial_response(0, 1, 1)
     ledger.release("w", [grant_one(ledger).lease_id], [longer])
@@ -113,7 +113,7 @@ def test_grants_stop_before_a_message_grows_too_large(ledger, monkeypatch):
     ]
 
 
-def test_a_restart_goes_on_with_what_was_owed_and_with_what_was_in_flight(ledger, clock):
+def test_a_restart_resumes_requeued_prompts_and_those_in_flight(ledger, clock):
     handed_back(ledger, UNDER_WAY)
     in_flight = grant_one(ledger)
     ledger.release("w", [grant_one(ledger).lease_id], [COMPLETE])

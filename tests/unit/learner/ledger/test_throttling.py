@@ -108,7 +108,7 @@ async def test_a_relaxed_limit_drops_nothing(run):
     assert run.lags[-1] == 6
 
 
-async def test_what_even_the_runs_own_bound_refuses_is_told_apart(run):
+async def test_drops_by_the_runs_own_bound_are_counted_separately(run):
     await run.answer_all()
     run.dispatcher.throttle(4)
     # Two steps are made up: the oldest two batches are now nine and ten versions old.
@@ -116,7 +116,7 @@ async def test_what_even_the_runs_own_bound_refuses_is_told_apart(run):
     assert run.dropped() == {"lag_exceeded": 2 * BATCH, "throttled": 4 * BATCH}
 
 
-async def test_answers_begun_under_the_wider_limit_are_not_gone_on_with(run):
+async def test_partial_responses_of_the_wider_limit_are_not_resumed(run):
     dispatcher = run.dispatcher
     dispatcher.throttle(2)
     await run.step()

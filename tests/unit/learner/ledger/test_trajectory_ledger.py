@@ -180,7 +180,7 @@ def test_fewer_prompts_are_leased_when_the_source_has_no_more(clock, notebook):
     assert prompts(grant(ledger, 5)) == [3]
 
 
-def test_prompts_that_are_owed_are_granted_though_the_source_has_none(clock, notebook):
+def test_requeued_prompts_are_granted_though_the_source_has_none(clock, notebook):
     ledger = make_ledger(clock, prompt_source=notebook)
     leases = grant(ledger, 3)
     ledger.release("w", [leases[1].lease_id])
@@ -339,7 +339,7 @@ def test_a_group_in_quarantine_is_dropped_by_name_and_its_prompt_granted_to_nobo
     assert prompts(grant(ledger, 1)) == [2]
 
 
-def test_leases_with_the_newest_tokens_are_recalled_first_and_only_whole(ledger):
+def test_leases_with_the_newest_tokens_are_preempted_first_and_only_whole(ledger):
     begun, other = grant(ledger, 2, version=3)
     ledger.release("w", [begun.lease_id], [make_partial_response(2)])
     again, newest = grant(ledger, 2, version=3)
@@ -351,7 +351,7 @@ def test_leases_with_the_newest_tokens_are_recalled_first_and_only_whole(ledger)
     assert ledger.preempted_leases("another") == []
 
 
-def test_a_recalled_lease_that_is_answered_in_time_is_as_good_as_any(ledger):
+def test_a_preempted_lease_that_is_submitted_in_time_is_accepted(ledger):
     (lease,) = grant(ledger, 1)
     ledger.preempt(2)
     submit_all(ledger, [lease])

@@ -16,7 +16,7 @@ def linear_norms(weights):
     return found.tolist()
 
 
-def test_tokens_without_a_gradient_are_told_by_all_features():
+def test_tokens_without_a_gradient_are_found_by_all_features():
     weights = torch.zeros(2, 6, 20).double()
     weights[0, 4, 0] = 2.0
     weights[1, 2, 19] = 5.0

@@ -101,7 +101,7 @@ def test_tokens_that_the_environment_wrote_count_as_the_others_do():
     ],
     ids=["nothing left to sample", "too long", "vocabulary"],
 )
-def test_an_answer_that_was_begun_keeps_to_the_same_bounds(vocabulary_size, begun, problem):
+def test_a_partial_response_keeps_to_the_same_bounds(vocabulary_size, begun, problem):
     bounds = ResponseBounds(
         vocabulary_size=vocabulary_size,
         max_new_tokens=6,
@@ -113,7 +113,7 @@ def test_an_answer_that_was_begun_keeps_to_the_same_bounds(vocabulary_size, begu
     assert str(caught.value).startswith(problem)
 
 
-def test_an_answer_that_was_begun_and_fills_the_model_cannot_be_gone_on_with():
+def test_a_partial_response_that_fills_the_context_cannot_be_resumed():
     with pytest.raises(InvalidMessageError, match=r"b\.token_ids: must be at most 4 tokens"):
         ResponseBounds(
             vocabulary_size=None, max_new_tokens=9, context_tokens=5, max_absolute_reward=1.0

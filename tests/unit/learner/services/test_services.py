@@ -173,7 +173,7 @@ async def test_an_answer_of_20000_tokens_is_refused_where_4_are_allowed(small_mo
         await stub.Submit(request, timeout=5)
 
 
-async def test_an_answer_handed_back_is_checked_as_one_submitted(small_model):
+async def test_a_released_response_is_checked_like_a_submitted_one(small_model):
     stub, lease = small_model
     strange = begun_message(1)
     strange.token_ids = pack_token_ids([9])
@@ -191,7 +191,7 @@ def begun_message(num_tokens, **changes):
     )
 
 
-async def test_a_lease_carries_what_was_handed_back_with_its_prompt(fixture):
+async def test_a_lease_carries_the_partial_responses_released_with_its_prompt(fixture):
     stub = work_pb2_grpc.WorkServiceStub(fixture.channel)
     (lease,) = (await stub.Lease(lease_request(), timeout=5)).leases
     begun = [begun_message(3), begun_message(1024, finish_reason=work_pb2.FINISH_REASON_LENGTH)]
@@ -217,7 +217,7 @@ async def test_a_lease_carries_what_was_handed_back_with_its_prompt(fixture):
     ],
     ids=["no lease", "two leases", "too long", "empty", "too many", "two prompts"],
 )
-async def test_answers_that_cannot_be_gone_on_with_are_refused(fixture, change, problem):
+async def test_partial_responses_that_cannot_be_resumed_are_refused(fixture, change, problem):
     stub = work_pb2_grpc.WorkServiceStub(fixture.channel)
     fields = {"worker_id": "w", "lease_ids": ["one"], "begun": [begun_message(1)]}
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -226,7 +226,7 @@ async def test_answers_that_cannot_be_gone_on_with_are_refused(fixture, change, 
     assert caught.value.details().startswith(problem)
 
 
-async def test_a_version_is_streamed_in_pieces_from_any_offset(fixture):
+async def test_a_version_is_streamed_in_chunks_from_any_offset(fixture):
     payload = bytes(range(256)) * (CHUNK_BYTES // 256) + b"tail"
     policy = fixture.store.get(INCARNATION, 0)
     fixture.store.publish(type(policy)(manifest=policy.manifest, payload=payload))
@@ -247,7 +247,7 @@ async def test_an_offset_behind_the_end_is_refused(fixture):
         await stub.Fetch(request, timeout=5).read()
 
 
-async def test_a_holder_of_an_older_version_is_told_the_deltas_from_there_and_can_fetch_them(
+async def test_a_holder_of_an_older_version_is_offered_the_deltas_from_there_and_can_fetch_them(
     fixture,
 ):
     for version in (1, 2):

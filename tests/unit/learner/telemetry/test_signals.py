@@ -35,7 +35,7 @@ def test_before_the_first_step_what_is_unknown_is_absent(signals):
     assert not any(message.HasField(name) for name in unknown)
 
 
-def test_the_ess_ratio_is_told_as_last_mean_and_low(signals):
+def test_the_ess_ratio_is_reported_as_last_mean_and_low(signals):
     for step, ratio in enumerate([0.5, 0.1, 0.9, 0.7], start=1):
         signals.record_step(step_record(step=step, ess_ratio=ratio))
     message = signals.message()
@@ -138,7 +138,7 @@ def test_silence_is_counted_from_the_last_step(signals, fixture):
     assert signals.message().seconds_since_step == 2.0
 
 
-async def test_workers_are_told_with_what_they_hold_and_owe(signals, fixture):
+async def test_workers_are_reported_with_their_held_version_and_leases(signals, fixture):
     await fixture.dispatcher.lease(work_request(worker_id="one", room=2), wait_s=0)
     fixture.clock.advance(3.0)
     (worker,) = signals.message().workers
@@ -146,7 +146,7 @@ async def test_workers_are_told_with_what_they_hold_and_owe(signals, fixture):
     assert (worker.seconds_since_seen, worker.in_flight_trajectories) == (3.0, 2)
 
 
-def test_phase_limit_and_evaluations_are_told(signals, fixture):
+def test_phase_limit_and_evaluations_are_reported(signals, fixture):
     fixture.dispatcher.drain()
     fixture.dispatcher.throttle(0)
     signals.record_evaluation(evaluation_record(step=0, accuracy=0.25))
@@ -155,7 +155,7 @@ def test_phase_limit_and_evaluations_are_told(signals, fixture):
     assert [(one.step, one.accuracy) for one in message.evaluations] == [(0, 0.25)]
 
 
-def test_why_a_run_was_given_up_is_told(signals, fixture):
+def test_why_a_run_was_given_up_is_reported(signals, fixture):
     assert signals.message().failure == ""
     fixture.dispatcher.abort()
     signals.record_failure("32 generations in a row failed.")

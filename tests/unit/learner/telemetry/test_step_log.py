@@ -21,7 +21,7 @@ def told(news: StepLog, *, skipped: list[str | None]) -> list[tuple[int, str]]:
     ]
 
 
-def test_the_first_skipped_steps_are_told_each_and_more_of_them_as_what_they_mean():
+def test_the_first_skipped_steps_are_reported_each_and_more_of_them_as_what_they_mean():
     events = told(StepLog(2000), skipped=[None, *["no_gradient"] * 1100])
     assert events == [
         (2, "StepSkipped"),
@@ -33,13 +33,13 @@ def test_the_first_skipped_steps_are_told_each_and_more_of_them_as_what_they_mea
     ]
 
 
-def test_an_update_begins_the_count_anew():
+def test_an_update_restarts_the_count():
     events = told(StepLog(100), skipped=[*["no_gradient"] * 9, None, *["no_gradient"] * 9])
     assert [step for step, _ in events] == [1, 2, 3, 11, 12, 13]
 
 
 @pytest.mark.parametrize("reason", SkipReason)
-def test_a_run_that_makes_no_update_is_told_why_and_what_to_do(reason):
+def test_a_run_that_makes_no_update_is_reported_why_and_what_to_do(reason):
     news = StepLog(100)
     for step in range(1, 11):
         events = dict(news.events(replace(STEP, step=step, skipped=reason.value), None))
@@ -47,14 +47,14 @@ def test_a_run_that_makes_no_update_is_told_why_and_what_to_do(reason):
     assert "Cure: " in events["NoUpdate"]
 
 
-def test_the_number_at_fault_is_told():
+def test_the_number_at_fault_is_reported():
     record = replace(STEP, step=4, skipped="low_ess")
     assert dict(StepLog(9).events(record, "rho .01")) == {
         "StepSkipped": "step 4: the ESS ratio is too small a share of the on-policy ratio (rho .01)"
     }
 
 
-def test_a_collapse_warning_is_told_when_it_changes():
+def test_a_collapse_warning_is_reported_when_it_changes():
     news = StepLog(9)
     levels = ["ok", "warn", "warn", "ok"]
     records = [replace(STEP, step=1, warning_level=level, warning_score=0.4) for level in levels]
@@ -112,14 +112,14 @@ def test_the_calibration_of_a_run_whose_answers_have_all_arrived_gets_old_withou
     assert told[0] == "CalibrationStale"
 
 
-def test_a_calibration_that_gets_old_is_told_once_and_when_it_is_renewed():
+def test_a_calibration_that_gets_old_is_reported_once_and_when_it_is_renewed():
     news = StepLog(99)
     ages = [31, 32, 33, 0, 1, 32]
     kinds = [[kind for kind, _ in news.events(aged(age), None)] for age in ages]
     assert kinds == [[], ["CalibrationStale"], [], ["CalibrationRenewed"], [], ["CalibrationStale"]]
 
 
-def test_an_old_calibration_is_told_with_the_ratio_that_stays_and_the_cure():
+def test_an_old_calibration_is_reported_with_the_ratio_that_stays_and_the_cure():
     record = replace(aged(32), on_policy_ess_ratio=0.875)
     message = dict(StepLog(99).events(record, None))["CalibrationStale"]
     assert "for 32 steps. The on-policy ESS ratio stays at 0.88" in message

@@ -39,7 +39,7 @@ def fresh_tokens(gap, *, num_blocks=8):
     return FreshTokens(num_blocks=num_blocks, num_tokens=100, absolute_log_ratio=100 * gap)
 
 
-async def test_a_run_whose_sampler_computes_another_policy_ends_before_its_first_version(
+async def test_a_run_whose_behavior_policy_is_another_model_ends_before_its_first_version(
     make_learner, tmp_path
 ):
     learner = make_learner()
@@ -50,7 +50,7 @@ async def test_a_run_whose_sampler_computes_another_policy_ends_before_its_first
     assert read_events(tmp_path)[-1].kind == "SelfCheckFailed"
 
 
-async def test_sampler_and_learner_are_compared_once_and_when_there_is_enough_to_compare(
+async def test_behavior_and_target_policy_are_compared_once_there_is_enough_to_compare(
     make_learner, tmp_path
 ):
     learner = make_learner()
@@ -88,7 +88,7 @@ async def test_a_resumed_learner_of_small_batches_compares_what_its_steps_have_t
     assert [event.kind for event in read_events(tmp_path)].count("SelfCheck") == 1
 
 
-async def test_sampler_and_learner_are_compared_again_after_a_resume(make_learner, tmp_path):
+async def test_behavior_and_target_policy_are_compared_again_after_a_resume(make_learner, tmp_path):
     for until_step in (1, None):
         learner = make_learner()
         learner.training.resume()

@@ -15,7 +15,7 @@ from vcpo_learner.training.quarantine import Quarantine
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 
-async def test_a_group_that_breaks_the_update_is_dropped_kept_on_disk_and_told_and_the_run_goes_on(
+async def test_a_group_that_breaks_the_update_is_dropped_stored_and_reported_and_the_run_continues(
     make_learner, tmp_path
 ):
     learner = make_learner(
@@ -102,7 +102,7 @@ REPLAYING = {
 }
 
 
-async def test_a_kept_answer_that_breaks_the_update_is_forgotten_kept_on_disk_and_told(
+async def test_a_replayed_response_that_breaks_the_update_is_discarded_stored_and_reported(
     make_learner, tmp_path
 ):
     learner = make_learner(**REPLAYING)

@@ -50,7 +50,7 @@ async def test_a_fresh_run_directory_has_nothing_to_resume(make_learner):
     assert make_learner().training.resume() == 0
 
 
-async def test_a_run_does_not_begin_anew_beside_the_checkpoints_of_another(make_learner):
+async def test_a_run_does_not_start_beside_the_checkpoints_of_another(make_learner):
     make_learner().training.require_unused()
     await make_learner().run(until_step=1)
     with pytest.raises(CheckpointError, match=r"holds a checkpoint of step 1; add --resume"):
@@ -105,7 +105,7 @@ async def test_a_run_whose_model_is_missing_writes_it(make_learner, tmp_path):
     assert (tmp_path / "model" / "model.safetensors").exists()
 
 
-async def test_a_damaged_checkpoint_is_told_and_set_aside_and_the_one_before_is_gone_on_from(
+async def test_a_damaged_checkpoint_is_reported_and_set_aside_and_the_one_before_is_resumed(
     make_learner, tmp_path
 ):
     await make_learner(checkpoint={"everySteps": 1}).run(until_step=2)

@@ -85,7 +85,7 @@ async def test_without_room_the_run_ends_with_a_sentence_and_leaves_nothing_half
     assert not (tmp_path / "model").exists()
 
 
-async def test_a_checkpoint_that_was_written_is_gone_on_from_when_the_model_found_no_room(
+async def test_a_written_checkpoint_is_resumed_when_the_disk_had_no_room_for_the_model(
     make_learner, tmp_path
 ):
     learner = make_learner(steps=1)
@@ -111,7 +111,9 @@ async def test_a_run_that_is_asked_to_stop_waits_no_longer_than_its_drain(make_l
         await learner.run(until_step=1)
 
 
-async def test_a_checkpoint_that_is_owed_is_tried_again_when_it_is_time(make_learner, tmp_path):
+async def test_a_checkpoint_that_is_due_is_tried_again_after_the_retry_period(
+    make_learner, tmp_path
+):
     learner = make_learner(checkpoint={"everySteps": 1}, steps=9)
     saving, dispatcher = learner.training._saver, learner.dispatcher
     dispatcher.resume_at(1)

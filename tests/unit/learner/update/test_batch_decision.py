@@ -172,7 +172,7 @@ def test_a_given_on_policy_ratio_is_taken_as_it_is():
     ],
     ids=["by group", "batch with two rewards", "batch with one reward", "no baseline"],
 )
-def test_a_trajectory_is_informative_when_its_advantage_may_differ_from_zero(
+def test_a_trajectory_is_dynamic_sampling_when_its_advantage_may_differ_from_zero(
     rewards, algorithm, expected
 ):
     settings = Algorithm.model_validate(algorithm)

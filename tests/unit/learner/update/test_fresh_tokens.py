@@ -39,7 +39,7 @@ def test_tokens_of_another_version_are_not_fresh(versions):
     assert (found.log_weights, found.tokens.num_tokens) == ((), 0)
 
 
-def test_a_long_stretch_is_cut_into_blocks_of_about_32_tokens():
+def test_a_long_span_is_split_into_blocks_of_about_32_tokens():
     found = blocks_of(*[8] * 100)
     assert found.num_tokens == (34, 33, 33)
     assert found.log_weights == (34 * 35 / 2, 33 * (35 + 67) / 2, 33 * (68 + 100) / 2)

@@ -37,7 +37,7 @@ def test_no_cap_truncates_nothing():
 
 
 @pytest.mark.parametrize("size", [1, 4, 100])
-def test_moments_of_pieces_are_those_of_plain_numbers(size):
+def test_moments_of_blocks_are_those_of_plain_numbers(size):
     pieces = [near_equal_blocks(len(row), size) for row in rows()]
     logs = [
         weight

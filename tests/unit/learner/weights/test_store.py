@@ -43,7 +43,7 @@ async def test_a_holder_of_the_newest_waits_for_the_next(store):
     assert (await waiting).manifest.policy_version == 1
 
 
-async def test_a_holder_of_the_newest_whose_time_is_up_is_told_of_it_again(store):
+async def test_a_holder_of_the_newest_version_receives_it_again_when_its_wait_ends(store):
     publish(store, 4)
     policy = await newest(store, held=4, incarnation=INCARNATION)
     assert policy.manifest.policy_version == 4
@@ -125,7 +125,7 @@ def test_deltas_that_are_together_no_less_than_the_full_set_lead_nowhere(store):
     assert chain(store, 59 - most - 1) == []
 
 
-def test_where_too_much_changed_there_is_no_delta_and_the_chain_starts_anew(store):
+def test_a_version_that_changes_too_much_has_no_delta_and_starts_a_new_chain(store):
     publish_sparse(store, 0, 1)
     publish(store, 2)
     publish(store, 3)

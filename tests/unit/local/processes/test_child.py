@@ -91,7 +91,7 @@ def test_what_a_child_says_is_in_its_log(start):
     assert child.log_tail() == "one\ntwo\nthree\n"
 
 
-def test_what_the_user_must_put_right_is_told_without_what_was_logged_before_it(start):
+def test_what_the_user_must_put_right_is_reported_without_what_was_logged_before_it(start):
     child = start(
         "from vcpo.service.lifecycle import StartError, report_start_error; import sys;"
         "print('retrying'); sys.stdout.flush();"
@@ -113,14 +113,14 @@ def test_a_child_that_served_before_it_complained_gave_up(start):
     assert child.failure() == "gave up: 32 generations failed"
 
 
-def test_a_crash_is_told_by_its_exception_and_where_to_read_on(start):
+def test_a_crash_is_reported_by_its_exception_and_where_to_read_on(start):
     child = start("print(' 50%|##   | 1/2 [00:01<00:01]'); [].pop()")
     child.process.wait(TIMEOUT_S)
     expected = f"ended with status 1: IndexError: pop from empty list (log: {child.log})"
     assert child.failure() == expected
 
 
-def test_a_killed_child_is_told_by_its_signal_alone(start):
+def test_a_killed_child_is_reported_by_its_signal_alone(start):
     child = start("print('all is well', flush=True); import sys; sys.stdin.read()")
     child.kill()
     child.process.wait(TIMEOUT_S)
@@ -128,7 +128,7 @@ def test_a_killed_child_is_told_by_its_signal_alone(start):
     assert child.failure() == f"{expected} (log: {child.log})"
 
 
-def test_a_child_killed_for_its_silence_is_told_so(start):
+def test_a_child_killed_for_its_silence_is_reported_so(start):
     child = start(OBEDIENT)
     child.kill_hung(61.2)
     child.process.wait(TIMEOUT_S)
@@ -182,7 +182,7 @@ def test_a_child_is_ready_once_its_file_says_so(start):
     assert child.ready == ready
 
 
-def test_a_ready_file_of_an_earlier_process_is_not_believed(start, tmp_path):
+def test_a_ready_file_of_an_earlier_process_is_ignored(start, tmp_path):
     write_ready(tmp_path / "child-0.json", Ready(pid=1, grpc_port=2, metrics_port=3))
     assert start(OBEDIENT).ready is None
 
@@ -191,7 +191,7 @@ async def test_all_are_waited_for(start):
     assert await wait_for_exit([start(""), start("")], TIMEOUT_S) == []
 
 
-async def test_those_that_have_not_ended_in_time_are_told(start):
+async def test_processes_that_have_not_ended_in_time_are_reported(start):
     running = start(OBEDIENT)
     assert await wait_for_exit([running], 0.0) == [running]
 

@@ -33,7 +33,7 @@ def start_dying_worker(
 
 
 class TestCommands:
-    def test_the_learner_is_told_where_to_listen_and_to_write(self, fleet, run_dir, monkeypatch):
+    def test_the_learner_is_given_its_address_and_its_folder(self, fleet, run_dir, monkeypatch):
         monkeypatch.setenv("EXIT", "0")
         arguments = told(fleet.start_learner(resume=False))["arguments"]
         assert arguments == [
@@ -51,7 +51,7 @@ class TestCommands:
         arguments = told(fleet.start_learner(resume=True, port=7600))["arguments"]
         assert {"--listen=127.0.0.1:7600", "--resume"} <= set(arguments)
 
-    def test_a_worker_is_told_its_name_its_group_and_its_learner(self, fleet, monkeypatch):
+    def test_a_worker_is_given_its_name_its_group_and_its_learner(self, fleet, monkeypatch):
         monkeypatch.setenv("EXIT", "0")
         fleet.scale({"main": 1}, 7600, {})
         arguments = told(fleet.workers["main"][0])["arguments"]
@@ -217,7 +217,7 @@ class TestEnding:
         fleet.start_learner(resume=False)
         assert await fleet.wait_for_learner(TIMEOUT_S)
 
-    async def test_a_learner_that_does_not_end_in_time_is_told(self, fleet):
+    async def test_a_learner_that_does_not_end_in_time_is_reported(self, fleet):
         fleet.start_learner(resume=False)
         assert not await fleet.wait_for_learner(0.0)
 

@@ -86,7 +86,7 @@ def test_one_gpu_is_shared_by_all():
     )
 
 
-def test_more_workers_than_gpus_are_told_with_the_cure():
+def test_more_workers_than_gpus_are_reported_with_the_cure():
     plan = plan_gpus(gpus(3), max_workers=4)
     assert plan.workers[0].memory_ratio == pytest.approx(0.45)
     assert plan.sentence == (
@@ -95,7 +95,7 @@ def test_more_workers_than_gpus_are_told_with_the_cure():
     )
 
 
-def test_without_a_gpu_nobody_is_told_anything():
+def test_without_a_gpu_no_process_is_assigned_one():
     plan = plan_gpus([], max_workers=4)
     assert (plan.learner, plan.next_worker({}), plan.sentence) == (None, None, "")
 

@@ -90,7 +90,7 @@ def test_the_pause_before_a_restart_is_kept(learner, fail, clock):
     assert learner.child is not None
 
 
-def test_an_end_is_told_once(learner, fail):
+def test_an_end_is_reported_once(learner, fail):
     fail(step=0)
     assert learner.take_end(step=0) is None
 

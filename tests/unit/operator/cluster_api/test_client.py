@@ -103,7 +103,7 @@ async def test_no_answer_is_an_error_without_a_status(
     assert refused.value.status == 0
 
 
-async def test_a_busy_server_s_wish_is_passed_on(server: FakeApiServer, cluster: Cluster):
+async def test_a_busy_servers_retry_after_is_passed_on(server: FakeApiServer, cluster: Cluster):
     busy = ServerError(429, "TooManyRequests", "later", retry_after_s=3)
     server.faults.add(Fault(error=busy, resource="services"))
     with pytest.raises(ApiError) as refused:

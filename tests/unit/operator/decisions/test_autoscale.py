@@ -42,11 +42,11 @@ def test_a_paused_deployment_does_not_say_how_many_are_wanted():
     assert steered(observed(paused=True, main=1)).decision.replicas == {"main": 2}
 
 
-def test_a_hand_on_the_scale_moves_the_wish():
+def test_a_manual_scale_changes_the_desired_replicas():
     assert steered(observed(main=5)).decision.replicas == {"main": 5}
 
 
-def test_a_hand_on_the_scale_starts_the_cool_down_anew():
+def test_a_manual_scale_restarts_the_cooldown():
     known = ControlState.start(Limits.of(make_run().spec), now_s=1.0)
     autoscale = steered(observed(main=5), stored=stored_state(known))
     assert autoscale.state.fleet.scaled_s == NOW_S

@@ -144,7 +144,7 @@ def test_fewer_workers_than_the_least_are_not_enough():
     assert brief(found(LEARNER, WORKER, spec=spec)["RolloutsReady"]) == ("False", "BelowMinimum")
 
 
-def test_workers_beyond_the_least_that_cannot_be_made_are_told_and_no_trouble():
+def test_workers_above_the_minimum_that_cannot_be_created_are_reported_and_no_error():
     record = ObservedChild(
         kind=Kind.DEPLOYMENT, name="d", uid="u", owner_uid=None, digest=None, version=1
     )
@@ -192,7 +192,7 @@ def test_an_environment_that_breaks_in_a_run_is_named(failures: int, reason: str
 
 
 @pytest.mark.parametrize("has_stepped", [True, False])
-def test_failures_whose_sentence_is_not_known_are_told_by_their_number(has_stepped: bool):
+def test_failures_without_a_known_sentence_are_reported_by_their_exit_code(has_stepped: bool):
     says = report(failures_in_a_row=32)  # as it is read out of a Prometheus
     limits = Limits.of(make_run().spec)
     decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says.signals, 1.0)
@@ -224,7 +224,7 @@ def test_a_complete_run_is_ready_and_complete():
     assert brief(conditions["Failed"]) == ("False", "NotFailed")
 
 
-def test_a_failed_run_says_why_where_people_look():
+def test_a_failed_run_says_why_in_its_conditions():
     conditions = found(course=LifecyclePhase.FAILED)
     assert brief(conditions["Ready"]) == ("False", "Because")
     assert conditions["Failed"].message == "It did."

@@ -35,7 +35,7 @@ def test_a_run_that_begins_as_all_runs_do_makes_no_noise():
 @pytest.mark.parametrize(
     ("kind", "reason"), [("Accepted", "InvalidSpec"), ("LearnerReady", "ImagePullBackOff")]
 )
-def test_what_is_bad_at_the_first_look_is_a_warning(kind: str, reason: str):
+def test_a_bad_state_at_the_first_reconciliation_is_a_warning(kind: str, reason: str):
     (event,) = events(RunStatus(), status(kind, "False", reason))
     assert (event["type"], event["reason"]) == ("Warning", reason)
 
@@ -48,7 +48,7 @@ def test_a_run_that_is_no_longer_ready_is_warned_of_once(reason: str):
     assert events(bad, bad) == []
 
 
-def test_what_ready_only_repeats_is_told_once():
+def test_a_cause_that_ready_only_repeats_is_one_event():
     first, second = (status(kind, "False", "InvalidSpec") for kind in ("Accepted", "Ready"))
     refused = RunStatus(conditions=(*first.conditions, *second.conditions))
     (event,) = events(RunStatus(), refused)

@@ -142,7 +142,7 @@ def test_an_end_that_was_written_down_is_for_ever(kind: str, course: LifecyclePh
     assert course_of(recorded(kind), 9_999.0, report(), suspend=True)[0] == course
 
 
-def test_the_next_look_is_at_the_first_deadline():
+def test_the_next_reconciliation_is_at_the_first_deadline():
     spec = make_run(activeDeadlineSeconds=500, startupDeadlineSeconds=100).spec
     running = RunVerdict(phase=LifecyclePhase.RUN)
     assert next_deadline_s(spec, started(first_step_s=None), running) == START_S + 100

@@ -236,7 +236,7 @@ def test_an_object_of_an_earlier_run_of_the_same_name_is_not_touched():
     )
 
 
-def test_the_learner_is_told_a_limit_that_it_does_not_have():
+def test_the_learner_is_sent_a_limit_that_it_does_not_have():
     wanted, cluster = wish(decided=decision(lag=4, main=2)), settled(wish())
     told = plan(wanted, cluster.observed, applied=cluster.applied, report=report())
     assert told == (Throttle(admission_lag_steps=4, reason="because"),)

@@ -20,13 +20,13 @@ def test_nothing_is_taken_away_before_the_learner_has_ended_in_good_order():
     assert planned(resting, settled(wish()), report=report()) == ["Drain: because"]
 
 
-def test_a_learner_that_drains_is_not_told_again():
+def test_a_learner_that_drains_is_not_asked_again():
     resting = wish(LifecyclePhase.SUSPEND, draining=WAITING)
     draining = report(phase=RunPhase.DRAINING)
     assert planned(resting, settled(wish()), report=draining) == []
 
 
-def test_a_learner_is_told_to_drain_on_news_alone():
+def test_a_learner_is_asked_to_drain_on_fresh_signals_alone():
     resting = wish(LifecyclePhase.SUSPEND, draining=WAITING)
     assert planned(resting, settled(wish()), report=report().aged(1.0)) == []
 

@@ -66,7 +66,7 @@ def test_after_a_few_turns_there_is_nothing_left_to_do(history):
 
 @few
 @given(wishes(), st.data())
-def test_a_plan_cut_short_anywhere_ends_in_the_same_place(wish, data):
+def test_a_plan_interrupted_anywhere_reaches_the_same_state(wish, data):
     whole, cut = FakeCluster(), FakeCluster()
     settle(whole, wish)
     actions = plan(wish, cut.observed, applied={})

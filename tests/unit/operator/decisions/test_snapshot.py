@@ -35,11 +35,11 @@ def look(course: LifecyclePhase, draining: LearnerDrain | None = None, **spec: A
     )
 
 
-def test_a_run_at_rest_is_looked_at_every_minute():
+def test_a_run_at_rest_is_reconciled_every_minute():
     assert look(LifecyclePhase.SUSPEND).requeue_after_s(0.0) == 60.0
 
 
-def test_a_run_that_runs_is_looked_at_as_often_as_its_signals_are_wanted():
+def test_an_active_run_is_reconciled_once_a_poll_period():
     assert look(LifecyclePhase.RUN, control={"pollSeconds": 7.0}).requeue_after_s(0.0) == 7.0
 
 
@@ -48,7 +48,7 @@ def test_a_deadline_is_met_to_the_moment():
     assert run.requeue_after_s(99.5) == 0.5
 
 
-def test_a_learner_that_is_waited_for_is_looked_at_every_second():
+def test_a_learner_that_starts_is_reconciled_every_second():
     waiting = LearnerDrain(reason="because", since_s=0.0, until_s=120.0)
     assert look(LifecyclePhase.SUSPEND, waiting).requeue_after_s(10.0) == 1.0
 
@@ -58,7 +58,7 @@ def test_the_end_of_the_wait_is_met_to_the_moment():
     assert look(LifecyclePhase.SUSPEND, waiting).requeue_after_s(119.75) == 0.25
 
 
-def test_a_learner_that_is_to_end_is_asked_at_every_look():
+def test_a_learner_that_is_to_end_is_asked_at_every_reconciliation():
     assert signals_period_s(make_run(suspend=True), RunStatus()) == 0.0
     assert signals_period_s(make_run(), RunStatus(completion_s=5.0)) == 0.0
 

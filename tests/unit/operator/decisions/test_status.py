@@ -108,7 +108,7 @@ def test_the_clock_of_a_run_starts_once():
     assert status.with_clocks(first, spec, ObservedState(), None, 200.0).start_s == 100.0
 
 
-def test_the_clock_starts_anew_after_a_rest():
+def test_the_clock_restarts_after_a_suspension():
     ran = RunStatus(start_s=1.0, admission_s=2.0)
     rested = status.with_clocks(ran, make_run(suspend=True).spec, ObservedState(), None, 50.0)
     assert rested.admission_s is None

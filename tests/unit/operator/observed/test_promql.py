@@ -264,7 +264,7 @@ async def test_what_is_scraped_says_what_the_learner_says():
     assert dataclasses.replace(scraped, signals=told.signals, workers=told.workers) == told
 
 
-def test_steps_without_an_update_are_read_and_a_run_of_nothing_else_is_told_apart():
+def test_steps_without_an_update_are_read_and_a_run_of_nothing_else_is_distinguished():
     skipped = {"vcpo_skipped_steps_in_a_row": 12.0}
     told = read(scrape(vcpo_policy_version=20.0, **skipped))
     assert told.no_update == "The last 12 steps made no update: the learner's log says why."

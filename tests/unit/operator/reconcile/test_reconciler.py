@@ -47,7 +47,9 @@ async def test_a_settled_run_is_never_written_again(operator: ReconcilerFixture)
     assert len(operator.writes()) == before
 
 
-async def test_a_hundred_looks_follow_an_autoscaler_and_never_undo_it(operator: ReconcilerFixture):
+async def test_a_hundred_reconciliations_follow_an_autoscaler_and_never_undo_it(
+    operator: ReconcilerFixture,
+):
     operator.create_run(rollouts=[{**ROLLOUTS[0], "minReplicas": 1, "scaling": "External"}])
     await operator.settle()
     for turn in range(100):
@@ -193,7 +195,7 @@ async def test_a_template_that_cannot_be_merged_is_said_in_the_status(operator: 
     assert operator.condition("Ready") == ("False", "InvalidSpec")
 
 
-async def test_a_change_of_the_status_is_told_as_an_event(operator: ReconcilerFixture):
+async def test_a_change_of_the_status_is_an_event(operator: ReconcilerFixture):
     operator.create_run(rollouts=ROLLOUTS)
     await operator.settle()
     operator.connections.report = report(step=10, phase=RunPhase.COMPLETE)

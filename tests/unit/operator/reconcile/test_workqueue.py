@@ -40,7 +40,7 @@ async def is_idle(queue: RunQueue) -> bool:
     return idle
 
 
-async def test_what_is_asked_for_twice_is_looked_at_once(queue: RunQueue):
+async def test_a_key_that_is_added_twice_is_reconciled_once(queue: RunQueue):
     queue.add(A)
     queue.add(A)
     assert await queue.get() == A
@@ -55,14 +55,14 @@ async def test_the_one_due_first_comes_first(queue: RunQueue, clock: Clock):
     assert [await queue.get(), await queue.get()] == [B, A]
 
 
-async def test_a_run_is_never_looked_at_twice_at_once(queue: RunQueue):
+async def test_a_run_is_never_reconciled_twice_at_once(queue: RunQueue):
     queue.add(A)
     await queue.get()
     queue.add(A)
     assert await is_idle(queue)
 
 
-async def test_what_happens_during_a_look_is_looked_at_after_it(queue: RunQueue):
+async def test_a_key_added_during_its_reconciliation_is_reconciled_after_it(queue: RunQueue):
     queue.add(A)
     await queue.get()
     queue.add(A)
@@ -107,7 +107,7 @@ async def test_events_do_not_hurry_a_run_that_backs_off(queue: RunQueue, clock: 
     assert await is_idle(queue)
 
 
-async def test_a_run_that_was_mended_is_looked_at_at_once(queue: RunQueue, clock: Clock):
+async def test_a_run_that_was_edited_is_reconciled_at_once(queue: RunQueue, clock: Clock):
     await failed(queue, clock, 5)
     queue.reset_backoff(A)
     queue.add(A)
@@ -124,7 +124,7 @@ async def test_success_forgets_the_failures(queue: RunQueue, clock: Clock):
     assert queue.depth() == 1
 
 
-async def test_the_server_s_wish_to_be_left_alone_is_heard(queue: RunQueue, clock: Clock):
+async def test_the_servers_retry_after_is_obeyed(queue: RunQueue, clock: Clock):
     queue.add(A)
     await queue.get()
     queue.done(A, failed=True, retry_after_s=20.0)
@@ -132,7 +132,7 @@ async def test_the_server_s_wish_to_be_left_alone_is_heard(queue: RunQueue, cloc
     assert queue.depth() == 0
 
 
-async def test_the_oldest_wait_is_told(queue: RunQueue, clock: Clock):
+async def test_the_oldest_wait_is_reported(queue: RunQueue, clock: Clock):
     queue.add(A)
     clock.now_s += 7.0
     assert (queue.depth(), queue.oldest_s()) == (1, 7.0)

@@ -106,7 +106,9 @@ async def test_a_learner_that_was_not_asked_is_not_silent(fixture: ConnectionsFi
     assert not report.is_silent
 
 
-async def test_without_a_period_a_learner_is_asked_at_every_look(fixture: ConnectionsFixture):
+async def test_without_a_period_a_learner_is_asked_at_every_reconciliation(
+    fixture: ConnectionsFixture,
+):
     await fixture.lines.fetch_report(KEY, period_s=2.0)
     report = await fixture.lines.fetch_report(KEY, period_s=0.0)
     assert fixture.learner.asked == 2
@@ -158,7 +160,7 @@ def test_what_was_not_measured_is_none():
     assert (report.ess_ratio, report.learning_rate_scale, report.accuracy) == (None, None, None)
 
 
-def test_failures_are_told_with_the_latest_first():
+def test_failures_are_reported_with_the_latest_first():
     latest, older = (
         control_pb2.FailureCount(cause="reward", message=f"reward: KeyError: {item}", count=1)
         for item in "ba"
@@ -189,7 +191,7 @@ def test_workers_are_known_by_the_name_of_their_pod():
     assert report.signals.ready_workers == {"main": 1}
 
 
-def test_steps_without_an_update_are_told_once_there_are_ten_of_them():
+def test_steps_without_an_update_are_reported_once_there_are_ten_of_them():
     few = learner_report(message(total_steps=300, skipped_steps_in_a_row=9, skip_reason="low_ess"))
     assert (few.no_update, few.has_never_updated) == ("", False)
     ten = learner_report(message(total_steps=300, skipped_steps_in_a_row=10, skip_reason="low_ess"))
@@ -197,7 +199,7 @@ def test_steps_without_an_update_are_told_once_there_are_ten_of_them():
     assert not ten.has_never_updated
 
 
-def test_a_run_whose_every_step_was_skipped_is_told_apart():
+def test_a_run_whose_every_step_was_skipped_is_reported_apart():
     told = learner_report(
         message(total_steps=8, skipped_steps_in_a_row=8, skip_reason="no_gradient")
     )
@@ -205,7 +207,7 @@ def test_a_run_whose_every_step_was_skipped_is_told_apart():
     assert told.no_update.startswith("No step made an update (8 of 8 were skipped)")
 
 
-async def test_a_new_token_is_shown_at_once_and_a_wrong_one_is_told_once(caplog):
+async def test_a_new_token_is_shown_at_once_and_a_wrong_one_is_reported_once(caplog):
     server = WireServer(token="second")
     control_pb2_grpc.add_ControlServiceServicer_to_server(Learner(), server.grpc_server)
     port = await server.start("127.0.0.1:0", ("vcpo.wire.v1.ControlService",))

@@ -55,7 +55,7 @@ async def cut_short(engine, request, started):
 
 
 @pytest.mark.parametrize("sliding_window", [None, 4], ids=["full", "sliding"])
-async def test_an_answer_cut_by_one_engine_is_gone_on_with_by_another(
+async def test_a_response_interrupted_by_one_engine_is_resumed_by_another(
     start, make_model, make_request, reference_logprobs, sliding_window
 ):
     old, new = (make_model(seed=seed, sliding_window=sliding_window) for seed in (1, 2))
@@ -117,7 +117,7 @@ async def test_one_event_cuts_many_and_frees_their_places(start, make_model, mak
     assert len(generation.token_ids) == 2
 
 
-async def test_an_answer_gone_on_with_can_be_cut_again(start, make_model, make_request):
+async def test_a_resumed_response_can_be_interrupted_again(start, make_model, make_request):
     model = make_model()
     started = under_way(model, passes=4)
     engine = await start(model, policy=make_model())
@@ -133,7 +133,7 @@ async def test_an_answer_gone_on_with_can_be_cut_again(start, make_model, make_r
 
 
 @pytest.mark.parametrize("has_policy", [True, False], ids=["policy", "no policy yet"])
-async def test_a_cut_that_was_asked_for_before_costs_at_most_a_step(
+async def test_an_interrupt_requested_before_costs_at_most_a_step(
     start, make_model, make_request, has_policy
 ):
     engine = await start(make_model(), policy=make_model() if has_policy else None)
@@ -143,14 +143,14 @@ async def test_a_cut_that_was_asked_for_before_costs_at_most_a_step(
         await engine.generate(make_request(PROMPT, max_new_tokens=ENDLESS), interrupt=interrupt)
 
 
-async def test_a_cut_after_the_end_changes_nothing(start, make_model, make_request):
+async def test_an_interrupt_after_the_end_changes_nothing(start, make_model, make_request):
     engine, interrupt = await start(make_model(), policy=make_model()), asyncio.Event()
     generation = await engine.generate(make_request(PROMPT, max_new_tokens=2), interrupt=interrupt)
     interrupt.set()
     assert len(generation.token_ids) == 2
 
 
-async def test_an_engine_that_closes_fails_what_could_have_been_cut(
+async def test_an_engine_that_closes_fails_requests_that_could_be_interrupted(
     start, make_model, make_request
 ):
     engine, interrupt = await start(make_model(), policy=make_model()), asyncio.Event()

@@ -17,7 +17,7 @@ def test_a_tenth_of_a_lease_and_at_most_ten_seconds_are_left_to_hand_back(timeou
     assert interrupt_after_s(timeout_s) == pytest.approx(expected_s)
 
 
-async def test_what_was_sampled_is_gone_on_with_after_the_lease_ran_out():
+async def test_sampled_tokens_are_resumed_after_the_lease_expired():
     async with learner_fixture() as fixture:
         time = ManualTime(fixture.clock)
         fixture.engine.gate.clear()

@@ -123,7 +123,7 @@ def test_a_reply_that_leaves_no_room_is_dropped_and_ends_the_answer():
     assert answer.finish_reason is FinishReason.LENGTH
 
 
-def test_a_turn_that_was_cut_is_heard_and_ends_the_answer():
+def test_a_truncated_turn_is_heard_and_ends_the_response():
     listener = Listener("xyz")
     answer = hold(Scripted(turn(10, 11, reason=FinishReason.LENGTH)), listener)
     assert answer.finish_reason is FinishReason.LENGTH

@@ -150,7 +150,7 @@ TURNS = [(10, 11), (12,), (13, 14, 15, 16)]
 """Replies: `222` and `11`; so the whole is 10 11 1 102 102 102 12 1 101 101 13 14 15 16 1."""
 
 
-async def test_a_conversation_cut_in_the_middle_of_a_turn_hands_back_what_was_said():
+async def test_a_conversation_interrupted_in_the_middle_of_a_turn_releases_its_tokens():
     begun = await cut_after(4, TURNS, Lengths(3), History(request=request_of()))
     assert begun == PartialResponse(
         token_ids=(10, 11, END, 102, 102, 102, 12),
@@ -160,7 +160,7 @@ async def test_a_conversation_cut_in_the_middle_of_a_turn_hands_back_what_was_sa
     )
 
 
-async def test_it_is_gone_on_with_in_the_middle_of_the_turn():
+async def test_it_is_resumed_in_the_middle_of_the_turn():
     begun = await cut_after(4, TURNS, Lengths(3), History(request=request_of()))
     conversation, history = await gone_on_with(begun, TURNS)
     assert conversation.heard == ["\n\x0b"]
@@ -190,7 +190,9 @@ async def test_what_no_token_was_sampled_of_leaves_nothing():
     room=st.integers(1, 40),
     data=st.data(),
 )
-def test_a_conversation_cut_anywhere_any_number_of_times_is_the_same_as_uncut(turns, room, data):
+def test_a_conversation_interrupted_anywhere_any_number_of_times_is_the_same_as_uninterrupted(
+    turns, room, data
+):
     asyncio.run(check_resumed(turns, room, data))
 
 
@@ -254,7 +256,7 @@ async def test_a_complete_conversation_is_heard_again_and_judged():
     assert await held(conversation, history, silent) == whole
 
 
-async def test_an_environment_that_says_something_else_is_not_gone_on_with():
+async def test_a_conversation_whose_environment_replies_differently_is_not_resumed():
     begun = await cut_after(4, TURNS, Lengths(3), History(request=request_of()))
     # It would say `33` to the first turn, or nothing because it ends there.
     longer = lambda: type("Longer", (Lengths,), {"next_turn": lambda *_: "33"})(3)  # noqa: E731
@@ -267,7 +269,7 @@ async def test_an_environment_that_says_something_else_is_not_gone_on_with():
         )
 
 
-async def test_a_reply_that_takes_long_does_not_hold_up_the_cut():
+async def test_a_slow_reply_does_not_delay_the_interrupt():
     released, interrupt = threading.Event(), asyncio.Event()
     asking, loop = asyncio.Event(), asyncio.get_running_loop()
 
@@ -369,7 +371,7 @@ async def test_a_conversation_that_one_worker_began_another_goes_on_with(fixture
     assert begun_anew(fixture) == 0
 
 
-async def test_what_cannot_be_said_again_is_begun_anew_and_counted(fixture):
+async def test_a_conversation_that_cannot_be_replayed_restarts_and_is_counted(fixture):
     await leave_in_second_turns(fixture)
     fixture.engine.gate.set()
     fixture.environment.replies = []

@@ -217,7 +217,7 @@ async def test_an_environment_that_says_another_prompt_elsewhere_mixes_no_group(
     assert prompts == {(3, 4, 4)}
 
 
-async def test_the_answers_of_an_evaluation_are_begun_anew(fixture):
+async def test_the_responses_of_an_evaluation_restart(fixture):
     fixture.engine.gate.clear()
     fixture.publish(0)
     evaluating = asyncio.create_task(fixture.dispatcher.evaluate(0, exclusive=True))
@@ -240,7 +240,7 @@ async def test_a_worker_can_leave_before_the_first_policy(fixture):
         assert await task is RunPhase.RUNNING
 
 
-async def test_a_worker_goes_home_when_the_run_is_complete(fixture):
+async def test_a_worker_ends_when_the_run_is_complete(fixture):
     fixture.publish(0)
     async with working(fixture.worker()) as task:
         await eventually(lambda: counts(fixture).buffered == 8)
@@ -270,7 +270,7 @@ async def test_a_worker_at_the_lag_bound_goes_on_as_soon_as_it_has_the_next_vers
         assert fixture.engine.swapped == [0, 1]
 
 
-async def test_what_is_recalled_is_cut_and_gone_on_with_after_the_step():
+async def test_a_preempted_response_is_interrupted_and_resumed_after_the_step():
     batch = {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "overProvisionRatio": 2.0}
     async with learner_fixture(batch=batch) as fixture:
         fixture.engine.gate.clear()
@@ -316,7 +316,7 @@ class OneLease:
         self.reports.append("released")
 
 
-async def test_an_answer_that_cannot_be_cut_is_given_up_with_its_lease(fixture):
+async def test_a_response_that_cannot_be_interrupted_is_discarded_with_its_lease(fixture):
     fixture.engine.gate.clear()
     fixture.engine.heeds_cuts = False
     learner = OneLease()
@@ -328,7 +328,7 @@ async def test_an_answer_that_cannot_be_cut_is_given_up_with_its_lease(fixture):
     assert learner.reports == ["released"]
 
 
-async def test_a_worker_that_can_no_longer_hear_of_recalls_ends():
+async def test_a_worker_that_can_no_longer_receive_preemptions_ends():
     batch = {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "overProvisionRatio": 2.0}
     async with learner_fixture(batch=batch) as fixture:
         fixture.publish(0)

@@ -74,7 +74,7 @@ def test_there_are_no_further_processes_or_threads(source):
     assert said.endswith(("Resource temporarily unavailable", "can't start new thread"))
 
 
-def test_output_without_end_is_cut_in_the_middle():
+def test_output_without_end_is_truncated_in_the_middle():
     said = run("print('a' + 'x' * 10**6 * 5 + 'b')", file_bytes=10_000, output_characters=100)
     assert said.startswith("axx")
     assert len(said) < 200
@@ -131,7 +131,7 @@ def test_what_the_system_refuses_is_known_before_a_program_runs():
     assert ("PermissionError" in reads_outside) == ("files" not in unprotected())
 
 
-def test_a_worker_is_told_what_its_programs_can_reach(monkeypatch, caplog):
+def test_a_worker_logs_what_its_programs_can_reach(monkeypatch, caplog):
     monkeypatch.setattr(python_tool, "unprotected", lambda: ("network",))
     python_tool.PythonTool(seed=0)
     assert "programs be kept from network" in caplog.text
@@ -157,14 +157,14 @@ def system(request, tmp_path, monkeypatch):
     unprotected.cache_clear()
 
 
-def test_what_each_system_refuses_is_told_by_name(system):
+def test_each_refused_system_call_is_named(system):
     if system == "no namespaces":
         assert unprotected() == ("disk",)
     else:
         assert set(unprotected()) <= {"disk"}
 
 
-def test_a_system_on_which_no_program_starts_is_told_with_the_reason(tmp_path, monkeypatch):
+def test_a_system_on_which_no_program_starts_is_reported_with_the_reason(tmp_path, monkeypatch):
     child = tmp_path / "child.py"
     child.write_text("raise OSError('no such thing')")
     monkeypatch.setattr(sandbox, "_CHILD", child)

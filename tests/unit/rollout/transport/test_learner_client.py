@@ -84,7 +84,9 @@ async def test_leaving_a_learner_that_is_gone_is_no_error():
     await channel.close()
 
 
-async def test_of_more_than_a_message_may_hold_the_longest_answers_are_handed_back(monkeypatch):
+async def test_the_longest_partial_responses_are_released_when_a_message_cannot_hold_all(
+    monkeypatch,
+):
     monkeypatch.setattr(learner_module, "MAX_PARTIAL_TOKENS", 5)
     begun = [make_partial_response(*[0] * size) for size in (1, 3, 2)]
     failing = FailingLearner(UnavailableError("restarting"))

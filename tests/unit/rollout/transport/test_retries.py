@@ -70,7 +70,9 @@ async def test_ten_doubtful_failures_in_a_row_end_a_call_with_what_was_heard_las
 
 
 @pytest.mark.parametrize("code", TRANSIENT, ids=lambda code: code.name)
-async def test_a_learner_that_is_away_is_asked_without_end_and_other_failures_count_anew(code):
+async def test_an_unavailable_learner_is_asked_without_end_and_restarts_the_count_of_other_failures(
+    code,
+):
     away, doubtful = trouble(code), trouble(StatusCode.INTERNAL)
     failing = FailingLearner(*[away] * 15, *[doubtful] * 9, away, *[doubtful] * 9)
     async with calling(failing) as channel:

@@ -39,7 +39,7 @@ async def test_a_reader_gets_what_is_there_and_then_what_comes():
     assert await reading == b"abcdef"
 
 
-async def test_readers_of_a_piece_that_is_given_up_are_told():
+async def test_readers_of_an_abandoned_transfer_receive_an_error():
     transfer = Transfer(key(), 6)
     reading = asyncio.create_task(read_all(transfer))
     await settle()

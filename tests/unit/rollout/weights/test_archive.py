@@ -117,7 +117,7 @@ async def test_a_version_that_is_not_archived_yet_comes_from_elsewhere(folder):
     assert num_bytes == {"archive": 0, "learner": len(payload_of(1))}
 
 
-async def test_a_holder_is_told_deltas_and_not_the_archive(folder):
+async def test_a_holder_is_offered_deltas_and_not_the_archive(folder):
     fixture = ArchiveFixture(folder)
     await fixture.publish(0, 1)
     service = FailingService(fixture.store, fixture.archive_writer)

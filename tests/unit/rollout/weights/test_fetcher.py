@@ -80,7 +80,7 @@ async def test_elements_that_change_twice_stand_once_among_the_changes():
     assert weights.payload == payload_of(2)
 
 
-async def test_a_version_retired_meanwhile_is_told_apart_from_a_corrupt_one():
+async def test_a_version_retired_meanwhile_is_distinguished_from_a_corrupt_one():
     async with fetcher_fixture(0) as fixture:
         manifest = await fixture.manifest()
         publish(fixture.store, 1, 2, 3)

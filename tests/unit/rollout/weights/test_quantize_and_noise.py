@@ -91,7 +91,7 @@ def test_the_first_stage_has_no_noise():
     assert changed(alteration(noise=NOISE)(WEIGHTS, 0)) == set()
 
 
-def test_noise_is_drawn_anew_for_every_version_tensor_and_seed_and_is_the_same_again():
+def test_noise_is_drawn_for_every_version_tensor_and_seed_and_is_reproducible():
     first = alteration(noise=NOISE)(WEIGHTS, 1)
     again = alteration(noise=NOISE)(dict(reversed(WEIGHTS.items())), 1)
     assert all(torch.equal(first[name], again[name]) for name in WEIGHTS)

@@ -39,7 +39,7 @@ def test_evaluations_are_at_the_start_now_and_then_and_at_the_end():
     assert [row.step for row in record.evaluations] == [0, 2, 4, 5]
 
 
-def test_without_lag_sampler_and_learner_agree_in_every_step():
+def test_without_lag_behavior_and_target_policy_agree_in_every_step():
     record = run_cell(cell_with(0), TINY)
     assert [row.kl_per_token for row in record.steps] == pytest.approx([0.0] * 5, abs=1e-9)
     assert any(row.learning_rate > 0 for row in record.steps)

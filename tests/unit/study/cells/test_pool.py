@@ -25,7 +25,7 @@ def test_no_cells_are_no_work():
     assert list(run_cells([], work.die, jobs=2)) == []
 
 
-def test_an_error_is_told_and_the_others_go_on(tmp_path):
+def test_an_error_is_reported_and_the_others_go_on(tmp_path):
     task = functools.partial(work.fail_for_seed_1, tmp_path)
     found = errors(run_cells([cell(seed=1), cell(seed=2)], task, jobs=1))
     assert found[1] is not None
@@ -33,7 +33,7 @@ def test_an_error_is_told_and_the_others_go_on(tmp_path):
     assert found[2] is None
 
 
-def test_a_process_that_is_killed_is_told_by_its_status():
+def test_a_process_that_is_killed_is_reported_by_its_status():
     assert errors(run_cells([cell()], work.die, jobs=1)) == {1: "the process ended with status -9"}
 
 

@@ -42,7 +42,7 @@ def test_nothing_half_written_stays(store, tmp_path):
     assert [path.name for path in (tmp_path / "cells").iterdir()] == [f"{cell().name}.jsonl"]
 
 
-def test_a_cell_that_was_cut_off_is_not_held(store, tmp_path):
+def test_a_cell_that_was_interrupted_is_not_stored(store, tmp_path):
     (tmp_path / "cells").mkdir()
     (tmp_path / "cells" / f"{cell().name}.partial").write_text('{"kind": "cell"')
     assert not store.holds(cell())

@@ -298,7 +298,7 @@ def test_a_step_without_sequences_does_nothing(make_model, make_batch):
     assert make_batch(make_model()).step() == {}
 
 
-def test_drafts_that_look_alike_are_different_sequences(make_model, make_batch, make_draft):
+def test_equal_drafts_are_different_sequences(make_model, make_batch, make_draft):
     batch = make_batch(make_model())
     batch.admit([make_draft(SHORT), make_draft(SHORT)])
     assert len(run(batch)) == 2

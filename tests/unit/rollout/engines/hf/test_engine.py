@@ -175,7 +175,7 @@ async def test_closing_twice_is_allowed_and_ends_the_thread(start, make_model):
     assert "hf-engine" not in names
 
 
-async def test_a_failure_in_the_thread_is_told_to_all_and_the_engine_is_dead(
+async def test_a_failure_in_the_thread_reaches_every_caller_and_ends_the_engine(
     start, make_model, make_request, publish
 ):
     model = make_model()

@@ -62,7 +62,7 @@ class DyingLlm:
         await updating
 
 
-async def test_the_death_of_vllms_process_is_told_to_all(tmp_path, make_request, publish):
+async def test_the_death_of_vllms_process_reaches_every_caller(tmp_path, make_request, publish):
     others = set(multiprocessing.active_children())
     engine = await start(tmp_path)
     (process,) = set(multiprocessing.active_children()) - others
@@ -82,7 +82,9 @@ async def test_the_death_of_vllms_process_is_told_to_all(tmp_path, make_request,
     await engine.close()
 
 
-async def test_a_death_in_the_middle_of_a_swap_is_told_to_all(tmp_path, make_request, publish):
+async def test_a_death_in_the_middle_of_a_swap_reaches_every_caller(
+    tmp_path, make_request, publish
+):
     others = set(multiprocessing.active_children())
     settings = save_settings(tmp_path)
     llm = DyingLlm(await asyncio.to_thread(start_llm, settings))

@@ -214,7 +214,7 @@ class TestEngine:
         generation = await engine.generate(make_request(PROMPT, max_new_tokens=2))
         assert 1 <= len(generation.token_ids) <= 2
 
-    async def test_what_was_cut_is_gone_on_with_by_a_later_version(
+    async def test_an_interrupted_response_is_resumed_by_a_later_version(
         self, engine, make_request, publish, reference_logprobs
     ):
         models = {64: build(seed=64), 65: build(seed=65)}
@@ -239,7 +239,7 @@ class TestEngine:
         assert generation.version_spans[-1].policy_version == 65
         assert_scored_by_its_versions(generation, rest, models, reference_logprobs)
 
-    async def test_a_request_that_is_cut_beforehand_has_what_it_came_with(
+    async def test_a_request_interrupted_beforehand_returns_its_partial_response(
         self, engine, make_request, publish
     ):
         await engine.swap_weights(publish(build(seed=0), 66))

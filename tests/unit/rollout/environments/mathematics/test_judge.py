@@ -43,7 +43,7 @@ def test_a_process_that_died_is_replaced(judge):
     assert judge.is_equal("9", "18/2")
 
 
-def test_an_endless_expression_is_not_looked_at(judge):
+def test_an_endless_expression_is_not_parsed(judge):
     assert not judge.is_equal("1", "1" + "+0" * MAX_CHARACTERS)
 
 

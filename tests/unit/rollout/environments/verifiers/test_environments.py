@@ -198,7 +198,7 @@ def test_a_reply_is_its_text(messages, text):
         ({"role": "assistant", "content": "I think"}, "a message in the model's name"),
     ],
 )
-def test_a_reply_that_cannot_be_told_is_a_failure(message, said):
+def test_a_reply_that_cannot_be_encoded_is_a_failure(message, said):
     with pytest.raises(ValueError, match=said):
         reply_text([message])
 
@@ -272,7 +272,7 @@ async def hold(conversation, history, engine):
     )
 
 
-async def test_the_history_is_token_by_token_and_goes_on_after_a_cut(game):
+async def test_the_history_is_token_by_token_and_continues_after_an_interrupt(game):
     guessing = game()
     prompt = prompt_of(guessing, 7)
     request = GenerationRequest(
