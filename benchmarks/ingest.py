@@ -46,7 +46,7 @@ from vcpo_learner.ledger.assignments import WorkRequest
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
-from vcpo_learner.services.response_bounds import response_bounds
+from vcpo_learner.services.response_bounds import ResponseBounds
 from vcpo_learner.services.work import WorkService
 from vcpo_rollout.transport.learner_client import LearnerClient
 
@@ -149,7 +149,7 @@ async def _leased(
 async def over_grpc(dispatcher: Dispatcher, spec: VCPORunSpec) -> AsyncIterator[Submit]:
     """The worker's client, at the learner's service."""
     server = WireServer(token=None)
-    bounds = replace(response_bounds(spec), vocabulary_size=_VOCABULARY)
+    bounds = replace(ResponseBounds.from_spec(spec), vocabulary_size=_VOCABULARY)
     work_pb2_grpc.add_WorkServiceServicer_to_server(
         WorkService(dispatcher, spec, bounds), server.grpc_server
     )

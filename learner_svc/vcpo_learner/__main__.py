@@ -20,20 +20,21 @@ def main() -> int:
     0 if the run is complete, 1 if it failed, 2 if the user must correct something, and
     `--drained-status` if it was drained.
     """
-    arguments = _arguments()
+    arguments = vars(_parse_arguments())
+    drained_status: int = arguments.pop("drained_status")
     # In a log file a progress bar is one long line that hides the last message.
     disable_progress_bar()  # type: ignore[no-untyped-call] # the library does not type it
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        phase = asyncio.run(run_learner(_options(arguments)))
+        phase = asyncio.run(run_learner(Options(**arguments)))
     except StartError as error:
         return report_start_error(error)
     if phase is RunPhase.COMPLETE:
         return 0
-    return 1 if phase is RunPhase.FAILED else int(arguments.drained_status)
+    return 1 if phase is RunPhase.FAILED else drained_status
 
 
-def _arguments() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m vcpo_learner",
         description="Lease prompts to rollout workers, train on their trajectories and publish the "
@@ -46,12 +47,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint")
     parser.add_argument(
         "--drain-seconds",
+        dest="drain_s",
         type=float,
         default=10.0,
         help="how long to wait for work in flight",
     )
     parser.add_argument(
-        "--linger-seconds", type=float, default=3.0, help="how long to serve after the end"
+        "--linger-seconds",
+        dest="linger_s",
+        type=float,
+        default=3.0,
+        help="how long to serve after the end",
     )
     parser.add_argument("--ready-file", type=Path, help="file to write when the learner serves")
     parser.add_argument(
@@ -61,20 +67,6 @@ def _arguments() -> argparse.Namespace:
         "--drained-status", type=int, default=0, help="exit status of a drained run"
     )
     return parser.parse_args()
-
-
-def _options(arguments: argparse.Namespace) -> Options:
-    return Options(
-        run_file=arguments.run_file,
-        run_dir=arguments.run_dir,
-        listen=arguments.listen,
-        metrics_listen=arguments.metrics_listen,
-        resume=arguments.resume,
-        drain_s=arguments.drain_seconds,
-        linger_s=arguments.linger_seconds,
-        ready_file=arguments.ready_file,
-        exit_with_parent=arguments.exit_with_parent,
-    )
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ from vcpo_learner.model.loading import load_policy, pad_token_id, vocabulary_siz
 from vcpo_learner.prompts.selection import prompt_source
 from vcpo_learner.services.control import ControlService
 from vcpo_learner.services.policy import PolicyService
-from vcpo_learner.services.response_bounds import response_bounds
+from vcpo_learner.services.response_bounds import ResponseBounds
 from vcpo_learner.services.work import WorkService
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.signals import SignalWindow
@@ -194,7 +194,7 @@ class _Learner:
             )
         )
         self._spec = spec
-        self._bounds = response_bounds(
+        self._bounds = ResponseBounds.from_spec(
             spec,
             vocabulary_size=vocabulary_size(model),
             model_context_tokens=context_tokens(model.config.to_dict()),

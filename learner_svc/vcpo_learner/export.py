@@ -19,7 +19,7 @@ from vcpo_learner.model.model_folder import ModelExport
 def main() -> int:
     """Export and print the folder; return 0, or 2 if the user must correct something."""
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    options = _options()
+    options = _parse_options()
     try:
         with start_errors():
             output = export(
@@ -89,7 +89,7 @@ def _check_output(output: Path) -> None:
         raise StartError(f"--output: {output} holds something else; give a new directory")
 
 
-def _options() -> argparse.Namespace:
+def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m vcpo_learner.export",
         description="Write the model of a run's checkpoint as a directory that others load.",

@@ -7,7 +7,7 @@ is injected.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.errors import InvalidMessageError
@@ -290,10 +290,6 @@ class Dispatcher:
         deadline_s = self._clock() + timeout_s
         while self._ledger.counts().in_flight and (left := deadline_s - self._clock()) > 0:
             await self._changed.wait(min(left, _POLL_S))
-
-    def in_flight_by_worker(self) -> Mapping[str, int]:
-        """Count the leased training trajectories that have not arrived, by worker."""
-        return self._ledger.in_flight_by_worker()
 
     def _leave_running(self, phase: RunPhase) -> bool:
         if self._phase is not RunPhase.RUNNING:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.errors import InvalidMessageError
@@ -26,6 +27,29 @@ class ResponseBounds:
     context_tokens: int | None
     """Tokens of prompt and response together; None if the model has no limit."""
     max_absolute_reward: float
+
+    @classmethod
+    def from_spec(
+        cls,
+        spec: VCPORunSpec,
+        *,
+        vocabulary_size: int | None = None,
+        model_context_tokens: int | None = None,
+    ) -> Self:
+        """Return the bounds of a run; None for a limit that the model does not have.
+
+        Raises:
+            ValueError: if the longest response leaves no room for a prompt in the model's context.
+        """
+        if problem := spec.sampling.room_problem(model_context_tokens):
+            got = f"(got {spec.sampling.max_new_tokens})"
+            raise ValueError(f"spec.sampling.maxNewTokens: {problem} {got}")
+        return cls(
+            vocabulary_size=vocabulary_size,
+            max_new_tokens=spec.sampling.max_new_tokens,
+            context_tokens=model_context_tokens,
+            max_absolute_reward=spec.environment.max_absolute_reward,
+        )
 
     def check_trajectory(self, trajectory: Trajectory, *, path: str) -> None:
         """Check a trajectory; `path` is its place in the message.
@@ -72,25 +96,3 @@ class ResponseBounds:
             return
         index = next(at for at, token_id in enumerate(token_ids) if token_id >= size)
         raise InvalidMessageError(f"{field}[{index}]", token_ids[index], f"0 to {size - 1}")
-
-
-def response_bounds(
-    spec: VCPORunSpec,
-    *,
-    vocabulary_size: int | None = None,
-    model_context_tokens: int | None = None,
-) -> ResponseBounds:
-    """Return the bounds of a run; None for a limit that the model does not have.
-
-    Raises:
-        ValueError: if the longest response leaves no room for a prompt in the model's context.
-    """
-    if problem := spec.sampling.room_problem(model_context_tokens):
-        got = f"(got {spec.sampling.max_new_tokens})"
-        raise ValueError(f"spec.sampling.maxNewTokens: {problem} {got}")
-    return ResponseBounds(
-        vocabulary_size=vocabulary_size,
-        max_new_tokens=spec.sampling.max_new_tokens,
-        context_tokens=model_context_tokens,
-        max_absolute_reward=spec.environment.max_absolute_reward,
-    )

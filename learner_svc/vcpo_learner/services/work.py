@@ -20,7 +20,7 @@ from vcpo.wire.v1 import work_pb2, work_pb2_grpc
 from vcpo_learner.ledger.assignments import Assignment, Purpose, WorkRequest
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.leases import SubmitOutcome
-from vcpo_learner.services.response_bounds import ResponseBounds, response_bounds
+from vcpo_learner.services.response_bounds import ResponseBounds
 
 _MAX_SEQUENCES = 65_536
 _RETRY_AFTER_S = 0.5
@@ -47,7 +47,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         """
         self._dispatcher = dispatcher
         self._spec = spec
-        self._bounds = bounds or response_bounds(spec)
+        self._bounds = bounds or ResponseBounds.from_spec(spec)
 
     async def Lease(  # noqa: N802 - named by the contract
         self, request: work_pb2.LeaseRequest, context: Any

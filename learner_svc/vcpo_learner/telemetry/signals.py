@@ -165,7 +165,7 @@ class SignalWindow:
 
     def _worker_messages(self) -> list[control_pb2.Worker]:
         now_s = self._clock()
-        in_flight = self._dispatcher.in_flight_by_worker()
+        in_flight = self._dispatcher.ledger.in_flight_by_worker()
         return [
             control_pb2.Worker(
                 worker_id=worker.worker_id,

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Protocol
 
 import torch
 
@@ -25,6 +24,7 @@ from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.ledger.groups import Group
 from vcpo_learner.training.quarantine import Quarantine
 from vcpo_learner.update.pending_step import PendingStep
+from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.result import UpdateResult
 
 _BROKEN_IN_ROW = 3
@@ -46,30 +46,10 @@ class BrokenBatchError(Exception):
         super().__init__(f"the update fails on {len(reasons)} groups")
 
 
-class GuardedUpdate(Protocol):
-    """The part of an update that the guard uses."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether parameters and optimizer belong to the same step."""
-
-    def drawn(self, groups: Sequence[Sequence[Trajectory]]) -> Sequence[Sequence[Trajectory]]:
-        """Return the groups of a step, with those of the replay."""
-
-    def begin(self, groups: Sequence[Sequence[Trajectory]], *, policy_version: int) -> PendingStep:
-        """Compute the gradient of a batch."""
-
-    def finish(self, pending: PendingStep, newest: Sequence[Trajectory] = ()) -> UpdateResult:
-        """Take the step, or skip it and say why."""
-
-    def rehearse(self, group: Sequence[Trajectory], *, policy_version: int) -> None:
-        """Compute the gradient of one group and change nothing."""
-
-
 class StepGuard:
     """Takes steps, and finds the groups that make one fail. Owner: the tensor thread."""
 
-    def __init__(self, update: GuardedUpdate, quarantine: Quarantine) -> None:
+    def __init__(self, update: PolicyUpdate, quarantine: Quarantine) -> None:
         self._update = update
         self._quarantine = quarantine
         self._broken_in_row = 0

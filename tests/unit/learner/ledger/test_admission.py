@@ -27,7 +27,7 @@ async def leased(fixture, worker_id, **request):
 
 
 def held(fixture, *workers):
-    flights = fixture.dispatcher.in_flight_by_worker()
+    flights = fixture.dispatcher.ledger.in_flight_by_worker()
     return sum(flights.get(worker, 0) for worker in workers)
 
 

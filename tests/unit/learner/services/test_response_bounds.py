@@ -13,7 +13,7 @@ from vcpo.spec import continuation_document
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import FinishReason, TokenSpan
 from vcpo_learner.model.loading import vocabulary_size
-from vcpo_learner.services.response_bounds import ResponseBounds, response_bounds
+from vcpo_learner.services.response_bounds import ResponseBounds
 
 BOUNDS = ResponseBounds(
     vocabulary_size=23, max_new_tokens=6, context_tokens=7, max_absolute_reward=10.0
@@ -21,7 +21,7 @@ BOUNDS = ResponseBounds(
 
 
 def bounds_of(run, model):
-    return response_bounds(
+    return ResponseBounds.from_spec(
         run.spec,
         vocabulary_size=vocabulary_size(model),
         model_context_tokens=context_tokens(model.config.to_dict()),
