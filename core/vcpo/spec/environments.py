@@ -35,8 +35,8 @@ def _built_in(class_path: str, optional: str, required: str = "") -> BuiltInEnvi
 BUILT_IN: Final[Mapping[str, BuiltInEnvironment]] = MappingProxyType(
     {
         "countdown": _built_in("countdown:Countdown", "numbers values targets operators style"),
-        "gsm8k": _built_in("mathematics.gsm8k:Gsm8k", "path style"),
-        "math": _built_in("mathematics.math_problems:MathProblems", "path style"),
+        "gsm8k": _built_in("mathematics.tasks:Gsm8k", "path style"),
+        "math": _built_in("mathematics.tasks:MathProblems", "path style"),
         "python_tool": _built_in(
             "python_tool:PythonTool",
             "numbers values calls wall_seconds memory_mebibytes output_characters",

@@ -1,7 +1,7 @@
-"""Compares mathematical expressions within a time limit, from whatever thread asks.
+"""Compares mathematical expressions within a time limit; any thread may call it.
 
-The work is done by a process beside this one (`math_judge_process`); one that does not answer in
-time is ended, the answer counts as wrong, and the next question begins a new one.
+A child process (`judge_process`) does the work. If it does not respond in time, it is killed, the
+candidate counts as wrong, and the next comparison starts a new process.
 """
 
 import json
@@ -13,18 +13,18 @@ import weakref
 from typing import Final
 
 MAX_CHARACTERS: Final = 1024
-"""Longest expression that is looked at."""
+"""Longest expression that is compared; a longer one is wrong."""
 
 _START_S: Final = 60.0
-"""Time for a new process to import what it needs, on a busy machine."""
+"""Time for a new process to import its modules, on a busy machine."""
 
 _CHILD: Final = "vcpo_rollout.environments.mathematics.judge_process"
 
 
 class MathJudge:
-    """Says whether two expressions mean the same; one process, one question at a time.
+    """Decides whether two expressions have the same meaning, in one process, one at a time.
 
-    limit_s: Time for one question; no answer within it is a no.
+    limit_s: Time for one comparison; after it the expressions count as different.
     """
 
     def __init__(self, limit_s: float = 10.0) -> None:
@@ -32,25 +32,26 @@ class MathJudge:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
-    def is_equal(self, reference: str, answer: str) -> bool:
-        """Whether `answer` means what `reference` does; both LaTeX or plain numbers.
+    def is_equal(self, reference: str, candidate: str) -> bool:
+        """Whether two expressions, in LaTeX or as plain numbers, have the same meaning.
 
         Raises:
-            RuntimeError: when no process can be started, for the lack of math-verify.
+            RuntimeError: when the process does not start because math-verify is missing.
         """
-        if answer == reference:
+        if candidate == reference:
             return True
-        if not 0 < len(answer) <= MAX_CHARACTERS:
+        if not 0 < len(candidate) <= MAX_CHARACTERS:
             return False
-        question = json.dumps({"reference": reference, "answer": answer})
+        question = json.dumps({"reference": reference, "candidate": candidate})
         with self._lock:
-            process = self._running()
+            process = self._live_process()
             verdict = _ask(process, question, self._limit_s)
             if verdict is None:
-                _end(process)
+                _kill(process)
         return verdict or False
 
-    def _running(self) -> subprocess.Popen[str]:
+    def _live_process(self) -> subprocess.Popen[str]:
+        """Return the process; start one if there is none or it has ended."""
         if self._process is None or self._process.poll() is not None:
             process = self._process = subprocess.Popen(  # noqa: S603 - our own module
                 [sys.executable, "-m", _CHILD],
@@ -58,9 +59,9 @@ class MathJudge:
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            weakref.finalize(self, _end, process)
-            if _ask(process, json.dumps({"reference": "0", "answer": "0"}), _START_S) is None:
-                _end(process)
+            weakref.finalize(self, _kill, process)
+            if _ask(process, json.dumps({"reference": "0", "candidate": "0"}), _START_S) is None:
+                _kill(process)
                 raise RuntimeError(
                     "the process that compares mathematics did not start (see the log above); "
                     "install math-verify in the rollout image: pip install 'vcpo[rollout]'"
@@ -68,13 +69,13 @@ class MathJudge:
         return self._process
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _kill(process: subprocess.Popen[str]) -> None:
     process.kill()
     process.communicate()
 
 
 def _ask(process: subprocess.Popen[str], question: str, limit_s: float) -> bool | None:
-    """What the process says; None when it says nothing in time or is gone."""
+    """Return the process's verdict; None if it does not respond in time or has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:

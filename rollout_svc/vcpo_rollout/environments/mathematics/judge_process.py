@@ -1,8 +1,8 @@
-"""The process that compares mathematics: one JSON question per line in, one answer per line out.
+"""The child process of `judge`: reads one JSON question per line, writes one verdict per line.
 
-Comparing goes through sympy, which may take forever or all memory over a few characters, and the
-time limits of math-verify are alarms that only a main thread can have. Here is one, in a process
-that can be ended (`math_judge`).
+sympy may compute for ever or use all memory for a few characters, and the time limits of
+math-verify are alarms, which only a main thread can have. This process has its own main thread, and
+`judge` can kill it.
 """
 
 import json
@@ -14,45 +14,41 @@ from typing import Final
 from math_verify import parse, verify
 
 ALARM_S: Final = 3
-"""Time for reading an expression, and for each comparison."""
+"""Time limit for parsing an expression, and for each comparison."""
 
 MAX_MEMORY_BYTES: Final = 2 << 30
 
 _CPU_S: Final = 30
-"""CPU time for one question, after which the system ends the process: an alarm does not interrupt
-a power of large integers, and whoever would end it may have died."""
+"""CPU time for one question; then the system kills this process. An alarm does not interrupt a
+power of large integers, and the parent that would kill it may have died."""
 
 
-def is_equal(reference: str, answer: str) -> bool:
+def is_equal(reference: str, candidate: str) -> bool:
     """Whether two LaTeX expressions, or plain numbers, have the same meaning."""
-    known, found = (
-        parse(f"\\boxed{{{each}}}", parsing_timeout=ALARM_S) for each in (reference, answer)
+    gold, target = (
+        parse(f"\\boxed{{{each}}}", parsing_timeout=ALARM_S) for each in (reference, candidate)
     )
-    return bool(verify(known, found, timeout_seconds=ALARM_S))
-
-
-def _renew_cpu_limit() -> None:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    used_s = int(usage.ru_utime + usage.ru_stime)
-    resource.setrlimit(resource.RLIMIT_CPU, (used_s + _CPU_S, resource.RLIM_INFINITY))
+    return bool(verify(gold, target, timeout_seconds=ALARM_S))
 
 
 def main() -> None:
-    """Answer until there is no further question."""
-    # What cannot be read is the model's fault, and there will be a lot of it.
+    """Compare until standard input ends."""
+    # Models write much that cannot be parsed; the library would log each case.
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    # Whatever a library prints must not be taken for an answer.
-    answers, sys.stdout = sys.stdout, sys.stderr
+    # What a library prints must not be read as a verdict.
+    verdicts, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
-        _renew_cpu_limit()
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        used_s = int(usage.ru_utime + usage.ru_stime)
+        resource.setrlimit(resource.RLIMIT_CPU, (used_s + _CPU_S, resource.RLIM_INFINITY))
         question = json.loads(line)
         try:
-            verdict = is_equal(question["reference"], question["answer"])
-        except Exception:  # noqa: BLE001 - somebody else's parser, on a model's text
+            verdict = is_equal(question["reference"], question["candidate"])
+        except Exception:  # noqa: BLE001 - the library may raise anything on a model's text
             verdict = False
-        answers.write(f"{json.dumps(verdict)}\n")
-        answers.flush()
+        verdicts.write(f"{json.dumps(verdict)}\n")
+        verdicts.flush()
 
 
 if __name__ == "__main__":

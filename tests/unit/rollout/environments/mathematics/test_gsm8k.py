@@ -2,7 +2,7 @@ import pytest
 
 from tests.unit.rollout.environments.data_files import GSM8K
 from vcpo_rollout.environments import Prompt, Split
-from vcpo_rollout.environments.mathematics.gsm8k import Gsm8k
+from vcpo_rollout.environments.mathematics.tasks import Gsm8k
 
 
 @pytest.fixture(scope="module")

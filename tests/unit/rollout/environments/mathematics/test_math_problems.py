@@ -2,7 +2,7 @@ import pytest
 
 from tests.unit.rollout.environments.data_files import MATH
 from vcpo_rollout.environments import Prompt, Split
-from vcpo_rollout.environments.mathematics.math_problems import MathProblems
+from vcpo_rollout.environments.mathematics.tasks import MathProblems
 
 
 @pytest.fixture(scope="module")
