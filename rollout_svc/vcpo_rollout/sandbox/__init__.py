@@ -1,1 +1,1 @@
-"""Python that a model wrote, run within limits in a process of its own."""
+"""Runs Python that a model wrote, within limits, in its own process."""

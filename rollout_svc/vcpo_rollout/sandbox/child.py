@@ -1,20 +1,20 @@
-"""The process in which a model's Python runs; started by `sandbox`, never imported.
+"""The process in which a model's Python runs; `runner` starts this file and never imports it.
 
-It gives up what it can, in this order, and then runs the program from its standard input:
+It gives up its rights in this order, and then runs the program from its standard input:
 
-namespaces  of its own: no network device, no shared memory of others, and a folder in memory with a
-            size (Linux, where the system lets it: as root, or with user namespaces)
+namespaces  its own: no network device, no memory shared with others, and a folder in memory of
+            limited size (Linux, as root or with user namespaces)
 files       Landlock: it reads the interpreter's own files, and writes to its folder (Linux 5.13)
 processes   Landlock: no TCP, no signal to others (Linux 6.7, 6.12); and no new process or thread
-root        where the parent is root, the rights of nobody
-limits      CPU time, memory, size of files, open files; none can be raised again
+root        the child of a root process becomes nobody
+limits      CPU time, memory, size of files, open files; it cannot raise them again
 parent      it is killed when its parent dies
 calls       seccomp: no sockets, not even local ones, no shared memory, no signal to others, no
-            mounts or namespaces, no way out of being killed (Linux on x86-64 and 64-bit ARM)
+            mounts or namespaces, no escape from the parent's death (Linux, x86-64 and 64-bit ARM)
 
-What the system refuses is left out, and told to the parent when it asks. This guards against a
-program's mistakes and mischief; where programs may be hostile, it stands inside a sandbox for pods
-(gVisor, Kata).
+It skips a step that the system refuses, and reports the skipped ones if the parent asks. This
+protects against mistakes and mischief of programs. Where programs may be hostile, run the workers
+in a sandbox for pods (gVisor, Kata).
 """
 
 import contextlib
@@ -27,7 +27,7 @@ import signal
 import sys
 import traceback
 
-# Numbers of linux/landlock.h, linux/sched.h and linux/prctl.h; the same on every architecture.
+# Constants of linux/landlock.h, linux/sched.h and linux/prctl.h, equal on every architecture.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _RULE_PATH_BENEATH = 1
 _O_PATH = 0o10000000
@@ -41,13 +41,13 @@ _DETACH = 2
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_FOLDER = 1, 2, 4, 8
 _READ = _EXECUTE | _READ_FILE | _READ_FOLDER
 _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE
-# By version of the interface, from 1 on: every right over files that the kernel knows to refuse.
+# By version of Landlock, from 1 on: all rights over files that the kernel can refuse.
 _FILE_RIGHTS = (0x1FFF, 0x3FFF, 0x7FFF, 0x7FFF, 0xFFFF)
 _TCP_RIGHTS = 0b11
 _SCOPES = 0b11
 
 _MAX_FILES = 4096
-"""In the folder of a program, where its size can be limited."""
+"""Most files in a program's folder, where the system limits its size."""
 
 _READABLE = (
     sys.base_prefix,
@@ -62,7 +62,7 @@ _READABLE = (
     "/dev/urandom",
 )
 
-# By machine: its number in linux/audit.h, and the numbers of system calls.
+# By machine: its constant in linux/audit.h, and the numbers of refused system calls.
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _REFUSED_CALLS = {
     # socket, connect, bind; shmget, semget, msgget, mq_open; ptrace, process_vm_readv and _writev;
@@ -79,7 +79,7 @@ _REFUSED_CALLS = {
 }
 # pidfd_send_signal, io_uring_setup, open_tree to fspick, pidfd_open, pidfd_getfd, mount_setattr.
 _REFUSED_EVERYWHERE = (424, 425, 428, 429, 430, 431, 432, 433, 434, 438, 442)
-# kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo: to itself only.
+# kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo: allowed to itself only.
 _SIGNALS = {"x86_64": (62, 200, 234, 129, 297), "aarch64": (129, 130, 131, 138, 240)}
 _PRCTL = {"x86_64": 157, "aarch64": 167}
 _X32_CALLS = 0x40000000
@@ -118,10 +118,10 @@ class _Filter(ctypes.Structure):
 
 
 def _leave_namespaces() -> bool:
-    """Whether the system does it: it takes a right of root, or a user namespace.
+    """Enter new namespaces; return whether the system allows it, as root or by user namespace.
 
-    Where the system grants a user namespace and no map for it (AppArmor, as Ubuntu sets it), there
-    is no network and no memory of others all the same; only mounts are refused.
+    Some systems grant a user namespace but no id map in it (AppArmor on Ubuntu). The process then
+    still has no network and no shared memory; only mounts are refused.
     """
     user, group = os.getuid(), os.getgid()
     flags = _NEW_MOUNTS | _NEW_IPC | _NEW_NETWORK
@@ -141,7 +141,7 @@ def _leave_namespaces() -> bool:
 
 
 def _limit_disk(folder: str, user: int, group: int, disk_bytes: int) -> bool:
-    """Put a folder in memory in the place of one on disk; whether the system does it."""
+    """Mount a folder in memory over the one on disk; return whether the system allows it."""
     options = f"size={disk_bytes},nr_inodes={_MAX_FILES},mode=700,uid={user},gid={group}"
     _libc.mount(b"none", b"/", None, ctypes.c_ulong(_PRIVATE_MOUNTS), None)
     flags = ctypes.c_ulong(_NO_SET_UID_NO_DEVICES)
@@ -149,14 +149,14 @@ def _limit_disk(folder: str, user: int, group: int, disk_bytes: int) -> bool:
         return False
     try:
         os.chdir(folder)
-    except OSError:  # what is mounted there is not for this user
+    except OSError:  # this user cannot enter the mount
         _libc.umount2(os.fsencode(folder), _DETACH)
         return False
     return True
 
 
 def _restrict_files(folder: str) -> bool:
-    """Whether the system does it."""
+    """Restrict file access by Landlock; return whether the system supports it."""
     version = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     if version < 1:
         return False
@@ -174,7 +174,7 @@ def _restrict_files(folder: str) -> bool:
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
-    # What cannot be reached needs no rule.
+    # A path that does not exist or is closed to this user needs no rule.
     with contextlib.suppress(FileNotFoundError, PermissionError):
         parent = os.open(path, _O_PATH | os.O_CLOEXEC)
         allowed = rights if os.path.isdir(path) else rights & _ON_FILES  # noqa: PTH112 - no pathlib
@@ -184,9 +184,9 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def _drop_root(nobody: int, *, keep_reading: bool) -> None:
-    """Become nobody; one who may read what root may, where Landlock says what that is.
+    """Become nobody; keep root's right to read if Landlock limits what can be read.
 
-    An interpreter in root's home would find none of its modules otherwise.
+    An interpreter in root's home directory could not read its modules otherwise.
     """
     if os.geteuid() != 0:
         return
@@ -197,30 +197,30 @@ def _drop_root(nobody: int, *, keep_reading: bool) -> None:
     if keep_reading:
         header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
         kept = (ctypes.c_uint32 * 6)(_READ_SEARCH, _READ_SEARCH)
-        if _libc.capset(header, kept) != 0:  # never had it: nothing is kept then
+        if _libc.capset(header, kept) != 0:  # the parent lacked the right: keep nothing
             _libc.capset(header, (ctypes.c_uint32 * 6)())
 
 
 def _limit(cpu_s: int, memory_bytes: int, file_bytes: int) -> None:
-    # Above the soft limit comes a signal that says why; the hard one is for who ignores it.
+    # At the soft limit the program gets SIGXCPU; one that ignores it ends at the hard limit.
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Counted per user, so that any number that is reached already allows no further one.
+    # Counted per user: a limit of 0 is already reached and allows no new process or thread.
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 
 def _die_with(parent: int) -> None:
-    """End when the parent does, and at once when it has ended already."""
+    """Die when the parent dies, and at once if it is dead already."""
     _libc.prctl(_SIGNAL_OF_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(1)
 
 
 def _restrict_calls() -> bool:
-    """Whether the system does it; the last thing to be done, as it refuses some of the others."""
+    """Install the seccomp filter, as the last step; return whether the system supports it."""
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
         return False
@@ -232,7 +232,7 @@ def _restrict_calls() -> bool:
 
 
 def _filter_instructions(machine: str, own_pid: int) -> list[tuple[int, int, int, int]]:
-    """A program of the packet filter: (code, jump if true, jump if false, value) each."""
+    """Return the filter's instructions: (code, jump if true, jump if false, value) each."""
     refuse, allow = (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)
     first_argument = (_LOAD, 0, 0, _FIRST_ARGUMENT)
     checks = [
@@ -254,13 +254,13 @@ def _filter_instructions(machine: str, own_pid: int) -> list[tuple[int, int, int
 
 
 def _run(source: str) -> int:
-    """Run the program as a script; what it raises is shown without this file's frames."""
+    """Run the program as a script; print its exception without this file's frames."""
     try:
         exec(compile(source, "<program>", "exec"), {"__name__": "__main__"})  # noqa: S102
     except SystemExit:
         raise
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the model is told
-        with contextlib.suppress(OSError):  # else it would stand behind the error
+    except BaseException as error:  # noqa: BLE001 - the model sees any exception
+        with contextlib.suppress(OSError):  # the output comes before the error
             sys.stdout.flush()
         own_frame = error.__traceback__
         error.__traceback__ = own_frame.tb_next if own_frame else None
@@ -270,7 +270,7 @@ def _run(source: str) -> int:
 
 
 def main() -> int:
-    """Give up rights, then run; or print which could not be given up."""
+    """Give up rights, then run the program; or print the unsupported protections as JSON."""
     settings = json.loads(sys.argv.pop())
     source = sys.stdin.buffer.read().decode()
     has_namespaces = has_quota = is_restricted = has_filter = False

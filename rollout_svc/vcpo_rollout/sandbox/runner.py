@@ -1,8 +1,8 @@
-"""Runs Python that a model wrote: in a process of its own, within limits, and never for long.
+"""Runs Python that a model wrote in its own process, within limits on time, memory and files.
 
-The child (`sandbox_child.py`) takes its own rights away before it runs a line of the text: it
-documents how. Here is what only the parent can do: a time limit, a bound on what is printed, a
-look at the folder's size where the system does not limit it, and its removal.
+The child (`child.py`) gives up its rights before it runs the program, and documents how. This
+module does what only the parent can do: it limits the time and the output, checks the size of the
+program's folder where the system cannot limit it, and removes the folder.
 """
 
 from __future__ import annotations
@@ -25,106 +25,106 @@ from typing import IO, Any, Final
 _LOGGER = logging.getLogger(__name__)
 _CHILD: Final = Path(__file__).parent / "child.py"
 _NOBODY: Final = 65_534
-"""Whom a child becomes whose parent may do anything: user and group without any right."""
-_LOOK_S: Final = 0.1
-"""How often the size of a folder is looked at, where it has to be."""
+"""User and group id without rights, which the child of a root process takes."""
+_CHECK_S: Final = 0.1
+"""How often the parent checks a folder's size, where the system cannot limit it."""
 _MAX_FILES: Final = 4096
 _MAX_PATH: Final = 256
-"""Characters of a path within the folder, where its size has to be looked at."""
+"""Longest path within the folder, in characters, where the parent checks its size."""
 
 PROTECTIONS: Final = ("network", "files", "sockets", "shared memory", "disk")
-"""What a program is kept from where the system lets it: a network, files but the interpreter's,
-local sockets, memory shared with other processes, and at every moment more files than its limit."""
+"""What a program cannot use if the system supports it: networks, files other than the
+interpreter's, local sockets, memory shared with other processes, more disk than its limit."""
 
 _FOLDERS_LEFT: Final[set[str]] = set()
-"""Those that could not be removed; the first is written of, all are counted."""
+"""Folders that could not be removed; the first one is logged, all are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLimits:
-    """What a program may use."""
+    """The limits of a program."""
 
     wall_s: float = 5.0
-    """Time from its start."""
+    """Wall-clock time from its start, in seconds."""
     cpu_s: int = 5
     memory_bytes: int = 512 << 20
-    """Address space, the interpreter's own included (about 30 MiB)."""
+    """Address space, including the interpreter's own (about 30 MiB)."""
     file_bytes: int = 1 << 20
-    """Size of each file that it writes, and of what it prints."""
+    """Size of each file that it writes, and of its output."""
     disk_bytes: int = 64 << 20
-    """Size of all files together."""
+    """Size of all its files together."""
     output_characters: int = 2000
-    """Of what it prints; the middle of more is left out."""
+    """Length of the returned output; the middle of a longer output is left out."""
 
 
 def run_python(source: str, limits: SandboxLimits) -> str:
-    """Run a program and return what it printed, followed by the error that ended it, if any.
+    """Run a program; return its output, and the reason why it was stopped, if any.
 
-    The program has the standard library, no input, no network where the system can take it away,
-    no processes or threads besides its own, and one folder to write to, its working directory.
+    The program has the standard library and its working directory, the one folder it can write to.
+    It has no input, no further process or thread, and no network if the system supports that.
     """
-    ending, text = _run(source, limits, reports=False)
-    parts = [_shortened(text.rstrip("\n"), limits.output_characters), ending]
+    stop_reason, text = _run(source, limits, reports=False)
+    parts = [_shorten(text.rstrip("\n"), limits.output_characters), stop_reason]
     return "\n".join(part for part in parts if part)
 
 
 @cache
 def unprotected() -> tuple[str, ...]:
-    """What this system does not let a program be kept from; of `PROTECTIONS`.
+    """Return those of `PROTECTIONS` that this system does not support.
 
-    Raises: OSError when no program can be run here at all, with what the child said last.
+    Raises: OSError, with the child's last line, when no program can run on this system.
     """
-    ending, text = _run("", SandboxLimits(wall_s=60.0), reports=True)
+    stop_reason, text = _run("", SandboxLimits(wall_s=60.0), reports=True)
     try:
         return tuple(json.loads(text))
     except json.JSONDecodeError as error:
-        said = ending or text.strip().rpartition("\n")[2]
-        raise OSError(f"sandbox: programs cannot be run on this system: {said}") from error
+        reason = stop_reason or text.strip().rpartition("\n")[2]
+        raise OSError(f"sandbox: programs cannot run on this system: {reason}") from error
 
 
 def num_folders_left() -> int:
-    """How many folders of programs this process could not remove."""
+    """Return how many folders of programs this process could not remove."""
     return len(_FOLDERS_LEFT)
 
 
 def remove_folder(folder: str) -> None:
-    """Remove a folder that a program had to itself.
+    """Remove a program's folder with all its content.
 
-    It may be deeper than any path is long, than Python calls, and than there are descriptors: this
-    goes down and up step by step. The program may have locked any of it: each folder is opened to
-    its owner before it is entered.
+    Its depth may exceed the longest path, Python's recursion limit and the number of open files, so
+    the function walks one level at a time and holds one descriptor. The program may have revoked
+    permissions, so each folder's owner gets them back first.
 
-    Raises: OSError when the system does not allow it, as where the folder above is locked.
+    Raises: OSError when the system refuses, as where the parent folder is read-only.
     """
     Path(folder).chmod(0o700)
     here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        way: list[str] = []
+        path: list[str] = []
         to_remove = [_remove_files(here)]
         while to_remove:
             if to_remove[-1]:
-                way.append(to_remove[-1].pop())
-                here = _step(here, way[-1])
+                path.append(to_remove[-1].pop())
+                here = _enter(here, path[-1])
                 to_remove.append(_remove_files(here))
             else:
                 to_remove.pop()
-                if way:
-                    here = _step(here, "..")
-                    os.rmdir(way.pop(), dir_fd=here)
+                if path:
+                    here = _enter(here, "..")
+                    os.rmdir(path.pop(), dir_fd=here)
     finally:
         os.close(here)
     Path(folder).rmdir()
 
 
-def _step(here: int, name: str) -> int:
-    """Go from a folder to one beside it; returns its descriptor."""
+def _enter(here: int, name: str) -> int:
+    """Open the folder `name` seen from `here` and close `here`; return the new descriptor."""
     there = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
     os.close(here)
     return there
 
 
 def _remove_files(here: int) -> list[str]:
-    """Remove a folder's files; returns its folders, each opened to its owner."""
+    """Remove a folder's files; return its subfolders, to which the owner has access again."""
     folders = []
     for name in os.listdir(here):
         if stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
@@ -136,7 +136,7 @@ def _remove_files(here: int) -> list[str]:
 
 
 def _run(source: str, limits: SandboxLimits, *, reports: bool) -> tuple[str, str]:
-    """What ended the program before its end, empty for nothing, and what was printed."""
+    """Run the child; return why it was stopped (empty if it was not) and its output."""
     folder = tempfile.mkdtemp(prefix="vcpo-sandbox-")
     try:
         if os.geteuid() == 0:
@@ -148,13 +148,13 @@ def _run(source: str, limits: SandboxLimits, *, reports: bool) -> tuple[str, str
             "parent": os.getpid(),
             "reports": reports,
         }
-        watched = not reports and "disk" in unprotected()
-        with tempfile.TemporaryFile() as printed:
-            ending = _ending(source, settings, printed, limits, watched=watched)
-            printed.seek(0)
-            return ending, printed.read(limits.file_bytes).decode(errors="replace")
+        is_watched = not reports and "disk" in unprotected()
+        with tempfile.TemporaryFile() as output:
+            stop_reason = _run_child(source, settings, output, limits, is_watched=is_watched)
+            output.seek(0)
+            return stop_reason, output.read(limits.file_bytes).decode(errors="replace")
     finally:
-        # What a program did to its folder must not cost the model the program's output.
+        # The model gets the program's output even if the folder cannot be removed.
         try:
             remove_folder(folder)
         except OSError as error:
@@ -163,20 +163,23 @@ def _run(source: str, limits: SandboxLimits, *, reports: bool) -> tuple[str, str
             _FOLDERS_LEFT.add(folder)
 
 
-def _ending(
+def _run_child(
     source: str,
     settings: dict[str, Any],
-    printed: IO[bytes],
+    output: IO[bytes],
     limits: SandboxLimits,
     *,
-    watched: bool,
+    is_watched: bool,
 ) -> str:
-    """Run the program; watched: its folder's size too, where the system does not limit it."""
-    process = subprocess.Popen(  # noqa: S603 - that is what it is for
-        # Isolated from this process's environment, packages and modules.
+    """Run the child process; return why it was stopped, empty if it was not.
+
+    is_watched: check the folder's size, where the system cannot limit it.
+    """
+    process = subprocess.Popen(  # noqa: S603 - the purpose of this module
+        # Without this process's environment, packages and modules.
         [sys.executable, "-I", "-S", "-B", str(_CHILD), json.dumps(settings)],
         stdin=subprocess.PIPE,
-        stdout=printed,
+        stdout=output,
         stderr=subprocess.STDOUT,
         cwd=settings["folder"],
         env={"TMPDIR": settings["folder"], "HOME": settings["folder"], "LANG": "C.UTF-8"},
@@ -187,23 +190,23 @@ def _ending(
     try:
         while (left_s := ends_s - time.monotonic()) > 0:
             try:
-                process.communicate(text, timeout=min(left_s, _LOOK_S) if watched else left_s)
+                process.communicate(text, timeout=min(left_s, _CHECK_S) if is_watched else left_s)
             except subprocess.TimeoutExpired:
-                text = None  # it is on its way
-                if watched and _is_larger(settings["folder"], limits.disk_bytes):
-                    return f"[stopped: wrote more files than {limits.disk_bytes:,} bytes hold]"
+                text = None  # already written
+                if is_watched and _is_larger(settings["folder"], limits.disk_bytes):
+                    return f"[stopped: its files exceed {limits.disk_bytes:,} bytes]"
             else:
-                return _signalled(process.returncode, limits)
+                return _describe_status(process.returncode, limits)
         return f"[stopped: still running after {limits.wall_s:g} s]"
     finally:
-        # Its whole session, should it have got around the limit on processes.
+        # The whole session, in case the program evaded the limit on processes.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
 def _is_larger(folder: str, limit_bytes: int) -> bool:
-    """Whether files take more than they may; too many count, too deep and hidden ones too."""
+    """Whether a folder exceeds its limit in bytes, in files or in depth, or cannot be read."""
     total_bytes = num_files = 0
     folders = [folder]
     longest = len(folder) + _MAX_PATH
@@ -219,14 +222,14 @@ def _is_larger(folder: str, limit_bytes: int) -> bool:
                         return True
                     if len(entry.path) > longest:
                         return True
-    except FileNotFoundError:  # removed meanwhile: the next look tells
+    except FileNotFoundError:  # removed in the meantime: the next check decides
         return False
     except OSError:
         return True
     return False
 
 
-def _signalled(status: int, limits: SandboxLimits) -> str:
+def _describe_status(status: int, limits: SandboxLimits) -> str:
     if status == -signal.SIGXCPU:
         return f"[stopped: used more than {limits.cpu_s} s of CPU time]"
     if status < 0:
@@ -234,7 +237,7 @@ def _signalled(status: int, limits: SandboxLimits) -> str:
     return ""
 
 
-def _shortened(text: str, limit: int) -> str:
+def _shorten(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     half = limit // 2
