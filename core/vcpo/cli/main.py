@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -13,12 +13,23 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from vcpo.local.export import EXPORT_MODULES, ExportOptions, become_export
+from vcpo.local.external_commands import (
+    EXPORT_MODULES,
+    STUDY_MODULES,
+    ExportOptions,
+    StudyOptions,
+    exec_export,
+    exec_study,
+)
 from vcpo.local.host import Host, HostOptions
-from vcpo.local.preflight import check_machine, machine_warnings, with_local_paths
-from vcpo.local.processes.fleet import RunFailedError, check_installed
+from vcpo.local.preflight import (
+    MissingPackagesError,
+    check_installed,
+    check_machine,
+    machine_warnings,
+    with_local_paths,
+)
 from vcpo.local.run_dir import RunDir, new_run_dir
-from vcpo.local.study import STUDY_MODULES, StudyOptions, become_study
 from vcpo.local.terminal.ending import Ending, RunOutcome, outcome_of_complete
 from vcpo.local.terminal.summary import summarize
 from vcpo.local.terminal.view import make_view
@@ -48,14 +59,14 @@ Asynchronous RL post-training of language models that stays stable (VCPO).
 
 A run is one YAML file of kind `VCPORun`.
 
-* **vcpo validate run.yaml** says everything that is wrong with a file, at once
-* **vcpo run run.yaml** starts a learner and rollout workers on this machine and shows them work
-* **vcpo run run.yaml --run-dir DIR --resume** goes on from the newest checkpoint
-* **vcpo report DIR** writes DIR/report.html from a run's records
-* **vcpo export DIR** writes the model of a run's newest checkpoint, after Ctrl-C too
-* **vcpo study study.yaml** compares methods over a grid of policy lags and seeds, on this machine
+* **vcpo validate run.yaml** checks a run file and lists every problem at once
+* **vcpo run run.yaml** trains on this machine: it starts a learner and rollout workers
+* **vcpo run run.yaml --run-dir DIR --resume** resumes from the newest checkpoint
+* **vcpo report DIR** writes DIR/report.html from the records of a run
+* **vcpo export DIR** writes the model of a run's newest checkpoint, also after Ctrl-C
+* **vcpo study study.yaml** compares methods over a grid of policy lags and seeds
 
-Ctrl-C ends a run in good order, with a checkpoint; a second Ctrl-C ends it at once.
+Ctrl-C saves a checkpoint and stops the run. A second Ctrl-C stops it at once.
 """,
 )
 
@@ -63,7 +74,7 @@ _OUT = Console()
 _ERR = Console(stderr=True)
 _USER_ERROR = 2
 
-RunFile = Annotated[Path, typer.Argument(metavar="FILE", help="The run, a VCPORun in YAML.")]
+RunFile = Annotated[Path, typer.Argument(metavar="FILE", help="Run file: a VCPORun in YAML.")]
 
 
 @app.command()
@@ -71,25 +82,28 @@ def run(
     file: RunFile,
     run_dir: Annotated[
         Path | None,
-        typer.Option(help="Where records, checkpoints and the model go. [default: runs/NAME-NNN]"),
+        typer.Option(
+            help="Directory for records, checkpoints and the model. [default: runs/NAME-NNN]"
+        ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in --run-dir.")
+        bool, typer.Option("--resume", help="Resume from the newest checkpoint in --run-dir.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="End with one line of JSON that sums the run up.")
+        bool, typer.Option("--json", help="Print a summary as one line of JSON at the end.")
     ] = False,
     metrics_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the host's /metrics; 0 takes a free one.")
+        int,
+        typer.Option(min=0, max=65535, help="Port of the host's /metrics; 0 takes a free port."),
     ] = 0,
 ) -> None:
-    """Train on this machine: one learner process, as many rollout workers as the run allows.
+    """Train on this machine with one learner process and up to maxReplicas rollout workers.
 
-    The run's directory then holds spec.yaml, metrics.jsonl, events.jsonl, checkpoints/, model/
-    (loads with AutoModelForCausalLM.from_pretrained), logs/ and report.html.
+    The run directory gets spec.yaml, metrics.jsonl, events.jsonl, checkpoints/, logs/, report.html
+    and model/, which AutoModelForCausalLM.from_pretrained loads.
 
-    Ends with status 0 when all steps were taken, 1 when the run failed, 2 when there is something
-    to put right first, 3 when every step was skipped and the model is unchanged, and 130 after
+    Exit status: 0 if all steps were taken; 1 if the run failed; 2 if an option, the file or this
+    machine must be fixed first; 3 if every step was skipped and the model is unchanged; 130 after
     Ctrl-C.
     """
     loaded = _load(file)
@@ -99,7 +113,7 @@ def run(
     try:
         check_installed()
         check_machine(loaded, file)
-    except (RunFailedError, SpecError) as error:
+    except (MissingPackagesError, SpecError) as error:
         _fail(str(error))
     options = HostOptions(resume=resume, metrics_port=metrics_port)
     with _writing("--run-dir", directory.path):
@@ -118,7 +132,7 @@ def run(
         _OUT.print(f"report: {report_path}", soft_wrap=True, markup=False)
     if outcome.ending is Ending.INTERRUPTED:
         hint = f"vcpo export {directory.path}"
-        _OUT.print(f"`{hint}` writes the model as it is now", soft_wrap=True, markup=False)
+        _OUT.print(f"`{hint}` writes the current model", soft_wrap=True, markup=False)
     if outcome.message:
         _ERR.print(outcome.message, style="red", markup=False, highlight=False, soft_wrap=True)
     if as_json:
@@ -128,7 +142,7 @@ def run(
 
 @app.command()
 def validate(file: RunFile) -> None:
-    """Check a run file: every problem at once, each with its field, the value and the cure."""
+    """Check a run file and list every problem with its field, value and cure."""
     loaded = _load(file)
     try:
         check_machine(loaded, file)
@@ -149,9 +163,8 @@ def validate(file: RunFile) -> None:
 def report(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Directory of a local run.")],
 ) -> None:
-    """Write RUN_DIR/report.html: reward, ESS, effective learning rate, lag, and what happened."""
-    if not RunDir(run_dir).is_used:
-        _fail(f"RUN_DIR: {run_dir} holds no run; give the directory that `vcpo run` printed")
+    """Write RUN_DIR/report.html with rewards, ESS, effective learning rate, lag and events."""
+    _require_run(run_dir)
     try:
         with _writing("RUN_DIR", run_dir):
             path = write_report(run_dir)
@@ -164,57 +177,54 @@ def report(
 def export(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Directory of a run.")],
     step: Annotated[
-        int | None, typer.Option(min=1, help="The checkpoint's step. [default: the newest]")
+        int | None, typer.Option(min=1, help="Step of the checkpoint. [default: the newest]")
     ] = None,
     adapters: Annotated[
         bool,
-        typer.Option("--adapters", help="The adapters of a LoRA run, as peft reads them."),
+        typer.Option("--adapters", help="Write only the LoRA adapters, in the format of peft."),
     ] = False,
     output: Annotated[
-        Path | None, typer.Option(help="Where to. [default: RUN_DIR/exports/step-N]")
+        Path | None, typer.Option(help="Folder to write. [default: RUN_DIR/exports/step-N]")
     ] = None,
 ) -> None:
-    """Write a model from a checkpoint: loads with AutoModelForCausalLM.from_pretrained.
+    """Write the model of a checkpoint in a form that AutoModelForCausalLM.from_pretrained loads.
 
-    Adapters are merged into their model, or with --adapters load with PeftModel.from_pretrained.
+    LoRA adapters are merged into the model. With --adapters only the adapters are written, and
+    PeftModel.from_pretrained loads them.
     """
-    if not RunDir(run_dir).is_used:
-        _fail(f"RUN_DIR: {run_dir} holds no run; give the directory that `vcpo run` printed")
-    try:
-        check_installed(EXPORT_MODULES)
-    except RunFailedError as error:
-        _fail(str(error))
-    become_export(ExportOptions(run_dir=run_dir, step=step, adapters=adapters, output=output))
+    _require_run(run_dir)
+    _require_modules(EXPORT_MODULES)
+    exec_export(ExportOptions(run_dir=run_dir, step=step, adapters=adapters, output=output))
 
 
 @app.command()
 def study(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The study, a VCPOStudy in YAML.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Study file: a VCPOStudy in YAML.")],
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="Where the cells' records go. [default: runs/NAME OF FILE]"),
+        typer.Option("--dir", help="Directory for the cells' records. [default: runs/FILE's name]"),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Where the report goes. [default: as --dir]")
+        Path | None, typer.Option(help="Directory for the report. [default: as --dir]")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Cells at a time. [default: one per core]")
+        int | None, typer.Option(min=1, help="Number of cells to run at a time. [default: cores]")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="METHOD", help="Run this method only; repeatable.")
+        list[str] | None, typer.Option(metavar="METHOD", help="Run only this method; repeatable.")
     ] = None,
     lags: Annotated[
-        list[int] | None, typer.Option(metavar="K", help="Run this lag only; repeatable.")
+        list[int] | None, typer.Option(metavar="K", help="Run only this lag; repeatable.")
     ] = None,
     report_only: Annotated[
-        bool, typer.Option("--report-only", help="Run nothing; write the report of what is there.")
+        bool, typer.Option("--report-only", help="Run no cell; write the report of existing ones.")
     ] = False,
 ) -> None:
-    """Compare methods over a grid of lags and seeds, with every batch exactly as old as it says.
+    """Compare methods over a grid of policy lags and seeds; every batch has exactly its cell's lag.
 
-    A cell (method, lag, learning rate, seed) is one process on one core; one that was run before
-    with the same settings is not run again. Ctrl-C loses the cells under way; the same command goes
-    on. Writes results.md, results.json and figures.
+    A cell (method, lag, learning rate, seed) is one process on one core. A cell that was run before
+    with the same settings is not run again. Ctrl-C loses the running cells; the same command
+    continues the study. Writes results.md, results.json and figures.
     """
     options = StudyOptions(
         file=file,
@@ -225,17 +235,26 @@ def study(
         lags=tuple(lags or ()),
         report_only=report_only,
     )
-    try:
-        check_installed(STUDY_MODULES)
-    except RunFailedError as error:
-        _fail(str(error))
-    become_study(options)
+    _require_modules(STUDY_MODULES)
+    exec_study(options)
 
 
 @app.command()
 def schema() -> None:
     """Print the JSON schema of a run file."""
     typer.echo(json.dumps(json_schema(), indent=2))
+
+
+def _require_run(run_dir: Path) -> None:
+    if not RunDir(run_dir).is_used:
+        _fail(f"RUN_DIR: {run_dir} has no run; give the directory that `vcpo run` printed")
+
+
+def _require_modules(modules: Sequence[str]) -> None:
+    try:
+        check_installed(modules)
+    except MissingPackagesError as error:
+        _fail(str(error))
 
 
 def _train(loaded: VCPORun, directory: RunDir, options: HostOptions) -> RunOutcome:
@@ -264,35 +283,35 @@ def _warn(loaded: VCPORun) -> None:
 
 @contextlib.contextmanager
 def _writing(option: str, path: Path) -> Iterator[None]:
-    """Around what writes where the user said."""
+    """Report an OSError of the enclosed code, which writes to a path that the user gave."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or error
-        _fail(f"{option}: {path} cannot be written ({reason}); give a directory that you may write")
+        _fail(f"{option}: {path} cannot be written ({reason}); give a writable directory")
 
 
 def _directory(loaded: VCPORun, path: Path | None, *, resume: bool) -> RunDir:
     if path is None:
         if resume:
-            _fail("--resume: needs --run-dir, the directory of the run to go on with")
+            _fail("--resume: needs --run-dir, the directory of the run to resume")
         with _writing("runs", Path("runs")):
             return new_run_dir(loaded.metadata.name, Path("runs"))
     directory = RunDir(path)
     if directory.is_used and not resume:
-        _fail(f"--run-dir: {path} already holds a run; add --resume, or give another directory")
+        _fail(f"--run-dir: {path} already has a run; add --resume, or give another directory")
     if directory.spec.exists():
         _check_continues(loaded, directory)
     return directory
 
 
 def _report(directory: RunDir) -> Path | None:
-    """Write a run's report, or say why not: the run's own end is not changed by it."""
+    """Write a run's report; an error is printed and does not change how the run ended."""
     try:
         return write_report(directory.path)
     except OSError as error:
         _ERR.print(
-            f"report: not written, {error.strerror} ({directory.path}); once that is put right,"
+            f"report: not written, {error.strerror} ({directory.path}); after fixing that,"
             f" `vcpo report {directory.path}` writes it",
             soft_wrap=True,
             markup=False,
@@ -301,13 +320,13 @@ def _report(directory: RunDir) -> Path | None:
 
 
 def _end_if_complete(loaded: VCPORun, directory: RunDir, *, as_json: bool) -> None:
-    """End at once, as it did then, when the run has taken its steps and left its model."""
+    """Exit with the status of the finished run if all its steps were taken and its model exists."""
     model = ExportedModel.read(directory.model)
     if model is None or model.step < loaded.spec.steps:
         return
     _OUT.print(
-        f"already complete: {model.step} steps; the model is in {directory.model}. More `steps` in"
-        " the file go on from there.",
+        f"already complete: {model.step} steps; the model is in {directory.model}. To continue,"
+        " raise `steps` in the file.",
         soft_wrap=True,
         markup=False,
     )
@@ -321,15 +340,15 @@ def _end_if_complete(loaded: VCPORun, directory: RunDir, *, as_json: bool) -> No
 
 
 def _check_continues(loaded: VCPORun, directory: RunDir) -> None:
-    """Refuse a file that cannot continue the run in the directory, before anything is written."""
+    """Exit if the file cannot resume the run in the directory; nothing is written before."""
     try:
         before, after = map(continuation_document, (load_run(directory.spec), loaded))
     except SpecError as error:
         _fail(str(error))
     if changes := "".join(f"\n  {change}" for change in continuation_changes(before, after)):
         _fail(
-            f"--resume: a checkpoint of {directory.path} cannot go on with what changed:{changes}\n"
-            f"set it back, resume with {directory.spec}, or give another directory"
+            f"--resume: these changes are not possible for a run of {directory.path}:{changes}\n"
+            f"undo them, resume with {directory.spec}, or give another directory"
         )
 
 

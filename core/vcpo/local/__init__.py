@@ -1,1 +1,1 @@
-"""A whole run on one machine: the processes, the loop that steers them and the live view."""
+"""A whole run on one machine: its processes, the control loop and the live view."""

@@ -1,8 +1,8 @@
-"""The local host: what the operator is in a cluster, with processes instead of pods.
+"""The local host: it does on one machine what the operator does in a cluster.
 
-Each turn: look after the processes, ask the learner for its signals, let `vcpo.control` decide,
-apply the decision, show the run. No turn waits for a process: one that starts, hangs or is away
-holds up no deadline. When the learner cannot be asked everything stays as it is.
+Each turn supervises the processes, polls the learner's signals, lets `vcpo.control` decide, applies
+the decision and updates the view. No turn waits for a process, so a process that starts or hangs
+does not delay a deadline. While the learner does not answer, the last limits stay in force.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vcpo.local.processes.fleet import Fleet, LostWorker, RunFailedError
 from vcpo.local.processes.gpus import find_gpus
 from vcpo.local.processes.learner import LearnerProcess
 from vcpo.local.processes.learner_connection import LearnerConnection
-from vcpo.local.processes.liveness import Liveness, answers
+from vcpo.local.processes.liveness import Liveness, answers_health_check
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.ending import Ending, RunOutcome, outcome_of_complete
 from vcpo.local.terminal.event_feed import EventFeed
@@ -40,31 +40,33 @@ from vcpo.wire.phase import RunPhase
 
 _STARTING_POLL_S = 0.1
 _DRAIN_TIMEOUT_S = 60.0
-_LEAVE_GRACE_S = 15.0
+_STOP_GRACE_S = 15.0
 _LOCAL = ""
-"""A local run's namespace in the metrics."""
+"""Namespace label of a local run in the metrics."""
 _SOURCE = "host"
+"""Source of the host's events in the journal."""
 
 
 class _InterruptedError(Exception):
-    """The user wants the run to stop."""
+    """The user interrupted the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOptions:
-    """How to run, besides the run's own spec."""
+    """Options of the host that are not in the run's spec."""
 
     resume: bool
+    """Whether to resume from the newest checkpoint."""
     metrics_port: int
-    """Port of the host's own /metrics on the loopback address; 0 takes a free one."""
+    """Port of the host's /metrics on the loopback address; 0 takes a free port."""
     answer_timeout_s: float = SIGNALS_TIMEOUT_S
-    """How long a process may take to answer the host."""
+    """Timeout of health checks and of requests for signals."""
     clock: Callable[[], float] = time.monotonic
-    """Seconds, for deadlines and pauses."""
+    """Time in seconds, for deadlines and pauses."""
 
 
 class Host:
-    """Runs one VCPORun on this machine, from its first process to its last."""
+    """Runs one VCPORun on this machine, from the first process to the last."""
 
     def __init__(self, run: VCPORun, run_dir: RunDir, view: LiveView, options: HostOptions) -> None:
         clock = options.clock
@@ -81,7 +83,7 @@ class Host:
             limits=RunLimits.of(run.spec),
             clock=clock,
         )
-        self._link = LearnerConnection(
+        self._connection = LearnerConnection(
             token=self._fleet.token, answer_timeout_s=options.answer_timeout_s, clock=clock
         )
         self._liveness = Liveness(startup_deadline_s=run.spec.startup_deadline_seconds, clock=clock)
@@ -94,20 +96,20 @@ class Host:
         self._interrupted = asyncio.Event()
 
     async def run(self) -> RunOutcome:
-        """Run to the end; no process of the run is left when this returns."""
+        """Run to the end, and stop every process of the run before returning."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupted.set)
         try:
             with serve_metrics(self._metrics.registry, "127.0.0.1", self._options.metrics_port):
-                return await self._run_to_the_end()
+                return await self._run_until_end()
         finally:
-            await self._fleet.stop(_LEAVE_GRACE_S)
-            await self._link.close()
+            await self._fleet.stop(_STOP_GRACE_S)
+            await self._connection.close()
 
-    async def _run_to_the_end(self) -> RunOutcome:
-        if said := self._fleet.gpu_plan.sentence:
-            self._event("Gpus", said)
+    async def _run_until_end(self) -> RunOutcome:
+        if description := self._fleet.gpu_plan.description:
+            self._event("Gpus", description)
         try:
             while not await self._turn():
                 poll_s = self._spec.control.poll_seconds
@@ -116,123 +118,130 @@ class Host:
             await self._drain()
             return RunOutcome(ending=Ending.INTERRUPTED)
         except RunFailedError as error:
-            self._show_news()
+            self._show_events()
             self._event("Failed", str(error))
             return RunOutcome(ending=Ending.FAILED, message=str(error))
-        self._show_news()
+        self._show_events()
         outcome = outcome_of_complete(read_metrics(self._run_dir.path).steps)
         self._event("Complete", f"{self._spec.steps} steps. {outcome.message}".rstrip())
         return outcome
 
     async def _turn(self) -> bool:
-        """Look after everything once; True when the run is complete."""
+        """Do one turn of the control loop; return True if the run is complete."""
         for lost in self._fleet.reap():
             await self._report_loss(lost)
-        if self._look_after_learner():
+        if self._supervise_learner():
             return True
-        await self._ask_everybody()
+        await self._poll_processes()
         decision, self._state = decide(
-            self._limits, self._state, self._link.signals(), self._clock()
+            self._limits, self._state, self._connection.signals(), self._clock()
         )
         await self._apply(decision)
         self._export(decision)
         self._check_deadlines()
-        self._show_news()
+        self._show_events()
         self._show(decision)
         return False
 
-    def _look_after_learner(self) -> bool:
-        """Start the learner, or start it again; True when it has ended with the run."""
-        ended = self._learner.take_end(step=self._link.furthest_step)
+    def _supervise_learner(self) -> bool:
+        """Start or restart the learner; return True if the run is complete."""
+        ended = self._learner.take_end(step=self._connection.furthest_step)
         if ended is not None:
             if ended.is_complete:
                 return True
             self._count_failure("learner", ended.child)
             self._event("LearnerRestarted", ended.message)
-        self._learner.start_when_due(self._link.port)
+        self._learner.start_when_due(self._connection.port)
         if (ready := self._learner.take_ready()) is not None:
-            self._link.open(ready.grpc_port)
+            self._connection.open(ready.grpc_port)
             where = f"process {ready.pid}, metrics on port {ready.metrics_port}"
             self._event("LearnerStarted", where)
         return False
 
     async def _report_loss(self, lost: LostWorker) -> None:
-        """Hand back for a worker that died, so that its prompts need not wait for their leases."""
+        """Release the leases of a failed worker, so that its prompts are requeued at once."""
         released = 0
-        if (control := self._link.control) is not None and self._link.answers:
+        if (control := self._connection.control) is not None and self._connection.is_answering:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 released = await control.release_all_leases(lost.child.name)
-        message = f"{lost.child.name} {lost.child.failure()}; {released} leases handed back"
+        message = f"{lost.child.name} {lost.child.describe_failure()}; {released} leases released"
         if lost.pause_s:
-            message += f"; another one in {lost.pause_s:g} s"
+            message += f"; the next worker starts in {lost.pause_s:g} s"
         self._count_failure("rollout", lost.child)
         self._event("WorkerLost", message)
 
-    async def _ask_everybody(self) -> None:
-        """Ask the learner for signals, and everybody for a sign of life; kill those that hang.
+    async def _poll_processes(self) -> None:
+        """Poll the learner's signals, check the health of every process, and kill hung ones.
 
-        A learner that fails to tell its signals lives: they may wait for others, or be at fault.
+        A learner that answers health checks is not hung, even if it returns no signals.
         """
         children = [child for group in self._fleet.workers.values() for child in group]
         if self._learner.child is not None:
             children.append(self._learner.child)
         timeout_s = self._options.answer_timeout_s
-        health = asyncio.gather(*(answers(child, timeout_s) for child in children))
-        _, answered = await asyncio.gather(self._link.ask(), health)
-        if self._link.answers and self._link.latest is not None:
-            delivered = [one for one in self._link.latest.workers if one.accepted_trajectories]
-            self._fleet.record_productive(one.worker_id for one in delivered)
+        health = asyncio.gather(*(answers_health_check(child, timeout_s) for child in children))
+        _, answered = await asyncio.gather(self._connection.poll(), health)
+        if self._connection.is_answering and self._connection.latest is not None:
+            productive = [
+                one for one in self._connection.latest.workers if one.accepted_trajectories
+            ]
+            self._fleet.record_productive(one.worker_id for one in productive)
         for child, did_answer in zip(children, answered, strict=True):
-            self._liveness.note(child, answered=did_answer)
+            self._liveness.record(child, answered=did_answer)
             if self._liveness.is_hung(child):
                 child.kill_hung(self._liveness.silent_s(child))
         self._liveness.retain(children)
 
     async def _apply(self, decision: ControlDecision) -> None:
-        latest, control = self._link.latest, self._link.control
+        latest, control = self._connection.latest, self._connection.control
         if latest is None or control is None:
             return
-        if self._link.answers and latest.admission_lag_steps != decision.admission_lag_steps:
+        if (
+            self._connection.is_answering
+            and latest.admission_lag_steps != decision.admission_lag_steps
+        ):
             try:
                 await control.throttle(decision.admission_lag_steps, "; ".join(decision.reasons))
             except grpc.aio.AioRpcError:
-                return  # asked again in the next turn, since the signals will still differ
+                return  # the signals will still differ, so the next turn repeats the call
         for line in decision.reasons:
             self._event("Decision", line)
-        if self._link.phase is RunPhase.RUNNING:
+        if self._connection.phase is RunPhase.RUNNING:
             busy = {each.worker_id: each.in_flight_trajectories for each in latest.workers}
-            self._fleet.scale(decision.replicas, self._link.port, busy)
+            self._fleet.scale(decision.replicas, self._connection.port, busy)
 
     def _check_deadlines(self) -> None:
-        """Fail a run that takes too long.
+        """Check the deadlines of the run.
 
         Raises:
-            RunFailedError: when a deadline of the run has passed.
+            RunFailedError: if a deadline has passed.
         """
         times = RunTimes(
             start_s=self._started_s,
             admission_s=self._started_s,
-            has_stepped=self._link.furthest_step > 0,
+            has_stepped=self._connection.furthest_step > 0,
         )
         exceeded = exceeded_deadline(RunLimits.of(self._spec), times, self._clock())
         if exceeded is not None:
             raise RunFailedError(f"{exceeded.message} See the logs of the processes.")
 
     async def _drain(self) -> None:
-        """End in good order: no new work, a checkpoint, everybody leaves; a second Ctrl-C kills."""
+        """Drain the learner, which writes a checkpoint; a second Ctrl-C kills all processes."""
         self._event("Draining", "saving a checkpoint; press Ctrl-C again to stop at once")
-        draining = asyncio.create_task(self._drain_in_good_order())
+        draining = asyncio.create_task(self._drain_learner())
         second = asyncio.create_task(self._interrupted.wait())
         await asyncio.wait({draining, second}, return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():
-            self._event("Killed", "asked to stop at once")
+            self._event(
+                "Killed", "interrupted twice: the processes are killed without a checkpoint"
+            )
             self._fleet.kill()
         for task in (draining, second):
             task.cancel()
         await asyncio.gather(draining, second, return_exceptions=True)
 
-    async def _drain_in_good_order(self) -> None:
-        if (control := self._link.control) is None or not self._learner.serves:
+    async def _drain_learner(self) -> None:
+        if (control := self._connection.control) is None or not self._learner.serves:
             return
         try:
             await control.drain("interrupted by the user")
@@ -243,10 +252,10 @@ class Host:
             self._event("DrainTimedOut", f"the learner did not end within {_DRAIN_TIMEOUT_S:g} s")
 
     async def _pause(self, duration_s: float) -> None:
-        """Wait, unless the user interrupts.
+        """Wait for `duration_s` seconds.
 
         Raises:
-            _InterruptedError: when the user has.
+            _InterruptedError: if the user interrupts the run.
         """
         try:
             async with asyncio.timeout(duration_s):
@@ -261,9 +270,9 @@ class Host:
         self._journal.event(record)
         self._view.event(f"{kind}: {message}")
 
-    def _show_news(self) -> None:
-        """Show what the learner has written down since the last time."""
-        for line in self._feed.news():
+    def _show_events(self) -> None:
+        """Show the events that the learner wrote since the last call."""
+        for line in self._feed.new_lines():
             self._view.event(line)
 
     def _count_failure(self, part: str, child: ChildProcess) -> None:
@@ -274,20 +283,20 @@ class Host:
         name = self._run.metadata.name
         for condition in decision.conditions:
             self._metrics.set_condition(_LOCAL, name, condition.type, condition.status)
-        for group, wanted in decision.replicas.items():
+        for group, desired in decision.replicas.items():
             ready = sum(child.ready is not None for child in self._fleet.workers[group])
-            self._metrics.replicas.labels(_LOCAL, name, group, "desired").set(wanted)
+            self._metrics.replicas.labels(_LOCAL, name, group, "desired").set(desired)
             self._metrics.replicas.labels(_LOCAL, name, group, "ready").set(ready)
         fed = decision.condition(ConditionType.LEARNER_FED)
         self._metrics.decisions.labels(_LOCAL, name, decision.direction, fed.reason).inc()
 
     def _show(self, decision: ControlDecision) -> None:
-        running = self._link.phase is RunPhase.RUNNING
+        running = self._connection.phase is RunPhase.RUNNING
         self._view.update(
             run_view(
                 self._run,
-                self._link.latest,
-                signals_age_s=self._link.age_s,
+                self._connection.latest,
+                signals_age_s=self._connection.age_s,
                 learner_serves=self._learner.serves,
                 workers_desired=sum(decision.replicas.values()) if running else 0,
                 elapsed_s=self._clock() - self._started_s,

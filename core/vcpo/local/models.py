@@ -1,4 +1,4 @@
-"""Where a run's model is on this machine, and what its `config.json` says."""
+"""Location of a run's model on this machine, and checks against its files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _NAME = "spec.model.name"
 _WEIGHTS = ("*.safetensors", "*.bin")
 _NEIGHBORS = 8
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""What the configurations of mixtures of experts call the number of experts of a layer."""
+"""Names of the number of experts per layer in the configurations of mixture-of-experts models."""
 
 
 def model_folder(model: Model) -> Path | None:
-    """The model's folder, given or in the Hugging Face cache; None when it must be downloaded."""
+    """Return the model's folder, given or in the Hugging Face cache; None if it is not here."""
     given = Path(model.name)
     if given.is_dir():
         return given
@@ -35,9 +35,10 @@ def model_folder(model: Model) -> Path | None:
 
 
 def model_problems(run: VCPORun) -> Iterator[FieldProblem]:
-    """What is wrong with the model of a run with local paths, as far as this machine can tell.
+    """Yield the problems of a run's model that this machine can detect.
 
-    Of one that is still to be downloaded nothing is said, unless downloads are switched off.
+    A model that must be downloaded is a problem only if downloads are switched off.
+    run: a run with local paths (`with_local_paths`).
     """
     name = run.spec.model.name
     folder = model_folder(run.spec.model)
@@ -49,11 +50,11 @@ def model_problems(run: VCPORun) -> Iterator[FieldProblem]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        message = f"holds no config.json that can be read ({error}); give a model's directory"
+        message = f"has no readable config.json ({error}); give a model's directory"
         yield FieldProblem(path=_NAME, value=repr(name), message=message)
         return
     if not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
-        message = f"holds no weights ({' or '.join(_WEIGHTS)}); give a model's directory"
+        message = f"has no weights ({' or '.join(_WEIGHTS)}); give a model's directory"
         yield FieldProblem(path=_NAME, value=repr(name), message=message)
     yield from _context_problems(run.spec, config)
     yield from _norm_problems(run.spec, config)
@@ -61,41 +62,41 @@ def model_problems(run: VCPORun) -> Iterator[FieldProblem]:
 
 
 def context_tokens(config: Mapping[str, Any]) -> int | None:
-    """Tokens that a model's positions reach, stretched ones included; None when none are named.
+    """Return a model's context length in tokens, with RoPE scaling; None if the config has none.
 
-    config: What its `config.json` holds.
+    config: content of the model's `config.json`.
     """
     text = config.get("text_config") or config
-    named = (text.get(key) for key in ("max_position_embeddings", "n_positions", "n_ctx"))
-    reach = next((each for each in named if isinstance(each, int)), None)
-    stretch = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    original, factor = stretch.get("original_max_position_embeddings"), stretch.get("factor")
-    if reach is None or not original or not factor:
-        return reach
-    return max(reach, int(original * factor))
+    lengths = (text.get(key) for key in ("max_position_embeddings", "n_positions", "n_ctx"))
+    length = next((each for each in lengths if isinstance(each, int)), None)
+    scaling = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
+    if length is None or not original or not factor:
+        return length
+    return max(length, int(original * factor))
 
 
 def _absence(name: str, run_folder: Path) -> str | None:
-    """Why a model that is not here will not be found elsewhere; None when the hub may have it."""
+    """Return why a model that is not here cannot be downloaded; None if the hub may have it."""
     path = (run_folder / Path(name).expanduser()).resolve()
     first, _, rest = name.partition("/")
     is_below_a_folder = bool(rest) and (run_folder / first).is_dir()
     if name.startswith((".", "/", "~")) or "/" in rest or is_below_a_folder:
-        return f"is no directory; looked at {path}{_neighbors(path)}"
+        return f"is no directory (checked {path}){_neighbors(path)}"
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in {"1", "true", "on", "yes"}:
         return (
             f"is neither a directory ({path}) nor in the Hugging Face cache, and HF_HUB_OFFLINE"
-            " forbids to download it"
+            " forbids the download"
         )
     return None
 
 
 def _neighbors(path: Path) -> str:
-    """The directories beside one that is missing, for whoever misspelled it."""
+    """List the directories beside a missing one, because its name may be misspelled."""
     if not path.parent.is_dir():
         return ""
     names = sorted(each.name for each in path.parent.iterdir() if each.is_dir())[:_NEIGHBORS]
-    return f"; that folder holds {', '.join(names)}" if names else ""
+    return f"; that folder has {', '.join(names)}" if names else ""
 
 
 def _context_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[FieldProblem]:
@@ -106,14 +107,14 @@ def _context_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[
 
 
 def _template_problems(spec: VCPORunSpec, folder: Path) -> Iterator[FieldProblem]:
-    """Chat prompts want a template; a folder without a tokenizer's settings tells nothing of it."""
+    """Yield a problem if chat prompts lack a template; without tokenizer settings check nothing."""
     settings = folder / "tokenizer_config.json"
     if not settings.is_file() or (folder / "chat_template.jinja").is_file():
         return
     if '"chat_template"' in settings.read_text(encoding="utf-8", errors="replace"):
         return
     environment = spec.environment
-    message = "needs a tokenizer with a chat template, and this model's has none"
+    message = "needs a chat template, and this model's tokenizer has none"
     if environment.prompt_format is PromptFormat.CHAT:
         cure = f"{message}; use 'plain' or 'auto'"
         yield FieldProblem(path="spec.environment.promptFormat", value="'chat'", message=cure)
@@ -124,9 +125,10 @@ def _template_problems(spec: VCPORunSpec, folder: Path) -> Iterator[FieldProblem
 
 
 def _norm_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[FieldProblem]:
-    """Exact norms ask of every layer that it sees the trajectories apart; experts see tokens.
+    """Yield a problem if exact norms are wanted of a mixture-of-experts model.
 
-    Adapters may stand beside attention only; of those that are named the learner judges.
+    Exact norms need layers that see whole trajectories, and experts see single tokens. If the run
+    names the LoRA target modules, they may exclude the experts, and the learner checks them.
     """
     algorithm, lora = spec.algorithm, spec.model.lora
     wants_exact = (
@@ -146,7 +148,7 @@ def _norm_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[Fie
 
 
 def _hub_cache() -> Path:
-    """Where the Hugging Face libraries keep what they have downloaded."""
+    """Return the cache folder of the Hugging Face libraries."""
     given = os.environ.get("HF_HUB_CACHE")
     if given:
         return Path(given)

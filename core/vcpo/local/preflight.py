@@ -1,7 +1,7 @@
-"""Preflight: what this machine must hold for a run, looked at before any process starts.
+"""Preflight checks: does this machine have everything that a run needs?
 
-The file itself was checked when it was read; here its words are held against the file system. Both
-`vcpo validate` and `vcpo run` ask.
+`vcpo validate` and `vcpo run` make these checks before any process starts. The run file itself was
+checked when it was read; here its values are compared with the file system and the packages.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vcpo.local.models import model_folder, model_problems
@@ -17,15 +17,33 @@ from vcpo.service.lifecycle import START_ERROR_MARK
 from vcpo.spec import FieldProblem, SpecError, VCPORun, run_to_yaml
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
 
+_RUN_MODULES = ("torch", "transformers", "vcpo_learner", "vcpo_rollout")
 _ROLLOUT_PACKAGE = "vcpo_rollout"
 _IMPORT_TIMEOUT_S = 120.0
 
 
-def with_local_paths(run: VCPORun, run_file: Path) -> VCPORun:
-    """The run with what it names relative to its file spelled out.
+class MissingPackagesError(RuntimeError):
+    """Packages that a command needs are not installed."""
 
-    That is a model's directory, and the folder in which environments of the user's own are looked
-    for. A run that knows its folder already, as the one of a run directory, keeps it.
+
+def check_installed(modules: Sequence[str] = _RUN_MODULES) -> None:
+    """Check that modules can be imported; by default those of a local run.
+
+    Raises:
+        MissingPackagesError: naming the missing modules and the cure.
+    """
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingPackagesError(
+            f"not installed here: {', '.join(missing)}. Cure: pip install 'vcpo[local]'"
+        )
+
+
+def with_local_paths(run: VCPORun, run_file: Path) -> VCPORun:
+    """Return the run with absolute paths in place of paths relative to its file.
+
+    These are the model's directory and the folder of the user's own environments. A run that
+    already names its folder, such as the spec.yaml of a run directory, keeps that folder.
     """
     annotations = {RUN_FOLDER_ANNOTATION: str(run_file.parent.resolve())}
     metadata = run.metadata.model_copy(
@@ -40,10 +58,10 @@ def with_local_paths(run: VCPORun, run_file: Path) -> VCPORun:
 
 
 def check_machine(run: VCPORun, run_file: Path) -> None:
-    """Check that this machine has what a run with local paths needs.
+    """Check that this machine has the model and the environment of a run with local paths.
 
     Raises:
-        SpecError: with every problem.
+        SpecError: listing every problem.
     """
     problems = [*model_problems(run), *_environment_problems(run)]
     if problems:
@@ -51,29 +69,29 @@ def check_machine(run: VCPORun, run_file: Path) -> None:
 
 
 def machine_warnings(run: VCPORun) -> Iterator[str]:
-    """What could not be checked here, in sentences that name the field."""
+    """Yield what could not be checked on this machine, in sentences that name the field."""
     if model_folder(run.spec.model) is None:
         yield (
             f"spec.model.name: {run.spec.model.name!r} is no directory beside the file and not in"
-            " the Hugging Face cache: it will be asked for on the hub"
+            " the Hugging Face cache; it will be downloaded from the hub"
         )
-    if _is_foreign(run) and importlib.util.find_spec(_ROLLOUT_PACKAGE) is None:
+    if _is_custom_environment(run) and importlib.util.find_spec(_ROLLOUT_PACKAGE) is None:
         yield (
-            f"spec.environment.name: {run.spec.environment.name!r} was not looked for: no rollout"
-            " worker is installed here; pip install 'vcpo[local]' installs one"
+            f"spec.environment.name: {run.spec.environment.name!r} was not checked, because the"
+            " rollout worker is not installed here; pip install 'vcpo[local]' installs it"
         )
 
 
 def _environment_problems(run: VCPORun) -> Iterator[FieldProblem]:
-    """What a rollout worker would say of an environment that is not shipped.
+    """Yield the errors that a rollout worker would report for the user's own environment.
 
-    Asked in a process of its own, since importing a class runs its module.
+    The class is imported in another process, because an import runs the module's code.
     """
-    if not _is_foreign(run) or importlib.util.find_spec(_ROLLOUT_PACKAGE) is None:
+    if not _is_custom_environment(run) or importlib.util.find_spec(_ROLLOUT_PACKAGE) is None:
         return
     name = run.spec.environment.name
     try:
-        asked = subprocess.run(  # noqa: S603 - our own module, by our own interpreter
+        process = subprocess.run(  # noqa: S603 - our own module, by our own interpreter
             [sys.executable, "-m", f"{_ROLLOUT_PACKAGE}.environments"],
             input=run_to_yaml(run),
             capture_output=True,
@@ -82,18 +100,18 @@ def _environment_problems(run: VCPORun) -> Iterator[FieldProblem]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        message = f"was not imported within {_IMPORT_TIMEOUT_S:g} s; a worker would wait as long"
+        message = f"its import took longer than {_IMPORT_TIMEOUT_S:g} s, at a worker as well"
         yield FieldProblem(path="spec.environment.name", value=repr(name), message=message)
         return
-    _, mark, complaint = asked.stderr.rpartition(START_ERROR_MARK)
+    _, mark, start_error = process.stderr.rpartition(START_ERROR_MARK)
     if mark:
-        field, _, message = complaint.strip().partition(": ")
+        field, _, message = start_error.strip().partition(": ")
         yield FieldProblem(path=f"spec.{field}", value="", message=message)
-    elif asked.returncode != 0:
-        last = (asked.stderr.strip().splitlines() or ["without a word"])[-1]
-        message = f"ends the process that imports it, with status {asked.returncode}: {last}"
+    elif process.returncode != 0:
+        last = (process.stderr.strip().splitlines() or ["no output"])[-1]
+        message = f"its import ends the process with status {process.returncode}: {last}"
         yield FieldProblem(path="spec.environment.name", value=repr(name), message=message)
 
 
-def _is_foreign(run: VCPORun) -> bool:
+def _is_custom_environment(run: VCPORun) -> bool:
     return ":" in run.spec.environment.name

@@ -1,13 +1,13 @@
-"""The directory of a local run: where everything about it lies.
+"""The directory of a local run.
 
 ```
-spec.yaml      the run as given, every default filled in
-metrics.jsonl  steps and evaluations        events.jsonl  what happened
-checkpoints/   to resume from               model/        the trained model, at the end
-logs/          one per process              report.html   the report
-quarantine/    groups that ended an update, if any did
-processes/     where each process serves     *.lock        who works here now
-adapters/      beside model/, of a run that trains them       exports/      of `vcpo export`
+spec.yaml      the run with every default filled in
+metrics.jsonl  steps and evaluations         events.jsonl   events
+checkpoints/   checkpoints to resume from    model/         the trained model, at the end
+logs/          one log per process           report.html    the report
+quarantine/    groups that broke an update, if any
+processes/     ports of each process         *.lock         locks of host and learner
+adapters/      LoRA adapters, if trained     exports/       output of `vcpo export`
 ```
 """
 
@@ -22,7 +22,7 @@ _MAX_RUNS = 10_000
 
 
 class RunDir:
-    """Paths below a run directory."""
+    """Paths in a run directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,33 +33,36 @@ class RunDir:
 
     @property
     def is_used(self) -> bool:
-        """Whether a run has left records here."""
+        """Whether the directory has records of a run."""
         return self.spec.exists() or (self.path / METRICS_FILE).exists()
 
     def create(self, run: VCPORun) -> None:
-        """Make the directory and write the run's file."""
+        """Create the directory and write spec.yaml."""
         for folder in (self.path, self.logs, self.processes):
             folder.mkdir(parents=True, exist_ok=True)
         for stale in self.processes.iterdir():
             stale.unlink()
-        # A disk without room must not cost the file that is there.
+        # Renaming keeps the existing file if the disk is full.
         partial = self.spec.with_suffix(".partial")
         partial.write_text(run_to_yaml(run), encoding="utf-8")
         partial.replace(self.spec)
 
     def log(self, process: str) -> Path:
-        """Where a process writes."""
+        """Return the path of a process's log."""
         return self.logs / f"{process}.log"
 
     def ready_file(self, process: str) -> Path:
-        """Where a process says that it serves."""
+        """Return the path of a process's ready file."""
         return self.processes / f"{process}.json"
 
 
 def new_run_dir(name: str, parent: Path) -> RunDir:
-    """A directory not used before: `<parent>/<name>-001`, `-002` and so on."""
+    """Return the first unused directory of `<parent>/<name>-001`, `-002` and so on.
+
+    Raises: FileExistsError if all are used.
+    """
     for number in range(1, _MAX_RUNS):
         candidate = RunDir(parent / f"{name}-{number:03d}")
         if not candidate.path.exists():
             return candidate
-    raise FileExistsError(f"{parent}: holds {_MAX_RUNS} runs of {name}; remove some")
+    raise FileExistsError(f"{parent}: has {_MAX_RUNS} runs of {name}; remove some")

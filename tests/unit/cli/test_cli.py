@@ -12,8 +12,7 @@ from typer.testing import CliRunner, Result
 from tests.fixtures.disk_limits import files_of_at_most
 from tests.fixtures.records import EVALUATION, STEP
 from vcpo.cli.main import app
-from vcpo.local.preflight import with_local_paths
-from vcpo.local.processes.fleet import RunFailedError
+from vcpo.local.preflight import MissingPackagesError, with_local_paths
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.ending import Ending, RunOutcome
 from vcpo.records.exported_model import ExportedModel, ExportKind
@@ -37,7 +36,7 @@ def vcpo(*arguments: object) -> Result:
 
 
 def refuse_to_start():
-    raise RunFailedError("started")
+    raise MissingPackagesError("started")
 
 
 @pytest.fixture
@@ -105,7 +104,7 @@ class TestValidate:
         run_file.write_text(RUN.replace("{name: m}", "{name: ./n}"), encoding="utf-8")
         checked = vcpo("validate", run_file)
         assert checked.exit_code == USER_ERROR
-        assert "spec.model.name: is no directory; looked at" in checked.stderr
+        assert "spec.model.name: is no directory " in checked.stderr
 
     def test_a_model_that_no_path_can_name_is_reported(self, run_file):
         run_file.write_text(RUN.replace("{name: m}", '{name: "./n\\0"}'), encoding="utf-8")
@@ -129,7 +128,7 @@ class TestReport:
         asked = vcpo("report", tmp_path)
         assert asked.exit_code == USER_ERROR
         assert asked.stderr == (
-            f"RUN_DIR: {tmp_path} holds no run; give the directory that `vcpo run` printed\n"
+            f"RUN_DIR: {tmp_path} has no run; give the directory that `vcpo run` printed\n"
         )
 
     def test_the_report_of_a_run_is_written_and_told(self, tmp_path):
@@ -155,7 +154,7 @@ class TestExport:
         asked = vcpo("export", tmp_path)
         assert asked.exit_code == USER_ERROR
         assert asked.stderr == (
-            f"RUN_DIR: {tmp_path} holds no run; give the directory that `vcpo run` printed\n"
+            f"RUN_DIR: {tmp_path} has no run; give the directory that `vcpo run` printed\n"
         )
 
 
@@ -177,7 +176,7 @@ class TestRun:
         assert (asked.exit_code, asked.stderr) == (0, "")
         first, second = asked.stdout.splitlines()
         assert first.startswith(
-            f"already complete: 400 steps; the model is in {directory.model}. More `steps`"
+            f"already complete: 400 steps; the model is in {directory.model}. To continue,"
         )
         assert json.loads(second)["steps"] == STEP.step
         assert list(directory.processes.iterdir()) == list(directory.logs.iterdir()) == []
@@ -214,7 +213,7 @@ class TestRun:
         asked = vcpo("run", run_file, "--run-dir", used)
         assert (asked.exit_code, asked.stdout) == (USER_ERROR, "")
         assert asked.stderr == (
-            f"--run-dir: {used} already holds a run; add --resume, or give another directory\n"
+            f"--run-dir: {used} already has a run; add --resume, or give another directory\n"
         )
 
     def test_another_run_is_not_continued_and_nothing_is_written(self, run_file, tmp_path):
@@ -227,9 +226,9 @@ class TestRun:
         asked = vcpo("run", run_file, f"--run-dir={used}", "--resume")
         assert asked.exit_code == 2
         assert asked.stderr.splitlines() == [
-            f"--resume: a checkpoint of {used} cannot go on with what changed:",
+            f"--resume: these changes are not possible for a run of {used}:",
             f"  spec.model.name: 'other' -> '{run_file.parent / 'm'}'",
-            f"set it back, resume with {used / 'spec.yaml'}, or give another directory",
+            f"undo them, resume with {used / 'spec.yaml'}, or give another directory",
         ]
         assert (used / "spec.yaml").read_bytes() == before
 
@@ -252,7 +251,7 @@ class TestRun:
         asked = vcpo("run", run_file, "--run-dir", place)
         assert (asked.exit_code, asked.stdout) == (USER_ERROR, "")
         assert asked.stderr.startswith(f"--run-dir: {place} cannot be written (")
-        assert asked.stderr.endswith("); give a directory that you may write\n")
+        assert asked.stderr.endswith("); give a writable directory\n")
 
     def test_a_port_in_use_is_reported_in_a_sentence(self, run_file, tmp_path):
         with socket.create_server(("127.0.0.1", 0)) as server:

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.fixtures.disk_limits import files_of_at_most
 from tests.fixtures.learner.dispatcher import make_run
-from vcpo.local.export import ExportOptions
+from vcpo.local.external_commands import ExportOptions
 from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.service.lifecycle import StartError
 from vcpo.spec import run_to_yaml

@@ -247,7 +247,7 @@ async def test_a_run_is_not_complete_when_somebody_ends_its_learner(fixture):
     await fixture.until(lambda: fixture.events("LearnerRestarted"))
     await fixture.until(lambda: fixture.pid_of("learner") not in {None, first})
     assert fixture.events("LearnerRestarted") == [
-        "it was asked to leave by somebody other than this run; restart 1 of 3 without progress"
+        "it was stopped from outside this run; restart 1 of 3 without progress"
     ]
     fixture.tell("complete")
     assert (await fixture.outcome()).ending is Ending.COMPLETE
@@ -264,7 +264,7 @@ async def test_a_learner_that_hangs_is_killed_and_started_again(fixture):
     fixture.clock.added_s = 61.0
     await fixture.until(lambda: fixture.events("LearnerRestarted"))
     (restarted,) = fixture.events("LearnerRestarted")
-    assert re.match(r"it had not answered for 6\d s and was killed \(log: ", restarted)
+    assert re.match(r"it did not answer for 6\d s and was killed \(log: ", restarted)
     assert fixture.failures("learner", "hung") == 1.0
     # What was shown meanwhile says how old it is.
     assert max(view.signals_age_s for view in fixture.view.views if view.signals_age_s) >= 61.0
@@ -297,7 +297,7 @@ async def test_a_worker_that_hangs_is_replaced(fixture):
     fixture.clock.added_s = 61.0
     await fixture.until(lambda: fixture.pid_of("main-1"))
     (lost,) = fixture.events("WorkerLost")
-    assert re.match(r"main-0 had not answered for 6\d s and was killed \(log: ", lost)
+    assert re.match(r"main-0 did not answer for 6\d s and was killed \(log: ", lost)
     assert fixture.failures("rollout", "hung") == 1.0
     assert fixture.failures("learner", "hung") is None
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vcpo.local.models import context_tokens, model_problems
-from vcpo.local.preflight import check_machine, machine_warnings, with_local_paths
+from vcpo.local.preflight import (
+    MissingPackagesError,
+    check_installed,
+    check_machine,
+    machine_warnings,
+    with_local_paths,
+)
 from vcpo.spec import SpecError, VCPORun, parse_run, run_to_yaml
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
 
@@ -83,14 +90,14 @@ class TestModels:
     def test_a_missing_path_is_refused_with_the_place_that_was_searched(self, tmp_path, name):
         (problem,) = problems_of(run_of(name), tmp_path)
         looked_at = (tmp_path / name).resolve()
-        assert problem.startswith(f"spec.model.name: is no directory; looked at {looked_at}")
+        assert problem.startswith(f"spec.model.name: is no directory (checked {looked_at})")
 
     def test_a_misspelled_directory_is_not_taken_for_a_name_of_the_hub(self, tmp_path):
         make_model(tmp_path / "models" / "tiny")
         (problem,) = problems_of(run_of("models/tinny"), tmp_path)
         assert problem == (
-            f"spec.model.name: is no directory; looked at {tmp_path}/models/tinny; that folder"
-            " holds tiny (got 'models/tinny')"
+            f"spec.model.name: is no directory (checked {tmp_path}/models/tinny); that"
+            " folder has tiny (got 'models/tinny')"
         )
 
     def test_what_may_be_on_the_hub_is_said_to_be_asked_for_there(self, tmp_path):
@@ -114,7 +121,7 @@ class TestModels:
 
     @pytest.mark.parametrize(
         ("missing", "word"),
-        [("config.json", "holds no config.json"), ("model.safetensors", "holds no weights")],
+        [("config.json", "has no readable config.json"), ("model.safetensors", "has no weights")],
     )
     def test_a_directory_that_is_no_models_is_refused(self, tmp_path, missing, word):
         (make_model(tmp_path / "m") / missing).unlink()
@@ -199,7 +206,7 @@ class TestExperts:
         settings = model / "tokenizer_config.json"
         settings.write_text("{}")
         (problem,) = problems_of(run, tmp_path)
-        assert problem.startswith(f"{field}: needs a tokenizer with a chat template, and this mod")
+        assert problem.startswith(f"{field}: needs a chat template, and this model's tokenizer")
         settings.write_text(json.dumps({"chat_template": "{{ messages }}"}))
         assert problems_of(run, tmp_path) == []
         settings.write_text("{}")
@@ -247,7 +254,7 @@ class TestEnvironments:
             ),
             (
                 "{name: 'broken_task:Echo'}",
-                ["spec.environment.name: ends the process that imports it, with status 7"],
+                ["spec.environment.name: its import ends the process with status 7"],
             ),
         ],
         ids=["no module", "no class", "no parameter", "no survivor"],
@@ -262,3 +269,11 @@ class TestEnvironments:
         problems = problems_of(run_of("./none", environment="{name: 'none:None'}"), folder)
         fields = [problem.partition(":")[0] for problem in problems]
         assert fields == ["spec.model.name", "spec.environment.name"]
+
+
+def test_what_is_not_installed_is_named_with_the_cure(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(
+        MissingPackagesError, match=r"not installed here: torch\. Cure: pip install"
+    ):
+        check_installed()

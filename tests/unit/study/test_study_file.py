@@ -118,5 +118,5 @@ def test_a_model_beside_the_study_is_found(tmp_path):
 
 def test_a_model_that_is_not_there_is_named(tmp_path):
     document = study_document(STUDY.replace("name: tiny", "name: ./tiny"))
-    with pytest.raises(SpecError, match=r"spec\.run\.model\.name: is no directory; looked at"):
+    with pytest.raises(SpecError, match=r"spec\.run\.model\.name: is no directory "):
         model_directory(document, tmp_path / "s.yaml")

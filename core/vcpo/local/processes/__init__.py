@@ -1,1 +1,1 @@
-"""The processes of a local run: the learner, its workers, their GPUs, and whether they answer."""
+"""The processes of a local run: learner and workers, their GPUs, their restarts and liveness."""

@@ -1,7 +1,8 @@
-"""The host's own processes: started, watched, stopped; never anybody else's.
+"""Child processes of the host: start, stop, exit and log.
 
-Every child holds the reading end of a pipe as its standard input. When the host is gone, however it
-went, the pipe ends and the child leaves (`vcpo.service.lifecycle.on_parent_exit`): no orphan stays.
+The standard input of every child is the reading end of a pipe. When the host ends, for whatever
+reason, the pipe ends and the child exits (`vcpo.service.lifecycle.on_parent_exit`), so no orphan
+stays.
 """
 
 from __future__ import annotations
@@ -22,35 +23,35 @@ from vcpo.service.lifecycle import START_ERROR_MARK, Ready, read_ready
 _POLL_S = 0.05
 _MAX_LOG_BYTES = 65_536
 _KILL_GRACE_S = 15.0
-"""A killed process is gone as soon as the kernel has taken back what it held, device memory too."""
+"""Time for the kernel to free the memory of a killed process, device memory included."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ChildProcess:
-    """One process of this host."""
+    """A child process of this host."""
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path
-    """Processes of one name append to one log."""
+    """Log file; processes of the same name append to the same file."""
     log_start_bytes: int
-    """Where in it this process began."""
+    """Position in the log where this process began."""
     ready_file: Path
     hung_s: float = 0.0
-    """How long it had not answered when it was killed for that; 0 when it was not."""
+    """Seconds without an answer when it was killed as hung; 0 if it was not."""
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended; negative is a signal's number; None while it runs."""
+        """Exit status, or minus the number of the signal that killed it; None while it runs."""
         return self.process.poll()
 
     @property
     def ready(self) -> Ready | None:
-        """Where it serves; None while it does not yet."""
+        """Ports where it serves; None before it serves."""
         return read_ready(self.ready_file)
 
     def terminate(self) -> None:
-        """Send SIGTERM, unless it is gone already; one that was stopped goes on, so as to leave."""
+        """Send SIGTERM, then SIGCONT so that a stopped process can exit."""
         self._send(signal.SIGTERM)
         self._send(signal.SIGCONT)
 
@@ -59,32 +60,32 @@ class ChildProcess:
         self._send(signal.SIGKILL)
 
     def kill_hung(self, silent_s: float) -> None:
-        """Kill it because it has not answered for so long."""
+        """Kill the process because it did not answer for `silent_s` seconds."""
         self.hung_s = silent_s
         self.kill()
 
     def close_stdin(self) -> None:
-        """Close its standard input; one that still runs takes that for the host's end."""
+        """Close the standard input; a process that still runs then exits as if the host ended."""
         if self.process.stdin is not None:
             self.process.stdin.close()
 
     def log_tail(self) -> str:
-        """The last of what it wrote."""
+        """Return the end of the log that this process wrote."""
         with contextlib.suppress(OSError), self.log.open("rb") as log:
             log.seek(max(self.log_start_bytes, self.log.stat().st_size - _MAX_LOG_BYTES))
             return log.read().decode(errors="replace")
         return ""
 
-    def failure(self) -> str:
-        """How it ended and why, in a sentence: what the user must put right, or a crash's cause."""
-        assert self.exit_code is not None  # asked of those that have ended
+    def describe_failure(self) -> str:
+        """Describe how and why an ended process failed: its start error, or the crash's cause."""
+        assert self.exit_code is not None
         if self.hung_s:
-            return f"had not answered for {self.hung_s:.0f} s and was killed (log: {self.log})"
-        said = self.log_tail()
-        _, mark, complaint = said.rpartition(START_ERROR_MARK)
+            return f"did not answer for {self.hung_s:.0f} s and was killed (log: {self.log})"
+        log = self.log_tail()
+        _, mark, start_error = log.rpartition(START_ERROR_MARK)
         if mark:
-            return f"{'cannot start' if self.ready is None else 'gave up'}: {complaint.strip()}"
-        cause = crash_cause(said) if self.exit_code != -signal.SIGKILL else ""
+            return f"{'cannot start' if self.ready is None else 'gave up'}: {start_error.strip()}"
+        cause = crash_cause(log) if self.exit_code != -signal.SIGKILL else ""
         return f"{describe_exit(self.exit_code)}{cause and ': '}{cause} (log: {self.log})"
 
     def _send(self, number: signal.Signals) -> None:
@@ -100,7 +101,7 @@ def start_child(
     ready_file: Path,
     environment: Mapping[str, str],
 ) -> ChildProcess:
-    """Start a process of this host, in its own session so that Ctrl-C reaches only the host."""
+    """Start a child process in a session of its own, so that Ctrl-C reaches only the host."""
     ready_file.unlink(missing_ok=True)
     with log.open("ab") as output:
         log_start_bytes = output.tell()
@@ -122,17 +123,17 @@ def start_child(
 
 
 async def wait_for_exit(children: Iterable[ChildProcess], timeout_s: float) -> list[ChildProcess]:
-    """Wait until all have ended, at most `timeout_s` seconds; returns those that have not."""
+    """Wait up to `timeout_s` seconds until all children have ended; return those still running."""
     deadline_s = time.monotonic() + timeout_s
-    left = [child for child in children if child.exit_code is None]
-    while left and time.monotonic() < deadline_s:
+    running = [child for child in children if child.exit_code is None]
+    while running and time.monotonic() < deadline_s:
         await asyncio.sleep(_POLL_S)
-        left = [child for child in left if child.exit_code is None]
-    return left
+        running = [child for child in running if child.exit_code is None]
+    return running
 
 
-async def stop_all(children: Iterable[ChildProcess], grace_s: float) -> None:
-    """Ask all to leave; kill those that have not after `grace_s` seconds; none is left."""
+async def stop_children(children: Iterable[ChildProcess], grace_s: float) -> None:
+    """Terminate all children; kill those that still run after `grace_s` seconds."""
     everyone = list(children)
     for child in everyone:
         child.terminate()

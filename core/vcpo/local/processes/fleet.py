@@ -1,8 +1,7 @@
-"""The fleet of a local run: one learner process and as many rollout workers as are wanted."""
+"""The processes of a local run: one learner and the desired number of rollout workers."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import secrets
 import sys
@@ -12,51 +11,38 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vcpo.control.supervision import MAX_WORKER_FAILURES, FailureStreak
-from vcpo.local.processes.child import ChildProcess, start_child, stop_all, wait_for_exit
+from vcpo.local.processes.child import ChildProcess, start_child, stop_children, wait_for_exit
 from vcpo.local.processes.gpus import Gpu, GpuShare, plan_gpus
 from vcpo.local.run_dir import RunDir
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, SERVICE_ENVIRONMENT, TOKEN_VARIABLE
 from vcpo.spec import VCPORun
 
-_HEAVY_MODULES = ("torch", "transformers", "vcpo_learner", "vcpo_rollout")
 _ANY_PORT = "127.0.0.1:0"
 
 
 class RunFailedError(RuntimeError):
-    """The run cannot go on: a process failed in a way that starting it again will not cure."""
-
-
-def check_installed(modules: Sequence[str] = _HEAVY_MODULES) -> None:
-    """Check that this environment can run learner and workers, or whatever else needs `modules`.
-
-    Raises:
-        RunFailedError: naming what is missing and how to get it.
-    """
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
-    if missing:
-        raise RunFailedError(
-            f"not installed here: {', '.join(missing)}. Cure: pip install 'vcpo[local]'"
-        )
+    """The run cannot start or continue, and a restart of the process would not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostWorker:
-    """A worker that ended unasked."""
+    """A worker that failed."""
 
     child: ChildProcess
     pause_s: float
-    """How long its group waits before it starts another."""
+    """Seconds for which its group waits before it starts another worker."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Group:
-    """The workers of a rollout group that are to run, and how those before them fared."""
+    """The workers of a rollout group and the failures of earlier workers."""
 
     workers: list[ChildProcess]
     streak: FailureStreak
     num_productive: int = 0
-    """Workers so far that delivered; each is progress of the group."""
+    """Number of workers so far that submitted trajectories; this is the group's progress."""
     start_after_s: float = 0.0
+    """Time before which no worker is started."""
 
 
 class Fleet:
@@ -71,7 +57,7 @@ class Fleet:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.token = secrets.token_urlsafe(24)
-        """Shared by this run's processes alone."""
+        """Token that only this run's processes share."""
         self.learner: ChildProcess | None = None
         self._run = run
         self._run_dir = run_dir
@@ -83,25 +69,27 @@ class Fleet:
             gpus, max_workers=sum(group.max_replicas for group in run.spec.rollouts)
         )
         self._gpu_of: dict[str, str] = {}
-        """By worker that was ever started, where there are GPUs."""
-        self._leaving: list[ChildProcess] = []
+        """GPU of every worker that was ever started, if there are GPUs."""
+        self._stopping: list[ChildProcess] = []
+        """Workers that were terminated and still run."""
         self._started = 0
+        """Number of workers ever started."""
         self._productive: set[str] = set()
-        """Names of workers that delivered."""
+        """Names of the workers that submitted trajectories."""
 
     @property
     def workers(self) -> Mapping[str, Sequence[ChildProcess]]:
-        """Workers that are to run, by rollout group."""
+        """Workers by rollout group, without those that are stopping."""
         return {name: group.workers for name, group in self._groups.items()}
 
     @property
     def children(self) -> list[ChildProcess]:
-        """Every process of the run, those on their way out included."""
+        """Every process of the run, including those that are stopping."""
         workers = [child for group in self._groups.values() for child in group.workers]
-        return [*([self.learner] if self.learner else []), *workers, *self._leaving]
+        return [*([self.learner] if self.learner else []), *workers, *self._stopping]
 
     def start_learner(self, *, resume: bool, port: int = 0) -> ChildProcess:
-        """Start the learner; `port` 0 takes a free one, a restart keeps the one before."""
+        """Start the learner on a port; 0 takes a free port."""
         if self.learner is not None:
             self.learner.close_stdin()
         options = [f"--listen=127.0.0.1:{port}", f"--metrics-listen={_ANY_PORT}"]
@@ -119,24 +107,25 @@ class Fleet:
     def scale(
         self, replicas: Mapping[str, int], learner_port: int, busy: Mapping[str, int]
     ) -> None:
-        """Start and stop workers until each group has as many as wanted.
+        """Start and stop workers until each group has its desired number.
 
-        A group whose workers keep failing waits before it starts others. The idlest leave first;
-        `busy` is how many trajectories each worker has in flight.
+        A group whose workers keep failing pauses before it starts another. The workers with the
+        fewest trajectories in flight are stopped first.
+        busy: trajectories in flight by worker.
         """
-        for name, wanted in replicas.items():
+        for name, desired in replicas.items():
             workers = self._groups[name].workers
             may_start = self._clock() >= self._groups[name].start_after_s
-            while len(workers) < wanted and may_start:
+            while len(workers) < desired and may_start:
                 workers.append(self._start_worker(name, learner_port))
             workers.sort(key=lambda child: busy.get(child.name, 0), reverse=True)
-            while len(workers) > wanted:
+            while len(workers) > desired:
                 worker = workers.pop()
                 worker.terminate()
-                self._leaving.append(worker)
+                self._stopping.append(worker)
 
     def record_productive(self, names: Iterable[str]) -> None:
-        """Note workers that have delivered; a worker that failed after that did not crash-loop."""
+        """Record workers that submitted; a worker that fails after that does not crash-loop."""
         for group in self._groups.values():
             living = {child.name for child in group.workers}
             new = (living & set(names)) - self._productive
@@ -144,16 +133,16 @@ class Fleet:
             self._productive |= new
 
     def reap(self) -> list[LostWorker]:
-        """Forget processes that have ended; returns the workers that ended unasked.
+        """Remove processes that have ended; return the workers that failed.
 
         Raises:
-            RunFailedError: when a worker reports an error that the user must fix, or when workers
-                keep failing before any of them has delivered.
+            RunFailedError: if a worker reports a start error, or if workers keep failing before
+                any of them submits.
         """
         for child in self.children:
             if child.exit_code is not None:
                 child.close_stdin()
-        self._leaving = [child for child in self._leaving if child.exit_code is None]
+        self._stopping = [child for child in self._stopping if child.exit_code is None]
         ended = [
             (group, child)
             for group in self._groups.values()
@@ -167,31 +156,31 @@ class Fleet:
             if child.exit_code != 0:
                 group.streak = group.streak.after_failure(group.num_productive)
                 group.start_after_s = self._clock() + group.streak.pause_s
-                self._judge(child, group.streak)
+                self._check_failure(child, group.streak)
                 lost.append(LostWorker(child=child, pause_s=group.streak.pause_s))
         return lost
 
     async def stop(self, grace_s: float) -> None:
-        """Ask everybody to leave, and see that they are gone."""
-        await stop_all(self.children, grace_s)
+        """Stop every process; kill those that still run after `grace_s` seconds."""
+        await stop_children(self.children, grace_s)
 
     async def wait_for_learner(self, timeout_s: float) -> bool:
-        """Wait for the learner to end by itself; False when it has not in time."""
+        """Wait until the learner ends; return False if it still runs after `timeout_s` seconds."""
         return self.learner is None or not await wait_for_exit([self.learner], timeout_s)
 
     def kill(self) -> None:
-        """Kill everybody at once."""
+        """Kill every process."""
         for child in self.children:
             child.kill()
 
-    def _judge(self, child: ChildProcess, streak: FailureStreak) -> None:
+    def _check_failure(self, child: ChildProcess, streak: FailureStreak) -> None:
         if child.exit_code == CANNOT_START:
-            raise RunFailedError(f"{child.name} {child.failure()}")
+            raise RunFailedError(f"{child.name} {child.describe_failure()}")
         living = {child.name for group in self._groups.values() for child in group.workers}
         if streak.failures >= MAX_WORKER_FAILURES and not living & self._productive:
             raise RunFailedError(
-                f"{streak.failures} workers in a row ended before they delivered anything; the"
-                f" last, {child.name}, {child.failure()}"
+                f"{streak.failures} workers in a row ended before they submitted a trajectory; the"
+                f" last one, {child.name}, {child.describe_failure()}"
             )
 
     def _start_worker(self, group: str, learner_port: int) -> ChildProcess:
@@ -201,7 +190,7 @@ class Fleet:
         options += [f"--listen={_ANY_PORT}", f"--metrics-listen={_ANY_PORT}"]
         threads = next(one.threads for one in self._run.spec.rollouts if one.name == group)
         on_gpus = Counter(self._gpu_of.get(child.name, "") for child in self.children)
-        share = self.gpu_plan.next_worker(on_gpus)
+        share = self.gpu_plan.share_for_next_worker(on_gpus)
         if share is not None:
             self._gpu_of[name] = share.gpu
         return self._start(name, "vcpo_rollout", options, threads, share)

@@ -1,9 +1,10 @@
-"""The GPUs of this machine, and which process of a local run gets which.
+"""The GPUs of this machine, and their assignment to the processes of a local run.
 
 ```
-two or more   learner: the first, alone     workers: the others, one each; then several share one
-one           learner: 0.6 of its memory    workers: 0.3 of it together
-none          nobody is told anything
+GPUs          learner                       workers
+two or more   the first GPU, alone          the other GPUs, one each, then several per GPU
+one           0.6 of its memory             0.3 of its memory together
+none          no setting                    no setting
 ```
 """
 
@@ -20,10 +21,10 @@ from vcpo.service.lifecycle import GPU_MEMORY_VARIABLE
 _QUERY = ("--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits")
 _QUERY_TIMEOUT_S = 20.0
 _USABLE_RATIO = 0.9
-"""Of a GPU's memory; the rest is for contexts and fragments."""
+"""Usable share of a GPU's memory; CUDA contexts and fragmentation take the rest."""
 _LEARNER_RATIO = 0.6
-"""Where everybody shares one: parameters, gradients and AdamW's moments take 16 bytes a parameter
-at the learner, and 2 to 4 at a worker."""
+"""The learner's share of a single GPU's memory. Parameters, gradients and AdamW's moments take 16
+bytes per parameter at the learner; a worker takes 2 to 4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,67 +32,71 @@ class Gpu:
     """One GPU."""
 
     identifier: str
-    """As `CUDA_VISIBLE_DEVICES` names it."""
+    """The GPU's name in `CUDA_VISIBLE_DEVICES`."""
     name: str = ""
     memory_mebibytes: int | None = None
-    """None is unknown."""
+    """Total memory; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuShare:
-    """What one process may use of one GPU."""
+    """The share of a GPU that one process may use."""
 
     gpu: str
     memory_ratio: float | None
-    """Largest share of its memory, in (0, 1]; None is all that is free."""
+    """Largest share of the memory, in (0, 1]; None is no limit."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that hold a process to it."""
-        # The order that nvidia-smi counts in, rather than the fastest first.
-        held = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": self.gpu}
+        """Environment variables that restrict a process to this share."""
+        # Number the GPUs as nvidia-smi does; CUDA's default is the fastest first.
+        variables = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": self.gpu}
         if self.memory_ratio is not None:
-            held[GPU_MEMORY_VARIABLE] = f"{self.memory_ratio:.4f}"
-        return held
+            variables[GPU_MEMORY_VARIABLE] = f"{self.memory_ratio:.4f}"
+        return variables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPlan:
-    """Who gets what, for as many workers as the run may have."""
+    """Assignment of GPUs to the learner and to the largest number of workers."""
 
     learner: GpuShare | None
     workers: tuple[GpuShare, ...]
-    """One for each GPU that workers run on; empty when there is none."""
+    """A worker's share of each GPU that workers use; empty without GPUs."""
     max_workers: int
+    """Sum of the groups' maxReplicas."""
 
-    def next_worker(self, num_workers: Mapping[str, int]) -> GpuShare | None:
-        """What one more worker gets, by how many there are on each GPU; None without GPUs."""
+    def share_for_next_worker(self, num_workers: Mapping[str, int]) -> GpuShare | None:
+        """Return the share on the GPU with the fewest workers; None without GPUs.
+
+        num_workers: number of workers by GPU.
+        """
         return min(self.workers, key=lambda each: num_workers.get(each.gpu, 0), default=None)
 
     @property
-    def sentence(self) -> str:
-        """Who gets what, in words; empty without GPUs."""
+    def description(self) -> str:
+        """The assignment in one sentence; empty without GPUs."""
         if self.learner is None:
             return ""
         named = ", ".join(each.gpu for each in self.workers)
-        said = f"learner on GPU {self.learner.gpu}, rollout workers on GPU {named}"
+        text = f"learner on GPU {self.learner.gpu}, rollout workers on GPU {named}"
         if self.learner.memory_ratio is not None:
-            said += (
+            text += (
                 f": they share its memory, {self.learner.memory_ratio:.2f} for the learner and"
                 f" {self.workers[0].memory_ratio:.2f} for each of {self.max_workers} workers;"
-                " a lower maxReplicas leaves each more"
+                " with a lower maxReplicas each gets more"
             )
         elif self.max_workers > len(self.workers):
-            said += (
+            text += (
                 f": up to {self.max_workers} workers share {len(self.workers)},"
                 f" {self.workers[0].memory_ratio:.2f} of its memory each; to give each its own,"
                 f" set the groups' maxReplicas to {len(self.workers)} together"
             )
-        return said
+        return text
 
 
 def plan_gpus(gpus: Sequence[Gpu], *, max_workers: int) -> GpuPlan:
-    """Give out GPUs so that what runs on one at a time fits into its memory."""
+    """Assign GPUs so that the processes of one GPU fit into its memory together."""
     if not gpus:
         return GpuPlan(learner=None, workers=(), max_workers=max_workers)
     first, *others = (gpu.identifier for gpu in gpus)
@@ -113,35 +118,37 @@ def plan_gpus(gpus: Sequence[Gpu], *, max_workers: int) -> GpuPlan:
 
 
 def find_gpus(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
-    """The GPUs that processes started here may use, as nvidia-smi and the user say."""
+    """Return the GPUs that nvidia-smi reports and `CUDA_VISIBLE_DEVICES` allows."""
     return usable_gpus(environment.get("CUDA_VISIBLE_DEVICES"), _ask_driver())
 
 
 def usable_gpus(visible_devices: str | None, found: Sequence[Gpu]) -> list[Gpu]:
-    """Those of the GPUs `found` that `CUDA_VISIBLE_DEVICES` leaves, in its order.
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` allows, in its order.
 
-    CUDA stops reading at the first entry that names none, such as -1. None leaves all.
+    visible_devices: the variable's value; None allows all GPUs. As in CUDA, the first entry that
+        is empty or negative, such as -1, ends the list.
+    found: GPUs of the machine.
     """
     if visible_devices is None:
         return list(found)
-    known = {gpu.identifier: gpu for gpu in found}
+    by_identifier = {gpu.identifier: gpu for gpu in found}
     usable: list[Gpu] = []
     for entry in visible_devices.split(","):
         identifier = entry.strip()
         if not identifier or identifier.startswith("-"):
             break
-        usable.append(known.get(identifier, Gpu(identifier=identifier)))
+        usable.append(by_identifier.get(identifier, Gpu(identifier=identifier)))
     return usable
 
 
 def parse_gpus(csv: str) -> list[Gpu]:
-    """Read what nvidia-smi prints for index, name and total memory in MiB; other lines are none."""
+    """Read nvidia-smi's lines of index, name and total memory in MiB; ignore other lines."""
     gpus = []
     for line in csv.splitlines():
         index, _, rest = line.partition(",")
         name, _, memory = rest.rpartition(",")
         if index.strip().isdecimal():
-            # A GPU whose memory is not its own, as of a Grace Hopper, says [N/A].
+            # A GPU without memory of its own, such as a Grace Hopper's, reports [N/A].
             size = int(memory) if memory.strip().isdecimal() else None
             gpus.append(Gpu(identifier=index.strip(), name=name.strip(), memory_mebibytes=size))
     return gpus

@@ -1,4 +1,4 @@
-"""The learner of a local run through its restarts: started, found to serve, found to have ended."""
+"""The learner of a local run across its restarts."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from vcpo.service.lifecycle import CANNOT_START, DRAINED, Ready
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerEnd:
-    """A learner's end."""
+    """The end of a learner process."""
 
     child: ChildProcess
     is_complete: bool
-    """Whether the run has ended with it; if not, another is going to be started."""
+    """Whether the run is complete; otherwise the learner will be restarted."""
     message: str = ""
-    """How it ended and when the next one starts."""
+    """How it ended, and when it will be restarted."""
 
 
 class LearnerProcess:
     """Keeps one learner running until the run is complete.
 
-    Whoever ends a learner, the host excepted, has not asked the run to end: it is started again.
+    A learner that anything but this host stops is restarted.
 
-    resume: whether the first one goes on from a checkpoint; all others do.
-    limits: Limits of the run; the restarts among them act here.
+    resume: whether the first process resumes from a checkpoint; every later one does.
+    limits: limits of the run, of which this class applies the restarts.
     """
 
     def __init__(
@@ -42,41 +42,41 @@ class LearnerProcess:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.serves = False
-        """Whether the present one has said that it serves."""
+        """Whether the current process has reported that it serves."""
         self._fleet = fleet
         self._resume = resume
         self._limits = limits
         self._clock = clock
         self._streak = FailureStreak()
         self._start_at_s: float | None = clock()
-        """When the next one is to be started; None while there is one."""
+        """When to start the next process; None while one exists."""
 
     @property
     def child(self) -> ChildProcess | None:
-        """The present one; None when there is none."""
+        """The current process; None between two processes."""
         return None if self._start_at_s is not None else self._fleet.learner
 
     def start_when_due(self, port: int) -> None:
-        """Start one if there is none and its time has come; `port` 0 takes a free one."""
+        """Start a process if there is none and the pause is over; port 0 takes a free port."""
         if self._start_at_s is not None and self._clock() >= self._start_at_s:
             self._fleet.start_learner(resume=self._resume, port=port)
             self._start_at_s = None
             self._resume = True
 
     def take_ready(self) -> Ready | None:
-        """Where it serves, told once for each one that begins to."""
+        """Return the ports of a process that began to serve, once per process; else None."""
         if self.serves or self.child is None or (ready := self.child.ready) is None:
             return None
         self.serves = True
         return ready
 
     def take_end(self, *, step: int) -> LearnerEnd | None:
-        """Its end, told once for each one that ends, with the next one planned.
+        """Return the end of a process, once per process, and schedule the next; else None.
 
-        step: steps that are known to have been taken.
+        step: largest number of steps known to have been taken.
 
         Raises:
-            RunFailedError: when starting another would be no cure, or was not, too often.
+            RunFailedError: if the learner reports a start error or exceeded its restarts.
         """
         child = self.child
         if child is None or child.exit_code is None:
@@ -87,9 +87,9 @@ class LearnerProcess:
         self._streak = self._streak.after_failure(step)
         failures, allowed = self._streak.failures, self._limits.max_learner_restarts
         failure = (
-            "was asked to leave by somebody other than this run"
+            "was stopped from outside this run"
             if child.exit_code == DRAINED
-            else child.failure()
+            else child.describe_failure()
         )
         if child.exit_code == CANNOT_START:
             raise RunFailedError(f"the learner {failure}")

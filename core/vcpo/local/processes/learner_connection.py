@@ -1,4 +1,4 @@
-"""The host's line to the learner: asks for signals, and knows how old the last ones are."""
+"""The host's connection to the learner: it polls signals and knows their age."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ from vcpo.wire.v1 import control_pb2
 
 
 class LearnerConnection:
-    """Signals of the learner, through all of its processes: each serves on the port of the first.
+    """Connection to the learner across its restarts; every process serves on the same port.
 
-    answer_timeout_s: how long the learner may take to answer.
+    answer_timeout_s: timeout of a request for signals.
     """
 
     def __init__(
         self, *, token: str, answer_timeout_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.port = 0
-        """Port of the learner; 0 before it first served."""
+        """Port of the learner; 0 before it first serves."""
         self.latest: control_pb2.Signals | None = None
-        """Its last signals; None before the first."""
+        """The last signals; None before the first."""
         self.furthest_step = 0
-        """Most steps that were taken, in any process: one that finds no checkpoint counts anew."""
-        self.answers = False
-        """Whether signals came when it was asked last: if not, no other call to it is worth its
-        timeout."""
+        """Largest step of any process; a process that finds no checkpoint starts at 0 again."""
+        self.is_answering = False
+        """Whether the last poll succeeded. If not, other calls would only time out as well."""
         self._token = token
         self._answer_timeout_s = answer_timeout_s
         self._clock = clock
@@ -41,37 +40,37 @@ class LearnerConnection:
 
     @property
     def control(self) -> LearnerControl | None:
-        """Calls to the learner; None before it first served."""
+        """Client of the learner's control service; None before it first serves."""
         return None if self._channel is None else LearnerControl(self._channel)
 
     @property
     def age_s(self) -> float | None:
-        """Age of the last signals; None before the first."""
+        """Age of the last signals in seconds; None before the first."""
         return None if self.latest is None else self._clock() - self._latest_s
 
     @property
     def phase(self) -> RunPhase:
-        """The run's phase as the learner last told it."""
+        """The last known phase of the run."""
         return RunPhase.RUNNING if self.latest is None else phase_from_message(self.latest.phase)
 
     def open(self, port: int) -> None:
-        """Note where the learner serves."""
+        """Connect to the port where the learner serves."""
         self.port = port
         if self._channel is None:
             self._channel = open_channel(f"127.0.0.1:{port}", token=self._token)
 
-    async def ask(self) -> None:
-        """Ask for signals; `answers` tells whether they came."""
-        self.answers = False
+    async def poll(self) -> None:
+        """Request signals; `is_answering` says whether they came."""
+        self.is_answering = False
         if (control := self.control) is not None:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 self.latest = await control.signals(timeout_s=self._answer_timeout_s)
                 self.furthest_step = max(self.furthest_step, self.latest.step)
                 self._latest_s = self._clock()
-                self.answers = True
+                self.is_answering = True
 
     def signals(self) -> RunSignals | None:
-        """The last signals with their age; None when there are none that make sense."""
+        """Return the last signals with their age; None if there are none or they are invalid."""
         if self.latest is None or (age_s := self.age_s) is None:
             return None
         try:
@@ -80,6 +79,6 @@ class LearnerConnection:
             return None
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._channel is not None:
             await self._channel.close()

@@ -1,4 +1,4 @@
-"""Whether the processes of a run answer: a process may live and hang."""
+"""Detection of hung processes: processes that run and do not answer health checks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vcpo.wire.limits import CHANNEL_OPTIONS
 _UNANSWERED = {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
 
 
-async def answers(child: ChildProcess, timeout_s: float) -> bool:
-    """Whether a process answers a health check, with whatever; False before it serves."""
+async def answers_health_check(child: ChildProcess, timeout_s: float) -> bool:
+    """Return whether a process answers a health check, with any status; False before it serves."""
     ready = child.ready
     if ready is None:
         return False
@@ -31,10 +31,10 @@ async def answers(child: ChildProcess, timeout_s: float) -> bool:
 
 
 class Liveness:
-    """Since when each process has left questions unanswered.
+    """Time since which each process has not answered health checks.
 
-    Time counts from the first question without an answer, so that a host which slept itself, or
-    asks seldom, takes nobody for hung.
+    The time counts from the first unanswered check. A host that was suspended itself, or checks
+    rarely, therefore does not treat a process as hung.
     """
 
     def __init__(
@@ -43,22 +43,22 @@ class Liveness:
         self._startup_deadline_s = startup_deadline_s
         self._clock = clock
         self._unanswered_since_s: dict[tuple[int, bool], float] = {}
-        """By process id and whether the process had started to serve."""
+        """Time of the first unanswered check, by process id and whether the process serves."""
 
-    def note(self, child: ChildProcess, *, answered: bool) -> None:
-        """Note whether a process answered a question just now."""
+    def record(self, child: ChildProcess, *, answered: bool) -> None:
+        """Record whether a process answered the current health check."""
         if answered:
             self._unanswered_since_s.pop(_key(child), None)
         else:
             self._unanswered_since_s.setdefault(_key(child), self._clock())
 
     def silent_s(self, child: ChildProcess) -> float:
-        """How long a process has not answered; 0 when it answered the last question."""
+        """Return the seconds since the first unanswered check; 0 if the last was answered."""
         now_s = self._clock()
         return now_s - self._unanswered_since_s.get(_key(child), now_s)
 
     def is_hung(self, child: ChildProcess) -> bool:
-        """Whether a process is to be killed and replaced."""
+        """Return whether a process is hung."""
         return is_hung(
             silent_s=self.silent_s(child),
             has_started=child.ready is not None,
@@ -66,7 +66,7 @@ class Liveness:
         )
 
     def retain(self, children: Iterable[ChildProcess]) -> None:
-        """Forget processes that have ended."""
+        """Forget all processes but these."""
         kept = {child.process.pid for child in children}
         self._unanswered_since_s = {
             key: since_s for key, since_s in self._unanswered_since_s.items() if key[0] in kept

@@ -1,1 +1,1 @@
-"""What `vcpo run` shows on the terminal."""
+"""Output of `vcpo run` on the terminal, and how a run ended."""

@@ -1,4 +1,4 @@
-"""How a local run ended, for the exit status and the last lines on the screen."""
+"""How a local run ended: exit status and last message."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from vcpo.records.step_record import StepRecord
 
 
 class Ending(IntEnum):
-    """How a local run ended; the exit status of `vcpo run`."""
+    """How a local run ended; the value is the exit status of `vcpo run`."""
 
     COMPLETE = 0
     FAILED = 1
     COMPLETE_WITHOUT_UPDATE = 3
-    """Every step was skipped: the model is the one that the run began with."""
+    """Every step was skipped; the model is unchanged."""
     INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """An ending, and what there is to say about it."""
+    """The ending of a run and its explanation."""
 
     ending: Ending
     message: str = ""
-    """A sentence; empty when the ending says it all."""
+    """One sentence; empty if the ending needs no explanation."""
 
 
 def outcome_of_complete(steps: Sequence[StepRecord]) -> RunOutcome:
-    """Judge a run that took all of its steps by what they did."""
+    """Return the outcome of a run that took all its steps, from the records of the steps."""
     if (message := never_updated_notice(steps)) is not None:
         return RunOutcome(ending=Ending.COMPLETE_WITHOUT_UPDATE, message=message)
     reason = steps[-1].skipped or "" if steps else ""

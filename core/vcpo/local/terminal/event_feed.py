@@ -1,4 +1,4 @@
-"""Events that the run's other processes write, for the screen: new ones, repeated ones counted."""
+"""Selection of the other processes' events for the terminal."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _SHOWN_EACH = 3
 
 
 class EventFeed:
-    """What to show of the events that `tail` brings, apart from those of `own_source`.
+    """Selects the events of `tail` to show, without those of `own_source`.
 
-    Of each kind the first few are shown, then every tenth, hundredth and so on with its number, so
+    Of each kind it selects the first three, then the 10th, the 100th and so on with the count, so
     that an event per step does not scroll everything else away.
     """
 
@@ -21,21 +21,21 @@ class EventFeed:
         self._own_source = own_source
         self._seen: Counter[tuple[str, str]] = Counter()
 
-    def news(self) -> list[str]:
-        """Lines to show, of what was written since the last call."""
+    def new_lines(self) -> list[str]:
+        """Return the lines to show of the events since the last call."""
         lines = []
         for event in self._tail.read():
             if event.source == self._own_source:
                 continue
             kind = (event.source, event.kind)
             self._seen[kind] += 1
-            if is_worth_showing(self._seen[kind]):
+            if is_shown(self._seen[kind]):
                 lines.append(_line(event, self._seen[kind]))
         return lines
 
 
-def is_worth_showing(number: int) -> bool:
-    """Whether the event of this number, counted from 1 within its kind, is shown."""
+def is_shown(number: int) -> bool:
+    """Return whether the event with this number within its kind, from 1, is shown."""
     return number <= _SHOWN_EACH or number == 10 ** (len(str(number)) - 1)
 
 

@@ -1,4 +1,4 @@
-"""What a run came to, in one JSON object."""
+"""Summary of a run as one JSON object."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from vcpo.records.journal import Metrics, read_metrics
 
 
 def summarize(run_dir: Path) -> dict[str, Any]:
-    """Sum up a run from its records; None where it has none.
+    """Return the summary of a run from its records; a value without records is None.
 
-    Accuracies are those of the first and the last evaluation. `trajectories` are the counts at the
+    Accuracies are those of the first and the last evaluation. `trajectories` has the counts at the
     last step: leased = consumed + sum(dropped) + in_flight + buffered.
     """
     metrics = read_metrics(run_dir)
     steps = metrics.steps
     taken = [step for step in steps if step.skipped is None]
-    # A step whose weights have no value reports an ESS ratio of 0, which no batch can have.
+    # A step with weights that are not finite reports an ESS ratio of 0, which no batch can have.
     ess_ratios = [step.ess_ratio for step in steps if step.ess_ratio > 0]
     last = steps[-1] if steps else None
     return {

@@ -1,7 +1,7 @@
-"""What `vcpo run` shows while it works: a live panel on a terminal, plain lines anywhere else.
+"""The live view of `vcpo run`: a panel on a terminal, plain lines otherwise.
 
-The caller describes the run with a `RunView` as often as it likes; a view decides what of it is
-worth printing. Nothing is printed but through the console that was given.
+The caller passes a `RunView` at every turn, and the view decides what to print. A view prints only
+through its console.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.text import Text
 from vcpo.report.numbers import decimal, duration, whole
 
 PLAIN_INTERVAL_S = 5.0
-"""Least time between two lines of the plain view, unless the phase or the accuracy changes."""
+"""Shortest time between two lines of the plain view while phase and accuracy do not change."""
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _VALUE_WIDTH = 14
@@ -32,34 +32,35 @@ _EVENTS_SHOWN = 4
 _HEALTHY_ESS_SHARE = 0.5
 _ALARMING_ESS_SHARE = 0.1
 _OLD_S = 10.0
-"""Numbers older than this are shown with their age."""
+"""Age from which numbers are shown with their age, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """A run at one moment, as far as a person watching it cares; None means not known yet."""
+    """State of a run for the live view; None means not known yet."""
 
     run_name: str
     phase: str
-    """What the run is doing, in a word or two: `starting`, `training`, `stopping`."""
+    """`starting`, `restarting`, or the phase that the learner reports."""
     step: int
     """Optimizer steps taken."""
     total_steps: int
     reward_mean: float | None
     """Mean reward of the last step's trajectories."""
     accuracy: float | None
-    """Mean reward of the last evaluation's held-out answers."""
+    """Mean reward of the last evaluation on held-out prompts."""
     ess_ratio: float | None
-    """Effective share of the last batch, in [1/B, 1]."""
+    """ESS ratio of the last batch, in [1/B, 1]."""
     on_policy_ess_ratio: float | None
-    """What the ratio is at lag 0."""
+    """ESS ratio at lag 0, in (0, 1]."""
     learning_rate_scale: float | None
     """Factor on the base learning rate in the last step, in [0, 1]."""
     lag_p50: int | None
-    """Median and maximum age of the last step's tokens, in policy versions."""
+    """Median lag of the last step's tokens, in policy versions."""
     lag_max: int | None
+    """Largest lag of the last step's tokens, in policy versions."""
     lag_bound: int
-    """Age at which a token is dropped, in policy versions."""
+    """Lag above which a trajectory is dropped, in policy versions."""
     buffered: int
     """Trajectories waiting for the learner."""
     in_flight: int
@@ -72,36 +73,35 @@ class RunView:
     eta_s: float | None
     """Estimated seconds to the last step."""
     signals_age_s: float | None = None
-    """Age of all numbers that the learner told, in seconds."""
+    """Age of the learner's signals, in seconds."""
     notices: tuple[str, ...] = ()
-    """What the person should know before anything else, in sentences. The plain view leaves them
-    to the events that tell the same."""
+    """Warnings, one sentence each. The plain view omits them, because events say the same."""
 
 
 class LiveView(Protocol):
-    """Where a run's progress is shown; entered before the first update, left after the last."""
+    """Shows the progress of a run; a context manager around all updates."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *error: object) -> None: ...
 
     def update(self, view: RunView) -> None:
-        """Show the run as it is now."""
+        """Show the current state of the run."""
 
     def event(self, message: str) -> None:
-        """Show something that just happened."""
+        """Show an event."""
 
 
 def make_view(console: Console) -> RichView | PlainView:
-    """Choose the panel for a capable terminal that speaks UTF-8, else plain lines."""
-    speaks_unicode = console.encoding.lower().startswith("utf")
-    if console.is_terminal and not console.is_dumb_terminal and speaks_unicode:
+    """Return the panel for a capable UTF-8 terminal, otherwise plain lines."""
+    is_utf8 = console.encoding.lower().startswith("utf")
+    if console.is_terminal and not console.is_dumb_terminal and is_utf8:
         return RichView(console)
     return PlainView(console)
 
 
 class RichView:
-    """A compact panel, redrawn in place at every update."""
+    """A panel that is redrawn in place at every update."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False)
@@ -126,7 +126,7 @@ class RichView:
         self._redraw()
 
     def event(self, message: str) -> None:
-        """Add a line under the numbers; only the last few are kept."""
+        """Add a line below the numbers; only the last few lines are kept."""
         self._events.append(_printable(message))
         self._redraw()
 
@@ -170,14 +170,18 @@ class PlainView:
             self._print_latest(self._latest)
 
     def update(self, view: RunView) -> None:
-        """Print the run when a line is due or the phase or the accuracy changed."""
+        """Print a line if one is due, or if the phase or the accuracy changed."""
         self._latest = view
         waited_s = self._clock() - self._printed_at_s
-        if _changed(self._printed, view) or waited_s >= self._interval_s:
+        before = self._printed
+        has_changed = before is None or (
+            (before.phase, before.accuracy) != (view.phase, view.accuracy)
+        )
+        if has_changed or waited_s >= self._interval_s:
             self._print_latest(view)
 
     def event(self, message: str) -> None:
-        """Print a message at once."""
+        """Print an event at once."""
         self._write(f"* {_printable(message)}")
 
     def _print_latest(self, view: RunView) -> None:
@@ -191,7 +195,7 @@ class PlainView:
 
 
 def plain_line(view: RunView) -> str:
-    """Describe a run in one line."""
+    """Return the state of a run in one line."""
     on_policy = decimal(view.on_policy_ess_ratio, ".2f")
     facts = [
         f"{view.phase} {view.step}/{view.total_steps}",
@@ -212,35 +216,31 @@ def plain_line(view: RunView) -> str:
 
 
 def sparkline(values: Sequence[float | None], *, low: float | None = None) -> str:
-    """Draw values as bars of eight heights, a space for each missing one.
+    """Draw values as bars of eight heights, with a space for each missing value.
 
-    `low` is the bottom of the scale; None takes the least value. The top is the greatest one.
+    low: bottom of the scale; None takes the smallest value. The top is the largest value.
     """
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    if not known:
+    present = [value for value in values if value is not None and math.isfinite(value)]
+    if not present:
         return ""
-    bottom = min(known) if low is None else low
-    span = max(known) - bottom
-    return "".join(_block(value, bottom, span) for value in values)
+    bottom = min(present) if low is None else low
+    span = max(present) - bottom
+    return "".join(_bar(value, bottom, span) for value in values)
 
 
-def _block(value: float | None, bottom: float, span: float) -> str:
+def _bar(value: float | None, bottom: float, span: float) -> str:
     if value is None or not math.isfinite(value):
         return " "
     share = (value - bottom) / span if span > 0 else 0.5
     return _BLOCKS[min(len(_BLOCKS) - 1, max(0, int(share * len(_BLOCKS))))]
 
 
-def _changed(before: RunView | None, after: RunView) -> bool:
-    return before is None or (before.phase, before.accuracy) != (after.phase, after.accuracy)
-
-
 def _age(view: RunView) -> list[str]:
-    """A sentence on numbers that are old; nothing on those that are not."""
+    """Return a sentence on the age of the numbers if they are old."""
     if view.signals_age_s is None or view.signals_age_s < _OLD_S:
         return []
     age = duration(view.signals_age_s)
-    return [f"the learner has not answered for {age}: the numbers are as old"]
+    return [f"the learner has not answered for {age}: the numbers are {age} old"]
 
 
 def _framed(view: RunView | None, body: RenderableType) -> Panel:
@@ -273,7 +273,11 @@ def _numbers(view: RunView, rewards: str, ess_ratios: str) -> Table:
     ess = f"{decimal(view.ess_ratio, '.2f')} of {decimal(view.on_policy_ess_ratio, '.2f')}"
     table.add_row("reward", reward, "accuracy", accuracy)
     table.add_row("ESS ratio", _with_trend(ess, _ess_style(view), ess_ratios), "lr", f"x {scale}")
-    table.add_row("lag", _lag_text(view), "workers", _workers(view))
+    is_lag_high = view.lag_max is not None and view.lag_max > view.lag_bound
+    lag = Text(_lag(view), "bold red" if is_lag_high else "")
+    is_short = view.workers_ready < view.workers_desired
+    workers = Text(f"{view.workers_ready} of {view.workers_desired}", "yellow" if is_short else "")
+    table.add_row("lag", lag, "workers", workers)
     table.add_row("queue", f"{view.buffered} buffered, {view.in_flight} in flight", "speed", speed)
     return table
 
@@ -295,16 +299,6 @@ def _lag(view: RunView) -> str:
     return f"p50 {whole(view.lag_p50)} max {whole(view.lag_max)} of {view.lag_bound}"
 
 
-def _lag_text(view: RunView) -> Text:
-    outside = view.lag_max is not None and view.lag_max > view.lag_bound
-    return Text(_lag(view), "bold red" if outside else "")
-
-
-def _workers(view: RunView) -> Text:
-    short = view.workers_ready < view.workers_desired
-    return Text(f"{view.workers_ready} of {view.workers_desired}", "yellow" if short else "")
-
-
 def _printable(text: str) -> str:
-    """Blank out control characters, so that a worker's message cannot steer the terminal."""
+    """Replace control characters by spaces, so that a message cannot control the terminal."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vcpo.local.processes.child import ChildProcess, start_child, stop_all, wait_for_exit
+from vcpo.local.processes.child import ChildProcess, start_child, stop_children, wait_for_exit
 from vcpo.service.lifecycle import Ready, write_ready
 
 TIMEOUT_S = 60
@@ -99,7 +99,7 @@ def test_what_the_user_must_put_right_is_reported_without_what_was_logged_before
     )
     child.process.wait(TIMEOUT_S)
     assert child.exit_code == 2
-    assert child.failure() == "cannot start: model: is gone\nmake it"
+    assert child.describe_failure() == "cannot start: model: is gone\nmake it"
 
 
 def test_a_child_that_served_before_it_complained_gave_up(start):
@@ -110,14 +110,14 @@ def test_a_child_that_served_before_it_complained_gave_up(start):
     write_ready(child.ready_file, Ready(pid=1, grpc_port=2, metrics_port=3))
     child.close_stdin()
     child.process.wait(TIMEOUT_S)
-    assert child.failure() == "gave up: 32 generations failed"
+    assert child.describe_failure() == "gave up: 32 generations failed"
 
 
 def test_a_crash_is_reported_by_its_exception_and_where_to_read_on(start):
     child = start("print(' 50%|##   | 1/2 [00:01<00:01]'); [].pop()")
     child.process.wait(TIMEOUT_S)
     expected = f"ended with status 1: IndexError: pop from empty list (log: {child.log})"
-    assert child.failure() == expected
+    assert child.describe_failure() == expected
 
 
 def test_a_killed_child_is_reported_by_its_signal_alone(start):
@@ -125,14 +125,14 @@ def test_a_killed_child_is_reported_by_its_signal_alone(start):
     child.kill()
     child.process.wait(TIMEOUT_S)
     expected = "was killed by SIGKILL, as the system does when memory runs out"
-    assert child.failure() == f"{expected} (log: {child.log})"
+    assert child.describe_failure() == f"{expected} (log: {child.log})"
 
 
 def test_a_child_killed_for_its_silence_is_reported_so(start):
     child = start(OBEDIENT)
     child.kill_hung(61.2)
     child.process.wait(TIMEOUT_S)
-    assert child.failure() == f"had not answered for 61 s and was killed (log: {child.log})"
+    assert child.describe_failure() == f"did not answer for 61 s and was killed (log: {child.log})"
 
 
 def test_of_a_long_log_the_end_is_read(start):
@@ -198,7 +198,7 @@ async def test_processes_that_have_not_ended_in_time_are_reported(start):
 
 async def test_all_leave_when_asked(start):
     children = [start(OBEDIENT), start(OBEDIENT)]
-    await stop_all(children, TIMEOUT_S)
+    await stop_children(children, TIMEOUT_S)
     assert [child.exit_code for child in children] == [-signal.SIGTERM, -signal.SIGTERM]
 
 
@@ -211,15 +211,15 @@ async def test_a_stopped_child_leaves_when_asked(start):
 
 async def test_a_stubborn_child_is_killed(start, tmp_path):
     child = start_stubborn(start, tmp_path)
-    await stop_all([child], 0.0)
+    await stop_children([child], 0.0)
     assert child.exit_code == -signal.SIGKILL
 
 
 async def test_stopping_the_stopped_is_harmless(start):
     child = start("raise SystemExit(3)")
     child.process.wait(TIMEOUT_S)
-    await stop_all([child], TIMEOUT_S)
-    await stop_all([child], TIMEOUT_S)
+    await stop_children([child], TIMEOUT_S)
+    await stop_children([child], TIMEOUT_S)
     child.terminate()
     child.kill()
     assert child.exit_code == 3
@@ -228,7 +228,7 @@ async def test_stopping_the_stopped_is_harmless(start):
 async def test_nobody_elses_process_is_touched(start):
     command = [sys.executable, "-c", OBEDIENT]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as bystander:
-        await stop_all([start(OBEDIENT)], TIMEOUT_S)
+        await stop_children([start(OBEDIENT)], TIMEOUT_S)
         assert bystander.poll() is None
         bystander.communicate(timeout=TIMEOUT_S)
     assert bystander.returncode == 0

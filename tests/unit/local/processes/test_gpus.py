@@ -28,7 +28,7 @@ def started(plan, num_workers):
     on_gpus = Counter()
     shares = []
     for _ in range(num_workers):
-        share = plan.next_worker(on_gpus)
+        share = plan.share_for_next_worker(on_gpus)
         on_gpus[share.gpu] += 1
         shares.append(share)
     return shares
@@ -58,18 +58,18 @@ def test_with_a_second_gpu_the_learner_has_its_own_and_workers_are_spread(num_gp
     )
     if max_workers < num_gpus:
         assert set(per_gpu.values()) == {1}
-        assert "share" not in plan.sentence
+        assert "share" not in plan.description
 
 
 @given(num_gpus=counts, max_workers=counts)
 def test_sharing_is_said_with_the_numbers(num_gpus, max_workers):
     plan = plan_gpus(gpus(num_gpus), max_workers=max_workers)
-    assert ("share" in plan.sentence) == (max_workers > num_gpus - 1)
+    assert ("share" in plan.description) == (max_workers > num_gpus - 1)
 
 
 def test_a_worker_that_is_replaced_gets_the_gpu_that_is_free():
     plan = plan_gpus(gpus(4), max_workers=3)
-    assert plan.next_worker({"1": 1, "3": 1}).gpu == "2"
+    assert plan.share_for_next_worker({"1": 1, "3": 1}).gpu == "2"
 
 
 def test_one_gpu_is_shared_by_all():
@@ -80,16 +80,16 @@ def test_one_gpu_is_shared_by_all():
         "VCPO_GPU_MEMORY_RATIO": "0.6000",
     }
     assert plan.workers[0].memory_ratio == pytest.approx(0.15)
-    assert plan.sentence == (
+    assert plan.description == (
         "learner on GPU 0, rollout workers on GPU 0: they share its memory, 0.60 for the learner"
-        " and 0.15 for each of 2 workers; a lower maxReplicas leaves each more"
+        " and 0.15 for each of 2 workers; with a lower maxReplicas each gets more"
     )
 
 
 def test_more_workers_than_gpus_are_reported_with_the_cure():
     plan = plan_gpus(gpus(3), max_workers=4)
     assert plan.workers[0].memory_ratio == pytest.approx(0.45)
-    assert plan.sentence == (
+    assert plan.description == (
         "learner on GPU 0, rollout workers on GPU 1, 2: up to 4 workers share 2, 0.45 of its memory"
         " each; to give each its own, set the groups' maxReplicas to 2 together"
     )
@@ -97,7 +97,7 @@ def test_more_workers_than_gpus_are_reported_with_the_cure():
 
 def test_without_a_gpu_no_process_is_assigned_one():
     plan = plan_gpus([], max_workers=4)
-    assert (plan.learner, plan.next_worker({}), plan.sentence) == (None, None, "")
+    assert (plan.learner, plan.share_for_next_worker({}), plan.description) == (None, None, "")
 
 
 def test_gpus_are_read_as_the_driver_prints_them():

@@ -40,9 +40,7 @@ def test_a_learner_that_ends_with_the_run_completes_it(fail):
 def test_a_learner_that_was_asked_to_leave_completes_nothing(fail):
     end = fail(step=20, status=DRAINED)
     assert not end.is_complete
-    assert end.message == (
-        "it was asked to leave by somebody other than this run; restart 1 of 2 without progress"
-    )
+    assert end.message == ("it was stopped from outside this run; restart 1 of 2 without progress")
 
 
 def test_a_failure_before_the_first_step_is_a_restart_like_any_other(fail):

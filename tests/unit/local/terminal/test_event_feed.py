@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vcpo.local.terminal.event_feed import EventFeed, is_worth_showing
+from vcpo.local.terminal.event_feed import EventFeed, is_shown
 from vcpo.records.journal import EVENTS_FILE, EventRecord, EventTail, Journal
 
 
@@ -24,22 +24,22 @@ def feed(journal, tmp_path) -> EventFeed:
 
 
 def test_new_events_are_shown_once(feed, journal):
-    assert feed.news() == []
+    assert feed.new_lines() == []
     journal.event(event("one"))
     journal.event(event("low", kind="CollapseWarning"))
-    assert feed.news() == ["StepSkipped: one", "CollapseWarning: low"]
-    assert feed.news() == []
+    assert feed.new_lines() == ["StepSkipped: one", "CollapseWarning: low"]
+    assert feed.new_lines() == []
 
 
 def test_what_the_host_wrote_itself_is_not_shown_again(feed, journal):
     journal.event(event("mine", source="host"))
-    assert feed.news() == []
+    assert feed.new_lines() == []
 
 
 def test_repeated_events_are_counted_rather_than_shown(feed, journal):
     for number in range(1, 13):
         journal.event(event(f"step {number}"))
-    assert feed.news() == [
+    assert feed.new_lines() == [
         "StepSkipped: step 1",
         "StepSkipped: step 2",
         "StepSkipped: step 3",
@@ -50,13 +50,13 @@ def test_repeated_events_are_counted_rather_than_shown(feed, journal):
 def test_a_kind_that_is_rare_is_shown_beside_one_that_is_not(feed, journal):
     for number in range(50):
         journal.event(event(f"step {number}"))
-    feed.news()
+    feed.new_lines()
     journal.event(event("dead", kind="CollapseWarning"))
-    assert feed.news() == ["CollapseWarning: dead"]
+    assert feed.new_lines() == ["CollapseWarning: dead"]
 
 
 def test_the_first_three_and_every_power_of_ten_are_worth_showing():
-    shown = [number for number in range(1, 100_001) if is_worth_showing(number)]
+    shown = [number for number in range(1, 100_001) if is_shown(number)]
     assert shown == [1, 2, 3, 10, 100, 1000, 10_000, 100_000]
 
 

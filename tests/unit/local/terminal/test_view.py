@@ -241,7 +241,7 @@ def test_fresh_numbers_are_shown_without_their_age():
 
 def test_old_numbers_are_shown_with_their_age():
     old = changed(signals_age_s=83.0)
-    expected = "the learner has not answered for 1m 23s: the numbers are as old"
+    expected = "the learner has not answered for 1m 23s: the numbers are 1m 23s old"
     assert plain_line(old).endswith(expected)
     assert expected in panel_of(update(old))
 

@@ -1,0 +1,73 @@
+"""Commands of `vcpo` that need the tensor libraries and therefore run in modules outside the core.
+
+Each command replaces this process, so that its exit status and its signals are the user's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+EXPORT_MODULES: Final = ("torch", "transformers", "vcpo_learner")
+"""Modules that `vcpo export` needs."""
+STUDY_MODULES: Final = ("torch", "transformers", "vcpo_learner", "vcpo_rollout", "vcpo_study")
+"""Modules that `vcpo study` needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """Options of `vcpo export`."""
+
+    run_dir: Path
+    step: int | None
+    """Step of the checkpoint; None is the newest valid one."""
+    adapters: bool
+    """Whether to write LoRA adapters and not a merged model."""
+    output: Path | None
+    """Folder to write; None is `exports/step-N` in the run directory."""
+
+    def arguments(self) -> list[str]:
+        """Return the arguments of `python -m vcpo_learner.export`."""
+        named = {"--step": self.step, "--output": self.output}
+        arguments = [f"{name}={value}" for name, value in named.items() if value is not None]
+        return [*arguments, *(["--adapters"] if self.adapters else []), "--", str(self.run_dir)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyOptions:
+    """Options of `vcpo study`; None or empty takes the default of `python -m vcpo_study`."""
+
+    file: Path
+    directory: Path | None
+    output: Path | None
+    jobs: int | None
+    methods: tuple[str, ...]
+    lags: tuple[int, ...]
+    report_only: bool
+
+    def arguments(self) -> list[str]:
+        """Return the arguments of `python -m vcpo_study`."""
+        named = {"--dir": self.directory, "--output": self.output, "--jobs": self.jobs}
+        arguments = [str(self.file)]
+        arguments += [f"{name}={value}" for name, value in named.items() if value is not None]
+        arguments += [f"--only={method}" for method in self.methods]
+        arguments += [f"--lags={lag}" for lag in self.lags]
+        return [*arguments, *(["--report-only"] if self.report_only else [])]
+
+
+def exec_export(options: ExportOptions) -> NoReturn:
+    """Replace this process by the export."""
+    _exec_module("vcpo_learner.export", options.arguments())
+
+
+def exec_study(options: StudyOptions) -> NoReturn:
+    """Replace this process by the study."""
+    _exec_module("vcpo_study", options.arguments())
+
+
+def _exec_module(module: str, arguments: list[str]) -> NoReturn:
+    command = [sys.executable, "-m", module, *arguments]
+    os.execv(sys.executable, command)  # noqa: S606 - our own module, by our own interpreter
