@@ -126,39 +126,27 @@ class VCPORunSpec(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        refuse(
-            [
-                *self._repeated_names(),
-                *self._groups_too_small(),
-                *self._workers_too_small(),
-                *self._replay_without_pool(),
-            ]
-        )
+        refuse([*self._batch_conflicts(), *self._group_conflicts()])
         return self
 
-    def _repeated_names(self) -> Iterator[InitErrorDetails]:
-        names = [group.name for group in self.rollouts]
-        for index, name in enumerate(names):
-            if name in names[:index]:
-                message = "another group has this name; give each group its own"
-                yield conflict("rollouts", index, "name", value=name, message=message)
-
-    def _groups_too_small(self) -> Iterator[InitErrorDetails]:
-        size = self.batch.trajectories_per_prompt
-        if size < 2 and self.algorithm.loss_config.baseline in BASELINES_OF_PAIRS:
-            message = f"must be at least 2 for the baseline '{self.algorithm.loss_config.baseline}'"
+    def _batch_conflicts(self) -> Iterator[InitErrorDetails]:
+        size, algorithm = self.batch.trajectories_per_prompt, self.algorithm
+        if size < 2 and algorithm.loss_config.baseline in BASELINES_OF_PAIRS:
+            message = f"must be at least 2 for the baseline '{algorithm.loss_config.baseline}'"
             yield conflict("batch", "trajectoriesPerPrompt", value=size, message=message)
-
-    def _replay_without_pool(self) -> Iterator[InitErrorDetails]:
-        probability = self.algorithm.on_policy_probability
+        probability = algorithm.on_policy_probability
         if probability is not None and self.batch.prompt_pool is None:
             location = ("algorithm", "onPolicyProbability")
             message = "stored responses need prompts that repeat; give `batch.promptPool`"
             yield conflict(*location, value=probability, message=message)
 
-    def _workers_too_small(self) -> Iterator[InitErrorDetails]:
+    def _group_conflicts(self) -> Iterator[InitErrorDetails]:
         size = self.batch.trajectories_per_prompt
+        names = [group.name for group in self.rollouts]
         for index, group in enumerate(self.rollouts):
+            if group.name in names[:index]:
+                message = "another group has this name; give each group its own"
+                yield conflict("rollouts", index, "name", value=group.name, message=message)
             places = group.max_concurrent_sequences
             if places < size:
                 location = ("rollouts", index, "maxConcurrentSequences")

@@ -211,15 +211,13 @@ class RolloutGroup(Section):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
-        refuse([*self._minimum_above_maximum(), *self._cache_without_engine()])
+        refuse(self._conflicts())
         return self
 
-    def _minimum_above_maximum(self) -> Iterator[InitErrorDetails]:
+    def _conflicts(self) -> Iterator[InitErrorDetails]:
         if self.min_replicas > self.max_replicas:
             message = f"must be at least `minReplicas` ({self.min_replicas})"
             yield conflict("maxReplicas", value=self.max_replicas, message=message)
-
-    def _cache_without_engine(self) -> Iterator[InitErrorDetails]:
         if self.kv_cache_gibibytes is not None and self.engine is not EngineName.VLLM:
             message = f"engine '{self.engine}' does not use it; remove it or use engine 'vllm'"
             yield conflict("kvCacheGibibytes", value=self.kv_cache_gibibytes, message=message)

@@ -113,9 +113,9 @@ batch: {trajectoriesPerPrompt: 1}
 rollouts: [{name: a}, {name: a}, {name: a}]
 """)
     assert [line.partition(": ")[0] for line in found] == [
+        "spec.batch.trajectoriesPerPrompt",
         "spec.rollouts[1].name",
         "spec.rollouts[2].name",
-        "spec.batch.trajectoriesPerPrompt",
     ]
 
 
