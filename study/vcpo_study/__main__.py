@@ -38,24 +38,6 @@ def _say(line: str) -> None:
 
 
 def _options(arguments: list[str]) -> Options:
-    parsed = _parser().parse_args(arguments)
-    output = ["--output", str(parsed.output)] if parsed.output else []
-    directory = parsed.dir or Path("runs") / parsed.file.stem
-    return Options(
-        file=parsed.file,
-        directory=directory,
-        output=parsed.output or directory,
-        jobs=parsed.jobs,
-        selection=Selection(
-            methods=frozenset(parsed.only) if parsed.only else None,
-            lags=frozenset(parsed.lags) if parsed.lags else None,
-        ),
-        report_only=parsed.report_only,
-        command=shlex.join(["vcpo", "study", str(parsed.file), *output]),
-    )
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m vcpo_study",
         description="Runs in parallel every cell of a study that has no record yet, and writes "
@@ -76,7 +58,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--lags", action="append", type=int, help="run this lag; repeatable")
     parser.add_argument("--report-only", action="store_true", help="only write the report")
-    return parser
+    parsed = parser.parse_args(arguments)
+    output = ["--output", str(parsed.output)] if parsed.output else []
+    directory = parsed.dir or Path("runs") / parsed.file.stem
+    return Options(
+        file=parsed.file,
+        directory=directory,
+        output=parsed.output or directory,
+        jobs=parsed.jobs,
+        selection=Selection(
+            methods=frozenset(parsed.only) if parsed.only else None,
+            lags=frozenset(parsed.lags) if parsed.lags else None,
+        ),
+        report_only=parsed.report_only,
+        command=shlex.join(["vcpo", "study", str(parsed.file), *output]),
+    )
 
 
 def _positive(text: str) -> int:

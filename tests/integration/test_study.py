@@ -55,7 +55,7 @@ def test_a_study_is_run_in_part_finished_later_and_reported(folder):
     assert (part.returncode, part.stderr) == (0, "")
     assert part.stdout.startswith("grid: 2 cells, 2 at a time\n")
     rest = vcpo_study(folder, "--jobs=2")
-    assert rest.stdout.startswith("grid: 4 cells, 2 of them run before, 2 at a time\n")
+    assert rest.stdout.startswith("grid: 4 cells, 2 of them finished before, 2 at a time\n")
     summary = json.loads((folder / "out" / "results.json").read_text())
     places = [(row["method"], row["lag"], row["num_seeds"]) for row in summary["grid"]]
     assert places == [("vcpo", 0, 1), ("plain", 0, 1), ("vcpo", 2, 1), ("plain", 2, 1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from prometheus_client import Counter as CounterMetric
 
@@ -20,6 +21,7 @@ from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.groups import Group
 from vcpo_learner.telemetry.signals import SignalWindow
 
+_Reason = TypeVar("_Reason", bound=str)
 _MAX_GROUPS = 16
 """Rollout groups that become a label; workers name their group, and labels must stay few."""
 
@@ -34,7 +36,7 @@ class LearnerGauges:
         self._dispatcher = dispatcher
         self._signals = signals
         self._groups_seen: set[str] = set()
-        self._refused: Counter[CallRefusal] = Counter()
+        self._refused: Mapping[CallRefusal, int] = {}
         self._counted = TrajectoryCounts(leased=0, in_flight=0, buffered=0, consumed=0)
         self._wasted_tokens: dict[str, int] = {}
 
@@ -94,8 +96,10 @@ class LearnerGauges:
         metrics.in_flight.set(counts.in_flight)
         metrics.buffered.set(counts.buffered)
         _catch_up(metrics.leased, self._counted.leased, counts.leased)
-        self._drops(counts.dropped)
-        self._waste(dispatcher.ledger.wasted_tokens())
+        _catch_up_by_reason(metrics.dropped, self._counted.dropped, counts.dropped)
+        wasted_tokens = dict(dispatcher.ledger.wasted_tokens())
+        _catch_up_by_reason(metrics.wasted_tokens, self._wasted_tokens, wasted_tokens)
+        self._wasted_tokens = wasted_tokens
         self._counted = counts
         metrics.policy_version.set(dispatcher.policy_version)
         metrics.admission_lag_steps.set(dispatcher.admission_lag_steps)
@@ -119,11 +123,8 @@ class LearnerGauges:
 
         refusals: calls refused since the server's start, by reason.
         """
-        for reason, count in refusals.items():
-            _catch_up(
-                self._metrics.calls_refused.labels(reason.value), self._refused[reason], count
-            )
-            self._refused[reason] = count
+        _catch_up_by_reason(self._metrics.calls_refused, self._refused, refusals)
+        self._refused = dict(refusals)
 
     def _windows(self, signals: control_pb2.Signals) -> None:
         """Show the numbers of the signals that are taken over a window of steps."""
@@ -136,22 +137,19 @@ class LearnerGauges:
         metrics.token_lag_median_steps.set(_value_or_nan(signals, "lag_p50"))
         metrics.token_lag_max_steps.set(_value_or_nan(signals, "lag_max"))
 
-    def _drops(self, dropped: Mapping[str, int]) -> None:
-        for reason, count in dropped.items():
-            before = self._counted.dropped.get(reason, 0)
-            _catch_up(self._metrics.dropped.labels(reason), before, count)
-
-    def _waste(self, wasted_tokens: Mapping[str, int]) -> None:
-        for reason, count in wasted_tokens.items():
-            before = self._wasted_tokens.get(reason, 0)
-            _catch_up(self._metrics.wasted_tokens.labels(reason), before, count)
-        self._wasted_tokens = dict(wasted_tokens)
-
 
 def _value_or_nan(signals: control_pb2.Signals, field: str) -> float:
     """Return a field's value, or NaN, which is not exported, when the field is not set."""
     known = signals.HasField(field)  # type: ignore[arg-type]  # the stub wants literals
     return float(getattr(signals, field)) if known else math.nan
+
+
+def _catch_up_by_reason(
+    metric: CounterMetric, counted: Mapping[_Reason, int], totals: Mapping[_Reason, int]
+) -> None:
+    """Raise a counter with the label `reason` from what it has counted to the totals."""
+    for reason, total in totals.items():
+        _catch_up(metric.labels(str(reason)), counted.get(reason, 0), total)
 
 
 def _catch_up(metric: CounterMetric, counted: int, total: int) -> None:

@@ -17,7 +17,6 @@ from transformers.utils.logging import disable_progress_bar
 from vcpo.records.step_record import update_fields
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_learner.update.policy_update import PolicyUpdate
-from vcpo_learner.update.result import UpdateResult
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_study.cells.cell import Cell
 from vcpo_study.cells.records import CellRecord, EvaluationRow, StepRow
@@ -88,7 +87,9 @@ class Experiment:
             temperature=self._spec.sampling.temperature,
         )
         result = self._update.step(groups, policy_version=version)
-        return _step_row(version + 1, result)
+        ratio = result.diagnostics.get("ess_ratio")
+        ess = None if ratio is None else ratio * len(result.log_weights)
+        return StepRow(step=version + 1, ess=ess, **update_fields(result))
 
     def _evaluate(self, version: int) -> EvaluationRow:
         self._sampler.use(self._versions.newest)
@@ -102,9 +103,3 @@ class Experiment:
         )
         rewards = [each.reward for group in groups for each in group]
         return EvaluationRow(step=version, accuracy=sum(rewards) / len(rewards))
-
-
-def _step_row(step: int, result: UpdateResult) -> StepRow:
-    ratio = result.diagnostics.get("ess_ratio")
-    ess = None if ratio is None else ratio * len(result.log_weights)
-    return StepRow(step=step, ess=ess, **update_fields(result))

@@ -39,16 +39,14 @@ class _Running:
 
     def outcome(self) -> Outcome:
         self.process.join()
-        error = self._error()
+        error = None
+        with self.errors, contextlib.suppress(EOFError):
+            if self.errors.poll():
+                error = str(self.errors.recv())
         code = self.process.exitcode
         if error is None and code != 0:
             error = f"the process ended with status {code}"
         return Outcome(cell=self.cell, error=error)
-
-    def _error(self) -> str | None:
-        with self.errors, contextlib.suppress(EOFError):
-            return str(self.errors.recv()) if self.errors.poll() else None
-        return None
 
 
 def run_cells(cells: Sequence[Cell], task: Task, *, jobs: int) -> Generator[Outcome, None, None]:

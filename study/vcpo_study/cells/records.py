@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -73,9 +73,16 @@ class CellStore:
     def save(self, cell: Cell, record: CellRecord) -> None:
         """Write a cell's file atomically."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        document = asdict(record)
+        steps, evaluations = document.pop("steps"), document.pop("evaluations")
+        entries = [
+            {"kind": "cell", **document},
+            *({"kind": "step", **row} for row in steps),
+            *({"kind": "evaluation", **row} for row in evaluations),
+        ]
         path = self._path(cell)
         partial = path.with_suffix(".partial")
-        partial.write_text("".join(f"{line}\n" for line in _lines(record)), encoding="utf-8")
+        partial.write_text("".join(f"{json.dumps(row)}\n" for row in entries), encoding="utf-8")
         partial.replace(path)
         self._error_path(cell).unlink(missing_ok=True)
 
@@ -99,7 +106,15 @@ class CellStore:
             return None
         if not lines or json.loads(lines[0])["digest"] != cell.digest:
             return None
-        return _record(lines)
+        rows = [json.loads(line) for line in lines]
+        by_kind = [(row.pop("kind"), row) for row in rows]
+        return CellRecord(
+            **rows[0],
+            steps=tuple(_step_row(row) for kind, row in by_kind if kind == "step"),
+            evaluations=tuple(
+                EvaluationRow(**row) for kind, row in by_kind if kind == "evaluation"
+            ),
+        )
 
     def holds(self, cell: Cell) -> bool:
         """Return whether the cell has been run with exactly these settings."""
@@ -114,27 +129,6 @@ class CellStore:
 
     def _error_path(self, cell: Cell) -> Path:
         return self._folder / f"{cell.name}.error"
-
-
-def _lines(record: CellRecord) -> Iterator[str]:
-    document = asdict(record)
-    steps, evaluations = document.pop("steps"), document.pop("evaluations")
-    yield json.dumps({"kind": "cell", **document})
-    for row in steps:
-        yield json.dumps({"kind": "step", **row})
-    for row in evaluations:
-        yield json.dumps({"kind": "evaluation", **row})
-
-
-def _record(lines: list[str]) -> CellRecord:
-    rows = [json.loads(line) for line in lines]
-    kinds = [row.pop("kind") for row in rows]
-    by_kind = list(zip(kinds, rows, strict=True))
-    return CellRecord(
-        **rows[0],
-        steps=tuple(_step_row(row) for kind, row in by_kind if kind == "step"),
-        evaluations=tuple(EvaluationRow(**row) for kind, row in by_kind if kind == "evaluation"),
-    )
 
 
 def _step_row(row: Mapping[str, Any]) -> StepRow:

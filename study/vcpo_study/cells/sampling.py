@@ -58,7 +58,14 @@ class Sampler:
             EngineError: when the policy's logits are not finite.
         """
         prompts = [environment.prompt(split, index) for index in indices]
-        requests = [self._request(prompt, temperature) for prompt in prompts]
+        requests = [
+            GenerationRequest(
+                prompt_token_ids=self._codec.encode(prompt),
+                temperature=temperature,
+                max_new_tokens=self._max_new_tokens,
+            )
+            for prompt in prompts
+        ]
         generations = iter(self._sample([each for each in requests for _ in range(samples)]))
         return [
             [
@@ -68,20 +75,19 @@ class Sampler:
             for index, prompt, request in zip(indices, prompts, requests, strict=True)
         ]
 
-    def _request(self, prompt: Prompt, temperature: float) -> GenerationRequest:
-        return GenerationRequest(
-            prompt_token_ids=self._codec.encode(prompt),
-            temperature=temperature,
-            max_new_tokens=self._max_new_tokens,
-        )
-
     def _sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         sequences = [PartialSequence(request=request) for request in requests]
         self._batch.admit(sequences)
         outcomes: dict[PartialSequence, Outcome] = {}
         while len(outcomes) < len(sequences):
             outcomes.update(self._batch.step())
-        return [_generation(outcomes[sequence]) for sequence in sequences]
+        generations = []
+        for sequence in sequences:
+            outcome = outcomes[sequence]
+            if isinstance(outcome, EngineError):
+                raise outcome
+            generations.append(outcome)
+        return generations
 
     def _trajectory(
         self,
@@ -101,9 +107,3 @@ class Sampler:
             reward=environment.reward(prompt, response),
             finish_reason=generation.finish_reason,
         )
-
-
-def _generation(outcome: Outcome) -> Generation:
-    if isinstance(outcome, EngineError):
-        raise outcome
-    return outcome

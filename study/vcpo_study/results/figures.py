@@ -10,7 +10,7 @@ from statistics import fmean, median
 
 from vcpo.report.axis import round_ticks
 from vcpo.report.numbers import compact
-from vcpo.report.plot import Curve, Plot, Scale
+from vcpo.report.plot import Plot, Scale
 from vcpo_study.cells.records import CellRecord, StepRow
 from vcpo_study.results.measures import deepest_fall
 from vcpo_study.results.sheet import COLORS, colored_curve, draw_sheet
@@ -67,20 +67,19 @@ def _accuracy(records: Sequence[CellRecord], colors: Mapping[str, str]) -> list[
     last = max((each.step for record in records for each in record.evaluations), default=1)
     plots = []
     for lag in sorted({record.lag for record in records}):
-        groups = _by_method(record for record in records if record.lag == lag)
+        evaluations: dict[str, list[_Points]] = defaultdict(list)
+        for record in records:
+            if record.lag == lag:
+                curve = [(float(each.step), each.accuracy) for each in record.evaluations]
+                evaluations[record.method].append(curve)
         curves = tuple(
-            colored_curve(_mean_curve(group), colors[method]) for method, group in groups.items()
+            colored_curve(_by_step(cells, fmean), colors[method])
+            for method, cells in evaluations.items()
         )
         plots.append(
             Plot(title=f"k = {lag}", x=_steps_scale(0, last, "step"), y=_unit(), curves=curves)
         )
     return plots
-
-
-def _mean_curve(group: Sequence[CellRecord]) -> _Points:
-    return _by_step(
-        ([(each.step, each.accuracy) for each in record.evaluations] for record in group), fmean
-    )
 
 
 def _final(rows: Sequence[GridRow], colors: Mapping[str, str]) -> list[Plot]:
@@ -92,8 +91,10 @@ def _final(rows: Sequence[GridRow], colors: Mapping[str, str]) -> list[Plot]:
         aside = (number - (len(methods) - 1) / 2) * 0.09
         own = sorted((row for row in rows if row.method == method), key=lambda row: row.lag)
         spots = [(lags.index(row.lag) + aside, row) for row in own]
-        means.append(_mean_and_range(spots, colors[method]))
-        lowest = tuple((at, row.final_accuracy_min) for at, row in spots)
+        mean = [(at, row.final_accuracy_mean) for at, row in spots]
+        lowest = [(at, row.final_accuracy_min) for at, row in spots]
+        ranges = tuple((at, row.final_accuracy_min, row.final_accuracy_max) for at, row in spots)
+        means.append(colored_curve(mean, colors[method], bars=ranges, has_dots=True))
         worst.append(colored_curve(lowest, colors[method], has_dots=True))
     ticks = tuple((float(place), str(lag)) for place, lag in enumerate(lags))
     x = Scale(low=-0.5, high=max(1, len(lags)) - 0.5, ticks=ticks, title="policy lag k")
@@ -101,15 +102,6 @@ def _final(rows: Sequence[GridRow], colors: Mapping[str, str]) -> list[Plot]:
         Plot(title="Final accuracy: mean, range of seeds", x=x, y=_unit(), curves=tuple(means)),
         Plot(title="Final accuracy: worst seed", x=x, y=_unit(), curves=tuple(worst)),
     ]
-
-
-def _mean_and_range(spots: Sequence[tuple[float, GridRow]], color: str) -> Curve:
-    return colored_curve(
-        [(at, row.final_accuracy_mean) for at, row in spots],
-        color,
-        bars=tuple((at, row.final_accuracy_min, row.final_accuracy_max) for at, row in spots),
-        has_dots=True,
-    )
 
 
 def _falls(records: Sequence[CellRecord], colors: Mapping[str, str]) -> list[Plot]:
@@ -175,13 +167,6 @@ def _by_step(curves: Iterable[_Points], merge: Callable[[list[float]], float]) -
     for at, value in chain.from_iterable(curves):
         by_step[at].append(value)
     return [(at, merge(values)) for at, values in sorted(by_step.items())]
-
-
-def _by_method(records: Iterable[CellRecord]) -> dict[str, list[CellRecord]]:
-    groups: dict[str, list[CellRecord]] = defaultdict(list)
-    for record in records:
-        groups[record.method].append(record)
-    return groups
 
 
 def _steps_scale(low: float, high: float, title: str) -> Scale:

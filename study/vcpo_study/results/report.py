@@ -46,7 +46,9 @@ class ReportData:
 def write_report(data: ReportData, folder: Path) -> Path:
     """Write the report's files into a folder and return the path of the document."""
     rows = grid_rows(data.records)
-    alarms = _alarms(data)
+    # The tuning cells count too: runs fall at learning rates that the grid does not use.
+    records = [*data.records, *data.tuning_records]
+    alarms = {level: alarm_quality(records, level) for level in JUDGED_LEVELS}
     drawings = figures(data.study.spec, data.records, rows)
     (folder / FIGURES_FOLDER).mkdir(parents=True, exist_ok=True)
     for name, drawing in drawings.items():
@@ -102,7 +104,10 @@ def _document(data: ReportData, rows: Sequence[GridRow], alarms: Alarms) -> Iter
     yield "fall; running medians of 10 steps on a logarithmic scale.\n"
     yield f"![Signals before falls]({FIGURES_FOLDER}/before_falls.svg)"
     yield from _tuning(data)
-    yield from _failures(data.failures)
+    if data.failures:
+        yield "\n## Cells that failed\n"
+    for name, error in sorted(data.failures.items()):
+        yield f"- `{name}`: {error.strip().splitlines()[-1]}"
 
 
 def _setting(data: ReportData) -> str:
@@ -132,12 +137,6 @@ def _headlines(data: ReportData, rows: Sequence[GridRow]) -> Iterator[str]:
                 decimal(found.steps_ratio_k32, ".2f"),
             )
             yield f"| {method.label} | {' | '.join(cells)} |"
-
-
-def _alarms(data: ReportData) -> Alarms:
-    """Of all cells: learning rates that the grid does not use make runs fall, too."""
-    records = [*data.records, *data.tuning_records]
-    return {level: alarm_quality(records, level) for level in JUDGED_LEVELS}
 
 
 def _alarm_table(alarms: Alarms) -> Iterator[str]:
@@ -188,18 +187,9 @@ def _tuning(data: ReportData) -> Iterator[str]:
     yield "|---" * (len(rates) + 1) + "|"
     found = {(each.method, each.learning_rate): each for each in data.tuned}
     for method in data.study.spec.methods:
-        judged = [found.get((method.name, rate)) for rate in rates]
-        yield f"| {method.label} | " + " | ".join(map(_candidate, judged)) + " |"
-
-
-def _candidate(rate: TunedRate | None) -> str:
-    if rate is None:
-        return UNKNOWN
-    return f"**{rate.final_accuracy:.3f}**" if rate.chosen else f"{rate.final_accuracy:.3f}"
-
-
-def _failures(failures: Mapping[str, str]) -> Iterator[str]:
-    if failures:
-        yield "\n## Cells that failed\n"
-    for name, error in sorted(failures.items()):
-        yield f"- `{name}`: {error.strip().splitlines()[-1]}"
+        cells = []
+        for rate in rates:
+            judged = found.get((method.name, rate))
+            accuracy = decimal(None if judged is None else judged.final_accuracy, ".3f")
+            cells.append(f"**{accuracy}**" if judged is not None and judged.chosen else accuracy)
+        yield f"| {method.label} | " + " | ".join(cells) + " |"
