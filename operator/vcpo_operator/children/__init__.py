@@ -1,4 +1,4 @@
-"""Children: pure builders of the objects that a run consists of, one module per kind."""
+"""Children: pure builders of the objects that make up a run, one module for each kind."""
 
 from vcpo_operator.children.family import OperatorDefaults, build_children
 from vcpo_operator.children.manifest import Child, Kind, Manifest

@@ -1,4 +1,4 @@
-"""The ServiceAccount of a run's pods: no rights, and no token in the pods."""
+"""The ServiceAccount of a run's pods. It has no rights, and pods get no token of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from vcpo_operator.names import account_name
 
 
 def service_account(parent: Parent) -> Child | None:
-    """Build the account; None when the user names one."""
+    """Build the ServiceAccount; None when the user names one."""
     if parent.run.spec.pods.service_account_name is not None:
         return None
     body = {"automountServiceAccountToken": False}

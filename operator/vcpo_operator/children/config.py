@@ -1,7 +1,7 @@
 """The ConfigMap with the run file that all pods read.
 
-It holds what processes read and nothing that only the operator reads: scaling a group or changing
-a deadline must not restart the learner.
+It holds only the fields that processes read. Fields for the operator alone stand at their defaults:
+scaling a group or changing a deadline must not restart the learner.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _HOST_GROUP_FIELDS = (
 
 
 def run_file(run: VCPORun) -> str:
-    """The run as its pods read it: what only the host of a run reads stands at its default."""
+    """Return the YAML of a run for its pods; fields for the host alone stand at their defaults."""
     spec = run.spec
     learner = spec.learner.model_copy(update=_defaults(spec.learner, _HOST_LEARNER_FIELDS))
     groups = tuple(
@@ -52,13 +52,13 @@ def run_file(run: VCPORun) -> str:
     kept = spec.model_copy(
         update={**_defaults(spec, _HOST_FIELDS), "learner": learner, "rollouts": groups}
     )
-    # Labels and annotations of the object may change at any time and say nothing to a process.
+    # Labels and annotations of the object may change at any time, and no process reads them.
     metadata = run.metadata.model_copy(update={"labels": {}, "annotations": {}})
     return run_to_yaml(run.model_copy(update={"metadata": metadata, "spec": kept}))
 
 
 def make_parent(run: VCPORun, owner: Owner) -> Parent:
-    """Prepare a run for its builders."""
+    """Return a run as the builders of its children take it."""
     return Parent(run=run, owner=owner, run_file=run_file(run))
 
 

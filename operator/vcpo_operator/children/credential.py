@@ -1,7 +1,8 @@
-"""The Secret with the token that the parts of a run show each other.
+"""The Secret with the token that a run's processes send each other.
 
-Its manifest lacks the token, which nobody who plans may know; it is made up when the Secret is. It
-cannot be changed, only deleted: then the operator makes another, and new pods that hold it.
+The manifest lacks the token, so the plan does not know it; the executor makes it up when it creates
+the Secret. The Secret cannot be changed, only deleted. The operator then creates another one, and
+new pods that hold it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from vcpo_operator.names import credential_name
 
 
 def token_secret(parent: Parent) -> Child | None:
-    """Build the Secret; None when the user names one."""
+    """Build the Secret without its token; None when the user names one."""
     if parent.run.spec.pods.token_secret_name is not None:
         return None
     body = {"type": "Opaque", "immutable": True}

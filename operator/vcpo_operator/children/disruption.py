@@ -1,7 +1,7 @@
-"""PodDisruptionBudgets: a node drain takes one learner or half of a group at a time.
+"""PodDisruptionBudgets: a node drain evicts the learner, or half of a rollout group at a time.
 
-The learner's budget lets its pod go: it writes a checkpoint when asked to leave, and a budget of
-zero would block node drains for as long as the run lasts.
+The learner's budget allows its eviction. The learner writes a checkpoint on SIGTERM, and a budget
+of zero would block node drains as long as the run lasts.
 """
 
 from __future__ import annotations
@@ -10,15 +10,8 @@ from vcpo_operator.children.manifest import Child, Kind, Parent, build_child
 from vcpo_operator.names import Role, learner_name, rollout_name, selector
 
 
-def disruption_budgets(parent: Parent) -> tuple[Child, ...]:
-    """Build the budgets of the learner and of each group; none when they are not wanted."""
-    if not parent.run.spec.pods.disruption_budgets:
-        return ()
-    groups = (_rollout(parent, group.name) for group in parent.run.spec.rollouts)
-    return (_learner(parent), *groups)
-
-
-def _learner(parent: Parent) -> Child:
+def learner_budget(parent: Parent) -> Child:
+    """Build the budget of the learner."""
     body = {
         "spec": {
             "maxUnavailable": 1,
@@ -28,7 +21,8 @@ def _learner(parent: Parent) -> Child:
     return build_child(Kind.BUDGET, parent, learner_name(parent.name), body, role=Role.LEARNER)
 
 
-def _rollout(parent: Parent, group: str) -> Child:
+def rollout_budget(parent: Parent, group: str) -> Child:
+    """Build the budget of a rollout group."""
     body = {
         "spec": {
             "maxUnavailable": "50%",

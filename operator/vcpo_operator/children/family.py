@@ -1,4 +1,4 @@
-"""All children that a run wants, in the order in which they are made."""
+"""All children of a run, in the order in which they are created."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vcpo.spec.cluster import Scaling
 from vcpo_operator.children.account import service_account
 from vcpo_operator.children.config import run_config_map
 from vcpo_operator.children.credential import token_secret
-from vcpo_operator.children.disruption import disruption_budgets
+from vcpo_operator.children.disruption import learner_budget, rollout_budget
 from vcpo_operator.children.learner import learner_stateful_set
 from vcpo_operator.children.manifest import Child, Parent
 from vcpo_operator.children.monitor import pod_monitor
@@ -21,12 +21,12 @@ from vcpo_operator.children.storage import checkpoint_claim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorDefaults:
-    """What a run that says nothing gets from the operator's own settings."""
+    """The operator's own settings for runs that set nothing else."""
 
     learner_image: str
     rollout_image: str
     ingress_sources: IngressSources = field(default_factory=IngressSources)
-    """Who is let in to runs by their network policies."""
+    """Who may connect to runs, by their network policies."""
 
 
 def build_children(
@@ -39,46 +39,37 @@ def build_children(
 ) -> tuple[Child, ...]:
     """Build every child.
 
-    What pods need to start comes before the pods, isolation and budgets before what they protect.
-    with_learner, with_rollouts: False once the run's clean-up policy has removed them.
+    What pods need comes before the pods; isolation and budgets come before what they protect.
+    with_learner, with_rollouts: False when the run's clean-up policy has removed them.
     running: False while the run is suspended.
     Raises: ValueError when a user's template cannot be merged.
     """
+    if not with_learner and not with_rollouts:
+        return (checkpoint_claim(parent),)
     spec = parent.run.spec
-    image = defaults.rollout_image
+    budgets: list[Child] = []
     workloads: list[Child] = []
     if with_learner:
-        replicas = 1 if running else 0
-        workloads.append(
-            learner_stateful_set(parent, default_image=defaults.learner_image, replicas=replicas)
-        )
+        image, replicas = defaults.learner_image, 1 if running else 0
+        budgets.append(learner_budget(parent))
+        workloads.append(learner_stateful_set(parent, default_image=image, replicas=replicas))
     if with_rollouts:
+        image = defaults.rollout_image
         external = (group for group in spec.rollouts if group.scaling is Scaling.EXTERNAL)
+        budgets += [rollout_budget(parent, group.name) for group in spec.rollouts]
         workloads += [rollout_scaler(parent, group) for group in external]
         workloads += [
             rollout_deployment(parent, group, default_image=image) for group in spec.rollouts
         ]
-    guards = (
-        service_account(parent),
-        network_policy(parent, defaults.ingress_sources),
-        pod_monitor(parent),
-    )
-    if not workloads:
-        return (checkpoint_claim(parent),)
-    secret = token_secret(parent)
-    return (
-        *([] if secret is None else [secret]),
+    children = (
+        token_secret(parent),
         run_config_map(parent),
         checkpoint_claim(parent),
         learner_service(parent),
-        *(guard for guard in guards if guard is not None),
-        *_budgets(parent, with_learner=with_learner, with_rollouts=with_rollouts),
+        service_account(parent),
+        network_policy(parent, defaults.ingress_sources),
+        pod_monitor(parent),
+        *(budgets if spec.pods.disruption_budgets else ()),
         *workloads,
     )
-
-
-def _budgets(parent: Parent, *, with_learner: bool, with_rollouts: bool) -> list[Child]:
-    first, *others = disruption_budgets(parent) or (None,)
-    if first is None:
-        return []
-    return [*([first] if with_learner else []), *(others if with_rollouts else [])]
+    return tuple(child for child in children if child is not None)

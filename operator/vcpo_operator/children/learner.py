@@ -1,13 +1,13 @@
-"""The learner's StatefulSet: one pod with a stable name, its volume, and at most one at a time.
+"""The learner's StatefulSet: one pod with a stable name and a volume, never two at a time.
 
-`Parallel` because an ordered StatefulSet cannot leave a broken revision by itself
-(https://github.com/kubernetes/kubernetes/issues/67250), and `OnDelete` because the operator
-replaces a pod of an old template itself, stuck or not.
+`Parallel`, because an ordered StatefulSet cannot leave a broken revision by itself
+(https://github.com/kubernetes/kubernetes/issues/67250). `OnDelete`, because the operator itself
+replaces a pod of an old template, also a stuck one.
 """
 
 from __future__ import annotations
 
-from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
+from vcpo_operator.children.manifest import Child, Kind, Parent, build_child
 from vcpo_operator.children.pod_template.template import (
     RUN_FILE_PATH,
     Workload,
@@ -24,7 +24,7 @@ from vcpo_operator.names import (
 
 RUN_DIR = "/var/lib/vcpo"
 _LINGER_S = 86_400
-"""A learner that is done goes on answering for this long, so that the operator hears of it."""
+"""Time in which a learner that has ended still answers, so that the operator learns of the end."""
 
 
 def learner_stateful_set(parent: Parent, *, default_image: str, replicas: int) -> Child:
@@ -64,8 +64,9 @@ def _workload(parent: Parent, default_image: str) -> Workload:
         port=LEARNER_PORT,
         metrics_port=LEARNER_METRICS_PORT,
         drain_s=settings.drain_seconds,
-        env=_threads(settings.threads),
-        mounts=[_run_dir(parent.owner.uid)],
+        threads=settings.threads,
+        # A folder of this run alone: a retained claim may hold the checkpoints of an earlier run.
+        mounts=[{"name": "run", "mountPath": RUN_DIR, "subPath": parent.owner.uid}],
         volumes=[{"name": "run", **claim}],
         template=settings.template,
     )
@@ -84,12 +85,3 @@ def _command(drain_s: int) -> list[str]:
         f"--drain-seconds={drain_s}",
         f"--linger-seconds={_LINGER_S}",
     ]
-
-
-def _run_dir(uid: str) -> Manifest:
-    """Mount a folder of this run alone: a retained claim may hold an earlier one's checkpoints."""
-    return {"name": "run", "mountPath": RUN_DIR, "subPath": uid}
-
-
-def _threads(threads: int | None) -> list[Manifest]:
-    return [] if threads is None else [{"name": "OMP_NUM_THREADS", "value": str(threads)}]

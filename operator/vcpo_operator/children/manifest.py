@@ -1,4 +1,4 @@
-"""Manifests as values: kinds, identity, digests, owner references."""
+"""Manifests of children: kinds, metadata, digests, owner references."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ class Kind(Enum):
 
     @property
     def api_version(self) -> str:
-        """Group and version, as manifests write it."""
+        """Group and version in a manifest."""
         return self.value[0]
 
     @property
     def kind(self) -> str:
-        """Kind, as manifests write it."""
+        """Kind in a manifest."""
         return self.value[1]
 
     @property
     def plural(self) -> str:
-        """Resource, as URLs and roles write it."""
+        """Resource in a URL and in a role."""
         return self.value[2]
 
     @property
     def group(self) -> str:
-        """API group; empty for the core."""
+        """API group; empty for the core group."""
         return self.api_version.rpartition("/")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """An object that a run wants to exist."""
+    """An object that a run should have."""
 
     kind: Kind
     manifest: Manifest
-    """Complete manifest, its own digest among the annotations."""
+    """The complete manifest; its digest is among the annotations."""
 
     @property
     def name(self) -> str:
@@ -74,7 +74,7 @@ class Child:
 
     @property
     def owner_uid(self) -> str | None:
-        """Uid of the run that it goes with; None when it outlives its run."""
+        """Uid of the run with which it is deleted; None when it outlives the run."""
         references = self.manifest["metadata"].get("ownerReferences")
         return str(references[0]["uid"]) if references else None
 
@@ -86,13 +86,13 @@ class Child:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The run that children belong to."""
+    """The run that owns children."""
 
     key: RunKey
     uid: str
 
     def reference(self) -> Manifest:
-        """Controlling owner reference: the garbage collector deletes children with the run."""
+        """Return the controlling owner reference; the garbage collector follows it."""
         return {
             "apiVersion": API_VERSION,
             "kind": KIND,
@@ -105,14 +105,14 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parent:
-    """What every builder is given: the run and who owns its children."""
+    """The input of every builder: a run, and the owner of its children."""
 
     run: VCPORun
     owner: Owner
     run_file: str
-    """Text of the file that the run's processes read."""
+    """YAML of the run for its processes."""
     credential_uid: str = ""
-    """Uid of the Secret with the run's token; another Secret makes new pods."""
+    """Uid of the Secret with the run's token; with another Secret pods are replaced."""
 
     @property
     def name(self) -> str:
@@ -121,7 +121,7 @@ class Parent:
 
 
 def digest(document: Mapping[str, Any]) -> str:
-    """Digest of a document: 16 hexadecimal digits that depend on its content only."""
+    """Return the digest of a document: 16 hexadecimal digits of its content."""
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:_DIGEST_CHARACTERS]
 
@@ -137,10 +137,10 @@ def build_child(
     extra_labels: Mapping[str, str] | None = None,
     owned: bool = True,
 ) -> Child:
-    """Put metadata around a body: labels, owner and the digest of all the rest.
+    """Build a child with its metadata: labels, owner and digest.
 
-    body: Everything besides `apiVersion`, `kind` and `metadata`.
-    owned: False leaves the object behind when the run is deleted.
+    body: All fields besides `apiVersion`, `kind` and `metadata`.
+    owned: False keeps the object when the run is deleted.
     """
     metadata: Manifest = {
         "name": name,
@@ -159,7 +159,7 @@ def build_child(
 
 
 def with_digest(manifest: Manifest) -> Manifest:
-    """The manifest with the digest of all the rest as its only annotation."""
+    """Return the manifest with its digest as the only annotation."""
     metadata = {key: value for key, value in manifest["metadata"].items() if key != "annotations"}
     bare = {**manifest, "metadata": metadata}
     return {**bare, "metadata": {**metadata, "annotations": {HASH_ANNOTATION: digest(bare)}}}

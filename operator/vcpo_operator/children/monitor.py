@@ -1,4 +1,4 @@
-"""The PodMonitor that tells the Prometheus operator to scrape a run's pods."""
+"""The PodMonitor by which a Prometheus operator scrapes a run's pods."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _INTERVAL = "15s"
 
 
 def pod_monitor(parent: Parent) -> Child | None:
-    """Build the monitor; None unless the run asks for it."""
+    """Build the PodMonitor; None unless the run asks for it."""
     if not parent.run.spec.pods.pod_monitor:
         return None
     body = {

@@ -1,9 +1,9 @@
 """The NetworkPolicy of a run's pods.
 
-Let in: the run's own pods on every port, the operator in its namespace on gRPC, and on the metrics
-ports the run's own namespace and those where scrapers are. A label alone lets nobody in from
-another namespace: whoever may make pods there could carry it. Under `DenyAll`, out: the run's own
-pods and DNS, without which no pod finds the learner.
+Allowed in: the run's own pods on every port; the operator, in its namespace, on gRPC; the run's
+namespace and those of scrapers on the metrics ports. A label alone allows nobody from another
+namespace, since anybody who may create pods there could set it. Under `DenyAll`, allowed out: the
+run's own pods and DNS, without which no pod finds the learner.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _OPERATOR_PODS = {
 }
 _DNS_PORT = 53
 _NAMESPACE_NAME = "kubernetes.io/metadata.name"
-"""Label that the API server itself gives every namespace."""
+"""Label that the API server itself sets on every namespace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressSources:
-    """Who is let in besides the run's own pods."""
+    """Who may connect besides the run's own pods."""
 
     operator_namespace: str = ""
-    """Where the operator's pods are; empty: it is in none, and no pod of it is let in."""
+    """Namespace of the operator's pods; empty: the operator runs outside the cluster."""
     monitoring_namespaces: tuple[str, ...] = ()
-    """Where those are who read metrics, besides the run's own namespace."""
+    """Namespaces that may read metrics, besides the run's own."""
 
 
 def network_policy(parent: Parent, ingress_sources: IngressSources) -> Child | None:
-    """Build the policy; None when isolation is disabled."""
+    """Build the NetworkPolicy; None when isolation is disabled."""
     isolation = parent.run.spec.pods.network_isolation
     if isolation is NetworkIsolation.DISABLED:
         return None
@@ -48,11 +48,16 @@ def network_policy(parent: Parent, ingress_sources: IngressSources) -> Child | N
     spec: Manifest = {
         "podSelector": {"matchLabels": selector(parent.name)},
         "policyTypes": ["Ingress"],
-        "ingress": [{"from": [peers]}, *_from_operator(ingress_sources), _scrapes(ingress_sources)],
+        "ingress": [
+            {"from": [peers]},
+            *_from_operator(ingress_sources),
+            _from_scrapers(ingress_sources),
+        ],
     }
     if isolation is NetworkIsolation.DENY_ALL:
         spec["policyTypes"] = ["Ingress", "Egress"]
-        spec["egress"] = [{"to": [peers]}, _names()]
+        dns = {"ports": [_port(_DNS_PORT, "UDP"), _port(_DNS_PORT)]}
+        spec["egress"] = [{"to": [peers]}, dns]
     return build_child(Kind.NETWORK_POLICY, parent, parent.name, {"spec": spec})
 
 
@@ -66,7 +71,7 @@ def _from_operator(ingress_sources: IngressSources) -> list[Manifest]:
     return [{"from": [operator], "ports": [_port(LEARNER_PORT)]}]
 
 
-def _scrapes(ingress_sources: IngressSources) -> Manifest:
+def _from_scrapers(ingress_sources: IngressSources) -> Manifest:
     own_namespace: Manifest = {"podSelector": {}}
     scrapers = [own_namespace]
     if ingress_sources.monitoring_namespaces:
@@ -78,10 +83,6 @@ def _scrapes(ingress_sources: IngressSources) -> Manifest:
 def _namespaces(names: Iterable[str]) -> Manifest:
     named = {"key": _NAMESPACE_NAME, "operator": "In", "values": sorted(names)}
     return {"namespaceSelector": {"matchExpressions": [named]}}
-
-
-def _names() -> Manifest:
-    return {"ports": [_port(_DNS_PORT, "UDP"), _port(_DNS_PORT)]}
 
 
 def _port(port: int, protocol: str = "TCP") -> Manifest:

@@ -1,9 +1,9 @@
 """The Deployment of a rollout group.
 
-It never holds `spec.replicas`: whoever scales the group owns that field, and applying it would
-undo their work (https://github.com/open-telemetry/opentelemetry-operator/issues/4260 and many
-more). A new Deployment is created *paused* instead, gets its number of workers through the scale
-subresource, and is released: no pod starts before the number is right.
+It never holds `spec.replicas`. The scaler of the group owns that field, and an apply would undo the
+scaler's work (https://github.com/open-telemetry/opentelemetry-operator/issues/4260 and many more).
+A new Deployment is created *paused*, scaled through the scale subresource, and then released. So no
+pod starts before the number of workers is right.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def rollout_deployment(
 ) -> Child:
     """Build a group's Deployment.
 
-    paused: Create it without pods, to be scaled and released.
+    paused: True for a new Deployment, which is scaled and released after its creation.
     Raises: ValueError when the user's template cannot be merged.
     """
     spec: Manifest = {
@@ -60,7 +60,6 @@ def rollout_deployment(
 
 
 def _workload(parent: Parent, group: RolloutGroup, default_image: str) -> Workload:
-    threads = group.threads
     return Workload(
         role=Role.ROLLOUT,
         group=group.name,
@@ -69,10 +68,10 @@ def _workload(parent: Parent, group: RolloutGroup, default_image: str) -> Worklo
         port=ROLLOUT_PORT,
         metrics_port=ROLLOUT_METRICS_PORT,
         drain_s=group.drain_seconds,
-        env=[] if threads is None else [{"name": "OMP_NUM_THREADS", "value": str(threads)}],
+        threads=group.threads,
         mounts=[],
         volumes=[],
-        template=_spread(parent, group),
+        template=_template_with_spread(parent, group),
     )
 
 
@@ -91,8 +90,8 @@ def _command(run: str, group: RolloutGroup) -> list[str]:
     ]
 
 
-def _spread(parent: Parent, group: RolloutGroup) -> Manifest:
-    """The user's template, over a wish to have the workers on different machines."""
+def _template_with_spread(parent: Parent, group: RolloutGroup) -> Manifest:
+    """Return the user's template over a preference for workers on different machines."""
     constraint = {
         "topologyKey": "kubernetes.io/hostname",
         "maxSkew": 1,
@@ -101,5 +100,5 @@ def _spread(parent: Parent, group: RolloutGroup) -> Manifest:
     }
     spec = group.template.get("spec", {})
     if not isinstance(spec, Mapping):
-        return group.template  # refused where it is merged
+        return group.template  # `merge_template` refuses it
     return {**group.template, "spec": {"topologySpreadConstraints": [constraint], **spec}}

@@ -1,7 +1,7 @@
-"""The scaler of a rollout group: what an autoscaler outside acts on.
+"""The VCPORolloutScaler of a rollout group, on which an external autoscaler acts.
 
-Its manifest never holds `spec.replicas`: the number is set once, when the scaler is made, and
-belongs to whoever scales from then on.
+Its manifest never holds `spec.replicas`. The operator sets that number once, when it creates the
+scaler; from then on the autoscaler owns it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The learner's headless Service: a stable address that follows the pod, ready or not.
 
-Not-ready addresses are published because workers connect while the learner still loads its model,
-and the operator wants to hear from one that has a problem.
+It publishes not-ready addresses: workers connect while the learner still loads its model, and the
+operator also reads reports of a learner that has a problem.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The claim for checkpoints and the trained model.
 
-A claim of our own rather than one of the StatefulSet's templates: those cannot grow, and they tie
-the model's life to the StatefulSet, which is deleted when a run completes.
+It is a claim of its own, not one of the StatefulSet's claim templates. Those cannot grow, and the
+model would be deleted with the StatefulSet, which the clean-up of a complete run may delete.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from vcpo_operator.names import Role, learner_name
 
 
 def checkpoint_claim(parent: Parent) -> Child:
-    """Build the claim; it outlives the run unless the run says otherwise."""
+    """Build the claim; it outlives the run unless the spec says otherwise."""
     learner = parent.run.spec.learner
     spec: Manifest = {
         "accessModes": ["ReadWriteOnce"],

@@ -1,10 +1,10 @@
-"""Rules between fields in CEL, for the API server: those of `vcpo.spec`, and what may not change.
+"""Rules between fields, in CEL for the API server: those of `vcpo.spec`, and immutable fields.
 
-Messages follow the API conventions: fields in backquotes, values in single quotes, "must" and
-"may not". Only the core of CEL is used, so that the rules can be run outside a cluster too.
-Optional fields are compared from their parent: a rule on the field itself is not evaluated when it
-is added or removed. An API server also holds a section's default, `{}`, against the section's own
-rules before it fills in the defaults inside, so those rules pass where a field is absent.
+Messages follow the API conventions: fields in backquotes, values in single quotes, "must" and "may
+not". The rules use only the core of CEL, so that tests can evaluate them without a cluster. Rules
+of optional fields stand at the parent, because the API server does not evaluate a field's own rule
+when the field is added or removed. The API server also checks a section's default, `{}`, before it
+fills in the defaults inside. So the rules of sections pass where a field is absent.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ROOT: Final = (
 
 
 def _baseline_among(baselines: Collection[Baseline], section: str) -> str:
-    """The baseline given, or else the method's own, is one of these."""
+    """Return the CEL test that the baseline, given or the method's own, is one of these."""
     methods = [method for method, config in LOSS_CONFIGS.items() if config.baseline in baselines]
     given = f"{section}.baseline in {_words(baselines)}"
     own = f"{section}.method in {_words(methods)}"
@@ -79,7 +79,7 @@ SPEC: Final = (
         rule="!has(self.algorithm.onPolicyProbability) || has(self.batch.promptPool)",
         message="`batch.promptPool` must be given where `algorithm.onPolicyProbability` is",
     ),
-    # A checkpoint belongs to one model, task, batch and optimizer; the learner refuses others.
+    # A checkpoint fits one model, task, batch and optimizer; the learner refuses others.
     _fixed("model.name"),
     _fixed_optional("model.revision"),
     _fixed_optional("model.lora"),
@@ -116,11 +116,11 @@ BATCH: Final = (
 )
 
 MODEL: Final = (
-    # A run file on a laptop may name a directory beside it; a pod has only what is mounted.
+    # A run file on a laptop may name a directory beside it; a pod sees only mounted volumes.
     Rule(
         rule="self.name.startsWith('/') || (!self.name.startsWith('.')"
         " && self.name.matches('^[-A-Za-z0-9_.]+(/[-A-Za-z0-9_.]+)?$'))",
-        message="`name` may not be a relative path: a pod has no run file to be beside of; give"
+        message="`name` may not be a relative path: a pod has no folder of the run file; give"
         " the absolute path of a mounted volume, or a model name on the Hugging Face hub",
     ),
 )

@@ -1,7 +1,7 @@
-"""The definition of VCPORolloutScaler: the handle that an autoscaler holds a rollout group by.
+"""The definition of VCPORolloutScaler, the object that an autoscaler scales for a rollout group.
 
-The operator makes one for each group with `scaling: External`. `spec.replicas` is a number with a
-default, since an autoscaler reads it before anybody wrote it, and `status.selector` is filled in,
+The operator creates one for each group with `scaling: External`. `spec.replicas` has a default,
+since an autoscaler may read it before anybody has written it. The operator sets `status.selector`,
 since a HorizontalPodAutoscaler refuses a target without one.
 """
 
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vcpo_operator.crd.columns import column
-from vcpo_operator.crd.frame import definition, object_schema
+from vcpo_operator.crd.frame import column, custom_resource_definition, object_schema
 from vcpo_operator.names import SCALER_KIND, SCALER_PLURAL
 
 _MAX_REPLICAS = 10_000
@@ -18,21 +17,21 @@ _MAX_SELECTOR = 1024
 
 
 def scaler_crd() -> dict[str, Any]:
-    """The CustomResourceDefinition, as the API server takes it."""
+    """Return the CustomResourceDefinition."""
     scale = {
         "specReplicasPath": ".spec.replicas",
         "statusReplicasPath": ".status.replicas",
         "labelSelectorPath": ".status.selector",
     }
-    return definition(
+    return custom_resource_definition(
         SCALER_KIND,
         SCALER_PLURAL,
         "vscaler",
         subresources={"status": {}, "scale": scale},
         columns=[
             column("Group", "string", ".spec.group", "Rollout group."),
-            column("Wanted", "integer", ".spec.replicas", "Workers that the autoscaler asks for."),
-            column("Workers", "integer", ".status.replicas", "Workers that there are."),
+            column("Wanted", "integer", ".spec.replicas", "Workers that the autoscaler requests."),
+            column("Workers", "integer", ".status.replicas", "Workers that exist."),
             column("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
         ],
         schema=_schema(),
@@ -43,7 +42,7 @@ def _schema() -> dict[str, Any]:
     replicas = {"type": "integer", "format": "int32", "minimum": 0, "maximum": _MAX_REPLICAS}
     spec = {
         "type": "object",
-        "description": "What an autoscaler asks for.",
+        "description": "What an autoscaler requests.",
         "required": ["group"],
         "properties": {
             "group": {
@@ -56,8 +55,8 @@ def _schema() -> dict[str, Any]:
             },
             "replicas": {
                 **replicas,
-                "description": "Workers asked for; the run's `minReplicas` and `maxReplicas` bound"
-                " what is made of it.",
+                "description": "Number of workers requested. The operator keeps the number within"
+                " the group's `minReplicas` and `maxReplicas`.",
                 "default": 1,
             },
         },
@@ -66,12 +65,14 @@ def _schema() -> dict[str, Any]:
         "type": "object",
         "description": "What the operator observed.",
         "properties": {
-            "replicas": {**replicas, "description": "Workers that there are."},
+            "replicas": {**replicas, "description": "Workers that exist."},
             "selector": {
                 "type": "string",
-                "description": "Labels of the workers' pods, as a selector.",
+                "description": "Label selector of the workers' pods.",
                 "maxLength": _MAX_SELECTOR,
             },
         },
     }
-    return object_schema("The scale of one rollout group, for an autoscaler.", spec, status)
+    return object_schema(
+        "The scale of one rollout group, for an external autoscaler.", spec, status
+    )

@@ -1,4 +1,4 @@
-"""Schema of `status`: what the operator reports, and the little it needs after a restart."""
+"""The schema of `status`: what the operator reports, and what it needs after a restart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Schema = dict[str, Any]
 MAX_CONDITIONS: Final = 16
 MAX_MESSAGE_CHARACTERS: Final = 1024
 _LARGEST_INTEGER = 2**53
-"""Largest integer that every JSON reader holds exactly."""
+"""Largest integer that every JSON parser represents exactly."""
 
 
 def _count(description: str) -> Schema:
@@ -59,17 +59,17 @@ def _map_list(description: str, key: str, longest: int, items: Schema) -> Schema
 
 def _condition() -> Schema:
     item = _fields(
-        "One statement about the run.",
-        type=_text("What it is about.", 64),
+        "One condition of the run.",
+        type=_text("Type of the condition.", 64),
         status={
             "type": "string",
             "enum": ["True", "False", "Unknown"],
-            "description": "Whether it holds.",
+            "description": "Whether the condition holds.",
         },
-        reason=_text("Why, in one word.", 64),
-        message=_text("Why, in a sentence.", MAX_MESSAGE_CHARACTERS),
-        lastTransitionTime=_time("When `status` changed last."),
-        observedGeneration=_count("Generation of the spec it was judged against."),
+        reason=_text("Reason of the status, one word.", 64),
+        message=_text("Reason of the status, a sentence.", MAX_MESSAGE_CHARACTERS),
+        lastTransitionTime=_time("Time at which `status` changed last."),
+        observedGeneration=_count("Generation of the spec that the condition is about."),
     )
     item["required"] = ["type", "status", "reason", "message", "lastTransitionTime"]
     return item
@@ -77,12 +77,12 @@ def _condition() -> Schema:
 
 def _termination() -> Schema:
     item = _fields(
-        "How the learner's container ended last; stays when the pod is gone.",
-        pod=_text("Name of its pod.", 253),
-        exitCode=_count("Its exit code."),
-        reason=_text("Why, in one word.", 64),
-        message=_text("The last lines of its log, where it failed.", MAX_LOG_TAIL_CHARACTERS),
-        finishedTime=_time("When it ended."),
+        "How the learner's container ended last; kept after the pod is gone.",
+        pod=_text("Name of the pod.", 253),
+        exitCode=_count("Exit code."),
+        reason=_text("Reason that the kubelet gave, one word.", 64),
+        message=_text("Last lines of the log, if the container failed.", MAX_LOG_TAIL_CHARACTERS),
+        finishedTime=_time("Time at which it ended."),
     )
     item["required"] = ["pod", "exitCode", "reason"]
     return item
@@ -92,58 +92,59 @@ def _group() -> Schema:
     item = _fields(
         "Workers of one rollout group.",
         name=_text("Name of the group.", 20),
-        desiredReplicas=_count("Workers wanted by the control loop."),
-        replicas=_count("Workers that the Deployment asks for."),
-        readyReplicas=_count("Workers that answer."),
-        lastScaleTime=_time("When the number of workers was changed last."),
+        desiredReplicas=_count("Workers that the control loop wants."),
+        replicas=_count("Workers that the Deployment requests."),
+        readyReplicas=_count("Workers that are ready."),
+        lastScaleTime=_time("Time at which the desired number changed last."),
     )
     item["required"] = ["name"]
     return item
 
 
 def status_schema() -> Schema:
-    """Schema of the `status` subresource."""
+    """Return the schema of the `status` subresource."""
     return _fields(
         "What the operator observed and decided.",
-        observedGeneration=_count("Generation of the spec that this status speaks of."),
-        conditions=_map_list("What holds of the run.", "type", MAX_CONDITIONS, _condition()),
-        startTime=_time("When the run was started, resumed or tried again last."),
+        observedGeneration=_count("Generation of the spec that this status is about."),
+        conditions=_map_list("Conditions, by type.", "type", MAX_CONDITIONS, _condition()),
+        startTime=_time("Time of the last start, resumption or retry."),
         admissionTime=_time(
-            "When the learner and a worker first had a node since then; deadlines count from here."
+            "Time at which the learner and a worker first had a node since then; deadlines count"
+            " from it."
         ),
-        firstStepTime=_time("When the first optimizer step since then was seen."),
-        completionTime=_time("When the run ended; its time to live counts from here."),
-        drainTime=_time("Since when the learner is waited for to end, before its workers go."),
+        firstStepTime=_time("Time at which the first step since then was observed."),
+        completionTime=_time("Time of the end; the time to live counts from it."),
+        drainTime=_time("Time since which the operator waits for the learner to end."),
         step=_count("Optimizer steps taken."),
-        policyVersion=_count("Newest policy version published."),
-        essRatio=_ratio("Effective sample size of the last step over its batch size."),
+        policyVersion=_count("Newest published policy version."),
+        essRatio=_ratio("Effective sample size (ESS) of the last step over its batch size."),
         learningRateScale=_ratio("Factor on the base learning rate in the last step."),
         evaluationAccuracy={
             "type": "number",
             "format": "double",
-            "description": "Mean reward of the newest evaluation; in the units of the environment.",
+            "description": "Mean reward of the newest evaluation, in the environment's units.",
         },
-        admissionLagSteps=_count("Lag limit in force for new work and for what is trained on."),
+        admissionLagSteps=_count("Admission lag in force, in policy versions."),
         lag=_fields(
-            "Age of the tokens of the last step, in policy versions.",
+            "Token lag of the last step, in policy versions.",
             p50=_count("Median."),
             max=_count("Largest."),
         ),
         learner=_fields(
             "The learner's pod.",
-            restarts=_count("Times its container ended and was started again."),
-            podUid=_text("Pod that `podRestarts` speaks of.", 64),
-            podRestarts=_count("Restarts of that pod counted already."),
-            restartsInARow=_count("Restarts since it last got further than before."),
-            furthestStep=_count("The furthest step that it had taken when it was restarted."),
+            restarts=_count("Restarts of the learner's container."),
+            podUid=_text("Uid of the pod that `podRestarts` is about.", 64),
+            podRestarts=_count("Restarts of that pod that `restarts` includes."),
+            restartsInARow=_count("Restarts in a row without progress."),
+            furthestStep=_count("Furthest step at a restart; a later step is progress."),
             lastTermination=_termination(),
         ),
         rollouts=_map_list("Groups of rollout workers.", "name", 8, _group()),
         workers=_text("Rollout workers, ready/desired.", 16),
-        updateTime=_time("When this was written; numbers alone are written every 30 s at most."),
+        updateTime=_time("Time of this write; numbers alone are written every 30 s at most."),
         control={
             "type": "object",
             "x-kubernetes-preserve-unknown-fields": True,
-            "description": "State of the control loop, for the operator after a restart. No API.",
+            "description": "State of the control loop, for a restarted operator. Not an API.",
         },
     )

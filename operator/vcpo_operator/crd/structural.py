@@ -1,9 +1,9 @@
-"""From pydantic's JSON schema (draft 2020-12) to a structural schema of Kubernetes.
+"""Converting pydantic's JSON schema (draft 2020-12) to a structural schema of Kubernetes.
 
-A structural schema has a type at every node, no references, and no alternatives. So references are
-written out, an optional field (`anyOf` with null) becomes the field itself, not required, and a
-section's default becomes `{}`: the API server then fills in the defaults of its fields one by one,
-also when the user wrote a part of them.
+A structural schema has a type at every node, no references and no alternatives. So references are
+replaced by what they refer to. An optional field (`anyOf` with null) becomes the field itself, not
+required. The default of a section becomes `{}`: the API server then fills in the defaults of its
+fields one by one, also when the user set some of them.
 
 Source: https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema
 """
@@ -34,9 +34,9 @@ _FORMATS = {"integer": "int64", "number": "double"}
 
 
 def structural(schema: Mapping[str, Any]) -> Schema:
-    """Convert a whole document's schema.
+    """Return the structural schema of a document.
 
-    Raises: ValueError naming the node that has no structural counterpart.
+    Raises: ValueError that names a node without a type.
     """
     return _node(schema, schema.get("$defs", {}))
 
@@ -65,7 +65,7 @@ def _node(source: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
 
 
 def _with_default(node: Schema, default: Any) -> Schema:
-    """The node with its default, also in words: `kubectl explain` shows descriptions only."""
+    """Return the node with its default, also in its description: `kubectl explain` shows that."""
     if default in ({}, []):
         return {**node, "default": default}
     shown = default if isinstance(default, str) else json.dumps(default)
@@ -74,7 +74,7 @@ def _with_default(node: Schema, default: Any) -> Schema:
 
 
 def _resolved(source: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """Follow references and drop the null of an optional; outer words win over inner ones."""
+    """Return the node without references and null; outer attributes replace inner ones."""
     outer = dict(source)
     while "$ref" in outer or "anyOf" in outer:
         if "$ref" in outer:
@@ -111,7 +111,7 @@ def _object(source: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema
 
 
 def _default(node: Schema, default: Any) -> Any:
-    """A section's default is empty; a list's items keep what has no default of its own."""
+    """Return the default; empty for a section, and without defaulted fields for list items."""
     if node["type"] == "object":
         return {}
     if node["type"] == "array":

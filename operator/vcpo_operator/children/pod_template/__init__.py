@@ -1,1 +1,1 @@
-"""What all pods of a run have in common. Pure."""
+"""The template of a run's pods. Pure."""

@@ -1,9 +1,9 @@
-"""Overlay: a user's part of a pod template merged over ours, as a strategic merge patch would.
+"""Merging a user's part of a pod template over the operator's, as a strategic merge patch.
 
-Maps merge, null removes. Lists of named things merge by their key, so that a user adds one volume
-or sets the resources of one container without repeating ours; every other list is replaced.
-A value of another shape than ours is refused by its path: nothing after this has to look again.
-Departure: none of the `$patch` directives is understood.
+Maps merge, and null removes a field. Lists of named items merge by their key, so a user can add one
+volume, or set the resources of one container, without repeating the operator's. Every other list is
+replaced. A value of another shape than the operator's is refused by its path, so later code need
+not check shapes. Departure from Kubernetes: `$patch` directives are not supported.
 """
 
 from __future__ import annotations
@@ -26,24 +26,26 @@ MERGE_KEYS: Final[Mapping[str, str]] = {
 
 
 _NEEDED: Final = frozenset({"spec", "spec.containers"})
-"""What a pod cannot be without."""
+"""Fields that every pod needs."""
 
 
 def merge_template(
     base: Mapping[str, Any], patch: Mapping[str, Any], *, path: str = ""
 ) -> dict[str, Any]:
-    """A copy of `base` with `patch` merged over it.
+    """Return a copy of `base` with `patch` merged over it.
 
-    path: Where both stand in the template, such as `spec.containers[learner]`; empty at its root.
-    Raises: ValueError naming the value of `patch` that is no map or list where that of `base` is
-        one, the list whose items lack their key, or what cannot be removed.
+    path: Path of both in the template, such as `spec.containers[learner]`; empty at its root.
+    Raises: ValueError that names a value of `patch` that is no map or list where `base` has one, a
+        list whose items lack their key, or a field that cannot be removed.
     """
     merged = dict(base)
     for name, value in patch.items():
         below, here = merged.get(name), f"{path}.{name}" if path else name
         if value is None:
             if here in _NEEDED:
-                raise ValueError(f"template: `{here}` cannot be removed; leave it out to keep ours")
+                raise ValueError(
+                    f"template: `{here}` cannot be removed; leave it out to keep the default"
+                )
             merged.pop(name, None)
         elif isinstance(below, Mapping) and not isinstance(value, Mapping):
             raise ValueError(f"template: `{here}` must be a map, got {value!r}")

@@ -1,11 +1,11 @@
-"""What a learner or worker asks of its node where the user's template does not say.
+"""Default resources of learners and workers, for a user's template that sets none.
 
-*Requests* let the scheduler and quotas count the pod. They are small enough that a learner and two
-workers start on a machine with two cores; who trains a real model says what it needs.
-*A limit on memory* keeps one process that leaks from ending its neighbors; who needs more asks for
-it, and a pod that hits its limit says `OOMKilled`. *No limit on CPU*: throttling a process in
-mid-step helps nobody, and requests share a busy node fairly. *No GPU*: most nodes have none.
-*No limit on memory beside a GPU*: who asks for one trains a model whose size only they know.
+*Requests* let the scheduler and quotas count the pod. They are small: a learner and two workers
+start on a machine with two cores. Users who train a real model set their own. *A memory limit*
+keeps a process that leaks memory from ending its neighbors. A pod that reaches the limit reports
+`OOMKilled`. *No CPU limit*: throttling a process in the middle of a step helps nobody, and requests
+share a busy node fairly. *No GPU*: most nodes have none. *No memory limit beside a GPU*: only the
+user knows the size of such a model.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _DEFAULTS: Final = {
 
 
 def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A container's resources, with our words on each resource of which the user has said nothing.
+    """Return a container's resources with defaults for each resource that the user does not set.
 
-    Who gives a request or a limit for memory gives all that there is to say of it: our limit could
-    be below that request, and our request above that limit. GPUs and their like have a domain in
-    their names, as `nvidia.com/gpu`, or are claimed.
-    given: Its shape is checked: what it has of requests and limits are maps.
+    A resource with a request or a limit of the user gets no default of the other kind: the default
+    limit could be below the request, or the default request above the limit. GPUs and other devices
+    have a domain in their names, as `nvidia.com/gpu`, or are claimed.
+    given: The user's resources; its requests and limits are maps.
     """
-    spoken_of = {name for part in ("requests", "limits") for name in given.get(part, {})}
+    set_by_user = {name for part in ("requests", "limits") for name in given.get(part, {})}
     defaults = {
-        part: {name: value for name, value in values.items() if name not in spoken_of}
+        part: {name: value for name, value in values.items() if name not in set_by_user}
         for part, values in _DEFAULTS.items()
     }
-    if given.get("claims") or any("/" in name for name in spoken_of):
+    if given.get("claims") or any("/" in name for name in set_by_user):
         defaults["limits"].pop("memory", None)
     merged = {part: {**defaults[part], **given.get(part, {})} for part in defaults}
     others = {name: value for name, value in given.items() if name not in _DEFAULTS}

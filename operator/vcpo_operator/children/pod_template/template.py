@@ -1,7 +1,7 @@
-"""What all pods of a run have in common: security, files, identity, probes.
+"""The pod template of a role: security, files, identity, probes.
 
-Pods pass the Pod Security Standard "restricted". A user's template is merged over this and may
-loosen it; what selectors and the operator stand on (labels, digests) it cannot change.
+Pods meet the Pod Security Standard "restricted". The user's template is merged over this one and
+may loosen it. It cannot change the labels of selectors and the digests.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ RUN_FILE_PATH: Final = f"{CONFIG_PATH}/{RUN_FILE}"
 
 _USER = 65_532
 _GRACE_MARGIN_S = 30
-"""Time after draining to write, close and exit before the kubelet kills."""
+"""Time after draining to write, close and exit, before the kubelet kills the process."""
 _STARTUP_PERIOD_S = 2
-"""Short: until it has passed, nobody knows that a pod answers."""
+"""Short: the pod counts as not ready until a startup probe has succeeded."""
 _STARTUP_PROBES = 1800
 _PROBE_PERIOD_S = 10
 _LIVENESS_FAILURES = 6
@@ -42,7 +42,7 @@ _LIVENESS_FAILURES = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What distinguishes the pods of one role."""
+    """What distinguishes the pods of one role or group."""
 
     role: Role
     group: str | None
@@ -51,8 +51,9 @@ class Workload:
     port: int
     metrics_port: int
     drain_s: int
-    """Time to leave in good order before the margin for writing and exiting."""
-    env: Sequence[Manifest]
+    """Time to finish work after SIGTERM, without the margin for writing and exiting."""
+    threads: int | None
+    """Value of OMP_NUM_THREADS; None sets none."""
     mounts: Sequence[Manifest]
     volumes: Sequence[Manifest]
     template: Mapping[str, Any]
@@ -60,7 +61,7 @@ class Workload:
 
 
 def pod_template(parent: Parent, workload: Workload) -> Manifest:
-    """Build the template of a role's pods, the user's part merged in.
+    """Build the template of a workload's pods, with the user's part merged in.
 
     Raises: ValueError when the user's part cannot be merged.
     """
@@ -69,9 +70,9 @@ def pod_template(parent: Parent, workload: Workload) -> Manifest:
         if container["name"] == workload.role.value:
             container["resources"] = with_defaults(container.get("resources", {}))
     metadata = template.setdefault("metadata", {})
-    metadata["labels"] = {**metadata.get("labels", {}), **_labels(parent, workload)}
-    # Processes read the run file when they start, so its content is part of what a pod is;
-    # and so is the token that they are given.
+    own_labels = labels(parent.name, workload.role, workload.group) | queue_labels(parent)
+    metadata["labels"] = {**metadata.get("labels", {}), **own_labels}
+    # Processes read the run file and the token when they start, so another one needs another pod.
     content = {
         "template": template,
         "run_file": parent.run_file,
@@ -82,13 +83,9 @@ def pod_template(parent: Parent, workload: Workload) -> Manifest:
 
 
 def queue_labels(parent: Parent) -> dict[str, str]:
-    """Kueue's label, when the run is queued; it belongs on the workload and on its pods."""
+    """Return Kueue's label for a queued run; the workload and its pods carry it."""
     queue = parent.run.spec.pods.queue_name
     return {} if queue is None else {QUEUE_LABEL: queue}
-
-
-def _labels(parent: Parent, workload: Workload) -> dict[str, str]:
-    return labels(parent.name, workload.role, workload.group) | queue_labels(parent)
 
 
 def _base(parent: Parent, workload: Workload) -> Manifest:
@@ -124,13 +121,13 @@ def _container(parent: Parent, workload: Workload) -> Manifest:
         "image": workload.image,
         "imagePullPolicy": parent.run.spec.pods.image_pull_policy.value,
         "command": list(workload.command),
-        "env": [*_environment(parent), *workload.env],
+        "env": _environment(parent, workload.threads),
         "ports": [
             {"name": "grpc", "containerPort": workload.port},
             {"name": "metrics", "containerPort": workload.metrics_port},
         ],
         "resources": {"requests": {}, "limits": {}},
-        # The last lines of a crashed process reach the run's conditions this way.
+        # So the last lines of a crashed process reach the run's conditions.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -148,15 +145,17 @@ def _container(parent: Parent, workload: Workload) -> Manifest:
     }
 
 
-def _environment(parent: Parent) -> list[Manifest]:
+def _environment(parent: Parent, threads: int | None) -> list[Manifest]:
     secret = parent.run.spec.pods.token_secret_name or credential_name(parent.name)
     token = {"secretKeyRef": {"name": secret, "key": TOKEN_KEY}}
+    own = [] if threads is None else [{"name": "OMP_NUM_THREADS", "value": str(threads)}]
     return [
-        # The root file system is read-only; libraries cache under the home directory.
+        # The root file system is read-only, and libraries cache under the home directory.
         {"name": "HOME", "value": SCRATCH_PATH},
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         *({"name": name, "value": value} for name, value in SERVICE_ENVIRONMENT.items()),
         {"name": TOKEN_VARIABLE, "valueFrom": token},
+        *own,
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from vcpo_operator.crd import DEFINITIONS, crd
+from vcpo_operator.crd import DEFINITIONS, run_crd
 
 Node = dict[str, Any]
 Rule = Callable[[str, Node], bool]
@@ -33,7 +33,7 @@ def nodes(schema: Node, path: str = "") -> Iterator[tuple[str, Node]]:
             yield from nodes(schema[name], f"{path}[]")
 
 
-SCHEMA = schema_of(crd())
+SCHEMA = schema_of(run_crd())
 NODES = [
     (name, path, node)
     for name, make in DEFINITIONS.items()

@@ -12,11 +12,11 @@ import pytest
 from ruamel.yaml import YAML
 
 from vcpo.spec import json_schema
-from vcpo_operator.crd import DEFINITIONS, crd, to_yaml
+from vcpo_operator.crd import DEFINITIONS, run_crd, to_yaml
 from vcpo_operator.crd.structural import structural
 
 COMMITTED = Path(__file__).parents[4] / "charts/vcpo/files"
-VERSION = crd()["spec"]["versions"][0]
+VERSION = run_crd()["spec"]["versions"][0]
 SPEC = VERSION["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
 
 
@@ -39,7 +39,7 @@ def test_the_printed_definition_reads_back_as_it_was_made(name: str):
 
 def test_the_definition_is_small_enough_to_be_applied_by_any_client():
     # A client-side apply keeps the whole object in an annotation; all annotations hold 256 KiB.
-    assert len(json.dumps(crd()).encode()) < 128 * 1024
+    assert len(json.dumps(run_crd()).encode()) < 128 * 1024
 
 
 def test_explain_shows_every_default_of_a_field():
@@ -54,7 +54,7 @@ def test_explain_shows_every_default_of_a_field():
         if "items" in node:
             yield from undescribed(node["items"], f"{path}[]")
 
-    schema = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    schema = run_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     assert list(undescribed(schema, "")) == []
     steps = schema["properties"]["spec"]["properties"]["checkpoint"]["properties"]["everySteps"]
     assert steps["description"].endswith("Default: 50.")

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from tests.fixtures.operator.runs import document
 from vcpo.spec import VCPORun
-from vcpo_operator.crd import crd
+from vcpo_operator.crd import run_crd
 
-SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+SCHEMA = run_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 NAMES = {"name": "demo", "namespace": "ml"}
 
 
