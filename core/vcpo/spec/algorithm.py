@@ -119,8 +119,8 @@ class Algorithm(Section):
     """Part of the on-policy ESS ratio below which a step is skipped; 0 skips none. Set it to
     protect a run from single bad batches."""
     refuse_kl_above: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
-    """KL divergence of target from behavior policy, in nats per token, above which a step is
-    skipped. If unset, no step is skipped for it."""
+    """KL divergence KL(behavior || target) of the policies, in nats per token, above which a step
+    is skipped. If unset, no step is skipped for it. Set it to protect a run from stale batches."""
 
     @property
     def loss_config(self) -> LossConfig:
