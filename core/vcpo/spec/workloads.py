@@ -143,10 +143,10 @@ class Learner(Section):
     never shrink. Each checkpoint that is kept takes about 12 GiB for every billion of trained
     parameters."""
     checkpoint_storage_class_name: ObjectName | None = None
-    """Storage class of that volume. If unset, the cluster's default. Immutable."""
+    """Storage class of the volume for checkpoints. If unset, the cluster's default. Immutable."""
     checkpoint_storage_retention: StorageRetention = StorageRetention.RETAIN
-    """Whether that volume, and with it the trained model, is kept (`Retain`) or deleted (`Delete`)
-    when the run is deleted."""
+    """Whether the volume for checkpoints, and with it the trained model, is kept (`Retain`) or
+    deleted (`Delete`) when the run is deleted."""
     image: Image | None = None
     """Container image of the learner in a cluster. If unset, the operator's default."""
     drain_seconds: DrainSeconds = 120
@@ -228,7 +228,7 @@ class Lease(Section):
 
     timeout_seconds: Seconds = 600
     """Time in which a worker must submit a prompt's responses, in seconds; then the prompt is
-    granted again. Raise it if a response takes longer."""
+    granted again. Raise it if many responses take longer: such a response needs several leases."""
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
     """Failed generations after which a prompt is given up."""
 
