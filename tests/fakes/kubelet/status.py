@@ -89,8 +89,8 @@ def phase(states: Sequence[ContainerState]) -> str:
     if all(state.terminated is not None for state in states):
         failed = any(state.terminated["exitCode"] for state in states if state.terminated)
         return "Failed" if failed else "Succeeded"
-    begun = all(state.running_since or state.terminated or state.restarts for state in states)
-    return "Running" if begun else "Pending"
+    started = all(state.running_since or state.terminated or state.restarts for state in states)
+    return "Running" if started else "Pending"
 
 
 def conditions(states: Sequence[ContainerState], before: Sequence[JsonObject], now: str) -> Any:

@@ -272,7 +272,7 @@ def test_prompts_have_different_sums_and_none_is_0(first, second):
 def test_an_answer_under_way_survives_the_wire(trajectory, finish_reason):
     # The first token of an answer is always the model's.
     token_ids = (7, *trajectory.response_token_ids)
-    begun = PartialResponse(
+    partial = PartialResponse(
         token_ids=token_ids,
         logprobs=(-0.5, *trajectory.rollout_logprobs),
         version_spans=(VersionSpan(policy_version=0, num_tokens=1), *trajectory.version_spans),
@@ -282,9 +282,9 @@ def test_an_answer_under_way_survives_the_wire(trajectory, finish_reason):
         ),
         prompt_xxh3=prompt_sum(trajectory.prompt_token_ids),
     )
-    sent = partial_to_message(begun).SerializeToString()
+    sent = partial_to_message(partial).SerializeToString()
     received = work_pb2.PartialResponse.FromString(sent)
-    assert partial_from_message(received, path="begun[0]") == begun
+    assert partial_from_message(received, path="begun[0]") == partial
 
 
 @pytest.mark.parametrize(

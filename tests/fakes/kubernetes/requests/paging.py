@@ -23,8 +23,8 @@ def page(
         ApiError: 400 when the token cannot be read, 410 when it is from before a compaction.
     """
     if query.get("continue"):
-        begun, start = _position(query["continue"])
-        if begun < oldest_revision:
+        revision, start = _position(query["continue"])
+        if revision < oldest_revision:
             raise expired("The provided continue parameter is too old.")
         found = [body for body in found if identity(body) > start]
     metadata: JsonObject = {"resourceVersion": str(revision)}

@@ -22,7 +22,7 @@ class Promise:
     prompt_index: int
     failures: int
     expires_s: float
-    begun: int | None = None
+    partial: int | None = None
     """Oldest version of the answer that the grant goes on with."""
     preempted: bool = False
     versions: dict[int, int] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class LedgerModel:
     fulfilled: set[str] = field(default_factory=set)
     buffered: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Prompt and oldest version of each complete group, by grant."""
-    owed: deque[tuple[int, int, int | None]] = field(default_factory=deque)
+    requeued: deque[tuple[int, int, int | None]] = field(default_factory=deque)
     """Prompt, failures, oldest version of the answer begun."""
     next_prompt: int = 0
     next_grant: int = 0
@@ -52,14 +52,16 @@ class LedgerModel:
         worker_id: str,
         now_s: float,
         *,
-        oldest_begun: int = 0,
+        oldest_partial: int = 0,
         chosen: int | None = None,
     ) -> Promise:
-        """Lease the next prompt: one owed, else the one chosen, else the next in order."""
+        """Lease a requeued prompt if there is one, else the chosen one, else the next in order."""
         fresh = self.next_prompt if chosen is None else chosen
-        prompt_index, failures, begun = self.owed.popleft() if self.owed else (fresh, 0, None)
+        prompt_index, failures, partial = (
+            self.requeued.popleft() if self.requeued else (fresh, 0, None)
+        )
         self.next_prompt = max(self.next_prompt, prompt_index + 1)
-        kept = begun if begun is not None and begun >= oldest_begun else None
+        kept = partial if partial is not None and partial >= oldest_partial else None
         promise = Promise(
             self.next_grant, worker_id, prompt_index, failures, now_s + TIMEOUT_S, kept
         )
@@ -85,15 +87,15 @@ class LedgerModel:
             self.buffered[promise.number] = (promise.prompt_index, oldest_of_all)
         return outcomes
 
-    def end(self, lease_id: str, reason: str, begun: int | None = None) -> None:
+    def end(self, lease_id: str, reason: str, partial: int | None = None) -> None:
         """End an open lease, with the oldest version of an answer handed back or none."""
         promise = self.open.pop(lease_id)
         failed = reason == "generation_failed"
         failures = promise.failures + failed
         self._drop(promise.number, reason)
         if failures < MAX_ATTEMPTS:
-            kept = promise.begun if begun is None else begun
-            self.owed.append((promise.prompt_index, failures, None if failed else kept))
+            kept = promise.partial if partial is None else partial
+            self.requeued.append((promise.prompt_index, failures, None if failed else kept))
 
     def preempted(self) -> set[str]:
         """Open leases that their workers are to hand back."""
@@ -145,14 +147,16 @@ class LedgerModel:
         for number in sorted(late):
             prompt_index, _ = self.buffered.pop(number)
             self._drop(number, reason)
-            self.owed.append((prompt_index, failures_of[number], None))
+            self.requeued.append((prompt_index, failures_of[number], None))
 
     def restart(self) -> None:
-        """Come back from a copy: what was open is owed again, and failures are forgotten."""
-        opened = [(promise.prompt_index, 0, promise.begun) for promise in self.open.values()]
+        """Restore from a snapshot: open prompts are requeued, and failures reset."""
+        opened = [(promise.prompt_index, 0, promise.partial) for promise in self.open.values()]
         for promise in self.open.values():
             self._drop(promise.number, "learner_restarted")
-        self.owed = deque([*opened, *((index, 0, begun) for index, _, begun in self.owed)])
+        self.requeued = deque(
+            [*opened, *((index, 0, partial) for index, _, partial in self.requeued)]
+        )
         self.open, self.fulfilled = {}, set()
 
     def tally(self) -> Counter[str]:

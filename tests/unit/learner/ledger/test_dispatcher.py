@@ -211,8 +211,8 @@ class TestSubmissions:
         assert fixture.dispatcher.policy_version == 0
         sampled = [answer("train-before-7", 0, versions=(24,))]
         assert fixture.dispatcher.submit("w", "train-before-7", sampled) == ["lease_ended"]
-        begun = [make_partial_response(24)]
-        assert fixture.dispatcher.release("w", ["train-before-7"], begun) == 0
+        partial = [make_partial_response(24)]
+        assert fixture.dispatcher.release("w", ["train-before-7"], partial) == 0
         fixture.dispatcher.fail("w", "train-before-7", FAILURE)
         assert fixture.dispatcher.failures.in_a_row == 0
 

@@ -61,16 +61,21 @@ def test_all_answers_of_a_lease_are_to_one_prompt(book):
     assert lease.num_missing == 1
 
 
-@pytest.mark.parametrize(("begun_for", "is_fine"), [((3, 4), True), ((4, 3), False), (None, True)])
-def test_a_response_belongs_to_the_prompt_of_its_lease(book, begun_for, is_fine):
-    begun = replace(make_partial_response(0), prompt_xxh3=prompt_sum(begun_for) if begun_for else 0)
+@pytest.mark.parametrize(
+    ("prompt_of_partial", "is_fine"), [((3, 4), True), ((4, 3), False), (None, True)]
+)
+def test_a_response_belongs_to_the_prompt_of_its_lease(book, prompt_of_partial, is_fine):
+    partial = replace(
+        make_partial_response(0),
+        prompt_xxh3=prompt_sum(prompt_of_partial) if prompt_of_partial else 0,
+    )
     lease = book.open(
         worker_id="w",
         prompt_index=0,
         num_trajectories=1,
         attempt=1,
         policy_version=0,
-        partial_responses=(begun,),
+        partial_responses=(partial,),
     )
     if is_fine:
         assert book.submit(lease.lease_id, answers(lease))[0] == ["accepted"]

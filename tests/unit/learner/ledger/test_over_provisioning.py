@@ -58,12 +58,12 @@ async def test_an_interrupted_response_is_resumed_after_the_step():
     leases = await leased(fixture)
     submit(fixture, leases[:3])
     await fixture.dispatcher.next_batch()
-    begun = make_partial_response(0, 0)
-    fixture.dispatcher.release("w", [leases[5].lease_id], [begun])
+    partial = make_partial_response(0, 0)
+    fixture.dispatcher.release("w", [leases[5].lease_id], [partial])
     assert fixture.ledger.counts().dropped == {"surplus": 2}
     fixture.dispatcher.resume_at(1)
     resumed, *fresh = await leased(fixture, held=1)
-    assert (resumed.prompt_index, resumed.partial_responses) == (5, (begun,))
+    assert (resumed.prompt_index, resumed.partial_responses) == (5, (partial,))
     assert all(lease.partial_responses == () for lease in fresh)
     # 6 accepted of 12: 6 and 4 more may be in flight, and 4 were.
     assert len(fresh) == 2

@@ -340,10 +340,10 @@ def test_a_group_in_quarantine_is_dropped_by_name_and_its_prompt_granted_to_nobo
 
 
 def test_leases_with_the_newest_tokens_are_preempted_first_and_only_whole(ledger):
-    begun, other = grant(ledger, 2, version=3)
-    ledger.release("w", [begun.lease_id], [make_partial_response(2)])
+    partial, other = grant(ledger, 2, version=3)
+    ledger.release("w", [partial.lease_id], [make_partial_response(2)])
     again, newest = grant(ledger, 2, version=3)
-    assert again.prompt_index == begun.prompt_index
+    assert again.prompt_index == partial.prompt_index
     ledger.preempt(5)
     assert ledger.preempted_leases("w") == [other.lease_id, newest.lease_id]
     ledger.preempt(4)  # those count

@@ -81,11 +81,11 @@ class LedgerMachine(RuleBasedStateMachine):
                 lease.lease_id,
                 worker,
                 self.clock(),
-                oldest_begun=limits["oldest_partial_version"],
+                oldest_partial=limits["oldest_partial_version"],
                 chosen=chosen,
             )
             assert [one.oldest_policy_version for one in lease.partial_responses] == (
-                [] if promise.begun is None else [promise.begun]
+                [] if promise.partial is None else [promise.partial]
             )
             assert lease.lease_id not in self.lease_ids
             assert (lease.grant_number, lease.prompt_index) == (
@@ -134,8 +134,8 @@ class LedgerMachine(RuleBasedStateMachine):
         lease_id = list(self.model.open)[pick % len(self.model.open)]
         oldest = max(0, self.model.version - age)
         worker = self.model.open[lease_id].worker_id
-        begun = [make_partial_response(oldest, self.model.version)]
-        assert self.ledger.release(worker, [lease_id], begun) == 1
+        partial = [make_partial_response(oldest, self.model.version)]
+        assert self.ledger.release(worker, [lease_id], partial) == 1
         self.model.end(lease_id, self.model.reason_to_hand_back(lease_id), oldest)
 
     @rule(num_trajectories=st.integers(0, 6))
@@ -211,7 +211,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 class PosteriorMachine(LedgerMachine):
-    """Prompts are chosen: what is owed comes first all the same, what is in flight not again."""
+    """The curriculum chooses prompts: requeued ones come first, and none in flight is chosen."""
 
     counts_up = False
 
@@ -222,7 +222,7 @@ class PosteriorMachine(LedgerMachine):
         return {promise.prompt_index for promise in self.model.open.values()}
 
     def check_choice(self, lease):
-        if not self.model.owed:
+        if not self.model.requeued:
             assert lease.prompt_index in set(range(POOL)) - self.in_flight()
 
     def check_number(self, leases, num_groups):

@@ -84,7 +84,7 @@ def test_tokens_that_the_environment_wrote_count_as_the_others_do():
 
 
 @pytest.mark.parametrize(
-    ("vocabulary_size", "begun", "problem"),
+    ("vocabulary_size", "partial", "problem"),
     [
         (
             None,
@@ -101,7 +101,7 @@ def test_tokens_that_the_environment_wrote_count_as_the_others_do():
     ],
     ids=["nothing left to sample", "too long", "vocabulary"],
 )
-def test_a_partial_response_keeps_to_the_same_bounds(vocabulary_size, begun, problem):
+def test_a_partial_response_keeps_to_the_same_bounds(vocabulary_size, partial, problem):
     bounds = ResponseBounds(
         vocabulary_size=vocabulary_size,
         max_new_tokens=6,
@@ -109,7 +109,7 @@ def test_a_partial_response_keeps_to_the_same_bounds(vocabulary_size, begun, pro
         max_absolute_reward=1.0,
     )
     with pytest.raises(InvalidMessageError) as caught:
-        bounds.check_partial_response(begun, path="b")
+        bounds.check_partial_response(partial, path="b")
     assert str(caught.value).startswith(problem)
 
 

@@ -175,14 +175,14 @@ async def test_an_answer_of_20000_tokens_is_refused_where_4_are_allowed(small_mo
 
 async def test_a_released_response_is_checked_like_a_submitted_one(small_model):
     stub, lease = small_model
-    strange = begun_message(1)
+    strange = partial_message(1)
     strange.token_ids = pack_token_ids([9])
     request = work_pb2.ReleaseRequest(worker_id="w", lease_ids=[lease.lease_id], begun=[strange])
     with pytest.raises(grpc.aio.AioRpcError, match=r"begun\[0\]\.token_ids\[0\]: must be 0 to 8"):
         await stub.Release(request, timeout=5)
 
 
-def begun_message(num_tokens, **changes):
+def partial_message(num_tokens, **changes):
     return work_pb2.PartialResponse(
         token_ids=pack_token_ids([5] * num_tokens),
         logprobs=pack_logprobs([-0.5] * num_tokens),
@@ -194,12 +194,15 @@ def begun_message(num_tokens, **changes):
 async def test_a_lease_carries_the_partial_responses_released_with_its_prompt(fixture):
     stub = work_pb2_grpc.WorkServiceStub(fixture.channel)
     (lease,) = (await stub.Lease(lease_request(), timeout=5)).leases
-    begun = [begun_message(3), begun_message(1024, finish_reason=work_pb2.FINISH_REASON_LENGTH)]
-    release = work_pb2.ReleaseRequest(worker_id="w", lease_ids=[lease.lease_id], begun=begun)
+    partial = [
+        partial_message(3),
+        partial_message(1024, finish_reason=work_pb2.FINISH_REASON_LENGTH),
+    ]
+    release = work_pb2.ReleaseRequest(worker_id="w", lease_ids=[lease.lease_id], begun=partial)
     assert (await stub.Release(release, timeout=5)).num_released == 1
     (again,) = (await stub.Lease(lease_request(worker_id="another"), timeout=5)).leases
     assert again.prompt_index == lease.prompt_index
-    assert list(again.begun) == begun
+    assert list(again.begun) == partial
 
 
 @pytest.mark.parametrize(
@@ -207,11 +210,11 @@ async def test_a_lease_carries_the_partial_responses_released_with_its_prompt(fi
     [
         ({"lease_ids": []}, "lease_ids: must be the one lease"),
         ({"lease_ids": ["one", "two"]}, "lease_ids: must be the one lease"),
-        ({"begun": [begun_message(1024)]}, "begun[0].token_ids: must be at most 1024"),
+        ({"begun": [partial_message(1024)]}, "begun[0].token_ids: must be at most 1024"),
         ({"begun": [work_pb2.PartialResponse()]}, "begun[0].token_ids: must be 1 to"),
-        ({"begun": [begun_message(1)] * 3}, "begun: must be at most 2 responses"),
+        ({"begun": [partial_message(1)] * 3}, "begun: must be at most 2 responses"),
         (
-            {"begun": [begun_message(1, prompt_xxh3=7), begun_message(1, prompt_xxh3=8)]},
+            {"begun": [partial_message(1, prompt_xxh3=7), partial_message(1, prompt_xxh3=8)]},
             "begun[1].prompt_xxh3: must be that of begun[0]",
         ),
     ],
@@ -219,7 +222,7 @@ async def test_a_lease_carries_the_partial_responses_released_with_its_prompt(fi
 )
 async def test_partial_responses_that_cannot_be_resumed_are_refused(fixture, change, problem):
     stub = work_pb2_grpc.WorkServiceStub(fixture.channel)
-    fields = {"worker_id": "w", "lease_ids": ["one"], "begun": [begun_message(1)]}
+    fields = {"worker_id": "w", "lease_ids": ["one"], "begun": [partial_message(1)]}
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.Release(work_pb2.ReleaseRequest(**{**fields, **change}), timeout=5)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -25,8 +25,8 @@ def decision(lag: int = 8, **replicas: int) -> ControlDecision:
     )
 
 
-def wish(
-    course: LifecyclePhase = LifecyclePhase.RUN,
+def desired(
+    phase: LifecyclePhase = LifecyclePhase.RUN,
     decided: ControlDecision | None = None,
     *,
     asked: dict[str, int] | None = None,
@@ -34,32 +34,32 @@ def wish(
     **spec: Any,
 ) -> DesiredState:
     spec = {"rollouts": ROLLOUTS, **spec}
-    if decided is None and course is LifecyclePhase.RUN:
+    if decided is None and phase is LifecyclePhase.RUN:
         decided = decision(**{group["name"]: group["minReplicas"] for group in spec["rollouts"]})
     return desired_state(
         parent(**spec),
         DEFAULTS,
-        RunVerdict(phase=course),
+        RunVerdict(phase=phase),
         decision=decided,
         requested={rollout_name("demo", group): number for group, number in (asked or {}).items()},
         draining=draining,
     )
 
 
-def settled(wanted: DesiredState) -> FakeCluster:
-    """A cluster in which a wish has come true."""
+def settled(state: DesiredState) -> FakeCluster:
+    """A cluster whose objects are those of a desired state."""
     cluster = FakeCluster()
     for _ in range(2):  # the rest follows on the token
-        cluster.execute(plan(wanted, cluster.observed, applied=cluster.applied))
+        cluster.execute(plan(state, cluster.observed, applied=cluster.applied))
     return cluster
 
 
 def with_token() -> FakeCluster:
     """A cluster in which a run has its token, and nothing else yet."""
     cluster = FakeCluster()
-    cluster.execute(plan(wish(), cluster.observed, applied=cluster.applied))
+    cluster.execute(plan(desired(), cluster.observed, applied=cluster.applied))
     return cluster
 
 
-def planned(wanted: DesiredState, cluster: FakeCluster, **options: Any) -> list[str]:
-    return names(plan(wanted, cluster.observed, applied=cluster.applied, **options))
+def planned(state: DesiredState, cluster: FakeCluster, **options: Any) -> list[str]:
+    return names(plan(state, cluster.observed, applied=cluster.applied, **options))

@@ -30,12 +30,12 @@ WORKER = pod("demo-rollout-main-x")
 
 
 def found(
-    *pods: Any, course: LifecyclePhase = LifecyclePhase.RUN, **changes: Any
+    *pods: Any, phase: LifecyclePhase = LifecyclePhase.RUN, **changes: Any
 ) -> dict[str, ConditionState]:
     inputs = ConditionInputs(
         **{
             "spec": make_run(**changes.pop("spec", {})).spec,
-            "verdict": RunVerdict(phase=course, reason="Because", message="It did."),
+            "verdict": RunVerdict(phase=phase, reason="Because", message="It did."),
             "observed": ObservedState(pods=pods),
             "decision": None,
             "has_stepped": True,
@@ -214,18 +214,18 @@ def test_a_refused_write_is_said_before_all_else():
     [((LEARNER,), "False", "SuspendInProgress"), ((), "True", "Suspended")],
 )
 def test_a_rest_begins_when_the_last_pod_is_gone(pods: Any, status: str, reason: str):
-    assert brief(found(*pods, course=LifecyclePhase.SUSPEND)["Suspended"]) == (status, reason)
+    assert brief(found(*pods, phase=LifecyclePhase.SUSPEND)["Suspended"]) == (status, reason)
 
 
 def test_a_complete_run_is_ready_and_complete():
-    conditions = found(course=LifecyclePhase.COMPLETE)
+    conditions = found(phase=LifecyclePhase.COMPLETE)
     assert brief(conditions["Ready"]) == ("True", "Complete")
     assert brief(conditions["Complete"]) == ("True", "Because")
     assert brief(conditions["Failed"]) == ("False", "NotFailed")
 
 
 def test_a_failed_run_says_why_in_its_conditions():
-    conditions = found(course=LifecyclePhase.FAILED)
+    conditions = found(phase=LifecyclePhase.FAILED)
     assert brief(conditions["Ready"]) == ("False", "Because")
     assert conditions["Failed"].message == "It did."
 

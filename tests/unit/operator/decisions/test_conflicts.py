@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kubernetes.utils.quantity import parse_quantity
 
 from tests.fixtures.operator.runs import DEFAULTS, UID, make_run, parent
-from tests.unit.operator.decisions.plans import planned, settled, wish
+from tests.unit.operator.decisions.plans import desired, planned, settled
 from vcpo_operator.children import Child, Kind, build_children
 from vcpo_operator.decisions.conflicts import (
     is_ours,
@@ -77,19 +77,19 @@ def test_somebody_elses_object_is_named_with_both_ways_out():
 
 
 def test_nothing_is_created_after_a_conflict():
-    wanted = wish()
+    state = desired()
     taken = ObservedState(children=(there(Kind.SERVICE, "demo-learner"),))
-    from_nothing = planned(wanted, settled(wanted))
+    from_nothing = planned(state, settled(state))
     assert from_nothing == []
-    cluster = settled(wanted)
+    cluster = settled(state)
     cluster.applied.clear()
     others = [each for each in cluster.observed.children if each.kind is not Kind.SERVICE]
     cluster.observed = dataclasses.replace(cluster.observed, children=(*others, *taken.children))
-    assert planned(wanted, cluster) == [
+    assert planned(state, cluster) == [
         "Apply ConfigMap demo-config",
         "Apply PersistentVolumeClaim demo-learner",
     ]
-    assert first_conflict(wanted, cluster.observed) == name_conflict(taken.children[0], UID)
+    assert first_conflict(state, cluster.observed) == name_conflict(taken.children[0], UID)
 
 
 def test_a_claim_of_another_class_is_named_with_the_cure():

@@ -33,10 +33,10 @@ def at_work(workers: int = 2, learners: int = 1) -> ObservedState:
     return ObservedState(learner=learner, groups={"main": group})
 
 
-def drained(course: LifecyclePhase = LifecyclePhase.SUSPEND, **given: Any) -> LearnerDrain | None:
+def drained(phase: LifecyclePhase = LifecyclePhase.SUSPEND, **given: Any) -> LearnerDrain | None:
     chosen = {"observed": at_work(), "report": report(), "since_s": None, "now_s": NOW_S, **given}
     spec = make_run(learner={"drainSeconds": 90}, **chosen.pop("spec", {})).spec
-    return decide_drain(spec, RunVerdict(phase=course, message="why"), **chosen)
+    return decide_drain(spec, RunVerdict(phase=phase, message="why"), **chosen)
 
 
 def test_workers_stay_while_the_learner_trains_for_its_own_time_at_most():
@@ -79,9 +79,9 @@ def test_nobody_waits_for_nothing(said):
     )
 
 
-@pytest.mark.parametrize("course", [LifecyclePhase.RUN, LifecyclePhase.COMPLETE])
-def test_a_run_that_goes_on_or_is_complete_needs_no_end(course):
-    assert drained(course) is None
+@pytest.mark.parametrize("phase", [LifecyclePhase.RUN, LifecyclePhase.COMPLETE])
+def test_a_run_that_goes_on_or_is_complete_needs_no_end(phase):
+    assert drained(phase) is None
 
 
 @pytest.mark.parametrize("observed", [ObservedState(), at_work(workers=0), at_work(learners=0)])

@@ -37,7 +37,7 @@ def recorded(kind: str) -> RunStatus:
     return started(conditions=(condition,), completion_s=2_000.0)
 
 
-def course_of(
+def verdict_of(
     status: RunStatus, now_s: float, learner=None, **spec: object
 ) -> tuple[LifecyclePhase, str]:
     verdict = judge(make_run(**spec).spec, status, learner, now_s)
@@ -45,16 +45,16 @@ def course_of(
 
 
 def test_a_run_runs():
-    assert course_of(started(), START_S + 20, report()) == (LifecyclePhase.RUN, "")
+    assert verdict_of(started(), START_S + 20, report()) == (LifecyclePhase.RUN, "")
 
 
 def test_a_suspended_run_rests():
-    assert course_of(started(), START_S, suspend=True)[0] is LifecyclePhase.SUSPEND
+    assert verdict_of(started(), START_S, suspend=True)[0] is LifecyclePhase.SUSPEND
 
 
 def test_a_learner_that_is_done_completes_the_run():
     done = report(phase=RunPhase.COMPLETE)
-    assert course_of(started(), START_S, done) == (LifecyclePhase.COMPLETE, "Succeeded")
+    assert verdict_of(started(), START_S, done) == (LifecyclePhase.COMPLETE, "Succeeded")
 
 
 def test_a_run_that_never_updated_is_no_plain_success():
@@ -66,7 +66,7 @@ def test_a_run_that_never_updated_is_no_plain_success():
 
 def test_a_learner_that_gives_up_fails_the_run():
     failed = report(phase=RunPhase.FAILED)
-    assert course_of(started(), START_S, failed) == (LifecyclePhase.FAILED, "LearnerFailed")
+    assert verdict_of(started(), START_S, failed) == (LifecyclePhase.FAILED, "LearnerFailed")
 
 
 def test_a_failed_learner_s_own_sentence_is_the_message():
@@ -76,33 +76,33 @@ def test_a_failed_learner_s_own_sentence_is_the_message():
 
 
 @pytest.mark.parametrize(
-    ("restarts", "course"), [(3, LifecyclePhase.RUN), (4, LifecyclePhase.FAILED)]
+    ("restarts", "phase"), [(3, LifecyclePhase.RUN), (4, LifecyclePhase.FAILED)]
 )
-def test_more_restarts_in_a_row_than_allowed_fail_the_run(restarts: int, course: LifecyclePhase):
+def test_more_restarts_in_a_row_than_allowed_fail_the_run(restarts: int, phase: LifecyclePhase):
     status = started(restarts=Restarts(total=99, streak=FailureStreak(failures=restarts)))
-    assert course_of(status, START_S + 1)[0] is course
+    assert verdict_of(status, START_S + 1)[0] is phase
 
 
 @pytest.mark.parametrize(
-    ("after_s", "course"), [(59, LifecyclePhase.RUN), (60, LifecyclePhase.FAILED)]
+    ("after_s", "phase"), [(59, LifecyclePhase.RUN), (60, LifecyclePhase.FAILED)]
 )
-def test_the_active_deadline_counts_from_the_admission(after_s: int, course: LifecyclePhase):
+def test_the_active_deadline_counts_from_the_admission(after_s: int, phase: LifecyclePhase):
     status = started(start_s=START_S - 1e6)
-    assert course_of(status, START_S + after_s, activeDeadlineSeconds=60)[0] is course
+    assert verdict_of(status, START_S + after_s, activeDeadlineSeconds=60)[0] is phase
 
 
 def test_no_deadline_but_its_own_acts_on_a_run_that_waits_for_a_place():
     waiting = started(admission_s=None, first_step_s=None)
     limits = {"activeDeadlineSeconds": 60, "startupDeadlineSeconds": 60}
-    assert course_of(waiting, START_S + 1e6, **limits) == (LifecyclePhase.RUN, "")
+    assert verdict_of(waiting, START_S + 1e6, **limits) == (LifecyclePhase.RUN, "")
     limits["pendingDeadlineSeconds"] = 90
-    assert course_of(waiting, START_S + 89, **limits) == (LifecyclePhase.RUN, "")
-    found = course_of(waiting, START_S + 90, **limits)
+    assert verdict_of(waiting, START_S + 89, **limits) == (LifecyclePhase.RUN, "")
+    found = verdict_of(waiting, START_S + 90, **limits)
     assert found == (LifecyclePhase.FAILED, "PendingDeadlineExceeded")
 
 
 def test_an_admitted_run_has_no_pending_deadline():
-    assert course_of(started(), START_S + 1e6, pendingDeadlineSeconds=90) == (
+    assert verdict_of(started(), START_S + 1e6, pendingDeadlineSeconds=90) == (
         LifecyclePhase.RUN,
         "",
     )
@@ -127,19 +127,19 @@ def test_a_complete_run_is_not_tried_again():
 
 def test_the_startup_deadline_ends_a_run_without_a_step():
     status = started(first_step_s=None)
-    found = course_of(status, START_S + 30, startupDeadlineSeconds=30)
+    found = verdict_of(status, START_S + 30, startupDeadlineSeconds=30)
     assert found == (LifecyclePhase.FAILED, "StartupDeadlineExceeded")
 
 
 def test_the_startup_deadline_is_over_with_the_first_step():
-    assert course_of(started(), START_S + 99, startupDeadlineSeconds=30)[0] is LifecyclePhase.RUN
+    assert verdict_of(started(), START_S + 99, startupDeadlineSeconds=30)[0] is LifecyclePhase.RUN
 
 
 @pytest.mark.parametrize(
-    ("kind", "course"), [("Complete", LifecyclePhase.COMPLETE), ("Failed", "failed")]
+    ("kind", "phase"), [("Complete", LifecyclePhase.COMPLETE), ("Failed", "failed")]
 )
-def test_an_end_that_was_written_down_is_for_ever(kind: str, course: LifecyclePhase):
-    assert course_of(recorded(kind), 9_999.0, report(), suspend=True)[0] == course
+def test_an_end_that_was_written_down_is_for_ever(kind: str, phase: LifecyclePhase):
+    assert verdict_of(recorded(kind), 9_999.0, report(), suspend=True)[0] == phase
 
 
 def test_the_next_reconciliation_is_at_the_first_deadline():
@@ -171,7 +171,7 @@ def test_an_ended_run_without_a_time_to_live_stays():
 
 
 @pytest.mark.parametrize(
-    ("course", "removed"),
+    ("phase", "removed"),
     [
         (LifecyclePhase.RUN, Cleanup.RETAIN_WORKLOADS),
         (LifecyclePhase.SUSPEND, Cleanup.RETAIN_WORKLOADS),
@@ -179,5 +179,5 @@ def test_an_ended_run_without_a_time_to_live_stays():
         (LifecyclePhase.FAILED, Cleanup.DELETE_WORKLOADS),
     ],
 )
-def test_clean_up_waits_for_the_end(course: LifecyclePhase, removed: Cleanup):
-    assert cleanup(make_run().spec, RunVerdict(phase=course)) is removed
+def test_clean_up_waits_for_the_end(phase: LifecyclePhase, removed: Cleanup):
+    assert cleanup(make_run().spec, RunVerdict(phase=phase)) is removed

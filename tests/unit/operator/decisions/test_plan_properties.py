@@ -20,7 +20,7 @@ few = settings(max_examples=25)  # one example writes several run files, which i
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> DesiredState:
+def desired_states(draw: st.DrawFn) -> DesiredState:
     chosen = draw(st.lists(st.sampled_from(_GROUP_NAMES), min_size=1, unique=True))
     groups = [
         {
@@ -31,7 +31,7 @@ def wishes(draw: st.DrawFn) -> DesiredState:
         }
         for name in chosen
     ]
-    course = draw(st.sampled_from(list(LifecyclePhase)))
+    phase = draw(st.sampled_from(list(LifecyclePhase)))
     replicas = {name: draw(st.integers(0, 8)) for name in chosen}
     decision = ControlDecision(
         admission_lag_steps=8,
@@ -44,61 +44,61 @@ def wishes(draw: st.DrawFn) -> DesiredState:
     return desired_state(
         parent(rollouts=groups, pods={"disruptionBudgets": draw(st.booleans())}),
         DEFAULTS,
-        RunVerdict(phase=course),
-        decision=decision if course is LifecyclePhase.RUN else None,
+        RunVerdict(phase=phase),
+        decision=decision if phase is LifecyclePhase.RUN else None,
         requested={name: draw(st.integers(0, 9)) for name in scalers},
     )
 
 
-def settle(cluster: FakeCluster, wish: DesiredState) -> None:
+def settle(cluster: FakeCluster, desired: DesiredState) -> None:
     for _ in range(_MAX_TURNS):
-        cluster.execute(plan(wish, cluster.observed, applied=cluster.applied))
+        cluster.execute(plan(desired, cluster.observed, applied=cluster.applied))
 
 
 @few
-@given(st.lists(wishes(), min_size=1, max_size=3))
+@given(st.lists(desired_states(), min_size=1, max_size=3))
 def test_after_a_few_turns_there_is_nothing_left_to_do(history):
     cluster = FakeCluster()
-    for wish in history:
-        settle(cluster, wish)
+    for desired in history:
+        settle(cluster, desired)
     assert plan(history[-1], cluster.observed, applied=cluster.applied) == ()
 
 
 @few
-@given(wishes(), st.data())
-def test_a_plan_interrupted_anywhere_reaches_the_same_state(wish, data):
+@given(desired_states(), st.data())
+def test_a_plan_interrupted_anywhere_reaches_the_same_state(desired, data):
     whole, cut = FakeCluster(), FakeCluster()
-    settle(whole, wish)
-    actions = plan(wish, cut.observed, applied={})
+    settle(whole, desired)
+    actions = plan(desired, cut.observed, applied={})
     cut.execute(actions[: data.draw(st.integers(0, len(actions)))])
     cut.applied.clear()  # a new operator knows no versions
-    settle(cut, wish)
+    settle(cut, desired)
     assert state(cut) == state(whole)
 
 
 @few
-@given(st.lists(wishes(), min_size=1, max_size=2))
+@given(st.lists(desired_states(), min_size=1, max_size=2))
 def test_no_apply_ever_sets_the_replicas_of_a_deployment(history):
     cluster = FakeCluster()
-    for wish in history:
-        actions = plan(wish, cluster.observed, applied=cluster.applied)
+    for desired in history:
+        actions = plan(desired, cluster.observed, applied=cluster.applied)
         applied = [each.child for each in actions if isinstance(each, Apply)]
         deployments = [child for child in applied if child.kind is Kind.DEPLOYMENT]
         assert all("replicas" not in child.manifest["spec"] for child in deployments)
-        settle(cluster, wish)
+        settle(cluster, desired)
 
 
 @few
-@given(wishes(), st.integers(0, 8))
-def test_what_somebody_else_scales_is_never_scaled_back(wish, replicas):
+@given(desired_states(), st.integers(0, 8))
+def test_what_somebody_else_scales_is_never_scaled_back(desired, replicas):
     cluster = FakeCluster()
-    settle(cluster, wish)
-    external = set(cluster.observed.groups) - set(wish.replicas)
+    settle(cluster, desired)
+    external = set(cluster.observed.groups) - set(desired.replicas)
     for name in external:
         cluster._scale(cluster.observed.groups[name].child.name, replicas)
     scaled = [
         each.name
-        for each in plan(wish, cluster.observed, applied=cluster.applied)
+        for each in plan(desired, cluster.observed, applied=cluster.applied)
         if isinstance(each, Scale)
     ]
     assert not {cluster.observed.groups[name].child.name for name in external} & set(scaled)

@@ -19,7 +19,7 @@ RECORD = RunRecord(
 )
 
 
-def look(course: LifecyclePhase, draining: LearnerDrain | None = None, **spec: Any) -> Snapshot:
+def snapshot(phase: LifecyclePhase, draining: LearnerDrain | None = None, **spec: Any) -> Snapshot:
     status = RunStatus(start_s=0.0, admission_s=0.0, first_step_s=1.0)
     return Snapshot(
         record=RECORD,
@@ -28,7 +28,7 @@ def look(course: LifecyclePhase, draining: LearnerDrain | None = None, **spec: A
         current=status,
         observed=ObservedState(),
         report=None,
-        verdict=RunVerdict(phase=course),
+        verdict=RunVerdict(phase=phase),
         draining=draining,
         is_new_attempt=False,
         now_s=0.0,
@@ -36,26 +36,26 @@ def look(course: LifecyclePhase, draining: LearnerDrain | None = None, **spec: A
 
 
 def test_a_run_at_rest_is_reconciled_every_minute():
-    assert look(LifecyclePhase.SUSPEND).requeue_after_s(0.0) == 60.0
+    assert snapshot(LifecyclePhase.SUSPEND).requeue_after_s(0.0) == 60.0
 
 
 def test_an_active_run_is_reconciled_once_a_poll_period():
-    assert look(LifecyclePhase.RUN, control={"pollSeconds": 7.0}).requeue_after_s(0.0) == 7.0
+    assert snapshot(LifecyclePhase.RUN, control={"pollSeconds": 7.0}).requeue_after_s(0.0) == 7.0
 
 
 def test_a_deadline_is_met_to_the_moment():
-    run = look(LifecyclePhase.RUN, activeDeadlineSeconds=100, control={"pollSeconds": 7.0})
+    run = snapshot(LifecyclePhase.RUN, activeDeadlineSeconds=100, control={"pollSeconds": 7.0})
     assert run.requeue_after_s(99.5) == 0.5
 
 
 def test_a_learner_that_starts_is_reconciled_every_second():
     waiting = LearnerDrain(reason="because", since_s=0.0, until_s=120.0)
-    assert look(LifecyclePhase.SUSPEND, waiting).requeue_after_s(10.0) == 1.0
+    assert snapshot(LifecyclePhase.SUSPEND, waiting).requeue_after_s(10.0) == 1.0
 
 
 def test_the_end_of_the_wait_is_met_to_the_moment():
     waiting = LearnerDrain(reason="because", since_s=0.0, until_s=120.0)
-    assert look(LifecyclePhase.SUSPEND, waiting).requeue_after_s(119.75) == 0.25
+    assert snapshot(LifecyclePhase.SUSPEND, waiting).requeue_after_s(119.75) == 0.25
 
 
 def test_a_learner_that_is_to_end_is_asked_at_every_reconciliation():

@@ -143,8 +143,8 @@ def test_a_run_is_admitted_once_the_learner_and_a_worker_have_a_node(
     observed: ObservedState, spec: dict[str, object], admission_s: float | None
 ):
     waiting = RunStatus(start_s=1.0)
-    begun = status.with_clocks(waiting, make_run(**spec).spec, observed, None, 60.0)
-    assert begun.admission_s == admission_s
+    started = status.with_clocks(waiting, make_run(**spec).spec, observed, None, 60.0)
+    assert started.admission_s == admission_s
 
 
 def test_an_admission_stands_unless_the_queue_takes_it_back_before_the_first_step():
@@ -180,10 +180,10 @@ def test_a_run_that_is_tried_again_starts_from_nothing_but_how_its_learner_ended
 
 
 def test_the_first_step_is_dated_when_it_is_seen():
-    begun = status.with_clocks(
+    started = status.with_clocks(
         RunStatus(start_s=1.0), make_run().spec, ObservedState(), report(step=1), 60.0
     )
-    assert begun.first_step_s == 60.0
+    assert started.first_step_s == 60.0
 
 
 def test_numbers_stay_when_the_learner_is_silent():

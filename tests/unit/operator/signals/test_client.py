@@ -31,14 +31,14 @@ class Learner(control_pb2_grpc.ControlServiceServicer):
     """Says one thing and notes what it is told."""
 
     def __init__(self) -> None:
-        self.says = message()
+        self.report = message()
         self.asked = 0
         self.lags: list[int] = []
         self.drains: list[str] = []
 
     async def GetSignals(self, request, context):  # noqa: N802 - gRPC's name
         self.asked += 1
-        return self.says
+        return self.report
 
     async def SetThrottle(self, request, context):  # noqa: N802 - gRPC's name
         self.lags.append(request.admission_lag_steps)
@@ -122,7 +122,7 @@ async def test_a_learner_that_never_answered_says_nothing(fixture: ConnectionsFi
 
 
 async def test_nonsense_counts_as_silence(fixture: ConnectionsFixture):
-    fixture.learner.says = message(learner_idle_ratio=7.0)
+    fixture.learner.report = message(learner_idle_ratio=7.0)
     assert await fixture.lines.fetch_report(KEY, period_s=2.0) is None
 
 

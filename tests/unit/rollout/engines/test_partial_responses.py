@@ -43,7 +43,7 @@ def under_way(model, *, passes):
     return event
 
 
-async def cut_short(engine, request, started):
+async def interrupted(engine, request, started):
     """Cut a generation once it has started; what it had by then."""
     interrupt = asyncio.Event()
     generating = asyncio.create_task(engine.generate(request, interrupt=interrupt))
@@ -62,20 +62,20 @@ async def test_a_response_interrupted_by_one_engine_is_resumed_by_another(
     model = make_model(sliding_window=sliding_window)
     started = under_way(model, passes=6)
     first = await start(model, policy=old, version=3)
-    begun = await cut_short(first, make_request(PROMPT, max_new_tokens=ENDLESS), started)
-    size = len(begun.token_ids)
-    assert begun.version_spans == (VersionSpan(policy_version=3, num_tokens=size),)
+    partial = await interrupted(first, make_request(PROMPT, max_new_tokens=ENDLESS), started)
+    size = len(partial.token_ids)
+    assert partial.version_spans == (VersionSpan(policy_version=3, num_tokens=size),)
 
     second = await start(make_model(sliding_window=sliding_window), policy=new, version=7)
-    request = make_request(PROMPT, max_new_tokens=size + 5, partial_response=begun)
+    request = make_request(PROMPT, max_new_tokens=size + 5, partial_response=partial)
     # A neighbour that began elsewhere changes nobody's numbers.
     generation, _ = await asyncio.gather(
         second.generate(request), second.generate(make_request((9,), max_new_tokens=30))
     )
-    assert generation.token_ids[:size] == begun.token_ids
-    assert generation.logprobs[:size] == begun.logprobs
+    assert generation.token_ids[:size] == partial.token_ids
+    assert generation.logprobs[:size] == partial.logprobs
     assert generation.version_spans == (
-        *begun.version_spans,
+        *partial.version_spans,
         VersionSpan(policy_version=7, num_tokens=5),
     )
     assert generation.finish_reason is FinishReason.LENGTH
@@ -87,13 +87,13 @@ async def test_a_response_interrupted_by_one_engine_is_resumed_by_another(
 
 async def test_what_goes_on_under_the_same_version_is_one_span(start, make_model, make_request):
     engine = await start(make_model(), policy=make_model(), version=2)
-    begun = PartialResponse(
+    partial = PartialResponse(
         token_ids=(8, 9),
         logprobs=(-0.5, -0.25),
         version_spans=(VersionSpan(policy_version=2, num_tokens=2),),
     )
     generation = await engine.generate(
-        make_request(PROMPT, max_new_tokens=3, partial_response=begun)
+        make_request(PROMPT, max_new_tokens=3, partial_response=partial)
     )
     assert generation.version_spans == (VersionSpan(policy_version=2, num_tokens=3),)
     assert generation.logprobs[:2] == (-0.5, -0.25)
@@ -121,13 +121,13 @@ async def test_a_resumed_response_can_be_interrupted_again(start, make_model, ma
     model = make_model()
     started = under_way(model, passes=4)
     engine = await start(model, policy=make_model())
-    begun = PartialResponse(
+    partial = PartialResponse(
         token_ids=(8,),
         logprobs=(-0.5,),
         version_spans=(VersionSpan(policy_version=0, num_tokens=1),),
     )
-    request = make_request(PROMPT, max_new_tokens=ENDLESS, partial_response=begun)
-    later = await cut_short(engine, request, started)
+    request = make_request(PROMPT, max_new_tokens=ENDLESS, partial_response=partial)
+    later = await interrupted(engine, request, started)
     assert later.token_ids[0] == 8
     assert [span.policy_version for span in later.version_spans] == [0, 1]
 

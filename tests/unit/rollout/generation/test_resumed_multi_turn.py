@@ -60,8 +60,8 @@ class Reciting:
 
     async def generate(self, request, *, interrupt=None):
         position = sum(token < FIRST_INSERTED for token in request.prompt_token_ids) - len(PROMPT)
-        begun = request.partial_response
-        token_ids = list(begun.token_ids if begun else ())
+        partial = request.partial_response
+        token_ids = list(partial.token_ids if partial else ())
         while END not in token_ids and len(token_ids) < request.max_new_tokens:
             if self.num_tokens == 0:
                 raise GenerationInterruptedError(
@@ -70,8 +70,8 @@ class Reciting:
             self.num_tokens -= 1
             token_ids.append(self.text[position + len(token_ids)])
         sampled = self.sampled(position, token_ids)
-        if begun:  # it goes on with these very numbers, and does not make them anew
-            assert sampled.logprobs[: len(begun.logprobs)] == begun.logprobs
+        if partial:  # it resumes from these very numbers and does not compute them again
+            assert sampled.logprobs[: len(partial.logprobs)] == partial.logprobs
         reason = FinishReason.STOP if token_ids[-1] == END else FinishReason.LENGTH
         return Generation(
             token_ids=sampled.token_ids,
@@ -128,21 +128,21 @@ async def held(conversation, history, engine, interrupt=None):
     )
 
 
-async def cut_after(num_tokens, turns, conversation, history):
+async def interrupted_after(num_tokens, turns, conversation, history):
     """What is handed back when the engine is cut after so many tokens, as the wire carries it."""
     with pytest.raises(GenerationInterruptedError) as caught:
         await held(conversation, history, Reciting(turns, num_tokens=num_tokens))
-    begun = caught.value.partial_response
-    if begun is None:
+    partial = caught.value.partial_response
+    if partial is None:
         return None
-    sent = partial_to_message(begun).SerializeToString()
+    sent = partial_to_message(partial).SerializeToString()
     return partial_from_message(work_pb2.PartialResponse.FromString(sent), path="begun[0]")
 
 
-async def gone_on_with(begun, turns, room=1000):
+async def resumed(partial, turns, room=1000):
     begin = lambda: Lengths(len(turns))  # noqa: E731 - as short as it is
     return await resume(
-        begin, request_of(room), begun, codec=Letters(), end_token_ids=ENDS, threads=THREADS
+        begin, request_of(room), partial, codec=Letters(), end_token_ids=ENDS, threads=THREADS
     )
 
 
@@ -151,8 +151,8 @@ TURNS = [(10, 11), (12,), (13, 14, 15, 16)]
 
 
 async def test_a_conversation_interrupted_in_the_middle_of_a_turn_releases_its_tokens():
-    begun = await cut_after(4, TURNS, Lengths(3), History(request=request_of()))
-    assert begun == PartialResponse(
+    partial = await interrupted_after(4, TURNS, Lengths(3), History(request=request_of()))
+    assert partial == PartialResponse(
         token_ids=(10, 11, END, 102, 102, 102, 12),
         logprobs=(0.0, -0.5, -1.0, -1.5),
         version_spans=versions((0, 3), (1, 1)),
@@ -161,8 +161,8 @@ async def test_a_conversation_interrupted_in_the_middle_of_a_turn_releases_its_t
 
 
 async def test_it_is_resumed_in_the_middle_of_the_turn():
-    begun = await cut_after(4, TURNS, Lengths(3), History(request=request_of()))
-    conversation, history = await gone_on_with(begun, TURNS)
+    partial = await interrupted_after(4, TURNS, Lengths(3), History(request=request_of()))
+    conversation, history = await resumed(partial, TURNS)
     assert conversation.heard == ["\n\x0b"]
     request = history.next_request()
     assert request.prompt_token_ids == (*PROMPT, 10, 11, END, 102, 102, 102)
@@ -173,16 +173,16 @@ async def test_it_is_resumed_in_the_middle_of_the_turn():
 
 
 async def test_a_turn_that_was_complete_is_heard_again_and_not_sampled_again():
-    begun = await cut_after(3, TURNS, Lengths(3), History(request=request_of()))
-    assert begun.token_ids == (10, 11, END, 102, 102, 102)
-    conversation, history = await gone_on_with(begun, TURNS)
+    partial = await interrupted_after(3, TURNS, Lengths(3), History(request=request_of()))
+    assert partial.token_ids == (10, 11, END, 102, 102, 102)
+    conversation, history = await resumed(partial, TURNS)
     assert conversation.heard == ["\n\x0b"]
     assert history.open_turn is None
     assert history.next_request().partial_response is None
 
 
 async def test_what_no_token_was_sampled_of_leaves_nothing():
-    assert await cut_after(0, TURNS, Lengths(3), History(request=request_of())) is None
+    assert await interrupted_after(0, TURNS, Lengths(3), History(request=request_of())) is None
 
 
 @given(
@@ -202,12 +202,12 @@ async def check_resumed(turns, room, data):
     at = sorted(data.draw(st.lists(st.integers(0, num_sampled - 1), max_size=3)))
     conversation, history = Lengths(len(turns)), History(request=request_of(room))
     for num_tokens in map(int.__sub__, at, [0, *at]):
-        begun = await cut_after(num_tokens, turns, conversation, history)
-        if begun is None:
+        partial = await interrupted_after(num_tokens, turns, conversation, history)
+        if partial is None:
             conversation, history = Lengths(len(turns)), History(request=request_of(room))
         else:
-            assert len(begun.token_ids) < room
-            conversation, history = await gone_on_with(begun, turns, room)
+            assert len(partial.token_ids) < room
+            conversation, history = await resumed(partial, turns, room)
     assert await held(conversation, history, Reciting(turns)) == whole
 
 
@@ -222,21 +222,21 @@ def test_turns_are_found_again_by_their_end_tokens_and_replies(turns):
             PartialResponse(token_ids=token_ids, logprobs=logprobs, version_spans=spans)
         )
         history.insert(told)
-    begun = history.to_partial_response()
+    partial = history.to_partial_response()
     expected = [Turn(sampled=(*said, END), inserted=tuple(told)) for said, told in turns]
     if expected and not expected[-1].inserted:
         expected.pop()  # perhaps nobody has replied to it
-    assert (replied_turns(begun, ENDS) if begun else []) == expected
+    assert (replied_turns(partial, ENDS) if partial else []) == expected
 
 
 async def test_labels_are_divided_where_the_turns_are():
-    begun = PartialResponse(
+    partial = PartialResponse(
         token_ids=(10, END, 100, 11, 12),
         logprobs=(-1.0, -2.0, -3.0, -4.0),
         version_spans=versions((5, 3), (6, 1)),
         inserted_spans=(TokenSpan(start=2, num_tokens=1),),
     )
-    history = History.resume(request_of(), begun, replied_turns(begun, ENDS), ENDS)
+    history = History.resume(request_of(), partial, replied_turns(partial, ENDS), ENDS)
     assert history.version_spans == [VersionSpan(policy_version=5, num_tokens=2)]
     assert history.open_turn.version_spans == versions((5, 1), (6, 1))
     assert history.open_turn.logprobs == (-3.0, -4.0)
@@ -244,26 +244,26 @@ async def test_labels_are_divided_where_the_turns_are():
 
 async def test_a_complete_conversation_is_heard_again_and_judged():
     whole = await held(Lengths(3), History(request=request_of()), Reciting(TURNS))
-    begun = PartialResponse(
+    partial = PartialResponse(
         token_ids=whole.response_token_ids,
         logprobs=whole.rollout_logprobs,
         version_spans=whole.version_spans,
         finish_reason=whole.finish_reason,
         inserted_spans=whole.inserted_spans,
     )
-    conversation, history = await gone_on_with(begun, TURNS)
+    conversation, history = await resumed(partial, TURNS)
     silent = Reciting((), num_tokens=0)
     assert await held(conversation, history, silent) == whole
 
 
 async def test_a_conversation_whose_environment_replies_differently_is_not_resumed():
-    begun = await cut_after(4, TURNS, Lengths(3), History(request=request_of()))
+    partial = await interrupted_after(4, TURNS, Lengths(3), History(request=request_of()))
     # It would say `33` to the first turn, or nothing because it ends there.
     longer = lambda: type("Longer", (Lengths,), {"next_turn": lambda *_: "33"})(3)  # noqa: E731
     for begin in (longer, lambda: Lengths(1)):
         assert (
             await resume(
-                begin, request_of(), begun, codec=Letters(), end_token_ids=ENDS, threads=THREADS
+                begin, request_of(), partial, codec=Letters(), end_token_ids=ENDS, threads=THREADS
             )
             is None
         )
@@ -291,7 +291,7 @@ async def test_a_slow_reply_does_not_delay_the_interrupt():
         released.set()
     assert caught.value.partial_response.token_ids == (10, 11, END)
     # Nobody has replied to that turn, so it is heard when the conversation is gone on with.
-    conversation, history = await gone_on_with(caught.value.partial_response, TURNS)
+    conversation, history = await resumed(caught.value.partial_response, TURNS)
     assert conversation.heard == []
     whole = await held(Lengths(3), History(request=request_of()), Reciting(TURNS))
     assert await held(conversation, history, Reciting(TURNS)) == whole

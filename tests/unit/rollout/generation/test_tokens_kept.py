@@ -212,12 +212,12 @@ class TwoWorkers(DispatcherFixture):
                 self.consumed.extend(one.response_token_ids)
 
 
-def run_course(actions: Sequence[str | float], *, learner_first: bool) -> TwoWorkers:
+def play_all(actions: Sequence[str | float], *, learner_first: bool) -> TwoWorkers:
     with asyncio.Runner(loop_factory=AtOnce) as runner:
-        return runner.run(course(actions, learner_first=learner_first))
+        return runner.run(play(actions, learner_first=learner_first))
 
 
-async def course(actions: Sequence[str | float], *, learner_first: bool) -> TwoWorkers:
+async def play(actions: Sequence[str | float], *, learner_first: bool) -> TwoWorkers:
     """Go through the actions; `learner_first`: it sees that leases have expired before the workers
     see that they are about to."""
     workers = TwoWorkers()
@@ -244,14 +244,14 @@ ACTS = st.sampled_from(["a", "b", "a", "b", "train"])
 @settings(max_examples=60)
 @given(st.lists(ACTS | st.sampled_from([0.5, 1.0]), min_size=20, max_size=60))
 def test_no_token_is_lost_counted_twice_or_sampled_on_by_two_workers(actions):
-    workers = run_course(actions, learner_first=False)
+    workers = play_all(actions, learner_first=False)
     assert sorted(workers.tokens_kept()) == list(range(1, workers.num_sampled + 1))
 
 
 @settings(max_examples=60)
 @given(st.lists(ACTS | st.sampled_from([0.5, 4.0, 10.0]), min_size=20, max_size=60))
 def test_no_token_is_counted_twice_when_workers_are_late(actions):
-    workers = run_course(actions, learner_first=True)
+    workers = play_all(actions, learner_first=True)
     kept = workers.tokens_kept()
     assert len(kept) == len(set(kept))
 
@@ -259,7 +259,7 @@ def test_no_token_is_counted_twice_when_workers_are_late(actions):
 def test_a_lease_that_runs_out_again_and_again_is_answered_in_the_end():
     # Two tokens in each lease, of answers with five.
     actions = ["a", "b", 0.5, 0.5, *[1.0] * 8] * 3
-    workers = run_course(actions, learner_first=False)
+    workers = play_all(actions, learner_first=False)
     dropped = workers.ledger.counts().dropped
     assert dropped.get("handed_back", 0) > 0
     assert "lease_expired" not in dropped

@@ -88,10 +88,10 @@ async def test_the_longest_partial_responses_are_released_when_a_message_cannot_
     monkeypatch,
 ):
     monkeypatch.setattr(learner_module, "MAX_PARTIAL_TOKENS", 5)
-    begun = [make_partial_response(*[0] * size) for size in (1, 3, 2)]
+    partial = [make_partial_response(*[0] * size) for size in (1, 3, 2)]
     failing = FailingLearner(UnavailableError("restarting"))
     async with calling(failing) as channel:
-        await learner_at(channel).release("lease", begun)
+        await learner_at(channel).release("lease", partial)
     _, request = failing.requests
     assert [len(one.token_ids) for one in request.begun] == [4 * 3, 4 * 2]
 

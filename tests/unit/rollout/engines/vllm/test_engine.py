@@ -230,12 +230,12 @@ class TestEngine:
         interrupt.set()
         ends = await asyncio.gather(*generating, return_exceptions=True)
         cuts = [end.partial_response for end in ends if isinstance(end, GenerationInterruptedError)]
-        begun = next(each for each in cuts if each is not None)
+        partial = next(each for each in cuts if each is not None)
         await engine.swap_weights(publish(models[65], 65))
-        rest = replace(request, partial_response=begun, max_new_tokens=len(begun.token_ids) + 5)
+        rest = replace(request, partial_response=partial, max_new_tokens=len(partial.token_ids) + 5)
         generation = await engine.generate(rest)
-        assert generation.token_ids[: len(begun.token_ids)] == begun.token_ids
-        assert generation.logprobs[: len(begun.logprobs)] == begun.logprobs
+        assert generation.token_ids[: len(partial.token_ids)] == partial.token_ids
+        assert generation.logprobs[: len(partial.logprobs)] == partial.logprobs
         assert generation.version_spans[-1].policy_version == 65
         assert_scored_by_its_versions(generation, rest, models, reference_logprobs)
 
