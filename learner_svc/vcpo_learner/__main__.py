@@ -40,31 +40,44 @@ def _parse_arguments() -> argparse.Namespace:
         description="Lease prompts to rollout workers, train on their trajectories and publish the "
         "policy. If VCPO_TOKEN is set, every call must carry this token.",
     )
-    parser.add_argument("run_file", type=Path, help="VCPORun, in YAML")
-    parser.add_argument("--run-dir", type=Path, required=True, help="where records and model go")
-    parser.add_argument("--listen", default="127.0.0.1:7600", help="gRPC host:port; 0: any port")
-    parser.add_argument("--metrics-listen", default="127.0.0.1:7601", help="host:port of /metrics")
+    parser.add_argument("run_file", type=Path, help="YAML file with the VCPORun")
+    parser.add_argument(
+        "--run-dir", type=Path, required=True, help="directory for records and model"
+    )
+    parser.add_argument(
+        "--listen",
+        default="127.0.0.1:7600",
+        help="host:port of the gRPC server; port 0: any free one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--metrics-listen",
+        default="127.0.0.1:7601",
+        help="host:port of the /metrics server; port 0: any free one (default: %(default)s)",
+    )
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint")
     parser.add_argument(
         "--drain-seconds",
         dest="drain_s",
         type=float,
         default=10.0,
-        help="how long to wait for work in flight",
+        help="seconds that a draining run waits for work in flight (default: %(default)s)",
     )
     parser.add_argument(
         "--linger-seconds",
         dest="linger_s",
         type=float,
         default=3.0,
-        help="how long to serve after the end",
+        help="seconds to serve after the end, so that workers see it (default: %(default)s)",
     )
     parser.add_argument("--ready-file", type=Path, help="file to write when the learner serves")
     parser.add_argument(
         "--exit-with-parent", action="store_true", help="drain when standard input ends"
     )
     parser.add_argument(
-        "--drained-status", type=int, default=0, help="exit status of a drained run"
+        "--drained-status",
+        type=int,
+        default=0,
+        help="exit status of a drained run (default: %(default)s)",
     )
     return parser.parse_args()
 

@@ -69,7 +69,7 @@ class RolloutGauges:
         self, num_trajectories: int, partial_responses: Sequence[PartialResponse]
     ) -> None:
         """Count the trajectories of a released lease, and the tokens released with it."""
-        self._metrics.samples.labels("handed_back").inc(num_trajectories)
+        self._metrics.samples.labels("released").inc(num_trajectories)
         self._metrics.tokens_released.inc(_num_tokens(partial_responses))
 
     def count_resumed(self, partial_responses: Sequence[PartialResponse]) -> None:

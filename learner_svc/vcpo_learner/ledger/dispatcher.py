@@ -95,7 +95,7 @@ class Dispatcher:
         return self._updates_in_flight.total
 
     def resume_at(self, policy_version: int) -> None:
-        """Continue a run whose checkpoint has taken `policy_version` steps."""
+        """Continue a run that has taken `policy_version` steps."""
         self._policy_version = policy_version
         if policy_version > 0:
             self.failures.record_success()
@@ -134,9 +134,9 @@ class Dispatcher:
         Returns an empty list at once
 
         * if the worker does not hold the newest version: it should fetch that version and ask
-          again, because its request as a holder of the old one will hardly become admissible;
-        * if the worker is deregistered while it waits: whoever saw it die must be sure that it gets
-          no more work;
+          again, because its request as a holder of the old version will hardly be granted;
+        * if the worker is deregistered while it waits, because a host that saw it die relies on it
+          getting no more work;
         * if the worker sends another request while it waits: it has given up this one.
         """
         deadline_s = self._clock() + wait_s
@@ -379,7 +379,11 @@ class Dispatcher:
             self.notify()
 
     def _has_issued(self, lease_id: str) -> bool:
-        """Return whether this process issued the lease; an earlier one may have been ahead."""
+        """Return whether this process issued the lease.
+
+        An earlier process may have published newer versions than there are now. So versions are
+        checked for leases of this process only.
+        """
         in_round = self._round is not None and self._round.has_issued(lease_id)
         return in_round or self._ledger.has_issued(lease_id)
 

@@ -45,7 +45,7 @@ class GroupBuffer:
         return sum(len(group.trajectories) for group in self._groups)
 
     def groups(self) -> list[Group]:
-        """Return the groups in the order in which they are consumed or, if new, arrived."""
+        """Return all buffered groups."""
         return list(self._groups)
 
     def add(self, groups: Iterable[Group]) -> None:
@@ -55,7 +55,7 @@ class GroupBuffer:
     def take_batch(self) -> list[Group] | None:
         """Remove and return the groups of one step; return None while there are too few.
 
-        `remove_late` has put the groups into order before.
+        Call `remove_late` before: it puts the groups into the order of consumption.
         """
         if len(self._groups) < self._prompts_per_step:
             return None
@@ -70,7 +70,7 @@ class GroupBuffer:
         return removed
 
     def remove_late(self, *, policy_version: int, max_lag_steps: int) -> list[Group]:
-        """Order the groups; remove and return those that `groups_in_time` leaves out."""
+        """Order the groups; remove and return the groups that `groups_in_time` excludes."""
         in_time = groups_in_time(
             self._groups,
             policy_version=policy_version,
@@ -142,7 +142,7 @@ def group_from_message(message: ledger_pb2.BufferedGroup) -> Group:
 def newest_trajectories(
     groups: Sequence[Sequence[Trajectory]], *, policy_version: int, num_tokens: int
 ) -> list[Trajectory]:
-    """Return as few trajectories as hold `num_tokens` tokens of a version, or all if too few.
+    """Return trajectories until they hold `num_tokens` tokens of a version; all if too few.
 
     One trajectory of every group comes before a second of any group.
     """

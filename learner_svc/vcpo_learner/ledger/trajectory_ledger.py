@@ -52,6 +52,9 @@ from vcpo_learner.ledger.leases import LeaseBook, OpenLease, SubmitOutcome
 from vcpo_learner.ledger.requeue import RequeuedPrompt, restore_requeued, save_requeued
 from vcpo_learner.prompts.source import PromptSource, SequentialPrompts
 
+_OLD_RELEASED = "handed_back"
+"""Name of `DropReason.RELEASED` in older checkpoints."""
+
 
 class TrajectoryLedger:
     """The training trajectories of one run, in memory. Owner: the learner's event loop."""
@@ -237,7 +240,7 @@ class TrajectoryLedger:
         return dropped
 
     def newest_trajectories(self, policy_version: int, *, num_tokens: int) -> list[Trajectory]:
-        """Return arrived trajectories with `num_tokens` tokens of a version; fewer if there are.
+        """Return arrived trajectories that hold `num_tokens` tokens of a version; all if too few.
 
         The trajectories stay in the ledger. One of every prompt comes before a second of any.
         """
@@ -313,6 +316,8 @@ class TrajectoryLedger:
         self._leased = snapshot.leased
         self._consumed = snapshot.consumed
         self._dropped = Counter(dict(snapshot.dropped))
+        if released := self._dropped.pop(_OLD_RELEASED, 0):
+            self._dropped[DropReason.RELEASED] += released
         if snapshot.in_flight:
             self._dropped[DropReason.LEARNER_RESTARTED] += snapshot.in_flight
 

@@ -1,4 +1,4 @@
-"""The run's workers: when each was last heard of, what it delivers, where it serves weights."""
+"""The run's workers: the last contact of each, what it delivers, where it serves weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vcpo.spec import VCPORunSpec
 from vcpo_learner.clock import Clock
 
 WORKER_LOST_AFTER_S = 60.0
-"""A worker that was not heard of for longer is lost: it is not counted and not used as a peer."""
+"""A worker without contact for longer is lost: it is not counted and not used as a peer."""
 _DEFAULT_MAX_WORKERS = 16_384
 _SPARE_WORKERS = 64
 
@@ -37,18 +37,18 @@ class RegisteredWorker:
 
 
 class WorkerRegistry:
-    """The workers that were heard of lately. Owner: the learner's event loop.
+    """The workers that the learner had contact with lately. Owner: the learner's event loop.
 
-    The registry keeps at most `max_workers` workers. A further one replaces the worker that was not
-    heard of for the longest time; workers that deliver are replaced last. So a client that invents
-    worker ids cannot evict the workers that deliver.
+    The registry keeps at most `max_workers` workers. A further one replaces the worker without
+    contact for the longest time; trusted workers are replaced last. So a client that invents worker
+    ids cannot evict the workers that deliver.
     """
 
     def __init__(self, clock: Clock, *, max_workers: int = _DEFAULT_MAX_WORKERS) -> None:
         self._clock = clock
         self._max_workers = max_workers
         self._workers: OrderedDict[str, RegisteredWorker] = OrderedDict()
-        """Least recently heard of first."""
+        """Least recent contact first."""
 
     def __contains__(self, worker_id: str) -> bool:
         """Return whether the worker is registered, lost or not."""
@@ -117,7 +117,7 @@ class WorkerRegistry:
         self._workers.pop(worker_id, None)
 
     def _record(self, worker_id: str, **changes: Any) -> None:
-        """Update a worker and the time it was last seen; register it if it is unknown."""
+        """Update a worker and the time of its last contact; register it if it is unknown."""
         worker = self._workers.get(worker_id)
         if worker is None:
             if len(self._workers) >= self._max_workers:
@@ -131,7 +131,7 @@ class WorkerRegistry:
             self._workers.popitem(last=False)
 
     def _evict(self) -> None:
-        """Remove the least recently seen worker that is not trusted, or of all if all are."""
+        """Remove the worker with the least recent contact; a trusted one only if all are."""
         untrusted = (one.worker_id for one in self._workers.values() if one.trust != Trust.TRUSTED)
         del self._workers[next(untrusted, next(iter(self._workers)))]
 

@@ -103,7 +103,7 @@ class LedgerModel:
 
     def reason_to_hand_back(self, lease_id: str) -> str:
         """Why answers are dropped when the lease is handed back."""
-        return "surplus" if self.open[lease_id].preempted else "handed_back"
+        return "surplus" if self.open[lease_id].preempted else "released"
 
     def held_by(self, worker_id: str, lease_ids: Sequence[str]) -> list[str]:
         """Open leases of a worker, all or those named."""

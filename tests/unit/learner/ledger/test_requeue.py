@@ -54,7 +54,7 @@ def test_it_is_no_trajectory_of_the_accounting(ledger):
     counts = ledger.counts()
     counts.check()
     assert (counts.leased, counts.in_flight, counts.buffered) == (2, 0, 0)
-    assert counts.dropped == {"handed_back": 2}
+    assert counts.dropped == {"released": 2}
 
 
 def test_a_worker_that_dies_takes_nothing_of_it_away(ledger, clock):

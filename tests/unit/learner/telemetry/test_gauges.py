@@ -40,7 +40,7 @@ async def test_counters_follow_the_ledger(gauges, fixture):
         gauges.refresh()
     assert value(gauges, "vcpo_trajectories_leased_total") == 8
     assert value(gauges, "vcpo_trajectories_buffered") == 2
-    assert value(gauges, "vcpo_trajectories_dropped_total", reason="handed_back") == 6
+    assert value(gauges, "vcpo_trajectories_dropped_total", reason="released") == 6
 
 
 async def test_tokens_that_were_sampled_for_nothing_are_counted_by_reason_and_once(gauges, fixture):

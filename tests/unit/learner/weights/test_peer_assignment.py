@@ -9,122 +9,122 @@ from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S, WorkerRegis
 from vcpo_learner.weights.peer_assignment import PeerAssignment, serving_address
 
 
-class Book:
-    """A source book whose workers serve under their own names."""
+class Workers:
+    """Workers that fetch, and that serve under their own names."""
 
     def __init__(self):
         self.clock = ManualClock()
         self.registry = WorkerRegistry(self.clock)
-        self.book = PeerAssignment(self.registry)
+        self.assignment = PeerAssignment(self.registry)
 
     def ask(self, worker, *, version=1, base=None, held=None, serves=True):
-        self.book.register(worker, worker if serves else "", held)
-        return self.book.assign(worker, policy_version=version, base_version=base)
+        self.assignment.register(worker, worker if serves else "", held)
+        return self.assignment.assign(worker, policy_version=version, base_version=base)
 
     def hold(self, worker, version):
         """A worker that holds a version waits for the next one."""
-        self.book.register(worker, worker, version)
+        self.assignment.register(worker, worker, version)
 
 
 @pytest.fixture
-def book():
-    return Book()
+def workers():
+    return Workers()
 
 
-def test_two_fetch_from_the_learner_and_everybody_else_from_those_who_asked_before(book):
-    sources = [book.ask(worker) for worker in "abcdefg"]
+def test_two_fetch_from_the_learner_and_everybody_else_from_those_who_asked_before(workers):
+    sources = [workers.ask(worker) for worker in "abcdefg"]
     assert sources == ["", "", "a", "a", "b", "b", "c"]
 
 
 @given(st.lists(st.sampled_from([None, 0, 1, 2]), min_size=1, max_size=80))
 def test_the_learner_sends_each_way_twice_at_most_and_every_chain_ends_at_it(bases):
-    book, asked = Book(), []
+    workers, asked = Workers(), []
     for number, base in enumerate(bases):
-        source = book.ask(f"w{number}", version=3, base=base)
+        source = workers.ask(f"w{number}", version=3, base=base)
         asked.append((f"w{number}", base))
         assert source == "" or (source, base) in asked[:-1]
         if source == "":
             assert sum(one[1] == base for one in asked) <= 2
 
 
-def test_a_delta_comes_from_one_who_fetches_the_same_delta(book):
+def test_a_delta_comes_from_one_who_fetches_the_same_delta(workers):
     for worker in "abc":
-        book.ask(worker, version=5, base=4)
-    assert [book.ask(worker, version=5, base=3) for worker in "xyz"] == ["", "", "x"]
+        workers.ask(worker, version=5, base=4)
+    assert [workers.ask(worker, version=5, base=3) for worker in "xyz"] == ["", "", "x"]
 
 
-def test_a_late_joiner_gets_the_full_set_from_one_who_holds_it(book):
-    book.ask("a", version=5, base=4)
-    book.hold("a", 5)
-    assert book.ask("late", version=5) == "a"
+def test_a_late_joiner_gets_the_full_set_from_one_who_holds_it(workers):
+    workers.ask("a", version=5, base=4)
+    workers.hold("a", 5)
+    assert workers.ask("late", version=5) == "a"
 
 
-def test_those_who_hold_a_version_share_the_late_joiners_and_then_others_help(book):
+def test_those_who_hold_a_version_share_the_late_joiners_and_then_others_help(workers):
     for worker in "ab":
-        book.ask(worker, version=5, base=4)
-        book.hold(worker, 5)
-    sources = [book.ask(f"late{number}", version=5) for number in range(7)]
+        workers.ask(worker, version=5, base=4)
+        workers.hold(worker, 5)
+    sources = [workers.ask(f"late{number}", version=5) for number in range(7)]
     assert sources == ["a", "a", "b", "b", "", "", "late0"]
 
 
-def test_whoever_asks_twice_for_a_version_is_sent_to_the_learner(book):
+def test_whoever_asks_twice_for_a_version_is_sent_to_the_learner(workers):
     for worker in "abc":
-        book.ask(worker)
-    assert book.ask("c") == ""
+        workers.ask(worker)
+    assert workers.ask("c") == ""
 
 
-def test_when_a_source_fails_there_are_three_others_that_hold_the_version_or_asked_before(book):
+def test_when_a_source_fails_there_are_three_others_that_hold_the_version_or_asked_before(workers):
     for worker in "abcdef":
-        book.ask(worker)
-    book.hold("f", 1)
-    assert book.book.fallbacks("e", base_version=None) == ["f", "c", "d"]
-    assert book.book.fallbacks("a", base_version=None) == ["f"]
+        workers.ask(worker)
+    workers.hold("f", 1)
+    assert workers.assignment.fallbacks("e", base_version=None) == ["f", "c", "d"]
+    assert workers.assignment.fallbacks("a", base_version=None) == ["f"]
 
 
 def test_workers_that_the_registry_has_no_room_for_are_forgotten():
-    book = PeerAssignment(WorkerRegistry(ManualClock(), max_workers=3))
+    workers = PeerAssignment(WorkerRegistry(ManualClock(), max_workers=3))
     for number in range(1000):
-        book.register(f"w{number}", f"w{number}", None)
-        book.assign(f"w{number}", policy_version=1, base_version=None)
-    assert book._assigned == set(book._routes[None].children) == {"w997", "w998", "w999"}
+        workers.register(f"w{number}", f"w{number}", None)
+        workers.assign(f"w{number}", policy_version=1, base_version=None)
+    assert workers._assigned == set(workers._routes[None].children) == {"w997", "w998", "w999"}
 
 
-def test_nobody_is_sent_to_a_worker_that_shut_down(book):
+def test_nobody_is_sent_to_a_worker_that_shut_down(workers):
     for worker in "ab":
-        book.ask(worker)
-    book.registry.deregister("a")
-    assert [book.ask(worker) for worker in "cd"] == ["b", "b"]
+        workers.ask(worker)
+    workers.registry.deregister("a")
+    assert [workers.ask(worker) for worker in "cd"] == ["b", "b"]
 
 
-def test_lost_workers_take_no_room(book):
+def test_lost_workers_take_no_room(workers):
     for number in range(100):
-        book.clock.advance(WORKER_LOST_AFTER_S + 1)
-        book.ask(f"w{number}")
-    assert len(book.book._assigned) == len(book.book._routes[None].children) == 1
+        workers.clock.advance(WORKER_LOST_AFTER_S + 1)
+        workers.ask(f"w{number}")
+    assert len(workers.assignment._assigned) == len(workers.assignment._routes[None].children) == 1
 
 
-def test_the_next_version_is_another_question(book):
+def test_the_next_version_is_another_question(workers):
     for worker in "abc":
-        book.ask(worker, version=1)
-    assert [book.ask(worker, version=2, base=1) for worker in "cab"] == ["", "", "c"]
+        workers.ask(worker, version=1)
+    assert [workers.ask(worker, version=2, base=1) for worker in "cab"] == ["", "", "c"]
 
 
-def test_nobody_is_sent_to_a_worker_that_does_not_serve(book):
-    assert [book.ask(worker, serves=False) for worker in "abc"] == ["", "", ""]
+def test_nobody_is_sent_to_a_worker_that_does_not_serve(workers):
+    assert [workers.ask(worker, serves=False) for worker in "abc"] == ["", "", ""]
 
 
-def test_nobody_is_sent_to_a_worker_that_was_not_heard_of_for_long(book):
-    book.ask("a")
-    book.ask("b")
-    book.clock.now_s += WORKER_LOST_AFTER_S + 1
-    assert book.ask("c") == ""
+def test_nobody_is_sent_to_a_worker_that_was_not_heard_of_for_long(workers):
+    workers.ask("a")
+    workers.ask("b")
+    workers.clock.now_s += WORKER_LOST_AFTER_S + 1
+    assert workers.ask("c") == ""
 
 
-def test_a_holder_of_an_older_version_is_no_source_of_the_newest(book):
-    book.ask("a", version=2)
-    book.hold("a", 1)
-    book.ask("b", version=2)
-    assert book.ask("late", version=2) == "a"
+def test_a_holder_of_an_older_version_is_no_source_of_the_newest(workers):
+    workers.ask("a", version=2)
+    workers.hold("a", 1)
+    workers.ask("b", version=2)
+    assert workers.ask("late", version=2) == "a"
 
 
 @pytest.mark.parametrize(

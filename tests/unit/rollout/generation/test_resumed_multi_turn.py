@@ -342,7 +342,7 @@ async def leave_in_second_turns(fixture):
         await eventually(lambda: fixture.engine.sampling == 2 and len(fixture.engine.requests) == 4)
         worker.shut_down()
         await task
-    assert counts(fixture).dropped == {"handed_back": 2}
+    assert counts(fixture).dropped == {"released": 2}
     fixture.engine.requests.clear()
 
 

@@ -261,6 +261,6 @@ def test_a_lease_that_runs_out_again_and_again_is_answered_in_the_end():
     actions = ["a", "b", 0.5, 0.5, *[1.0] * 8] * 3
     workers = play_all(actions, learner_first=False)
     dropped = workers.ledger.counts().dropped
-    assert dropped.get("handed_back", 0) > 0
+    assert dropped.get("released", 0) > 0
     assert "lease_expired" not in dropped
     assert workers.ledger.counts().buffered > 0

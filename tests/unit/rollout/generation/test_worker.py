@@ -154,8 +154,8 @@ async def test_a_worker_that_leaves_hands_back_what_it_cannot_finish_in_time(fix
         await eventually(lambda: fixture.engine.sampling == 4)
         worker.shut_down()
         await task
-    assert counts(fixture).dropped == {"handed_back": 4}
-    assert fixture.samples("handed_back") == 4
+    assert counts(fixture).dropped == {"released": 4}
+    assert fixture.samples("released") == 4
     assert fixture.engine.sampling == 0
 
 
@@ -168,7 +168,7 @@ async def test_what_a_worker_began_before_it_left_another_goes_on_with(fixture):
         await eventually(lambda: len(fixture.engine.requests) == 2)
         worker.shut_down()
         await task
-    assert counts(fixture).dropped == {"handed_back": 2}
+    assert counts(fixture).dropped == {"released": 2}
     # Two answers, one complete ("5, end") and one cut at its first token.
     assert fixture.count("vcpo_rollout_tokens_released_total") == 3
     assert fixture.count("vcpo_rollout_tokens_resumed_total") == 0
@@ -211,7 +211,7 @@ async def test_an_environment_that_says_another_prompt_elsewhere_mixes_no_group(
     async with working(fixture.worker(places=2, learner=fixture.client_for("another"))):
         await eventually(lambda: counts(fixture).buffered == 8)
     # What was begun for (3, 4) failed there, and its prompt was answered without it.
-    assert counts(fixture).dropped == {"handed_back": 2, "generation_failed": 2}
+    assert counts(fixture).dropped == {"released": 2, "generation_failed": 2}
     groups = fixture.ledger.take_batch(policy_version=0, max_lag_steps=1)
     prompts = {one.prompt_token_ids for group in groups for one in group.trajectories}
     assert prompts == {(3, 4, 4)}
