@@ -115,7 +115,11 @@ def batch_advantages(
             rows = zip(groups, norms, weights, strict=False)
             return [advantages(group, baseline, *numbers) for group, *numbers in rows]
         case BaselineScope.BATCH:
-            _require_batch_form(baseline)
+            if baseline not in _BATCH_BASELINES:
+                raise ValueError(
+                    f"baseline is {baseline.value} with scope batch: only "
+                    f"{', '.join(_BATCH_BASELINES)} can span a batch; use scope group"
+                )
             rewards = list(chain.from_iterable(groups))
             flat = advantages(rewards, baseline, _flatten(squared_norms), _flatten(log_weights))
             remaining = iter(flat)
@@ -145,14 +149,6 @@ def _required(name: str, values: Vector | None, baseline: Baseline) -> Vector:
     if values is None:
         raise ValueError(f"{name} is None: baseline {baseline.value} needs one per trajectory")
     return values
-
-
-def _require_batch_form(baseline: Baseline) -> None:
-    if baseline not in _BATCH_BASELINES:
-        raise ValueError(
-            f"baseline is {baseline.value} with scope batch: only {', '.join(_BATCH_BASELINES)} "
-            "can span a batch; use scope group"
-        )
 
 
 def _require_shape(

@@ -68,32 +68,30 @@ class ControlState:
         Raises: ValueError if the entry has another form; the caller may then use `start`.
         """
         try:
-            return cls(throttle=_throttle(entry["throttle"]), fleet=_fleet(entry["fleet"]))
+            throttle, fleet = entry["throttle"], entry["fleet"]
+            starvation = fleet["starvation"]
+            return cls(
+                throttle=ThrottleState(
+                    admission_lag_steps=int(throttle["admission_lag_steps"]),
+                    progress=int(throttle["progress"]),
+                    judged_step=_optional_int(throttle["judged_step"]),
+                    tightened_step=_optional_int(throttle["tightened_step"]),
+                    tightened_lag_steps=int(throttle["tightened_lag_steps"]),
+                ),
+                fleet=FleetState(
+                    replicas={str(group): int(n) for group, n in fleet["replicas"].items()},
+                    scaled_s=float(fleet["scaled_s"]),
+                    scaled_step=_optional_int(fleet["scaled_step"]),
+                    starvation=None
+                    if starvation is None
+                    else Starvation(
+                        workers=int(starvation["workers"]), seen_s=float(starvation["seen_s"])
+                    ),
+                ),
+            )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not a control state ({error!r}): {entry!r}") from error
 
 
-def _throttle(entry: Mapping[str, Any]) -> ThrottleState:
-    return ThrottleState(
-        admission_lag_steps=int(entry["admission_lag_steps"]),
-        progress=int(entry["progress"]),
-        judged_step=_optional_int(entry["judged_step"]),
-        tightened_step=_optional_int(entry["tightened_step"]),
-        tightened_lag_steps=int(entry["tightened_lag_steps"]),
-    )
-
-
 def _optional_int(value: Any) -> int | None:
     return None if value is None else int(value)
-
-
-def _fleet(entry: Mapping[str, Any]) -> FleetState:
-    starvation = entry["starvation"]
-    return FleetState(
-        replicas={str(group): int(workers) for group, workers in entry["replicas"].items()},
-        scaled_s=float(entry["scaled_s"]),
-        scaled_step=_optional_int(entry["scaled_step"]),
-        starvation=None
-        if starvation is None
-        else Starvation(workers=int(starvation["workers"]), seen_s=float(starvation["seen_s"])),
-    )

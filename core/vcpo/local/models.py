@@ -56,7 +56,10 @@ def model_problems(run: VCPORun) -> Iterator[FieldProblem]:
     if not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
         message = f"has no weights ({' or '.join(_WEIGHTS)}); give a model's directory"
         yield FieldProblem(path=_NAME, value=repr(name), message=message)
-    yield from _context_problems(run.spec, config)
+    message = run.spec.sampling.room_problem(context_tokens(config))
+    if message is not None:
+        value = str(run.spec.sampling.max_new_tokens)
+        yield FieldProblem(path="spec.sampling.maxNewTokens", value=value, message=message)
     yield from _norm_problems(run.spec, config)
     yield from _template_problems(run.spec, folder)
 
@@ -97,13 +100,6 @@ def _neighbors(path: Path) -> str:
         return ""
     names = sorted(each.name for each in path.parent.iterdir() if each.is_dir())[:_NEIGHBORS]
     return f"; that folder has {', '.join(names)}" if names else ""
-
-
-def _context_problems(spec: VCPORunSpec, config: Mapping[str, Any]) -> Iterator[FieldProblem]:
-    message = spec.sampling.room_problem(context_tokens(config))
-    if message is not None:
-        value = str(spec.sampling.max_new_tokens)
-        yield FieldProblem(path="spec.sampling.maxNewTokens", value=value, message=message)
 
 
 def _template_problems(spec: VCPORunSpec, folder: Path) -> Iterator[FieldProblem]:

@@ -1,8 +1,8 @@
-"""How a batch's ESS and its weight are spread over the lags of its trajectories.
+"""Distribution of a batch's ESS and weight over the lags of its trajectories.
 
-Trajectories fall into buckets by their lag in policy versions: 0, 1, 2-3, 4-7, .., 64-127, and 128
-and above. A bucket's own ESS ratio says how far apart its weights are. Its share of the weight says
-how much of the estimate comes from it, against its share of the trajectories.
+The buckets are lags in policy versions: 0, 1, 2-3, 4-7, .., 64-127, and 128 and above. The ESS of a
+bucket shows the spread of its weights. Its share of the weight, compared with its share of the
+trajectories, shows how much of the estimate comes from it.
 """
 
 import math
@@ -19,10 +19,10 @@ LAG_BUCKETS: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaggedTrajectory:
-    """What the breakdown needs to know of one trajectory."""
+    """The numbers of one trajectory that the breakdown needs."""
 
     lag: int
-    """Policy versions between the learner and the trajectory's oldest token, at least 0."""
+    """Lag of the trajectory's oldest token, in policy versions, at least 0."""
 
     log_weight: float
     """Log importance weight, nats, untruncated; -inf is a weight of 0."""
@@ -31,7 +31,7 @@ class LaggedTrajectory:
     """Trained tokens, at least 1."""
 
     absolute_log_ratio: float
-    """Sum over its tokens of |log pi - log mu|, nats."""
+    """Sum over the trained tokens of |log pi - log mu|, nats."""
 
     def __post_init__(self) -> None:
         if self.lag < 0 or self.num_tokens < 1:
@@ -42,28 +42,28 @@ class LaggedTrajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagBucket:
-    """The trajectories of a batch whose lag lies in one bucket."""
+    """The trajectories of a batch whose lags lie in one bucket."""
 
     smallest_lag: int
-    """Of `LAG_BUCKETS`; the bucket ends where the next begins."""
+    """Smallest lag of the bucket, one of `LAG_BUCKETS`."""
 
     count: int
-    """Trajectories, at least 1."""
+    """Number of trajectories, at least 1."""
 
     ess: float
-    """Effective sample size of these alone, in [1, count]; 0 when every weight is 0."""
+    """Effective sample size of the bucket alone, in [1, count]; 0 if every weight is 0."""
 
     log_ratio_per_token: float
     """Mean over tokens of |log pi - log mu|, nats."""
 
     weight_share: float
-    """Part of the whole batch's weight, in [0, 1]."""
+    """Share of the whole batch's weight, in [0, 1]."""
 
 
 def lag_breakdown(batch: Sequence[LaggedTrajectory]) -> tuple[LagBucket, ...]:
-    """Break a batch down by lag, freshest first; buckets without a trajectory are left out.
+    """Return the non-empty buckets of a batch, smallest lag first.
 
-    Raises: ValueError when empty; NonFiniteWeightError at a NaN or +inf.
+    Raises: ValueError if empty; NonFiniteWeightError for a NaN or +inf.
     """
     total = WeightMoments.of([each.log_weight for each in batch])
     return tuple(
@@ -73,7 +73,7 @@ def lag_breakdown(batch: Sequence[LaggedTrajectory]) -> tuple[LagBucket, ...]:
 
 
 def bucket_of(trajectory: LaggedTrajectory) -> int:
-    """Smallest lag of the bucket that a trajectory falls into."""
+    """Return the smallest lag of a trajectory's bucket."""
     return max(smallest for smallest in LAG_BUCKETS if smallest <= trajectory.lag)
 
 

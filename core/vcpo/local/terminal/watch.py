@@ -32,6 +32,8 @@ def run_view(
         phase = "restarting"
     else:
         phase = phase_from_message(signals.phase).value
+    remaining = (signals.total_steps - signals.step) * signals.batch_trajectories
+    consumed_per_s = signals.consumed_trajectories_per_second
     return RunView(
         run_name=run.metadata.name,
         phase=phase,
@@ -51,7 +53,7 @@ def run_view(
         workers_desired=workers_desired,
         tokens_per_s=signals.generated_tokens_per_second,
         elapsed_s=elapsed_s,
-        eta_s=_eta_s(signals),
+        eta_s=remaining / consumed_per_s if consumed_per_s > 0 else None,
         signals_age_s=signals_age_s,
         notices=tuple(_notices(signals)),
     )
@@ -64,11 +66,3 @@ def _notices(signals: control_pb2.Signals) -> Iterator[str]:
     notice = no_update_notice(signals.skipped_steps_in_a_row, signals.skip_reason)
     if notice is not None:
         yield notice
-
-
-def _eta_s(signals: control_pb2.Signals) -> float | None:
-    consumed_per_s = signals.consumed_trajectories_per_second
-    if consumed_per_s <= 0:
-        return None
-    remaining = (signals.total_steps - signals.step) * signals.batch_trajectories
-    return remaining / consumed_per_s
