@@ -12,9 +12,9 @@ and backward passes are not.
               holds one micro-batch of the model, which is one trajectory.
 
 The model is as small as a model can be: its logits do not depend on its inputs, so what remains of
-a step is the host's. Its vocabulary is larger than 256 and tokens come from its end, because
-CPython shares the integers below 257. Norms of `vcpo` are those of `length`, which need no backward
-pass. Tokens are one and two versions old, as tokens of an asynchronous run are.
+a step is the host's. For time, its vocabulary is 8. For memory, it is 260 and tokens come from its
+end, because CPython shares the integers below 257. Norms of `vcpo` are of kind `length`, which need
+no backward pass. Tokens are one and two versions old, as tokens of an asynchronous run are.
 
     python -m benchmarks.learner_host
 
@@ -45,8 +45,10 @@ from vcpo_learner.forward.logprobs import token_logprobs
 from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.update.policy_update import PolicyUpdate
 
-VOCABULARY = 260
-FIRST_TOKEN = 257
+TIMED_VOCABULARY = 8
+MEASURED_VOCABULARY = 260
+SHARED_TOKENS = 257
+"""Integers that CPython shares, from 0 on."""
 PROMPT_TOKENS = 32
 GROUP_SIZE = 8
 POLICY_VERSION = 2
@@ -56,24 +58,24 @@ METHODS = ("vcpo", "grpo")
 class ConstantModel(nn.Module):
     """A causal language model whose logits are its only parameter."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: int) -> None:
         super().__init__()
-        self.logits = nn.Parameter(torch.zeros(VOCABULARY))
+        self.logits = nn.Parameter(torch.zeros(vocabulary))
 
     def forward(self, input_ids: Tensor, **_: Any) -> SimpleNamespace:
         """Return logits [batch, width, vocabulary]."""
         return SimpleNamespace(logits=self.logits.expand(*input_ids.shape, -1))
 
 
-def make_messages(num_trajectories: int, num_tokens: int) -> list[bytes]:
+def make_messages(num_trajectories: int, num_tokens: int, vocabulary: int) -> list[bytes]:
     """Serialized trajectories, the groups one after another; rewards 0 and 1 take turns."""
     generator = torch.Generator().manual_seed(0)
     return [
         work_pb2.Trajectory(
             trajectory_id=f"{row // GROUP_SIZE}/{row % GROUP_SIZE}",
-            prompt_token_ids=_token_bytes(PROMPT_TOKENS, generator),
-            response_token_ids=_token_bytes(num_tokens, generator),
-            rollout_logprobs=_logprob_bytes(num_tokens, generator),
+            prompt_token_ids=_token_bytes(PROMPT_TOKENS, vocabulary, generator),
+            response_token_ids=_token_bytes(num_tokens, vocabulary, generator),
+            rollout_logprobs=_logprob_bytes(num_tokens, vocabulary, generator),
             version_spans=[
                 work_pb2.VersionSpan(policy_version=0, num_tokens=num_tokens // 2),
                 work_pb2.VersionSpan(policy_version=1, num_tokens=num_tokens - num_tokens // 2),
@@ -96,8 +98,8 @@ def read_groups(messages: Sequence[bytes]) -> list[list[Trajectory]]:
 
 def host_seconds(method: str, size: tuple[int, int], repeats: int) -> dict[str, float]:
     """Least CPU seconds of reading, of a step, and of the model's own part in it."""
-    messages = make_messages(*size)
-    model = ConstantModel()
+    messages = make_messages(*size, TIMED_VOCABULARY)
+    model = ConstantModel(TIMED_VOCABULARY)
     update = PolicyUpdate(model, _spec(method, size, GROUP_SIZE), pad_token_id=0)
     least = dict.fromkeys(("read", "step", "model"), math.inf)
     for _ in range(repeats):
@@ -128,12 +130,14 @@ def _model_seconds(
 
 def memory_bytes(method: str, size: tuple[int, int]) -> dict[str, int]:
     """Growth of this process's resident set by the batch it holds, and by one step on it."""
-    update = PolicyUpdate(ConstantModel(), _spec(method, size, 1), pad_token_id=0)
-    update.step(read_groups(make_messages(GROUP_SIZE, 8)), policy_version=POLICY_VERSION)
+    model = ConstantModel(MEASURED_VOCABULARY)
+    update = PolicyUpdate(model, _spec(method, size, 1), pad_token_id=0)
+    warm_up = make_messages(GROUP_SIZE, 8, MEASURED_VOCABULARY)
+    update.step(read_groups(warm_up), policy_version=POLICY_VERSION)
     before = _resident_bytes()
-    # Made one by one: messages that are still there would count.
+    # Group by group: messages that still exist would count.
     groups = [
-        [read_groups([message])[0][0] for message in make_messages(GROUP_SIZE, size[1])]
+        read_groups(make_messages(GROUP_SIZE, size[1], MEASURED_VOCABULARY))[0]
         for _ in range(size[0] // GROUP_SIZE)
     ]
     held = _resident_bytes() - before
@@ -158,15 +162,17 @@ def parse_size(name: str) -> tuple[int, int]:
     return num_trajectories, num_tokens
 
 
-def _token_bytes(count: int, generator: torch.Generator) -> bytes:
-    ids = torch.randint(FIRST_TOKEN, VOCABULARY, (count,), generator=generator, dtype=torch.int32)
+def _token_bytes(count: int, vocabulary: int, generator: torch.Generator) -> bytes:
+    """Token ids, of those that CPython does not share if the vocabulary has any."""
+    first = SHARED_TOKENS if vocabulary > SHARED_TOKENS else 0
+    ids = torch.randint(first, vocabulary, (count,), generator=generator, dtype=torch.int32)
     return ids.numpy().tobytes()
 
 
-def _logprob_bytes(count: int, generator: torch.Generator) -> bytes:
+def _logprob_bytes(count: int, vocabulary: int, generator: torch.Generator) -> bytes:
     """Log-probabilities near those of the model, float32."""
     noise = 0.01 * torch.randn(count, generator=generator)
-    return (noise - math.log(VOCABULARY)).numpy().tobytes()
+    return (noise - math.log(vocabulary)).numpy().tobytes()
 
 
 def _spec(method: str, size: tuple[int, int], micro_batch: int) -> VCPORunSpec:

@@ -64,6 +64,8 @@ def matrix(rows: Matrix, name: str) -> list[list[float]]:
 
 
 def _items(values: Any) -> Iterable[Any]:
+    if isinstance(values, (list, tuple)):  # a check against a protocol takes microseconds
+        return values
     listed: Iterable[Any] = values.tolist() if isinstance(values, Array) else values
     return iter(listed)
 

@@ -47,6 +47,11 @@ class PackedNumbers(Sequence[_Number]):
             return type(self)(self._view[index].tobytes())
         return self._view[index]
 
+    def tolist(self) -> list[_Number]:
+        """Return the numbers as Python's."""
+        numbers: list[Any] = self._view.tolist()
+        return numbers
+
     def __eq__(self, other: object) -> bool:
         if isinstance(other, type(self)):
             return self._view == other._view
@@ -124,7 +129,8 @@ def unpack_logprobs(field: str, data: bytes, *, count: int) -> PackedLogprobs:
         raise InvalidMessageError(field, f"{received} values", f"as many as tokens ({count})")
     logprobs = PackedLogprobs(data)
     # The sum of float32 numbers is finite as a double if and only if all of them are.
-    if logprobs and not (math.isfinite(sum(logprobs)) and max(logprobs) <= _HIGHEST_LOGPROB):
+    numbers = logprobs.tolist()
+    if numbers and not (math.isfinite(sum(numbers)) and max(numbers) <= _HIGHEST_LOGPROB):
         _refuse_first(field, logprobs)
     return logprobs
 

@@ -52,7 +52,7 @@ def _factors(record: BatchRecord, advantages: Tensor, config: LossConfig) -> Ten
             return _proximal_clip(record, advantages, config)
         case Clipping.OFF_POLICY_MASK:
             became_improbable = -ratio_logs(record, Weight.GEOMETRIC) > config.threshold
-            is_masked = (advantages < 0.0) & became_improbable
+            is_masked = (advantages < 0.0) & record.spread(became_improbable)
             return _clip(record, advantages, config) & ~is_masked
         case Clipping.SECOND_MOMENT:
             return _without_largest(record, _moved_outward(record, advantages), config)
@@ -62,7 +62,7 @@ def _factors(record: BatchRecord, advantages: Tensor, config: LossConfig) -> Ten
             return kept & _clip(record, advantages, config)
         case Clipping.TAPERED:
             truncated = ratio_logs(record, Weight.SEQUENCE).clamp(max=0.0).exp()
-            return torch.where(advantages < 0.0, truncated, 1.0)
+            return torch.where(advantages < 0.0, record.spread(truncated), 1.0)
         case Clipping.SPURIOUS:
             return _without_spurious(record, advantages, config)
     ratios = _ratios(record, config)
@@ -125,7 +125,8 @@ def _within(ratios: Tensor, advantages: Tensor, band: Band, config: LossConfig) 
 
 def _ratios(record: BatchRecord, config: LossConfig) -> Tensor:
     """The ratio that the configured weight uses, before any cap, [N]."""
-    return _exp(ratio_logs(record, config.weight))
+    ratios = _exp(ratio_logs(record, config.weight))
+    return ratios if config.weight is Weight.TOKEN else record.spread(ratios)
 
 
 def _exp(log_ratios: Tensor) -> Tensor:

@@ -107,13 +107,14 @@ class BatchRecord:
 
     def select(self, values: Tensor, positions: Sequence[int]) -> Tensor:
         """Return the values of some trajectories' tokens, in this order; values: [N]."""
-        return torch.cat([values[self._slice(at)] for at in positions])
+        return torch.cat([values[start:end] for start, end in self._stretches(positions)])
 
     def write(self, target: Tensor, positions: Sequence[int], values: Tensor) -> None:
         """Write the values of some trajectories' tokens, in this order, into `target` [N]."""
-        parts = torch.split(values, [self.num_tokens[at] for at in positions])
-        for at, part in zip(positions, parts, strict=True):
-            target[self._slice(at)] = part
+        stretches = self._stretches(positions)
+        parts = torch.split(values, [end - start for start, end in stretches])
+        for (start, end), part in zip(stretches, parts, strict=True):
+            target[start:end] = part
 
     def part(self, positions: Sequence[int]) -> BatchRecord:
         """Return the record of some trajectories, in this order, without what only losses need."""
@@ -141,8 +142,16 @@ class BatchRecord:
             raise NonFiniteWeightError(name, first - self.starts[at], float(log_ratios[first]))
         return self.sums(log_ratios)
 
-    def _slice(self, at: int) -> slice:
-        return slice(self.starts[at], self.starts[at] + self.num_tokens[at])
+    def _stretches(self, positions: Sequence[int]) -> list[tuple[int, int]]:
+        """Start and end of the tokens of some trajectories; neighbors share a stretch."""
+        stretches: list[tuple[int, int]] = []
+        for at in positions:
+            start = self.starts[at]
+            end = start + self.num_tokens[at]
+            if stretches and stretches[-1][1] == start:
+                start = stretches.pop()[0]
+            stretches.append((start, end))
+        return stretches
 
 
 def batch_record(

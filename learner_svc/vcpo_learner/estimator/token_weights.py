@@ -24,14 +24,18 @@ from vcpo_learner.estimator.record import BatchRecord
 
 def token_weights(record: BatchRecord, config: LossConfig) -> Tensor:
     """Return the weights a_it, [N] float64, at least 0; of a whole batch or of a part of one."""
-    return importance_weights(record, config) * aggregation_weights(record, config)
+    ratios = importance_weights(ratio_logs(record, config.weight), config)
+    divisors = aggregation_divisors(record, config)
+    if config.weight is Weight.TOKEN:
+        return ratios / record.spread(divisors)
+    return record.spread(ratios / divisors)
 
 
-def importance_weights(record: BatchRecord, config: LossConfig) -> Tensor:
-    """Return the ratios of target to behavior policy, capped or dropped as configured, [N]."""
-    if config.weight is Weight.NONE:
-        return torch.ones_like(record.rollout_logprobs, dtype=torch.float64)
-    log_ratios = ratio_logs(record, config.weight)
+def importance_weights(log_ratios: Tensor, config: LossConfig) -> Tensor:
+    """Return the ratios of target to behavior policy, capped or dropped as configured.
+
+    log_ratios: [n] nats, of tokens or of trajectories.
+    """
     cap = math.log(config.largest_weight)
     ratios = log_ratios.clamp(max=cap).exp()
     floor = math.log(config.weight_floor) if config.weight_floor > 0.0 else -math.inf
@@ -41,28 +45,31 @@ def importance_weights(record: BatchRecord, config: LossConfig) -> Tensor:
 
 
 def ratio_logs(record: BatchRecord, weight: Weight) -> Tensor:
-    """Return the logarithm of the ratio that a kind of weight uses, [N] nats, untruncated."""
-    log_ratios = record.log_ratios
+    """Return the logarithm of the ratio that a kind of weight uses, nats, untruncated.
+
+    Returns: [N] for weights of tokens, else [B].
+    """
     match weight:
         case Weight.NONE:
-            return torch.zeros_like(log_ratios)
+            return torch.zeros_like(record.rewards)
         case Weight.TOKEN:
-            return log_ratios
+            return record.log_ratios
         case Weight.SEQUENCE:
-            return record.spread(record.sums(log_ratios))
+            return record.sums(record.log_ratios)
         case Weight.GEOMETRIC:
-            return record.spread(record.sums(log_ratios) / record.lengths)
+            return record.sums(record.log_ratios) / record.lengths
 
 
-def aggregation_weights(record: BatchRecord, config: LossConfig) -> Tensor | float:
-    """Return what each token counts before any ratio, [N] or one number for all tokens."""
+def aggregation_divisors(record: BatchRecord, config: LossConfig) -> Tensor:
+    """Return what the aggregation divides the tokens of each trajectory by, [B]."""
     size = record.size
     match config.aggregation:
         case Aggregation.SEQUENCE_MEAN:
-            return record.spread(1.0 / record.lengths.double() / size.trajectories)
+            return record.lengths.double() * size.trajectories
         case Aggregation.TOKEN_MEAN:
-            return 1.0 / size.tokens
+            divisor = size.tokens
         case Aggregation.SEQUENCE_SUM:
-            return 1.0 / size.trajectories
+            divisor = size.trajectories
         case Aggregation.CONSTANT:
-            return 1.0 / (size.trajectories * size.longest_response)
+            divisor = size.trajectories * size.longest_response
+    return torch.full_like(record.rewards, divisor)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -39,14 +40,12 @@ class TokenBatch:
 class BatchTokens:
     """The tokens of a batch of trajectories, on the model's device."""
 
+    num_tokens: Sequence[int]
+    """[B] prompt and response together."""
     token_ids: Sequence[Tensor]
     """[B] of [tokens] int32, prompt and response; views of one tensor."""
     is_trained: Sequence[Tensor]
     """[B] of [tokens] bool, views of one tensor; True if the behavior policy sampled the token."""
-
-    def lengths(self, positions: Sequence[int]) -> list[int]:
-        """Return the tokens of some trajectories, prompt and response together."""
-        return [len(self.token_ids[at]) for at in positions]
 
     def micro_batch(
         self, positions: Sequence[int], pad_token_id: int, *, packs: bool = False
@@ -56,7 +55,7 @@ class BatchTokens:
         pad_token_id: any id of the vocabulary; the padding has no influence.
         packs: give the model several trajectories per row, if that saves rows.
         """
-        lengths = self.lengths(positions)
+        lengths = [self.num_tokens[at] for at in positions]
         token_ids = [self.token_ids[at] for at in positions]
         input_ids = pad_sequence(token_ids, batch_first=True, padding_value=pad_token_id).long()
         device = input_ids.device
@@ -77,24 +76,29 @@ def batch_tokens(trajectories: Sequence[Trajectory], device: torch.device) -> Ba
     """
     if not trajectories:
         raise ValueError("trajectories is empty: at least one is needed")
-    for trajectory in trajectories:
-        _require_tokens(trajectory)
-    lengths = [num_tokens(trajectory) for trajectory in trajectories]
-    packed = bytearray().join(
-        pack_token_ids(part)
+    packed = [
+        (pack_token_ids(each.prompt_token_ids), pack_token_ids(each.response_token_ids))
         for each in trajectories
-        for part in (each.prompt_token_ids, each.response_token_ids)
-    )
-    token_ids = torch.frombuffer(packed, dtype=torch.int32)
+    ]
+    for trajectory, (prompt, response) in zip(trajectories, packed, strict=True):
+        if not (prompt and response and trajectory.rollout_logprobs):
+            _refuse_missing_tokens(trajectory)
+    token_ids = torch.frombuffer(bytearray().join(chain.from_iterable(packed)), dtype=torch.int32)
+    num_prompt_tokens = [len(prompt) // token_ids.itemsize for prompt, _ in packed]
+    num_tokens = [
+        start + len(response) // token_ids.itemsize
+        for start, (_, response) in zip(num_prompt_tokens, packed, strict=True)
+    ]
     is_trained = torch.ones(len(token_ids), dtype=torch.bool)
-    for row, trajectory in zip(torch.split(is_trained, lengths), trajectories, strict=True):
-        start = len(trajectory.prompt_token_ids)
+    rows = zip(torch.split(is_trained, num_tokens), num_prompt_tokens, trajectories, strict=True)
+    for row, start, trajectory in rows:
         row[:start] = False
         for span in trajectory.inserted_spans:
             row[start + span.start : start + span.end] = False
     return BatchTokens(
-        token_ids=torch.split(token_ids.to(device), lengths),
-        is_trained=torch.split(is_trained.to(device), lengths),
+        num_tokens=num_tokens,
+        token_ids=torch.split(token_ids.to(device), num_tokens),
+        is_trained=torch.split(is_trained.to(device), num_tokens),
     )
 
 
@@ -110,17 +114,12 @@ def token_batch(
     return tokens.micro_batch(range(len(trajectories)), pad_token_id, packs=packs)
 
 
-def num_tokens(trajectory: Trajectory) -> int:
-    """Length of prompt and response together, in tokens."""
-    return len(trajectory.prompt_token_ids) + len(trajectory.response_token_ids)
-
-
 def micro_batches(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Positions of `lengths`, shortest first, in runs of at most `size`.
+    """Return the positions of `lengths`, shortest first, in runs of at most `size`.
 
-    lengths: [n] tokens; neighbours in length share a micro-batch, so that little is padding.
-    Returns: lists that hold each of 0..n-1 once; positions of equal length keep their order.
-    Raises: ValueError when size is below 1.
+    lengths: [n] tokens. Neighbors in length share a micro-batch, so there is little padding.
+    Returns: lists that together hold each of 0..n-1 once; equal lengths keep their order.
+    Raises: ValueError if size is below 1.
     """
     if size < 1:
         raise ValueError(f"size is {size}: a micro-batch holds at least 1 trajectory")
@@ -129,11 +128,11 @@ def micro_batches(lengths: Sequence[int], size: int) -> list[list[int]]:
 
 
 def group_micro_batches(groups: Sequence[Sequence[int]], size: int) -> list[list[int]]:
-    """Groups [num_groups][tokens of each trajectory], by position, in runs that are not split.
+    """Return the positions of groups, shortest first, in runs of at most `size` trajectories.
 
-    A run holds whole groups of at most `size` trajectories together, shortest first as in
-    `micro_batches`; a group larger than that has a run for itself.
-    Raises: ValueError when size is below 1.
+    groups: [num_groups][tokens of each trajectory]. A run holds whole groups; a group larger than
+        `size` has a run for itself.
+    Raises: ValueError if size is below 1.
     """
     if size < 1:
         raise ValueError(f"size is {size}: a micro-batch holds at least 1 trajectory")
@@ -150,7 +149,7 @@ def group_micro_batches(groups: Sequence[Sequence[int]], size: int) -> list[list
     return runs
 
 
-def _require_tokens(trajectory: Trajectory) -> None:
+def _refuse_missing_tokens(trajectory: Trajectory) -> None:
     for field in ("prompt_token_ids", "response_token_ids", "rollout_logprobs"):
         if not getattr(trajectory, field):
             raise ValueError(

@@ -1,7 +1,7 @@
 """The model's passes over a batch, one micro-batch in memory at a time."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 
 import torch
@@ -44,7 +44,7 @@ class MicroBatchRunner:
         self, tokens: BatchTokens, positions: Sequence[int]
     ) -> Iterator[tuple[list[int], TokenBatch]]:
         """Yield the trajectories at these positions by micro-batch, with their positions."""
-        for part in micro_batches(tokens.lengths(positions), self.size):
+        for part in micro_batches([tokens.num_tokens[at] for at in positions], self.size):
             chosen = [positions[index] for index in part]
             yield chosen, tokens.micro_batch(chosen, self._pad_token_id, packs=self._packs)
 
@@ -52,7 +52,8 @@ class MicroBatchRunner:
         self, tokens: BatchTokens, groups: Sequence[Sequence[int]]
     ) -> Iterator[tuple[list[Sequence[int]], TokenBatch]]:
         """Yield whole groups by micro-batch, with the positions of each group's trajectories."""
-        for run in group_micro_batches([tokens.lengths(group) for group in groups], self.size):
+        lengths = [[tokens.num_tokens[at] for at in group] for group in groups]
+        for run in group_micro_batches(lengths, self.size):
             part = [groups[index] for index in run]
             chosen = list(chain.from_iterable(part))
             yield part, tokens.micro_batch(chosen, self._pad_token_id, packs=self._packs)
@@ -69,7 +70,9 @@ class MicroBatchRunner:
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context in which the model computes in the run's number type."""
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._use_bfloat16)
+        if not self._use_bfloat16:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
 def backward(logprobs: Tensor, weights: Tensor) -> None:
