@@ -1,7 +1,7 @@
-{{/* Refuses combinations of values that install but do not work; each message names the cure. */}}
+{{/* Refuse combinations of values that install but do not work; each message names the cure. */}}
 {{- define "vcpo.guardrails" -}}
 {{- if and (gt (int .Values.replicas) 1) (not .Values.leaderElection.enabled) }}
-{{- fail (printf "replicas is %d without leaderElection: two active operators would both steer every run. Cure: set leaderElection.enabled=true, or replicas=1" (int .Values.replicas)) }}
+{{- fail (printf "replicas is %d without leaderElection: two active operators would both change every run. Cure: set leaderElection.enabled=true, or replicas=1" (int .Values.replicas)) }}
 {{- end }}
 {{- if and (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) }}
 {{- fail "serviceAccount.create is false and serviceAccount.name is empty: the operator would run as the namespace's default account. Cure: name an existing account in serviceAccount.name" }}
@@ -17,7 +17,7 @@
 {{- range $name := list "operator" "learner" "rollout" }}
 {{- $image := index $.Values.images $name }}
 {{- if and (eq $image.tag "latest") (not $image.digest) }}
-{{- fail (printf "images.%s.tag is 'latest', which names another image tomorrow. Cure: give a version, or images.%s.digest" $name $name) }}
+{{- fail (printf "images.%s.tag is 'latest', which can name another image tomorrow. Cure: give a version, or images.%s.digest" $name $name) }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -9,7 +9,7 @@
 {{- end }}
 {{- end }}
 
-{{/* Name of what runs: the Deployment, its roles and its policies. */}}
+{{/* Name of the Deployment, its roles and its policies. */}}
 {{- define "vcpo.operatorName" -}}
 {{- printf "%s-operator" (include "vcpo.fullname" .) }}
 {{- end }}
@@ -18,8 +18,8 @@
 {{- .Values.serviceAccount.name | default (include "vcpo.operatorName" .) }}
 {{- end }}
 
-{{/* The labels that selectors use: they may never change in the life of a release. The network
-policies of runs know the operator by `name` and `component`. */}}
+{{/* Labels of selectors; they may never change during the life of a release. The network policies of
+runs select the operator by `name` and `component`. */}}
 {{- define "vcpo.selectorLabels" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -34,8 +34,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
 {{- end }}
 
-{{/* Full reference of an image: `include "vcpo.image" (list $ .Values.images.operator)`. A digest
-wins over a tag; without either the tag is the chart's appVersion. */}}
+{{/* Full reference of an image: `include "vcpo.image" (list $ .Values.images.operator)`. It uses the
+digest, else the tag, else the chart's appVersion as the tag. */}}
 {{- define "vcpo.image" -}}
 {{- $root := index . 0 }}
 {{- $image := index . 1 }}

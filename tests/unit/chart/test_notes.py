@@ -19,8 +19,8 @@ def test_the_next_command_is_there():
 
 
 def test_the_watched_namespaces_are_named():
-    assert "looks after runs in all namespaces" in notes()
-    assert "looks after runs in: team-a, team-b" in notes(NARROW)
+    assert "handles runs in all namespaces" in notes()
+    assert "handles runs in: team-a, team-b" in notes(NARROW)
 
 
 WARNINGS: dict[str, tuple[Values, str]] = {

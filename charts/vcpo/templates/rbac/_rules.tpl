@@ -1,5 +1,5 @@
-{{/* What the operator may do in each namespace that it watches. It never creates pods or hands out
-permissions. */}}
+{{/* Rights of the operator in each namespace that it watches. It never creates pods and grants no
+rights. */}}
 {{- define "vcpo.namespacedRules" -}}
 - apiGroups: [vcpo.dev]
   resources: [vcporuns]
@@ -10,19 +10,19 @@ permissions. */}}
   verbs: [patch]
 - apiGroups: [vcpo.dev]
   resources: [vcporuns/finalizers]
-  # Clusters that check blockOwnerDeletion ask for this before children may name a run as owner.
+  # Clusters that check blockOwnerDeletion require this for owner references to a run.
   verbs: [update]
 - apiGroups: [vcpo.dev]
   resources: [vcporolloutscalers]
-  # Not `update`: the number in it belongs to whoever scales. `get`, here and below, is for what is
-  # to be made and may be there already: somebody else's object is left alone.
+  # Not `update`: the autoscaler owns the number in it. `get`, here and below, checks before a create
+  # whether an object of that name exists and is somebody else's.
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [vcpo.dev]
   resources: [vcporolloutscalers/status]
   verbs: [patch]
 - apiGroups: [apps]
   resources: [deployments, statefulsets]
-  # Server-side apply is `patch`, and `create` when there is no such object yet.
+  # Server-side apply needs `patch`, and `create` when the object does not exist yet.
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [apps]
   resources: [deployments/scale]
@@ -32,11 +32,11 @@ permissions. */}}
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [secrets]
-  # Each run's token, by name. Not `list`, `watch` or `patch`: everybody's Secrets are none of ours.
+  # Each run's token, by name. Not `list`, `watch` or `patch`: they would show all Secrets.
   verbs: [get, create]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
-  # No `delete`: checkpoints and models go with their run or by hand.
+  # No `delete`: checkpoints and models are deleted with their run or by hand.
   verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
   resources: [pods]
@@ -44,7 +44,7 @@ permissions. */}}
   verbs: [list, watch, patch, delete]
 - apiGroups: [""]
   resources: [events]
-  # `list` reads the warnings about a learner or pod that does not start, by its uid.
+  # `list` reads the warnings about a learner or pod that does not start, by uid.
   verbs: [list, create]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
@@ -54,11 +54,11 @@ permissions. */}}
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors]
-  # Not watched, since the kind need not exist.
+  # Not watched, since the cluster may not have this kind.
   verbs: [get, create, patch, delete]
 {{- end }}
 
-{{/* What watching all namespaces needs besides. */}}
+{{/* Further rights for watching all namespaces. */}}
 {{- define "vcpo.clusterRules" -}}
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]
