@@ -133,7 +133,7 @@ def verdict_of_local_deadlines(tmp_path, elapsed_s: float, *, has_stepped: bool)
     host = Host(
         RUN, directory, SimpleNamespace(), HostOptions(resume=False, metrics_port=0, clock=clock)
     )
-    host._link = SimpleNamespace(furthest_step=int(has_stepped))
+    host._connection = SimpleNamespace(furthest_step=int(has_stepped))
     clock.now_s += elapsed_s
     try:
         host._check_deadlines()
@@ -143,7 +143,7 @@ def verdict_of_local_deadlines(tmp_path, elapsed_s: float, *, has_stepped: bool)
 
 
 def verdict_of_local_restarts(failures: int) -> str:
-    child = SimpleNamespace(exit_code=1, failure=lambda: "ended with status 1", ready=None)
+    child = SimpleNamespace(exit_code=1, describe_failure=lambda: "ended with status 1", ready=None)
     fleet = SimpleNamespace(learner=child, start_learner=lambda **_: None)
     clock = Clock()
     learner = LearnerProcess(fleet, resume=False, limits=LIMITS, clock=clock)
