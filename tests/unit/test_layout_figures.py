@@ -100,6 +100,11 @@ def test_a_figure_that_passes_its_bar_is_named_unless_it_has_none():
     assert over_bar(figures) == ["packages.vcpo.largest_folder"]
 
 
+def test_a_figure_may_come_below_its_bar_and_not_pass_it():
+    assert drift({"over_bar": ["a", "b"]}, {"over_bar": ["b"]}) == []
+    assert len(drift({"over_bar": ["b"]}, {"over_bar": ["a", "b"]})) == 1
+
+
 def test_the_recorded_figures_are_those_of_the_tree():
     command = [sys.executable, str(ROOT / "scripts" / "layout_figures.py"), "--check"]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)

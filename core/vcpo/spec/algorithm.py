@@ -144,23 +144,8 @@ class Algorithm(Section):
 
     @model_validator(mode="after")
     def _fields_suit_method(self) -> Self:
-        refuse(
-            [
-                *self._unused_fields(),
-                *self._fixed_baseline(),
-                *self._unsupported_scope(),
-                *self._unused_norms(),
-                *self._unsupported_kind(),
-            ]
-        )
+        refuse([*self._unused_fields(), *self._baseline_conflicts(), *self._norm_conflicts()])
         return self
-
-    def _unsupported_kind(self) -> Iterator[InitErrorDetails]:
-        config = self.loss_config
-        has_norms = config.baseline in NORM_BASELINES and config.weight is Weight.SEQUENCE
-        if self.ess_kind is EssKind.ENERGY and not has_norms:
-            message = "needs the gradient norms of method 'vcpo' with baseline 'opob'"
-            yield conflict("essKind", value=str(self.ess_kind), message=message)
 
     def _unused_fields(self) -> Iterator[InitErrorDetails]:
         own = LOSS_CONFIGS[self.method]
@@ -173,26 +158,29 @@ class Algorithm(Section):
                 message = f"method '{self.method}' does not use it; remove it or use {having}"
                 yield conflict(to_camel(field), value=value, message=message)
 
-    def _fixed_baseline(self) -> Iterator[InitErrorDetails]:
+    def _baseline_conflicts(self) -> Iterator[InitErrorDetails]:
         own = LOSS_CONFIGS[self.method]
         fixed = own.has_critic or own.kl_penalty is not KLPenalty.NONE
         if self.baseline is not None and fixed and self.baseline is not own.baseline:
             message = f"method '{self.method}' always uses '{own.baseline}'; remove it"
             yield conflict("baseline", value=str(self.baseline), message=message)
-
-    def _unsupported_scope(self) -> Iterator[InitErrorDetails]:
         baseline = self.loss_config.baseline
         if self.baseline_scope is BaselineScope.BATCH and baseline not in BASELINES_OF_BATCHES:
             allowed = ", ".join(sorted(f"'{name}'" for name in BASELINES_OF_BATCHES))
             message = f"'batch' needs a `baseline` of {allowed}, not '{baseline}'"
             yield conflict("baselineScope", value=str(self.baseline_scope), message=message)
 
-    def _unused_norms(self) -> Iterator[InitErrorDetails]:
-        baseline, estimator = self.loss_config.baseline, self.gradient_norms
-        if estimator is not GradientNormEstimator.EXACT and baseline not in NORM_BASELINES:
+    def _norm_conflicts(self) -> Iterator[InitErrorDetails]:
+        config, estimator = self.loss_config, self.gradient_norms
+        uses_norms = config.baseline in NORM_BASELINES
+        if estimator is not GradientNormEstimator.EXACT and not uses_norms:
             allowed = ", ".join(f"'{name}'" for name in NORM_BASELINES)
-            message = f"baseline '{baseline}' uses no norms; give a `baseline` of {allowed}"
+            message = f"baseline '{config.baseline}' uses no norms; give a `baseline` of {allowed}"
             yield conflict("gradientNorms", value=str(estimator), message=message)
+        has_sequence_norms = uses_norms and config.weight is Weight.SEQUENCE
+        if self.ess_kind is EssKind.ENERGY and not has_sequence_norms:
+            message = "needs the gradient norms of method 'vcpo' with baseline 'opob'"
+            yield conflict("essKind", value=str(self.ess_kind), message=message)
 
 
 _REPLACES: Final = MappingProxyType(

@@ -61,15 +61,13 @@ def field_path(location: Sequence[int | str]) -> str:
 
 def problems_of(error: ValidationError) -> list[FieldProblem]:
     """Convert pydantic's report to field problems, in the model's order."""
-    report = [dict(details) for details in error.errors(include_url=False)]
-    return [_problem(details) for details in report if not _is_echo(details)]
-
-
-def _is_echo(details: dict[str, Any]) -> bool:
-    """Whether pydantic calls a list too short only because it left out items with problems."""
-    return bool(
-        details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]
-    )
+    report: list[dict[str, Any]] = [dict(each) for each in error.errors(include_url=False)]
+    # pydantic calls a list too short also because it left out items with problems of their own.
+    return [
+        _problem(details)
+        for details in report
+        if details["type"] != "too_short" or len(details["input"]) < details["ctx"]["min_length"]
+    ]
 
 
 def _problem(details: dict[str, Any]) -> FieldProblem:

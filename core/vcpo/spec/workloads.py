@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
-from pydantic_core import InitErrorDetails
 
 from vcpo.spec.cluster import (
     DrainSeconds,
@@ -211,16 +209,16 @@ class RolloutGroup(Section):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
-        refuse(self._conflicts())
-        return self
-
-    def _conflicts(self) -> Iterator[InitErrorDetails]:
+        conflicts = []
         if self.min_replicas > self.max_replicas:
             message = f"must be at least `minReplicas` ({self.min_replicas})"
-            yield conflict("maxReplicas", value=self.max_replicas, message=message)
-        if self.kv_cache_gibibytes is not None and self.engine is not EngineName.VLLM:
+            conflicts.append(conflict("maxReplicas", value=self.max_replicas, message=message))
+        cache = self.kv_cache_gibibytes
+        if cache is not None and self.engine is not EngineName.VLLM:
             message = f"engine '{self.engine}' does not use it; remove it or use engine 'vllm'"
-            yield conflict("kvCacheGibibytes", value=self.kv_cache_gibibytes, message=message)
+            conflicts.append(conflict("kvCacheGibibytes", value=cache, message=message))
+        refuse(conflicts)
+        return self
 
 
 class Lease(Section):
