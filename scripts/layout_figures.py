@@ -23,8 +23,8 @@ number of values that a run file can set below ``spec``, lists and maps counted 
 names the figures above them.
 
 Lines, shares and folders change with nearly every commit. ``--check`` therefore compares lines to
-within 5 %, shares to within 0.02 and numbers of files to within 2, and everything else exactly. A figure
-that passes its bar fails the check, because ``over_bar`` may not gain a name.
+within 5 %, shares to within 0.02 and numbers of files to within 2, and everything else exactly. A
+figure that passes its bar fails the check, because ``over_bar`` may not gain a name.
 """
 
 from __future__ import annotations
