@@ -96,18 +96,17 @@ class RunSaver:
         await self._until_written(self.save, drain_s)
         if self._parts.dispatcher.phase is not RunPhase.RUNNING:
             return
-        run_dir, step = self._parts.run_dir, self._step
         if self._export.has_adapters:
-            await self._until_written(
-                lambda: self._write(
-                    lambda: self._export.write_adapters(run_dir / "adapters", step=step)
-                ),
-                drain_s,
-            )
-        await self._until_written(
-            lambda: self._write(lambda: self._export.write_model(run_dir / "model", step=step)),
-            drain_s,
-        )
+            await self._until_written(self._save_adapters, drain_s)
+        await self._until_written(self._save_model, drain_s)
+
+    async def _save_adapters(self) -> None:
+        folder, step = self._parts.run_dir / "adapters", self._step
+        await self._write(lambda: self._export.write_adapters(folder, step=step))
+
+    async def _save_model(self) -> None:
+        folder, step = self._parts.run_dir / "model", self._step
+        await self._write(lambda: self._export.write_model(folder, step=step))
 
     @property
     def _step(self) -> int:
@@ -130,8 +129,8 @@ class RunSaver:
             self._is_full_since_s = None
             self._parts.event("DiskHasRoom", f"{self._parts.run_dir}: the files are written")
 
-    async def _until_written(self, write: Callable[[], Awaitable[None]], drain_s: float) -> None:
-        """Call `write` until the disk has room or the time is up.
+    async def _until_written(self, save: Callable[[], Awaitable[None]], drain_s: float) -> None:
+        """Call `save` until the disk has room or the time is up.
 
         Raises:
             StartError: if the time is up.
@@ -139,7 +138,7 @@ class RunSaver:
         started_s = self._parts.clock()
         while True:
             try:
-                return await write()
+                return await save()
             except DiskFullError as error:
                 is_running = self._parts.dispatcher.phase is RunPhase.RUNNING
                 limit_s = self._settings.full_disk_wait_seconds if is_running else drain_s
