@@ -1,33 +1,33 @@
-"""What a saturated learner scales its learning rate by while the mismatch of the engines moves.
+"""Measure the learning-rate scale of a saturated learner while the engines' mismatch changes.
 
-The learner is the bottleneck: not one token of its batches is of its own version. What is fresh are
-a few answers that arrived while the step was computed, and the mismatch between the engines rises
-evenly over the run, from 0 to 6.5e-4 nats^2 a token, as under a noise schedule. Without staleness
-the scale should be 1. With staleness of a variance v a token it should be the true scale: what the
-same pieces of the same batch would be given if the mismatch were known, which sets on-policy ratio,
-exponent and dead band; v is 1/2, 1 and 2 over the length. A known mismatch would also cut some
-batches into other pieces, which are another throw of the dice: that is told beside it.
+The learner is the bottleneck: no token of its batches is of its own version. The only fresh tokens
+are in a few responses that arrived while the step was computed. The mismatch between the engines
+rises evenly over the run, from 0 to 6.5e-4 nats^2 per token, as under a noise schedule. Without
+staleness the scale should be 1. With staleness of variance v per token it should be the true scale,
+which the same blocks of the same batch get when the mismatch is known: the mismatch sets on-policy
+ratio, exponent and dead band. v is 1/2, 1 and 2 over the length. A known mismatch would also divide
+some batches into other blocks, which have other noise; the error against those is reported too.
 
-Log ratios of tokens are drawn from normal laws, no model is run; what becomes of them is the
-learner's own code: pieces of fresh tokens, the calibration with its appetite for them, the unit of
-the ESS, its reading for a batch of this size, and the verdict.
+Log ratios of tokens are drawn from normal laws, and no model runs. All else is the learner's code:
+blocks of fresh tokens, the calibration and its demand for them, the unit of the ESS, its reading
+for a batch of this size, and the verdict.
 
     python -m benchmarks.calibration
 
-Every number of the JSON is of the worst of the runs, each of one length, batch size and staleness:
+Every number of the JSON is that of the worst run; a run has one length, batch size and staleness:
 
 scale_min                    mean scale over a run without staleness
 scale_lowest_step            scale of a single step without staleness
 relative_error_max           mean over a run with staleness of |scale / true scale - 1|
-relative_error_cut_anew_max  the same where the true mismatch also says where to cut
+relative_error_cut_anew_max  the same where the true mismatch also sets the blocks
 relative_error_largest_step  as relative_error_max, of a single step, see below
 fresh_share_max              mean over a run of the share of a batch's tokens scored beside it
 
-The error of one step has a limit. With m pieces a step, the last W steps know the variance to
-sqrt(2 / (m W)) of it, and a mismatch that grows with the step number t was W / 2t of it less in
-their mean. With m = 94 (a quarter of 16 answers of 3,000 tokens is 375) and t = 100 the two are
-least together at W = 10: 4 % and 5 %; a scale of exp(-s2 L / 2) turns them into up to as much
-again, and a batch at the edge of the dead band into twice that. The last line printed is JSON.
+The error of one step has a lower limit. With m blocks a step, the last W steps give the variance
+with a relative error of sqrt(2 / (m W)), and a mismatch that grows with the step number t was lower
+by W / 2t in their mean. With m = 94 (a quarter of 16 responses of 3,000 tokens is 375) and t = 100
+the sum of both is least at W = 10: 4 % and 5 %. A scale of exp(-s2 L / 2) can double these errors,
+and the edge of the dead band doubles them again. The last line printed is JSON.
 """
 
 import argparse
@@ -68,7 +68,7 @@ ALGORITHM = Algorithm()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What one step came to."""
+    """The numbers of one step."""
 
     scale: float
     true_scale: float
@@ -81,7 +81,7 @@ class Step:
 def run(
     num_trajectories: int, num_tokens: int, drift: float, steps: int, generator: torch.Generator
 ) -> list[Step]:
-    """One run; drift: nats^2 of a whole trajectory."""
+    """Simulate one run; drift: nats^2 of a whole trajectory."""
     calibration, found = MismatchCalibration(), []
     for step in range(steps):
         mismatch = LAST_MISMATCH * step / (steps - 1)
@@ -133,7 +133,7 @@ def under(unit: EssUnit, mismatch: float) -> EssUnit:
 
 
 def scale_of(unit: EssUnit, moments: WeightMoments) -> float:
-    """Scale of a batch by a unit whose on-policy ratio is no estimate."""
+    """Return the scale of a batch by a unit whose on-policy ratio is exact."""
     reading = ess_reading(unit, moments)
     verdict = judge_step(
         reading.ess_ratio,
@@ -147,13 +147,13 @@ def scale_of(unit: EssUnit, moments: WeightMoments) -> float:
 def draw(
     count: int, num_tokens: int, variance: float, generator: torch.Generator
 ) -> Sequence[Tensor]:
-    """Log ratios of the tokens of some trajectories, [count] of [num_tokens] float64 nats."""
+    """Draw log ratios of the tokens of trajectories: [count] of [num_tokens] float64 nats."""
     normal = torch.randn((count, num_tokens), generator=generator, dtype=torch.float64)
     return list(normal * math.sqrt(variance) - variance / 2)
 
 
 def answer(num_tokens: int) -> Trajectory:
-    """An answer of version 0; only versions and lengths of it are looked at."""
+    """Return a response of version 0; only its versions and its length matter."""
     return Trajectory(
         trajectory_id="fresh/0",
         prompt_token_ids=(0,),
@@ -168,7 +168,7 @@ def answer(num_tokens: int) -> Trajectory:
 def summary(
     num_trajectories: int, num_tokens: int, drift: float, run: list[Step]
 ) -> dict[str, Any]:
-    """A run's numbers."""
+    """Return the numbers of a run."""
     errors = [abs(step.scale / step.true_scale - 1.0) for step in run]
     anew = [abs(step.scale / step.true_scale_cut_anew - 1.0) for step in run]
     return {
@@ -187,7 +187,7 @@ def summary(
 
 
 def main() -> None:
-    """Print a line a run, and the JSON."""
+    """Print one line for each run, and the JSON."""
     parser = argparse.ArgumentParser(
         description="Follow a moving mismatch in a saturated learner.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

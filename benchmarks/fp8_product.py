@@ -1,7 +1,7 @@
-"""What 8-bit numbers cost a CPU: one product of a layer in fp8, beside the same in bfloat16.
+"""Measure what 8-bit numbers cost a CPU: one product of a layer in fp8 and in bfloat16.
 
 The operation is the one that vLLM's `fp8_per_channel` uses on a CPU: `torch._scaled_mm`, one scale
-for each row of both factors. Seconds are the least of several repeats, the sides taking turns.
+for each row of both factors. Seconds are the least of several repeats; both sides take turns.
 
     python -m benchmarks.fp8_product
 

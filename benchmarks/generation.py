@@ -1,14 +1,14 @@
-"""Measure tokens per second of the hf engine beside `model.generate` of transformers.
+"""Measure tokens per second of the hf engine against `model.generate` of transformers.
 
 Two workloads on one random model (Llama shape, hidden 64, 3 layers, vocabulary 64), in one process
-and on one thread, the two programs in turn; the best of the repeats counts. A second is one of CPU
-time: what it takes on an idle machine, whatever else this one does.
+and on one thread. The two programs take turns, and the best of the repeats counts. Seconds are CPU
+time, so that other work on the machine does not count.
 
-- even: as many requests as places, all of one length, which is what `generate` is made for;
+- even: as many requests as places, all of one length, the best case of `generate`;
 - ragged: four requests per place, lengths uniform from 1 to twice the even one. `generate` takes
-  them in batches that last as long as their longest; only tokens that were asked for count.
+  them in batches that last as long as their longest; only requested tokens count.
 
-The engine also returns the log-probability of every token, which `generate` is not asked for.
+The engine also returns the log-probability of every token; `generate` does not.
 """
 
 import argparse
@@ -31,7 +31,7 @@ PAD_TOKEN_ID = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Requests and the places to serve them in."""
+    """Requests, and the places of a batch that serve them."""
 
     name: str
     num_places: int
@@ -39,7 +39,7 @@ class Workload:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens asked for; no sequence ends before its limit."""
+        """Requested tokens; no sequence ends before its limit."""
         return sum(request.max_new_tokens for request in self.requests)
 
 
@@ -128,14 +128,14 @@ def generate(model: LlamaForCausalLM, workload: Workload) -> None:
 
 
 def cpu_time_s(function: Callable[[], object]) -> float:
-    """Return the CPU time that a call takes in this process, all its threads together."""
+    """Return the CPU time of a call in this process, over all threads."""
     started = time.process_time()
     function()
     return time.process_time() - started
 
 
 def measure(model: LlamaForCausalLM, workload: Workload, *, repeats: int) -> Result:
-    """Run the workload on both, in turn, and keep each one's best time."""
+    """Run the workload on both programs in turn and keep the best time of each."""
     with asyncio.Runner() as runner:
         engine = runner.run(start_engine(model, workload.num_places))
         times = [
@@ -156,7 +156,7 @@ def measure(model: LlamaForCausalLM, workload: Workload, *, repeats: int) -> Res
 
 
 async def start_engine(model: LlamaForCausalLM, num_places: int) -> HfEngine:
-    """Return an engine on the model, with the model's own weights in use."""
+    """Return an engine that uses the model's own weights."""
     engine = HfEngine(
         model,
         end_token_ids=frozenset(),

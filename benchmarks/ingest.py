@@ -1,10 +1,11 @@
-"""What the learner takes in per second of one core: gRPC beside the same data as JSON over HTTP.
+"""Measure what a learner ingests per second of one core: gRPC against JSON over HTTP.
 
-A step's groups are handed in one by one, kept by the ledger and taken as one batch. Client and
+The groups of a step are submitted one by one, kept by the ledger and taken as one batch. Client and
 server share a process and one core, whose CPU time is counted; leases are granted outside of it.
 The gRPC way is the worker's client and the learner's service, checks included. The JSON way is
 aiohttp on both sides and the standard library's `json`, into the same ledger, without any checks.
-A call costs as much as some thousand tokens, so shorter answers bring the two nearer (`--tokens`).
+A call costs as much as some thousand tokens, so with shorter responses (`--tokens`) the two differ
+less.
 
     python -m benchmarks.ingest
 
@@ -58,10 +59,10 @@ _WORKER, _INCARNATION = "worker", "now"
 Submit = Callable[[str, Sequence[Trajectory]], Awaitable[Any]]
 
 
-def make_answers(count: int, mean_tokens: int) -> list[Trajectory]:
-    """Answers of up to twice `mean_tokens` tokens, in two spans each, with float32 numbers.
+def make_responses(count: int, mean_tokens: int) -> list[Trajectory]:
+    """Return responses of up to twice `mean_tokens` tokens, in two spans, with float32 numbers.
 
-    All answer one prompt, as those of a lease must: how they are grouped changes nothing.
+    All respond to one prompt, as a lease requires; grouping has no effect on the time.
     """
     rng = random.Random(0)  # noqa: S311 - no secret
     prompt = tuple(rng.choices(range(_VOCABULARY), k=_PROMPT_TOKENS))
@@ -85,7 +86,7 @@ def _answer(rng: random.Random, prompt: tuple[int, ...], size: int) -> Trajector
 
 
 def make_dispatcher(spec: VCPORunSpec) -> Dispatcher:
-    """A learner's desk with an empty ledger."""
+    """Return a dispatcher with an empty ledger."""
     ledger = TrajectoryLedger(
         prompts_per_step=spec.batch.prompts_per_step,
         trajectories_per_prompt=spec.batch.trajectories_per_prompt,
@@ -104,35 +105,35 @@ def make_dispatcher(spec: VCPORunSpec) -> Dispatcher:
 
 
 async def measure(
-    dispatcher: Dispatcher, submit: Submit, answers: Sequence[Trajectory], *, steps: int
+    dispatcher: Dispatcher, submit: Submit, responses: Sequence[Trajectory], *, steps: int
 ) -> float:
-    """CPU seconds of a step in which these answers are handed in; the best of so many counts."""
+    """Return the least CPU seconds of a step in which these responses are submitted."""
     best_s = math.inf
     for _ in range(steps):
-        groups = await _leased(dispatcher, answers)
+        groups = await _leased(dispatcher, responses)
         begun_s = time.process_time()
         for lease_id, group in groups:
             await submit(lease_id, group)
         batch = await dispatcher.next_batch()
         best_s = min(best_s, time.process_time() - begun_s)
         assert batch is not None
-        assert sum(len(group.trajectories) for group in batch) == len(answers)
+        assert sum(len(group.trajectories) for group in batch) == len(responses)
         dispatcher.advance_version()
     return best_s
 
 
 async def _leased(
-    dispatcher: Dispatcher, answers: Sequence[Trajectory]
+    dispatcher: Dispatcher, responses: Sequence[Trajectory]
 ) -> list[tuple[str, list[Trajectory]]]:
-    """A step's answers, labelled as those of new leases."""
+    """Return the responses of a step with the identifiers of new leases."""
     request = WorkRequest(
         worker_id=_WORKER,
         rollout_group="main",
         incarnation=_INCARNATION,
         held_policy_version=dispatcher.policy_version,
-        max_trajectories=len(answers),
+        max_trajectories=len(responses),
     )
-    rest = iter(answers)
+    rest = iter(responses)
     return [
         (
             assignment.lease.lease_id,
@@ -147,7 +148,7 @@ async def _leased(
 
 @asynccontextmanager
 async def over_grpc(dispatcher: Dispatcher, spec: VCPORunSpec) -> AsyncIterator[Submit]:
-    """The worker's client, at the learner's service."""
+    """Submit with the worker's client to the learner's service."""
     server = WireServer(token=None)
     bounds = replace(ResponseBounds.from_spec(spec), vocabulary_size=_VOCABULARY)
     work_pb2_grpc.add_WorkServiceServicer_to_server(
@@ -164,7 +165,7 @@ async def over_grpc(dispatcher: Dispatcher, spec: VCPORunSpec) -> AsyncIterator[
 
 @asynccontextmanager
 async def over_http(dispatcher: Dispatcher) -> AsyncIterator[Submit]:
-    """A client that posts JSON, at a server that reads it."""
+    """Submit with a client that posts JSON to a server that reads it."""
 
     async def take(request: web.Request) -> web.Response:
         document = json.loads(await request.read())
@@ -224,34 +225,34 @@ def _from_document(document: dict[str, Any]) -> Trajectory:
 
 
 async def compare(arguments: argparse.Namespace) -> dict[str, float]:
-    """Measure both ways side by side, in turns; the best of each counts."""
+    """Measure both ways in turns; the best of each counts."""
     spec = make_spec(arguments)
-    answers = make_answers(spec.batch.trajectories, arguments.tokens)
-    num_tokens = sum(len(answer.response_token_ids) for answer in answers)
+    responses = make_responses(spec.batch.trajectories, arguments.tokens)
+    num_tokens = sum(len(answer.response_token_ids) for answer in responses)
     best: dict[str, float] = {}
     for _ in range(arguments.repeats):
         for name in ("grpc", "http"):
             dispatcher = make_dispatcher(spec)
             way = over_grpc(dispatcher, spec) if name == "grpc" else over_http(dispatcher)
             async with way as submit:
-                cpu_s = await measure(dispatcher, submit, answers, steps=arguments.steps)
+                cpu_s = await measure(dispatcher, submit, responses, steps=arguments.steps)
             best[name] = max(best.get(name, 0.0), num_tokens / cpu_s)
             print(f"{name}: {num_tokens / cpu_s:12,.0f} tokens/s", flush=True)
-    per_token = len(answers) / num_tokens
-    sent_bytes = sum(trajectory_to_message(answer).ByteSize() for answer in answers)
+    per_token = len(responses) / num_tokens
+    sent_bytes = sum(trajectory_to_message(answer).ByteSize() for answer in responses)
     return {
         "trajectories_per_s": round(best["grpc"] * per_token, 1),
         "tokens_per_s": round(best["grpc"]),
         "json_http_trajectories_per_s": round(best["http"] * per_token, 1),
         "json_http_tokens_per_s": round(best["http"]),
         "bytes_per_token": round(sent_bytes / num_tokens, 2),
-        "json_http_bytes_per_token": round(len(_json_body("", answers)) / num_tokens, 2),
+        "json_http_bytes_per_token": round(len(_json_body("", responses)) / num_tokens, 2),
         "ratio_vs_json_http": round(best["grpc"] / best["http"], 2),
     }
 
 
 def make_spec(arguments: argparse.Namespace) -> VCPORunSpec:
-    """A run in which nothing has to wait and nothing is too old."""
+    """Return a run in which nothing waits and nothing is too old."""
     spec = {
         "model": {"name": "none"},
         "environment": {"name": "countdown"},
@@ -271,7 +272,7 @@ def parse_arguments() -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--prompts", type=int, default=16, help="prompts of a step")
-    parser.add_argument("--group", type=int, default=8, help="answers to each")
+    parser.add_argument("--group", type=int, default=8, help="responses to each")
     parser.add_argument("--tokens", type=int, default=1024, help="mean length of an answer")
     parser.add_argument("--steps", type=int, default=5, help="steps of one measurement")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each way")
@@ -279,7 +280,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure on one core, print JSON."""
+    """Measure on one core and print JSON."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     report = asyncio.run(compare(parse_arguments()))
     print(json.dumps(report))

@@ -1,14 +1,14 @@
 """Measure seconds from a worker's start to its first accepted trajectory, by source of its weights.
 
 Real worker processes join a learner's services one after the other. The model has more than 100 M
-parameters, random, in bfloat16; the answers have four tokens, so what counts is the start.
+random parameters in bfloat16. Responses have four tokens, so that the start dominates.
 
-- learner: the first worker; there is nobody else to ask;
-- peer: the next one, sent to the first, which holds the version and has no work meanwhile;
-- archive: the last one; the version lies in a folder on this machine's disk.
+- learner: the first worker, which has no other source;
+- peer: the second worker, which fetches from the first; the first holds the version and is idle;
+- archive: the last worker, which reads the version from a folder on this machine's disk.
 
-Of each, beside the seconds: `weights_s`, those from asking for the newest version to asking for
-work, and how much of the full set the learner sent for it.
+For each it also prints `weights_s`, the seconds from the request for the newest version to the
+request for work, and the share of the full set that the learner sent.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _PATIENCE_S = 600.0
 
 
 class WatchingWorkService(WorkService):
-    """Gives work to the worker that is watched, and notes when it asks and when it answers."""
+    """Leases work to the watched worker only, and notes when it requests work and submits."""
 
     watched = ""
     asked_s = 0.0
     answered_s = 0.0
 
     def watch(self, worker_id: str) -> asyncio.Event:
-        """Watch a worker from now on; the event is set with its first accepted trajectory."""
+        """Watch a worker; the event is set at its first accepted trajectory."""
         self.watched, self.asked_s = worker_id, 0.0
         self._answered = asyncio.Event()
         return self._answered
@@ -65,7 +65,7 @@ class WatchingWorkService(WorkService):
     async def Lease(  # noqa: N802 - named by the contract
         self, request: work_pb2.LeaseRequest, context: Any
     ) -> work_pb2.LeaseResponse:
-        """Lease as the service does, but to one worker only."""
+        """Lease as the service does, but to one worker."""
         if request.worker_id != self.watched or self._answered.is_set():
             return work_pb2.LeaseResponse(phase=work_pb2.RUN_PHASE_RUNNING, retry_after_seconds=5.0)
         self.asked_s = self.asked_s or time.monotonic()
@@ -74,7 +74,7 @@ class WatchingWorkService(WorkService):
     async def Submit(  # noqa: N802 - named by the contract
         self, request: work_pb2.SubmitRequest, context: Any
     ) -> work_pb2.SubmitResponse:
-        """Take trajectories as the service does."""
+        """Accept trajectories as the service does."""
         response = await super().Submit(request, context)
         if work_pb2.SUBMIT_OUTCOME_ACCEPTED in response.outcomes and not self._answered.is_set():
             self.answered_s = time.monotonic()
@@ -83,7 +83,7 @@ class WatchingWorkService(WorkService):
 
 
 class WatchingPolicyService(CountingService):
-    """Notes when a worker first asks for a version."""
+    """Notes when a worker first requests a version."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -92,13 +92,13 @@ class WatchingPolicyService(CountingService):
     async def GetManifest(  # noqa: N802 - named by the contract
         self, request: policy_pb2.GetManifestRequest, context: Any
     ) -> policy_pb2.PolicyManifest:
-        """Answer as the service does."""
+        """Respond as the service does."""
         self.first_asked_s.setdefault(request.worker_id, time.monotonic())
         return await super().GetManifest(request, context)
 
 
-class Place:
-    """A learner's services over one published version, and the workers that join them."""
+class LearnerServices:
+    """A learner's services with one published version, and the workers that join."""
 
     def __init__(self, folder: Path, *, hidden: int, layers: int) -> None:
         model = make_model(folder / "model", hidden, layers)
@@ -132,7 +132,7 @@ class Place:
         self.policy = WatchingPolicyService(store, PeerAssignment(registry), self.archive_writer)
 
     async def serve(self, stack: AsyncExitStack) -> int:
-        """Serve until the stack unwinds; returns the port."""
+        """Serve until the stack is closed; return the port."""
         server = WireServer(token=None)
         work_pb2_grpc.add_WorkServiceServicer_to_server(self.work, server.grpc_server)
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(self.policy, server.grpc_server)
@@ -141,7 +141,7 @@ class Place:
         return port
 
     async def join(self, stack: AsyncExitStack, port: int, worker_id: str) -> dict[str, float]:
-        """Start a worker that stays until the stack unwinds, and wait for what it answers."""
+        """Start a worker that runs until the stack is closed, and wait for its first trajectory."""
         answered = self.work.watch(worker_id)
         num_bytes, started_s = self.policy.num_bytes, time.monotonic()
         process = await asyncio.create_subprocess_exec(
@@ -170,7 +170,7 @@ class Place:
 
 
 def make_model(folder: Path, hidden: int, layers: int) -> LlamaForCausalLM:
-    """A random model; of it workers find configuration and tokenizer in the folder."""
+    """Return a random model; write its configuration and tokenizer into a folder."""
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(_TOKENIZER)
     config = LlamaConfig(
@@ -206,8 +206,8 @@ def _run(folder: Path) -> VCPORun:
 
 
 async def measure(folder: Path, *, hidden: int, layers: int) -> dict[str, Any]:
-    """Let three workers join, one from each source."""
-    place = Place(folder, hidden=hidden, layers=layers)
+    """Start three workers, one for each source."""
+    place = LearnerServices(folder, hidden=hidden, layers=layers)
     num_parameters = sum(
         tensor.numel() for tensor in safetensors.torch.load(place.payload).values()
     )

@@ -1,17 +1,17 @@
-"""What the operator takes for many runs: latency, memory, and calls to the API server.
+"""Measure what many runs cost the operator: latency, memory, and calls to the API server.
 
-The operator runs in its own process against a fake API server in this one, which also answers for
-every learner: signals that never change, so that a quiet run is quiet. No pod runs. Learners are
-asked every `--poll-seconds`, as one does for runs of hours.
+The operator runs in its own process against a fake API server in this one. This process is also the
+learner of every run; its signals never change, so that runs stay quiet. No pod runs. The operator
+polls learners every `--poll-seconds`.
 
     python -m benchmarks.operator_scale
 
 The last line printed is JSON:
 
     reconcile_p99_s           from a change of a run's spec to the change of its StatefulSet
-    rss_mb                    memory of the operator's process in the end
-    idle_writes_per_hour      writes while nothing changes, of all runs together
-    api_calls_per_run_create  calls to take a new run to where nothing is left to do
+    rss_mb                    memory of the operator's process at the end
+    idle_writes_per_hour      writes of all runs while nothing changes
+    api_calls_per_run_create  calls from the creation of a run until nothing is left to do
 
 Exit status 1 when a bar is missed: p99 of 1 s, 250 MB, no idle write.
 """
@@ -51,13 +51,13 @@ DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _RUN_KEY = ("vcpo.dev", "vcporuns")
 _STATEFUL_SETS = ("apps", "statefulsets")
 _OTHERS = ("kubelet", "kubectl")
-"""User agents of this benchmark and of people: everybody else is the operator."""
+"""User agents of this benchmark and of people; all others are the operator's."""
 _QUIET_S = 5.0
 _P99_BAR_S, _RSS_BAR_MB = 1.0, 250.0
 
 
 class QuietLearner(control_pb2_grpc.ControlServiceServicer):
-    """Answers for every learner: the same signals at all times."""
+    """The learner of every run; its signals never change."""
 
     def __init__(self) -> None:
         self.questions = 0
@@ -65,7 +65,7 @@ class QuietLearner(control_pb2_grpc.ControlServiceServicer):
     async def GetSignals(  # noqa: N802 - named by the contract
         self, request: control_pb2.GetSignalsRequest, context: Any
     ) -> control_pb2.Signals:
-        """Report a run in the middle, balanced."""
+        """Return the signals of a balanced run in its middle."""
         self.questions += 1
         return control_pb2.Signals(
             phase=phase_to_message(RunPhase.RUNNING),
@@ -86,23 +86,23 @@ class QuietLearner(control_pb2_grpc.ControlServiceServicer):
     async def SetThrottle(  # noqa: N802 - named by the contract
         self, request: control_pb2.SetThrottleRequest, context: Any
     ) -> control_pb2.SetThrottleResponse:
-        """Take any bound."""
+        """Accept any bound."""
         return control_pb2.SetThrottleResponse(admission_lag_steps=request.admission_lag_steps)
 
     async def Drain(  # noqa: N802 - named by the contract
         self, request: control_pb2.DrainRequest, context: Any
     ) -> control_pb2.DrainResponse:
-        """Nobody asks for that here."""
+        """Not used here."""
         return control_pb2.DrainResponse()
 
 
 class OneAddress(ClusterNetwork):
-    """A network in which every name leads to one place."""
+    """A resolver in which every name has one address."""
 
     address: tuple[str, int] = ("127.0.0.1", 0)
 
     async def resolve(self, host: str, port: int, caller_namespace: str) -> tuple[str, int]:
-        """The one place."""
+        """Return the one address."""
         return self.address
 
 
@@ -114,7 +114,7 @@ class Stopwatch:
     _changed_s: dict[str, float] = field(default_factory=dict)
 
     def see(self, event: Event) -> None:
-        """Take in a change in the server's store."""
+        """Note a change in the server's store."""
         if event.kind != "MODIFIED" or not _is_new_generation(event):
             return
         metadata = event.body["metadata"]
@@ -133,8 +133,8 @@ def _is_new_generation(event: Event) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """A server with the operator of which it is asked how it does."""
+class MeasuredOperator:
+    """A fake API server and the measured operator."""
 
     server: FakeApiServer
     client: KubeClient
@@ -142,21 +142,21 @@ class World:
     operator_pid: int
 
     def calls(self) -> int:
-        """Requests of the operator since the last clearing, watches excepted."""
+        """Return the operator's requests since the last reset, without watches."""
         return sum(each.verb != "watch" for each in self._of_operator())
 
     def writes(self) -> int:
-        """Those among them that may change something."""
+        """Return the requests that may change an object."""
         return sum(each.verb in WRITES for each in self._of_operator())
 
     def rss_mb(self) -> float:
-        """Memory of the operator's process."""
+        """Return the resident memory of the operator's process."""
         status = Path(f"/proc/{self.operator_pid}/status").read_text()
         (line,) = [line for line in status.splitlines() if line.startswith("VmRSS")]
         return int(line.split()[1]) / 1024
 
     async def until_quiet(self) -> float:
-        """Wait until the operator has asked for nothing for a while; when it asked last."""
+        """Wait until the operator sends no request for a while; return the last one's time."""
         calls, last_s = self.calls(), time.monotonic()
         while time.monotonic() - last_s < _QUIET_S:
             await asyncio.sleep(0.2)
@@ -170,8 +170,8 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world() -> AsyncIterator[World]:
-    """Start the server, the learner for all, and the operator."""
+async def run_operator() -> AsyncIterator[MeasuredOperator]:
+    """Start the server, the learner of all runs, and the operator."""
     async with contextlib.AsyncExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vcpo-scale-")))
         server = await stack.enter_async_context(FakeApiServer())
@@ -189,11 +189,13 @@ async def world() -> AsyncIterator[World]:
         kubeconfig.write_text(json.dumps(server.kubeconfig()))
         plane = ControlPlane(kind="fake", access=access, kubeconfig=kubeconfig)
         process = await stack.enter_async_context(operator_process(plane, network, root))
-        yield World(server=server, client=client, learner=learner, operator_pid=process.pid)
+        yield MeasuredOperator(
+            server=server, client=client, learner=learner, operator_pid=process.pid
+        )
 
 
 def run_body(number: int, poll_s: float) -> dict[str, Any]:
-    """One of the runs."""
+    """Return the body of one run."""
     return {
         "apiVersion": "vcpo.dev/v1alpha1",
         "kind": "VCPORun",
@@ -209,8 +211,8 @@ def run_body(number: int, poll_s: float) -> dict[str, Any]:
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Create the runs, let them rest, change some; the figures."""
-    async with world() as here:
+    """Create the runs, let them idle, change some, and return the figures."""
+    async with run_operator() as here:
         started_s = time.monotonic()
         for number in range(options.runs):
             await here.client.create(RUNS, run_body(number, options.poll_seconds))
@@ -237,8 +239,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         }
 
 
-async def change_some(here: World, options: argparse.Namespace) -> list[float]:
-    """Change runs at a steady pace; how long each took to be applied."""
+async def change_some(here: MeasuredOperator, options: argparse.Namespace) -> list[float]:
+    """Change runs at a constant rate; return the seconds until each change was applied."""
     stopwatch = Stopwatch()
     unsubscribe = here.server.api.store.subscribe(stopwatch.see)
     for number in range(options.changes):
@@ -252,7 +254,7 @@ async def change_some(here: World, options: argparse.Namespace) -> list[float]:
 
 
 def shortfalls(figures: dict[str, Any]) -> list[str]:
-    """Bars that the figures miss."""
+    """Return the bars that the figures miss."""
     bars = {
         f"reconcile_p99_s must be at most {_P99_BAR_S:g}": figures["reconcile_p99_s"] <= _P99_BAR_S,
         f"rss_mb must be at most {_RSS_BAR_MB:g}": figures["rss_mb"] <= _RSS_BAR_MB,

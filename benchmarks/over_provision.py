@@ -1,22 +1,22 @@
-"""What sampling more than is needed gains and costs, where lengths have a long tail.
+"""Measure what sampling more than needed gains and costs, where lengths have a long tail.
 
-The ledger, the leases, gRPC, the receiver and the worker are the real ones; a learner that trains
-in no time, so that every second is one of generation. The engine is a stand-in, since a random tiny
-model's lengths have no tail that could be stated: a decoding step takes `--step-ms` and
-`--sequence-us` for each sequence in it, in real time, as where the weights' way through memory is
-what costs; lengths are log-normal, cut at `--most`. An answer that is gone on with draws from what
-is left of the distribution above its length, so cutting changes nothing about it.
+The ledger, the leases, gRPC, the receiver and the worker are real. Training takes no time, so that
+every second is a second of generation. The engine is a fake, because the lengths of a random tiny
+model have no known tail. A decoding step takes `--step-ms` and `--sequence-us` for each sequence,
+in real time, as on hardware that is bound by reading the weights. Lengths are log-normal, truncated
+at `--most`. A resumed response draws its length from the part of the distribution above its current
+length, so interruptions do not change the lengths.
 
     python -m benchmarks.over_provision
-    python -m benchmarks.over_provision --tokens 16 --sigma 0.1     short answers, no tail
+    python -m benchmarks.over_provision --tokens 16 --sigma 0.1     short responses, no tail
 
 The last line printed is JSON, for each way `ratio_<r>`:
 
-    generation_seconds_ratio   of a step's wait for its batch, to that of the plain run beside it
-    tokens_wasted_fraction     of the tokens sampled: never to be trained on
-    tokens_resumed_fraction    tokens gone on with by another lease, each time, per token sampled
-    mean_token_lag             of the tokens trained on, in policy versions
-    mean_tokens_ratio          length of the answers trained on, to the plain run's
+    generation_seconds_ratio   wait of a step for its batch, to that of the plain run beside it
+    tokens_wasted_fraction     share of sampled tokens that are never trained on
+    tokens_resumed_fraction    tokens that other leases resumed, each time, per sampled token
+    mean_token_lag             of trained tokens, in policy versions
+    mean_tokens_ratio          length of trained responses, to the plain run's
     dropped                    trajectories by reason, per trajectory trained on
 """
 
@@ -61,7 +61,7 @@ _RESUMED = "vcpo_rollout_tokens_resumed_total"
 
 
 class _Anything:
-    """An environment and a codec to which every answer is worth the same."""
+    """An environment and a codec that give every response the same reward."""
 
     def prompt(self, split: Split, index: int) -> Prompt:
         return Prompt(text="", answer="")
@@ -78,7 +78,7 @@ class _Anything:
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What a run came to."""
+    """The numbers of a run."""
 
     waited_s: float = 0.0
     num_trained: int = 0
@@ -92,14 +92,14 @@ class Tally:
     dropped: dict[str, int] = field(default_factory=dict)
 
     def train(self, groups: list[Group], policy_version: int) -> None:
-        """Take in a batch."""
+        """Count a batch."""
         for trajectory in (one for group in groups for one in group.trajectories):
             self.num_trained += 1
             self.tokens_trained += trajectory.num_sampled_tokens
             self.lag_tokens += sum(lag * size for lag, size in trajectory.lags(policy_version))
 
     def report(self, plain: Tally) -> dict[str, Any]:
-        """The numbers of the last line."""
+        """Return the numbers of the last line."""
         wasted = self.tokens_sampled - self.tokens_trained - self.tokens_left
         of_plain = plain.tokens_trained / plain.num_trained
         return {
@@ -115,8 +115,8 @@ class Tally:
         }
 
 
-class Desk:
-    """The learner's side: no training, and a version after every batch."""
+class InstantLearner:
+    """A learner that does not train, and publishes a version after every batch."""
 
     def __init__(self, spec: VCPORunSpec) -> None:
         self.spec = spec
@@ -139,14 +139,14 @@ class Desk:
         self.store = PolicyStore(incarnation=_INCARNATION, clock=time.monotonic)
 
     def publish(self, version: int) -> None:
-        """Let everybody have a version."""
+        """Publish a version."""
         self.store.publish(self.store.prepare(version, _WEIGHTS))
         self.dispatcher.resume_at(version)
         self.dispatcher.notify()
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[LearnerClient]:
-        """A worker's client at the services."""
+        """Yield a worker's client of the services."""
         server = WireServer(token=None)
         work_pb2_grpc.add_WorkServiceServicer_to_server(
             WorkService(self.dispatcher, self.spec), server.grpc_server
@@ -163,7 +163,7 @@ class Desk:
             await server.stop(0)
 
     async def train(self, steps: int, warm_up: int, engine: TimedEngine) -> Tally:
-        """Take batches as they come; those of the first steps count for nothing but tokens."""
+        """Take batches; of the first steps only tokens count."""
         tally = Tally()
         for version in range(warm_up + steps):
             begun_s = time.perf_counter()
@@ -178,7 +178,7 @@ class Desk:
         return tally
 
     def tokens_left(self) -> int:
-        """Buffered, or begun and owed; only when nothing is in flight."""
+        """Return tokens that are buffered or requeued; only when nothing is in flight."""
         snapshot = self.ledger.snapshot()
         owed = sum(prompt.num_partial_tokens for prompt in restore_requeued(snapshot))
         buffered = (
@@ -190,7 +190,7 @@ class Desk:
 def make_worker(
     learner: LearnerClient, engine: TimedEngine, spec: VCPORunSpec, metrics: RolloutMetrics
 ) -> Worker:
-    """The worker at that learner."""
+    """Return a worker of that learner."""
     gauges = RolloutGauges(metrics)
     anything: Any = _Anything()
     return Worker(
@@ -210,9 +210,9 @@ def make_worker(
 
 
 async def measure(arguments: argparse.Namespace, batch: dict[str, Any]) -> Tally:
-    """Run one way to its end."""
+    """Run one way and return its numbers."""
     spec = make_spec(arguments, batch)
-    desk = Desk(spec)
+    desk = InstantLearner(spec)
     lengths = Lengths(median=arguments.tokens, sigma=arguments.sigma, most=arguments.most)
     engine = TimedEngine(
         lengths,
@@ -237,7 +237,7 @@ async def measure(arguments: argparse.Namespace, batch: dict[str, Any]) -> Tally
 
 
 def make_spec(arguments: argparse.Namespace, batch: dict[str, Any]) -> VCPORunSpec:
-    """A run that never ends by itself, with places for whatever is granted."""
+    """Return a run that does not end by itself, with room for all leases."""
     sizes = {"promptsPerStep": arguments.prompts, "trajectoriesPerPrompt": arguments.group}
     spec = {
         "model": {"name": "none"},
@@ -252,7 +252,7 @@ def make_spec(arguments: argparse.Namespace, batch: dict[str, Any]) -> VCPORunSp
 
 
 async def compare(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure every way, one after another."""
+    """Measure all ways, one after the other."""
     ways: dict[str, dict[str, Any]] = {"plain": {}}
     ways |= {f"ratio_{ratio:g}": {"overProvisionRatio": ratio} for ratio in arguments.ratios}
     report: dict[str, Any] = {"lag_bound": arguments.lag}
@@ -288,7 +288,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print JSON."""
+    """Measure and print JSON."""
     print(json.dumps(asyncio.run(compare(parse_arguments()))))
 
 

@@ -1,11 +1,11 @@
-"""What packed rows save an update, by how much the lengths of its answers differ.
+"""Measure what packed rows save an update, by the spread of the responses' lengths.
 
-The learner's own pass, exact norms and optimal baseline, over the same trajectories with
-`batch.rowLayout` padded and packed. Responses have log-normal lengths, cut at the sequence;
-`spread` is the standard deviation of their logarithm (of answers that reason about 0.5 to 1).
-Groups stay together in a micro-batch, so that its longest answer decides what is padding.
+The learner's own passes, with exact norms and optimal baseline, run over the same trajectories with
+`batch.rowLayout` padded and packed. Lengths are log-normal, truncated at the sequence length.
+`spread` is the standard deviation of their logarithm; responses with reasoning have about 0.5 to 1.
+A group stays in one micro-batch, so its longest response determines the padding.
 
-CPU seconds are the least of several repeats, the sides taking turns.
+CPU seconds are the least of several repeats; both sides take turns.
 
     python -m benchmarks.packing
 
@@ -34,7 +34,7 @@ SIDES = {"padded": SIZE, "packed": replace(SIZE, packs=True)}
 
 
 def groups_of_spread(model: LlamaForCausalLM, spread: float, seed: int) -> Groups:
-    """Groups whose responses end early; half of the sequence is the median of their lengths."""
+    """Return groups with responses of log-normal lengths; the median is half of the sequence."""
     random = Random(seed)  # noqa: S311 - lengths, not secrets
     prompt_tokens = SIZE.sequence // 8
     longest = SIZE.sequence - prompt_tokens
@@ -60,7 +60,7 @@ def groups_of_spread(model: LlamaForCausalLM, spread: float, seed: int) -> Group
 
 
 def padding_share(groups: Groups) -> float:
-    """Share of a padded batch that is padding, each group to its longest."""
+    """Return the share of padding when each group is padded to its longest response."""
     lengths = [
         [len(one.prompt_token_ids) + len(one.response_token_ids) for one in group]
         for group in groups
@@ -68,8 +68,8 @@ def padding_share(groups: Groups) -> float:
     return 1.0 - sum(map(sum, lengths)) / sum(max(each) * len(each) for each in lengths)
 
 
-def measured(model: LlamaForCausalLM, spread: float, repeats: int) -> dict[str, Any]:
-    """Both sides on one batch."""
+def measure(model: LlamaForCausalLM, spread: float, repeats: int) -> dict[str, Any]:
+    """Measure both sides on one batch."""
     groups = groups_of_spread(model, spread, seed=1)
     least_s = dict.fromkeys(SIDES, math.inf)
     norms: dict[str, Sequence[float]] = {}
@@ -89,7 +89,7 @@ def measured(model: LlamaForCausalLM, spread: float, repeats: int) -> dict[str, 
 
 
 def main() -> None:
-    """Measure every spread."""
+    """Measure every spread and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--spreads", nargs="+", type=float, default=[0.0, 0.25, 0.5, 1.0])
     parser.add_argument("--repeats", type=int, default=3, help="timed steps of each side")
@@ -99,7 +99,7 @@ def main() -> None:
     model = random_llama(SIZE.hidden, max_tokens=SIZE.sequence)
     report = {}
     for spread in arguments.spreads:
-        found = report[f"spread {spread}"] = measured(model, spread, arguments.repeats)
+        found = report[f"spread {spread}"] = measure(model, spread, arguments.repeats)
         print(f"spread {spread}: {found['seconds']}", flush=True)
     print(json.dumps(report))
 

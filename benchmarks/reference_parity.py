@@ -55,7 +55,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantities:
-    """What is compared."""
+    """The compared quantities."""
 
     ess_ratio: float
     learning_rate_scale: float
@@ -117,12 +117,12 @@ def by_second_derivation(batch: Batch) -> Quantities:
 
 
 def relative_error(value: float, reference: float) -> float:
-    """Distance from the reference in units of it; the quantities here are well above zero."""
+    """Return the relative error; the reference is well above zero."""
     return abs(value - reference) / abs(reference)
 
 
 def compare(batches: int, seed: int) -> dict[str, float]:
-    """Largest relative error of each quantity over the batches."""
+    """Return the largest relative error of each quantity over the batches."""
     rng = np.random.default_rng(seed)
     worst = dict.fromkeys(Quantities.__slots__, 0.0)
     for _ in range(batches):

@@ -1,6 +1,6 @@
-"""How much does a run improve, and how much does that vary with the seed?
+"""Measure how much a run improves, and how much that varies with the seed.
 
-Runs one file with several seeds, one after another, exactly as `vcpo run` would. The last line of
+Runs one file with several seeds, one after the other, exactly as `vcpo run` does. The last line of
 output is one JSON object: accuracies before and after on held-out prompts, by seed, and their mean
 and sample standard deviation.
 
@@ -23,10 +23,10 @@ from vcpo.spec import VCPORun, load_run, run_to_yaml
 
 
 def run_once(run: VCPORun, seed: int, folder: Path) -> dict[str, Any]:
-    """Train with a seed; the summary that `vcpo run --json` ends with.
+    """Train with a seed and return the summary of `vcpo run --json`.
 
     Raises:
-        subprocess.CalledProcessError: when the run fails; its output has said why.
+        subprocess.CalledProcessError: when the run fails; its output says why.
     """
     seeded = run.model_copy(update={"spec": run.spec.model_copy(update={"seed": seed})})
     file = folder / f"seed-{seed}.yaml"
@@ -40,13 +40,13 @@ def run_once(run: VCPORun, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def spread(values: list[float]) -> dict[str, Any]:
-    """Values with their mean and sample standard deviation."""
+    """Return values with their mean and sample standard deviation."""
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return {"values": values, "mean": statistics.fmean(values), "standard_deviation": deviation}
 
 
 def main() -> None:
-    """Run every seed and print what came of it."""
+    """Run every seed and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path, help="the run, a VCPORun in YAML")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

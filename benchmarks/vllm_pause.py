@@ -1,13 +1,13 @@
 """Measure how long vLLM stops for a new version of the weights.
 
-A model of more than 100 M parameters, random and built here, in bfloat16, without sequences under
-way. Swaps take turns: of everything, of the layers that one optimizer step at the learning rate of
-RL changed, of one layer of the model, of none.
+The model has more than 100 M random parameters in bfloat16; no sequences are being generated. Swaps
+take turns: of all tensors, of the layers that one optimizer step at the learning rate of RL
+changed, of one layer, of none.
 
-- pause_s: wall-clock seconds from before the pause to behind the resumption, the median;
+- pause_s: median of wall-clock seconds from before the pause to after the resumption;
 - sent_fraction: bytes that vLLM loads over those of the full set.
 
-vLLM runs in a process of its own, so other work on the machine is in the seconds.
+vLLM runs in a process of its own, so other work on the machine adds to the seconds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LAYER = "model.layers.0.mlp.down_proj.weight"
 
 
 class TimedPauses:
-    """vLLM, and how long each of its pauses was, seconds."""
+    """vLLM, and the duration of each of its pauses, seconds."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
@@ -59,13 +59,13 @@ class TimedPauses:
 
 
 def changed_names(before: bytes, after: bytes) -> list[str]:
-    """Tensors that differ."""
+    """Return the names of tensors that differ."""
     was, now = safetensors.torch.load(before), safetensors.torch.load(after)
     return [name for name in now if not torch.equal(was[name], now[name])]
 
 
 def sent_fraction(payload: bytes, changed: Collection[str] | None) -> float:
-    """Share of the bytes that a swap sends."""
+    """Return the share of bytes that a swap sends."""
     tensors = safetensors.torch.load(payload)
     sent = tensors_to_send(tensors, None if changed is None else frozenset(changed))
     return sum(each.nbytes for each in sent.values()) / sum(
@@ -76,7 +76,7 @@ def sent_fraction(payload: bytes, changed: Collection[str] | None) -> float:
 async def measure(
     settings: VllmSettings, payload: bytes, cases: dict[str, Any], rounds: int
 ) -> Any:
-    """Swap through all cases `rounds` times; what each of them took."""
+    """Swap all cases `rounds` times and return the seconds of each."""
     llm = TimedPauses(await asyncio.to_thread(start_llm, settings))
     engine = VllmEngine(llm, skeleton=load_skeleton(settings), end_token_ids=frozenset())
     pauses: dict[str, list[float]] = {name: [] for name in cases}

@@ -1,23 +1,23 @@
 """Measure what it takes to bring a new version of the weights to the workers.
 
-A model of more than 100 M parameters, random and built here, takes AdamW steps at the learning rate
-of RL; what is published is bfloat16. For the deltas between versions:
+A model of more than 100 M random parameters takes AdamW steps at the learning rate of RL and
+publishes bfloat16. For the deltas between versions:
 
-- changed_fraction: share of values whose bits differ, and beside it what the float32 moves predict.
-  A fresh AdamW moves every parameter by about the learning rate, whatever its gradient, since its
-  two averages agree in size; later, where gradients point hither and thither, it moves them less.
-  So the first step changes the most, and the last stands for a run;
+- changed_fraction: share of values whose bits differ, and the share that the float32 moves predict.
+  The first step of AdamW moves every parameter by about the learning rate, because its two averages
+  are equal in size. Later steps move parameters less where gradients change sign. So the first step
+  changes the most values, and the last one is typical of a run;
 - delta_bytes_over_full: bytes sent over those of the full set;
 - encode_s at the learner; apply_s at a worker, checks included, beside its decoding;
-- pause_s: how long decoding stops for the changes, pause_full_s for a full set that was read
-  beforehand, pause_reload_s for one that is read while decoding stops. pause_ratio is the first
-  over the last.
+- pause_s: how long decoding stops for the changes; pause_full_s for a full set that was read
+  before the pause; pause_reload_s for a full set that is read during the pause. pause_ratio is
+  pause_s over pause_reload_s.
 
-A second is one of CPU time, on one thread: what it takes on an idle machine, whatever else this one
-does. Each version is compared bit for bit with the learner's, and the engine's parameters with it.
+Seconds are CPU time of one thread, so that other work on the machine does not count. Each version
+is compared bit for bit with the learner's, and the engine's parameters with the version.
 
 egress_full_equivalents: what the learner sends so that N workers get a version, in multiples of
-what one of them gets, by N; the larger of a full set's and a delta's (`harness.egress`).
+what one worker gets, by N; the larger of a full set's and a delta's (`harness.egress`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from vcpo_rollout.weights.deltas import apply_deltas
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:
-    """CPU time of a call, seconds, and what it returned."""
+    """Return the CPU seconds of a call, and its result."""
     started_s = time.process_time()
     result = function()
     return time.process_time() - started_s, result
@@ -61,7 +61,7 @@ class Receiver:
         self.batch = DecodeBatch(model, end_token_ids=frozenset(), pad_token_id=0, seed=0)
 
     def hold(self, version: int, payload: bytes) -> dict[str, float]:
-        """Take a full set, read before the pause and once more read in it; seconds of pause."""
+        """Load a full set read before the pause, then one read in it; return the pauses."""
         tensors = read_weights(self.model, payload)
         full_s, _ = timed(lambda: self.batch.swap(version, tensors))
         reload_s, _ = timed(lambda: self.batch.swap(version, read_weights(self.model, payload)))
@@ -70,7 +70,7 @@ class Receiver:
         return {"pause_full_s": full_s, "pause_reload_s": reload_s}
 
     def take(self, update: Update, delta: bytes) -> dict[str, float]:
-        """Take a version by its delta; seconds beside decoding, and of pause."""
+        """Apply a delta; return the seconds beside decoding and the seconds of pause."""
         held = update.step - 1
         manifest = manifest_of(update.after, policy_version=update.step, incarnation="now")
 
@@ -96,14 +96,14 @@ class Receiver:
 
 
 def num_changed(before: bytes, after: bytes) -> int:
-    """bfloat16 values of two payloads of one layout whose bits differ."""
+    """Return the number of bfloat16 values whose bits differ in two payloads of one layout."""
     start = min(section.begin for section in tensor_sections(after).values())
     was, now = (np.frombuffer(payload, dtype="<u2", offset=start) for payload in (before, after))
     return int(np.count_nonzero(was != now))
 
 
-def measured(receiver: Receiver, update: Update) -> dict[str, float]:
-    """Everything about the delta that one step makes."""
+def measure_delta(receiver: Receiver, update: Update) -> dict[str, float]:
+    """Measure the delta of one step."""
     whole = receiver.hold(update.step - 1, update.before)
     encode_s, delta = timed(lambda: encode_delta(update.before, update.after))
     assert delta is not None, f"the delta of step {update.step} does not pay"
@@ -119,13 +119,13 @@ def measured(receiver: Receiver, update: Update) -> dict[str, float]:
 
 
 def measure(*, hidden: int, layers: int, steps: int, learning_rate: float) -> dict[str, Any]:
-    """Train, and bring what the first step and the last three made to a receiver."""
+    """Train, and send the deltas of the first step and of the last three to a receiver."""
     model = make_model(hidden, layers)
     receiver = Receiver(make_model(hidden, layers).bfloat16())
     by_step = []
     chosen = {1, *range(max(1, steps - 2), steps + 1)}
     for update in updates(model, steps=chosen, learning_rate=learning_rate):
-        by_step.append(measured(receiver, update))
+        by_step.append(measure_delta(receiver, update))
         print(json.dumps({"step": update.step, **_rounded(by_step[-1])}), flush=True)
     return {
         "parameters": model.num_parameters(),
@@ -136,7 +136,7 @@ def measure(*, hidden: int, layers: int, steps: int, learning_rate: float) -> di
 
 
 def summary(by_step: list[dict[str, float]]) -> dict[str, float]:
-    """Sizes of the last step and of the first; the median of the times."""
+    """Return sizes of the last and the first step, and the medians of the times."""
     sizes = ("changed_fraction", "predicted_fraction", "delta_bytes_over_full")
     times = [name for name in by_step[0] if name not in sizes]
     medians = {name: median(step[name] for step in by_step) for name in times}
@@ -150,7 +150,7 @@ def summary(by_step: list[dict[str, float]]) -> dict[str, float]:
 
 
 def measure_egress(numbers: Sequence[int], size_bytes: int) -> dict[str, dict[str, float]]:
-    """Egress by number of receivers."""
+    """Return the egress by number of receivers."""
     by_number: dict[str, dict[str, float]] = {}
     for number in numbers:
         by_number[str(number)] = _rounded(asyncio.run(egress(number, size_bytes=size_bytes)))

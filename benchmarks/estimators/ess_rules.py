@@ -1,15 +1,15 @@
-"""What the kinds of ESS tell of a batch, by length: is it stale, and what is the scale then?
+"""Measure how well each kind of ESS detects a stale batch, and the scale that it gives, by length.
 
 Token log ratios are drawn, not trained: N(-s2/2, s2) for the mismatch of the engines, and staleness
-that adds a variance v per token on top. The staleness is either drawn anew for every token, or
-persistent: the same over stretches of 64 tokens, with the same variance of long sums. Every number
-is over batches of 64 trajectories. Two small experiments follow: what a dead band gives back of the
-learning rate on policy, and what one bad gradient costs AdamW that is damped or refused.
+that adds a variance v per token. Staleness is either independent for every token, or persistent:
+equal over stretches of 64 tokens, with the same variance of long sums. Every number is over batches
+of 64 trajectories. Two small experiments follow: how much of the on-policy learning rate a dead
+band gives back, and what one bad gradient costs AdamW when its step is damped or refused.
 
     python -m benchmarks.estimators.ess_rules
 
-`auc` is the chance that a stale batch reads lower than a fresh one; 0.5 is blind. The last line
-printed is JSON.
+`auc` is the probability that a stale batch reads lower than a fresh one; 0.5 detects nothing. The
+last line printed is JSON.
 """
 
 import argparse
@@ -39,7 +39,7 @@ WINDOW_BATCHES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Law:
-    """How the token log ratios of a batch are drawn."""
+    """The distribution of a batch's token log ratios."""
 
     num_tokens: int
     mismatch: float
@@ -47,7 +47,7 @@ class Law:
     is_persistent: bool = False
 
     def draw(self, generator: torch.Generator) -> torch.Tensor:
-        """[TRAJECTORIES, num_tokens] log ratios, nats."""
+        """Draw [TRAJECTORIES, num_tokens] log ratios, nats."""
         shape = (TRAJECTORIES, self.num_tokens)
         noise = torch.randn(shape, generator=generator) * math.sqrt(self.mismatch)
         stretch = min(STRETCH_TOKENS, self.num_tokens) if self.is_persistent else 1
@@ -57,7 +57,7 @@ class Law:
 
 
 def moments(log_ratios: torch.Tensor, unit: EssUnit) -> WeightMoments:
-    """Of the weights of the pieces; all trajectories are of one length and cut alike."""
+    """Return the moments of the blocks' weights; all trajectories have equal blocks."""
     ends = torch.tensor(unit.blocks[0]).cumsum(0) - 1
     sums = log_ratios.double().cumsum(1)[:, ends]
     log_weights = sums.diff(dim=1, prepend=torch.zeros(len(sums), 1, dtype=sums.dtype)).flatten()
@@ -69,7 +69,7 @@ def moments(log_ratios: torch.Tensor, unit: EssUnit) -> WeightMoments:
 
 
 def readings(law: Law, batches: int, seed: int) -> dict[str, list[float]]:
-    """Relative ESS of every batch, uncapped, by kind; windows, of sequences, do not overlap."""
+    """Return the uncapped relative ESS of every batch by kind; windows do not overlap."""
     generator = torch.Generator().manual_seed(seed)
     lengths = [law.num_tokens] * TRAJECTORIES
     units = {kind: ess_unit(kind, lengths, law.mismatch) for kind in KINDS}
@@ -91,18 +91,18 @@ def readings(law: Law, batches: int, seed: int) -> dict[str, list[float]]:
 
 
 def auc(stale: list[float], fresh: list[float]) -> float:
-    """Chance that a stale reading is lower than a fresh one; ties count half."""
+    """Return the probability that a stale reading is lower than a fresh one; ties count half."""
     below = sum((low < high) + 0.5 * (low == high) for low in stale for high in fresh)
     return below / (len(stale) * len(fresh))
 
 
 def scale(relative: list[float]) -> float:
-    """Median factor on the learning rate, by the square root."""
+    """Return the median factor on the learning rate, by the square root."""
     return median(math.sqrt(min(1.0, each)) for each in relative)
 
 
 def kinds_table(batches: int) -> list[dict[str, Any]]:
-    """One row for each length, mismatch and staleness."""
+    """Return one row for each length, mismatch and staleness."""
     rows = []
     for num_tokens in LENGTHS:
         for mismatch in MISMATCHES:
@@ -139,7 +139,7 @@ def _row(
 
 
 def dead_band_table(batches: int) -> dict[str, dict[str, float]]:
-    """Mean scale of AUTO on policy, and of a batch four times as far, by band."""
+    """Return the mean scale of AUTO on policy, and on a batch four times as far, by band."""
     table = {}
     for num_tokens in (600, 2048, 8192):
         fresh = readings(Law(num_tokens=num_tokens, mismatch=6.5e-4), batches, seed=3)
@@ -158,7 +158,7 @@ def _mean_scale(relative: list[float], band: float) -> float:
 
 
 def lost_steps(outlier: float, damping: float | None, horizon: int = 200) -> float:
-    """Usual steps that AdamW falls behind by one gradient of -outlier among gradients of 1.
+    """Return how many steps AdamW loses by one gradient of -outlier among gradients of 1.
 
     damping: factor on the learning rate of that step; None when it is refused.
     """

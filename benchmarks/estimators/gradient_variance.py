@@ -1,4 +1,4 @@
-"""Which baseline gives the quietest policy gradient, and is it the optimal one (OPOB)?
+"""Measure which baseline gives the least policy gradient variance, and whether it is OPOB.
 
 The tiny model is trained with the learner's update, keeping all versions. The last one is then held
 fixed, and groups of one prompt each are sampled with versions k steps older. Each group gives one
@@ -6,15 +6,15 @@ estimate of the gradient per baseline, all from the same trajectories (`group_gr
 rows take b* from trajectories that it is not subtracted from: `opobOfOthers` from the others of the
 group, `opobOfOtherGroups` from the other groups of a block, one b for different prompts.
 
-Measured is the trace of the covariance of the estimate over groups, prompts included:
+It measures the trace of the covariance of the estimate over groups, prompts included:
 
     raw            as the estimators come. A baseline that contains the trajectory's own reward
                    shrinks the mean gradient, a group mean by (n - 1) / n, and its noise likewise:
-                   that is a shorter step, not a quieter one.
-    at equal mean  divided by s^2, where s is how far the mean gradient reaches along that of no
-                   baseline, in units of it: E[R h], which a baseline is meant to leave as it is.
+                   that is a shorter step, not one with less noise.
+    at equal mean  divided by s^2, where s is the length of the mean gradient along that without
+                   baseline, E[R h], in units of it; a baseline should not change it.
 
-The second decides, since a learning rate makes up for a factor. Intervals of 95 % are from a
+The second decides, because a learning rate compensates a factor. Intervals of 95 % are from a
 jackknife that leaves out one block of groups, for all baselines at once: what they share cancels
 in a ratio. Which rival is the next best is chosen once, on all groups.
 
@@ -28,8 +28,8 @@ The last line printed is JSON; in it, ratios are OPOB's trace over a rival's, at
                             OPOB, and unlike none, they are blind to a shift of all rewards
     ratio_vs_raw_next_best  of raw traces
 
-`optimal_baseline` is b* of all of a lag's trajectories together; where it is far from their mean
-reward, a group mean is a bad guess at it. The exit status is 0 whatever the figures say.
+`optimal_baseline` is b* of all trajectories of a lag together. Where it is far from their mean
+reward, a group mean is a bad estimate of it. The exit status is always 0.
 """
 
 import argparse
@@ -50,7 +50,7 @@ from benchmarks.harness.covariance_traces import (
     Array,
     Moments,
     Ratio,
-    jackknifed,
+    jackknife,
     moments,
     traces,
 )
@@ -61,7 +61,7 @@ from benchmarks.harness.group_gradients import (
     OPOB_OF_OTHERS,
     RIVALS,
     GroupGradients,
-    completed,
+    with_other_baselines,
 )
 from benchmarks.harness.laboratory import Laboratory
 from vcpo.algo import Baseline, ess_ratio, optimal_baseline
@@ -75,14 +75,14 @@ SUBJECTS = (OPOB, OPOB_OF_OTHERS, OPOB_OF_OTHER_GROUPS)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Seen:
-    """What every trajectory of a lag said, filled while its groups go by."""
+    """The numbers of all trajectories of a lag; groups are added one by one."""
 
     rewards: list[float] = field(default_factory=list)
     squared_norms: list[float] = field(default_factory=list)
     log_weights: list[float] = field(default_factory=list)
 
     def add(self, group: GroupGradients) -> None:
-        """Take a group in."""
+        """Add a group."""
         self.rewards.extend(group.rewards)
         self.squared_norms.extend(group.squared_norms)
         self.log_weights.extend(group.log_weights)
@@ -100,11 +100,11 @@ def estimates(
         block = [laboratory.gradients(group) for group in groups[start : start + size]]
         for each in block:
             seen.add(each)
-        yield completed(block).numpy()
+        yield with_other_baselines(block).numpy()
 
 
 def figures_of(lag: int, laboratory: Laboratory, num_groups: int) -> dict[str, Any]:
-    """Everything that is reported of one lag."""
+    """Return the figures of one lag."""
     seen = Seen()
     measured = moments(estimates(laboratory, laboratory.sample_new(lag, num_groups), seen))
     found = traces(measured, range(BLOCKS), REFERENCE)
@@ -123,7 +123,7 @@ def figures_of(lag: int, laboratory: Laboratory, num_groups: int) -> dict[str, A
 def versus_next_best(
     measured: Moments, name: str, rivals: Sequence[str] = RIVALS, *, is_raw: bool = False
 ) -> tuple[str, Ratio]:
-    """The rival with the lowest trace, and the ratio of an estimator's trace to its."""
+    """Return the rival with the lowest trace, and the ratio of an estimator's trace to it."""
 
     def by_name(blocks: Sequence[int]) -> dict[str, float]:
         found = traces(measured, blocks, REFERENCE)
@@ -137,7 +137,7 @@ def versus_next_best(
         values = by_name(blocks)
         return values[name] / values[rival]
 
-    return rival, jackknifed(ratio)
+    return rival, jackknife(ratio)
 
 
 def _versus(measured: Moments, name: str) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def _rounded(value: float) -> float:
 
 
 def print_figures(figures: dict[str, Any]) -> None:
-    """A table of one lag for people."""
+    """Print a table of one lag."""
     print(
         f"lag {figures['lag']}: ESS ratio {figures['ess_ratio']:.3f}, mean reward "
         f"{figures['reward_mean']:.3f}, b* of all {figures['optimal_baseline']:.3f}"
@@ -202,7 +202,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train, measure every lag, and print what came of it."""
+    """Train, measure every lag, and print the figures."""
     options = parse_arguments()
     torch.set_num_threads(1)
     disable_progress_bar()  # type: ignore[no-untyped-call] # the library does not type it

@@ -1,4 +1,4 @@
-"""How good are cheap stand-ins for a trajectory's gradient norm, and what do they do to a baseline?
+"""Measure how good cheap proxies of gradient norms are, and their effect on a baseline.
 
 The tiny model is trained on each task with the learner's update, keeping all versions. Groups are
 then sampled with versions k steps older than the last one, and every trajectory's squared norm is
@@ -6,13 +6,12 @@ measured exactly and by each proxy of `algorithm.gradientNorms`.
 
     pearson_log   correlation of the logs of the squared norms, over all trajectories
     rank          Spearman's correlation of the same
-    own_...       both with the importance weights divided out: proxies and norm share those
+    own_...       both with the importance weights divided out, which proxies and norms share
     baseline      mean over groups of |b - b*|, with b the optimal baseline as the proxy finds it
                   and b* as the norms do; groups whose rewards are all equal are left out
 
-`none` weighs all trajectories alike: its b is the group's mean. A proxy that says the same of every
-trajectory has no correlation: null. Exact norms cost one backward pass here; what they cost in a
-step is the question of `opob_overhead`.
+`none` gives all trajectories equal weight, so its b is the group's mean. A proxy that is constant
+has no correlation: null. `opob_overhead` measures what exact norms cost in a step.
 
     python -m benchmarks.estimators.norm_proxies
 
@@ -48,7 +47,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeasuredGroup:
-    """What one group's trajectories say."""
+    """The norms, proxies and rewards of one group's trajectories."""
 
     rewards: Sequence[float]
     log_weights: Sequence[float]
@@ -57,7 +56,7 @@ class MeasuredGroup:
     """By estimator."""
 
 
-def measured_group(laboratory: Laboratory, group: Sequence[Trajectory]) -> MeasuredGroup:
+def measure_group(laboratory: Laboratory, group: Sequence[Trajectory]) -> MeasuredGroup:
     """Measure one group by every estimator."""
     return MeasuredGroup(
         rewards=[trajectory.reward for trajectory in group],
@@ -69,7 +68,7 @@ def measured_group(laboratory: Laboratory, group: Sequence[Trajectory]) -> Measu
 
 
 def correlations(first: Array, second: Array) -> dict[str, float | None]:
-    """Correlations of two estimates of positive numbers."""
+    """Return the correlations of two estimates of positive numbers."""
     return {
         "pearson_log": pearson(np.log(first), np.log(second)),
         "rank": pearson(ranks(first), ranks(second)),
@@ -77,14 +76,14 @@ def correlations(first: Array, second: Array) -> dict[str, float | None]:
 
 
 def pearson(first: Array, second: Array) -> float | None:
-    """Pearson's correlation; None when one of them is constant, rounding aside."""
+    """Return Pearson's correlation; None when one side is constant up to rounding."""
     if any(np.ptp(each) <= 1e-9 * max(1.0, float(np.abs(each).max())) for each in (first, second)):
         return None
     return _rounded(float(np.corrcoef(first, second)[0, 1]))
 
 
 def ranks(values: Array) -> Array:
-    """Ranks from 1 on; equal values have the mean of theirs."""
+    """Return ranks from 1; equal values get the mean of their ranks."""
     _, positions, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     means: Array = (last - (counts - 1) / 2.0)[positions]
@@ -92,7 +91,7 @@ def ranks(values: Array) -> Array:
 
 
 def baseline_difference(groups: Sequence[MeasuredGroup], name: str) -> float | None:
-    """Mean absolute difference of a proxy's baseline from the exact one; None without groups."""
+    """Return the mean |b - b*| of a proxy's baseline; None without groups."""
     differences = [
         abs(_baseline(group, name) - _baseline(group, EXACT))
         for group in groups
@@ -102,7 +101,7 @@ def baseline_difference(groups: Sequence[MeasuredGroup], name: str) -> float | N
 
 
 def figures_of_proxy(groups: Sequence[MeasuredGroup], name: str) -> dict[str, Any]:
-    """How one proxy compares with the norms, over trajectories whose norm is not 0."""
+    """Compare one proxy with the norms, over trajectories whose norm is not 0."""
     exact, proxy = (_flat(group.squared_norms[each] for group in groups) for each in (EXACT, name))
     logs = _flat(group.log_weights for group in groups).tolist()
     shared = np.array([truncated_weight(each, WEIGHT_CAP) for each in logs]) ** 2
@@ -116,7 +115,7 @@ def figures_of_proxy(groups: Sequence[MeasuredGroup], name: str) -> dict[str, An
 
 
 def figures_of(groups: Sequence[MeasuredGroup], lag: int) -> dict[str, Any]:
-    """Everything that is reported of one lag."""
+    """Return the figures of one lag."""
     exact = _flat(group.squared_norms[EXACT] for group in groups)
     return {
         "lag": lag,
@@ -143,7 +142,7 @@ def _rounded(value: float) -> float:
 
 
 def print_figures(task: str, figures: Mapping[str, Any]) -> None:
-    """A table of one lag for people."""
+    """Print a table of one lag."""
     print(
         f"{task}, lag {figures['lag']}: ESS ratio {figures['ess_ratio']:.3f}, mean reward "
         f"{figures['reward_mean']:.3f}, {figures['informative_groups']} informative groups"
@@ -175,7 +174,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def figures_of_task(task: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Train on one task, and measure every lag."""
+    """Train on one task and measure every lag."""
     laboratory = Laboratory(
         options.study,
         lag=options.training_lag,
@@ -187,13 +186,13 @@ def figures_of_task(task: str, options: argparse.Namespace) -> list[dict[str, An
     by_lag = []
     for lag in options.lags:
         groups = laboratory.sample_new(lag, options.groups)
-        by_lag.append(figures_of([measured_group(laboratory, group) for group in groups], lag))
+        by_lag.append(figures_of([measure_group(laboratory, group) for group in groups], lag))
         print_figures(task, by_lag[-1])
     return by_lag
 
 
 def main() -> None:
-    """Measure every task, and print what came of it."""
+    """Measure every task and print the figures."""
     options = parse_arguments()
     torch.set_num_threads(1)
     disable_progress_bar()  # type: ignore[no-untyped-call] # the library does not type it

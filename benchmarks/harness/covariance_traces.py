@@ -1,7 +1,7 @@
 """Traces of covariance of several estimators of one vector, compared on the same samples.
 
-Nothing but inner products is needed: of the estimates of one sample with each other, and of their
-sums over blocks of samples. So vectors of any length can be dropped as soon as they were seen.
+Only inner products are needed: between the estimates of one sample, and between their sums over
+blocks of samples. So vectors of any length need not be kept.
 """
 
 import math
@@ -39,7 +39,7 @@ class Traces:
 
     @property
     def at_equal_mean(self) -> Array:
-        """What the traces are once every mean reaches as far as the reference's."""
+        """Traces after every mean is scaled to the length of the reference's mean."""
         return self.raw / self.mean_scale**2
 
 
@@ -89,7 +89,7 @@ def traces(of: Moments, blocks: Sequence[int], reference: int) -> Traces:
     )
 
 
-def jackknifed(figure: Callable[[Sequence[int]], float]) -> Ratio:
+def jackknife(figure: Callable[[Sequence[int]], float]) -> Ratio:
     """A positive figure of blocks with its interval, symmetric in the logarithm.
 
     figure: of positions among BLOCKS blocks; it is asked for all, and for all but each one.

@@ -1,8 +1,8 @@
 """Measure what a learner sends so that N workers get a version: real servers, in one process.
 
-Each of N receivers has its own server and passes on what arrives, as a worker does. All ask at
-once, first for a full set, then, holding it, for the delta to the next version. What the learner
-sends for both is given in multiples of what one receiver gets: `full` and `delta`.
+Each of N receivers has its own server and forwards what it receives, as a worker does. All request
+at once: first a full set, then the delta to the next version. What the learner sends for both is
+given in multiples of what one receiver gets: `full` and `delta`.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class CountingService(PolicyService):
 
 @dataclass(kw_only=True)
 class Receiver:
-    """A worker as far as weights go."""
+    """The weight transfer of a worker."""
 
     learner: LearnerClient
     fetcher: WeightFetcher
     held: HeldPolicy | None = None
 
     async def take(self) -> bytes:
-        """Bring the newest version here, and say so."""
+        """Fetch the newest version and announce it."""
         manifest = await self.learner.newest_policy(self.held, wait_s=0)
         weights = await self.fetcher.fetch(manifest)
         assert weights is not None, "the version was retired"
@@ -72,7 +72,7 @@ class Receiver:
 
 
 async def egress(num_receivers: int, *, size_bytes: int) -> dict[str, float]:
-    """What the learner sends to `num_receivers`, in multiples of what one of them gets."""
+    """Return what the learner sends to `num_receivers`, in multiples of what one of them gets."""
     store = PolicyStore(incarnation=_INCARNATION, clock=time.monotonic)
     service = CountingService(store, PeerAssignment(WorkerRegistry(time.monotonic)))
     payloads = two_payloads(size_bytes)
@@ -93,7 +93,7 @@ async def egress(num_receivers: int, *, size_bytes: int) -> dict[str, float]:
 
 
 def two_payloads(size_bytes: int) -> list[bytes]:
-    """Two versions of one bfloat16 tensor; a hundredth of its values differ."""
+    """Return two versions of one bfloat16 tensor; a hundredth of the values differ."""
     torch.manual_seed(0)
     weight = torch.randn(size_bytes // 2).bfloat16()
     changed = weight.clone()
@@ -104,7 +104,7 @@ def two_payloads(size_bytes: int) -> list[bytes]:
 async def _served(
     stack: AsyncExitStack, service: policy_pb2_grpc.PolicyServiceServicer
 ) -> grpc.aio.Channel:
-    """A channel to a server of its own."""
+    """Yield a channel to a new server."""
     return await stack.enter_async_context(
         _open_channel(f"127.0.0.1:{await _port(stack, service)}")
     )

@@ -24,7 +24,7 @@ NAMES: Final = (*RIVALS, OPOB, OPOB_OF_OTHERS, OPOB_OF_OTHER_GROUPS)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupGradients:
-    """What one group of n trajectories says."""
+    """The estimates and numbers of one group of n trajectories."""
 
     rewards: Sequence[float]
     """[n]"""
@@ -84,8 +84,8 @@ def factors(rewards: Sequence[float], squared_norms: Sequence[float]) -> list[li
     return [*rows, of_others, [1.0] * len(rewards)]
 
 
-def completed(block: Sequence[GroupGradients]) -> Tensor:
-    """Estimates of two groups or more, [groups, E, parameters], the last by b* of the others."""
+def with_other_baselines(block: Sequence[GroupGradients]) -> Tensor:
+    """Return estimates of groups, [groups, E, parameters]; the last takes b* of the others."""
     estimates = torch.stack([group.estimates for group in block])
     no_baseline, last = NAMES.index(Baseline.NONE.value), NAMES.index(OPOB_OF_OTHER_GROUPS)
     for at in range(len(block)):
@@ -99,5 +99,5 @@ def completed(block: Sequence[GroupGradients]) -> Tensor:
 
 
 def without(values: Sequence[_Item], position: int) -> list[_Item]:
-    """All but one."""
+    """Return all elements but one."""
     return [*values[:position], *values[position + 1 :]]

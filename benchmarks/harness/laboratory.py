@@ -1,4 +1,4 @@
-"""A policy that is trained on the spot, every version kept, for measurements of its gradients."""
+"""A policy that a benchmark trains, with every version kept, to measure its gradients."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ WEIGHT_CAP = 8.0
 
 
 class Laboratory:
-    """A policy in training, its earlier versions, and gradients of the one under the other."""
+    """A trained policy, its earlier versions, and gradients of the newest on older samples."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Laboratory:
         seed: int,
         task_file: Path | None = None,
     ) -> None:
-        """Begin with the model of a study; `task_file` is a run whose task stands over its own."""
+        """Start with the model of a study; `task_file` is a run whose task replaces the study's."""
         study = load_study(study_file)
         model_name = model_directory(study, study_file)
         method = study.spec.method(study.spec.subject)
@@ -57,7 +57,7 @@ class Laboratory:
         self._versions = [Version(number=0, weights=policy_tensors(self._model))]
 
     def train(self, steps: int) -> None:
-        """Take steps on batches of the training lag, keeping every version."""
+        """Take steps on batches of the training lag and keep every version."""
         update = PolicyUpdate(self._model, self._spec, self._pad)
         prompts = self._spec.batch.prompts_per_step
         for step in range(steps):
@@ -68,12 +68,12 @@ class Laboratory:
                 print(f"step {step + 1}: mean reward {result.reward_mean:.2f}", flush=True)
 
     def sample_new(self, lag: int, num_groups: int) -> list[list[Trajectory]]:
-        """Groups of prompts that were not trained on, the same ones for every lag."""
+        """Sample groups of prompts that were not trained on, the same prompts for every lag."""
         first = len(self._versions) * self._spec.batch.prompts_per_step
         return self.sample(lag, range(first, first + num_groups))
 
     def sample(self, lag: int, indices: Sequence[int]) -> list[list[Trajectory]]:
-        """One group for each prompt, by the version `lag` steps before the newest."""
+        """Sample one group for each prompt with the version `lag` steps before the newest."""
         self._sampler.use(self._versions[-1 - lag])
         return self._sampler.groups(
             self._environment,
@@ -86,7 +86,7 @@ class Laboratory:
     def squared_norms(
         self, group: Sequence[Trajectory], estimator: GradientNormEstimator
     ) -> list[float]:
-        """What an estimator says of one group's ||h_i||^2 under the newest version."""
+        """Return an estimator's ||h_i||^2 of one group under the newest version."""
         batch = token_batch(group, self._pad, torch.device("cpu"))
         forward = forward_pass(
             self._model, batch, estimator, temperature=self._spec.sampling.temperature
@@ -97,7 +97,7 @@ class Laboratory:
         return norms
 
     def log_weights(self, group: Sequence[Trajectory]) -> list[float]:
-        """Log importance weights of one group under the newest version, nats, untruncated."""
+        """Return one group's untruncated log importance weights, nats, under the newest version."""
         batch = token_batch(group, self._pad, torch.device("cpu"))
         with torch.no_grad():
             logprobs = token_logprobs(
@@ -109,7 +109,7 @@ class Laboratory:
         return log_weights
 
     def gradients(self, group: Sequence[Trajectory]) -> GroupGradients:
-        """Estimates of one group under the newest version."""
+        """Return the estimates of one group under the newest version."""
         batch = token_batch(group, self._pad, torch.device("cpu"))
         logprobs = token_logprobs(self._model, batch, temperature=self._spec.sampling.temperature)
         record = self._record(group, batch.trained(logprobs.detach()))

@@ -41,7 +41,7 @@ def random_groups(
     prompt_tokens: int,
     response_tokens: int,
 ) -> list[list[Trajectory]]:
-    """Random tokens; rewards 1 and 2 in turn; every importance weight is near 1 under `model`."""
+    """Return groups of random tokens; rewards 1 and 2 take turns, and weights are near 1."""
     torch.manual_seed(0)
     tokens = torch.randint(
         1, VOCABULARY, (num_groups * group_size, prompt_tokens + response_tokens)
@@ -63,7 +63,7 @@ def random_groups(
 
 @torch.no_grad()
 def _logprobs(model: LlamaForCausalLM, ids: Tensor) -> list[float]:
-    """Nats [tokens] of one sequence, the first token's counted as 0."""
+    """Return log-probabilities [tokens] of one sequence; that of the first token is 0."""
     logprobs = model(ids[None]).logits[0, :-1].log_softmax(dim=-1)
     sampled: list[float] = logprobs.gather(1, ids[1:, None])[:, 0].tolist()
     return [0.0, *sampled]

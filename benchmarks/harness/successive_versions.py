@@ -20,7 +20,7 @@ _ROWS, _TOKENS = 1, 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What one step made of a version; both are payloads in bfloat16."""
+    """A version before and after one step, as bfloat16 payloads."""
 
     step: int
     before: bytes
@@ -52,7 +52,7 @@ def make_model(hidden_size: int, num_layers: int) -> LlamaForCausalLM:
 def updates(
     model: LlamaForCausalLM, *, steps: Collection[int], learning_rate: float
 ) -> Iterator[Update]:
-    """Train on batches of random tokens up to the last of `steps`; yield what each of them made.
+    """Train on batches of random tokens up to the last of `steps`; yield the update of each.
 
     steps: From 1 on. The masters are float32 and take every step; only what is published is
         rounded.
@@ -78,7 +78,7 @@ def updates(
 
 @torch.no_grad()
 def predicted_fraction(before: list[Tensor], after: list[Tensor]) -> float:
-    """Share of values that rounding to bfloat16 should tell apart, from the float32 moves alone.
+    """Return the expected share of bfloat16 values that change, from the float32 moves.
 
     A value lies anywhere between two rounding boundaries, so a move of d crosses one with
     probability min(1, d / u), where u is the distance between bfloat16 numbers there: 2^-7 of the

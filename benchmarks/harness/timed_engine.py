@@ -1,7 +1,7 @@
-"""An engine whose decoding steps take a stated time and whose answers have stated lengths.
+"""A fake engine whose decoding steps take a given time and whose responses have given lengths.
 
-A stand-in for measuring what is around an engine: which token is sampled does not matter, how long
-a step takes and how many tokens an answer has does.
+It serves to measure what is around an engine. The time of a step and the lengths matter; the
+sampled tokens do not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vcpo_rollout.engines.engine import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Log-normal lengths of answers, in tokens."""
+    """Log-normal lengths of responses, in tokens."""
 
     median: float
     sigma: float
@@ -33,7 +33,7 @@ class Lengths:
     most: int
 
     def draw(self, rng: random.Random, above: int) -> int:
-        """A length of those above `above`, at most `most`."""
+        """Draw a length above `above` and at most `most`."""
         normal = NormalDist(math.log(self.median), self.sigma)
         least = normal.cdf(math.log(above)) if above else 0.0
         share = least + (1.0 - least) * rng.random()
@@ -72,7 +72,7 @@ class _Answer:
 
 
 class TimedEngine:
-    """An engine whose steps take the time they are said to; an `Engine`."""
+    """An `Engine` whose steps take a given time."""
 
     end_token_ids: frozenset[int] = frozenset()
 
@@ -87,7 +87,7 @@ class TimedEngine:
         self._some = asyncio.Event()
 
     async def run(self) -> None:
-        """Decode for ever; a step that comes late takes so much less."""
+        """Decode for ever; a step that starts late is shorter by the delay."""
         due_s = time.perf_counter()
         while True:
             if not self._answers:
@@ -99,7 +99,7 @@ class TimedEngine:
             self.step()
 
     def step(self) -> None:
-        """Sample a token for each sequence, and end those that are complete or cut."""
+        """Sample a token for each sequence; end complete and interrupted ones."""
         assert self.policy_version is not None
         for answer in self._answers:
             if not answer.interrupt.is_set():
@@ -133,9 +133,9 @@ class TimedEngine:
         )
 
     async def swap_weights(self, weights: PolicyWeights) -> int:
-        """Sample with a version from the next step on."""
+        """Use a version from the next step on."""
         self.policy_version = weights.policy_version
         return len(self._answers)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""

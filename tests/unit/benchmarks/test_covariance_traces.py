@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.harness.covariance_traces import BLOCKS, jackknifed, moments, traces
+from benchmarks.harness.covariance_traces import BLOCKS, jackknife, moments, traces
 
 
 def column(*values: float) -> np.ndarray:
@@ -60,7 +60,7 @@ def test_float32_estimates_are_added_up_in_float64():
 
 def test_the_interval_of_a_geometric_mean_is_that_of_students_t():
     logs = np.random.default_rng(1).normal(0.3, 0.2, BLOCKS)
-    found = jackknifed(lambda kept: math.exp(np.mean([logs[block] for block in kept])))
+    found = jackknife(lambda kept: math.exp(np.mean([logs[block] for block in kept])))
     reach = 2.0395 * np.std(logs, ddof=1) / math.sqrt(BLOCKS)
     assert math.log(found.value) == pytest.approx(logs.mean())
     assert math.log(found.low) == pytest.approx(logs.mean() - reach)

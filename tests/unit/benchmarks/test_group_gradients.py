@@ -12,10 +12,10 @@ from torch import nn
 from benchmarks.harness.group_gradients import (
     NAMES,
     GroupGradients,
-    completed,
     factors,
     gradients_of_each,
     group_gradients,
+    with_other_baselines,
 )
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
@@ -93,7 +93,7 @@ def test_a_group_gets_the_optimal_baseline_of_the_other_groups():
         estimates_of([0.0, 1.0], [3.0, 1.0], [2.0, 0.0]),
         estimates_of([1.0, 0.0], [1.0, 1.0], [0.0, 4.0]),
     ]
-    last = completed(groups)[:, NAMES.index("opobOfOtherGroups")]
+    last = with_other_baselines(groups)[:, NAMES.index("opobOfOtherGroups")]
     # b* is 1 / 2 of the second group and 1 / 4 of the first.
     assert last.tolist() == [[0.0, 1.0], [1.0, 0.0]]
 

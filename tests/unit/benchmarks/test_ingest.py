@@ -5,8 +5,8 @@ import argparse
 import pytest
 
 from benchmarks.ingest import (
-    make_answers,
     make_dispatcher,
+    make_responses,
     make_spec,
     measure,
     over_grpc,
@@ -17,7 +17,7 @@ from benchmarks.ingest import (
 @pytest.mark.parametrize("way", ["grpc", "http"])
 async def test_what_arrives_is_what_was_sent(way):
     spec = make_spec(argparse.Namespace(prompts=2, group=2))
-    answers = make_answers(4, mean_tokens=8)
+    answers = make_responses(4, mean_tokens=8)
     dispatcher = make_dispatcher(spec)
     batches, next_batch = [], dispatcher.next_batch
 
