@@ -75,7 +75,7 @@ def recorded(
 
 
 class Recorder:
-    """All requests since the start or the last `clear`, oldest first."""
+    """All requests since the start, oldest first."""
 
     def __init__(self) -> None:
         self._requests: list[Recorded] = []
@@ -89,10 +89,6 @@ class Recorder:
     def add(self, request: Recorded) -> None:
         """Remember a request."""
         self._requests.append(request)
-
-    def clear(self) -> None:
-        """Forget all requests."""
-        self._requests.clear()
 
     def writes(self) -> list[Recorded]:
         """Requests that may change something, dry runs excepted."""

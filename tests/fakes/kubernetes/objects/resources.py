@@ -230,13 +230,6 @@ class Catalogue:
                 return resource
         raise no_such_path()
 
-    def by_kind(self, api_version: str, kind: str) -> Resource | None:
-        """The resource of an object's apiVersion and kind, None when unknown."""
-        for resource in self:
-            if resource.kind == kind and resource.api_version == api_version:
-                return resource
-        return None
-
     def define(self, definition: JsonObject) -> None:
         """Serve what a CustomResourceDefinition declares, instead of what it declared before."""
         self.undefine(definition)

@@ -1,0 +1,48 @@
+"""A fake of the operator's connections to learners."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vcpo.wire.phase import RunPhase
+from vcpo_operator.names import RunKey
+from vcpo_operator.observed.report import LearnerReport
+from vcpo_operator.signals.client import LearnerConnections
+
+
+class FakeConnections(LearnerConnections):
+    """Every learner returns `report`; the commands that the operator sends are recorded."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=lambda: 0.0)
+        self.report: LearnerReport | None = None
+        self.throttles: list[int] = []
+        self.tokens: dict[RunKey, str] = {}
+        self.drains: list[str] = []
+        self.in_flight_after_drain: int = 0
+        """Trajectories still in flight once a learner drains."""
+
+    async def set_token(self, key: RunKey, token: str) -> None:
+        """Record the token."""
+        self.tokens[key] = token
+
+    async def fetch_report(self, key: RunKey, *, period_s: float) -> LearnerReport | None:
+        """Return the report at once."""
+        return self.report
+
+    async def throttle(self, key: RunKey, admission_lag_steps: int, reason: str) -> None:
+        """Record the admission lag."""
+        self.throttles.append(admission_lag_steps)
+
+    async def drain(self, key: RunKey, reason: str) -> None:
+        """Record the reason; from now on the report says that the learner drains."""
+        self.drains.append(reason)
+        if self.report is not None:
+            signals = replace(self.report.signals, in_flight=self.in_flight_after_drain)
+            self.report = replace(self.report, signals=signals, phase=RunPhase.DRAINING)
+
+    async def release(self, key: RunKey, worker: str) -> None:
+        """Do nothing: no worker holds a lease."""
+
+    async def disconnect(self, key: RunKey) -> None:
+        """Do nothing: nothing is connected."""
