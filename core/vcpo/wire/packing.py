@@ -1,8 +1,8 @@
-"""Token ids and log-probabilities as bytes: four for each number, little-endian.
+"""Token ids and log-probabilities as bytes: four bytes per number, little-endian.
 
-A number costs four bytes and no Python object, on the wire and in the memory of whoever holds it.
-One length and one copy replace a repeated field, which decodes, boxes and checks every number:
-a submission of thousands of tokens is read several times as fast (`benchmarks.ingest`).
+A number takes four bytes and no Python object, both on the wire and in memory. A bytes field is
+read with one copy, while a repeated field decodes, boxes and checks every number. A submission of
+thousands of tokens is therefore read several times as fast (`benchmarks.ingest`).
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from vcpo.wire.errors import InvalidMessageError
 
 _SIZE_BYTES = 4
 _HIGHEST_LOGPROB = 1e-3
-"""A sampled token has positive probability; rounding may lift its logarithm just above 0."""
+"""Largest accepted log-probability; rounding may lift that of a certain token just above 0."""
 
 _Number = TypeVar("_Number", int, float)
 
 
 class PackedNumbers(Sequence[_Number]):
-    """Immutable numbers of four bytes each. Equal to any sequence that holds equal numbers."""
+    """An immutable sequence of four-byte numbers; it equals any sequence of equal numbers."""
 
     __slots__ = ("data",)
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        """The numbers as they stand on the wire."""
+        """The bytes of the wire field."""
 
     def __len__(self) -> int:
         return len(self.data) // _SIZE_BYTES
@@ -48,7 +48,7 @@ class PackedNumbers(Sequence[_Number]):
         return self._view[index]
 
     def tolist(self) -> list[_Number]:
-        """Return the numbers as Python's."""
+        """Return the numbers as a list of Python numbers."""
         numbers: list[Any] = self._view.tolist()
         return numbers
 
@@ -71,7 +71,7 @@ class PackedNumbers(Sequence[_Number]):
     @property
     @abstractmethod
     def _view(self) -> memoryview[_Number]:
-        """The numbers, read in the machine's byte order: little-endian wherever torch runs."""
+        """The numbers in the machine's byte order, which is little-endian wherever torch runs."""
 
 
 class PackedTokenIds(PackedNumbers[int]):
@@ -95,14 +95,14 @@ class PackedLogprobs(PackedNumbers[float]):
 
 
 def pack_token_ids(token_ids: Sequence[int]) -> bytes:
-    """Write token ids, each from 0 to 2^32 - 1."""
+    """Return the bytes of token ids, each from 0 to 2^32 - 1."""
     if isinstance(token_ids, PackedTokenIds):
         return token_ids.data
     return struct.pack(f"<{len(token_ids)}I", *token_ids)
 
 
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:
-    """Write log-probabilities, rounded to float32."""
+    """Return the bytes of log-probabilities, rounded to float32."""
     if isinstance(logprobs, PackedLogprobs):
         return logprobs.data
     return struct.pack(f"<{len(logprobs)}f", *logprobs)
@@ -112,7 +112,7 @@ def unpack_token_ids(field: str, data: bytes, *, most: int) -> PackedTokenIds:
     """Read 1 to `most` token ids.
 
     Raises:
-        InvalidMessageError: if they are fewer or more, or the bytes are not whole numbers.
+        InvalidMessageError: if the number of ids is wrong, or the bytes are no multiple of four.
     """
     if not 1 <= (count := _count(field, data)) <= most:
         raise InvalidMessageError(field, f"{count} tokens", f"1 to {most} tokens")
@@ -123,12 +123,12 @@ def unpack_logprobs(field: str, data: bytes, *, count: int) -> PackedLogprobs:
     """Read `count` natural log-probabilities of sampled tokens.
 
     Raises:
-        InvalidMessageError: if they are fewer or more, or one is not finite or above 0.
+        InvalidMessageError: if their number is wrong, or one of them is not finite or above 0.
     """
     if (received := _count(field, data)) != count:
-        raise InvalidMessageError(field, f"{received} values", f"as many as tokens ({count})")
+        raise InvalidMessageError(field, f"{received} values", f"one per token ({count})")
     logprobs = PackedLogprobs(data)
-    # The sum of float32 numbers is finite as a double if and only if all of them are.
+    # The sum of float32 numbers in double precision is finite if and only if all of them are.
     numbers = logprobs.tolist()
     if numbers and not (math.isfinite(sum(numbers)) and max(numbers) <= _HIGHEST_LOGPROB):
         _refuse_first(field, logprobs)
@@ -142,7 +142,7 @@ def _refuse_first(field: str, logprobs: Sequence[float]) -> None:
 
 
 def _count(field: str, data: bytes) -> int:
-    """How many numbers the bytes are; known before any is read."""
+    """Return the number of numbers in the bytes, without reading them."""
     if len(data) % _SIZE_BYTES:
         requirement = f"a multiple of {_SIZE_BYTES} bytes"
         raise InvalidMessageError(field, f"{len(data)} bytes", requirement)

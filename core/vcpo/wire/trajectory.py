@@ -1,4 +1,4 @@
-"""Trajectories: the typed record both services work on, and its checked form on the wire."""
+"""Trajectories and partial responses: records of both services, and their messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class FinishReason(StrEnum):
     """Why a response ended."""
 
     STOP = "stop"
+    """The model sampled its end token."""
     LENGTH = "length"
+    """The response reached the largest number of new tokens."""
 
 
 _TO_WIRE = {
@@ -38,7 +40,7 @@ _FROM_WIRE = {number: reason for reason, number in _TO_WIRE.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpan:
-    """A run of sampled tokens, one after another, by one policy version."""
+    """A run of consecutive sampled tokens of one policy version."""
 
     policy_version: int
     num_tokens: int
@@ -50,36 +52,36 @@ class TokenSpan:
     """A run of consecutive response tokens."""
 
     start: int
-    """Index of the first."""
+    """Index of the first token."""
     num_tokens: int
     """At least 1."""
 
     @property
     def end(self) -> int:
-        """Index behind the last."""
+        """Index after the last token."""
         return self.start + self.num_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialResponse:
-    """What there is of an answer that was cut; whoever goes on keeps it as it is."""
+    """The tokens of an interrupted response; a worker that resumes it keeps them unchanged."""
 
     token_ids: tuple[int, ...]
     """At least one token; the first was sampled."""
     logprobs: tuple[float, ...]
-    """Natural log-probability of each sampled token under the policy that sampled it."""
+    """Natural log-probability of each sampled token under the version that sampled it."""
     version_spans: tuple[VersionSpan, ...]
-    """Which version sampled which tokens, in order; lengths add up to the sampled tokens."""
+    """Versions of the sampled tokens, in order; the lengths add up to their number."""
     finish_reason: FinishReason | None = None
-    """Set when the answer is complete and only waits for others of its group."""
+    """Set if the response is complete and waits for the others of its group."""
     inserted_spans: tuple[TokenSpan, ...] = ()
     """Tokens that the environment wrote, in order and disjoint; all others were sampled."""
     prompt_xxh3: int = 0
-    """Sum of the prompt that it answers (`prompt_sum`); 0 when that is not known."""
+    """Checksum of its prompt (`prompt_checksum`); 0 if unknown."""
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Tokens that the policy sampled, at least one."""
+        """Number of sampled tokens, at least 1."""
         return len(self.logprobs)
 
     @property
@@ -95,32 +97,32 @@ class PartialResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One sampled and judged answer to a prompt."""
+    """One response to a prompt, with its reward. Its sequences are never modified."""
 
     trajectory_id: str
     """Unique in the run: `<lease id>/<number within the lease>`."""
     prompt_token_ids: Sequence[int]
-    """Never changed; read off the wire, `PackedTokenIds`, as those of the response."""
+    """Tokens of the prompt; `PackedTokenIds` if the trajectory was read from a message."""
     response_token_ids: Sequence[int]
-    """All that follows the prompt; at least one token of it was sampled."""
+    """All tokens after the prompt, at least one of them sampled."""
     rollout_logprobs: Sequence[float]
-    """Natural log-probability of each sampled token under the policy that sampled it."""
+    """Natural log-probability of each sampled token under the version that sampled it."""
     version_spans: tuple[VersionSpan, ...]
-    """Which version sampled which tokens, in order; lengths add up to the sampled tokens."""
+    """Versions of the sampled tokens, in order; the lengths add up to their number."""
     reward: float
     finish_reason: FinishReason
     inserted_spans: tuple[TokenSpan, ...] = ()
-    """Response tokens that the environment wrote, in order and disjoint; all others were sampled,
-    and these and only these are trained on and counted."""
+    """Response tokens that the environment wrote, in order and disjoint. All other response tokens
+    were sampled; only those are trained on and counted."""
 
     @property
     def lease_id(self) -> str:
-        """The lease that it answers, by its id."""
+        """Id of its lease."""
         return self.trajectory_id.rpartition("/")[0]
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Tokens of the response that the policy sampled, at least one."""
+        """Number of sampled response tokens, at least 1."""
         return len(self.rollout_logprobs)
 
     @property
@@ -134,24 +136,24 @@ class Trajectory:
         return min(span.policy_version for span in self.version_spans)
 
     def num_tokens_of(self, policy_version: int) -> int:
-        """Tokens of the response that a version sampled."""
+        """Return the number of response tokens that a version sampled."""
         return sum(
             span.num_tokens for span in self.version_spans if span.policy_version == policy_version
         )
 
     def lags(self, policy_version: int) -> Iterator[tuple[int, int]]:
-        """Ages of the tokens at `policy_version`: pairs (lag in versions, number of tokens)."""
+        """Yield (lag in policy versions, number of tokens) of each span at `policy_version`."""
         for span in self.version_spans:
             yield policy_version - span.policy_version, span.num_tokens
 
 
-def prompt_sum(prompt_token_ids: Sequence[int]) -> int:
-    """A sum by which a prompt is told from another, never 0: xxh3 of its packed tokens."""
+def prompt_checksum(prompt_token_ids: Sequence[int]) -> int:
+    """Return the checksum of a prompt: xxh3-64 of its packed token ids, never 0."""
     return xxhash.xxh3_64_intdigest(pack_token_ids(prompt_token_ids)) or 1
 
 
 def trajectory_to_message(trajectory: Trajectory) -> work_pb2.Trajectory:
-    """Write a trajectory as its message; log-probabilities are rounded to float32."""
+    """Return the message of a trajectory; log-probabilities are rounded to float32."""
     return work_pb2.Trajectory(
         trajectory_id=trajectory.trajectory_id,
         prompt_token_ids=pack_token_ids(trajectory.prompt_token_ids),
@@ -165,10 +167,10 @@ def trajectory_to_message(trajectory: Trajectory) -> work_pb2.Trajectory:
 
 
 def trajectory_from_message(message: work_pb2.Trajectory, *, path: str) -> Trajectory:
-    """Read and check a message; `path` is where it stands, for the error.
+    """Read and check a message; `path` is its field, for the error.
 
     Raises:
-        InvalidMessageError: naming the first field that is not as it must be.
+        InvalidMessageError: naming the first invalid field.
     """
     check_id(f"{path}.trajectory_id", message.trajectory_id)
     prompt = _token_ids(f"{path}.prompt_token_ids", message.prompt_token_ids)
@@ -195,7 +197,7 @@ def trajectory_from_message(message: work_pb2.Trajectory, *, path: str) -> Traje
 
 
 def partial_to_message(partial: PartialResponse) -> work_pb2.PartialResponse:
-    """Write an answer under way as its message; log-probabilities are rounded to float32."""
+    """Return the message of a partial response; log-probabilities are rounded to float32."""
     reason = partial.finish_reason
     return work_pb2.PartialResponse(
         token_ids=pack_token_ids(partial.token_ids),
@@ -208,10 +210,10 @@ def partial_to_message(partial: PartialResponse) -> work_pb2.PartialResponse:
 
 
 def partial_from_message(message: work_pb2.PartialResponse, *, path: str) -> PartialResponse:
-    """Read and check a message; `path` is where it stands, for the error.
+    """Read and check a message; `path` is its field, for the error.
 
     Raises:
-        InvalidMessageError: naming the first field that is not as it must be.
+        InvalidMessageError: naming the first invalid field.
     """
     token_ids = _token_ids(f"{path}.token_ids", message.token_ids)
     inserted_path = f"{path}.inserted_spans"

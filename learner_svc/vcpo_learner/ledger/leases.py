@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from vcpo.wire.errors import InvalidMessageError
-from vcpo.wire.trajectory import PartialResponse, Trajectory, prompt_sum
+from vcpo.wire.trajectory import PartialResponse, Trajectory, prompt_checksum
 from vcpo_learner.clock import Clock
 
 _REMEMBERED_LEASES = 65_536
@@ -72,7 +72,7 @@ class OpenLease:
         """
         prompt = next(iter([*self.arrived.values(), *trajectories])).prompt_token_ids
         leased_sums = {partial.prompt_xxh3 for partial in self.partial_responses} - {0}
-        if leased_sums - {prompt_sum(prompt)}:
+        if leased_sums - {prompt_checksum(prompt)}:
             received = f"{len(prompt)} tokens that differ"
             requirement = "the prompt of the lease's partial responses"
             raise InvalidMessageError("trajectories[0].prompt_token_ids", received, requirement)

@@ -15,7 +15,7 @@ from vcpo.wire.trajectory import (
     PartialResponse,
     Trajectory,
     partial_from_message,
-    prompt_sum,
+    prompt_checksum,
 )
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.engines.chat_codec import PromptCodec
@@ -106,7 +106,7 @@ class ResponseGenerator:
                 return await self._generate_turns(lease, environment, prompt, request, interrupt)
             return await self._generate_single_turn(lease, prompt, request, interrupt)
         except GroupInterruptedError as error:
-            prompt_xxh3 = prompt_sum(prompt_token_ids)
+            prompt_xxh3 = prompt_checksum(prompt_token_ids)
             raise GroupInterruptedError(
                 [replace(one, prompt_xxh3=prompt_xxh3) for one in error.partial_responses]
             ) from error

@@ -20,7 +20,7 @@ from vcpo.wire.trajectory import (
     VersionSpan,
     partial_from_message,
     partial_to_message,
-    prompt_sum,
+    prompt_checksum,
     trajectory_from_message,
     trajectory_to_message,
 )
@@ -171,7 +171,7 @@ def test_spans_of_inserted_tokens_must_fit_the_response(spans, said):
 def test_log_probabilities_are_wanted_of_sampled_tokens_only():
     one = with_tool_output()
     one.rollout_logprobs += float32s(-1.0, -1.0)
-    with pytest.raises(InvalidMessageError, match=r"as many as tokens \(3\), got '5 values"):
+    with pytest.raises(InvalidMessageError, match=r"one per token \(3\), got '5 values"):
         trajectory_from_message(one, path="t")
 
 
@@ -207,11 +207,11 @@ def test_a_logprob_that_no_sampled_token_has_is_named(logprob):
         ),
         (
             lambda one: setattr(one, "rollout_logprobs", float32s(-1.0, -1.0, -1.0, -1.0)),
-            "rollout_logprobs: must be as many as tokens (3), got '4 values'",
+            "rollout_logprobs: must be one per token (3), got '4 values'",
         ),
         (
             lambda one: setattr(one, "rollout_logprobs", float32s(-1.0, -1.0)),
-            "rollout_logprobs: must be as many as tokens (3), got '2 values'",
+            "rollout_logprobs: must be one per token (3), got '2 values'",
         ),
         (
             lambda one: setattr(one, "response_token_ids", b"12345"),
@@ -264,8 +264,8 @@ def test_a_response_beyond_the_limit_is_refused():
 
 @given(st.lists(TOKENS, max_size=9), st.lists(TOKENS, max_size=9))
 def test_prompts_have_different_sums_and_none_is_0(first, second):
-    assert (prompt_sum(first) == prompt_sum(second)) == (first == second)
-    assert prompt_sum(first) != 0
+    assert (prompt_checksum(first) == prompt_checksum(second)) == (first == second)
+    assert prompt_checksum(first) != 0
 
 
 @given(trajectories(), st.sampled_from([None, *FinishReason]))
@@ -280,7 +280,7 @@ def test_an_answer_under_way_survives_the_wire(trajectory, finish_reason):
         inserted_spans=tuple(
             replace(span, start=span.start + 1) for span in trajectory.inserted_spans
         ),
-        prompt_xxh3=prompt_sum(trajectory.prompt_token_ids),
+        prompt_xxh3=prompt_checksum(trajectory.prompt_token_ids),
     )
     sent = partial_to_message(partial).SerializeToString()
     received = work_pb2.PartialResponse.FromString(sent)
@@ -291,7 +291,7 @@ def test_an_answer_under_way_survives_the_wire(trajectory, finish_reason):
     ("change", "problem"),
     [
         ({"token_ids": b""}, "begun[2].token_ids: must be 1 to"),
-        ({"logprobs": float32s(-0.5)}, "begun[2].logprobs: must be as many as tokens (2)"),
+        ({"logprobs": float32s(-0.5)}, "begun[2].logprobs: must be one per token (2)"),
         ({"logprobs": float32s(-0.5, float("nan"))}, "begun[2].logprobs[1]: must be finite"),
         ({"version_spans": []}, "begun[2].version_spans: must be spans over"),
         ({"finish_reason": 9}, "begun[2].finish_reason: must be UNSPECIFIED, STOP or LENGTH"),
@@ -301,7 +301,7 @@ def test_an_answer_under_way_survives_the_wire(trajectory, finish_reason):
         ),
         (
             {"inserted_spans": [work_pb2.TokenSpan(start=1, num_tokens=1)]},
-            "begun[2].logprobs: must be as many as tokens (1), got '2 values'",
+            "begun[2].logprobs: must be one per token (1), got '2 values'",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),

@@ -10,7 +10,7 @@ from tests.fixtures.learner.dispatcher import (
     make_partial_response,
 )
 from vcpo.wire.errors import InvalidMessageError
-from vcpo.wire.trajectory import prompt_sum
+from vcpo.wire.trajectory import prompt_checksum
 from vcpo_learner.ledger import leases
 from vcpo_learner.ledger.leases import LeaseBook
 
@@ -67,7 +67,7 @@ def test_all_answers_of_a_lease_are_to_one_prompt(book):
 def test_a_response_belongs_to_the_prompt_of_its_lease(book, prompt_of_partial, is_fine):
     partial = replace(
         make_partial_response(0),
-        prompt_xxh3=prompt_sum(prompt_of_partial) if prompt_of_partial else 0,
+        prompt_xxh3=prompt_checksum(prompt_of_partial) if prompt_of_partial else 0,
     )
     lease = book.open(
         worker_id="w",

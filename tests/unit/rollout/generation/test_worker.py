@@ -5,7 +5,7 @@ import pytest_asyncio
 
 from tests.fixtures.rollout.worker import counts, eventually, learner_fixture, working
 from vcpo.wire.phase import RunPhase
-from vcpo.wire.trajectory import PartialResponse, VersionSpan, prompt_sum
+from vcpo.wire.trajectory import PartialResponse, VersionSpan, prompt_checksum
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.transport.learner_client import HeldPolicy, LeaseResult
@@ -185,7 +185,7 @@ async def test_what_a_worker_began_before_it_left_another_goes_on_with(fixture):
         token_ids=(5,),
         logprobs=(-0.5,),
         version_spans=(VersionSpan(policy_version=0, num_tokens=1),),
-        prompt_xxh3=prompt_sum((3, 4)),
+        prompt_xxh3=prompt_checksum((3, 4)),
     )
     assert sum(request.partial_response is not None for request in fixture.engine.requests) == 1
     group, *_ = fixture.ledger.take_batch(policy_version=1, max_lag_steps=1)
