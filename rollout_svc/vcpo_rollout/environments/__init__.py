@@ -1,4 +1,4 @@
-"""Tasks that make prompts and judge responses: free of torch, tokens and clocks."""
+"""Environments, which make prompts and judge responses, without torch and tokens."""
 
 from vcpo_rollout.environments.environment import (
     Environment,

@@ -1,7 +1,7 @@
-"""`python -m vcpo_rollout.environments < run.yaml`: can a worker here have the run's environment?
+"""`python -m vcpo_rollout.environments < run.yaml`: checks that a run's environment can be found.
 
-It imports the environment's class and checks the names of its parameters; it makes none, since that
-may load data. The answer is the exit status, and a complaint as a worker writes it.
+It imports the environment's class and checks the names of its parameters. It makes no instance,
+since that may load data. The exit status is the result; an error reads as a worker's does.
 """
 
 import sys
@@ -12,7 +12,7 @@ from vcpo_rollout.environments.environment import find_environment, import_from_
 
 
 def main() -> int:
-    """Read a run from standard input; 0 when its environment is there."""
+    """Read a run from standard input; return 0 when its environment can be found."""
     try:
         with start_errors():
             run = parse_run(sys.stdin.read(), source="standard input")

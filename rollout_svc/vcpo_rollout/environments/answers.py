@@ -1,4 +1,4 @@
-"""Finds the final answer that a model marked in its response."""
+"""Extracts the final answer that a model marked in its response."""
 
 import re
 from typing import Final
@@ -10,19 +10,20 @@ _TAGGED: Final = re.compile(r"<answer>([^<\n]*)</answer>")
 def extract_answer(response: str) -> str | None:
     r"""Return the text of the last `\boxed{...}`, else of the last one-line `<answer>` pair.
 
-    None when the response marks no answer. A box wins over a later tag, even when it is wrong.
+    Returns None when the response marks no answer. A box has priority over a later tag, even if it
+    is wrong.
     Source: the Countdown reward of mit-han-lab/vcpo, `verl/utils/reward_score/countdown.py`.
-    Departure: the prompt is never searched, as the response alone is judged.
+    Departure: only the response is searched, never the prompt.
     """
     marked = _BOXED.findall(response) or _TAGGED.findall(response)
     return str(marked[-1]).strip() if marked else None
 
 
 def extract_boxed(text: str) -> str | None:
-    r"""Return what stands in the last `\boxed{...}`, with braces in it balanced.
+    r"""Return the content of the last `\boxed{...}`, in which braces are balanced.
 
-    `\fbox{...}` and `\boxed 5$`, as a few solutions write them, are boxes too. None without a box
-    or with one left open.
+    `\fbox{...}` and `\boxed 5$`, which a few solutions use, count as boxes. Returns None without a
+    box, and when the last one is not closed.
     Source: `last_boxed_only_string` of hendrycks/math, `modeling/dataset/util.py`.
     """
     _, _, rest = text.rpartition(r"\boxed" if r"\boxed" in text else r"\fbox")

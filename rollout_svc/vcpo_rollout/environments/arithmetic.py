@@ -1,8 +1,8 @@
-"""Evaluates a model's arithmetic exactly, without running it.
+"""Evaluates a model's arithmetic exactly, without running it as Python.
 
-The text is untrusted: `eval` would run `9**9**9` for hours and `__import__('os')` at all. Here the
-length is bounded before Python's parser sees the text, and only five kinds of syntax node have a
-meaning. Bounded length and no powers bound every number, so no response can be slow.
+The text is untrusted: `eval` would compute `9**9**9` for hours and execute `__import__('os')`. This
+module bounds the length before Python's parser sees the text, and accepts only five kinds of syntax
+nodes. With bounded length and without powers every number is bounded, so no response is slow.
 """
 
 import ast
@@ -14,10 +14,10 @@ from fractions import Fraction
 from typing import Final
 
 MAX_CHARACTERS: Final = 256
-"""Longest expression that is looked at; ten numbers of 20 digits fit easily."""
+"""Longest expression that is evaluated; ten numbers of 20 digits fit."""
 
 MAX_DEPTH: Final = 64
-"""Deepest nesting of operations that is looked at, far under Python's recursion limit."""
+"""Deepest nesting that is evaluated, far below Python's recursion limit."""
 
 _ALLOWED: Final = re.compile(r"[0-9+\-*/(). ]+")
 
@@ -31,7 +31,7 @@ _BINARY: Final[Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fracti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calculation:
-    """What an expression comes to, and what it was made from."""
+    """The value of an expression, and the numbers in it."""
 
     value: Fraction
     numbers: tuple[int, ...]
@@ -39,14 +39,14 @@ class Calculation:
 
 
 class _UnsupportedError(Exception):
-    """The expression holds something that has no meaning here."""
+    """The expression contains unsupported syntax."""
 
 
 def calculate(expression: str) -> Calculation | None:
     """Return the exact value and the numbers of an expression of integers, + - * / and parentheses.
 
-    Signs (`-3`, `2--1`) have their usual meaning. None, never an exception, for everything else:
-    powers, `//`, decimals, `3(4)`, leading zeros, division by zero, characters outside
+    Signs (`-3`, `2--1`) have their usual meaning. Returns None, and never raises, for everything
+    else: powers, `//`, decimals, `3(4)`, leading zeros, division by zero, characters outside
     `0-9 + - * / ( ) . space` (so no digit of another script), and text beyond `MAX_CHARACTERS` or
     `MAX_DEPTH`.
     """
@@ -62,7 +62,7 @@ def calculate(expression: str) -> Calculation | None:
 
 
 def _value(node: ast.expr, numbers: list[int], depth_left: int) -> Fraction:
-    """Return a node's value and append the integers under it to `numbers`."""
+    """Return a node's value, and append the integers below it to `numbers`."""
     if depth_left == 0:
         raise _UnsupportedError
     match node:

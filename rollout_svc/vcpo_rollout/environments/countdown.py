@@ -1,10 +1,10 @@
-"""Countdown: reach a target with some given numbers, each used exactly once.
+"""Countdown: reach a target with given numbers, each used exactly once.
 
-Source: the reward of mit-han-lab/vcpo, `verl/utils/reward_score/countdown.py`; the answer's place,
-the once-each rule and the absence of shaping are kept. Departures, so that every response has a
-safe and exact judgement (`arithmetic.py`): powers and `//` score 0; decimals score 0 rather than
-being read as two integers; values are fractions and equality is exact, as the reference's 1e-5
-only made room for floating point; a target of 0 is a target.
+Source: the reward of mit-han-lab/vcpo, `verl/utils/reward_score/countdown.py`. As there, the answer
+is marked, each number is used once, and the reward is not shaped. Departures, so that every
+judgement is safe and exact (`arithmetic.py`): powers and `//` score 0; decimals score 0 and are not
+read as two integers; values are fractions compared exactly (the reference's tolerance of 1e-5 only
+allows for floating point); 0 is a valid target.
 """
 
 import json
@@ -20,13 +20,13 @@ from vcpo_rollout.environments.environment import Prompt, Split
 from vcpo_rollout.environments.parameters import Style, parse_span, parse_style
 
 MAX_NUMBERS: Final = 8
-"""Most numbers in a puzzle; more has no use and makes a proof of solvability long."""
+"""Most numbers in a puzzle; more would only make the proof of solvability long."""
 
 MAX_VALUE: Final = 1_000_000
 """Largest number or target."""
 
-# Tried when a task is made, so that settings that nothing fits fail before a run begins. Far fewer
-# proposals than a lease may take: settings that pass here do not run dry later.
+# Draws when a task is made, so that settings without solvable puzzles fail before a run starts. The
+# limit is far below that of a lease: settings that pass here do not fail later.
 _TRIAL_DRAWS: Final = 3
 _TRIAL_PROPOSALS: Final = 5_000
 
@@ -41,20 +41,20 @@ _PLAIN_TEXT: Final = "{target} from {numbers}: "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Puzzle:
-    """Numbers, a target, and the proof that it can be reached."""
+    """Numbers, a target, and a proof that the target can be reached."""
 
     numbers: tuple[int, ...]
-    """The given numbers in the order in which they are shown; a number may occur twice."""
+    """The given numbers in the order of the prompt; a number may occur twice."""
 
     target: int
-    """What the expression must come to."""
+    """The value that the expression must have."""
 
     solution: str
-    """One expression that does."""
+    """One expression with that value."""
 
     @property
     def key(self) -> str:
-        """What makes two puzzles the same: the numbers, in whatever order, and the target."""
+        """Identifies a puzzle: its numbers in any order, and its target."""
         return json.dumps(["countdown", sorted(self.numbers), self.target])
 
 
@@ -62,15 +62,15 @@ class Puzzle:
 class Countdown:
     """The Countdown task; its reward is 1.0 for a right expression and 0.0 otherwise.
 
-    Raises ValueError, naming the parameter, for a setting out of bounds and for settings that
-    hardly any solvable puzzle fits.
+    Raises ValueError, naming the parameter, when a setting is out of bounds, and when hardly any
+    solvable puzzle fits the settings.
     """
 
     seed: int
-    """Chooses which puzzles stand behind which indices."""
+    """Decides which puzzle each index has."""
 
     numbers: tuple[int, int] = (3, 4)
-    """Fewest and most numbers given, 2 to 8. Three suit a small model; the task grows hard at 5."""
+    """Fewest and most given numbers, 2 to 8. Use 3 for a small model; 5 are hard."""
 
     values: tuple[int, int] = (1, 20)
     """Smallest and largest given number, 1 to 1,000,000."""
@@ -79,10 +79,10 @@ class Countdown:
     """Smallest and largest target, 0 to 1,000,000."""
 
     operators: str = "+-*/"
-    """Operators that puzzles are made with. A response may use all four whatever is set here."""
+    """Operators in the generated solutions. A response may always use all four."""
 
     style: Style = Style.INSTRUCT
-    """How the prompt is worded."""
+    """The wording of the prompt."""
 
     def __post_init__(self) -> None:
         checked = {
@@ -99,7 +99,7 @@ class Countdown:
                 self._puzzle(split, index, max_proposals=_TRIAL_PROPOSALS)
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        """Return a puzzle that can be solved; its answer is JSON with a solution as the proof."""
+        """Return a solvable puzzle; its `answer` is JSON that includes a solution as proof."""
         puzzle = self._puzzle(split, index)
         wording = _INSTRUCT_TEXT if self.style is Style.INSTRUCT else _PLAIN_TEXT
         separator = ", " if self.style is Style.INSTRUCT else " "
@@ -115,7 +115,7 @@ class Countdown:
         )
 
     def reward(self, prompt: Prompt, response: str) -> float:
-        """Return 1.0 if the marked answer uses each number once and hits the target, else 0.0."""
+        """Return 1.0 if the marked answer uses each number once and equals the target, else 0.0."""
         puzzle = json.loads(prompt.answer)
         expression = extract_answer(response)
         calculation = None if expression is None else calculate(expression)
@@ -134,7 +134,7 @@ class Countdown:
         )
 
     def _propose(self, random: Random) -> Puzzle | None:
-        """Combine random numbers down to one value, and keep it if it is a wanted target."""
+        """Combine random numbers into one value; return None unless it is an allowed target."""
         count = random.randint(*self.numbers)
         numbers = tuple(random.randint(*self.values) for _ in range(count))
         result = _combine_all(numbers, self.operators, random)
@@ -145,57 +145,49 @@ class Countdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Term:
-    """A part of a solution: its text, its value (>= 0), and how tightly its operator binds."""
+    """A part of a solution: its text, its value (>= 0), and its operator's precedence."""
 
     text: str
     value: int
-    binding: int
+    precedence: int
 
 
 _SUM, _PRODUCT, _NUMBER = 1, 2, 3
 
 
 def _combine_all(numbers: tuple[int, ...], operators: str, random: Random) -> _Term | None:
-    """Join random pairs by random operators until one term is left; None if a join fails."""
-    terms = [_Term(text=str(number), value=number, binding=_NUMBER) for number in numbers]
+    """Combine random pairs by random operators until one term is left; None if one fails."""
+    terms = [_Term(text=str(number), value=number, precedence=_NUMBER) for number in numbers]
     while len(terms) > 1:
         random.shuffle(terms)
-        joined = _combine(terms.pop(), terms.pop(), random.choice(operators))
-        if joined is None:
+        combined = _combine(terms.pop(), terms.pop(), random.choice(operators))
+        if combined is None:
             return None
-        terms.append(joined)
+        terms.append(combined)
     return terms[0]
 
 
 def _combine(left: _Term, right: _Term, operator: str) -> _Term | None:
-    """Return `left operator right`, or None where that is negative or not an integer."""
+    """Return `left operator right`, or None if that is negative or not an integer."""
     value = _APPLY[operator](left.value, right.value)
     if value is None:
         return None
-    binding = _SUM if operator in "+-" else _PRODUCT
+    precedence = _SUM if operator in "+-" else _PRODUCT
     # a-(b+c) and a/(b*c) need their parentheses, a+(b-c) and a*(b/c) do not.
-    binding_on_right = binding + 1 if operator in "-/" else binding
-    text = f"{_bracketed(left, binding)}{operator}{_bracketed(right, binding_on_right)}"
-    return _Term(text=text, value=value, binding=binding)
+    right_precedence = precedence + 1 if operator in "-/" else precedence
+    text = f"{_parenthesize(left, precedence)}{operator}{_parenthesize(right, right_precedence)}"
+    return _Term(text=text, value=value, precedence=precedence)
 
 
-def _bracketed(term: _Term, binding: int) -> str:
-    return f"({term.text})" if term.binding < binding else term.text
-
-
-def _difference(left: int, right: int) -> int | None:
-    return left - right if left >= right else None
-
-
-def _quotient(left: int, right: int) -> int | None:
-    return left // right if right != 0 and left % right == 0 else None
+def _parenthesize(term: _Term, precedence: int) -> str:
+    return f"({term.text})" if term.precedence < precedence else term.text
 
 
 _APPLY: Final[Mapping[str, Callable[[int, int], int | None]]] = {
     "+": lambda left, right: left + right,
-    "-": _difference,
+    "-": lambda left, right: left - right if left >= right else None,
     "*": lambda left, right: left * right,
-    "/": _quotient,
+    "/": lambda left, right: left // right if right != 0 and left % right == 0 else None,
 }
 
 

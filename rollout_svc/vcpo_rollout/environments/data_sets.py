@@ -1,4 +1,4 @@
-"""Questions from a data set: read once, kept apart by split, shuffled by the run's seed."""
+"""Questions of a data set: read once, divided into splits, shuffled by the run's seed."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,31 +14,31 @@ from vcpo_rollout.environments.environment import Prompt, Split
 Row = Mapping[str, Any]
 
 _EVALUATION_NAMES: Final = ("test", "validation", "evaluation")
-"""Splits that stand for evaluation; the first that a data set has is taken."""
+"""Names of evaluation splits; the first one that a data set has is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
-    """Where a data set is found, and which of its columns are read."""
+    """Where to find a data set, and which columns to read."""
 
     hub_name: str
     """Name on the Hugging Face hub, for a run that gives no path."""
     hub_config: str
     columns: tuple[str, str]
-    """Columns of text that every row must have: the question, and what ends in the answer."""
+    """Text columns that every row must have: the question, and the text that ends in the answer."""
 
 
 class Questions:
     """The items of a data set by split and index.
 
-    Index i is item i of a shuffled list; behind its end stands the list again, shuffled anew, so
-    that every item is met once before any is met twice.
+    Index i is item i of a shuffled list; after its end the list repeats in a new order. Every item
+    is thus used once before any is used twice.
     """
 
     def __init__(self, items: Mapping[Split, Sequence[Prompt]], *, seed: int) -> None:
         self._items = items
         self._seed = seed
-        self._order = lru_cache(maxsize=4)(self._shuffled)
+        self._order = lru_cache(maxsize=4)(self._shuffle)
 
     def at(self, split: Split, index: int) -> Prompt:
         """Return item `index` (>= 0) of a split.
@@ -53,12 +53,12 @@ class Questions:
             )
         if index < 0:
             raise ValueError(f"index: {index} is negative; prompts are numbered from 0")
-        turn, place = divmod(index, len(items))
-        return items[self._order(split, turn)[place]]
+        epoch, position = divmod(index, len(items))
+        return items[self._order(split, epoch)[position]]
 
-    def _shuffled(self, split: Split, turn: int) -> list[int]:
+    def _shuffle(self, split: Split, epoch: int) -> list[int]:
         order = list(range(len(self._items[split])))
-        Random(f"{self._seed}/{split}/{turn}").shuffle(order)  # noqa: S311 - repeatable on purpose
+        Random(f"{self._seed}/{split}/{epoch}").shuffle(order)  # noqa: S311 - repeatable on purpose
         return order
 
 
@@ -71,12 +71,13 @@ def load_questions(
 ) -> Questions:
     """Read a data set from a file, a folder, or the hub when `path` is None.
 
-    A `.jsonl` file holds one JSON object per line. Everything else is read by `datasets`: a
-    `.parquet` file, or a folder whose files say in their names which split they hold.
-    Of a data set with a split for evaluation the rest is trained on, but for questions that stand
-    in both; of one without, a tenth is kept for evaluation, by a hash of the question.
+    A `.jsonl` file has one JSON object per line. `datasets` reads everything else: a `.parquet`
+    file, or a folder whose file names contain their split.
+    If the data set has an evaluation split, all other questions are for training, except those that
+    are in both. Otherwise a tenth is for evaluation, by a hash of the question.
 
-    make_prompt: makes an item of a row, or None of one that holds no answer.
+    make_prompt: makes an item from a row; None means that the row has no answer.
+
     Raises: ValueError, naming the parameter, the row and the column, when something is missing.
     """
     source = data_set.hub_name if path is None else path
@@ -86,15 +87,13 @@ def load_questions(
     for name, rows in splits.items():
         place = f"{source!r}, {name}"
         for question, prompt in _prompts(rows, data_set.columns, place, make_prompt):
-            split = _named_split(name, named) if named else split_of(question)
+            split = split_of(question)
+            if named:
+                split = Split.EVALUATION if name == named else Split.TRAIN
             items[split][question] = prompt
     for question in items[Split.EVALUATION]:
         items[Split.TRAIN].pop(question, None)
     return Questions({split: tuple(found.values()) for split, found in items.items()}, seed=seed)
-
-
-def _named_split(name: str, evaluation_name: str) -> Split:
-    return Split.EVALUATION if name == evaluation_name else Split.TRAIN
 
 
 def _prompts(
@@ -103,11 +102,11 @@ def _prompts(
     place: str,
     make_prompt: Callable[[Row], Prompt | None],
 ) -> Iterable[tuple[str, Prompt]]:
-    """Each row's question and what was made of it."""
+    """Yield the question and the prompt of each row."""
     for number, row in enumerate(rows, start=1):
         for column in columns:
             if not isinstance(row.get(column), str):
-                raise ValueError(  # noqa: TRY004 - what a user wrote, not a caller
+                raise ValueError(  # noqa: TRY004 - a user wrote it
                     f"environment.parameters.path: {place}, row {number} has no text in column "
                     f"{column!r} (its columns are {', '.join(map(repr, row)) or 'none'}); "
                     f"the task reads the columns {', '.join(columns)}"
@@ -115,20 +114,20 @@ def _prompts(
         prompt = make_prompt(row)
         if prompt is None:
             raise ValueError(
-                f"environment.parameters.path: {place}, row {number} holds no answer where the "
-                f"data set has it, at the end of column {columns[-1]!r}: {row[columns[-1]]!r:.120}"
+                f"environment.parameters.path: {place}, row {number} has no answer where "
+                f"the data set marks it, at the end of column {columns[-1]!r}: {row[columns[-1]]!r:.120}"
             )
         yield row[columns[0]].strip(), prompt
 
 
 def _read(data_set: DataSet, path: str | None) -> Mapping[str, Iterable[Row]]:
-    """Rows by the name of their split."""
+    """Return the rows by the name of their split."""
     if path is None:
         return _from_library(data_set.hub_name, name=data_set.hub_config)
     place = Path(path)
     if not place.exists():
         raise ValueError(
-            f"environment.parameters.path: {path!r} does not exist here ({Path.cwd()}); "
+            f"environment.parameters.path: {path!r} does not exist (working directory: {Path.cwd()}); "
             "give a .jsonl or .parquet file or a folder that the workers can read"
         )
     if place.is_dir():
@@ -154,8 +153,8 @@ def _json_lines(path: Path) -> list[Row]:
                 "write one JSON object per line"
             ) from error
         if not isinstance(row, dict):
-            raise ValueError(  # noqa: TRY004 - what a user wrote, not a caller
-                f"environment.parameters.path: '{path}', line {number} is no JSON object; "
+            raise ValueError(  # noqa: TRY004 - a user wrote it
+                f"environment.parameters.path: '{path}', line {number} is not a JSON object; "
                 "write one JSON object per line"
             )
         if row:
@@ -164,7 +163,7 @@ def _json_lines(path: Path) -> list[Row]:
 
 
 def _from_library(source: str, **arguments: str) -> Mapping[str, Iterable[Row]]:
-    # Imported on demand: it takes a second, and a .jsonl file does without.
+    # Imported on demand: the import takes a second, and a .jsonl file does not need it.
     try:
         from datasets import load_dataset
     except ImportError as error:
@@ -174,7 +173,9 @@ def _from_library(source: str, **arguments: str) -> Mapping[str, Iterable[Row]]:
         ) from error
     try:
         found: Mapping[str, Iterable[Row]] = load_dataset(source, **arguments)
-    except Exception as error:  # of the hub's client, of pyarrow, of a script in the data set
+    except (
+        Exception
+    ) as error:  # errors of the hub's client, of pyarrow, of a script in the data set
         raise ValueError(
             f"environment.parameters.path: {source!r} cannot be loaded "
             f"({type(error).__name__}: {error}); give the path of a local copy, "

@@ -1,7 +1,7 @@
-"""Draws a task's items by index, and keeps the two splits apart.
+"""Draws a task's items by index, and keeps the two splits disjoint.
 
-An item belongs to a split by a hash of its own content, not by its index or the seed. So an item
-that was trained on is never an evaluation item, in this run or in another run with another seed.
+A hash of an item's content decides its split; index and seed do not matter. An item used for
+training is therefore never an evaluation item, in this run or in one with another seed.
 """
 
 import hashlib
@@ -12,10 +12,10 @@ from typing import Final, TypeVar
 from vcpo_rollout.environments.environment import Split
 
 EVALUATION_SHARE: Final = 0.1
-"""Share of all items, in [0, 1], that is kept for evaluation and never trained on."""
+"""Share of all items, in [0, 1], that is reserved for evaluation."""
 
 MAX_PROPOSALS: Final = 100_000
-"""Proposals after which a draw gives up; reached only where hardly any item fits the settings."""
+"""Largest number of proposals in a draw; reached only if hardly any item fits the settings."""
 
 _HASH_BYTES: Final = 8
 
@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 
 
 def split_of(item_key: str) -> Split:
-    """Return the split to which the item with this key belongs."""
+    """Return the split of the item with this key."""
     digest = hashlib.blake2b(item_key.encode(), digest_size=_HASH_BYTES).digest()
     position = int.from_bytes(digest) / 256**_HASH_BYTES
     return Split.EVALUATION if position < EVALUATION_SHARE else Split.TRAIN
@@ -38,11 +38,12 @@ def draw_item(
     key: Callable[[Item], str],
     max_proposals: int = MAX_PROPOSALS,
 ) -> Item:
-    """Return item `index` (>= 0) of a split: the first proposal that belongs to it.
+    """Return item `index` (>= 0) of a split: the first proposal that belongs to the split.
 
-    propose: makes an item from the generator it is given, or None when the attempt came to
-    nothing. key: what makes two items the same. Raises ValueError when the index is negative or
-    when `max_proposals` proposals brought no item.
+    propose: makes an item from a random generator; None is a failed attempt.
+    key: identifies an item; two items with equal keys are the same.
+
+    Raises: ValueError when the index is negative, and when `max_proposals` proposals give no item.
     """
     if index < 0:
         raise ValueError(f"index: {index} is negative; prompts are numbered from 0")

@@ -1,13 +1,13 @@
-"""The seam between a worker and its task, and the one door through which a task is found.
+"""The interface between a worker and its environment, and how an environment is found.
 
-A lease names a prompt by (split, index) and carries no text. The worker's environment makes the
-prompt from those two and its own seed, so every worker of a run, and a worker that comes back
-after a crash, sees the same prompt behind the same lease.
+A lease names a prompt by (split, index) and carries no text. The environment makes the prompt from
+these two and its seed, so every worker of a run makes the same prompt for the same lease, also
+after a crash.
 
-The tasks shipped here pass through the same door as a user's own class `package.module:Class`:
-the class is called with the run's parameters and `seed` as keyword arguments, and its signature is
-the list of the parameters it knows. Importing a class runs its module, so a run can execute
-whatever Python is installed in the worker's image, as its author intends.
+Built-in environments are found in the same way as a user's class `package.module:Class`: the class
+is called with the run's parameters and `seed` as keyword arguments, and its signature lists the
+parameters it knows. The import of a class runs its module, so a run can execute any Python that is
+installed in the worker's image. This is intended.
 """
 
 import inspect
@@ -26,19 +26,19 @@ from vcpo.spec.run import RUN_FOLDER_ANNOTATION
 
 _VERIFIERS: Final = "vcpo_rollout.environments.verifiers.environments:VerifiersEnvironment"
 _VERIFIERS_V1: Final = "vcpo_rollout.environments.verifiers.tasks:VerifiersTasks"
-"""Stand behind `verifiers:PACKAGE`, by the interface that the installed library has."""
+"""The classes behind `verifiers:PACKAGE`; the installed library's interface decides which."""
 _ROLES: Final = ("system", "user", "assistant")
 
 
 class Split(StrEnum):
-    """Which of two disjoint sets of items a prompt comes from."""
+    """The two disjoint sets of items from which prompts come."""
 
     TRAIN = "train"
     EVALUATION = "evaluation"
 
 
 class Message(TypedDict):
-    """One message of a prompt, as chat templates take it."""
+    """One message of a prompt, in the form of chat templates."""
 
     role: Literal["system", "user", "assistant"]
     content: str
@@ -48,16 +48,17 @@ class Message(TypedDict):
 class Prompt:
     """What the model is asked, and what its environment needs to judge the response.
 
-    Raises: ValueError for messages of another role, without text, or that nobody asks with.
+    Raises: ValueError for a message with an unknown role or without text, and when the last message
+    is not from the user.
     """
 
     text: str = ""
-    """What the model is shown without a chat template; by default the messages' contents, an empty
-    line between them."""
+    """The prompt without a chat template; by default the messages' contents, separated by empty
+    lines."""
 
     messages: tuple[Message, ...] = field(default=(), hash=False)
-    """What a chat template is given, the last from the user; none is the text as one user message.
-    A list of dicts will do."""
+    """The prompt for a chat template; the last message is from the user. Without messages the text
+    is one user message. A list of dicts is accepted."""
 
     answer: str
     """The ground truth in the environment's private format; never shown to the model."""
@@ -78,81 +79,84 @@ class Prompt:
 
 
 class Environment(Protocol):
-    """A task: a source of prompts and a judge of responses."""
+    """A task, which makes prompts and judges responses."""
 
     def prompt(self, split: Split, index: int) -> Prompt:
         """Return prompt `index` (>= 0) of a split.
 
-        The same seed, split and index give the same prompt. Two indices may give the same prompt,
-        but no item is in both splits, whatever the seed.
+        The same seed, split and index give the same prompt. Two indices may give the same prompt.
+        No item is in both splits, for any seed.
         """
         ...
 
     def reward(self, prompt: Prompt, response: str) -> float:
-        """Return a finite reward, in the range that the task documents, for any response text."""
+        """Return a finite reward, in the range that the task documents, for any response."""
         ...
 
 
 class Conversation(Protocol):
-    """One exchange with the model under way, about one prompt."""
+    """One conversation with the model, about one prompt."""
 
     def next_turn(self, response: str) -> str | None:
-        """Hear a turn of the model's; return what it is told next, or None to end here.
+        """Take a turn of the model; return the reply, or None to end the conversation.
 
-        Every turn is heard, one that was cut at its longest too; what is returned is dropped when
-        the model has no tokens left to say more.
+        The worker passes every turn, also one that reached the token limit. It drops the reply if
+        the limit leaves the model no further token.
         """
         ...
 
     def reward(self) -> float:
-        """Judge what was heard: a finite number. Called once, at the end."""
+        """Return the reward of the conversation, a finite number. Called once, at the end."""
         ...
 
 
 @runtime_checkable
 class MultiTurnEnvironment(Environment, Protocol):
-    """A task that speaks with the model. Its `reward` judges a response in a single turn."""
+    """A task with multi-turn responses. Its `reward` judges a response of a single turn."""
 
     def converse(self, prompt: Prompt) -> Conversation:
-        """Begin an exchange about a prompt; each answer to it has one of its own."""
+        """Begin a conversation about a prompt; every response to the prompt has its own."""
         ...
 
 
 @runtime_checkable
 class SandboxedEnvironment(Environment, Protocol):
-    """A task that runs programs of the model's."""
+    """A task that runs programs which the model wrote."""
 
     def unprotected(self) -> tuple[str, ...]:
-        """What this system does not let programs be kept from; `sandbox.runner` has the words."""
+        """Return the `PROTECTIONS` of `sandbox.runner` that this system does not support."""
         ...
 
 
 def make_environment(name: str, parameters: Mapping[str, object], seed: int) -> Environment:
     """Make the environment that a run names.
 
-    name: a key of `BUILT_IN`, `package.module:Class`, or `verifiers:PACKAGE`. parameters: the
-    task's own settings, as read from the run's YAML. Raises ValueError, naming the field, for a
-    name that leads to no environment and for a parameter that the task does not know, lacks or
-    refuses.
+    name: a key of `BUILT_IN`, `package.module:Class`, or `verifiers:PACKAGE`.
+    parameters: the task's settings, as read from the run's YAML.
+
+    Raises: ValueError, naming the field, when the name leads to no environment, and when a
+    parameter is unknown, missing or refused by the task.
     """
     environment_class, arguments = find_environment(name, parameters)
     try:
         return cast("Environment", environment_class(**arguments, seed=seed))
     except ValueError:
         raise
-    except Exception as error:  # foreign code may raise anything
+    except Exception as error:  # user code may raise anything
         raise ValueError(
             f"environment.parameters: {name!r} cannot be made with {dict(parameters)!r} "
-            f"({type(error).__name__}: {error}); correct them, or the class"
+            f"({type(error).__name__}: {error}); correct the parameters or the class"
         ) from error
 
 
 def find_environment(
     name: str, parameters: Mapping[str, object]
 ) -> tuple[type, Mapping[str, object]]:
-    """Find the class of an environment and check its parameters' names, without making one.
+    """Find the class of an environment and check its parameters' names, without an instance.
 
-    Returns the class and its arguments but for the seed. Raises as `make_environment`.
+    Returns: the class, and its arguments without the seed.
+
+    Raises: as `make_environment`.
     """
     library, _, package = name.partition(":")
     if library == "verifiers" and package:
@@ -163,10 +167,10 @@ def find_environment(
 
 
 def import_from_run_folder(run: VCPORun) -> None:
-    """Import environments of the user's own from where the run's file lay, before other places.
+    """Put the folder of the run's file first on the import path.
 
-    That is where a relative model directory is looked for, too. In a cluster there is no such
-    place, and they must be installed in the image.
+    A user's environment can lie beside the run's file, as a relative model directory can. In a
+    cluster there is no such folder, and the environment must be installed in the image.
     """
     folder = run.metadata.annotations.get(RUN_FOLDER_ANNOTATION)
     if folder is not None and folder not in sys.path:
@@ -184,12 +188,9 @@ def _verifiers_class() -> str:
         ) from error
 
 
-def _implementation(name: str) -> str:
-    return BUILT_IN[name].implementation if name in BUILT_IN else name
-
-
 def _environment_class(name: str) -> type:
-    module_name, _, class_name = _implementation(name).partition(":")
+    implementation = BUILT_IN[name].implementation if name in BUILT_IN else name
+    module_name, _, class_name = implementation.partition(":")
     if not all(part.isidentifier() for part in [*module_name.split("."), class_name]):
         raise ValueError(
             f"environment.name: {name!r} is unknown; use one of {', '.join(sorted(BUILT_IN))}, "
@@ -197,13 +198,13 @@ def _environment_class(name: str) -> type:
         )
     try:
         found = getattr(import_module(module_name), class_name)
-    except Exception as error:  # importing runs foreign code, which may raise anything
+    except Exception as error:  # an import runs user code, which may raise anything
         raise ValueError(
             f"environment.name: {name!r} cannot be imported ({type(error).__name__}: {error}); "
             "put its module beside the run's file, or install it (in a cluster, in the rollout "
             "image), and check the spelling"
         ) from error
-    # Checked before the call: a name must not be a way to call just anything with arguments.
+    # Checked before the call: a name must not be a way to call any object with arguments.
     if not (isinstance(found, type) and hasattr(found, "prompt") and hasattr(found, "reward")):
         raise ValueError(
             f"environment.name: {name!r} is not an environment; "

@@ -1,20 +1,20 @@
-"""Checks that turn a task's parameters, as YAML gives them, into typed values."""
+"""Checks a task's parameters, as read from YAML, and converts them to typed values."""
 
 from enum import StrEnum
 
 
 class Style(StrEnum):
-    """How a prompt is worded."""
+    """The wording of a prompt."""
 
     PLAIN = "plain"
-    """A bare formula, for a character-level model that has seen nothing else."""
+    """A bare formula, for a character-level model that was trained on nothing else."""
 
     INSTRUCT = "instruct"
-    """A sentence that says what to do and how to mark the answer, for an instruct model."""
+    """A sentence with the task and the way to mark the answer, for an instruct model."""
 
 
 def parse_style(value: object) -> Style:
-    """Return the style of that name, or raise ValueError with the names there are."""
+    """Return the style of that name; raise ValueError with the known names otherwise."""
     if value not in tuple(Style):
         raise ValueError(
             f"environment.parameters.style: {value!r} is unknown; use one of {', '.join(Style)}"
@@ -23,8 +23,8 @@ def parse_style(value: object) -> Style:
 
 
 def parse_integer(field: str, value: object, *, lowest: int, highest: int) -> int:
-    """Return an integer within [lowest, highest], or raise ValueError naming the field."""
-    # bool is an int to Python, and `digits: true` in a YAML file is a mistake.
+    """Return an integer within [lowest, highest]; raise ValueError naming the field otherwise."""
+    # Python treats bool as int, and `digits: true` in a YAML file is a mistake.
     if type(value) is not int or not lowest <= value <= highest:
         raise ValueError(
             f"environment.parameters.{field}: {value!r} is not an integer "
@@ -34,7 +34,7 @@ def parse_integer(field: str, value: object, *, lowest: int, highest: int) -> in
 
 
 def parse_span(field: str, value: object, *, lowest: int, highest: int) -> tuple[int, int]:
-    """Return (smallest, largest), both inclusive, from a pair or from one number for both.
+    """Return (smallest, largest), both inclusive, from a pair or from one number.
 
     Raises ValueError, naming the field, unless lowest <= smallest <= largest <= highest.
     """
@@ -54,17 +54,17 @@ def parse_span(field: str, value: object, *, lowest: int, highest: int) -> tuple
 
 
 def parse_path(value: object) -> str | None:
-    """Return the path of a data set, or None for none; raise ValueError for what is no text."""
+    """Return the path of a data set, or None; raise ValueError if it is not a text."""
     if value is not None and (not isinstance(value, str) or not value):
         raise ValueError(
-            f"environment.parameters.path: {value!r} is no path; "
-            "give a .jsonl or .parquet file or a folder, or leave it out for the hub"
+            f"environment.parameters.path: {value!r} is not a path; "
+            "give a .jsonl or .parquet file or a folder, or remove it to load from the hub"
         )
     return value
 
 
 def parse_seconds(field: str, value: object, *, highest: float) -> float:
-    """Return a time above 0 and at most `highest`, or raise ValueError naming the field."""
+    """Return seconds above 0 and up to `highest`; raise ValueError naming the field otherwise."""
     if type(value) not in (int, float) or not 0.0 < float(str(value)) <= highest:
         raise ValueError(
             f"environment.parameters.{field}: {value!r} is not a number of seconds "

@@ -1,7 +1,7 @@
-"""Arithmetic with a Python tool: the smallest task in which a model acts and looks at the result.
+"""Arithmetic with a Python tool: a small task in which a model acts and reads the result.
 
-The model may write a program in a fenced block and end its turn; it is run in a sandbox
-(`vcpo_rollout.sandbox.runner`) and its output comes back as the next message.
+The model may write a program in a fenced block and end its turn. The program runs in a sandbox
+(`vcpo_rollout.sandbox.runner`), and its output is the next message.
 """
 
 import logging
@@ -31,11 +31,11 @@ _TEXT: Final = (
 class PythonTool:
     """The task; its reward is 1.0 for the right number in the last turn and 0.0 otherwise.
 
-    Raises ValueError, naming the parameter, for a setting out of bounds.
+    Raises ValueError, naming the parameter, when a setting is out of bounds.
     """
 
     seed: int
-    """Chooses which questions stand behind which indices."""
+    """Decides which question each index has."""
 
     numbers: tuple[int, int] = (3, 5)
     """Fewest and most numbers in a question, 2 to 16."""
@@ -44,16 +44,16 @@ class PythonTool:
     """Smallest and largest number, 1 to 1,000,000."""
 
     calls: int = 3
-    """Programs that are run, 1 to 64; a further one ends the conversation."""
+    """Largest number of programs, 1 to 64; a further one ends the conversation."""
 
     wall_seconds: float = 5.0
-    """Time for a program, up to 600."""
+    """Wall-clock time of a program, up to 600."""
 
     memory_mebibytes: int = 512
-    """Memory for a program, 64 to 65,536."""
+    """Memory of a program, 64 to 65,536."""
 
     output_characters: int = 2000
-    """What comes back of a program's output, 100 to 100,000; the middle of more is left out."""
+    """Length of the output shown, 100 to 100,000; the middle of a longer one is left out."""
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -66,15 +66,15 @@ class PythonTool:
         parse_seconds("wall_seconds", self.wall_seconds, highest=600.0)
         parse_integer("memory_mebibytes", self.memory_mebibytes, lowest=64, highest=65_536)
         parse_integer("output_characters", self.output_characters, lowest=100, highest=100_000)
-        if open_doors := self.unprotected():
+        if missing := self.unprotected():
             _LOGGER.warning(
-                "python_tool: this system does not let programs be kept from %s; run "
-                "the workers under a sandbox for pods, see docs/environments.md",
-                ", ".join(open_doors),
+                "python_tool: this system does not protect these from programs: %s; run "
+                "the workers in a sandbox for pods, see docs/environments.md",
+                ", ".join(missing),
             )
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        """Return a question; its answer is the number."""
+        """Return a question; its `answer` is the number."""
         expression = draw_item(
             seed=self.seed,
             split=split,
@@ -94,15 +94,15 @@ class PythonTool:
         return 1.0 if extract_answer(response) == prompt.answer else 0.0
 
     def converse(self, prompt: Prompt) -> Conversation:
-        """Begin with all calls left."""
+        """Begin a conversation with all calls left."""
         return _Exchange(task=self, prompt=prompt, calls_left=self.calls)
 
     def unprotected(self) -> tuple[str, ...]:
-        """What this system does not let programs be kept from."""
+        """Return the protections that this system does not support."""
         return unprotected()
 
     def run(self, program: str) -> str:
-        """What a program prints, within the limits."""
+        """Run a program within the limits and return its output."""
         limits = SandboxLimits(
             wall_s=self.wall_seconds,
             cpu_s=max(1, round(self.wall_seconds)),
@@ -121,7 +121,7 @@ class PythonTool:
 
 @dataclass(slots=True, kw_only=True)
 class _Exchange:
-    """One conversation: programs in, their output back, until a turn runs none."""
+    """One conversation: each turn may run one program; a turn without one ends it."""
 
     task: PythonTool
     prompt: Prompt
@@ -129,7 +129,7 @@ class _Exchange:
     last_turn: str = field(default="", init=False)
 
     def next_turn(self, response: str) -> str | None:
-        """Run the turn's last program, unless it gives the answer already."""
+        """Run the turn's last program and return its output; None if the turn has an answer."""
         self.last_turn = response
         programs = _PROGRAM.findall(response)
         if not programs or self.calls_left == 0 or extract_answer(response) is not None:
@@ -138,5 +138,5 @@ class _Exchange:
         return f"Output:\n{self.task.run(programs[-1]) or '(nothing was printed)'}"
 
     def reward(self) -> float:
-        """Judge the last turn alone: what a program printed is no answer."""
+        """Judge the last turn only: the output of a program is not an answer."""
         return self.task.reward(self.prompt, self.last_turn)

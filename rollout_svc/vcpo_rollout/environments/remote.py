@@ -1,7 +1,7 @@
-"""A task whose answers are judged by a server of the user's, over gRPC.
+"""A task whose responses a user's server judges, over gRPC.
 
-Prompts come from another environment; prompt, ground truth and response go to a `RewardService`
-(`protos/vcpo/wire/v1/reward.proto`), which may hold a reward model, a compiler farm or a database.
+Another environment makes the prompts. Prompt, ground truth and response go to a `RewardService`
+(`protos/vcpo/wire/v1/reward.proto`), which may run a reward model, a compiler farm or a database.
 """
 
 import json
@@ -39,18 +39,18 @@ _SERVICE_CONFIG: Final = json.dumps(
         ]
     }
 )
-"""gRPC repeats by itself, with jitter; five attempts are the most that it allows."""
+"""gRPC itself retries, with jitter; it allows at most five attempts."""
 
 
 class RemoteReward:
     """Another environment's prompts, judged by the server at `reward` (`host:port`).
 
     environment, parameters: The environment that makes the prompts, and its parameters.
-    timeout_seconds: Time for one reward, with waiting for the server to come up and with attempts
-        repeated; then the prompt counts as failed and is granted again.
+    timeout_seconds: Limit for one reward, including the wait for the server to start and retries.
+        After it the prompt counts as failed and is leased again.
 
-    The run's token goes with every call when there is one. Raises ValueError, naming the parameter,
-    for an address or a time that is none, and as `make_environment`.
+    Every call carries the run's token, if the run has one. Raises ValueError, naming the parameter,
+    when address or time is malformed, and as `make_environment`.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class RemoteReward:
             split_address(reward)
         except (ValueError, AttributeError) as error:
             raise ValueError(
-                f"environment.parameters.reward: {reward!r} is no address; "
+                f"environment.parameters.reward: {reward!r} is not an address; "
                 "write host:port of the reward server"
             ) from error
         self._timeout_s = parse_seconds("timeout_seconds", timeout_seconds, highest=3600.0)
         self._prompts = make_environment(environment, parameters or {}, seed)
         if isinstance(self._prompts, MultiTurnEnvironment):
-            raise ValueError(  # noqa: TRY004 - what a user wrote
-                f"environment.parameters.environment: {environment!r} speaks with the model in "
-                "several turns, and a reward server judges a single one; use it without 'remote'"
+            raise ValueError(  # noqa: TRY004 - a user wrote it
+                f"environment.parameters.environment: {environment!r} has multi-turn "
+                "responses, and a reward server judges a single turn; use it without 'remote'"
             )
         options = (*CHANNEL_OPTIONS, ("grpc.service_config", _SERVICE_CONFIG))
         self._stub = reward_pb2_grpc.RewardServiceStub(grpc.insecure_channel(reward, options))
@@ -86,14 +86,14 @@ class RemoteReward:
         return self._prompts.prompt(split, index)
 
     def reward(self, prompt: Prompt, response: str) -> float:
-        """Return what the server says.
+        """Return the server's reward.
 
-        Raises: grpc.RpcError when it refuses, or does not answer in time.
+        Raises: grpc.RpcError when the server refuses, or does not respond in time.
         """
         request = reward_pb2.ScoreRequest(
             prompt=prompt.text, answer=prompt.answer, response=response
         )
-        answer = self._stub.Score(
+        result = self._stub.Score(
             request, timeout=self._timeout_s, metadata=self._metadata, wait_for_ready=True
         )
-        return answer.reward
+        return result.reward

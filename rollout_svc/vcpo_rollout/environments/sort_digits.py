@@ -1,7 +1,7 @@
-"""Sort the digits of a string: the smallest task on which learning shows.
+"""Sort the digits of a string: a very small task on which learning is visible.
 
-A character-level model of a few layers can do it, a step costs milliseconds, and there is one right
-response, so accuracy says plainly whether a policy improves or collapses.
+A character-level model of a few layers can learn it, and a step takes milliseconds. There is one
+right response, so the accuracy shows whether a policy improves or collapses.
 """
 
 from dataclasses import dataclass
@@ -27,24 +27,24 @@ _PLAIN_TEXT: Final = "sort {digits}="
 class SortDigits:
     """The sorting task; its reward is 1.0 for exactly the sorted digits and 0.0 otherwise.
 
-    Raises ValueError, naming the parameter, for a setting out of bounds.
+    Raises ValueError, naming the parameter, when a setting is out of bounds.
     """
 
     seed: int
-    """Chooses which digits stand behind which indices."""
+    """Decides which digits each index has."""
 
     digits: int = 5
-    """Digits per prompt, 3 to 64. Fewer than 3 leave too few strings for two splits."""
+    """Digits per prompt, 3 to 64. Fewer than 3 give too few strings for two splits."""
 
     style: Style = Style.INSTRUCT
-    """How the prompt is worded."""
+    """The wording of the prompt."""
 
     def __post_init__(self) -> None:
         parse_integer("digits", self.digits, lowest=3, highest=MAX_DIGITS)
         object.__setattr__(self, "style", parse_style(self.style))
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        """Return random digits, leading zeros and repeats included; the answer is them sorted."""
+        """Return random digits, perhaps with leading zeros; the answer is the sorted digits."""
         digits = draw_item(
             seed=self.seed,
             split=split,
@@ -56,7 +56,7 @@ class SortDigits:
         return Prompt(text=wording.format(digits=digits), answer="".join(sorted(digits)))
 
     def reward(self, prompt: Prompt, response: str) -> float:
-        """Return 1.0 if the marked answer, or an unmarked response, is the sorted digits."""
+        """Return 1.0 if the marked answer, or the whole unmarked response, is right, else 0.0."""
         marked = extract_answer(response)
         return 1.0 if (response.strip() if marked is None else marked) == prompt.answer else 0.0
 

@@ -92,9 +92,9 @@ def test_a_parquet_file_holds_the_same_as_its_lines(tmp_path):
         ),
         ('{"answer": "1"}\n', r"row 1 has no text in column 'question' \(its columns are 'answer'"),
         ('{"question": 1, "answer": "1"}\n', "row 1 has no text in column 'question'"),
-        ('{"question": "1?", "answer": ""}\n', "row 1 holds no answer .* column 'answer'"),
+        ('{"question": "1?", "answer": ""}\n', "row 1 has no answer .* column 'answer'"),
         ('{"question": "1?", "answer": "1"}\n{oops\n', "line 2 is not JSON"),
-        ("[1]\n", "line 1 is no JSON object"),
+        ("[1]\n", "line 1 is not a JSON object"),
     ],
 )
 def test_what_a_row_lacks_is_named_by_file_and_row(tmp_path, content, said):
@@ -107,7 +107,7 @@ def test_what_a_row_lacks_is_named_by_file_and_row(tmp_path, content, said):
 
 
 def test_a_file_that_is_not_there_is_named_with_the_cure(tmp_path):
-    with pytest.raises(ValueError, match=r"parameters.path: '.*none.jsonl' does not exist here"):
+    with pytest.raises(ValueError, match=r"parameters.path: '.*none.jsonl' does not exist"):
         load(tmp_path / "none.jsonl")
 
 

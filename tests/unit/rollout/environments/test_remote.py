@@ -104,13 +104,13 @@ def test_the_example_server_judges():
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        ({"reward": "somewhere"}, r"environment.parameters.reward: 'somewhere' is no address"),
-        ({"reward": 7070}, r"environment.parameters.reward: 7070 is no address"),
+        ({"reward": "somewhere"}, r"environment.parameters.reward: 'somewhere' is not an address"),
+        ({"reward": 7070}, r"environment.parameters.reward: 7070 is not an address"),
         ({"timeout_seconds": 0}, r"environment.parameters.timeout_seconds: 0 is not a number of"),
         ({"timeout_seconds": True}, r"environment.parameters.timeout_seconds: True is not a"),
         (
             {"environment": "python_tool"},
-            r"environment.parameters.environment: 'python_tool' speaks",
+            r"environment.parameters.environment: 'python_tool' has multi-turn responses",
         ),
         ({"environment": "chess"}, r"environment.name: 'chess' is unknown"),
     ],

@@ -47,5 +47,5 @@ def test_the_prompt_shows_question_and_mark_and_never_the_solution(gsm8k):
 
 
 def test_a_path_that_is_no_text_is_refused():
-    with pytest.raises(ValueError, match=r"environment.parameters.path: 3 is no path"):
+    with pytest.raises(ValueError, match=r"environment.parameters.path: 3 is not a path"):
         Gsm8k(seed=0, path=3)
