@@ -114,8 +114,9 @@ def _prompts(
         prompt = make_prompt(row)
         if prompt is None:
             raise ValueError(
-                f"environment.parameters.path: {place}, row {number} has no answer where "
-                f"the data set marks it, at the end of column {columns[-1]!r}: {row[columns[-1]]!r:.120}"
+                f"environment.parameters.path: {place}, row {number} has no answer at "
+                f"the end of column {columns[-1]!r}, where the data set marks it: "
+                f"{row[columns[-1]]!r:.120}"
             )
         yield row[columns[0]].strip(), prompt
 
@@ -127,8 +128,8 @@ def _read(data_set: DataSet, path: str | None) -> Mapping[str, Iterable[Row]]:
     place = Path(path)
     if not place.exists():
         raise ValueError(
-            f"environment.parameters.path: {path!r} does not exist (working directory: {Path.cwd()}); "
-            "give a .jsonl or .parquet file or a folder that the workers can read"
+            f"environment.parameters.path: {path!r} does not exist (working directory: "
+            f"{Path.cwd()}); give a .jsonl or .parquet file or a folder that the workers can read"
         )
     if place.is_dir():
         return _from_library(str(place))

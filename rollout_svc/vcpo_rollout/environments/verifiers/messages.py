@@ -1,7 +1,7 @@
-"""Messages of the `verifiers` library as text, and tool calls in text as its messages.
+"""Converts messages of the `verifiers` library to text, and tool calls in text to its messages.
 
-The policy is asked with text and answers with tokens, so tools are described to it and called by it
-in the text itself, in the form that Hermes and Qwen models were trained on:
+The policy reads and writes text, so the prompt describes the tools, and the response calls them, in
+the format that Hermes and Qwen models were trained on:
 
 ```
 <tool_call>
@@ -27,64 +27,64 @@ _TOOLS: Final = (
 )
 
 
-def prompt_from(
+def to_prompt(
     messages: str | Sequence[Message], tools: Sequence[Message], *, answer: str
 ) -> Prompt:
-    """A prompt of the library's as ours; the tools are described in its system message.
+    """Convert a prompt of the library; its system message describes the tools.
 
-    Raises: ValueError for what is no text, such as images, and for tool calls in examples.
+    Raises: ValueError for content that is not text, such as images, and for calls of tools.
     """
     if isinstance(messages, str):
         return Prompt(text=messages, answer=answer)
     for message in messages:
         if message["role"] not in ("system", "user", "assistant") or message.get("tool_calls"):
             raise ValueError(
-                f"a prompt holds a message of the role {message['role']!r} or a call of a tool; "
-                "only texts of system, user and assistant can be shown before the first turn"
+                f"a prompt has a message of the role {message['role']!r} or a tool call; only "
+                "text messages of system, user and assistant may come before the first turn"
             )
-    described = [_TOOLS.format(tools="\n".join(map(json.dumps, tools)))] if tools else []
+    description = [_TOOLS.format(tools="\n".join(map(json.dumps, tools)))] if tools else []
     system = [_content(message) for message in messages if message["role"] == "system"]
-    asked: list[Any] = [
+    shown: list[Any] = [
         {"role": message["role"], "content": _content(message)}
         for message in messages
         if message["role"] != "system"
     ]
-    if head := "\n\n".join([*system, *described]):
-        asked.insert(0, {"role": "system", "content": head})
-    return Prompt(messages=tuple(asked), answer=answer)
+    if head := "\n\n".join([*system, *description]):
+        shown.insert(0, {"role": "system", "content": head})
+    return Prompt(messages=tuple(shown), answer=answer)
 
 
 def reply_text(messages: str | Sequence[Message]) -> str:
-    """What the model is told of an environment's reply; a tool's output is marked as such.
+    """Return the text of an environment's reply; tags mark the output of a tool.
 
-    Raises: ValueError for content that is no text, and for a message in the model's name.
+    Raises: ValueError for content that is not text, and for an assistant message.
     """
     if isinstance(messages, str):
         return messages
-    return "\n".join(map(_told, messages))
+    return "\n".join(map(_reply_part, messages))
 
 
-def _told(message: Message) -> str:
+def _reply_part(message: Message) -> str:
     if message["role"] == "assistant":
-        raise ValueError("a reply holds a message in the model's name, which it has not sampled")
+        raise ValueError("a reply has an assistant message, which the model did not sample")
     content = _content(message)
     is_tool = message["role"] == "tool"
     return f"<tool_response>\n{content}\n</tool_response>" if is_tool else content
 
 
-def answer_message(response: str, *, has_tools: bool) -> dict[str, Any]:
-    """A turn of the model's as the library records it, with the calls that its text holds.
+def to_assistant_message(response: str, *, has_tools: bool) -> dict[str, Any]:
+    """Convert a turn of the model to the library's message, with the tool calls in its text.
 
-    What is no JSON object with a name is no call, as servers of models have it too.
+    A call must be a JSON object with a name; other text is ignored, as model servers do.
     """
     message: dict[str, Any] = {"role": "assistant", "content": response}
-    calls = [_call(number, text) for number, text in enumerate(_CALL.findall(response))]
+    calls = [_parse_call(number, text) for number, text in enumerate(_CALL.findall(response))]
     if has_tools and (found := [call for call in calls if call is not None]):
         message["tool_calls"] = found
     return message
 
 
-def _call(number: int, text: str) -> dict[str, Any] | None:
+def _parse_call(number: int, text: str) -> dict[str, Any] | None:
     try:
         call = json.loads(text)
     except ValueError:
@@ -102,5 +102,5 @@ def _content(message: Message) -> str:
         return content
     texts = [str(part["text"]) for part in content if part.get("type") == "text"]
     if len(texts) < len(content):
-        raise ValueError("a message holds something else than text; only text can be shown")
+        raise ValueError("a message has content other than text; only text is supported")
     return "".join(texts)

@@ -1,9 +1,9 @@
-"""Tasks of the `verifiers` library that ask once and judge the answer.
+"""Single-turn tasks of the `verifiers` library.
 
 A run names them `verifiers:PACKAGE`: an installed package that exports a `Taskset` (verifiers 0.4,
-interface v1). Its prompts and its reward functions are used; its harnesses, which drive a model
-over HTTP by themselves, are not, since what they sample has no exact tokens and versions. Tasks
-that need tools, a container or a simulated user are therefore refused.
+interface v1). This module uses its prompts and reward functions. It does not use its harnesses,
+which call a model over HTTP, because their samples have no exact tokens and versions. It therefore
+refuses tasks that need tools, a container or a simulated user.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from vcpo_rollout.environments.parameters import parse_integer
 
 
 class VerifiersTasks:
-    """The tasks of one task set; the reward is the weighted sum of its own rewards.
+    """The tasks of one task set; the reward is the weighted sum of its reward functions.
 
     package: Name of the installed package, as `verifiers` finds it.
-    max_tasks: So many of its tasks are read, 1 to 10,000,000.
+    max_tasks: Largest number of tasks to read, 1 to 10,000,000.
     config: Settings of the task set.
 
-    A tenth of the tasks is kept for evaluation, by a hash of the task's key. Raises ValueError,
-    naming the parameter, when the task set cannot be loaded or asks for more than one turn.
+    A tenth of the tasks is for evaluation, by a hash of the task's key. Raises ValueError, naming
+    the parameter, when the task set cannot be loaded or needs more than one turn.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class VerifiersTasks:
         self._questions = Questions(items, seed=seed)
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        """Return a task's prompt, its system prompt before it; the answer names the task."""
+        """Return a task's prompt with its system prompt; its `answer` is the task's index."""
         return self._questions.at(split, index)
 
     def reward(self, prompt: Prompt, response: str) -> float:
-        """Return what the task's own functions say of the response."""
+        """Return the reward that the task's functions give the response."""
         task = self._tasks[int(prompt.answer)]
         trace = _trace(task, prompt.text, response)
         asyncio.run(task.score(trace))
@@ -57,9 +57,9 @@ def _load(taskset: str, config: Any, max_tasks: int) -> list[Any]:
     from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
 
     try:
-        made = load_taskset(taskset_config_type(taskset)(id=taskset, **config))
-        return list(made.take(max_tasks))
-    except Exception as error:  # the task set is somebody's package
+        tasks = load_taskset(taskset_config_type(taskset)(id=taskset, **config))
+        return list(tasks.take(max_tasks))
+    except Exception as error:  # a third-party package may raise anything
         raise ValueError(
             f"environment.name: the task set {taskset!r} cannot be loaded "
             f"({type(error).__name__}: {error}); install its package in the rollout image"
@@ -67,21 +67,21 @@ def _load(taskset: str, config: Any, max_tasks: int) -> list[Any]:
 
 
 def _require_single_turn(taskset: str, position: int, task: Any) -> None:
-    wants = {
+    needs = {
         "a container": task.NEEDS_CONTAINER,
         "tools": bool(type(task).toolsets(task.config)),
         "a simulated user": task.data.prompt is None,
     }
-    missing = [name for name, is_wanted in wants.items() if is_wanted]
-    if missing:
+    unsupported = [name for name, is_needed in needs.items() if is_needed]
+    if unsupported:
         raise ValueError(
-            f"environment.name: task {position} of {taskset!r} needs {' and '.join(missing)}; "
-            "only tasks that ask once and judge the answer can be used here"
+            f"environment.name: task {position} of {taskset!r} needs {' and '.join(unsupported)}; "
+            "only single-turn tasks are supported"
         )
 
 
 def _trace(task: Any, prompt: str, response: str) -> Any:
-    """What `verifiers` would have recorded of one question and its answer."""
+    """Return the record that `verifiers` makes of one question and its response."""
     import verifiers.v1 as vf
     from verifiers.v1.state import state_cls
 

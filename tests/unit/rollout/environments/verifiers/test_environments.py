@@ -11,7 +11,7 @@ from vcpo.wire.trajectory import FinishReason, VersionSpan
 from vcpo_rollout.engines.engine import Generation, GenerationInterruptedError, GenerationRequest
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_rollout.environments.verifiers.environments import ModelCalledError
-from vcpo_rollout.environments.verifiers.messages import prompt_from, reply_text
+from vcpo_rollout.environments.verifiers.messages import reply_text, to_prompt
 from vcpo_rollout.generation.history import History
 from vcpo_rollout.generation.multi_turn import converse, resume
 
@@ -137,13 +137,13 @@ def test_a_data_set_for_evaluation_is_kept_and_not_trained_on(game):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"kind": "sandbox"}, "works outside of the worker (SandboxEnv); use one that answers"),
-        ({"kind": "own_server"}, "asks the model by itself (get_model_response); use one that"),
-        ({"kind": "mixture"}, "is a EnvGroup, which has no turns of its own; use one that answers"),
-        ({"kind": "group"}, "judges answers of a group together (together); use one that"),
+        ({"kind": "sandbox"}, "runs outside of the worker (SandboxEnv); use one that replies"),
+        ({"kind": "own_server"}, "calls the model itself (get_model_response); use one that"),
+        ({"kind": "mixture"}, "is a EnvGroup and not a MultiTurnEnv; use one that replies"),
+        ({"kind": "group"}, "judges the responses of a group together (together); use one that"),
         (
             {"few_shot": [{"role": "tool", "content": "7"}]},
-            "a prompt holds a message of the role 'tool' or a call of a tool; only texts of",
+            "a prompt has a message of the role 'tool' or a tool call; only text messages of",
         ),
         ({"kind": "nothing"}, "cannot be loaded with the arguments {'kind': 'nothing'} (Runt"),
     ],
@@ -169,7 +169,7 @@ def test_examples_in_the_models_name_are_messages_of_the_prompt(game):
 
 
 def test_tools_are_described_in_the_system_message():
-    prompt = prompt_from([{"role": "user", "content": "add"}], [{"name": "adder"}], answer="")
+    prompt = to_prompt([{"role": "user", "content": "add"}], [{"name": "adder"}], answer="")
     assert [message["role"] for message in prompt.messages] == ["system", "user"]
     assert '{"name": "adder"}' in prompt.messages[0]["content"]
     assert prompt.text == "\n\n".join(message["content"] for message in prompt.messages)
@@ -194,8 +194,8 @@ def test_a_reply_is_its_text(messages, text):
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        ({"role": "user", "content": [PICTURE]}, "holds something else than text"),
-        ({"role": "assistant", "content": "I think"}, "a message in the model's name"),
+        ({"role": "user", "content": [PICTURE]}, "has content other than text"),
+        ({"role": "assistant", "content": "I think"}, "an assistant message"),
     ],
 )
 def test_a_reply_that_cannot_be_encoded_is_a_failure(message, said):
@@ -211,14 +211,14 @@ def test_a_package_that_is_not_there_is_named():
 def test_an_environment_that_calls_a_model_by_itself_says_so(game):
     asking = game("asking")
     exchange = asking.converse(prompt_of(asking, 7))
-    with pytest.raises(ModelCalledError, match=r"calls a model by itself \(client.chat\)"):
+    with pytest.raises(ModelCalledError, match=r"calls a model itself \(client.chat\)"):
         exchange.next_turn("3")
 
 
 def test_an_environment_that_rewrites_what_was_sampled_is_a_failure(game):
     rewriting = game("rewriting")
     exchange = rewriting.converse(prompt_of(rewriting, 7))
-    with pytest.raises(ValueError, match="rewrites earlier turns"):
+    with pytest.raises(ValueError, match="changes earlier turns"):
         exchange.next_turn("3")
 
 
