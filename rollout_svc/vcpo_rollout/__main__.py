@@ -1,4 +1,4 @@
-"""`python -m vcpo_rollout`: generate for one run."""
+"""`python -m vcpo_rollout`: runs one rollout worker of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vcpo_rollout.transport.retries import LearnerFailedError
 
 
 def main() -> int:
-    """Parse the command line and work; 0 at the run's end or when asked to leave."""
+    """Parse the command line and work; return 0 at the run's end or after a shutdown."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         asyncio.run(run_worker(_options()))
@@ -32,7 +32,7 @@ def main() -> int:
         sys.stderr.write(f"learner: {error}\n")
         return 1
     except grpc.aio.AioRpcError as error:
-        sys.stderr.write(f"learner: it refuses with {error.code().name}: {error.details()}\n")
+        sys.stderr.write(f"learner: refused with {error.code().name}: {error.details()}\n")
         return 1
     return 0
 
@@ -40,25 +40,35 @@ def main() -> int:
 def _options() -> Options:
     parser = argparse.ArgumentParser(
         prog="python -m vcpo_rollout",
-        description="Leases prompts from the learner, samples answers with the newest policy it "
-        "holds, judges and submits them. Sends the token in VCPO_TOKEN when that is set.",
+        description="Leases prompts from the learner, samples responses with the newest policy, "
+        "judges them and submits them. Sends the token in VCPO_TOKEN if that is set.",
     )
-    parser.add_argument("run_file", type=Path, help="the run, a VCPORun in YAML")
-    parser.add_argument("--learner", required=True, help="the learner's gRPC host:port")
-    parser.add_argument("--group", required=True, help="rollout group of the run's spec")
+    parser.add_argument("run_file", type=Path, help="file with the run, a VCPORun in YAML")
+    parser.add_argument("--learner", required=True, help="host:port of the learner's gRPC server")
+    parser.add_argument(
+        "--group", required=True, help="name of the worker's rollout group in spec.rollouts"
+    )
     parser.add_argument(
         "--worker-id",
         default=f"{socket.gethostname()}-{os.getpid()}",
-        help="unique in the run (default: host name and process id)",
+        help="id, unique in the run (default: host name and process id)",
     )
-    parser.add_argument("--listen", default="127.0.0.1:7610", help="gRPC host:port")
-    parser.add_argument("--metrics-listen", default="127.0.0.1:7611", help="/metrics host:port")
     parser.add_argument(
-        "--drain-seconds", type=float, default=10.0, help="finish answers this long when leaving"
+        "--listen", default="127.0.0.1:7610", help="host:port of the gRPC server (%(default)s)"
     )
-    parser.add_argument("--ready-file", type=Path, help="written once the worker works")
     parser.add_argument(
-        "--exit-with-parent", action="store_true", help="leave when standard input ends"
+        "--metrics-listen", default="127.0.0.1:7611", help="host:port of /metrics (%(default)s)"
+    )
+    parser.add_argument(
+        "--drain-seconds",
+        type=float,
+        default=10.0,
+        help="seconds in which running responses may finish at a shutdown; then they are released "
+        "for other workers (%(default)s)",
+    )
+    parser.add_argument("--ready-file", type=Path, help="file to write when the worker is ready")
+    parser.add_argument(
+        "--exit-with-parent", action="store_true", help="shut down when standard input ends"
     )
     arguments = parser.parse_args()
     return Options(

@@ -1,4 +1,4 @@
-"""The worker's process: builds the parts, serves health and metrics, works, leaves."""
+"""The worker's process: builds the parts, serves health and metrics, works, and shuts down."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _SERVICES = (policy_pb2.DESCRIPTOR.services_by_name["PolicyService"].full_name,)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line says; see `python -m vcpo_rollout --help`."""
+    """The options of the command line; see `python -m vcpo_rollout --help`."""
 
     run_file: Path
     learner: str
@@ -66,10 +66,10 @@ class Options:
 
 
 async def run_worker(options: Options) -> RunPhase:
-    """Work for the learner of `options` and return the run's phase as last heard.
+    """Work for the learner of `options`; return the run's last known phase.
 
     Raises:
-        StartError: what the user must put right.
+        StartError: when the user must correct something.
         EngineError: when the engine died.
     """
     with start_errors():
@@ -99,7 +99,9 @@ async def run_worker(options: Options) -> RunPhase:
         peers = PeerClient(
             partial(open_channel, token=token), worker_id=options.worker_id, gauges=gauges
         )
-        fetcher = WeightFetcher(learner, gauges, cache=cache, peers=peers, archive=_archive(run))
+        archive_url = run.spec.weights.archive_url
+        archive = ArchiveReader(archive_url, run.metadata.name) if archive_url else None
+        fetcher = WeightFetcher(learner, gauges, cache=cache, peers=peers, archive=archive)
         receiver = WeightReceiver(
             learner=learner, engine=engine, gauges=gauges, fetcher=fetcher, postprocess=postprocess
         )
@@ -118,10 +120,12 @@ async def run_worker(options: Options) -> RunPhase:
                 drain_s=options.drain_s,
             )
         )
-        _announce_start(options, worker, grpc_port=port, metrics_port=endpoint.port)
+        _report_start(options, worker, grpc_port=port, metrics_port=endpoint.port)
+        readiness = asyncio.create_task(_serve_when_ready(receiver, server))
         try:
-            return await _work(worker, receiver, server)
+            return await worker.run()
         finally:
+            readiness.cancel()
             await engine.close()
             await server.stop(_STOP_GRACE_S)
             await channel.close()
@@ -130,20 +134,15 @@ async def run_worker(options: Options) -> RunPhase:
 def _load(
     spec: VCPORunSpec, group: RolloutGroup, *, seed: int
 ) -> tuple[WeightPostprocessing | None, Engine, PromptCodec]:
-    """What versions go through, and the engine that gets them; in a thread, it takes seconds."""
+    """Load the postprocessing of weights, the engine and the codec; it takes seconds."""
     plan = choose_quantization(group)
-    # Before the engine, whose processes would have to be stopped again if this failed.
+    # Before the engine: if this fails, there are no processes of the engine to stop.
     postprocess = make_postprocessing(spec, group, seed=seed, rounding=plan.rounding)
     return postprocess, *load_engine(spec, group, plan, seed=seed)
 
 
-def _archive(run: VCPORun) -> ArchiveReader | None:
-    url = run.spec.weights.archive_url
-    return ArchiveReader(url, run.metadata.name) if url else None
-
-
-def _announce_start(options: Options, worker: Worker, *, grpc_port: int, metrics_port: int) -> None:
-    """Listen to whoever may ask the worker to leave, and say where it serves."""
+def _report_start(options: Options, worker: Worker, *, grpc_port: int, metrics_port: int) -> None:
+    """Install the handlers of a shutdown, then report the start in the ready file and the log."""
     on_stop_request(lambda _: worker.shut_down())
     if options.exit_with_parent:
         on_parent_exit(lambda _: worker.shut_down())
@@ -153,25 +152,17 @@ def _announce_start(options: Options, worker: Worker, *, grpc_port: int, metrics
     _LOGGER.info("working as %s for %s", options.worker_id, options.learner)
 
 
-async def _work(worker: Worker, receiver: WeightReceiver, server: WireServer) -> RunPhase:
-    announcing = asyncio.create_task(_announce(receiver, server))
-    try:
-        return await worker.run()
-    finally:
-        announcing.cancel()
-
-
-async def _announce(receiver: WeightReceiver, server: WireServer) -> None:
-    """Be healthy once there is a policy to sample from: before, a pod is starting, not ready."""
+async def _serve_when_ready(receiver: WeightReceiver, server: WireServer) -> None:
+    """Report health once there is a policy to sample from; before that a pod is not ready."""
     await receiver.wait_for_other(None)
     await server.set_serving(serving=True)
 
 
 def rollout_group(run: VCPORun, name: str) -> RolloutGroup:
-    """The rollout group of a run by its name.
+    """Return the rollout group of a run by its name.
 
     Raises:
-        ValueError: naming the groups there are.
+        ValueError: naming the run's groups, when the name is none of them.
     """
     groups = {group.name: group for group in run.spec.rollouts}
     if name not in groups:
@@ -181,5 +172,5 @@ def rollout_group(run: VCPORun, name: str) -> RolloutGroup:
 
 
 def sampling_seed(run_seed: int, worker_id: str) -> int:
-    """Seed of one worker's sampling: another for every worker, the same for the same name."""
+    """Return the seed of a worker's sampling; it depends on the run's seed and the worker's id."""
     return zlib.crc32(f"{run_seed}/{worker_id}".encode())

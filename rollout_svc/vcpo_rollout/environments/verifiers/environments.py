@@ -229,7 +229,8 @@ def _require_supported(package: str, environment: Any) -> None:
     if problem is not None:
         raise ValueError(
             f"environment.name: 'verifiers:{package}' {problem}; use one that replies to "
-            "the model's turns in this process (SingleTurnEnv, MultiTurnEnv, ToolEnv) and judges each alone"
+            "the model's turns in this process (SingleTurnEnv, MultiTurnEnv, ToolEnv) and "
+            "judges each alone"
         )
 
 
