@@ -53,7 +53,7 @@ class EvaluationRound:
         incarnation: str,
         clock: Clock,
     ) -> None:
-        self.step = step
+        self._step = step
         self._max_attempts = max_attempts
         prefix = f"evaluation-{incarnation}-{step}"
         self._book = LeaseBook(prefix=prefix, timeout_s=lease_timeout_s, clock=clock)
@@ -145,7 +145,7 @@ class EvaluationRound:
             return None
         versions = [span.policy_version for one in self._responses for span in one.version_spans]
         return EvaluationResult(
-            step=self.step,
+            step=self._step,
             accuracy=sum(response.reward for response in self._responses) / len(self._responses),
             num_trajectories=len(self._responses),
             policy_version_min=min(versions),

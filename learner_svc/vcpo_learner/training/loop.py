@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from vcpo.records.step_record import StepRecord, update_fields
 from vcpo.spec import algorithm_warnings, batch_warnings
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
+from vcpo_learner.ledger.groups import Group
 from vcpo_learner.model.checkpoint import CheckpointError
 from vcpo_learner.model.disk import DiskFullError
 from vcpo_learner.model.loading import (
@@ -159,18 +160,8 @@ class TrainingLoop:
         self._parts.signals.start_working()
         version = self._dispatcher.policy_version
         lag_limit_steps = self._dispatcher.admission_lag_steps
-        try:
-            pending = await self._in_thread(
-                lambda: self._guard.begin(groups, policy_version=version)
-            )
-            # Trajectories that arrived meanwhile are of the version that is still current.
-            wanted = pending.wanted_fresh_tokens
-            newest = self._dispatcher.ledger.newest_trajectories(version, num_tokens=wanted)
-            result = await self._in_thread(lambda: self._guard.finish(groups, pending, newest))
-        except BrokenBatchError as error:
-            self._dispatcher.ledger.return_batch(groups)
-            self._exclude_groups(error.reasons, error.reasons, version)
-            self._dispatcher.notify()
+        result = await self._update(groups)
+        if result is None:
             return True
         self._audit(result)
         self._dispatcher.advance_version()
@@ -192,6 +183,22 @@ class TrainingLoop:
             _LOGGER.info("%s", line)
         await self._between_steps(record.step)
         return True
+
+    async def _update(self, groups: Sequence[Group]) -> UpdateResult | None:
+        """Take or skip the update of a batch; return None if groups of it break the update."""
+        version, ledger = self._dispatcher.policy_version, self._dispatcher.ledger
+        try:
+            pending = await self._in_thread(
+                lambda: self._guard.begin(groups, policy_version=version)
+            )
+            # Trajectories that arrived meanwhile are of the version that is still current.
+            newest = ledger.newest_trajectories(version, num_tokens=pending.wanted_fresh_tokens)
+            return await self._in_thread(lambda: self._guard.finish(groups, pending, newest))
+        except BrokenBatchError as error:
+            ledger.return_batch(groups)
+            self._exclude_groups(error.reasons, error.reasons, version)
+            self._dispatcher.notify()
+            return None
 
     def _exclude_groups(
         self, lease_ids: Collection[str], reasons: Mapping[str, str], step: int
