@@ -88,7 +88,7 @@ def run(
         wanted = wanted_fresh_tokens(calibration, num_trajectories * num_tokens)
         fresh = draw(math.ceil(wanted / num_tokens), num_tokens, mismatch, generator)
         pieces = fresh_blocks(
-            [answer(num_tokens)] * len(fresh), torch.cat(list(fresh)), policy_version=0
+            [response(num_tokens)] * len(fresh), torch.cat(list(fresh)), policy_version=0
         )
         calibration = calibration.observe(pieces.log_weights, pieces.num_tokens)
         stale = mismatch + drift / num_tokens
@@ -121,7 +121,8 @@ def run(
 def under(unit: EssUnit, mismatch: float) -> EssUnit:
     """A unit's pieces with the ratio and the exponent that they have under the drawn law.
 
-    Worked out here anew, since `ess_unit` would also cut anew: -log rho_on is log mean exp(s2 n).
+    It is computed here because `ess_unit` would also choose other blocks: -log rho_on is
+    log mean exp(s2 n).
     """
     sizes = torch.tensor([size for pieces in unit.blocks for size in pieces], dtype=torch.float64)
     nats = float(torch.logsumexp(mismatch * sizes, 0)) - math.log(len(sizes))
@@ -152,7 +153,7 @@ def draw(
     return list(normal * math.sqrt(variance) - variance / 2)
 
 
-def answer(num_tokens: int) -> Trajectory:
+def response(num_tokens: int) -> Trajectory:
     """Return a response of version 0; only its versions and its length matter."""
     return Trajectory(
         trajectory_id="fresh/0",

@@ -178,7 +178,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--places", type=int, nargs="+", default=[1, 16, 64], help="sequences at a time"
     )
-    parser.add_argument("--tokens", type=int, default=64, help="mean length of an answer")
+    parser.add_argument("--tokens", type=int, default=64, help="mean length of a response")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each; the best counts")
     return parser.parse_args()
 

@@ -66,10 +66,10 @@ def make_responses(count: int, mean_tokens: int) -> list[Trajectory]:
     """
     rng = random.Random(0)  # noqa: S311 - no secret
     prompt = tuple(rng.choices(range(_VOCABULARY), k=_PROMPT_TOKENS))
-    return [_answer(rng, prompt, rng.randint(2, 2 * mean_tokens - 2)) for _ in range(count)]
+    return [_response(rng, prompt, rng.randint(2, 2 * mean_tokens - 2)) for _ in range(count)]
 
 
-def _answer(rng: random.Random, prompt: tuple[int, ...], size: int) -> Trajectory:
+def _response(rng: random.Random, prompt: tuple[int, ...], size: int) -> Trajectory:
     logprobs = struct.pack(f"{size}f", *(-rng.expovariate(1.0) for _ in range(size)))
     return Trajectory(
         trajectory_id="",
@@ -228,7 +228,7 @@ async def compare(arguments: argparse.Namespace) -> dict[str, float]:
     """Measure both ways in turns; the best of each counts."""
     spec = make_spec(arguments)
     responses = make_responses(spec.batch.trajectories, arguments.tokens)
-    num_tokens = sum(len(answer.response_token_ids) for answer in responses)
+    num_tokens = sum(len(response.response_token_ids) for response in responses)
     best: dict[str, float] = {}
     for _ in range(arguments.repeats):
         for name in ("grpc", "http"):
@@ -239,7 +239,7 @@ async def compare(arguments: argparse.Namespace) -> dict[str, float]:
             best[name] = max(best.get(name, 0.0), num_tokens / cpu_s)
             print(f"{name}: {num_tokens / cpu_s:12,.0f} tokens/s", flush=True)
     per_token = len(responses) / num_tokens
-    sent_bytes = sum(trajectory_to_message(answer).ByteSize() for answer in responses)
+    sent_bytes = sum(trajectory_to_message(response).ByteSize() for response in responses)
     return {
         "trajectories_per_s": round(best["grpc"] * per_token, 1),
         "tokens_per_s": round(best["grpc"]),
@@ -273,7 +273,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--prompts", type=int, default=16, help="prompts of a step")
     parser.add_argument("--group", type=int, default=8, help="responses to each")
-    parser.add_argument("--tokens", type=int, default=1024, help="mean length of an answer")
+    parser.add_argument("--tokens", type=int, default=1024, help="mean length of a response")
     parser.add_argument("--steps", type=int, default=5, help="steps of one measurement")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each way")
     return parser.parse_args()

@@ -159,7 +159,7 @@ class LearnerServices:
         waiting = asyncio.create_task(answered.wait())
         both = {died, waiting}
         await asyncio.wait(both, timeout=_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
-        assert answered.is_set(), f"{worker_id} gave no answer"
+        assert answered.is_set(), f"{worker_id} submitted no trajectory"
         died.cancel()
         sent = self.policy.num_bytes - num_bytes
         return {

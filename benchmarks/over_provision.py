@@ -272,10 +272,10 @@ def parse_arguments() -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--prompts", type=int, default=8, help="prompts of a step")
-    parser.add_argument("--group", type=int, default=4, help="answers to each")
-    parser.add_argument("--tokens", type=float, default=48, help="median length of an answer")
+    parser.add_argument("--group", type=int, default=4, help="responses to each prompt")
+    parser.add_argument("--tokens", type=float, default=48, help="median length of a response")
     parser.add_argument("--sigma", type=float, default=1.0, help="of the logarithm of the length")
-    parser.add_argument("--most", type=int, default=1024, help="longest answer, tokens")
+    parser.add_argument("--most", type=int, default=1024, help="longest response, tokens")
     parser.add_argument("--lag", type=int, default=1, help="lag bound, policy versions")
     parser.add_argument("--places", type=int, default=1024, help="sequences at a time")
     parser.add_argument("--step-ms", type=float, default=3.0, help="of a decoding step")

@@ -42,7 +42,7 @@ class Lengths:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Answer:
+class _Response:
     length: int
     spans: list[tuple[int, int]]
     """Pairs of version and tokens."""
@@ -83,59 +83,59 @@ class TimedEngine:
         self._step_s = step_s
         self._sequence_s = sequence_s
         self._rng = random.Random(seed)  # noqa: S311 - no secret
-        self._answers: list[_Answer] = []
+        self._responses: list[_Response] = []
         self._some = asyncio.Event()
 
     async def run(self) -> None:
         """Decode for ever; a step that starts late is shorter by the delay."""
         due_s = time.perf_counter()
         while True:
-            if not self._answers:
+            if not self._responses:
                 self._some.clear()
                 await self._some.wait()
                 due_s = time.perf_counter()
-            due_s += self._step_s + self._sequence_s * len(self._answers)
+            due_s += self._step_s + self._sequence_s * len(self._responses)
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
             self.step()
 
     def step(self) -> None:
         """Sample a token for each sequence; end complete and interrupted ones."""
         assert self.policy_version is not None
-        for answer in self._answers:
-            if not answer.interrupt.is_set():
-                answer.sample(self.policy_version)
+        for response in self._responses:
+            if not response.interrupt.is_set():
+                response.sample(self.policy_version)
                 self.num_sampled += 1
-        for answer in self._answers:
-            if answer.interrupt.is_set():
-                answer.ended.set()
-        self._answers = [answer for answer in self._answers if not answer.ended.is_set()]
+        for response in self._responses:
+            if response.interrupt.is_set():
+                response.ended.set()
+        self._responses = [response for response in self._responses if not response.ended.is_set()]
 
     async def generate(
         self, request: GenerationRequest, *, interrupt: asyncio.Event | None = None
     ) -> Generation:
         """Sample one sequence, as `Engine.generate`."""
-        begun = request.partial_response.version_spans if request.partial_response else ()
-        spans = [(span.policy_version, span.num_tokens) for span in begun]
+        partial = request.partial_response.version_spans if request.partial_response else ()
+        spans = [(span.policy_version, span.num_tokens) for span in partial]
         above = sum(size for _, size in spans)
         length = self._lengths.draw(self._rng, above)
-        answer = _Answer(length=length, spans=spans, interrupt=interrupt or asyncio.Event())
-        self._answers.append(answer)
+        response = _Response(length=length, spans=spans, interrupt=interrupt or asyncio.Event())
+        self._responses.append(response)
         self._some.set()
         try:
-            await answer.ended.wait()
+            await response.ended.wait()
         finally:
-            if answer in self._answers:
-                self._answers.remove(answer)
-        if answer.num_tokens >= length:
-            return Generation(**answer.parts(), finish_reason=FinishReason.STOP)
+            if response in self._responses:
+                self._responses.remove(response)
+        if response.num_tokens >= length:
+            return Generation(**response.parts(), finish_reason=FinishReason.STOP)
         raise GenerationInterruptedError(
-            PartialResponse(**answer.parts()) if answer.spans else None
+            PartialResponse(**response.parts()) if response.spans else None
         )
 
     async def swap_weights(self, weights: PolicyWeights) -> int:
         """Use a version from the next step on."""
         self.policy_version = weights.policy_version
-        return len(self._answers)
+        return len(self._responses)
 
     async def close(self) -> None:
         """Do nothing."""

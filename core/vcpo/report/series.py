@@ -47,7 +47,7 @@ def rolling_mean(curve: Points, *, window: int) -> Points:
     smoothed = []
     for index, point in enumerate(curve):
         first, past_last = max(0, index - reach), min(len(curve), index + reach + 1)
-        # Each sum is computed anew: in a running sum one huge value would blur all later ones.
+        # Each sum is independent: in a running sum one huge value would blur all later ones.
         total, known = sum(values[first:past_last]), counts[past_last] - counts[first]
         smoothed.append(Point(point.x, None if point.y is None else total / known))
     return tuple(smoothed)

@@ -161,3 +161,25 @@ class TestDiskWithoutRoom:
 
 def event(message):
     return EventRecord(time_unix_s=0.0, source="learner", kind="Kind", message=message)
+
+
+OLD_STEP = (
+    '{"type":"step","step":3,"time_unix_s":1000.0,"reward_mean":0.5,"ess_ratio":0.25,'
+    '"on_policy_ess_ratio":0.9,"learning_rate_scale":0.5,"learning_rate":5e-07,'
+    '"gradient_norm":1.5,"importance_weight_max":3.0,"lag_mean":1.25,"lag_p50":1,"lag_max":4,'
+    '"response_tokens_mean":12.5,"step_s":0.75,"idle_s":0.125,"tokens_per_s":300.0,'
+    '"admission_lag_steps":8,"workers":2,"leased":128,"in_flight":10,"buffered":6,"consumed":110,'
+    '"dropped":{"handed_back":2},"skipped":null,"ess_kind":"block","calibration_age_steps":2,'
+    '"baseline_shift":0.25,"masked_share":0.125,"warning_level":"warn","warning_score":0.5,'
+    '"diagnostics":{"kl_per_token":0.01},"weight_updates_in_flight":7,"ess_by_lag":{"4":0.5}}\n'
+)
+"""A line that an older version wrote."""
+
+
+def test_a_step_of_an_older_version_is_read_in_full(tmp_path):
+    (tmp_path / METRICS_FILE).write_text(OLD_STEP, encoding="utf-8")
+    (step,) = read_metrics(tmp_path).steps
+    written = json.loads(OLD_STEP)
+    assert {name: getattr(step, name) for name in written if name != "type"} == {
+        name: value for name, value in written.items() if name != "type"
+    }
