@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import Any
 
 from vcpo.control.quota import Trust
 from vcpo.spec import VCPORunSpec
@@ -21,7 +20,7 @@ class RegisteredWorker:
     """What the learner knows of one worker."""
 
     worker_id: str
-    last_seen_s: float
+    last_seen_s: float = 0.0
     """On the registry's clock."""
     rollout_group: str = ""
     """Empty until the worker asks for work."""
@@ -70,20 +69,20 @@ class WorkerRegistry:
     def record_request(self, worker_id: str, rollout_group: str, policy_version: int) -> int:
         """Record that a worker asks for work; return the number of its request."""
         self._remove_lost()
-        known = self._workers.get(worker_id)
-        request_number = known.request_number + 1 if known else 1
-        self._record(
-            worker_id,
+        known = self._known(worker_id)
+        worker = replace(
+            known,
             rollout_group=rollout_group,
             policy_version=policy_version,
-            request_number=request_number,
+            request_number=known.request_number + 1,
         )
-        return request_number
+        self._put(worker)
+        return worker.request_number
 
     def record_address(self, worker_id: str, address: str) -> None:
         """Record that a worker asks for weights, and where it serves them to its peers."""
         self._remove_lost()
-        self._record(worker_id, address=address)
+        self._put(replace(self._known(worker_id), address=address))
 
     def record_contact(
         self, worker_id: str, *, num_accepted: int = 0, request_number: int | None = None
@@ -100,10 +99,12 @@ class WorkerRegistry:
             return False
         if request_number not in {None, worker.request_number}:
             return False
-        self._record(
-            worker_id,
-            accepted_trajectories=worker.accepted_trajectories + num_accepted,
-            trust=Trust.TRUSTED if num_accepted else worker.trust,
+        self._put(
+            replace(
+                worker,
+                accepted_trajectories=worker.accepted_trajectories + num_accepted,
+                trust=Trust.TRUSTED if num_accepted else worker.trust,
+            )
         )
         return True
 
@@ -116,15 +117,16 @@ class WorkerRegistry:
         """Remove a worker that is gone."""
         self._workers.pop(worker_id, None)
 
-    def _record(self, worker_id: str, **changes: Any) -> None:
-        """Update a worker and the time of its last contact; register it if it is unknown."""
-        worker = self._workers.get(worker_id)
-        if worker is None:
-            if len(self._workers) >= self._max_workers:
-                self._evict()
-            worker = RegisteredWorker(worker_id=worker_id, last_seen_s=0.0)
-        self._workers[worker_id] = replace(worker, last_seen_s=self._clock(), **changes)
-        self._workers.move_to_end(worker_id)
+    def _known(self, worker_id: str) -> RegisteredWorker:
+        """Return what is known of a worker; the defaults if it is not registered."""
+        return self._workers.get(worker_id) or RegisteredWorker(worker_id=worker_id)
+
+    def _put(self, worker: RegisteredWorker) -> None:
+        """Store a worker with the time of this contact; evict another one if there is no room."""
+        if worker.worker_id not in self._workers and len(self._workers) >= self._max_workers:
+            self._evict()
+        self._workers[worker.worker_id] = replace(worker, last_seen_s=self._clock())
+        self._workers.move_to_end(worker.worker_id)
 
     def _remove_lost(self) -> None:
         while self._workers and not self._is_alive(next(iter(self._workers.values()))):
