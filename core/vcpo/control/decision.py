@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vcpo.control.conditions import Condition, ConditionType, Reason, condition
-from vcpo.control.limits import Limits
+from vcpo.control.limits import ControlLimits
 from vcpo.control.scaling import Direction, ScalingContext, next_fleet
 from vcpo.control.signals import RunSignals
 from vcpo.control.state import ControlState
@@ -44,7 +44,7 @@ class ControlDecision:
 
 
 def decide(
-    limits: Limits, state: ControlState, signals: RunSignals | None, now_s: float
+    limits: ControlLimits, state: ControlState, signals: RunSignals | None, now_s: float
 ) -> tuple[ControlDecision, ControlState]:
     """Decide on the lag limit and on the replicas.
 
@@ -64,7 +64,7 @@ def decide(
 
 
 def _decide_on(
-    limits: Limits, state: ControlState, signals: RunSignals, now_s: float
+    limits: ControlLimits, state: ControlState, signals: RunSignals, now_s: float
 ) -> tuple[ControlDecision, ControlState]:
     health = ess_health(limits.ess_floor_ratio, signals)
     throttle = next_throttle(

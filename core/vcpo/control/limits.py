@@ -25,7 +25,7 @@ class GroupLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ControlLimits:
     """Bounds and thresholds of a run's control loop."""
 
     max_admission_lag_steps: int

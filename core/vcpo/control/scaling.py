@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from vcpo.control.conditions import Reason
-from vcpo.control.limits import Limits
+from vcpo.control.limits import ControlLimits
 from vcpo.control.signals import RunSignals
 
 ADMISSION_FULL_RATIO = 0.9
@@ -103,7 +103,7 @@ class ScalingContext:
 
 
 def next_fleet(
-    limits: Limits, fleet: FleetState, signals: RunSignals, context: ScalingContext
+    limits: ControlLimits, fleet: FleetState, signals: RunSignals, context: ScalingContext
 ) -> tuple[FleetState, Reason]:
     """Return the next desired replicas and the reason of the condition `LearnerFed`.
 
@@ -123,7 +123,7 @@ def next_fleet(
 
 
 def _judge(
-    limits: Limits, fleet: FleetState, signals: RunSignals, context: ScalingContext
+    limits: ControlLimits, fleet: FleetState, signals: RunSignals, context: ScalingContext
 ) -> Reason:
     if signals.ess_ratio_mean is None or signals.lag_p50 is None:
         return Reason.NO_STEP_YET
@@ -135,7 +135,7 @@ def _judge(
 
 
 def _judge_starved(
-    limits: Limits, fleet: FleetState, signals: RunSignals, context: ScalingContext
+    limits: ControlLimits, fleet: FleetState, signals: RunSignals, context: ScalingContext
 ) -> Reason:
     if _is_all_leased(signals, context):
         return Reason.ADMISSION_BOUND
@@ -153,7 +153,7 @@ def _judge_starved(
 
 
 def _judge_saturated(
-    limits: Limits, fleet: FleetState, signals: RunSignals, context: ScalingContext
+    limits: ControlLimits, fleet: FleetState, signals: RunSignals, context: ScalingContext
 ) -> Reason:
     if fleet.total <= _least_workers(limits, fleet, context):
         return Reason.AT_MINIMUM
@@ -191,7 +191,7 @@ def _desired_workers(fleet: FleetState, signals: RunSignals) -> int:
     return max(1, math.ceil(_num_ready(fleet, signals) * growth - _ROUNDING_SLACK))
 
 
-def _add_workers(limits: Limits, fleet: FleetState, missing: int) -> dict[str, int]:
+def _add_workers(limits: ControlLimits, fleet: FleetState, missing: int) -> dict[str, int]:
     replicas = dict(fleet.replicas)
     group = next(each for each in limits.groups if replicas[each.name] < each.max_replicas)
     current = replicas[group.name]
@@ -200,7 +200,7 @@ def _add_workers(limits: Limits, fleet: FleetState, missing: int) -> dict[str, i
     return replicas
 
 
-def _remove_workers(limits: Limits, fleet: FleetState, spare: int) -> dict[str, int]:
+def _remove_workers(limits: ControlLimits, fleet: FleetState, spare: int) -> dict[str, int]:
     replicas = dict(fleet.replicas)
     emptied_first = reversed(limits.groups)
     group = next(each for each in emptied_first if replicas[each.name] > each.min_replicas)
@@ -209,7 +209,7 @@ def _remove_workers(limits: Limits, fleet: FleetState, spare: int) -> dict[str, 
     return replicas
 
 
-def _least_workers(limits: Limits, fleet: FleetState, context: ScalingContext) -> int:
+def _least_workers(limits: ControlLimits, fleet: FleetState, context: ScalingContext) -> int:
     """Return the smallest number of workers that a removal may leave, at least 1."""
     least = max(1, sum(group.min_replicas for group in limits.groups))
     if fleet.starvation is None or not _is_recent(limits, fleet.starvation, context.now_s):
@@ -218,7 +218,7 @@ def _least_workers(limits: Limits, fleet: FleetState, context: ScalingContext) -
 
 
 def _latest_starvation(
-    limits: Limits, fleet: FleetState, signals: RunSignals, context: ScalingContext
+    limits: ControlLimits, fleet: FleetState, signals: RunSignals, context: ScalingContext
 ) -> Starvation | None:
     """Return the largest number of ready workers with which the learner starved recently."""
     last = fleet.starvation
@@ -234,6 +234,6 @@ def _latest_starvation(
     return Starvation(workers=ready, seen_s=context.now_s)
 
 
-def _is_recent(limits: Limits, starvation: Starvation, now_s: float) -> bool:
+def _is_recent(limits: ControlLimits, starvation: Starvation, now_s: float) -> bool:
     memory_s = STARVATION_MEMORY_COOLDOWNS * limits.scale_down_cooldown_s
     return now_s - starvation.seen_s < memory_s

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from vcpo.control.limits import Limits
+from vcpo.control.limits import ControlLimits
 from vcpo.control.scaling import FleetState, Starvation
 from vcpo.control.throttle import ThrottleState
 
@@ -22,7 +22,7 @@ class ControlState:
     @classmethod
     def start(
         cls,
-        limits: Limits,
+        limits: ControlLimits,
         *,
         now_s: float,
         replicas: Mapping[str, int] | None = None,
@@ -41,7 +41,7 @@ class ControlState:
             fleet=FleetState(replicas=limits.fit(replicas or {}), scaled_s=now_s),
         )
 
-    def fit(self, limits: Limits, now_s: float) -> ControlState:
+    def fit(self, limits: ControlLimits, now_s: float) -> ControlState:
         """Return this state within the limits; no time in it is later than `now_s`."""
         starvation = self.fleet.starvation
         if starvation is not None:

@@ -18,7 +18,7 @@ import grpc
 
 from vcpo.control.conditions import ConditionType
 from vcpo.control.decision import ControlDecision, decide
-from vcpo.control.limits import Limits
+from vcpo.control.limits import ControlLimits
 from vcpo.control.run_limits import RunLimits, RunTimes, exceeded_deadline
 from vcpo.control.state import ControlState
 from vcpo.learner_control import SIGNALS_TIMEOUT_S
@@ -90,7 +90,7 @@ class Host:
         self._journal = Journal(run_dir.path)
         self._feed = EventFeed(EventTail(run_dir.path), own_source=_SOURCE)
         self._metrics = HostMetrics()
-        self._limits = Limits.of(run.spec)
+        self._limits = ControlLimits.of(run.spec)
         self._state = ControlState.start(self._limits, now_s=clock())
         self._started_s = clock()
         self._interrupted = asyncio.Event()

@@ -10,6 +10,7 @@ from typing import TypeVar
 from prometheus_client import Counter as CounterMetric
 
 from vcpo.control.quota import Trust
+from vcpo.learner_control import optional_field
 from vcpo.metrics import LearnerMetrics
 from vcpo.records.journal import EvaluationRecord
 from vcpo.records.step_record import GAUGES, StepRecord, gauge_value
@@ -140,8 +141,8 @@ class LearnerGauges:
 
 def _value_or_nan(signals: control_pb2.Signals, field: str) -> float:
     """Return a field's value, or NaN, which is not exported, when the field is not set."""
-    known = signals.HasField(field)  # type: ignore[arg-type]  # the stub wants literals
-    return float(getattr(signals, field)) if known else math.nan
+    value = optional_field(signals, field)
+    return math.nan if value is None else float(value)
 
 
 def _catch_up_by_reason(

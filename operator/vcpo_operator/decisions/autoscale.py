@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vcpo.control import ControlDecision, ControlState, GroupLimits, Limits, decide
+from vcpo.control import ControlDecision, ControlLimits, ControlState, GroupLimits, decide
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.cluster import Scaling
 from vcpo_operator.observed.records import ObservedState
@@ -79,9 +79,9 @@ def stored_state(state: ControlState) -> dict[str, object]:
     }
 
 
-def _limits(spec: VCPORunSpec, live: Mapping[str, int]) -> Limits:
+def _limits(spec: VCPORunSpec, live: Mapping[str, int]) -> ControlLimits:
     """Return the run's limits; groups with another scaler are fixed at their live replicas."""
-    limits = Limits.of(spec)
+    limits = ControlLimits.of(spec)
     external = {group.name for group in spec.rollouts if group.scaling is Scaling.EXTERNAL}
     fixed = {
         name: GroupLimits(name=name, min_replicas=replicas, max_replicas=replicas)
@@ -94,7 +94,7 @@ def _limits(spec: VCPORunSpec, live: Mapping[str, int]) -> Limits:
 
 def _restore_state(
     stored: Mapping[str, object],
-    limits: Limits,
+    limits: ControlLimits,
     live: Mapping[str, int],
     report: LearnerReport | None,
     now_s: float,

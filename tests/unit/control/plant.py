@@ -5,12 +5,19 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from vcpo.control import ControlDecision, ControlState, GroupLimits, Limits, RunSignals, decide
+from vcpo.control import (
+    ControlDecision,
+    ControlLimits,
+    ControlState,
+    GroupLimits,
+    RunSignals,
+    decide,
+)
 
 BATCH = 16
 
 
-def limits(*groups: tuple[str, int, int], **changes: object) -> Limits:
+def limits(*groups: tuple[str, int, int], **changes: object) -> ControlLimits:
     """The spec's defaults, with groups as (name, least, most)."""
     chosen = {
         "max_admission_lag_steps": 8,
@@ -26,7 +33,7 @@ def limits(*groups: tuple[str, int, int], **changes: object) -> Limits:
         GroupLimits(name=name, min_replicas=least, max_replicas=most)
         for name, least, most in groups or (("main", 1, 8),)
     )
-    return Limits(**chosen, groups=bounds)
+    return ControlLimits(**chosen, groups=bounds)
 
 
 def signals(**changes: object) -> RunSignals:
@@ -61,7 +68,7 @@ def saturated(**changes: object) -> RunSignals:
 class Plant:
     """A run that takes a step between two decisions and needs so many workers to keep busy."""
 
-    limits: Limits
+    limits: ControlLimits
     needed_workers: float
     relative_ess_ratio: float = 0.9
     noise: random.Random = field(default_factory=lambda: random.Random(0))

@@ -11,9 +11,9 @@ from tests.unit.control.plant import limits, saturated, signals, starving
 from vcpo.control import (
     ConditionStatus,
     ConditionType,
+    ControlLimits,
     ControlState,
     Direction,
-    Limits,
     Reason,
     decide,
 )
@@ -189,4 +189,4 @@ def test_limits_are_those_of_the_spec():
         "control": {"essFloorRatio": 0.1, "idleHighRatio": 0.3, "idleLowRatio": 0.02},
     }
     run = VCPORun.model_validate({"metadata": {"name": "r"}, "spec": spec})
-    assert Limits.of(run.spec) == DEFAULTS
+    assert ControlLimits.of(run.spec) == DEFAULTS

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.control.plant import BATCH, Plant, limits, signals
-from vcpo.control import ControlState, Limits, RunSignals, decide
+from vcpo.control import ControlLimits, ControlState, RunSignals, decide
 from vcpo.control.scaling import FleetState, Starvation
 from vcpo.control.throttle import PROBE_STEPS, ThrottleState
 
@@ -21,7 +21,7 @@ LAGS = st.integers(0, 20)
 
 
 @st.composite
-def all_limits(draw: st.DrawFn) -> Limits:
+def all_limits(draw: st.DrawFn) -> ControlLimits:
     bounds = st.tuples(st.integers(0, 6), st.integers(1, 12)).map(sorted)
     groups = [(f"group-{number}", *draw(bounds)) for number in range(draw(st.integers(1, 3)))]
     return limits(
@@ -32,7 +32,7 @@ def all_limits(draw: st.DrawFn) -> Limits:
 
 
 @st.composite
-def all_states(draw: st.DrawFn, bounds: Limits) -> ControlState:
+def all_states(draw: st.DrawFn, bounds: ControlLimits) -> ControlState:
     times = st.floats(0.0, NOW_S)
     starvation = st.builds(Starvation, workers=st.integers(0, 36), seen_s=times)
     return ControlState(
@@ -53,7 +53,7 @@ def all_states(draw: st.DrawFn, bounds: Limits) -> ControlState:
 
 
 @st.composite
-def all_signals(draw: st.DrawFn, bounds: Limits) -> RunSignals:
+def all_signals(draw: st.DrawFn, bounds: ControlLimits) -> RunSignals:
     return signals(
         step=draw(st.integers(0, 20)),
         ess_ratio_mean=draw(st.none() | SHARES),
@@ -68,12 +68,12 @@ def all_signals(draw: st.DrawFn, bounds: Limits) -> RunSignals:
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[Limits, ControlState, RunSignals]:
+def situations(draw: st.DrawFn) -> tuple[ControlLimits, ControlState, RunSignals]:
     bounds = draw(all_limits())
     return bounds, draw(all_states(bounds)), draw(all_signals(bounds))
 
 
-def workers(bounds: Limits, state: ControlState, seen: RunSignals | None) -> int:
+def workers(bounds: ControlLimits, state: ControlState, seen: RunSignals | None) -> int:
     return sum(decide(bounds, state, seen, NOW_S)[0].replicas.values())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.control.plant import BATCH, limits, saturated, signals, starving
-from vcpo.control import Limits, Reason, RunSignals
+from vcpo.control import ControlLimits, Reason, RunSignals
 from vcpo.control.scaling import FleetState, ScalingContext, Starvation, next_fleet
 
 DEFAULTS = limits()
@@ -17,7 +17,10 @@ def fleet(workers: int = 2, **changes: object) -> FleetState:
 
 
 def decided(
-    seen: RunSignals, before: FleetState | None = None, bounds: Limits = DEFAULTS, **context: object
+    seen: RunSignals,
+    before: FleetState | None = None,
+    bounds: ControlLimits = DEFAULTS,
+    **context: object,
 ) -> tuple[dict[str, int], Reason]:
     chosen = {"admission_lag_steps": 8, "ess_has_room": True, "now_s": LATER_S, **context}
     after, reason = next_fleet(bounds, before or fleet(), seen, ScalingContext(**chosen))

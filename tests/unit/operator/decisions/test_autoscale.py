@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.fixtures.operator.runs import make_run, report
-from vcpo.control import ControlState, Limits
+from vcpo.control import ControlLimits, ControlState
 from vcpo_operator.children import Kind
 from vcpo_operator.decisions.autoscale import AutoscaleDecision, decide_autoscale, stored_state
 from vcpo_operator.observed.records import ObservedChild, ObservedGroup, ObservedState
@@ -47,7 +47,7 @@ def test_a_manual_scale_changes_the_desired_replicas():
 
 
 def test_a_manual_scale_restarts_the_cooldown():
-    known = ControlState.start(Limits.of(make_run().spec), now_s=1.0)
+    known = ControlState.start(ControlLimits.of(make_run().spec), now_s=1.0)
     autoscale = steered(observed(main=5), stored=stored_state(known))
     assert autoscale.state.fleet.scaled_s == NOW_S
 
@@ -62,12 +62,12 @@ def test_a_group_that_somebody_else_scales_may_have_any_number():
 
 def test_a_state_reads_back_as_it_was_stored():
     spec = make_run(rollouts=[{"name": "main", "minReplicas": 2, "maxReplicas": 6}]).spec
-    known = ControlState.start(Limits.of(spec), now_s=5.0, replicas={"main": 3})
+    known = ControlState.start(ControlLimits.of(spec), now_s=5.0, replicas={"main": 3})
     assert steered(observed(main=3), stored=stored_state(known)).state == known
 
 
 def test_what_is_unknown_is_not_stored():
-    known = ControlState.start(Limits.of(make_run().spec), now_s=5.0)
+    known = ControlState.start(ControlLimits.of(make_run().spec), now_s=5.0)
     assert set(stored_state(known)["fleet"]) == {"replicas", "scaled_s"}
 
 

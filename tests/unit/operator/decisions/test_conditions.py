@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.operator.runs import make_run, pod, report
-from vcpo.control import ControlState, Limits, decide
+from vcpo.control import ControlLimits, ControlState, decide
 from vcpo_operator.children import Kind
 from vcpo_operator.decisions.conditions import (
     ConditionInputs,
@@ -174,7 +174,7 @@ def test_what_is_missing_is_a_start_before_the_first_step_and_a_fault_after(
 
 def test_a_run_that_trains_without_an_update_says_so_and_stays_ready():
     says = report(no_update="The last 12 steps did not.")
-    limits = Limits.of(make_run().spec)
+    limits = ControlLimits.of(make_run().spec)
     decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says.signals, 1.0)
     ready = found(LEARNER, WORKER, report=says, decision=decision)["Ready"]
     assert (brief(ready), ready.message) == (("True", "NoUpdate"), "The last 12 steps did not.")
@@ -184,7 +184,7 @@ def test_a_run_that_trains_without_an_update_says_so_and_stays_ready():
 def test_an_environment_that_breaks_in_a_run_is_named(failures: int, reason: str):
     why = "reward: KeyError: 'answer' (/app/task.py:12)"
     says = report(failures_in_a_row=failures, latest_generation_failure=why)
-    limits = Limits.of(make_run().spec)
+    limits = ControlLimits.of(make_run().spec)
     decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says.signals, 1.0)
     ready = found(LEARNER, WORKER, report=says, decision=decision)["Ready"]
     assert ready.reason == reason
@@ -194,7 +194,7 @@ def test_an_environment_that_breaks_in_a_run_is_named(failures: int, reason: str
 @pytest.mark.parametrize("has_stepped", [True, False])
 def test_failures_without_a_known_sentence_are_reported_by_their_exit_code(has_stepped: bool):
     says = report(failures_in_a_row=32)  # as it is read out of a Prometheus
-    limits = Limits.of(make_run().spec)
+    limits = ControlLimits.of(make_run().spec)
     decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says.signals, 1.0)
     ready = found(LEARNER, WORKER, report=says, decision=decision, has_stepped=has_stepped)["Ready"]
     assert ready.reason == ("GenerationFailing" if has_stepped else "Initializing")
