@@ -40,13 +40,6 @@ def offenders(is_broken) -> list[str]:
     return sorted({path for path, name, field in fields() if is_broken(name, field)})
 
 
-def test_every_field_has_a_text_of_whole_sentences():
-    def is_broken(_: str, field: FieldInfo) -> bool:
-        return not text(field).endswith(".")
-
-    assert offenders(is_broken) == []
-
-
 def test_a_field_without_a_default_value_says_what_unset_means():
     def is_broken(_: str, field: FieldInfo) -> bool:
         unset = field.default is None and not field.is_required()
