@@ -2,7 +2,7 @@
 
 An object with the child's name may belong to somebody else. The operator never takes it over,
 unless its owner allows that by an annotation. Or the object is the claim of an earlier run. A claim
-can neither shrink nor change its storage class (docs/design/044-whose-objects.md).
+can neither shrink nor change its storage class (docs/design/044-object-ownership.md).
 """
 
 from __future__ import annotations
