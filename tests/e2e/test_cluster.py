@@ -10,7 +10,7 @@ from tests.e2e.cluster import ROOT, RUN_FILE
 from tests.e2e.user import load
 
 pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="the kubelet stand-in needs Linux's loopback network"
+    sys.platform != "linux", reason="the fake kubelet needs Linux's loopback network"
 )
 
 

@@ -1,4 +1,4 @@
-"""The installation for a GPU and for a CPU: the real script, over stand-ins for Python and pip."""
+"""The installation for a GPU and for a CPU: the real script, with a fake Python and a fake pip."""
 
 from __future__ import annotations
 

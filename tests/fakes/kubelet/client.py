@@ -1,4 +1,4 @@
-"""The kubelet stand-in's own client: plain JSON over HTTP, and a watch that survives.
+"""The fake kubelet's client: JSON over HTTP, and a watch that reconnects.
 
 Paths are those of the Kubernetes API, `/api/v1/namespaces/<ns>/pods/<name>/status`.
 """

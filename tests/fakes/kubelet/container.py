@@ -1,4 +1,4 @@
-"""One container: started, probed, started again, stopped.
+"""One container: started, probed, restarted, stopped.
 
 waiting --start--> running --exit--> terminated            (restartPolicy forbids another)
    ^                  |

@@ -24,7 +24,7 @@ _EVERYWHERE = re.compile(r"(?<![\d.])0\.0\.0\.0(?=:\d)")
 
 
 class UnsupportedPodError(ValueError):
-    """The pod asks for what the stand-in cannot give; the message names the field."""
+    """The pod asks for what the fake kubelet cannot give; the message names the field."""
 
 
 class MissingReferenceError(LookupError):
@@ -68,11 +68,11 @@ def environment(
     read_key: value of a key of a ConfigMap or Secret: (`configmaps` or `secrets`, name, key).
 
     Raises:
-        UnsupportedPodError: for sources that the stand-in does not know.
+        UnsupportedPodError: for sources that the fake kubelet does not know.
         MissingReferenceError: from `read_key`.
     """
     if container.get("envFrom"):
-        raise UnsupportedPodError("containers[].envFrom: not supported by the stand-in")
+        raise UnsupportedPodError("containers[].envFrom: not supported by the fake kubelet")
     variables: dict[str, str] = {}
     for entry in container.get("env") or ():
         source = entry.get("valueFrom")
@@ -118,7 +118,9 @@ def command_line(container: JsonObject, variables: Mapping[str, str]) -> list[st
     """
     words: Sequence[str] = [*(container.get("command") or ()), *(container.get("args") or ())]
     if not container.get("command"):
-        raise UnsupportedPodError("containers[].command: the stand-in has no image; give a command")
+        raise UnsupportedPodError(
+            "containers[].command: must be set, since the fake kubelet runs no image"
+        )
     return [expanded(word, variables) for word in words]
 
 

@@ -1,8 +1,8 @@
-"""`python kubelet_guard.py PARENT COMMAND...`: become COMMAND, and die when PARENT does.
+"""`python guard.py PARENT COMMAND...`: become COMMAND, and die when PARENT does.
 
-The kernel sends SIGKILL to this process when the thread that started it ends, and goes on to do so
-after `exec`. So no container outlives the stand-in, however that ended. Linux only; elsewhere the
-stand-in's own clean-up is all there is.
+The kernel sends SIGKILL to this process when the thread that started it ends, also after `exec`.
+So no container outlives the fake kubelet, however the fake kubelet ends. This works on Linux only;
+on other systems the fake kubelet stops its containers itself.
 Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
 """
 

@@ -1,4 +1,4 @@
-"""A kubelet stand-in: runs the pods of an API server as processes of this machine.
+"""A fake kubelet: runs the pods of an API server as processes of this machine.
 
 It schedules pods onto one node, runs their containers from their real specs, probes and restarts
 them, reports their status, and ends them as a kubelet does. No container runtime, no root, no

@@ -31,7 +31,7 @@ _HEAD_TIMEOUT_S = 10.0
 
 
 class LoopbackAddresses:
-    """Hands out addresses of 127.64.0.0/10; each stand-in keeps to a network of its own."""
+    """Hands out addresses of 127.64.0.0/10; each fake kubelet keeps to a network of its own."""
 
     def __init__(self, seed: int | None = None) -> None:
         """seed: for tests; None draws a network."""

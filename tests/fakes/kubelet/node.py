@@ -37,7 +37,7 @@ async def register(client: KubeClient, settings: KubeletSettings) -> None:
         "type": "Ready",
         "status": "True",
         "reason": "KubeletReady",
-        "message": "the stand-in is ready",
+        "message": "the fake kubelet is ready",
         "lastHeartbeatTime": timestamp(),
         "lastTransitionTime": timestamp(),
     }

@@ -106,7 +106,7 @@ class PodRun:
                 tasks.create_task(container.run(launch))
 
     def _mourn(self, ended: asyncio.Task[None]) -> None:
-        """Say so when the stand-in itself has failed; a pod must never stop in silence."""
+        """Say so when the fake kubelet itself has failed; a pod must never stop in silence."""
         if not ended.cancelled() and (failure := ended.exception()) is not None:
             _LOGGER.error("pod %s", self._url, exc_info=failure)
             self._wait_for("RunContainerError", repr(failure))
@@ -178,7 +178,7 @@ class PodRun:
 
     def _launch(self, spec: JsonObject, objects: Objects) -> Launch:
         if self._pod["spec"].get("initContainers"):
-            raise UnsupportedPodError("initContainers: not supported by the stand-in")
+            raise UnsupportedPodError("initContainers: not supported by the fake kubelet")
         relocate = Relocation(mount_points(self._pod, spec, self._paths), self.address)
         make_volumes(self._pod, self._paths, objects, relocate)
 

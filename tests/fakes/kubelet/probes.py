@@ -1,4 +1,4 @@
-"""Probes: one question to a container, and the count of answers that makes a verdict."""
+"""Probes: one request to a container, and the count of results that decides."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def ask(probe: JsonObject, target: ProbeTarget) -> bool:
     """Put a probe's question once; no answer within its timeout is a no.
 
     Raises:
-        UnsupportedPodError: for kinds of probes that the stand-in does not know.
+        UnsupportedPodError: for kinds of probes that the fake kubelet does not know.
     """
     for kind, question in _QUESTIONS.items():
         if kind in probe:

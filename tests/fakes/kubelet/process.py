@@ -1,4 +1,4 @@
-"""Processes of the stand-in: started in sessions of their own, ended politely or at once."""
+"""Processes of the fake kubelet: each has a session of its own and is terminated or killed."""
 
 from __future__ import annotations
 

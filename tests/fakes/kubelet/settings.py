@@ -1,4 +1,4 @@
-"""What a kubelet stand-in is told: where its API server is, and how patient it is."""
+"""Settings of a fake kubelet: the address of its API server and its periods."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class ApiAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeletSettings:
-    """How a kubelet stand-in works."""
+    """How a fake kubelet works."""
 
     access: ApiAccess
     root: Path
     """Directory of everything it writes: volumes, claims, logs. Must exist."""
-    node_name: str = "stand-in"
+    node_name: str = "fake-node"
     node_labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the node besides its host name; pods' node selectors are held against them."""
     image_environment: Mapping[str, str] = field(default_factory=_image_environment)

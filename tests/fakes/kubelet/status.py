@@ -1,4 +1,4 @@
-"""Status of a pod and its containers, in the API's words, from what the stand-in knows."""
+"""Status of a pod and its containers, in the API's words, from what the fake kubelet knows."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class ContainerState:
         return {
             "name": self.name,
             "image": self.image,
-            "imageID": "" if self._unpulled else f"stand-in://{self.image}",
-            "containerID": "" if self._unpulled else f"stand-in://{self.name}/{self.restarts}",
+            "imageID": "" if self._unpulled else f"fake://{self.image}",
+            "containerID": "" if self._unpulled else f"fake://{self.name}/{self.restarts}",
             "restartCount": self.restarts,
             "started": self.started,
             "ready": self.ready,

@@ -100,7 +100,7 @@ def make_volumes(
     objects: what `referenced` named.
 
     Raises:
-        UnsupportedPodError: for kinds of volumes that the stand-in does not know.
+        UnsupportedPodError: for kinds of volumes that the fake kubelet does not know.
         MissingReferenceError: when a volume asks for a key that its object lacks.
     """
     for volume in pod["spec"].get("volumes") or ():

@@ -1,4 +1,4 @@
-"""Who asks, and whether he may: bearer tokens and role-based access control.
+"""Authentication by bearer token and role-based access control.
 
 A request without a token is the administrator's, so that tests need none; a server that is given
 `tokens` knows their holders, and every other token is refused.

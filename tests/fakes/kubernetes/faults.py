@@ -1,4 +1,4 @@
-"""Scripted failures: which requests fail, when, how often and in which of the network's ways.
+"""Scripted failures: which requests fail, when, how often and how.
 
 A crash test counts the calls of a good run, then repeats it once per call with
 `Fault(effect=DROP, after=n, times=None)`: from call n on, the server is gone.

@@ -1,4 +1,4 @@
-"""A record of every request on a resource: what the operator asked for, in the words of RBAC."""
+"""A record of every request on a resource, in the words of RBAC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects, their history and the one counter of versions: the etcd of the fake API server.
+"""Objects, their history and one revision counter: the etcd of the fake API server.
 
 An object in the store is never changed in place: `put` keeps what it is given and a change is a
 new object. So history and answers share structure, and nothing is copied on reading.

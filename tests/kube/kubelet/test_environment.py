@@ -1,4 +1,4 @@
-"""What the kubelet stand-in makes of a pod's texts."""
+"""What the fake kubelet makes of a pod's texts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Pods run by the kubelet stand-in, as small processes."""
+"""Pods run by the fake kubelet, as small processes."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from tests.fakes.kubernetes.api_server import FakeApiServer
 from tests.fixtures.kubernetes.kubelet import PATIENCE_S, PODS, node_fixture, pod_body, until_stored
 
 pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="the kubelet stand-in needs Linux's loopback network"
+    sys.platform != "linux", reason="the fake kubelet needs Linux's loopback network"
 )
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -187,7 +187,7 @@ async def test_a_pod_for_another_kind_of_node_stays_unscheduled(node):
     assert (condition["status"], condition["reason"]) == ("False", "Unschedulable")
 
 
-async def test_what_the_stand_in_cannot_do_is_said_in_the_status(node):
+async def test_what_the_fake_kubelet_cannot_do_is_said_in_the_status(node):
     await node.pod("service", *SLEEP, envFrom=[{"configMapRef": {"name": "x"}}])
     await node.until(waits_for(node, "service", "CreateContainerConfigError"))
     assert "envFrom" in node.container("service")["state"]["waiting"]["message"]
@@ -215,7 +215,7 @@ async def test_a_pod_that_does_not_leave_is_killed_after_its_grace_period(node):
     assert node.kubelet.pids == []
 
 
-async def test_no_process_is_left_when_the_stand_in_is(tmp_path):
+async def test_no_process_is_left_when_the_fake_kubelet_is(tmp_path):
     async with node_fixture(tmp_path) as node:
         await node.pod("service", "python", "-c", IGNORE_SIGTERM)
         await node.until(is_running(node, "service"))
@@ -223,7 +223,7 @@ async def test_no_process_is_left_when_the_stand_in_is(tmp_path):
     assert not is_alive(pid)
 
 
-async def test_no_process_outlives_a_stand_in_that_was_killed(tmp_path):
+async def test_no_process_outlives_a_fake_kubelet_that_was_killed(tmp_path):
     tells_pid = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid()))"
     has_told = {"exec": {"command": ["test", "-s", "pid"]}, "periodSeconds": 1}
     async with FakeApiServer() as server, KubeClient(ApiAccess(url=server.url)) as client:

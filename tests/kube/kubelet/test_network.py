@@ -1,4 +1,4 @@
-"""Names and addresses in the kubelet stand-in's cluster."""
+"""Names and addresses in the fake kubelet's cluster."""
 
 import base64
 

@@ -1,4 +1,4 @@
-"""Probes of the kubelet stand-in."""
+"""Probes of the fake kubelet."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Status that the kubelet stand-in reports."""
+"""Status that the fake kubelet reports."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Volumes of the kubelet stand-in."""
+"""Volumes of the fake kubelet."""
 
 import base64
 

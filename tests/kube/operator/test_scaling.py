@@ -6,7 +6,7 @@ import pytest
 
 from tests.fixtures.operator.operator import DEPLOYMENT, operator_fixture, report
 
-NUM_LOOKS = 100
+NUM_ROUNDS = 20
 SCALER = "/apis/vcpo.dev/v1alpha1/namespaces/default/vcporolloutscalers/demo-rollout-main"
 GROUP = {"name": "main", "minReplicas": 1, "maxReplicas": 4}
 
@@ -40,7 +40,7 @@ async def test_an_autoscaler_is_followed_and_never_reverted(operator):
     await operator.create(rollouts=[{**GROUP, "scaling": "External"}])
     await operator.settle()
     operator.connections.report = report()
-    for _, replicas in zip(range(NUM_LOOKS), itertools.cycle([3, 1, 4, 2]), strict=False):
+    for _, replicas in zip(range(NUM_ROUNDS), itertools.cycle([3, 1, 4, 2]), strict=False):
         await ask(operator, replicas)
         operator.now_s += 5.0
         await operator.reconcile()
@@ -95,7 +95,7 @@ async def test_a_change_by_hand_within_the_bounds_is_adopted(operator):
     await operator.create(rollouts=[GROUP])
     await operator.settle()
     operator.connections.report = report()
-    for _ in range(NUM_LOOKS):
+    for _ in range(NUM_ROUNDS):
         operator.now_s += 5.0
         await scale(operator, 3)
         await operator.reconcile()
@@ -134,7 +134,7 @@ async def test_a_run_that_does_not_change_costs_no_write(operator):
     operator.connections.report = report()
     await operator.settle_with_progress()
     before = await operator.backend.revision()
-    for _ in range(NUM_LOOKS):
+    for _ in range(NUM_ROUNDS):
         operator.now_s += 36.0
         await operator.reconcile()
     assert await operator.backend.revision() == before

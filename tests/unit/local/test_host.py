@@ -1,4 +1,4 @@
-"""The local host with small stand-ins for learner and worker that speak the real wire."""
+"""The local host with fake processes of learner and worker that speak the real wire."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Clock:
 
 
 class HostFixture:
-    """A host at work on a run directory, and the files by which its stand-ins are told."""
+    """A host at work on a run directory, and the files that command its fake processes."""
 
     def __init__(self, folder: Path) -> None:
         self.directory = RunDir(folder / "run")

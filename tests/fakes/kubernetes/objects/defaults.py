@@ -1,4 +1,4 @@
-"""What the API server fills into built-in objects, so that a client meets the same drift here.
+"""The defaults that the API server sets in built-in objects, so that clients meet the same drift.
 
 Only what a client can see in the kinds of this project. Every function changes its argument,
 which is the server's own copy.

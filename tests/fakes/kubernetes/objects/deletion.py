@@ -1,4 +1,4 @@
-"""How objects go: at once, or marked as terminating until nothing holds them.
+"""Deletion: at once, or terminating until the last finalizer is gone.
 
 Source: https://kubernetes.io/docs/concepts/architecture/garbage-collection/
 """

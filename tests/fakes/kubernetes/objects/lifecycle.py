@@ -1,4 +1,4 @@
-"""What an object goes through between a request and the store, without the store.
+"""The checks and defaults that an object passes between a request and the store.
 
 Pure: takes the old object and the wanted one, answers the one to keep.
 Source: https://github.com/kubernetes/kubernetes/tree/master/staging/src/k8s.io/apiserver/pkg/registry/rest

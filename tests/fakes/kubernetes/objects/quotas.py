@@ -1,4 +1,4 @@
-"""ResourceQuota, as far as it counts pods: what would go beyond it is refused.
+"""ResourceQuota for pods: what exceeds it is refused.
 
 Departures: no other resource is counted, there is no status, and of a name that the server would
 make up a refusal shows the beginning only.

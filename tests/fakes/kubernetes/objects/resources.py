@@ -1,4 +1,4 @@
-"""The kinds that the fake API server knows: a catalogue, and those that CRDs add.
+"""The catalogue of kinds: those of this fake API server, and those that CRDs add.
 
 Only what the project and kubectl's everyday words touch is listed; one line adds a kind.
 """

@@ -1,4 +1,4 @@
-"""Who owns which field: the ledger in `metadata.managedFields`, and server-side apply on it.
+"""Field ownership in `metadata.managedFields`, and server-side apply based on it.
 
 Invariant: a field has as owners all who applied its present value and have not let go of it, and
 the last writer who changed it. Applying over somebody else's value is a conflict unless forced;

@@ -1,4 +1,4 @@
-"""Requests that are no change of the object they name: bindings, tokens and access reviews."""
+"""Requests that do not change the object they name: bindings, tokens and access reviews."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server tells about itself: versions, groups, resources and a small OpenAPI document."""
+"""Discovery: versions, groups, resources and a small OpenAPI document."""
 
 from __future__ import annotations
 

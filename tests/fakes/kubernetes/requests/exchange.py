@@ -1,4 +1,4 @@
-"""The edges of an HTTP exchange: reading a body, refusing, and the ways to fail on purpose."""
+"""The edges of an HTTP exchange: read a body, refuse a request, fail on purpose."""
 
 from __future__ import annotations
 

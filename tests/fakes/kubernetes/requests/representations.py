@@ -1,4 +1,4 @@
-"""The forms in which an answer can be asked for: as it is, as metadata only, or as a Table.
+"""The forms of a response: the object, its metadata only, or a Table.
 
 Source: https://kubernetes.io/docs/reference/using-api/api-concepts/#receiving-resources-as-tables
 """

@@ -1,4 +1,4 @@
-"""What a request is about and how it is to be carried out; the address and the options in words."""
+"""The object that a request addresses, and its options, parsed from path and query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fleet of small stand-ins for learner and worker, under their module names."""
+"""A fleet of fake processes under the module names of learner and worker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.unit.local.processes.stand_ins import RUN, STAND_IN, Clock
+from tests.unit.local.processes.fake_processes import FAKE_PROCESS, RUN, Clock
 from vcpo.local.processes.fleet import Fleet
 from vcpo.local.run_dir import RunDir
 
@@ -27,7 +27,7 @@ def run_dir(tmp_path) -> RunDir:
 async def fleet(run_dir, clock, tmp_path, monkeypatch) -> AsyncIterator[Fleet]:
     for module in ("vcpo_learner", "vcpo_rollout"):
         (tmp_path / module).mkdir()
-        (tmp_path / module / "__main__.py").write_text(STAND_IN, encoding="utf-8")
+        (tmp_path / module / "__main__.py").write_text(FAKE_PROCESS, encoding="utf-8")
         (tmp_path / module / "__init__.py").touch()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

@@ -1,4 +1,4 @@
-"""The fleet of a run, with small stand-ins for learner and worker under their module names."""
+"""The fleet of a run, with fake processes under the module names of learner and worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.unit.local.processes.stand_ins import RUN, TIMEOUT_S, ended
+from tests.unit.local.processes.fake_processes import RUN, TIMEOUT_S, ended
 from vcpo.local.processes.child import ChildProcess
 from vcpo.local.processes.fleet import Fleet, RunFailedError
 from vcpo.local.processes.gpus import Gpu
@@ -18,7 +18,7 @@ def names(children: list[ChildProcess]) -> list[str]:
 
 
 def told(child: ChildProcess) -> dict[str, list[str] | dict[str, str]]:
-    """What a stand-in that has ended was started with."""
+    """The arguments and the environment of a fake process that has ended."""
     return json.loads(ended(child).log_tail().splitlines()[0])
 
 
@@ -62,7 +62,7 @@ class TestCommands:
         environment = told(fleet.start_learner(resume=False))["environment"]
         assert environment["VCPO_TOKEN"] == fleet.token != Fleet(RUN, run_dir).token
 
-    @pytest.mark.usefixtures("fleet")  # for its stand-ins
+    @pytest.mark.usefixtures("fleet")  # for its fake processes
     def test_each_process_has_its_gpu(self, run_dir, monkeypatch):
         monkeypatch.setenv("EXIT", "0")
         fleet = Fleet(RUN, run_dir, gpus=[Gpu(identifier=each) for each in ("0", "1", "2")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.local.processes.stand_ins import Clock, ended
+from tests.unit.local.processes.fake_processes import Clock, ended
 from vcpo.control.run_limits import RunLimits
 from vcpo.local.processes.fleet import Fleet, RunFailedError
 from vcpo.local.processes.learner import LearnerEnd, LearnerProcess

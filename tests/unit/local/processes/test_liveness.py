@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import grpc
 import pytest
 
-from tests.unit.local.processes.stand_ins import TIMEOUT_S, Clock
+from tests.unit.local.processes.fake_processes import TIMEOUT_S, Clock
 from vcpo.local.processes.child import ChildProcess, start_child
 from vcpo.local.processes.liveness import Liveness, answers_health_check
 from vcpo.service.lifecycle import Ready, write_ready

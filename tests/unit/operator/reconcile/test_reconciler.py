@@ -47,21 +47,7 @@ async def test_a_settled_run_is_never_written_again(operator: ReconcilerFixture)
     assert len(operator.writes()) == before
 
 
-async def test_a_hundred_reconciliations_follow_an_autoscaler_and_never_undo_it(
-    operator: ReconcilerFixture,
-):
-    operator.create_run(rollouts=[{**ROLLOUTS[0], "minReplicas": 1, "scaling": "External"}])
-    await operator.settle()
-    for turn in range(100):
-        wanted = 1 + turn % 6
-        operator.request_replicas(wanted)
-        await operator.reconcile()
-        assert operator.replicas() == wanted
-        scaler = operator.get("vcpo.dev", "vcporolloutscalers", "demo-rollout-main")
-        assert scaler["spec"]["replicas"] == wanted
-
-
-async def test_a_hand_on_the_scale_is_adopted_within_the_bounds(operator: ReconcilerFixture):
+async def test_a_manual_scale_is_adopted_within_the_bounds(operator: ReconcilerFixture):
     operator.create_run(rollouts=ROLLOUTS)
     await operator.settle()
     operator.scale(5)

@@ -1,4 +1,4 @@
-"""Stand-ins for the learner's and the workers' processes, and the run that they belong to."""
+"""Fake processes of the learner and the workers, and the run that they belong to."""
 
 from vcpo.local.processes.child import ChildProcess
 from vcpo.spec import parse_run
@@ -6,7 +6,7 @@ from vcpo.spec import parse_run
 TIMEOUT_S = 60
 
 
-STAND_IN = """
+FAKE_PROCESS = """
 import json, os, sys
 print(json.dumps({"arguments": sys.argv[1:], "environment": dict(os.environ)}), flush=True)
 if "EXIT" in os.environ:
