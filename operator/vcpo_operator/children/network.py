@@ -45,13 +45,18 @@ def network_policy(parent: Parent, ingress_sources: IngressSources) -> Child | N
     if isolation is NetworkIsolation.DISABLED:
         return None
     peers = {"podSelector": {"matchLabels": selector(parent.name)}}
+    scrapers: list[Manifest] = [{"podSelector": {}}]  # all pods of the run's own namespace
+    if ingress_sources.monitoring_namespaces:
+        scrapers.append(_namespaces(ingress_sources.monitoring_namespaces))
+    ports = [_port(LEARNER_METRICS_PORT), _port(ROLLOUT_METRICS_PORT)]
+    scrapes = {"from": scrapers, "ports": ports}
     spec: Manifest = {
         "podSelector": {"matchLabels": selector(parent.name)},
         "policyTypes": ["Ingress"],
         "ingress": [
             {"from": [peers]},
             *_from_operator(ingress_sources),
-            _from_scrapers(ingress_sources),
+            scrapes,
         ],
     }
     if isolation is NetworkIsolation.DENY_ALL:
@@ -69,15 +74,6 @@ def _from_operator(ingress_sources: IngressSources) -> list[Manifest]:
         "podSelector": {"matchLabels": _OPERATOR_PODS},
     }
     return [{"from": [operator], "ports": [_port(LEARNER_PORT)]}]
-
-
-def _from_scrapers(ingress_sources: IngressSources) -> Manifest:
-    own_namespace: Manifest = {"podSelector": {}}
-    scrapers = [own_namespace]
-    if ingress_sources.monitoring_namespaces:
-        scrapers.append(_namespaces(ingress_sources.monitoring_namespaces))
-    ports = [_port(LEARNER_METRICS_PORT), _port(ROLLOUT_METRICS_PORT)]
-    return {"from": scrapers, "ports": ports}
 
 
 def _namespaces(names: Iterable[str]) -> Manifest:

@@ -25,9 +25,13 @@ async def serve_standby_probe(endpoint: str | None) -> AsyncIterator[None]:
     if endpoint is None:
         yield
         return
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"state": "waits for the Lease"})
+
     parts = urlsplit(endpoint)
     application = web.Application()
-    application.router.add_get(parts.path, _answer_probe)
+    application.router.add_get(parts.path, answer)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=_GRACE_S)
     await runner.setup()
     try:
@@ -35,7 +39,3 @@ async def serve_standby_probe(endpoint: str | None) -> AsyncIterator[None]:
         yield
     finally:
         await runner.cleanup()
-
-
-async def _answer_probe(request: web.Request) -> web.Response:
-    return web.json_response({"state": "waits for the Lease"})

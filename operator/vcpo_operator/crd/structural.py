@@ -60,12 +60,19 @@ def _node(source: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
     if node["type"] == "object":
         node |= _object(source, definitions)
     if source.get("default") is not None:
-        return _with_default(node, _default(node, source["default"]))
+        return _with_default(node, source["default"])
     return node
 
 
 def _with_default(node: Schema, default: Any) -> Schema:
-    """Return the node with its default, also in its description: `kubectl explain` shows that."""
+    """Return the node with its default, also in its description: `kubectl explain` shows that.
+
+    A section's default is empty, and items of a list lack fields with a default of their own.
+    """
+    if node["type"] == "object":
+        default = {}
+    elif node["type"] == "array":
+        default = [_undefaulted(node["items"], item) for item in default]
     if default in ({}, []):
         return {**node, "default": default}
     shown = default if isinstance(default, str) else json.dumps(default)
@@ -108,15 +115,6 @@ def _object(source: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema
     if isinstance(values, Mapping) and values:
         return {"additionalProperties": _node(values, definitions)}
     return {"x-kubernetes-preserve-unknown-fields": True}
-
-
-def _default(node: Schema, default: Any) -> Any:
-    """Return the default; empty for a section, and without defaulted fields for list items."""
-    if node["type"] == "object":
-        return {}
-    if node["type"] == "array":
-        return [_undefaulted(node["items"], item) for item in default]
-    return default
 
 
 def _undefaulted(items: Schema, item: Any) -> Any:

@@ -141,7 +141,10 @@ def _learner_ready(inputs: ConditionInputs) -> ConditionState:
     resting = _suspended_or_ended("LearnerReady", inputs, pods)
     if resting is not None:
         return resting
-    if any(pod.ready for pod in pods) or (pods and _has_contact(inputs.report)):
+    report = inputs.report
+    # The pod's probes lag by seconds, so a report of the learner itself counts as well.
+    has_contact = pods and report is not None and report.has_contact(_CONTACT_S)
+    if has_contact or any(pod.ready for pod in pods):
         return _true("LearnerReady", "PodReady", "The learner answers.")
     learner = inputs.observed.learner
     cause = _first_cause(pods) or _stuck_pod(inputs) or (learner.cause if learner else None)
@@ -155,7 +158,8 @@ def _rollouts_ready(inputs: ConditionInputs) -> ConditionState:
     resting = _suspended_or_ended("RolloutsReady", inputs, pods)
     if resting is not None:
         return resting
-    in_contact = _workers_in_contact(inputs.report)
+    report = inputs.report
+    in_contact = report.workers_in_contact(_CONTACT_S) if report else frozenset()
     ready = sum(pod.ready or pod.name in in_contact for pod in pods)
     minimum = max(1, sum(group.min_replicas for group in groups))
     observed_groups = (inputs.observed.groups.get(group.name) for group in groups)
@@ -182,20 +186,6 @@ def _suspended_or_ended(
     if inputs.verdict.has_ended and not any(pod.ready for pod in pods):
         return _false(kind, "Ended", "The run has ended.")
     return None
-
-
-def _has_contact(report: LearnerReport | None) -> bool:
-    """Whether the learner itself reported just now; its pod's probes lag by seconds."""
-    return report is not None and not report.is_silent and report.signals.age_s <= _CONTACT_S
-
-
-def _workers_in_contact(report: LearnerReport | None) -> frozenset[str]:
-    """Return the pods of the workers that were just in contact with the learner."""
-    if report is None or not _has_contact(report):
-        return frozenset()
-    workers = report.workers.items()
-    age_s = report.signals.age_s
-    return frozenset(name for name, each in workers if each.silent_s + age_s <= _CONTACT_S)
 
 
 def _first_cause(pods: Iterable[ObservedPod]) -> Cause | None:

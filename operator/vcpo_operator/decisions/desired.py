@@ -79,12 +79,14 @@ def desired_state(
         if rollout_name(parent.name, group.name) in names
     )
     no_workers = {group.name: 0 for group in spec.rollouts}
+    decided: Mapping[str, int] = {} if decision is None else decision.replicas
+    seeds = {group.name: decided.get(group.name, group.min_replicas) for group in spec.rollouts}
     return DesiredState(
         run=parent.name,
         owner_uid=parent.owner.uid,
         children=children,
         paused={child.name: child for child in paused},
-        seeds=no_workers if suspended else _seeds(parent, decision, requested),
+        seeds=no_workers if suspended else {**seeds, **_external_replicas(parent, requested)},
         # Never 0: that disables a HorizontalPodAutoscaler.
         scaler_seeds={
             group.name: max(1, group.min_replicas)
@@ -98,16 +100,6 @@ def desired_state(
         admission_lag_steps=None if decision is None else decision.admission_lag_steps,
         reason="" if decision is None else "; ".join(decision.reasons),
     )
-
-
-def _seeds(
-    parent: Parent, decision: ControlDecision | None, requested: Mapping[str, int]
-) -> dict[str, int]:
-    """Return the replicas of new Deployments: decided or requested, else `minReplicas`."""
-    decided: Mapping[str, int] = {} if decision is None else decision.replicas
-    groups = parent.run.spec.rollouts
-    seeds = {group.name: decided.get(group.name, group.min_replicas) for group in groups}
-    return {**seeds, **_external_replicas(parent, requested)}
 
 
 def _replicas(

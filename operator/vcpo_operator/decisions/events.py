@@ -52,10 +52,14 @@ def transition_events(
             message = "The spec was edited: the run starts again."
             yield _event(record, "TriedAgain", message, now_s)
             continue
-        if new is None or not _has_changed(old, new) or _is_repeated(new, after):
+        if new is None or _is_repeated(new, after):
+            continue
+        is_bad = _is_bad(new)
+        known = None if old is None else (old.status, old.reason)
+        if known == (new.status, new.reason) or (known is None and not is_bad):
             continue
         message = f"{new.type}: {new.message}"
-        yield _event(record, new.reason, message, now_s, is_bad=_is_bad(new))
+        yield _event(record, new.reason, message, now_s, is_bad=is_bad)
     for reason, message in _limit_changes(before, after):
         yield _event(record, reason, message, now_s)
 
@@ -104,13 +108,6 @@ def _event(
         "lastTimestamp": rfc3339(now_s),
         "count": 1,
     }
-
-
-def _has_changed(old: StatusCondition | None, new: StatusCondition) -> bool:
-    """Whether a condition changed its status or reason; a first one has if it is bad."""
-    if old is None:
-        return _is_bad(new)
-    return (old.status, old.reason) != (new.status, new.reason)
 
 
 def _is_repeated(condition: StatusCondition, status: RunStatus) -> bool:

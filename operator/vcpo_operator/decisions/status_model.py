@@ -27,6 +27,29 @@ class StatusCondition:
     """Unix time at which `status` changed last."""
     observed_generation: int = 0
 
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Self:
+        """Read an entry of `status.conditions`."""
+        return cls(
+            type=entry["type"],
+            status=entry["status"],
+            reason=entry["reason"],
+            message=entry["message"],
+            transition_s=from_rfc3339(entry["lastTransitionTime"]) or 0.0,
+            observed_generation=int(entry.get("observedGeneration", 0)),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry of `status.conditions`."""
+        return {
+            "type": self.type,
+            "status": self.status,
+            "reason": self.reason,
+            "message": self.message,
+            "lastTransitionTime": rfc3339(self.transition_s),
+            "observedGeneration": self.observed_generation,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarts:
@@ -42,6 +65,29 @@ class Restarts:
     pod_restarts: int = 0
     streak: FailureStreak = field(default_factory=FailureStreak)
     """Restarts in a row without progress; `failurePolicy.maxLearnerRestarts` limits these."""
+
+    @classmethod
+    def from_dict(cls, learner: Mapping[str, Any]) -> Self:
+        """Read the restarts in `status.learner`."""
+        return cls(
+            total=int(learner.get("restarts", 0)),
+            pod_uid=learner.get("podUid", ""),
+            pod_restarts=int(learner.get("podRestarts", 0)),
+            streak=FailureStreak(
+                failures=int(learner.get("restartsInARow", 0)),
+                progress=int(learner.get("furthestStep", 0)),
+            ),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the restarts' fields of `status.learner`."""
+        return {
+            "restarts": self.total,
+            "podUid": self.pod_uid or None,
+            "podRestarts": self.pod_restarts,
+            "restartsInARow": self.streak.failures,
+            "furthestStep": self.streak.progress,
+        }
 
     def with_pod(self, pod: ObservedPod, *, step: int) -> Restarts:
         """Return the count with a pod's restarts up to now.
@@ -82,6 +128,29 @@ class GroupStatus:
     replicas: int
     ready: int
     scaled_s: float | None = None
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Self:
+        """Read an entry of `status.rollouts`."""
+        return cls(
+            name=entry["name"],
+            desired=int(entry.get("desiredReplicas", 0)),
+            replicas=int(entry.get("replicas", 0)),
+            ready=int(entry.get("readyReplicas", 0)),
+            scaled_s=from_rfc3339(entry.get("lastScaleTime")),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry of `status.rollouts`."""
+        return _without_none(
+            {
+                "name": self.name,
+                "desiredReplicas": self.desired,
+                "replicas": self.replicas,
+                "readyReplicas": self.ready,
+                "lastScaleTime": rfc3339(self.scaled_s),
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +200,32 @@ class RunStatus:
         Raises: ValueError when this operator cannot have written it.
         """
         try:
-            return cls(**_fields_from_dict(entry))
+            learner, lag = entry.get("learner") or {}, entry.get("lag") or {}
+            last_end = learner.get("lastTermination")
+            return cls(
+                observed_generation=int(entry.get("observedGeneration", 0)),
+                conditions=tuple(map(StatusCondition.from_dict, entry.get("conditions") or ())),
+                start_s=from_rfc3339(entry.get("startTime")),
+                admission_s=from_rfc3339(entry.get("admissionTime")),
+                first_step_s=from_rfc3339(entry.get("firstStepTime")),
+                completion_s=from_rfc3339(entry.get("completionTime")),
+                drain_s=from_rfc3339(entry.get("drainTime")),
+                updated_s=from_rfc3339(entry.get("updateTime")),
+                admission_lag_steps=entry.get("admissionLagSteps"),
+                restarts=Restarts.from_dict(learner),
+                last_end=None if last_end is None else ContainerEnd.from_dict(last_end),
+                progress=Progress(
+                    step=entry.get("step"),
+                    policy_version=entry.get("policyVersion"),
+                    ess_ratio=entry.get("essRatio"),
+                    learning_rate_scale=entry.get("learningRateScale"),
+                    accuracy=entry.get("evaluationAccuracy"),
+                    lag_p50=lag.get("p50"),
+                    lag_max=lag.get("max"),
+                ),
+                groups=tuple(map(GroupStatus.from_dict, entry.get("rollouts") or ())),
+                control=dict(entry.get("control") or {}),
+            )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"status: not written by this operator ({error!r})") from error
 
@@ -140,9 +234,11 @@ class RunStatus:
         progress = self.progress
         ready = sum(group.ready for group in self.groups)
         desired = sum(group.desired for group in self.groups)
+        last_end = None if self.last_end is None else self.last_end.to_dict()
+        learner = {**self.restarts.to_dict(), "lastTermination": last_end}
         document = {
             "observedGeneration": self.observed_generation,
-            "conditions": [_condition_to_dict(each) for each in self.conditions],
+            "conditions": [each.to_dict() for each in self.conditions],
             "startTime": rfc3339(self.start_s),
             "admissionTime": rfc3339(self.admission_s),
             "firstStepTime": rfc3339(self.first_step_s),
@@ -156,19 +252,11 @@ class RunStatus:
             "evaluationAccuracy": _rounded(progress.accuracy),
             "admissionLagSteps": self.admission_lag_steps,
             "lag": _without_none({"p50": progress.lag_p50, "max": progress.lag_max}) or None,
-            "learner": {
-                "restarts": self.restarts.total,
-                "podUid": self.restarts.pod_uid or None,
-                "podRestarts": self.restarts.pod_restarts,
-                "restartsInARow": self.restarts.streak.failures,
-                "furthestStep": self.restarts.streak.progress,
-                "lastTermination": _end_to_dict(self.last_end),
-            },
-            "rollouts": [_group_to_dict(each) for each in self.groups],
+            "learner": _without_none(learner),
+            "rollouts": [each.to_dict() for each in self.groups],
             "workers": f"{ready}/{desired}" if self.groups else None,
             "control": dict(self.control) or None,
         }
-        document["learner"] = _without_none(document["learner"])  # type: ignore[arg-type]  # a dict above
         return _without_none(document)
 
 
@@ -182,112 +270,6 @@ def rfc3339(time_s: float | None) -> str | None:
 def from_rfc3339(text: str | None) -> float | None:
     """Read a time that Kubernetes wrote, as Unix time; None stays None."""
     return None if text is None else datetime.fromisoformat(text).timestamp()
-
-
-def _fields_from_dict(entry: Mapping[str, Any]) -> dict[str, Any]:
-    learner, lag = entry.get("learner") or {}, entry.get("lag") or {}
-    return {
-        "observed_generation": int(entry.get("observedGeneration", 0)),
-        "conditions": tuple(_condition_from(each) for each in entry.get("conditions") or ()),
-        "start_s": from_rfc3339(entry.get("startTime")),
-        "admission_s": from_rfc3339(entry.get("admissionTime")),
-        "first_step_s": from_rfc3339(entry.get("firstStepTime")),
-        "completion_s": from_rfc3339(entry.get("completionTime")),
-        "drain_s": from_rfc3339(entry.get("drainTime")),
-        "updated_s": from_rfc3339(entry.get("updateTime")),
-        "admission_lag_steps": entry.get("admissionLagSteps"),
-        "restarts": Restarts(
-            total=int(learner.get("restarts", 0)),
-            pod_uid=learner.get("podUid", ""),
-            pod_restarts=int(learner.get("podRestarts", 0)),
-            streak=FailureStreak(
-                failures=int(learner.get("restartsInARow", 0)),
-                progress=int(learner.get("furthestStep", 0)),
-            ),
-        ),
-        "last_end": _end_from(learner.get("lastTermination")),
-        "progress": Progress(
-            step=entry.get("step"),
-            policy_version=entry.get("policyVersion"),
-            ess_ratio=entry.get("essRatio"),
-            learning_rate_scale=entry.get("learningRateScale"),
-            accuracy=entry.get("evaluationAccuracy"),
-            lag_p50=lag.get("p50"),
-            lag_max=lag.get("max"),
-        ),
-        "groups": tuple(_group_from(each) for each in entry.get("rollouts") or ()),
-        "control": dict(entry.get("control") or {}),
-    }
-
-
-def _end_from(entry: Mapping[str, Any] | None) -> ContainerEnd | None:
-    if entry is None:
-        return None
-    return ContainerEnd(
-        pod=entry["pod"],
-        exit_code=int(entry["exitCode"]),
-        reason=entry["reason"],
-        message=entry.get("message", ""),
-        time=entry.get("finishedTime", ""),
-    )
-
-
-def _end_to_dict(end: ContainerEnd | None) -> dict[str, Any] | None:
-    if end is None:
-        return None
-    return _without_none(
-        {
-            "pod": end.pod,
-            "exitCode": end.exit_code,
-            "reason": end.reason,
-            "message": end.message or None,
-            "finishedTime": end.time or None,
-        }
-    )
-
-
-def _condition_from(entry: Mapping[str, Any]) -> StatusCondition:
-    return StatusCondition(
-        type=entry["type"],
-        status=entry["status"],
-        reason=entry["reason"],
-        message=entry["message"],
-        transition_s=from_rfc3339(entry["lastTransitionTime"]) or 0.0,
-        observed_generation=int(entry.get("observedGeneration", 0)),
-    )
-
-
-def _condition_to_dict(condition: StatusCondition) -> dict[str, Any]:
-    return {
-        "type": condition.type,
-        "status": condition.status,
-        "reason": condition.reason,
-        "message": condition.message,
-        "lastTransitionTime": rfc3339(condition.transition_s),
-        "observedGeneration": condition.observed_generation,
-    }
-
-
-def _group_from(entry: Mapping[str, Any]) -> GroupStatus:
-    return GroupStatus(
-        name=entry["name"],
-        desired=int(entry.get("desiredReplicas", 0)),
-        replicas=int(entry.get("replicas", 0)),
-        ready=int(entry.get("readyReplicas", 0)),
-        scaled_s=from_rfc3339(entry.get("lastScaleTime")),
-    )
-
-
-def _group_to_dict(group: GroupStatus) -> dict[str, Any]:
-    return _without_none(
-        {
-            "name": group.name,
-            "desiredReplicas": group.desired,
-            "replicas": group.replicas,
-            "readyReplicas": group.ready,
-            "lastScaleTime": rfc3339(group.scaled_s),
-        }
-    )
 
 
 def _without_none(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def _report(scrape: _Scrape, workers: Mapping[str, WorkerReport]) -> LearnerRepo
     # A step whose weights have no value reports 0, which no batch can have.
     ess_ratio = scrape.value(_ESS) or None
     signals = _signals(scrape)
-    phase = _phase(scrape.values(catalogue.LEARNER_PHASE, "phase"))
+    phase = scrape.phase()
     skipped = scrape.count_or_none(catalogue.SKIPPED_STEPS_IN_A_ROW) or 0
     has_never_updated = phase is RunPhase.COMPLETE and 0 < signals.step <= skipped
     return LearnerReport(
@@ -153,15 +153,6 @@ def _signals(scrape: _Scrape) -> RunSignals:
             group: _whole(catalogue.WORKERS.name, each) for group, each in groups.items()
         },
     )
-
-
-def _phase(phases: Mapping[str, float]) -> RunPhase:
-    """Return the phase whose series is 1; an unknown phase counts as running."""
-    current = [phase for phase, value in phases.items() if value == 1.0]
-    if len(current) != 1:
-        raise ValueError(f"{catalogue.LEARNER_PHASE.name} must be 1 for one phase, not {current}")
-    known = {phase.value: phase for phase in RunPhase}
-    return known.get(current[0], RunPhase.RUNNING)
 
 
 def _workers(samples: Sequence[_Sample], now_s: float) -> dict[str, WorkerReport]:
@@ -213,6 +204,19 @@ class _Scrape:
                 )
             found[word] = sample.value
         return found
+
+    def phase(self) -> RunPhase:
+        """Return the phase whose series is 1; an unknown phase counts as running.
+
+        Raises: ValueError when no series is 1, or several are.
+        """
+        phases = self.values(catalogue.LEARNER_PHASE, "phase")
+        current = [phase for phase, value in phases.items() if value == 1.0]
+        if len(current) != 1:
+            name = catalogue.LEARNER_PHASE.name
+            raise ValueError(f"{name} must be 1 for one phase, not {current}")
+        known = {phase.value: phase for phase in RunPhase}
+        return known.get(current[0], RunPhase.RUNNING)
 
     def value(self, metric: Metric) -> float | None:
         """Return the value of a metric without labels; None when the scrape lacks it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.names import Role, RunKey
@@ -46,6 +46,23 @@ class ContainerEnd:
     """The last lines of its log if it failed."""
     time: str
     """RFC 3339; empty when the kubelet gives none."""
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Self:
+        """Read `status.learner.lastTermination` of a run."""
+        return cls(
+            pod=entry["pod"],
+            exit_code=int(entry["exitCode"]),
+            reason=entry["reason"],
+            message=entry.get("message", ""),
+            time=entry.get("finishedTime", ""),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return `status.learner.lastTermination` of a run."""
+        known = {"pod": self.pod, "exitCode": self.exit_code, "reason": self.reason}
+        optional = {"message": self.message, "finishedTime": self.time}
+        return {**known, **{name: text for name, text in optional.items() if text}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

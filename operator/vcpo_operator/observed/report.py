@@ -55,6 +55,17 @@ class LearnerReport:
         """Return the report at an age of `age_s` seconds, no longer fresh."""
         return replace(self, signals=replace(self.signals, age_s=age_s), is_fresh=False)
 
+    def has_contact(self, within_s: float) -> bool:
+        """Whether the learner itself reported within the last `within_s` seconds."""
+        return not self.is_silent and self.signals.age_s <= within_s
+
+    def workers_in_contact(self, within_s: float) -> frozenset[str]:
+        """Return the workers that were in contact with the learner within `within_s` seconds."""
+        if not self.has_contact(within_s):
+            return frozenset()
+        workers, age_s = self.workers.items(), self.signals.age_s
+        return frozenset(name for name, each in workers if each.silent_s + age_s <= within_s)
+
     def is_from_after(self, start_s: float, *, now_s: float) -> bool:
         """Whether the learner made the report at `start_s` or later; both are Unix times."""
         return now_s - self.signals.age_s >= start_s

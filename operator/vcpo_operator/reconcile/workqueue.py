@@ -58,7 +58,11 @@ class RunQueue:
                 entry = self._entries[key]
                 entry.due_s, entry.in_work = None, True
                 return key
-            await self._wait_for_change(None if due_s is None else due_s - self.clock())
+            try:
+                async with asyncio.timeout(None if due_s is None else due_s - self.clock()):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
 
     def done(
         self, key: RunKey, *, failed: bool = False, retry_after_s: float | None = None
@@ -102,10 +106,3 @@ class RunQueue:
             for key, entry in entries
             if entry.due_s is not None and not entry.in_work
         ]
-
-    async def _wait_for_change(self, timeout_s: float | None) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return
