@@ -182,7 +182,11 @@ class Cluster:
         code, text, retry_after_s = await loop.run_in_executor(self._threads, call)
         self._on_answer(verb, resource.label, code)
         if code == 0 or code >= _FIRST_ERROR:
-            raise ApiError(code, _status_message(text), retry_after_s=retry_after_s)
+            try:
+                message = str(json.loads(text)["message"])
+            except (KeyError, TypeError, ValueError):  # not a Status object
+                message = text
+            raise ApiError(code, message, retry_after_s=retry_after_s)
         document: Document = json.loads(text) if text else {}
         return document
 
@@ -223,11 +227,3 @@ def _load_kubeconfig(settings: client.Configuration) -> None:
             f"cannot reach the API server: {error} Run in a pod with a service account, or set"
             " KUBECONFIG to a kubeconfig that names a cluster."
         ) from error
-
-
-def _status_message(text: str) -> str:
-    """Return the message of a Status object; the text itself when it is no Status."""
-    try:
-        return str(json.loads(text)["message"])
-    except (KeyError, TypeError, ValueError):
-        return text

@@ -52,7 +52,9 @@ def decide_drain(
         return None
     start_s = float(int(now_s)) if since_s is None else since_s
     until_s = start_s + spec.learner.drain_seconds
-    if now_s >= until_s or not _has_work(spec, report):
+    max_age_s = spec.control.signals_max_age_seconds
+    has_work = report is not None and report.has_contact(max_age_s) and report.has_work
+    if now_s >= until_s or not has_work:
         return LearnerDrain(reason=reason, since_s=since_s, until_s=None)
     return LearnerDrain(reason=reason, since_s=start_s, until_s=until_s)
 
@@ -80,13 +82,3 @@ def _drain_reason(spec: VCPORunSpec, verdict: RunVerdict) -> str:
     if verdict.phase is LifecyclePhase.FAILED and is_removed:
         return f"the run has failed: {verdict.message}"
     return ""
-
-
-def _has_work(spec: VCPORunSpec, report: LearnerReport | None) -> bool:
-    """Whether the learner answers and still has work to finish."""
-    if report is None or report.is_silent:
-        return False
-    if report.signals.age_s > spec.control.signals_max_age_seconds:
-        return False
-    has_work_in_flight = report.phase is RunPhase.DRAINING and report.signals.in_flight > 0
-    return report.phase is RunPhase.RUNNING or has_work_in_flight

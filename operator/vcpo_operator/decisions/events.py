@@ -46,14 +46,16 @@ def transition_events(
     A condition that is set for the first time yields an event only if it is bad.
     """
     is_new_attempt = before.holds("Failed") and not after.holds("Failed")
+    named = (after.condition(kind) for kind in ("Accepted", "Complete", "Failed"))
+    others = {(each.reason, each.message) for each in named if each is not None}
     for kind in _FOLLOWED:
         old, new = before.condition(kind), after.condition(kind)
         if kind == "Failed" and is_new_attempt:
             message = "The spec was edited: the run starts again."
             yield _event(record, "TriedAgain", message, now_s)
             continue
-        if new is None or _is_repeated(new, after):
-            continue
+        if new is None or (kind == "Ready" and (new.reason, new.message) in others):
+            continue  # Ready only repeats another condition
         is_bad = _is_bad(new)
         known = None if old is None else (old.status, old.reason)
         if known == (new.status, new.reason) or (known is None and not is_bad):
@@ -108,13 +110,6 @@ def _event(
         "lastTimestamp": rfc3339(now_s),
         "count": 1,
     }
-
-
-def _is_repeated(condition: StatusCondition, status: RunStatus) -> bool:
-    """Whether Ready only repeats the reason and message of another condition."""
-    others = (status.condition(kind) for kind in ("Accepted", "Complete", "Failed"))
-    texts = ((each.reason, each.message) for each in others if each is not None)
-    return condition.type == "Ready" and (condition.reason, condition.message) in texts
 
 
 def _is_bad(condition: StatusCondition) -> bool:

@@ -66,7 +66,11 @@ def pod_cause(pod: Mapping[str, Any]) -> Cause | None:
         cause = _container_cause(name, container)
         if cause is not None:
             return cause
-    return _scheduling_cause(name, status)
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            reason = condition.get("reason") or "Unschedulable"
+            return _cause(reason, f"pod {name}", condition.get("message") or "cannot be scheduled")
+    return None
 
 
 def lost_node_cause(pod: str, node: str | None) -> Cause:
@@ -194,14 +198,6 @@ def _exit_message(ended: Mapping[str, Any]) -> str:
     return f"ended with exit code {ended.get('exitCode', 'unknown')}" + (
         f": {cause}" if cause else ""
     )
-
-
-def _scheduling_cause(pod: str, status: Mapping[str, Any]) -> Cause | None:
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            reason = condition.get("reason") or "Unschedulable"
-            return _cause(reason, f"pod {pod}", condition.get("message") or "cannot be scheduled")
-    return None
 
 
 def _cause(reason: str, where: str, message: str) -> Cause:

@@ -55,6 +55,12 @@ class LearnerReport:
         """Return the report at an age of `age_s` seconds, no longer fresh."""
         return replace(self, signals=replace(self.signals, age_s=age_s), is_fresh=False)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether the learner trains, or drains and still waits for trajectories."""
+        has_work_in_flight = self.phase is RunPhase.DRAINING and self.signals.in_flight > 0
+        return self.phase is RunPhase.RUNNING or has_work_in_flight
+
     def has_contact(self, within_s: float) -> bool:
         """Whether the learner itself reported within the last `within_s` seconds."""
         return not self.is_silent and self.signals.age_s <= within_s

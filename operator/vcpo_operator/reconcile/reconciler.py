@@ -21,7 +21,7 @@ from vcpo_operator.children.family import OperatorDefaults
 from vcpo_operator.cluster_api.client import ApiError
 from vcpo_operator.cluster_api.executor import Executor
 from vcpo_operator.decisions.actions import DeleteRun
-from vcpo_operator.decisions.autoscale import AutoscaleDecision, decide_autoscale
+from vcpo_operator.decisions.autoscale import decide_autoscale
 from vcpo_operator.decisions.conditions import invalid_spec_conditions, retry_delayed_conditions
 from vcpo_operator.decisions.draining import has_workers
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, is_past_time_to_live
@@ -134,7 +134,16 @@ class Reconciler:
         return await self._execute_and_write(snapshot, memory)
 
     async def _execute_and_write(self, snapshot: Snapshot, memory: RunMemory) -> ReconcileResult:
-        autoscale = self._decide_autoscale(snapshot, memory)
+        autoscale = None
+        if snapshot.verdict.phase is LifecyclePhase.RUN:
+            autoscale = decide_autoscale(
+                snapshot.run.spec,
+                known=memory.control,
+                stored=snapshot.before.control,
+                observed=snapshot.observed,
+                report=snapshot.report,
+                now_s=snapshot.now_s,
+            )
         result = await self._runner.run(snapshot, memory, autoscale)
         requeue_after_s = RESYNC_PERIOD_S
         if snapshot.is_new_attempt and result.error:
@@ -155,19 +164,6 @@ class Reconciler:
             requeue_after_s=requeue_after_s,
             error=result.error,
             retry_after_s=result.retry_after_s,
-        )
-
-    def _decide_autoscale(self, snapshot: Snapshot, memory: RunMemory) -> AutoscaleDecision | None:
-        """Return the control decision; None while the run does not train."""
-        if snapshot.verdict.phase is not LifecyclePhase.RUN:
-            return None
-        return decide_autoscale(
-            snapshot.run.spec,
-            known=memory.control,
-            stored=snapshot.before.control,
-            observed=snapshot.observed,
-            report=snapshot.report,
-            now_s=snapshot.now_s,
         )
 
     async def _forget_run(self, record: RunRecord | None, key: RunKey) -> None:
