@@ -1,4 +1,4 @@
-"""The whole product in one go, as `make e2e` runs it."""
+"""The end-to-end run of `make e2e`."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What counts as having been seen."""
+"""The counts that the end-to-end run takes of the objects that it observes."""
 
 from tests.e2e.cluster import shortfalls
 from tests.e2e.sightings import Sightings

@@ -1,4 +1,4 @@
-"""A run on one machine, from the first process to the last, and through every way of dying."""
+"""Local runs of `vcpo run`: completed, drained, killed and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samplers that compute almost what the learner does: told from mistakes, and allowed for."""
+"""Behavior policies with numerics close to the learner's are accepted; mistakes are detected."""
 
 from pathlib import Path
 

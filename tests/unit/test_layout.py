@@ -1,4 +1,4 @@
-"""Guards of the tree itself: what must exist, what must not, and what may not load what."""
+"""Guards of the tree: files that must exist or must not, and imports that must not happen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workload controllers of the fake, with a test that plays the kubelet."""
+"""The fake's workload controllers; the test reports the pods' states as a kubelet would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An API server takes the plain manifests as they are and gives them up with nothing left stuck."""
+"""An API server accepts the plain manifests, and deletes them completely."""
 
 import pytest
 from ruamel.yaml import YAML

@@ -1,4 +1,4 @@
-"""What the fake kubelet makes of a pod's texts."""
+"""The command, arguments and environment of a pod's container."""
 
 import pytest
 

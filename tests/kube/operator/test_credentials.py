@@ -1,4 +1,4 @@
-"""A token for each run: made by the operator, shown to one learner, new when it is deleted."""
+"""A token for each run: issued by the operator, given to one learner, replaced when deleted."""
 
 import base64
 import json

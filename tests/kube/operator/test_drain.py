@@ -1,4 +1,4 @@
-"""A learner is told to end in good order, and waited for, before its workers are taken away."""
+"""The operator asks a learner to drain and waits for it before it removes the workers."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A run that failed: nothing of it holds a GPU, and why it failed is kept."""
+"""A failed run holds no GPU, and its conditions keep the reason."""
 
 from dataclasses import replace
 

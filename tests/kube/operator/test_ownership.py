@@ -1,4 +1,4 @@
-"""What is there already: left alone unless it is given away; and claims kept by earlier runs."""
+"""The operator adopts no object of others, and reuses the claims of earlier runs."""
 
 import pytest
 

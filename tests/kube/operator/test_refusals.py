@@ -1,4 +1,4 @@
-"""A spec that the API server does not take: said once, in words, and not tried again and again."""
+"""The operator reports a spec that the API server refuses once, and retries it rarely."""
 
 import pytest
 

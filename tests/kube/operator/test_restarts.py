@@ -1,4 +1,4 @@
-"""An operator that was restarted goes on from what the one before it knew, and repeats nothing."""
+"""A restarted operator continues from the recorded state and repeats no action."""
 
 import dataclasses
 

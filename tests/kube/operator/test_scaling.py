@@ -1,4 +1,4 @@
-"""Who scales what: a hundred looks at a run while somebody else changes its workers."""
+"""Workers that an autoscaler or a person scales while the operator reconciles."""
 
 import itertools
 

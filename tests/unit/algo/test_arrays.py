@@ -1,4 +1,4 @@
-"""Whoever holds numbers in a list, a numpy array or a tensor gets the same answer."""
+"""Lists, numpy arrays and tensors of the same numbers give the same result."""
 
 from __future__ import annotations
 

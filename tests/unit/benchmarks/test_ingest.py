@@ -1,4 +1,4 @@
-"""Both ways hand in the same data, so what they cost can be compared."""
+"""Both ways of ingestion deliver the same data, so their costs can be compared."""
 
 import argparse
 

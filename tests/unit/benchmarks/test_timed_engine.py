@@ -1,4 +1,4 @@
-"""Lengths do not know of cuts, and the engine keeps what each version sampled."""
+"""Interrupts do not change response lengths, and the engine records what each version sampled."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Admission bounds the age of what is trained on."""
+"""Admission bounds the age of the trajectories that a step trains on."""
 
 from __future__ import annotations
 

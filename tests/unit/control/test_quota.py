@@ -1,4 +1,4 @@
-"""How much of the work one worker may hold."""
+"""The share of the leases that one worker may hold."""
 
 import pytest
 from hypothesis import given

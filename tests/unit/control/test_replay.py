@@ -1,4 +1,4 @@
-"""A recorded run, decided on again, gives the recorded decisions."""
+"""The decisions on a recorded run are the recorded decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers come while the learner starves and they can help, and go when they are too many."""
+"""Workers are added while the learner waits for data, and removed when they are too many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals are refused when they make no sense."""
+"""Signals out of their range are refused."""
 
 from __future__ import annotations
 

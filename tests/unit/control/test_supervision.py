@@ -1,4 +1,4 @@
-"""When what fails is started again."""
+"""The times at which a failed process is restarted."""
 
 from hypothesis import given
 from hypothesis import strategies as st

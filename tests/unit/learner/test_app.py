@@ -1,4 +1,4 @@
-"""The learner's process around its training."""
+"""The learner's process: start, phases and end."""
 
 from __future__ import annotations
 

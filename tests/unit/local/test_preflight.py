@@ -1,4 +1,4 @@
-"""What a machine lacks for a run is said before a process starts."""
+"""What a machine lacks for a run is reported before a process starts."""
 
 from __future__ import annotations
 

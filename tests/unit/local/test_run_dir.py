@@ -1,4 +1,4 @@
-"""Where a local run keeps its things."""
+"""The files of a local run."""
 
 from __future__ import annotations
 

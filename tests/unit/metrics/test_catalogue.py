@@ -1,4 +1,4 @@
-"""The catalogue's names follow the rules of Prometheus, so that nobody has to guess a unit."""
+"""The catalogue's names follow the rules of Prometheus."""
 
 from __future__ import annotations
 

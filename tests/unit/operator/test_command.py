@@ -1,4 +1,4 @@
-"""`python -m vcpo_operator` tells people what to put right, without a traceback."""
+"""`python -m vcpo_operator` reports a user's mistakes without a traceback."""
 
 from __future__ import annotations
 

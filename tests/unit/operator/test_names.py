@@ -1,4 +1,4 @@
-"""Names of children: valid for their kinds, as the run is called where that goes, never shared."""
+"""Names of a run's objects: valid for their kinds, and never shared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's records: what was written is read, whatever happened in between."""
+"""The journal: every record that was written is read, after any interruption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker finds, and misses, before it serves."""
+"""What a worker checks before it serves."""
 
 from __future__ import annotations
 

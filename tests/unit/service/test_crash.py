@@ -1,4 +1,4 @@
-"""What a process died of, read from the end of its log."""
+"""The cause of a process's death, read from the end of its log."""
 
 from __future__ import annotations
 

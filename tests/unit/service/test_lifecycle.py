@@ -1,4 +1,4 @@
-"""How a service starts and ends: ready files, addresses, signals, and the parent it belongs to."""
+"""Start and end of a service: ready files, addresses, signals, and its parent process."""
 
 from __future__ import annotations
 

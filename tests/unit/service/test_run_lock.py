@@ -1,4 +1,4 @@
-"""One host and one learner work in a run directory, and whoever is refused learns who does."""
+"""One host and one learner use a run directory; the error names who holds it."""
 
 from __future__ import annotations
 

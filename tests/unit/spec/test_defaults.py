@@ -1,4 +1,4 @@
-"""A short file is a whole run: everything unsaid has a default that works."""
+"""A short file is a whole run: every unset field has a default that works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a file is said at once: where, what was found, what would be right."""
+"""Every problem of a file is reported at once: the field, the value found, and the cure."""
 
 from __future__ import annotations
 

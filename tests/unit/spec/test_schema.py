@@ -1,4 +1,4 @@
-"""The JSON schema of a run: described, bounded and with defaults, as a cluster wants it."""
+"""The JSON schema of a run is described, bounded and has defaults, as a cluster requires."""
 
 from __future__ import annotations
 

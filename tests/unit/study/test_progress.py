@@ -1,4 +1,4 @@
-"""What is said while a study runs."""
+"""Progress lines of a study."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study file: what it means, and what is said about a wrong one."""
+"""The study file, and the errors of a wrong one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a client holds on to its server."""
+"""A client keeps its connection to the server."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a delta gives back is the later version, bit for bit; anything else is refused."""
+"""A delta restores the later version bit for bit; any other bytes are refused."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What callers can take of a server: bytes, time, streams and connections, over real sockets."""
+"""Limits on what a caller may take of a server: bytes, time, streams and connections."""
 
 import asyncio
 import contextlib

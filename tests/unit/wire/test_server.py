@@ -1,4 +1,4 @@
-"""The guard before every method, over a real server and real channels."""
+"""The guard in front of every method, over a real server and real channels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A version's bytes are used only when every checksum holds; nothing else is ever raised."""
+"""A version's bytes are used only if every checksum holds; no other error is raised."""
 
 from __future__ import annotations
 

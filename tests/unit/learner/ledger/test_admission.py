@@ -1,4 +1,4 @@
-"""Workers that hoard, hang, or never heard of what they were granted, at a real dispatcher."""
+"""Workers that hoard leases, hang, or never received a granted lease, at a real dispatcher."""
 
 import asyncio
 

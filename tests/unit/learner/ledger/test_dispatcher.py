@@ -1,4 +1,4 @@
-"""The dispatcher's decisions. Clocks stand still unless a test moves them, so nothing times out."""
+"""The dispatcher's decisions. A manual clock stands still unless a test advances it."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A run whose environment never works ends soon; one that worked outlives a short outage."""
+"""A run whose environment never works ends soon; one that worked survives a short outage."""
 
 from __future__ import annotations
 

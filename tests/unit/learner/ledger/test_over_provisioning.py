@@ -1,4 +1,4 @@
-"""More under way than is needed: the first to finish are used, the surplus is cut and kept."""
+"""With over-provisioning the first responses are used; the others are interrupted and kept."""
 
 import asyncio
 

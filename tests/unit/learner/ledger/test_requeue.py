@@ -1,4 +1,4 @@
-"""What was sampled of a grant that ended stays with its prompt, for the next grant."""
+"""Tokens sampled for an ended lease stay with its prompt and are resumed by the next lease."""
 
 import pytest
 

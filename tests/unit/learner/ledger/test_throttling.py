@@ -1,4 +1,4 @@
-"""What a tightened limit does to a run whose workers always keep up."""
+"""The effect of a lowered admission lag on a run whose workers always keep up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters in the learner: what is trained, published and saved, and that workers see the same."""
+"""LoRA adapters in the learner: trained, published, saved, and merged equally by workers."""
 
 import pytest
 import torch

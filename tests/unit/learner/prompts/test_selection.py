@@ -1,4 +1,4 @@
-"""Sources of prompts: which index comes next, and that a restart does not change it."""
+"""The order of prompt indices, also across a restart."""
 
 import json
 import random

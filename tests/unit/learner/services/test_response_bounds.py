@@ -1,4 +1,4 @@
-"""What no answer of a run may be beyond; each refusal names its field."""
+"""The bounds of a response; each refusal names its field."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The learner's services over a real channel: what they refuse, and what they pass on."""
+"""The learner's services over a real channel: what they refuse and what they return."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What is told of a step besides its record."""
+"""Log lines and events of a step besides its record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop when nothing is answered any more."""
+"""The training loop when no response arrives any more."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The training loop with a worker that answers at once and an update that only counts."""
+"""The training loop with a worker that responds at once and an update that only counts."""
 
 import asyncio
 import time

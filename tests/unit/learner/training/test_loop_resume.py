@@ -1,4 +1,4 @@
-"""What a learner that starts again goes on from."""
+"""The state from which a restarted learner resumes."""
 
 import shutil
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Groups that end an update: found, kept on disk, and never trained on again."""
+"""Groups that break an update are found, stored, and never trained on again."""
 
 import json
 from errno import ENOSPC

@@ -1,4 +1,4 @@
-"""A learner whose disk is full, and has room again or not; the limit is the kernel's."""
+"""A learner whose disk is full for a while, or for good; the kernel sets the limit."""
 
 import resource
 

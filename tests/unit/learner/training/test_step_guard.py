@@ -1,4 +1,4 @@
-"""Steps that break, with a real model and its real update."""
+"""Steps that fail, with a real model and its real update."""
 
 import contextlib
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Tokens that the environment wrote are part of the context, of no gradient and of no statistic."""
+"""Inserted tokens are context only: they enter no gradient and no statistic."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Steps whose baseline goes by a proxy, against the estimator written out by hand."""
+"""Steps whose baseline uses a norm proxy, against an independent computation."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Who fetches from whom: the learner sends little, nobody waits in a circle, nobody is stuck."""
+"""Peer assignment: the learner sends little, no cycle forms, and no worker is stuck."""
 
 import pytest
 from hypothesis import given

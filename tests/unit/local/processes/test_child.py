@@ -1,4 +1,4 @@
-"""Children are started, watched and stopped; no orphan stays and nobody else is touched."""
+"""Child processes are started, watched and stopped; none is orphaned and no other is touched."""
 
 from __future__ import annotations
 

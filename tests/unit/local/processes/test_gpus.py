@@ -1,4 +1,4 @@
-"""Two processes never want more of a GPU than it has, and who has one alone is told of no limit."""
+"""Processes that share a GPU get memory limits that fit; a process alone on its GPU gets none."""
 
 from __future__ import annotations
 

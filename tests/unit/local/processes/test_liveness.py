@@ -1,4 +1,4 @@
-"""Since when processes have not answered, and when that is too long."""
+"""The time since a process last responded, and when that is too long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run that took all of its steps is judged by what they did."""
+"""The verdict on a run that took all of its steps."""
 
 from __future__ import annotations
 

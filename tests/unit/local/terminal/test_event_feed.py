@@ -1,4 +1,4 @@
-"""What of the learner's events reaches the screen."""
+"""The learner's events that reach the screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person is shown of the learner's signals."""
+"""The screen's view of the learner's signals."""
 
 from __future__ import annotations
 

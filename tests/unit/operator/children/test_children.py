@@ -1,4 +1,4 @@
-"""Manifests: valid to the letter, restricted, and changed only by what should change them."""
+"""The manifests of a run's objects are valid, restricted, and change only with their inputs."""
 
 from __future__ import annotations
 

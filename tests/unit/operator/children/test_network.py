@@ -1,4 +1,4 @@
-"""Who a run's network policy lets in: nobody from another namespace for a label alone."""
+"""The sources that a run's network policy admits; a label alone admits no other namespace."""
 
 from __future__ import annotations
 

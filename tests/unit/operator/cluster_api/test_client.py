@@ -1,4 +1,4 @@
-"""Calls to the API server when it refuses, is busy, or says nothing."""
+"""Calls to an API server that refuses, is busy, or does not respond."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""While an operator waits for the Lease it answers the probe, and leaves the address to kopf."""
+"""A standby operator responds to the liveness probe and leaves the address to kopf afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The definition: what the API server is given, and that the chart carries the same."""
+"""The CustomResourceDefinition, and its copy in the chart."""
 
 from __future__ import annotations
 

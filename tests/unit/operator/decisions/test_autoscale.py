@@ -1,4 +1,4 @@
-"""The control loop in a cluster: live replicas are the truth, and a restart forgets little."""
+"""The control loop in a cluster: live replicas are the state, and a restart loses little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in the way of a child, and the sentence that says so with its cure."""
+"""Objects in the way of a child, and the sentence that names one with its cure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a learner is to end, and how long its workers stay for it."""
+"""When a learner has to drain, and how long its workers stay."""
 
 from __future__ import annotations
 

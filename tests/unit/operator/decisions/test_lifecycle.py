@@ -1,4 +1,4 @@
-"""When a run ends, rests or goes on, and when to look again."""
+"""When a run ends, is suspended or continues, and when it is reconciled next."""
 
 from __future__ import annotations
 

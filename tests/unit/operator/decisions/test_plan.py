@@ -1,4 +1,4 @@
-"""Plans are compared whole: the exact actions, in their order."""
+"""Plans: the exact actions in their order."""
 
 from __future__ import annotations
 

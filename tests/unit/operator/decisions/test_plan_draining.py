@@ -1,4 +1,4 @@
-"""Plans of a learner's end in good order."""
+"""Plans while a learner drains."""
 
 from __future__ import annotations
 

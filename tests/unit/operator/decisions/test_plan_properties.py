@@ -1,4 +1,4 @@
-"""What holds of every plan, whatever the run and whatever happened to it before."""
+"""Properties of every plan, for any run and any history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans for groups that an autoscaler outside scales."""
+"""Plans for groups that an external autoscaler scales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a run is looked at again, and which of its learner's words count."""
+"""When a run is reconciled next, and which reports of its learner count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status: what is kept, what is counted, when it is written."""
+"""The status of a run: what is kept, counted and written, and when."""
 
 from __future__ import annotations
 

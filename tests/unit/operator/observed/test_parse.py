@@ -1,4 +1,4 @@
-"""Objects as an API server sends them, and the records they become."""
+"""Objects of an API server, parsed into records."""
 
 from __future__ import annotations
 

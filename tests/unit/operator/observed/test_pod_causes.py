@@ -1,4 +1,4 @@
-"""Pod statuses as kubelets and schedulers write them, and the one cause each comes down to."""
+"""Pod statuses of kubelets and schedulers, reduced to one cause each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer of Prometheus says of a run, and what is never report_of_this_run."""
+"""Responses of Prometheus, parsed into a learner's report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reconciler on a fake API server: what is there in the end, whatever happened on the way."""
+"""The reconciler on a fake API server: the state that it reaches."""
 
 from __future__ import annotations
 

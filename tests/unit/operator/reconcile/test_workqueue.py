@@ -1,4 +1,4 @@
-"""The queue: nothing twice at once, nothing missed, nothing hurried after a failure."""
+"""The work queue: no key twice at once, none missed, and back-off after a failure."""
 
 from __future__ import annotations
 

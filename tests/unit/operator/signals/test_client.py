@@ -1,4 +1,4 @@
-"""Asking a learner over a real connection, one that answers and one that does not."""
+"""Reports over a real connection, of a learner that responds and of one that does not."""
 
 from __future__ import annotations
 

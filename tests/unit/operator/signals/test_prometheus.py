@@ -1,4 +1,4 @@
-"""Reading signals from a Prometheus that answers, lags, talks nonsense or is gone."""
+"""Signals from a Prometheus that responds, lags, returns nonsense or is down."""
 
 from __future__ import annotations
 

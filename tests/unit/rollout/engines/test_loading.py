@@ -1,4 +1,4 @@
-"""Models and tokenizers by name, and what a user reads when there is none."""
+"""Models and tokenizers by name, and the error if there is none."""
 
 import huggingface_hub.constants
 import pytest

@@ -1,4 +1,4 @@
-"""A payload is used whole or not at all."""
+"""A payload is loaded completely or not at all."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Answers cut and gone on with: no token is lost, scored again or labelled anew."""
+"""Interrupted and resumed responses: no token is lost, scored twice or labelled again."""
 
 import asyncio
 

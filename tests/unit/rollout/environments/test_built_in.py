@@ -1,4 +1,4 @@
-"""The list of shipped environments, which the core keeps, is that of the classes."""
+"""The core's list of shipped environments is that of the classes."""
 
 import inspect
 from importlib import import_module

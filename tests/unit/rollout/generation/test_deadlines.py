@@ -1,4 +1,4 @@
-"""A lease that runs out keeps its samples: they are handed back before it does."""
+"""A lease that is about to expire is released with its samples."""
 
 import asyncio
 

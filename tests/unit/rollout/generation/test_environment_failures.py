@@ -1,4 +1,4 @@
-"""What an environment does wrong is named: cause, exception, and the line of its author's code."""
+"""A failure of an environment is named by cause, exception, and the line of its author's code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments that block hold up nobody but their own answers."""
+"""Environments that block delay only their own responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations cut by one worker and gone on with by another, against the same ones uncut."""
+"""Conversations that one worker interrupts and another resumes, against uninterrupted ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the learner's parameters to an engine's, over the wire, by deltas, while it generates."""
+"""From the learner's parameters to a generating engine's, over the wire, by deltas."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Programs run in a real child, within its limits; each of these would hurt without one."""
+"""Programs run in a real child process, within its limits."""
 
 import os
 import signal

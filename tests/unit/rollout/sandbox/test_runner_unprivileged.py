@@ -1,4 +1,4 @@
-"""A worker without root's rights: its programs are as mighty as it is, and may lock it out."""
+"""The sandbox of a worker without root's rights."""
 
 import os
 import subprocess

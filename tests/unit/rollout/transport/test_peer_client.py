@@ -1,4 +1,4 @@
-"""Workers pass weights on over real channels; whatever a peer does, the version arrives."""
+"""Workers pass weights on over real channels; the version arrives whatever a peer does."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Calls that fail for a while, for good, or for reasons unknown, over a real channel."""
+"""Calls that fail for a while, for good, or for unknown reasons, over a real channel."""
 
 import asyncio
 import logging

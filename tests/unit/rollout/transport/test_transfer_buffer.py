@@ -1,4 +1,4 @@
-"""Weights are passed on while they arrive, as long as there is hope of their end."""
+"""Weights are passed on while they arrive, unless the transfer failed."""
 
 import asyncio
 

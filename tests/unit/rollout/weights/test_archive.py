@@ -1,4 +1,4 @@
-"""What a learner wrote to an archive is what a joining worker reads, or it asks elsewhere."""
+"""A joining worker reads the learner's archive, or asks elsewhere if that is damaged."""
 
 import pytest
 

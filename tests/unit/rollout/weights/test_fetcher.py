@@ -1,4 +1,4 @@
-"""Weights arrive whole or by deltas, through broken connections, and exactly or not at all."""
+"""Weights arrive whole or by deltas, through broken connections, exactly or not at all."""
 
 import contextlib
 

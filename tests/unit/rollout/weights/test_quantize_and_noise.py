@@ -1,4 +1,4 @@
-"""Quantized and noisy weights, by hand."""
+"""Quantized and noisy weights, computed by hand."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Which cells a study has, and when two are the same."""
+"""The cells of a study, and when two are the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells in processes of their own."""
+"""Cells in separate processes."""
 
 from __future__ import annotations
 

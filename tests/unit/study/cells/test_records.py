@@ -1,4 +1,4 @@
-"""Cells' files: whole or not there, and only for the settings they were made with."""
+"""A cell's file is complete or absent, and valid only for its settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lag is held exactly."""
+"""The lag is exactly the configured one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README says of the study is what the study found."""
+"""The README's figures of the study are those of its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resources of a container: defaults where the user says nothing, never against what is said."""
+"""Resources of a container: defaults fill only what the user leaves unset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences decoded together: each is sampled as if it were alone, under the weights in use."""
+"""Sequences decoded in one batch: each is sampled as if alone, under the weights in use."""
 
 import math
 

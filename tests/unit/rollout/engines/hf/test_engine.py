@@ -1,4 +1,4 @@
-"""The engine's thread: nobody waits for ever, and nobody gets another's tokens."""
+"""The engine's thread: no caller waits for ever, and none gets the tokens of another."""
 
 import asyncio
 import threading

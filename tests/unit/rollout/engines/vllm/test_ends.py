@@ -1,4 +1,4 @@
-"""How an engine on a real vLLM ends: killed, stuck, failed half-way, left behind."""
+"""Ends of an engine on a real vLLM: killed, stuck, failed half-way, orphaned."""
 
 import asyncio
 import multiprocessing

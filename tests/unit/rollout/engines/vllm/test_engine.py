@@ -1,4 +1,4 @@
-"""The engine on a real vLLM: whose log-probabilities its tokens carry, and how it ends."""
+"""The engine on a real vLLM: log-probabilities of its tokens, weight swaps and its end."""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What of a version goes to vLLM."""
+"""The tensors of a version that go to vLLM."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What vLLM's reload says of a swap: something where a parameter is missing, nothing of buffers."""
+"""Log lines of vLLM's reload: they name missing parameters and no buffers."""
 
 import logging
 

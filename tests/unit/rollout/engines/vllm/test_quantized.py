@@ -1,4 +1,4 @@
-"""Quantization that vLLM does itself, on a real one."""
+"""Quantization by a real vLLM."""
 
 import copy
 from statistics import mean
