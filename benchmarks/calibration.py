@@ -72,9 +72,9 @@ class Step:
 
     scale: float
     true_scale: float
-    """Of the same pieces when the mismatch of the drawn law is known."""
+    """Of the same blocks when the mismatch of the drawn law is known."""
     true_scale_cut_anew: float
-    """Of the same batch, which the mismatch of the drawn law may cut into other pieces."""
+    """Of the same batch, which the mismatch of the drawn law may cut into other blocks."""
     fresh_tokens: int
 
 
@@ -87,10 +87,10 @@ def run(
         mismatch = LAST_MISMATCH * step / (steps - 1)
         wanted = wanted_fresh_tokens(calibration, num_trajectories * num_tokens)
         fresh = draw(math.ceil(wanted / num_tokens), num_tokens, mismatch, generator)
-        pieces = fresh_blocks(
+        blocks = fresh_blocks(
             [response(num_tokens)] * len(fresh), torch.cat(list(fresh)), policy_version=0
         )
-        calibration = calibration.observe(pieces.log_weights, pieces.num_tokens)
+        calibration = calibration.observe(blocks.log_weights, blocks.num_tokens)
         stale = mismatch + drift / num_tokens
         ratios = draw(num_trajectories, num_tokens, stale, generator)
         log_ratios = torch.cat(list(ratios))
@@ -112,19 +112,19 @@ def run(
                 scale=decision.verdict.scale,
                 true_scale=scale_of(under(unit, mismatch), moments),
                 true_scale_cut_anew=scale_of(anew, moments_anew),
-                fresh_tokens=sum(pieces.num_tokens),
+                fresh_tokens=sum(blocks.num_tokens),
             )
         )
     return found
 
 
 def under(unit: EssUnit, mismatch: float) -> EssUnit:
-    """A unit's pieces with the ratio and the exponent that they have under the drawn law.
+    """A unit's blocks with the ratio and the exponent that they have under the drawn law.
 
     It is computed here because `ess_unit` would also choose other blocks: -log rho_on is
     log mean exp(s2 n).
     """
-    sizes = torch.tensor([size for pieces in unit.blocks for size in pieces], dtype=torch.float64)
+    sizes = torch.tensor([size for blocks in unit.blocks for size in blocks], dtype=torch.float64)
     nats = float(torch.logsumexp(mismatch * sizes, 0)) - math.log(len(sizes))
     whole_nats = mismatch * sum(unit.blocks[0])
     exponent = min(whole_nats, READABLE_NATS) / nats if unit.kind is EssKind.BLOCK else 1.0

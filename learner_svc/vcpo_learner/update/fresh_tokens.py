@@ -43,7 +43,7 @@ class FreshBlocks:
         )
 
     def join(self, other: FreshBlocks) -> FreshBlocks:
-        """The pieces of both."""
+        """Return the blocks of both."""
         return FreshBlocks(
             log_weights=self.log_weights + other.log_weights,
             num_tokens=self.num_tokens + other.num_tokens,
@@ -79,7 +79,7 @@ def fresh_blocks(
 def wanted_fresh_tokens(
     calibration: MismatchCalibration, batch_tokens: int, *, num_blocks: int = 0
 ) -> int:
-    """Fresh tokens to look for beside a batch of so many tokens that has so many fresh pieces."""
+    """Return the number of fresh tokens to score beside a batch with this many fresh blocks."""
     missing = max(0, calibration.wanted_count - num_blocks)
     return min(missing * FRESH_BLOCK_TOKENS, math.ceil(LARGEST_FRESH_SHARE * batch_tokens))
 

@@ -230,7 +230,7 @@ class PolicyUpdate:
         )
 
     def _wanted_fresh_tokens(self, num_blocks: int, batch_tokens: int) -> int:
-        """Fresh tokens to look for beside a batch that has so many fresh pieces."""
+        """Return the number of fresh tokens to score beside a batch with this many fresh blocks."""
         is_given = self._algorithm.on_policy_ess_ratio is not None
         if is_given and self._num_fresh_blocks + num_blocks >= MIN_FRESH_BLOCKS:
             return 0

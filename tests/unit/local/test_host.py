@@ -46,11 +46,11 @@ parser.add_argument("--listen", default="127.0.0.1:0")
 parser.add_argument("--drained-status", type=int, default=0)
 parser.add_argument("--resume", action="store_true")
 options, _ = parser.parse_known_args()
-if (told := Path(os.environ["TOLD"])).with_suffix(".stall").exists():
-    told.with_suffix(".stalls").write_text(str(os.getpid()))
+if (switch := Path(os.environ["SWITCH"])).with_suffix(".stall").exists():
+    switch.with_suffix(".stalls").write_text(str(os.getpid()))
     sys.stdin.read()
 
-starts_over = options.resume and told.with_suffix(".forgets").exists()
+starts_over = options.resume and switch.with_suffix(".forgets").exists()
 signals = control_pb2.Signals(
     step=0 if starts_over else 20,
     total_steps=300,
@@ -61,7 +61,7 @@ signals = control_pb2.Signals(
 
 class Control(control_pb2_grpc.ControlServiceServicer):
     async def GetSignals(self, request, context):
-        if told.with_suffix(".fails").exists():
+        if switch.with_suffix(".fails").exists():
             raise RuntimeError("no signals")
         return signals
 
@@ -82,7 +82,7 @@ async def serve():
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     on_parent_exit(lambda _: stop.set())
     write_ready(options.ready_file, Ready(pid=os.getpid(), grpc_port=port, metrics_port=1))
-    while not stop.is_set() and not told.with_suffix(".complete").exists():
+    while not stop.is_set() and not switch.with_suffix(".complete").exists():
         await asyncio.sleep(0.02)
     await server.stop(0)
     print("resumed" if options.resume else "fresh", flush=True)
@@ -122,7 +122,7 @@ class HostFixture:
     def __init__(self, folder: Path) -> None:
         self.directory = RunDir(folder / "run")
         self.directory.create(RUN)
-        self.told = folder / "told"
+        self.switch = folder / "switch"
         self.view, self.clock = RecordingView(), Clock()
         options = HostOptions(resume=False, metrics_port=0, answer_timeout_s=0.5, clock=self.clock)
         self.host = Host(RUN, self.directory, self.view, options)
@@ -132,10 +132,10 @@ class HostFixture:
         self.running = asyncio.create_task(self.host.run())
 
     def tell(self, what: str) -> None:
-        self.told.with_suffix(f".{what}").touch()
+        self.switch.with_suffix(f".{what}").touch()
 
     def unsay(self, what: str) -> None:
-        self.told.with_suffix(f".{what}").unlink()
+        self.switch.with_suffix(f".{what}").unlink()
 
     def pid_of(self, name: str) -> int | None:
         ready = read_ready(self.directory.ready_file(name))
@@ -175,7 +175,7 @@ async def fixture(tmp_path, monkeypatch) -> AsyncIterator[HostFixture]:
         (tmp_path / module / "__main__.py").write_text(SERVE, encoding="utf-8")
         (tmp_path / module / "__init__.py").touch()
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT / "core")]))
-    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    monkeypatch.setenv("SWITCH", str(tmp_path / "switch"))
     fixture = HostFixture(tmp_path)
     yield fixture
     if fixture.running is not None:
@@ -204,7 +204,7 @@ async def test_who_gets_which_gpu_is_said(fixture):
 async def test_a_learner_killed_while_it_starts_is_started_again(fixture):
     fixture.tell("stall")
     fixture.start()
-    await fixture.until(fixture.told.with_suffix(".stalls").exists)
+    await fixture.until(fixture.switch.with_suffix(".stalls").exists)
     fixture.unsay("stall")
     os.kill(fixture.host._fleet.learner.process.pid, signal.SIGKILL)
     await fixture.until_answered("learner")
@@ -218,7 +218,7 @@ async def test_a_learner_killed_while_it_starts_is_started_again(fixture):
 async def test_the_startup_deadline_acts_while_a_learner_is_stopped_before_it_serves(fixture):
     fixture.tell("stall")
     fixture.start()
-    await fixture.until(fixture.told.with_suffix(".stalls").exists)
+    await fixture.until(fixture.switch.with_suffix(".stalls").exists)
     os.kill(fixture.host._fleet.learner.process.pid, signal.SIGSTOP)
     fixture.clock.added_s = 1801.0
     outcome = await fixture.outcome()

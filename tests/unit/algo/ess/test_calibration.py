@@ -26,7 +26,7 @@ def sampled(variance_per_token: float, lengths: list[int], seed: int) -> list[fl
 
 
 def followed(variances: list[float], pieces_a_step: int, seed: int) -> list[float]:
-    """Estimate after each step of a run whose mismatch takes these values, in pieces of 32."""
+    """Estimate after each step of a run whose mismatch takes these values, in blocks of 32."""
     calibration, found = MismatchCalibration(), []
     lengths = [32] * pieces_a_step
     for step, variance in enumerate(variances):
@@ -71,7 +71,7 @@ def test_nothing_is_predicted_before_enough_was_observed() -> None:
 
 
 def test_two_small_batches_are_enough_for_a_prediction() -> None:
-    # Of B = 8 short answers, one piece each, the second step makes 16.
+    # Of B = 8 short answers, one block each, the second step makes 16.
     calibration = MismatchCalibration()
     for seed in (1, 2):
         assert calibration.variance_per_token is None
@@ -101,11 +101,11 @@ def test_blocks_predict_whole_trajectories_though_their_tokens_are_far_from_norm
     # Given its prefix a ratio is .8 or 1.2 on one token in fifty, and 1 on others. Its mean is 1,
     # that of its square 1 + .02 * .04, so that E[w^2 | L] = 1.0008^L exactly.
     rng = random.Random(5)
-    pieces = [
+    blocks = [
         math.fsum(math.log(rng.choice((0.8, 1.2))) for _ in range(32) if rng.random() < 0.02)
         for _ in range(6000)
     ]
-    calibration = MismatchCalibration().observe(pieces, [32] * len(pieces))
+    calibration = MismatchCalibration().observe(blocks, [32] * len(blocks))
     exact = 1.0008**-512
     assert calibration.on_policy_ess_ratio([512] * 64) == pytest.approx(exact, rel=0.03)
 
@@ -158,7 +158,7 @@ def test_steps_that_agree_are_pooled() -> None:
 
 
 def test_a_mismatch_that_jumps_is_followed_at_once() -> None:
-    # Of 64 pieces the standard error is 18 %: that around 0.04, and that around the pool of both,
+    # Of 64 blocks the standard error is 18 %: that around 0.04, and that around the pool of both,
     # at most 0.028, do not meet.
     jumped = calibrated(X_OF_V_1).observe([X_OF_V_4, -X_OF_V_4] * 32, [100] * 64)
     assert jumped.variance_per_token == pytest.approx(0.04, rel=1e-12)

@@ -23,7 +23,7 @@ MISMATCH = 1e-3  # so that 1000 tokens have a mismatch of 1 nat^2
 
 
 def drawn_moments(unit, variance, seed):
-    """Of pieces whose tokens are independent, each with a mean ratio of 1."""
+    """Of blocks whose tokens are independent, each with a mean ratio of 1."""
     rng = random.Random(seed)
     sizes = chain.from_iterable(unit.blocks)
     return WeightMoments.of([rng.gauss(-variance * n / 2, math.sqrt(variance * n)) for n in sizes])
@@ -161,8 +161,8 @@ def test_a_reading_raises_both_ratios_to_the_exponent():
     # Two trajectories of two tokens; token weights 1, 1, 1, 3: 36 / (4 * 12), squared.
     unit = ess_unit(EssKind.TOKEN, [2, 2], None)
     log_weights = chain.from_iterable(
-        block_log_weights(tokens, pieces)
-        for tokens, pieces in zip([[0.0, 0.0], [0.0, math.log(3)]], unit.blocks, strict=True)
+        block_log_weights(tokens, blocks)
+        for tokens, blocks in zip([[0.0, 0.0], [0.0, math.log(3)]], unit.blocks, strict=True)
     )
     reading = ess_reading(unit, WeightMoments.of(list(log_weights)))
     assert reading.ess_ratio == pytest.approx(0.5625, rel=1e-12)
@@ -182,7 +182,7 @@ def test_a_reading_never_falls_below_one_trajectory():
 )
 def test_every_unit_cuts_all_tokens_and_expects_a_ratio(kind, num_tokens, variance):
     unit = ess_unit(kind, num_tokens, variance)
-    assert [sum(pieces) for pieces in unit.blocks] == num_tokens
+    assert [sum(blocks) for blocks in unit.blocks] == num_tokens
     assert 0.0 < unit.on_policy_ess_ratio <= 1.0
     assert unit.exponent > 0.0
 

@@ -17,7 +17,7 @@ def names(children: list[ChildProcess]) -> list[str]:
     return [child.name for child in children]
 
 
-def told(child: ChildProcess) -> dict[str, list[str] | dict[str, str]]:
+def read_launch(child: ChildProcess) -> dict[str, list[str] | dict[str, str]]:
     """The arguments and the environment of a fake process that has ended."""
     return json.loads(ended(child).log_tail().splitlines()[0])
 
@@ -34,7 +34,7 @@ def start_dying_worker(
 class TestCommands:
     def test_the_learner_is_given_its_address_and_its_folder(self, fleet, run_dir, monkeypatch):
         monkeypatch.setenv("EXIT", "0")
-        arguments = told(fleet.start_learner(resume=False))["arguments"]
+        arguments = read_launch(fleet.start_learner(resume=False))["arguments"]
         assert arguments == [
             str(run_dir.spec),
             "--listen=127.0.0.1:0",
@@ -47,19 +47,19 @@ class TestCommands:
 
     def test_a_resumed_learner_keeps_its_port(self, fleet, monkeypatch):
         monkeypatch.setenv("EXIT", "0")
-        arguments = told(fleet.start_learner(resume=True, port=7600))["arguments"]
+        arguments = read_launch(fleet.start_learner(resume=True, port=7600))["arguments"]
         assert {"--listen=127.0.0.1:7600", "--resume"} <= set(arguments)
 
     def test_a_worker_is_given_its_name_its_group_and_its_learner(self, fleet, monkeypatch):
         monkeypatch.setenv("EXIT", "0")
         fleet.scale({"main": 1}, 7600, {})
-        arguments = told(fleet.workers["main"][0])["arguments"]
+        arguments = read_launch(fleet.workers["main"][0])["arguments"]
         expected = {"--learner=127.0.0.1:7600", "--group=main", "--worker-id=main-0"}
         assert expected <= set(arguments)
 
     def test_all_share_a_token_that_no_other_run_has(self, fleet, run_dir, monkeypatch):
         monkeypatch.setenv("EXIT", "0")
-        environment = told(fleet.start_learner(resume=False))["environment"]
+        environment = read_launch(fleet.start_learner(resume=False))["environment"]
         assert environment["VCPO_TOKEN"] == fleet.token != Fleet(RUN, run_dir).token
 
     @pytest.mark.usefixtures("fleet")  # for its fake processes
@@ -69,7 +69,7 @@ class TestCommands:
         learner = fleet.start_learner(resume=False)
         fleet.scale({"main": 1, "other": 1}, 7600, {})
         processes = [learner, *fleet.workers["main"], *fleet.workers["other"]]
-        shown = [told(each)["environment"]["CUDA_VISIBLE_DEVICES"] for each in processes]
+        shown = [read_launch(each)["environment"]["CUDA_VISIBLE_DEVICES"] for each in processes]
         for each in processes:
             each.close_stdin()
         assert shown == ["0", "1", "2"]
@@ -78,7 +78,7 @@ class TestCommands:
         monkeypatch.setenv("EXIT", "0")
         monkeypatch.setenv("TQDM_DISABLE", "0")
         monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
-        environment = told(fleet.start_learner(resume=False))["environment"]
+        environment = read_launch(fleet.start_learner(resume=False))["environment"]
         assert environment["HF_HUB_DISABLE_PROGRESS_BARS"] == "1"
         assert environment["TQDM_DISABLE"] == "0"
 
@@ -87,7 +87,7 @@ class TestCommands:
         fleet.scale({"main": 1, "other": 1}, 7600, {})
         started = [fleet.start_learner(resume=False)]
         started += [fleet.workers["main"][0], fleet.workers["other"][0]]
-        threads = [told(child)["environment"].get("OMP_NUM_THREADS") for child in started]
+        threads = [read_launch(child)["environment"].get("OMP_NUM_THREADS") for child in started]
         assert threads == ["5", "2", None]
 
 
