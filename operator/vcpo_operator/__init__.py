@@ -1,1 +1,1 @@
-"""The Kubernetes operator's package; it loads neither torch nor vLLM."""
+"""The Kubernetes operator; it loads neither torch nor vLLM."""

@@ -1,7 +1,7 @@
-"""Names, labels, annotations and ports: every word that manifests and watchers share.
+"""Names, labels, annotations and ports that manifests and watches share.
 
-Names of children are the run's and the group's, joined. Where that is no name for such an object,
-or two runs or groups could come to the same one, a digest follows (docs/design/043-names.md).
+The name of a child joins the names of the run and of the group. A digest follows where the result
+is not a valid name, or where two runs or groups could have the same one (docs/design/043-names.md).
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ SCALER_KIND: Final = "VCPORolloutScaler"
 SCALER_PLURAL: Final = "vcporolloutscalers"
 
 OPERATOR_MANAGER: Final = "vcpo.dev/operator"
-"""Value of `spec.managedBy` that means this operator; so does leaving it out."""
+"""Value of `spec.managedBy` for this operator; also its default."""
 
 FIELD_MANAGER: Final = "vcpo-operator"
-"""Field manager of everything applied, status included."""
+"""Field manager of all applied objects, and of their status."""
 
 SCALE_MANAGER: Final = "vcpo-autoscaler"
-"""Field manager of `spec.replicas` of rollout Deployments; the operator proper never sets it."""
+"""Field manager of `spec.replicas` of rollout Deployments, which applies never set."""
 
 RUN_LABEL: Final = "vcpo.dev/run"
-"""Name of the run that a child or pod belongs to; selectors and watches stand on it."""
+"""Name of the run that a child or pod belongs to; used by selectors and watches."""
 
 ROLE_LABEL: Final = "vcpo.dev/role"
-"""A `Role`; immutable part of selectors."""
+"""A `Role`; part of immutable selectors."""
 
 GROUP_LABEL: Final = "vcpo.dev/group"
-"""Rollout group of a Deployment, its pods and its budget; immutable part of selectors."""
+"""Rollout group of a Deployment, its pods and its budget; part of immutable selectors."""
 
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
-"""Kueue's LocalQueue for a workload; read when the workload is created."""
+"""Kueue's LocalQueue of a workload; Kueue reads it when the workload is created."""
 
 HASH_ANNOTATION: Final = "vcpo.dev/manifest-hash"
-"""Digest of the manifest that was applied; a differing one means that the wish has changed."""
+"""Digest of the applied manifest; another digest means that the desired state has changed."""
 
 ADOPT_ANNOTATION: Final = "vcpo.dev/adopt"
-"""On an object without an owner: `true` lets the run of its name have it."""
+"""`true` on an object without an owner allows the run to take it over."""
 
 TEMPLATE_HASH_ANNOTATION: Final = "vcpo.dev/template-hash"
-"""Digest of a pod template, on the pods: tells pods of an older template from current ones."""
+"""Digest of its template, on a pod; distinguishes pods of an older template."""
 
 DELETION_COST_ANNOTATION: Final = "controller.kubernetes.io/pod-deletion-cost"
-"""Which pod a ReplicaSet removes first: the cheapest. Here: trajectories in flight."""
+"""A ReplicaSet removes pods of the lowest cost first. Here: trajectories in flight."""
 
 LEARNER_PORT: Final = 7600
 LEARNER_METRICS_PORT: Final = 7601
@@ -59,40 +59,40 @@ RUN_FILE: Final = "run.yaml"
 """Key of the ConfigMap, and file name in the pods."""
 
 TOKEN_KEY: Final = "token"  # noqa: S105 - the key's name, not a secret
-"""Key of a run's token in its Secret, the operator's or the one that the run names."""
+"""Key of a run's token in its Secret, whether the operator or the user created it."""
 
 
 class Role(StrEnum):
-    """What a pod does for its run; also its container's name."""
+    """What a pod does for its run; also the name of its container."""
 
     LEARNER = "learner"
     ROLLOUT = "rollout"
 
 
 class RunKey(NamedTuple):
-    """Identity of a run in the cluster; what is queued."""
+    """Identity of a run in the cluster; also the key of the work queue."""
 
     namespace: str
     name: str
 
     def __str__(self) -> str:
-        """Show as people write it."""
+        """Return `namespace/name`."""
         return f"{self.namespace}/{self.name}"
 
 
 _HOST_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _DIGEST_LETTERS = "bcdfghjklmnpqrst"
-"""One for each hexadecimal digit; without vowels, so that no word or date looks like a digest."""
+"""One letter for each hexadecimal digit; no vowels, so that no word or date looks like a digest."""
 _DIGEST = re.compile(rf"-[{_DIGEST_LETTERS}]{{8}}$")
 _LONGEST_BASE = 40
-"""Leaves room for the suffixes of pods and revisions in a label's 63 characters."""
+"""Length that leaves room for the suffixes of pods and revisions in a label's 63 characters."""
 
 
 def base_name(run: str) -> str:
-    """First part of the names of a run's children: its own name where hosts may have it.
+    """Return the first part of the names of a run's children; no two runs have the same.
 
-    A name with dots, or one that starts with a digit, is spelt with dashes and gets its digest; so
-    does one that ends like a digest. Two runs never have the same one.
+    It is the run's name if that is a valid host name. A name with dots, one that starts with a
+    digit and one that ends like a digest get a digest; dots become dashes.
     """
     if _HOST_NAME.fullmatch(run) and not _DIGEST.search(run):
         return run
@@ -103,15 +103,15 @@ def base_name(run: str) -> str:
 
 
 def learner_name(run: str) -> str:
-    """Name of the learner's StatefulSet, Service, claim and budget."""
+    """Return the name of the learner's StatefulSet, Service, claim and budget."""
     return f"{base_name(run)}-learner"
 
 
 def rollout_name(run: str, group: str) -> str:
-    """Name of a rollout group's Deployment, budget and scaler.
+    """Return the name of a rollout group's Deployment, budget and scaler.
 
-    It gets a digest where it could be read as another run's group or learner: run `a`, group
-    `b-rollout-c` and run `a-rollout-b`, group `c`.
+    It gets a digest where another run's group or learner could have the same name: group
+    `b-rollout-c` of run `a`, and group `c` of run `a-rollout-b`.
     """
     name = f"{base_name(run)}-rollout-{group}"
     readings = len(re.findall("(?=-rollout-)", name))
@@ -121,27 +121,27 @@ def rollout_name(run: str, group: str) -> str:
 
 
 def config_name(run: str) -> str:
-    """Name of the ConfigMap with the run file."""
+    """Return the name of the ConfigMap with the run file."""
     return f"{base_name(run)}-config"
 
 
 def credential_name(run: str) -> str:
-    """Name of the Secret with the token that the operator makes for the run."""
+    """Return the name of the Secret with the token that the operator creates for the run."""
     return f"{base_name(run)}-token"
 
 
 def account_name(run: str) -> str:
-    """Name of the ServiceAccount of the run's pods."""
+    """Return the name of the ServiceAccount of the run's pods."""
     return f"{base_name(run)}-workload"
 
 
 def learner_address(key: RunKey) -> str:
-    """Where a run's learner answers gRPC calls inside the cluster."""
+    """Return the address of a run's learner for gRPC calls inside the cluster: `host:port`."""
     return f"{learner_name(key.name)}.{key.namespace}.svc:{LEARNER_PORT}"
 
 
 def labels(run: str, role: Role | None = None, group: str | None = None) -> dict[str, str]:
-    """Labels of a child: the recommended ones of Kubernetes and our own."""
+    """Return the labels of a child: those that Kubernetes recommends, and the operator's own."""
     named = {
         "app.kubernetes.io/name": "vcpo",
         "app.kubernetes.io/instance": run,
@@ -157,7 +157,7 @@ def labels(run: str, role: Role | None = None, group: str | None = None) -> dict
 
 
 def selector(run: str, role: Role | None = None, group: str | None = None) -> dict[str, str]:
-    """The immutable labels among `labels`: what selectors may stand on."""
+    """Return the immutable labels among `labels`, for selectors."""
     chosen = {RUN_LABEL: run}
     if role is not None:
         chosen[ROLE_LABEL] = role.value

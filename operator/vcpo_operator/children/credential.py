@@ -1,8 +1,8 @@
 """The Secret with the token that a run's processes send each other.
 
-The manifest lacks the token, so the plan does not know it; the executor makes it up when it creates
-the Secret. The Secret cannot be changed, only deleted. The operator then creates another one, and
-new pods that hold it.
+The manifest lacks the token: the plan does not know it. The executor generates a token when it
+creates the Secret. The Secret cannot be changed, only deleted. The operator then creates another
+Secret, and replaces the pods.
 """
 
 from __future__ import annotations

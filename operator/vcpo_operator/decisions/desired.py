@@ -18,7 +18,7 @@ from vcpo_operator.names import rollout_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredState:
-    """The objects that a run should have, and what its learner should be told."""
+    """The objects that a run should have, and the limits of its learner."""
 
     run: str
     """Name of the run."""

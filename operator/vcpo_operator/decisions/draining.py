@@ -45,7 +45,7 @@ def decide_drain(
 
     since_s: When the wait began, as the run's status holds it.
     now_s: Unix time.
-    Returns None when the run goes on, or when no workload is left to remove.
+    Returns None when the run continues, or when no workload is left to remove.
     """
     reason = _drain_reason(spec, verdict)
     if not reason or not has_workers(observed):

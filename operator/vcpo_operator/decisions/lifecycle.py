@@ -111,7 +111,7 @@ def is_past_time_to_live(spec: VCPORunSpec, status: RunStatus, now_s: float) -> 
 
 
 def cleanup(spec: VCPORunSpec, verdict: RunVerdict) -> Cleanup:
-    """Return what the clean-up policy removes now; nothing while the run goes on."""
+    """Return what the clean-up policy removes now; nothing while the run continues."""
     match verdict.phase:
         case LifecyclePhase.COMPLETE:
             return spec.cleanup_policy.on_complete
@@ -174,7 +174,7 @@ def _last_end(status: RunStatus) -> str:
 def _hindrance(status: RunStatus) -> str:
     """Return what the last reconcile found in the way, as the end of a message.
 
-    The clean-up removes the pods, and what is wrong with them, next.
+    The clean-up then removes the pods, and with them the cause.
     """
     for kind in ("LearnerReady", "RolloutsReady"):
         condition = status.condition(kind)

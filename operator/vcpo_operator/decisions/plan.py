@@ -1,8 +1,12 @@
 """The plan: the actions that turn the observed state into the desired state, in order. Pure.
 
-``` desired --. observed -+--> plan --> (Apply, Scale, ..., DeleteRun) applied --' ``` A plan
-depends on what is there, not on earlier plans. So the plan after all actions were executed is
-empty, and after an interruption the next plan does the rest.
+```
+desired --.
+observed -+--> plan --> (Apply, Scale, ..., DeleteRun)
+applied --'
+```
+A plan depends on the observed state, not on earlier plans. So the plan after all actions were
+executed is empty, and after an interruption the next plan does the rest.
 
 A child is applied in three cases: its desired manifest changed (the digest), somebody changed it
 (its version is later than that of our last apply), or the operator has restarted and knows no

@@ -80,7 +80,7 @@ class PlanResult:
     conflict: Conflict | None = None
     """The object that is in the way; None when none is."""
     needs_replan: bool = False
-    """Whether a token was made, on which the rest of the plan depends."""
+    """Whether a token was created, on which the rest of the plan depends."""
 
     @property
     def blocker(self) -> Conflict | None:

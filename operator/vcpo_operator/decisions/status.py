@@ -166,7 +166,7 @@ def needs_write(before: RunStatus, after: RunStatus, now_s: float) -> bool:
 
 
 def _actionable_part(status: RunStatus) -> tuple[object, ...]:
-    """Return what somebody may act on.
+    """Return the part on which people and programs act.
 
     The reasons of the control loop's conditions are left out: they may change with every report.
     """

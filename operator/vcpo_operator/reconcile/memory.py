@@ -43,7 +43,7 @@ class Refusal:
 
 @dataclass(slots=True, kw_only=True)
 class RunMemory:
-    """What is remembered of one run with one uid. One owner: the reconciler."""
+    """The memory of one run with one uid. One owner: the reconciler."""
 
     uid: str
     first_seen_s: float

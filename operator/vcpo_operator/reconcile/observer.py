@@ -1,4 +1,4 @@
-"""Observing a run: what the watches show, what is read beside them, and the learner's report."""
+"""Observing a run: its objects, watched and unwatched, and the learner's report."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     observe --> learner's report --> judge, scale, plan (pure) --> execute --> write the status
 
-It is level-triggered: it reads what is there, not what happened. It may be killed at any call; the
+It is level-triggered: it reads states, not changes. It may be killed at any call; the
 next reconcile does the rest. It keeps a memory to save calls and to know the age of signals. Losing
 it costs one more apply of each child and at most 30 s of the control loop's counting
 (docs/design/011-state-of-the-operator.md).
@@ -167,7 +167,7 @@ class Reconciler:
         )
 
     async def _forget_run(self, record: RunRecord | None, key: RunKey) -> None:
-        """Forget a run that is deleted; its learner is told once, and nothing waits for it."""
+        """Forget a deleted run, after one drain command to its learner."""
         is_first = record is not None and key in self._memories
         if is_first and has_workers(self._view.observed(key)):
             report = await self._signals.fetch_report(key, period_s=0.0)

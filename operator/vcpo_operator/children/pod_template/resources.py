@@ -1,11 +1,13 @@
 """Default resources of learners and workers, for a user's template that sets none.
 
-*Requests* let the scheduler and quotas count the pod. They are small: a learner and two workers
-start on a machine with two cores. Users who train a real model set their own. *A memory limit*
-keeps a process that leaks memory from ending its neighbors. A pod that reaches the limit reports
-`OOMKilled`. *No CPU limit*: throttling a process in the middle of a step helps nobody, and requests
-share a busy node fairly. *No GPU*: most nodes have none. *No memory limit beside a GPU*: only the
-user knows the size of such a model.
+- Requests let the scheduler and quotas count the pod. They are small: a learner and two workers
+  start on a machine with two cores. Users who train a real model set their own.
+- A memory limit keeps a process that leaks memory from ending its neighbors. A pod that reaches the
+  limit reports `OOMKilled`.
+- No CPU limit: throttling a process in the middle of a step helps nobody, and requests share a busy
+  node fairly.
+- No GPU: most nodes have none.
+- No memory limit beside a GPU: only the user knows the size of such a model.
 """
 
 from __future__ import annotations
