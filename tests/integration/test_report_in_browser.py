@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import pytest
 
 from vcpo.records.journal import EvaluationRecord, EventRecord, Journal
-from vcpo.records.step_record import CURVES, StepRecord
+from vcpo.records.step_record import CHARTS, StepRecord
 from vcpo.report import write_report
 
 pytestmark = pytest.mark.browser
@@ -168,7 +168,7 @@ def test_the_four_curves_are_drawn(visit):
 
 def test_the_script_of_the_page_has_run_to_its_end(visit):
     page = Page(visit[0])
-    assert page.root["data-charts"] == str(len(page.charts)) == str(5 + len(CURVES))
+    assert page.root["data-charts"] == str(len(page.charts)) == str(5 + len(CHARTS))
 
 
 def test_a_script_in_a_message_is_not_run(visit):
@@ -203,7 +203,7 @@ def test_pointing_at_a_chart_reads_out_that_step_and_marks_it_everywhere(browse,
     readout = document.partition('<div id="readout"')[2].partition("</div>")[0]
     words = " ".join(re.sub("<[^>]*>", " ", readout).split())
     assert words.endswith("step 200 max 5 p50 2 mean, smoothed 2 bound 8 8")
-    assert document.count('visibility="visible"') == 5 + len(CURVES)
+    assert document.count('visibility="visible"') == 5 + len(CHARTS)
 
 
 @pytest.mark.parametrize(

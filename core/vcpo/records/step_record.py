@@ -1,14 +1,14 @@
 """The record of one optimizer step, and where each of its numbers is shown.
 
-A number of a step is declared here once, as a field. Its annotations say where readers find it:
+A number of a step is declared here once, as a field. Its annotations say where it is shown:
 
-    Gauge    a metric of the learner holds the last step's value
-    Curve    the report draws a chart of it
-    Signal   the learner's signals carry the last step's value
+    StepGauge     a metric of the learner holds the last step's value
+    StepChart     the report draws a chart of it
+    StepSignal    the learner's signals carry the last step's value
 
-Every field stands in the journal (`metrics.jsonl`) under its own name; every field of
-`UpdateRecord` also stands in the records of a study. Metrics, signals, report and study read the
-tables at the end of this module, so that a new number needs no change there.
+The journal (`metrics.jsonl`) holds every field under its own name, and the records of a study hold
+every field of `UpdateRecord`. Metrics, signals, report and study read the tables at the end of this
+module. So a new number is written in two places: here, and in the update that computes it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gauge:
+class StepGauge:
     """The metric that holds a number of the last step."""
 
     name: str
@@ -32,7 +32,7 @@ class Gauge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class StepChart:
     """A small chart of the report that draws one number over all steps."""
 
     title: str
@@ -49,7 +49,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signal:
+class StepSignal:
     """The field of the same name in the message `Signals` of `control.proto`."""
 
 
@@ -59,17 +59,17 @@ class UpdateRecord:
 
     reward_mean: Annotated[
         float,
-        Gauge(name="vcpo_reward_mean", help="Mean reward of the last step's trajectories."),
+        StepGauge(name="vcpo_reward_mean", help="Mean reward of the last step's trajectories."),
     ]
     response_tokens_mean: float
     """Mean length of the batch's responses, in tokens."""
     surprisal_nats: Annotated[
         float | None,
-        Gauge(
+        StepGauge(
             name="vcpo_surprisal_nats",
-            help="Mean of -log mu over the last step's sampled tokens: entropy of the policy.",
+            help="Mean of -log mu per sampled token of the last step; estimates policy entropy.",
         ),
-        Curve(
+        StepChart(
             title="Surprisal",
             unit="nats per token",
             label="surprisal",
@@ -80,7 +80,7 @@ class UpdateRecord:
     included; None when one has no value, and in records older than the field."""
     ess_ratio: Annotated[
         float,
-        Gauge(
+        StepGauge(
             name="vcpo_ess_ratio",
             help="Effective sample size of the last step's batch over its size, untruncated.",
         ),
@@ -88,7 +88,7 @@ class UpdateRecord:
     """In [1/B, 1], read at `ess_kind`; 0 when a weight has no value."""
     on_policy_ess_ratio: Annotated[
         float,
-        Gauge(
+        StepGauge(
             name="vcpo_on_policy_ess_ratio",
             help="ESS ratio at lag 0, given or calibrated; ESS is measured against it.",
         ),
@@ -98,17 +98,17 @@ class UpdateRecord:
     """Length at which both ESS ratios are read: whole trajectories, blocks, tokens or energy."""
     calibration_age_steps: Annotated[
         int,
-        Gauge(
+        StepGauge(
             name="vcpo_calibration_age_steps",
             help="Optimizer steps since the on-policy ESS ratio was last measured on fresh tokens.",
         ),
-        Signal(),
+        StepSignal(),
     ] = 0
     """Counts from the start of the run before there are fresh tokens, which are tokens scored with
     the version that sampled them; 0 where the run's spec gives the ratio."""
     importance_weight_max: Annotated[
         float,
-        Gauge(
+        StepGauge(
             name="vcpo_importance_weight_max",
             help="Largest importance weight of the last step before truncation.",
         ),
@@ -116,24 +116,24 @@ class UpdateRecord:
     """Of a trajectory; at most the largest float, and 0 when a weight has no value."""
     learning_rate_scale: Annotated[
         float,
-        Gauge(
+        StepGauge(
             name="vcpo_learning_rate_scale_ratio",
             help="Factor on the base learning rate in the last step; 0 when it was skipped.",
         ),
-        Signal(),
+        StepSignal(),
     ] = 0.0
     learning_rate: Annotated[
         float,
-        Gauge(
+        StepGauge(
             name="vcpo_learning_rate", help="Learning rate of the last step, warm-up and scale in."
         ),
     ] = 0.0
     gradient_norm: Annotated[
         float,
-        Gauge(
+        StepGauge(
             name="vcpo_gradient_norm", help="L2 norm of the last step's gradient before clipping."
         ),
-        Curve(
+        StepChart(
             title="Gradient norm",
             unit="before clipping",
             label="norm",
@@ -143,14 +143,14 @@ class UpdateRecord:
     """0 when there is no gradient, or no finite one."""
     baseline_shift: Annotated[
         float,
-        Gauge(
+        StepGauge(
             name="vcpo_baseline_shift",
             help="Mean over trajectories of the baseline minus the mean reward of its group.",
         ),
     ] = 0.0
     masked_share: Annotated[
         float,
-        Gauge(
+        StepGauge(
             name="vcpo_masked_tokens_ratio",
             help="Share of the last step's tokens that the method gives no gradient.",
         ),
@@ -159,29 +159,29 @@ class UpdateRecord:
     """Early warning of a collapse, judged by the last steps: ok, warn, critical or dead."""
     warning_score: Annotated[
         float,
-        Gauge(
+        StepGauge(
             name="vcpo_collapse_warning_ratio",
             help="Early warning of a collapse: 1/3 warns, 2/3 is critical, 1 is dead.",
         ),
     ] = 0.0
     diagnostics: Annotated[
         Mapping[str, Any],
-        Gauge(
+        StepGauge(
             entry="token_ess_ratio",
             name="vcpo_token_ess_ratio",
             help="ESS ratio of the last step's tokens, untruncated.",
         ),
-        Gauge(
+        StepGauge(
             entry="truncated_ess_ratio",
             name="vcpo_truncated_ess_ratio",
             help="ESS ratio of the last step's trajectories after truncation.",
         ),
-        Gauge(
+        StepGauge(
             entry="kl_per_token",
             name="vcpo_divergence_nats",
             help="KL divergence from behavior to target policy in the last step, per token.",
         ),
-        Gauge(
+        StepGauge(
             entry="top_gradient_share",
             name="vcpo_top_gradient_share_ratio",
             help="Share of the last step's gradient norm that the top 1 % of trajectories have.",
@@ -202,17 +202,17 @@ class StepRecord(UpdateRecord):
     step: int
     """Number of the step, from 1; also the policy version that it published."""
     time_unix_s: float
-    lag_mean: Annotated[float, Signal()]
+    lag_mean: Annotated[float, StepSignal()]
     """Mean age of the trained tokens, in policy versions."""
-    lag_p50: Annotated[int, Signal()]
-    lag_max: Annotated[int, Signal()]
+    lag_p50: Annotated[int, StepSignal()]
+    lag_max: Annotated[int, StepSignal()]
     step_s: float
     """Seconds spent computing the update."""
     idle_s: float
     """Seconds spent waiting for the batch before it."""
     tokens_per_s: Annotated[
         float,
-        Curve(
+        StepChart(
             title="Throughput",
             unit="tokens per second",
             label="tokens/s",
@@ -224,7 +224,7 @@ class StepRecord(UpdateRecord):
     """Lag limit in force when the batch was taken; no token of it is older."""
     workers: Annotated[
         int,
-        Curve(
+        StepChart(
             title="Rollout workers",
             unit="heard of lately",
             label="workers",
@@ -250,14 +250,14 @@ def update_fields(update: UpdateRecord) -> dict[str, Any]:
     return {each.name: getattr(update, each.name) for each in dataclasses.fields(UpdateRecord)}
 
 
-def gauge_value(record: UpdateRecord, field_name: str, gauge: Gauge) -> float | None:
+def gauge_value(record: UpdateRecord, field_name: str, gauge: StepGauge) -> float | None:
     """Return what a gauge shows of a record; None when the record has no such number."""
     found = getattr(record, field_name)
     value: float | None = found if gauge.entry is None else found.get(gauge.entry)
     return value
 
 
-_Use = TypeVar("_Use", Gauge, Curve, Signal)
+_Use = TypeVar("_Use", StepGauge, StepChart, StepSignal)
 
 
 def _declared(use: type[_Use]) -> tuple[tuple[str, _Use], ...]:
@@ -271,9 +271,9 @@ def _declared(use: type[_Use]) -> tuple[tuple[str, _Use], ...]:
     )
 
 
-GAUGES: Final = _declared(Gauge)
+GAUGES: Final = _declared(StepGauge)
 """Name of the field and the gauge that shows it."""
-CURVES: Final = _declared(Curve)
+CHARTS: Final = _declared(StepChart)
 """Name of the field and the chart that draws it."""
-SIGNALS: Final = tuple(name for name, _ in _declared(Signal))
+SIGNALS: Final = tuple(name for name, _ in _declared(StepSignal))
 """Names of the fields that signals carry."""

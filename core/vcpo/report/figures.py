@@ -7,7 +7,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from vcpo.records.journal import Metrics
-from vcpo.records.step_record import CURVES, Curve, StepRecord
+from vcpo.records.step_record import CHARTS, StepChart, StepRecord
 from vcpo.report.chart import Chart, Horizon, Ink, Mark, Series, Style
 from vcpo.report.numbers import compact
 from vcpo.report.series import points, rolling_mean, smoothing_window
@@ -46,22 +46,22 @@ def detail_charts(metrics: Metrics) -> tuple[Chart, ...]:
         ),
         whole_y=True,
     )
-    return (*(_declared(horizon, metrics, field, curve) for field, curve in CURVES), queue)
+    return (*(_step_chart(horizon, metrics, field, chart) for field, chart in CHARTS), queue)
 
 
-def _declared(horizon: Horizon, metrics: Metrics, field: str, curve: Curve) -> Chart:
+def _step_chart(horizon: Horizon, metrics: Metrics, field: str, chart: StepChart) -> Chart:
     value: _Value = attrgetter(field)
     return Chart(
         horizon=horizon,
         y_low=0.0,
         name=field,
-        title=curve.title,
-        unit=curve.unit,
-        caption=curve.caption,
-        series=_noisy(curve.label, metrics, value)
-        if curve.is_noisy
-        else (_line(curve.label, metrics, value),),
-        whole_y=curve.is_whole,
+        title=chart.title,
+        unit=chart.unit,
+        caption=chart.caption,
+        series=_noisy(chart.label, metrics, value)
+        if chart.is_noisy
+        else (_line(chart.label, metrics, value),),
+        whole_y=chart.is_whole,
     )
 
 

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from vcpo.records.journal import Metrics
-from vcpo.records.step_record import CURVES
+from vcpo.records.step_record import CHARTS
 from vcpo.report.chart import Style
 from vcpo.report.figures import detail_charts, main_charts
 
@@ -88,7 +88,7 @@ def test_all_charts_share_one_horizon(run, metrics_of, make_evaluation):
 
 
 def test_every_curve_that_the_step_record_declares_is_drawn(run, metrics_of):
-    numbers = {field: number for number, (field, _) in enumerate(CURVES, start=1)}
+    numbers = {field: number for number, (field, _) in enumerate(CHARTS, start=1)}
     charts = charts_by_name(run, metrics_of({"step": 1, **numbers}))
-    shown = {field: values_of(charts[field], curve.label) for field, curve in CURVES}
+    shown = {field: values_of(charts[field], curve.label) for field, curve in CHARTS}
     assert shown == {field: [(1, number)] for field, number in numbers.items()}

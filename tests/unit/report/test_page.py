@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from vcpo.records.journal import Journal, Metrics
-from vcpo.records.step_record import CURVES
+from vcpo.records.step_record import CHARTS
 from vcpo.report import page, render_report, write_report
 from vcpo.spec import SpecError, run_to_yaml
 from vcpo.spec.algorithm import Algorithm
@@ -64,7 +64,7 @@ def test_the_report_has_the_four_curves_and_the_details(run, make_step):
     names = [figure["id"] for figure in Elements(render_report(run, metrics, ())).named("figure")]
     assert names == [
         *("chart-reward", "chart-ess", "chart-step-size", "chart-lag"),
-        *(f"chart-{field}" for field, _ in CURVES),
+        *(f"chart-{field}" for field, _ in CHARTS),
         "chart-queue",
     ]
 
