@@ -18,9 +18,10 @@ no backward pass. Tokens are one and two versions old, as tokens of an asynchron
 
     python -m benchmarks.learner_host
 
-The last line printed is JSON. `host_us_per_token` is the time of `vcpo` at the first size, and
-`host_bytes_per_token` is `held` at the last size. Sizes are written TRAJECTORIESxTOKENS, and tokens
-are those of the response; the prompts have 32 tokens more.
+The last line printed is JSON. `host_us_per_token` is the time of `vcpo` at the last timed size; a
+small batch shows what the operations of a micro-batch cost, a large one what a token costs.
+`host_bytes_per_token` is `held` at the last size that memory is measured at. Sizes are written
+TRAJECTORIESxTOKENS, with the tokens of a response; prompts have 32 more.
 """
 
 import argparse
@@ -148,7 +149,7 @@ def memory_bytes(method: str, size: tuple[int, int]) -> dict[str, int]:
 def memory_bytes_elsewhere(method: str, name: str) -> dict[str, int]:
     """`memory_bytes` in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.learner_host", "--memory-of", method]
-    command += ["--sizes", name]
+    command += ["--measured", name]
     print(f"{name}: memory of {method}, in a process of its own", flush=True)
     # Our own module, by our own interpreter.
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout  # noqa: S603
@@ -205,41 +206,50 @@ def _peak_resident_bytes() -> int:
 def main() -> None:
     """Measure every size, or the memory of one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--sizes", nargs="+", default=["64x512", "2048x8192"])
-    parser.add_argument("--repeats", type=int, default=15, help="timed steps of the first size")
+    parser.add_argument("--timed", nargs="+", default=["64x512", "64x4096"], help="sizes")
+    parser.add_argument("--measured", nargs="+", default=["64x512", "2048x8192"], help="sizes")
+    parser.add_argument("--repeats", type=int, default=15, help="timed steps of each size")
     parser.add_argument("--memory-of", choices=METHODS, help="print one method's memory, only")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.memory_of:
-        print(json.dumps(memory_bytes(arguments.memory_of, parse_size(arguments.sizes[0]))))
+        print(json.dumps(memory_bytes(arguments.memory_of, parse_size(arguments.measured[0]))))
         return
-    first, last = arguments.sizes[0], arguments.sizes[-1]
-    num_tokens = math.prod(parse_size(first))
-    times = {}
-    for method in METHODS:
-        seconds = host_seconds(method, parse_size(first), arguments.repeats)
-        host = seconds["read"] + seconds["step"] - seconds["model"]
-        times[method] = {name: round(value * 1e3, 2) for name, value in seconds.items()}
-        times[method]["host_us_per_token"] = round(host / num_tokens * 1e6, 3)
-        print(f"{first} {method}: {times[method]} (CPU ms)", flush=True)
-    memory: dict[str, dict[str, float]] = {}
-    for name in arguments.sizes:
-        found = memory_bytes_elsewhere("vcpo", name)
-        size = math.prod(parse_size(name))
-        memory[name] = {key: round(value / size, 1) for key, value in found.items()}
-        print(f"{name} vcpo: {memory[name]} (bytes per token)", flush=True)
+    times = {name: times_of(name, arguments.repeats) for name in arguments.timed}
+    memory = {name: bytes_of(name) for name in arguments.measured}
     print(
         json.dumps(
             {
                 "benchmark": "learner_host",
-                "sizes": arguments.sizes,
-                "host_us_per_token": times["vcpo"]["host_us_per_token"],
-                "host_bytes_per_token": memory[last]["held"],
+                "host_us_per_token": times[arguments.timed[-1]]["vcpo"]["host_us_per_token"],
+                "host_bytes_per_token": memory[arguments.measured[-1]]["held"],
                 "cpu_ms": times,
                 "bytes_per_token": memory,
             }
         )
     )
+
+
+def times_of(name: str, repeats: int) -> dict[str, dict[str, float]]:
+    """CPU milliseconds and microseconds per token of each method at one size."""
+    size = parse_size(name)
+    found = {}
+    for method in METHODS:
+        seconds = host_seconds(method, size, repeats)
+        host = seconds["read"] + seconds["step"] - seconds["model"]
+        found[method] = {key: round(value * 1e3, 2) for key, value in seconds.items()}
+        found[method]["host_us_per_token"] = round(host / math.prod(size) * 1e6, 3)
+        print(f"{name} {method}: {found[method]} (CPU ms)", flush=True)
+    return found
+
+
+def bytes_of(name: str) -> dict[str, float]:
+    """Bytes of memory per token at one size."""
+    num_tokens = math.prod(parse_size(name))
+    found = memory_bytes_elsewhere("vcpo", name)
+    by_token = {key: round(value / num_tokens, 1) for key, value in found.items()}
+    print(f"{name} vcpo: {by_token} (bytes per token)", flush=True)
+    return by_token
 
 
 if __name__ == "__main__":
