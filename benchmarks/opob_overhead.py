@@ -125,7 +125,7 @@ def _alone(model: LlamaForCausalLM, one: Trajectory, num_trajectories: int) -> f
     batch = _token_batch([one])
     tokens = token_logprobs(model, batch, temperature=1.0)
     rollout = torch.tensor(one.rollout_logprobs, dtype=torch.float64)
-    log_weight = float((batch.trained(tokens.detach()) - rollout).sum())
+    log_weight = float((batch.select_trained(tokens.detach()) - rollout).sum())
     weight = min(math.exp(log_weight), WEIGHT_CAP) / len(rollout) / num_trajectories
     weighted_logprobs(tokens, weight * batch.response_mask).sum().backward()  # type: ignore[no-untyped-call]
     gradients = [each.grad for each in model.parameters() if each.grad is not None]

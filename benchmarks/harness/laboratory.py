@@ -91,9 +91,9 @@ class Laboratory:
         forward = forward_pass(
             self._model, batch, estimator, temperature=self._spec.sampling.temperature
         )
-        record = self._record(group, batch.trained(forward.logprobs.detach()))
+        record = self._record(group, batch.select_trained(forward.logprobs.detach()))
         weights = token_weights(record, self._spec.algorithm.loss_config)
-        norms: list[float] = forward.measured(batch.padded(weights)).squared_norms.tolist()
+        norms: list[float] = forward.measure(batch.place_trained(weights)).squared_norms.tolist()
         return norms
 
     def log_weights(self, group: Sequence[Trajectory]) -> list[float]:
@@ -104,7 +104,7 @@ class Laboratory:
                 self._model, batch, temperature=self._spec.sampling.temperature
             )
         log_weights: list[float] = (
-            self._record(group, batch.trained(logprobs)).log_weights().tolist()
+            self._record(group, batch.select_trained(logprobs)).log_weights().tolist()
         )
         return log_weights
 
@@ -112,7 +112,7 @@ class Laboratory:
         """Return the estimates of one group under the newest version."""
         batch = token_batch(group, self._pad, torch.device("cpu"))
         logprobs = token_logprobs(self._model, batch, temperature=self._spec.sampling.temperature)
-        record = self._record(group, batch.trained(logprobs.detach()))
+        record = self._record(group, batch.select_trained(logprobs.detach()))
         return group_gradients(
             logprobs.sum(dim=1) / record.lengths,
             list(self._model.parameters()),

@@ -25,7 +25,7 @@ class Band:
     high: float
 
 
-def kept_by_second_moment(log_ratios: Tensor, bound: float, *, keeps_one: bool = False) -> Tensor:
+def second_moment_mask(log_ratios: Tensor, bound: float, *, keeps_one: bool = False) -> Tensor:
     """Which tokens stay when the largest are dropped until their mean square is in bounds.
 
     log_ratios: [n] nats. bound: of mean(log_ratios^2) over those that stay.

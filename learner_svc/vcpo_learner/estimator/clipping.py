@@ -22,9 +22,9 @@ from vcpo_learner.estimator.bands import (
     Band,
     active_within,
     balanced_band,
-    kept_by_second_moment,
     published_balanced_band,
     second_moment_band,
+    second_moment_mask,
 )
 from vcpo_learner.estimator.record import BatchRecord
 from vcpo_learner.estimator.token_weights import ratio_logs
@@ -145,5 +145,5 @@ def _without_largest(
     """All tokens but those among [N] bool with the largest log ratios."""
     kept = torch.ones_like(among)
     log_ratios = record.log_ratios[among]
-    kept[among] = kept_by_second_moment(log_ratios, config.threshold, keeps_one=keeps_one)
+    kept[among] = second_moment_mask(log_ratios, config.threshold, keeps_one=keeps_one)
     return kept

@@ -21,12 +21,12 @@ from vcpo_learner.forward.logprobs import (
     token_logprobs_and_energies,
     weighted_logprobs,
 )
-from vcpo_learner.forward.norm_proxies import length_norms, logit_energy_norms, recorded_head
+from vcpo_learner.forward.norm_proxies import length_norms, logit_energy_norms, record_head
 from vcpo_learner.forward.packed_rows import PackedRows
 from vcpo_learner.forward.token_batch import TokenBatch
 from vcpo_learner.per_sample_gradients.backward import MeasuredGradients, measure_gradients
-from vcpo_learner.per_sample_gradients.hooks import Recording, recorded_calls
-from vcpo_learner.per_sample_gradients.weighted_sum import Combination
+from vcpo_learner.per_sample_gradients.hooks import Recording, record_calls
+from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 
 NormsOf = Callable[[Tensor, Tensor], Tensor]
 """Squared norms [batch] by proxy, from the objectives [batch] and weights [batch, width]."""
@@ -50,13 +50,17 @@ class ForwardPass(Protocol):
     def logprobs(self) -> Tensor:
         """[batch, width] nats, as `token_logprobs`."""
 
-    def measured(
-        self, weights: Tensor, combination: Combination | None = None, *, retain_graph: bool = False
+    def measure(
+        self,
+        weights: Tensor,
+        weighted_sum: WeightedSum | None = None,
+        *,
+        retain_graph: bool = False,
     ) -> GradientSum:
         """Norms of the gradients of sum_t a_t log pi(y_t); call once.
 
         weights: [batch, width] a_t.
-        combination: the sum that is wanted beside the norms; None wants none.
+        weighted_sum: the sum that is wanted beside the norms; None wants none.
         retain_graph: keep the graph of `logprobs` for another backward pass.
         """
 
@@ -74,13 +78,13 @@ def forward_pass(
     """
     match estimator:
         case GradientNormEstimator.EXACT:
-            with recorded_calls(model) as recording:
+            with record_calls(model) as recording:
                 logprobs = token_logprobs(model, batch, temperature=temperature)
             return _RecordedPass(
                 model=model, recording=recording, logprobs=logprobs, rows=batch.rows
             )
         case GradientNormEstimator.LM_HEAD:
-            with recorded_head(model) as head:
+            with record_head(model) as head:
                 logprobs = token_logprobs(model, batch, temperature=temperature)
             return _PlainPass(
                 logprobs=logprobs,
@@ -106,15 +110,19 @@ class _RecordedPass:
     logprobs: Tensor
     rows: PackedRows | None
 
-    def measured(
-        self, weights: Tensor, combination: Combination | None = None, *, retain_graph: bool = False
+    def measure(
+        self,
+        weights: Tensor,
+        weighted_sum: WeightedSum | None = None,
+        *,
+        retain_graph: bool = False,
     ) -> MeasuredGradients:
         objectives = weighted_logprobs(self.logprobs, weights)
         return measure_gradients(
             self.model,
             objectives,
             self.recording,
-            combination,
+            weighted_sum,
             segments=None if self.rows is None else self.rows.segments,
             retain_graph=retain_graph,
         )
@@ -125,14 +133,18 @@ class _PlainPass:
     logprobs: Tensor
     norms_of: NormsOf
 
-    def measured(
-        self, weights: Tensor, combination: Combination | None = None, *, retain_graph: bool = False
+    def measure(
+        self,
+        weights: Tensor,
+        weighted_sum: WeightedSum | None = None,
+        *,
+        retain_graph: bool = False,
     ) -> "_PlainSum":
         objectives = weighted_logprobs(self.logprobs, weights)
         return _PlainSum(
             squared_norms=self.norms_of(objectives, weights),
             objectives=objectives,
-            combination=combination,
+            weighted_sum=weighted_sum,
             retain_graph=retain_graph,
         )
 
@@ -141,13 +153,13 @@ class _PlainPass:
 class _PlainSum:
     squared_norms: Tensor
     objectives: Tensor
-    combination: Combination | None
+    weighted_sum: WeightedSum | None
     retain_graph: bool
 
     def add_to_parameters(self, slopes: Sequence[float]) -> None:
-        if self.combination is None:
-            raise ValueError("combination is None: only norms were measured; give one")
-        coefficients = self.combination.coefficients(self.objectives.new_tensor(slopes))
+        if self.weighted_sum is None:
+            raise ValueError("weighted_sum is None: only norms were measured; give one")
+        coefficients = self.weighted_sum.coefficients(self.objectives.new_tensor(slopes))
         total = (self.objectives * coefficients).sum()
         torch.autograd.backward(total, retain_graph=self.retain_graph)
 

@@ -20,7 +20,7 @@ def token_logprobs(model: nn.Module, batch: TokenBatch, *, temperature: float) -
     type: bfloat16 keeps 3 digits, and an importance weight is a sum over thousands of tokens.
     """
     distributions = _log_distributions(model, batch, temperature)
-    return batch.padded(_of_sampled(distributions, batch))
+    return batch.place_trained(_of_sampled(distributions, batch))
 
 
 def token_logprobs_and_energies(
@@ -33,7 +33,7 @@ def token_logprobs_and_energies(
     distributions = _log_distributions(model, batch, temperature)
     logprobs = _of_sampled(distributions, batch)
     energies = logit_energies(distributions.detach(), logprobs.detach())
-    return batch.padded(logprobs), batch.padded(energies)
+    return batch.place_trained(logprobs), batch.place_trained(energies)
 
 
 def token_entropies(model: nn.Module, batch: TokenBatch, *, temperature: float) -> Tensor:
@@ -42,7 +42,7 @@ def token_entropies(model: nn.Module, batch: TokenBatch, *, temperature: float) 
     The learner's distribution, not the sampler's; 0 elsewhere.
     """
     logprobs = _log_distributions(model, batch, temperature)
-    return batch.padded(torch.special.entr(logprobs.exp()).sum(dim=-1))
+    return batch.place_trained(torch.special.entr(logprobs.exp()).sum(dim=-1))
 
 
 def prefix_states(model: nn.Module, batch: TokenBatch) -> Tensor:
@@ -52,7 +52,7 @@ def prefix_states(model: nn.Module, batch: TokenBatch) -> Tensor:
     """
     states: Tensor = model(**_inputs(batch), output_hidden_states=True).hidden_states[-1]
     if batch.rows is not None:
-        states = batch.rows.unpacked(states)
+        states = batch.rows.unpack(states)
     return functional.pad(states[:, :-1], (0, 0, 1, 0))
 
 
@@ -90,7 +90,7 @@ def _inputs(batch: TokenBatch) -> dict[str, Any]:
             "use_cache": False,
         }
     return {
-        "input_ids": batch.rows.packed(batch.input_ids, fill=0),
+        "input_ids": batch.rows.pack(batch.input_ids, fill=0),
         "position_ids": batch.rows.position_ids,
         "use_cache": False,
     }

@@ -81,7 +81,7 @@ def _short(num_tokens: int, first: int) -> Trajectory:
 def _measured(model: nn.Module, estimator: GradientNormEstimator, batch: TokenBatch) -> Tensor:
     weights = batch.response_mask.to(torch.float32)
     passed = forward_pass(model, batch, estimator, temperature=1.0)
-    return passed.measured(weights).squared_norms
+    return passed.measure(weights).squared_norms
 
 
 def _by_autograd(model: nn.Module, batch: TokenBatch) -> Tensor:

@@ -87,12 +87,12 @@ class HeadCall:
         (gradient,) = torch.autograd.grad(objective, self.outputs, retain_graph=True)
         inputs = self.inputs[0]
         if rows is not None:
-            inputs, gradient = rows.unpacked(inputs), rows.unpacked(gradient)
+            inputs, gradient = rows.unpack(inputs), rows.unpack(gradient)
         return lm_head_norms(inputs, gradient)
 
 
 @contextmanager
-def recorded_head(model: nn.Module) -> Iterator[HeadCall]:
+def record_head(model: nn.Module) -> Iterator[HeadCall]:
     """Record the calls of a model's output head, and of no other layer, while the block runs.
 
     model: one of transformers' causal language models.

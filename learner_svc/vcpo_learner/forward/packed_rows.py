@@ -41,18 +41,18 @@ class PackedRows:
     is_own: Tensor
     """[batch, width] bool; False for padding."""
 
-    def packed(self, padded: Tensor, fill: int) -> Tensor:
+    def pack(self, padded: Tensor, fill: int) -> Tensor:
         """Lay [batch, width] numbers out in rows, [rows, tokens], with `fill` where nothing is."""
         rows, columns = self.segments.clamp_min(0), self.position_ids
         return padded[rows, columns].masked_fill(self.segments == PADDING, fill)
 
-    def unpacked(self, values: Tensor) -> Tensor:
+    def unpack(self, values: Tensor) -> Tensor:
         """Lay [rows, tokens, ...] out as [batch, width, ...], with zeros for padding."""
         padding = ~self.is_own.view(*self.is_own.shape, *[1] * (values.ndim - 2))
         return values.flatten(0, 1)[self.places].masked_fill(padding, 0.0)
 
 
-def packed_rows(lengths: Sequence[int], device: torch.device) -> PackedRows | None:
+def pack_rows(lengths: Sequence[int], device: torch.device) -> PackedRows | None:
     """Fit trajectories into rows as long as the longest of them; None when that saves no row.
 
     Longer rows would be filled better, but attention goes over them whole, with what it hides.

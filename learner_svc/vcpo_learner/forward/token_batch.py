@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vcpo.wire.packing import pack_token_ids
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.forward.packed_rows import PackedRows, packed_rows
+from vcpo_learner.forward.packed_rows import PackedRows, pack_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,11 +26,11 @@ class TokenBatch:
     rows: PackedRows | None = None
     """The layout in which a model is given it; None for one trajectory per row."""
 
-    def trained(self, values: Tensor) -> Tensor:
+    def select_trained(self, values: Tensor) -> Tensor:
         """Return the values of trained tokens, one trajectory after another; [batch, width]."""
         return values[self.response_mask]
 
-    def padded(self, values: Tensor) -> Tensor:
+    def place_trained(self, values: Tensor) -> Tensor:
         """Return values of trained tokens at their places, [batch, width], and 0 elsewhere."""
         nothing = values.new_zeros(self.response_mask.shape)
         return nothing.masked_scatter(self.response_mask, values)
@@ -65,7 +65,7 @@ class BatchTokens:
             input_ids=input_ids,
             attention_mask=is_token.long(),
             response_mask=pad_sequence([self.is_trained[at] for at in positions], batch_first=True),
-            rows=packed_rows(lengths, device) if packs else None,
+            rows=pack_rows(lengths, device) if packs else None,
         )
 
 

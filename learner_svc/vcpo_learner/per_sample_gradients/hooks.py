@@ -1,8 +1,8 @@
-"""A record of how a model's modules were applied in one forward pass, and of what came back.
+"""A recording of the modules' calls in one forward pass, and of the gradients at their outputs.
 
-Outputs are not held: a hook on each hands its gradient to whoever listens during the backward pass,
-and the tensor itself can go as soon as the model is done with it. Such a hook keeps speaking of the
-output as the module returned it, even when a later module writes into it.
+Outputs are not held: a hook on each output passes its gradient to a listener during the backward
+pass, and the tensor is freed when the model no longer needs it. The hook belongs to the output as
+the module returned it, even if a later module writes into it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,18 +27,18 @@ class ModuleCall:
     output_shape: tuple[int, ...] | None
     """None when the output is not a tensor."""
     root: GradientEdge | None
-    """The output's place in the graph, when no argument needs a gradient: a backward pass may end
-    there. None otherwise, and for an output that needs no gradient."""
+    """The output's place in the graph if no argument needs a gradient: a backward pass may end
+    there. None otherwise, or if the output needs no gradient."""
     versions: tuple[int, ...]
-    """How often arguments had been written to in place."""
+    """How often each tensor argument had been written to in place."""
 
     @property
     def place(self) -> str:
-        """The module, for an error's message."""
+        """The module's name and type, for error messages."""
         return f"module {self.name!r} ({type(self.module).__name__})"
 
     def require_per_trajectory(self, batch_size: int) -> None:
-        """Refuse a call whose output is not one row per trajectory.
+        """Refuse a call whose output does not have one row per trajectory.
 
         Raises: ValueError, naming the module.
         """
@@ -49,7 +49,7 @@ class ModuleCall:
             )
 
     def require_unchanged(self) -> None:
-        """Refuse a call whose arguments are not what they were.
+        """Refuse a call whose arguments were changed in place.
 
         Raises: ValueError, naming the module.
         """
@@ -59,10 +59,10 @@ class ModuleCall:
                 "use the operation that makes a new tensor"
             )
 
-    def repeated(
+    def repeat(
         self, parameter_name: str, parameter: Tensor, arguments: Mapping[int | str, Any]
     ) -> Any:
-        """What the module returns with one parameter and all arguments replaced."""
+        """Return the module's output with one parameter and all arguments replaced."""
         positional = tuple(value for key, value in arguments.items() if isinstance(key, int))
         keywords = {key: value for key, value in arguments.items() if isinstance(key, str)}
         replaced = {parameter_name: parameter}
@@ -70,7 +70,7 @@ class ModuleCall:
 
 
 Listener = Callable[[ModuleCall, Tensor], None]
-"""Told the gradient at a call's output, in the output's shape."""
+"""Receives a call and the gradient at its output, in the output's shape."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -79,14 +79,14 @@ class Recording:
 
     calls: list[ModuleCall] = field(default_factory=list)
     listener: Listener | None = None
-    """Who is told of gradients; None lets backward passes go by unheard."""
+    """Receives gradients; None ignores them."""
 
     def backward(self, objective: Tensor, listener: Listener, *, retain_graph: bool) -> None:
-        """Tell `listener` the gradient of `objective` at every call that it depends on.
+        """Pass the gradient of `objective` at every call that it depends on to `listener`.
 
-        The pass goes no further than to the calls' outputs: the parameters' `.grad` is not touched.
-        Each call is let go as soon as it was told of, so that arguments live no longer than a plain
-        backward pass would keep them; a recording serves one such pass.
+        The pass ends at the calls' outputs: the parameters' `.grad` does not change. Each call is
+        released after its gradient was passed on, so arguments live no longer than in a plain
+        backward pass. A recording serves one such pass.
         """
         roots = [call.root for call in self.calls if call.root is not None]
         self.calls.clear()
@@ -96,7 +96,7 @@ class Recording:
         finally:
             self.listener = None
 
-    def _hear(self, held: list[ModuleCall], gradient: Tensor) -> None:
+    def _pass_on(self, held: list[ModuleCall], gradient: Tensor) -> None:
         if self.listener is not None and held:
             self.listener(held.pop(), gradient)
 
@@ -118,14 +118,14 @@ class Recording:
             self.calls.append(call)
             if tensor is not None and tensor.requires_grad:
                 held = [call]
-                tensor.register_hook(lambda gradient: self._hear(held, gradient))  # type: ignore[no-untyped-call]
+                tensor.register_hook(lambda gradient: self._pass_on(held, gradient))  # type: ignore[no-untyped-call]
 
         return record
 
 
 @contextmanager
-def recorded_calls(model: nn.Module) -> Iterator[Recording]:
-    """Record the calls of all modules with trainable parameters while the block runs."""
+def record_calls(model: nn.Module) -> Iterator[Recording]:
+    """Record the calls of all modules with trainable parameters in the block."""
     recording = Recording()
     handles = [
         module.register_forward_hook(recording._recorder(name), with_kwargs=True)
@@ -140,18 +140,18 @@ def recorded_calls(model: nn.Module) -> Iterator[Recording]:
 
 
 def own_trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that the module holds itself, not in a submodule, and that need a gradient."""
+    """Return the module's own parameters, without its submodules', that need a gradient."""
     own = module.named_parameters(recurse=False)
     return {name: parameter for name, parameter in own if parameter.requires_grad}
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module computes what `kind` does; a subclass with a forward of its own may not."""
+    """Return whether a module has the forward of `kind`; a subclass may have its own."""
     return type(module).forward is kind.forward
 
 
 def as_stored(value: Any, dtype: torch.dtype) -> Any:
-    """An argument without its graph, and, if autocast made it smaller, in the parameters' type."""
+    """Return an argument without its graph, and in the parameters' type if it is floating point."""
     if not isinstance(value, Tensor):
         return value
     return value.detach().to(dtype) if value.is_floating_point() else value

@@ -1,11 +1,11 @@
-r"""What one call of a module contributes to one parameter's gradient, for each trajectory.
+r"""Per-sample gradients of one layer: what a module's call adds to a parameter's gradient.
 
 For the weight of a linear layer a call gives sum_t b_t a_t^T, with inputs a_t and output gradients
 b_t; for an embedding a_t is the gradient and b_t the one-hot token. Two such sums have
 
     <sum_t b_t a_t^T, sum_s b'_s a'_s^T> = sum_{t,s} (b_t . b'_s) (a_t . a'_s),
 
-so that short sequences need no gradient in full, only matrices of [tokens, tokens] ("ghost norm").
+so short sequences need no full gradient, only matrices of [tokens, tokens] ("ghost norm").
 The weight of a normalization scales one feature each, so its gradient is sum_t b_t * x_t with x_t
 the normalized input. Every other module goes through torch.func: vmap over trajectories of vjp of
 the module itself.
@@ -35,11 +35,11 @@ class Factors:
     """[batch, tokens, num_columns]"""
 
     def part(self, samples: slice) -> "Factors":
-        """The same of some trajectories."""
+        """Return the factors of some trajectories."""
         return Factors(rows=self.rows[samples], columns=self.columns[samples])
 
     def inner_products(self, other: "Factors", products: "TokenProducts") -> Tensor:
-        """Inner products [batch] float64 with another factored gradient of the same matrix."""
+        """Return inner products [batch] float64 with another factored gradient of the matrix."""
         if not (self.rows.is_floating_point() and other.rows.is_floating_point()):
             columns = products.of(self.columns, other.columns)
             rows = _row_products(self.rows, other.rows).to(columns.dtype)
@@ -49,7 +49,7 @@ class Factors:
         return _bilinear(products.of(self.columns, other.columns), self.rows, other.rows)
 
     def full(self, num_rows: int) -> Tensor:
-        """Gradients in full, [batch, num_rows, num_columns]."""
+        """Return the full gradients, [batch, num_rows, num_columns]."""
         if self.rows.is_floating_point():
             return self.rows.mT @ self.columns
         count, num_columns = len(self.rows), self.columns.shape[-1]
@@ -73,34 +73,34 @@ class Factors:
 
 @dataclass(slots=True, eq=False)
 class TokenProducts:
-    """Products of tokens with tokens; remembers the last: layers side by side share inputs."""
+    """Products of tokens with tokens; keeps the last one, as neighboring layers share inputs."""
 
     _last: tuple[Tensor, Tensor, Tensor] | None = None
 
     def of(self, first: Tensor, second: Tensor) -> Tensor:
-        """[batch, tokens of first, tokens of second], both [batch, tokens, features]."""
+        """Return [batch, tokens of first, tokens of second]; both are [batch, tokens, features]."""
         if self._last is not None and _is_same(first, self._last[0], second, self._last[1]):
             return self._last[2]
-        # The factors are held too: memory that is still in use cannot become another tensor's.
+        # The factors are held too, so that no other tensor can reuse their memory.
         self._last = (first, second, first @ second.mT)
         return self._last[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ParameterUse:
-    """What one call has to do with one parameter."""
+class LayerGradients:
+    """Per-sample gradients of one parameter from one call of its module."""
 
     call: ModuleCall
     parameter_name: str
-    """As the module calls it."""
+    """In its module."""
     parameter: nn.Parameter
     output_gradient: Tensor
     """[batch, ...]"""
     factors: Factors | None
-    """The gradient of a linear layer's or an embedding's matrix; None for all else."""
+    """The gradient of a linear layer's or an embedding's matrix; None for other parameters."""
 
     def gradients(self, samples: slice) -> Tensor:
-        """Gradients [samples, *parameter.shape], in full."""
+        """Return the full gradients [samples, *parameter.shape]."""
         if self.factors is not None:
             return self.factors.part(samples).full(num_rows=self.parameter.shape[0])
         if self.parameter_name == "bias" and self._adds_bias():
@@ -108,24 +108,24 @@ class ParameterUse:
         scaled = scaled_features(self.call, self.parameter_name, self.parameter)
         if scaled is not None and scaled.shape == self.output_gradient.shape:
             return _per_token(scaled[samples] * self.output_gradient[samples], scaled.dtype).sum(1)
-        return _pulled_back(self, samples)
+        return _vjp_gradients(self, samples)
 
     def _adds_bias(self) -> bool:
-        """Whether the module is one that adds its bias to each token."""
+        """Whether the module adds its bias to each token."""
         return is_plain(self.call.module, nn.Linear) or is_plain(self.call.module, nn.LayerNorm)
 
 
-def parameter_use(
+def layer_gradients(
     call: ModuleCall, name: str, parameter: nn.Parameter, output_gradient: Tensor
-) -> ParameterUse:
-    """The use that `call` makes of its module's parameter `name`.
+) -> LayerGradients:
+    """Return the gradients that `call` contributes to its module's parameter `name`.
 
-    Raises: ValueError for an embedding whose gradient is not a sum over trajectories.
+    Raises: ValueError if the call is of an embedding whose gradient is not a sum over trajectories.
     """
     factors = None
     if name == "weight":
         factors = _factors(call, parameter, output_gradient)
-    return ParameterUse(
+    return LayerGradients(
         call=call,
         parameter_name=name,
         parameter=parameter,
@@ -163,11 +163,11 @@ def _embedding_factors(call: ModuleCall, token_ids: Tensor, gradients: Tensor) -
 
 
 def _first_busy_token(gradients: Tensor) -> int:
-    """Before it no token of [batch, tokens, features] has a gradient; the last if none has one.
+    """The first token of [batch, tokens, features] with a gradient; the last if none has one.
 
-    Such are the prompts' tokens in the head and in most of the last layer.
+    The prompts' tokens have none in the head and in most of the last layer.
     """
-    # A few features of all tokens, then all features of the few tokens that are left in question.
+    # First a few features of all tokens, then all features of the remaining tokens.
     bound = _first_nonzero(gradients[..., :_PROBED_FEATURES])
     return _first_nonzero(gradients[:, : bound + 1])
 
@@ -195,9 +195,9 @@ def _bilinear(kernel: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
     kernel: [batch, T, S]; first, second: [batch, T or S, features].
 
-    A CPU multiplies the kernel with b, one trajectory at a time into memory that stays in its
-    caches: for products of a with b it would have to turn rows into columns first. A GPU has no
-    such trouble, and wants the batch in one go.
+    A CPU multiplies the kernel with b, one trajectory at a time, into memory that stays in its
+    caches; products of a with b would need a transposition first. A GPU computes the whole batch
+    at once.
     """
     if kernel.device.type != "cpu":
         return _sums_of_products(kernel, first @ second.mT)
@@ -230,8 +230,8 @@ def _is_same(first: Tensor, held: Tensor, second: Tensor, other_held: Tensor) ->
     )
 
 
-def _pulled_back(use: ParameterUse, samples: slice) -> Tensor:
-    """Gradients by running the module again on one trajectory at a time, vectorized."""
+def _vjp_gradients(use: LayerGradients, samples: slice) -> Tensor:
+    """Gradients from running the module again on each trajectory, vectorized."""
     call, batch_size = use.call, len(use.output_gradient)
     cast = {key: as_stored(value, use.parameter.dtype) for key, value in call.arguments.items()}
     per_trajectory = {
@@ -248,7 +248,7 @@ def _pulled_back(use: ParameterUse, samples: slice) -> Tensor:
     def gradient(own: dict[int | str, Tensor], output_gradient: Tensor) -> Tensor:
         def output(parameter: Tensor) -> Any:
             arguments = cast | {key: value[None] for key, value in own.items()}
-            return call.repeated(use.parameter_name, parameter, arguments)
+            return call.repeat(use.parameter_name, parameter, arguments)
 
         result, pull_back, *_ = torch.func.vjp(output, use.parameter.detach())
         pulled: Tensor = pull_back(output_gradient[None].to(result.dtype))[0]

@@ -1,8 +1,8 @@
-"""What the weight of a normalization layer scales.
+"""The normalized input, which the weight of a normalization layer scales.
 
-RMSNorm and LayerNorm compute weight * x with x the normalized input, so that the weight's gradient
-is sum_t x_t * b_t over tokens, b_t being the gradient at the output: two passes over the data,
-where running the module once per trajectory takes many.
+RMSNorm and LayerNorm compute weight * x, with x the normalized input. So the weight's gradient is
+sum_t x_t * b_t over tokens, with b_t the gradient at the output. That reads the data twice; running
+the module once per trajectory reads it many times.
 """
 
 from torch import Tensor, nn, ones_like
@@ -12,10 +12,10 @@ from vcpo_learner.per_sample_gradients.hooks import ModuleCall, as_stored, is_pl
 
 
 def scaled_features(call: ModuleCall, name: str, parameter: nn.Parameter) -> Tensor | None:
-    """The normalized input [batch, ..., features], or None where the parameter does something else.
+    """Return the normalized input [batch, ..., features]; None if the parameter is no such weight.
 
-    Every family of models has a class of its own for this. They are told by what they do: a weight
-    of powers of two must scale the features of a token exactly, each by its own.
+    Every family of models has its own class for this layer. The test is its behavior: a weight of
+    powers of two must scale each feature of a token exactly.
     """
     inputs = call.arguments.get(0)
     if name != "weight" or parameter.ndim != 1 or set(call.arguments) != {0}:
@@ -27,7 +27,7 @@ def scaled_features(call: ModuleCall, name: str, parameter: nn.Parameter) -> Ten
         return functional.layer_norm(inputs, call.module.normalized_shape, eps=call.module.eps)
     if not _scales_each_feature(call, parameter.detach(), inputs.reshape(1, -1, len(parameter))):
         return None
-    normalized: Tensor = call.repeated("weight", ones_like(parameter), {0: inputs})
+    normalized: Tensor = call.repeat("weight", ones_like(parameter), {0: inputs})
     return normalized
 
 
@@ -36,6 +36,6 @@ def _scales_each_feature(call: ModuleCall, weight: Tensor, inputs: Tensor) -> bo
     powers = ones_like(weight)
     powers[1::3] = 2.0
     powers[2::3] = 4.0
-    once = call.repeated("weight", ones_like(weight), {0: token})
-    scaled = call.repeated("weight", powers, {0: token})
+    once = call.repeat("weight", ones_like(weight), {0: token})
+    scaled = call.repeat("weight", powers, {0: token})
     return once.shape == token.shape and bool((scaled == powers * once).all())

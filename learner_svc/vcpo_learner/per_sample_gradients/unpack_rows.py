@@ -1,12 +1,13 @@
-"""Packed rows: several trajectories in one, and how they are taken apart again.
+"""Packed rows hold several trajectories each; this module unpacks them for per-sample gradients.
 
-Packing keeps padding out of the forward and the backward pass. What a module with parameters has
-per token, its arguments and the gradient at its output, is then laid out anew, one trajectory to a
-row, so that whatever measures gradients sees the batch that it would have seen without packing.
-That copy is padded to the longest trajectory, and lives as long as the module is being measured.
+Packing keeps padding out of the forward and the backward pass. A module's arguments and the
+gradient at its output are then copied to one trajectory per row, so the measurement sees the same
+batch as without packing. The copy is padded to the longest trajectory, and lives while the module
+is measured.
 
-The model must keep trajectories apart: attention within a segment only, positions from 0 in each.
-Two that see each other cannot be noticed. Padding that is seen has a gradient, and is refused.
+The model must keep trajectories apart: attention only within a segment, positions from 0 in each.
+The code cannot detect trajectories that attend to each other. It detects padding that a trajectory
+attends to, by its gradient, and refuses it.
 """
 
 from dataclasses import dataclass, replace
@@ -18,24 +19,24 @@ from torch import Tensor
 from vcpo_learner.per_sample_gradients.hooks import ModuleCall
 
 PADDING = -1
-"""The segment of tokens that belong to no trajectory."""
+"""The segment of padding tokens."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Packing:
-    """Where the tokens of each trajectory stand."""
+    """The places of each trajectory's tokens in packed rows."""
 
     segments: Tensor
     """[rows, tokens] int64; the number of a trajectory, or PADDING."""
     places: Tensor
-    """[num_trajectories, longest] int64 into all rows' tokens, one row after another; behind a
-    shorter trajectory its first token again, so that no module meets numbers it never saw."""
+    """[num_trajectories, longest] int64 index into all rows' tokens, one row after another. Shorter
+    trajectories are filled up with their first token, so every module gets numbers it has seen."""
     is_own: Tensor
-    """[num_trajectories, longest] bool; False behind a shorter trajectory."""
+    """[num_trajectories, longest] bool; False where a shorter trajectory is filled up."""
     _last: tuple[Tensor, Tensor] | None = None
 
     def require_per_token(self, call: ModuleCall) -> None:
-        """Refuse a call whose output or arguments are not made of one entry per token.
+        """Refuse a call whose output or arguments do not have one entry per token.
 
         Raises: ValueError, naming the module and the argument.
         """
@@ -53,17 +54,17 @@ class Packing:
                     "give it one entry per token, or one trajectory to each row"
                 )
 
-    def unpacked(self, call: ModuleCall, output_gradient: Tensor) -> tuple[ModuleCall, Tensor]:
-        """A call and the gradient at its output as if every trajectory had a row for itself.
+    def unpack(self, call: ModuleCall, output_gradient: Tensor) -> tuple[ModuleCall, Tensor]:
+        """Return a call and the gradient at its output with one trajectory per row.
 
-        output_gradient: [rows, tokens, ...]; it comes back [num_trajectories, longest, ...] with
+        output_gradient: [rows, tokens, ...]; returned as [num_trajectories, longest, ...] with
             zeros behind shorter trajectories.
-        Raises: ValueError, naming the module, when padding has a gradient.
+        Raises: ValueError, naming the module, if padding has a gradient.
         """
         self._require_idle_padding(call, output_gradient)
         arguments = {key: self._argument(value) for key, value in call.arguments.items()}
         behind = ~self.is_own.view(*self.is_own.shape, *[1] * (output_gradient.ndim - 2))
-        gradient = self._gathered(output_gradient).masked_fill(behind, 0.0)
+        gradient = self._unpack_values(output_gradient).masked_fill(behind, 0.0)
         return replace(call, arguments=arguments, output_shape=tuple(gradient.shape)), gradient
 
     def _require_idle_padding(self, call: ModuleCall, output_gradient: Tensor) -> None:
@@ -74,22 +75,22 @@ class Packing:
             )
 
     def _argument(self, value: Any) -> Any:
-        """Layers side by side share an input, and then share what was made of it."""
+        """An argument, unpacked; neighboring layers share an input, and then its unpacked copy."""
         if not isinstance(value, Tensor) or value.ndim == 0:
             return value
         if self._last is None or self._last[0] is not value:
-            self._last = (value, self._gathered(value.detach()))
+            self._last = (value, self._unpack_values(value.detach()))
         return self._last[1]
 
-    def _gathered(self, values: Tensor) -> Tensor:
+    def _unpack_values(self, values: Tensor) -> Tensor:
         return values.flatten(0, 1)[self.places]
 
 
-def packing(segments: Tensor, num_trajectories: int) -> Packing:
-    """Find each trajectory's tokens.
+def locate_tokens(segments: Tensor, num_trajectories: int) -> Packing:
+    """Return the places of each trajectory's tokens.
 
     segments: [rows, tokens] int64, from 0 to num_trajectories - 1, or PADDING.
-    Raises: ValueError at another shape, type or number, and at a trajectory without a token.
+    Raises: ValueError for another shape, type or number, or a trajectory without a token.
     """
     _require_segments(segments, num_trajectories)
     flat = segments.flatten()

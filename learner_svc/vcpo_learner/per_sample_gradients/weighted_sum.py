@@ -1,4 +1,4 @@
-"""The weighted sum of a batch's gradients that a step wants, before all weights are known."""
+"""The weighted sum of a batch's gradients; its weights are complete after the backward pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,32 +10,32 @@ from vcpo_learner.per_sample_gradients.layer_gradients import Factors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Combination:
-    """The sum that is wanted, sum_i (offset_i + slope_g(i)) grad f_i, before slopes are known."""
+class WeightedSum:
+    """The sum sum_i (offset_i + slope_g(i)) grad f_i, before the slopes are known."""
 
     offsets: Tensor
     """[batch] float64"""
     groups: Sequence[int]
-    """[batch] position of each trajectory's group, from 0 on without a gap, ascending."""
+    """[batch] number of each trajectory's group: ascending from 0, without a gap."""
 
     @property
     def num_groups(self) -> int:
-        """Groups of the batch."""
+        """Number of groups in the batch."""
         return self.groups[-1] + 1
 
     def coefficients(self, slopes: Tensor) -> Tensor:
-        """offset_i + slope_g(i), [batch]; slopes: [num_groups]."""
+        """Return offset_i + slope_g(i), [batch]; slopes: [num_groups]."""
         return self.offsets + slopes[list(self.groups)]
 
 
 def relative_offsets(offsets: Sequence[float], squared_weights: Sequence[float]) -> list[float]:
-    """Offsets of one group against that which weighs most in it; the slope is then against it too.
+    """Return the offsets of one group minus the offset with the largest weight in it.
 
-    An optimal baseline comes as close to the reward of a trajectory that dominates its group as the
-    others are light: offset and slope of that one cancel, and what its large gradient leaves in
-    either sum buries the others' in float32. Against its own offset it is in neither. Where weights
-    are alike, most offsets become 0, as rewards take few values.
-    squared_weights: how much each trajectory's gradient is expected to weigh, at least 0.
+    If one trajectory dominates its group, the optimal baseline is close to its reward. Its offset
+    and slope then cancel, and the rest that its large gradient leaves in both sums hides the other
+    gradients in float32. After the subtraction, its offset is 0 and its slope nearly 0. If all
+    weights are similar, most offsets become 0, as rewards take few values.
+    squared_weights: [n] expected squared weight of each trajectory's gradient, at least 0.
     """
     totals: dict[float, float] = {}
     for offset, weight in zip(offsets, squared_weights, strict=True):
@@ -46,7 +46,7 @@ def relative_offsets(offsets: Sequence[float], squared_weights: Sequence[float])
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class KeptMatrix:
-    """A parameter whose sum is formed when all coefficients are known."""
+    """A matrix whose sum is formed when all coefficients are known."""
 
     parameter: nn.Parameter
     factors: Sequence[Factors]
@@ -59,16 +59,16 @@ class KeptMatrix:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ReducedParameter:
-    """A parameter whose part without slopes is in its `.grad` already."""
+    """A parameter whose `.grad` already holds the sum weighted by the offsets."""
 
     parameter: nn.Parameter
     group_sums: Tensor
     """[num_groups, num_elements]"""
 
-    def reduce(self, gradients: Tensor, combination: Combination, samples: slice) -> None:
-        """Add gradients [samples, num_elements] to both totals, going over them once."""
-        offsets = combination.offsets[samples].to(gradients.dtype)
-        groups = combination.groups[samples]
+    def reduce(self, gradients: Tensor, weighted_sum: WeightedSum, samples: slice) -> None:
+        """Add gradients [samples, num_elements] to both totals, reading them once."""
+        offsets = weighted_sum.offsets[samples].to(gradients.dtype)
+        groups = weighted_sum.groups[samples]
         total = _gradient_of(self.parameter).view(-1)
         if len(gradients) == 1:
             if offset := float(offsets):
@@ -83,7 +83,7 @@ class ReducedParameter:
         self.group_sums[first : last + 1] += sums[1:]
 
     def add(self, coefficients: Tensor, slopes: Tensor) -> None:
-        """Add what the slopes [num_groups] decide to the parameter's `.grad`."""
+        """Add the group sums, weighted by the slopes [num_groups], to the parameter's `.grad`."""
         total = _gradient_of(self.parameter).view(-1)
         for group_sum, slope in zip(self.group_sums, slopes.tolist(), strict=True):
             total.add_(group_sum, alpha=slope)

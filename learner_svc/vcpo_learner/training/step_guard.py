@@ -62,7 +62,7 @@ class StepGuard:
             StartError: if the settings cause the error, saying what to change.
             Exception: the update's own error, if parameters or device cannot be used any more.
         """
-        batch = self._update.drawn([group.trajectories for group in groups])
+        batch = self._update.draw([group.trajectories for group in groups])
         trajectories = _trajectories_by_lease(groups, chain.from_iterable(batch))
         self._quarantine.begin_step(trajectories)
         try:

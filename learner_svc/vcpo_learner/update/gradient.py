@@ -43,7 +43,7 @@ from vcpo_learner.estimator.loss import (
 from vcpo_learner.estimator.record import BatchRecord, batch_record, token_lags
 from vcpo_learner.estimator.token_weights import token_weights
 from vcpo_learner.forward.token_batch import BatchTokens, TokenBatch, batch_tokens
-from vcpo_learner.per_sample_gradients.weighted_sum import Combination
+from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 from vcpo_learner.update.batch_decision import (
     BatchSummary,
     fits_one_pass,
@@ -144,13 +144,13 @@ class GradientAccumulation:
         found = token_coefficients(record, advantages_of_batch, self._config)
         if graph is not None:
             weights = record.select(found.values, graph.positions)
-            backward(graph.logprobs, graph.batch.padded(weights))
+            backward(graph.logprobs, graph.batch.place_trained(weights))
             return found.masked_share
         counts: list[float] = record.sums((found.values != 0.0).double()).tolist()
         used = [position for position, count in enumerate(counts) if count > 0.0]
         for positions, micro_batch in self._runner.split(batch.tokens, used):
             weights = record.select(found.values, positions)
-            backward(self._runner.logprobs(micro_batch), micro_batch.padded(weights))
+            backward(self._runner.logprobs(micro_batch), micro_batch.place_trained(weights))
         return found.masked_share
 
     def score_only(self, trajectories: Sequence[Trajectory], policy_version: int) -> BatchRecord:
@@ -187,7 +187,7 @@ class GradientAccumulation:
         for part, micro_batch in self._runner.split(tokens, positions):
             with torch.no_grad():
                 logprobs = self._runner.logprobs(micro_batch)
-            record.write(record.learner_logprobs, part, micro_batch.trained(logprobs))
+            record.write(record.learner_logprobs, part, micro_batch.select_trained(logprobs))
 
     def _score(
         self, record: BatchRecord, tokens: BatchTokens, flags: Sequence[bool]
@@ -207,12 +207,12 @@ class GradientAccumulation:
             with torch.set_grad_enabled(keep_graph or self._estimator in _FROM_GRADIENTS):
                 forward = self._runner.forward(micro_batch, self._estimator)
                 logprobs = forward.logprobs
-                trained = micro_batch.trained(logprobs.detach())
+                trained = micro_batch.select_trained(logprobs.detach())
                 record.write(record.learner_logprobs, positions, trained)
                 if self._estimator is not None:
                     weights = token_weights(record.part(positions), self._config)
-                    measured = forward.measured(
-                        micro_batch.padded(weights), retain_graph=keep_graph
+                    measured = forward.measure(
+                        micro_batch.place_trained(weights), retain_graph=keep_graph
                     )
                     norms[positions] = measured.squared_norms
             if keep_graph:
@@ -241,7 +241,7 @@ class GradientAccumulation:
         for groups, micro_batch in self._runner.split_groups(tokens, trained):
             positions = list(chain.from_iterable(groups))
             forward = self._runner.forward(micro_batch, self._estimator)
-            logprobs = micro_batch.trained(forward.logprobs.detach())
+            logprobs = micro_batch.select_trained(forward.logprobs.detach())
             record.write(record.learner_logprobs, positions, logprobs)
             part = record.part(positions)
             log_weights = part.log_weights()
@@ -251,11 +251,11 @@ class GradientAccumulation:
                 _by_group(part.sums(weights.square()), groups),
                 self._config,
             )
-            combination = Combination(
+            weighted_sum = WeightedSum(
                 offsets=weights.new_tensor(list(chain.from_iterable(known))),
                 groups=[index for index, group in enumerate(groups) for _ in group],
             )
-            measured = forward.measured(micro_batch.padded(weights), combination)
+            measured = forward.measure(micro_batch.place_trained(weights), weighted_sum)
             norms[positions] = measured.squared_norms
             slopes = group_slopes(
                 known,

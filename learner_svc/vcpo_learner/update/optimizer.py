@@ -49,7 +49,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
         group["lr"] = learning_rate
 
 
-def scaled_step(optimizer: torch.optim.Optimizer, scale: float) -> None:
+def take_scaled_step(optimizer: torch.optim.Optimizer, scale: float) -> None:
     """Take one step with every group's learning rate multiplied by `scale`.
 
     The rates are put back even when the step raises, so whoever reads them, a schedule or a

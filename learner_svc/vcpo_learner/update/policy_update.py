@@ -60,8 +60,8 @@ from vcpo_learner.update.optimizer import (
     clip_gradient,
     make_optimizer,
     restore_optimizer,
-    scaled_step,
     set_learning_rate,
+    take_scaled_step,
     warmed_up_learning_rate,
 )
 from vcpo_learner.update.pending_step import BatchGradient, PendingStep
@@ -104,11 +104,11 @@ class PolicyUpdate:
 
     def step(self, groups: Groups, *, policy_version: int) -> UpdateResult:
         """Take one optimizer step on a batch, or skip it: `drawn`, `begin` and `finish`."""
-        return self.finish(self.begin(self.drawn(groups), policy_version=policy_version))
+        return self.finish(self.begin(self.draw(groups), policy_version=policy_version))
 
-    def drawn(self, groups: Groups) -> Groups:
+    def draw(self, groups: Groups) -> Groups:
         """What a step is taken on when these groups arrive: with replay, answers that were kept."""
-        return groups if self._replay is None else self._replay.exchanged(groups)
+        return groups if self._replay is None else self._replay.exchange(groups)
 
     def begin(self, groups: Groups, *, policy_version: int) -> PendingStep:
         """Find the gradient of a batch; it stands in the parameters' `.grad` until `finish`.
@@ -303,7 +303,7 @@ class PolicyUpdate:
         """Step at the scaled rate, and return it."""
         base = warmed_up_learning_rate(self._settings, self._steps_taken)
         set_learning_rate(self._optimizer, base)
-        scaled_step(self._optimizer, scale)
+        take_scaled_step(self._optimizer, scale)
         self._steps_taken += 1
         return base * scale
 

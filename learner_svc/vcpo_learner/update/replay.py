@@ -50,7 +50,7 @@ class ReplaySettings:
             )
 
 
-def kept(
+def keep_newest(
     held: Iterable[Trajectory], arrived: Iterable[Trajectory], capacity: int
 ) -> tuple[Trajectory, ...]:
     """The newest `capacity` answers of one prompt, newest last, each sequence of tokens once.
@@ -66,7 +66,7 @@ def kept(
     return tuple(latest.values())[-capacity:]
 
 
-def drawn(
+def draw(
     held: Sequence[Trajectory], count: int, settings: ReplaySettings, rng: random.Random
 ) -> list[Trajectory]:
     """Draw `count` different answers of one prompt, or all of them when there are fewer."""
@@ -114,7 +114,7 @@ class ReplayBuffer:
         """Keep answers to one prompt, at least one; the oldest beyond its capacity go."""
         prompt = pack_token_ids(arrived[0].prompt_token_ids)
         held = self._held.get(prompt, ())
-        self._held[prompt] = kept(held, arrived, self._settings.capacity_per_prompt)
+        self._held[prompt] = keep_newest(held, arrived, self._settings.capacity_per_prompt)
 
     def remove(self, lease_ids: Collection[str]) -> dict[str, tuple[Trajectory, ...]]:
         """Forget the answers to these leases, and return what was kept of each."""
@@ -129,17 +129,17 @@ class ReplayBuffer:
         self._held = remaining
         return removed
 
-    def exchanged(self, groups: Iterable[Sequence[Trajectory]]) -> list[list[Trajectory]]:
+    def exchange(self, groups: Iterable[Sequence[Trajectory]]) -> list[list[Trajectory]]:
         """Keep the groups that arrived, and draw as large ones to train on in their place.
 
         A prompt with fewer different answers than that gets a smaller group. What is drawn stays.
         """
-        drawn_groups = []
+        groups_drawn = []
         for group in groups:
             self.add(group)
             held = self.held(group[0].prompt_token_ids)
-            drawn_groups.append(drawn(held, len(group), self._settings, self._rng))
-        return drawn_groups
+            groups_drawn.append(draw(held, len(group), self._settings, self._rng))
+        return groups_drawn
 
     def state_dict(self) -> dict[str, Any]:
         """All that further draws depend on, as plain values."""

@@ -70,7 +70,7 @@ class TokenInputs:
         for part, batch in self._runner.split(tokens, range(len(record.num_tokens))):
             with self._runner.autocast():
                 values = token_entropies(self._model, batch, temperature=self._runner.temperature)
-            record.write(entropies, part, batch.trained(values))
+            record.write(entropies, part, batch.select_trained(values))
         return entropies
 
     @torch.no_grad()
@@ -81,7 +81,7 @@ class TokenInputs:
         for part, batch in self._runner.split(tokens, range(len(record.num_tokens))):
             with self._runner.autocast():
                 values = token_logprobs(reference, batch, temperature=self._runner.temperature)
-            record.write(logprobs, part, batch.trained(values))
+            record.write(logprobs, part, batch.select_trained(values))
         return logprobs
 
     @torch.no_grad()
@@ -92,7 +92,7 @@ class TokenInputs:
             with self._runner.autocast():
                 states = prefix_states(self._model, batch)
             lengths: list[int] = batch.response_mask.sum(dim=1).tolist()
-            rows.update(zip(part, torch.split(batch.trained(states), lengths), strict=True))
+            rows.update(zip(part, torch.split(batch.select_trained(states), lengths), strict=True))
         return [rows[position] for position in range(len(rows))]
 
 

@@ -9,9 +9,9 @@ from vcpo_learner.estimator.bands import (
     Band,
     active_within,
     balanced_band,
-    kept_by_second_moment,
     published_balanced_band,
     second_moment_band,
+    second_moment_mask,
 )
 
 LOG_RATIOS = torch.tensor([0.05, -0.02, 0.6, -0.3, 0.1, -0.05], dtype=torch.float64)
@@ -27,29 +27,29 @@ any_log_ratios = st.lists(st.floats(-5.0, 5.0), min_size=1, max_size=20).map(
 
 def test_the_second_moment_of_all_tokens_drops_the_largest_only():
     # Mean square .0776 with .6, .0211 without.
-    kept = kept_by_second_moment(LOG_RATIOS, 0.04, keeps_one=True)
+    kept = second_moment_mask(LOG_RATIOS, 0.04, keeps_one=True)
     assert kept.tolist() == [True, True, False, True, True, True]
 
 
 def test_the_second_moment_of_tokens_pushed_out_drops_the_same():
     # Mean square .093 with .6, .0263 without.
-    kept = kept_by_second_moment(PUSHED_OUT, 0.04)
+    kept = second_moment_mask(PUSHED_OUT, 0.04)
     assert kept.tolist() == [True, False, True, True, True]
 
 
 def test_every_token_may_be_dropped_unless_one_is_to_be_kept():
     far = torch.tensor([3.0, -2.0], dtype=torch.float64)
-    assert kept_by_second_moment(far, 0.04).tolist() == [False, False]
-    assert kept_by_second_moment(far, 0.04, keeps_one=True).tolist() == [False, True]
+    assert second_moment_mask(far, 0.04).tolist() == [False, False]
+    assert second_moment_mask(far, 0.04, keeps_one=True).tolist() == [False, True]
 
 
 def test_no_token_is_no_decision():
-    assert kept_by_second_moment(torch.zeros(0), 0.04).tolist() == []
+    assert second_moment_mask(torch.zeros(0), 0.04).tolist() == []
 
 
 @given(any_log_ratios, st.floats(0.001, 2.0))
 def test_what_is_kept_is_within_the_bound_and_one_more_would_not_be(log_ratios, bound):
-    kept = kept_by_second_moment(log_ratios, bound)
+    kept = second_moment_mask(log_ratios, bound)
     squares = log_ratios.square()
     if kept.any():
         assert float(squares[kept].mean()) <= bound * (1 + 1e-12)

@@ -58,7 +58,7 @@ def test_padding_does_not_change_a_trajectorys_logprobs(family):
     model = seeded(FAMILIES[family], dtype=torch.float64)
     trajectories = [one for group in sampled_groups(model) for one in group]
     batch = token_batch(trajectories, PAD, CPU)
-    found = batch.trained(token_logprobs(model, batch, temperature=0.7))
+    found = batch.select_trained(token_logprobs(model, batch, temperature=0.7))
     alone = torch.cat([own_logprobs(model, one, temperature=0.7) for one in trajectories])
     assert found.tolist() == pytest.approx(alone.tolist(), rel=1e-9)
 
@@ -66,7 +66,7 @@ def test_padding_does_not_change_a_trajectorys_logprobs(family):
 def test_bfloat16_logits_are_normalized_in_float32():
     model = Unigram(torch.randn(50, generator=torch.manual_seed(0)).bfloat16())
     batch = token_batch([trajectory(0, prompt=(1,), response=(2,))], PAD, CPU)
-    row = batch.trained(token_logprobs(model, batch, temperature=1.0)).tolist()
+    row = batch.select_trained(token_logprobs(model, batch, temperature=1.0)).tolist()
     logits = model.logits.detach().double()
     assert row[0] == pytest.approx(float(logits[2] - logits.logsumexp(0)), rel=1e-6)
 
@@ -87,7 +87,7 @@ def test_entropies_are_of_the_distribution_that_a_token_was_drawn_against():
     # Probabilities 1/4 and 3/4: H = ln 4 - 3/4 ln 3.
     model = Unigram(torch.tensor([1.0, 3.0]).log())
     batch = token_batch([trajectory(0, response=(1, 0))], 0, CPU)
-    row = batch.trained(token_entropies(model, batch, temperature=1.0)).tolist()
+    row = batch.select_trained(token_entropies(model, batch, temperature=1.0)).tolist()
     assert row == pytest.approx([math.log(4) - 0.75 * math.log(3)] * 2)
 
 

@@ -11,7 +11,7 @@ from vcpo_learner.forward.norm_proxies import (
     lm_head_norms,
     logit_energies,
     logit_energy_norms,
-    recorded_head,
+    record_head,
 )
 from vcpo_learner.forward.token_batch import token_batch
 
@@ -93,7 +93,7 @@ def test_the_heads_norm_is_that_of_its_own_use_of_its_matrix(family):
         picked = [distributions[start + t, y] for t, y in enumerate(row.response_token_ids)]
         (gradient,) = torch.autograd.grad(torch.stack(picked).mean(), separate)
         expected.append(float(gradient.square().sum()))
-    with recorded_head(model) as recorded:
+    with record_head(model) as recorded:
         logprobs = token_logprobs(model, batch, temperature=1.0)
     means = logprobs.sum(dim=1) / batch.response_mask.sum(dim=1)
     assert recorded.squared_norms(means.sum()).tolist() == pytest.approx(expected, rel=1e-9)
@@ -102,7 +102,7 @@ def test_the_heads_norm_is_that_of_its_own_use_of_its_matrix(family):
 def test_the_graph_is_left_for_the_backward_pass():
     model = seeded(llama)
     _, batch = of_two_trajectories()
-    with recorded_head(model) as recorded:
+    with record_head(model) as recorded:
         total = token_logprobs(model, batch, temperature=1.0).sum()
     recorded.squared_norms(total)
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -114,7 +114,7 @@ def test_a_frozen_head_has_a_norm_too():
     model = seeded(llama)
     model.lm_head.requires_grad_(False)
     _, batch = of_two_trajectories()
-    with recorded_head(model) as recorded:
+    with record_head(model) as recorded:
         total = token_logprobs(model, batch, temperature=1.0).sum()
     assert min(recorded.squared_norms(total).tolist()) > 0.0
 
@@ -142,13 +142,13 @@ def test_energies_are_zero_outside_the_response_and_carry_no_graph():
 def test_a_model_without_an_output_head_is_refused():
     with (
         pytest.raises(ValueError, match=r"model Linear names no output head .* use 'exact'"),
-        recorded_head(nn.Linear(2, 2)),
+        record_head(nn.Linear(2, 2)),
     ):
         pass
 
 
 def test_a_head_that_was_not_called_is_refused():
-    with recorded_head(seeded(llama)) as recorded:
+    with record_head(seeded(llama)) as recorded:
         pass
     with pytest.raises(ValueError, match="called 0 times with a gradient"):
         recorded.squared_norms(torch.zeros(()))

@@ -24,7 +24,7 @@ from vcpo_learner.forward.logprobs import (
     token_entropies,
     token_logprobs,
 )
-from vcpo_learner.forward.packed_rows import packed_rows, require_kept_apart
+from vcpo_learner.forward.packed_rows import pack_rows, require_kept_apart
 from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.update.policy_update import PolicyUpdate
 
@@ -43,30 +43,30 @@ def assert_same(gradient, expected):
 
 
 def test_rows_are_filled_with_the_longest_first():
-    rows = packed_rows([1, 4, 2, 1, 3], CPU)
+    rows = pack_rows([1, 4, 2, 1, 3], CPU)
     assert rows.segments.tolist() == [[1, 1, 1, 1], [4, 4, 4, 0], [2, 2, 3, -1]]
     assert rows.position_ids.tolist() == [[0, 1, 2, 3], [0, 1, 2, 0], [0, 1, 0, 0]]
     assert rows.places.tolist()[4] == [4, 5, 6, 0]
 
 
 def test_a_batch_that_would_not_get_shorter_stays_as_it_is():
-    assert packed_rows([3, 3, 2], CPU) is None
+    assert pack_rows([3, 3, 2], CPU) is None
 
 
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12))
 def test_every_token_stands_in_one_place_with_its_own_position(lengths):
-    rows = packed_rows(lengths, CPU)
+    rows = pack_rows(lengths, CPU)
     width = max(lengths)
     if rows is None:
         # First fit opens a row for each only where no two fit into one.
         assert all(a + b > width for i, a in enumerate(lengths) for b in lengths[:i])
         return
     named = torch.arange(len(lengths) * width).view(len(lengths), width) + 100
-    packed = rows.packed(named, fill=-7)
+    packed = rows.pack(named, fill=-7)
     kept = [named[row, :length] for row, length in enumerate(lengths)]
     assert sorted(packed[packed != -7].tolist()) == sorted(torch.cat(kept).tolist())
     expected = [[*own.tolist(), *[0] * (width - len(own))] for own in kept]
-    assert rows.unpacked(packed).tolist() == expected
+    assert rows.unpack(packed).tolist() == expected
     assert len(packed) < len(lengths)
 
 
@@ -76,7 +76,7 @@ def test_packing_does_not_change_what_is_said_of_a_token(family):
     trajectories = [one for group in sampled_groups(model) for one in group]
     padded, packed = (token_batch(trajectories, PAD, CPU, packs=flag) for flag in (False, True))
     assert packed.rows is not None
-    found = packed.trained(token_logprobs(model, packed, temperature=0.7))
+    found = packed.select_trained(token_logprobs(model, packed, temperature=0.7))
     alone = torch.cat([own_logprobs(model, one, temperature=0.7) for one in trajectories])
     assert found.tolist() == pytest.approx(alone.tolist(), rel=1e-9)
     entropies = [token_entropies(model, batch, temperature=0.7) for batch in (padded, packed)]

@@ -36,8 +36,8 @@ def test_tokens_that_the_environment_wrote_are_read_and_not_trained_on():
     assert batch.input_ids.tolist() == [[3, 5, 8, 9, 6]]
     assert batch.attention_mask.tolist() == [[1, 1, 1, 1, 1]]
     assert batch.response_mask.int().tolist() == [[0, 1, 0, 0, 1]]
-    assert batch.padded(torch.tensor([-1.0, -2.0])).tolist() == [[0.0, -1.0, 0.0, 0.0, -2.0]]
-    assert batch.trained(batch.input_ids).tolist() == [5, 6]
+    assert batch.place_trained(torch.tensor([-1.0, -2.0])).tolist() == [[0.0, -1.0, 0.0, 0.0, -2.0]]
+    assert batch.select_trained(batch.input_ids).tolist() == [5, 6]
 
 
 def test_a_trajectory_without_prompt_is_named():

@@ -18,18 +18,18 @@ from vcpo_learner.forward.logprobs import token_logprobs
 from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.per_sample_gradients import backward as trajectory_gradients
 from vcpo_learner.per_sample_gradients.backward import measure_gradients
-from vcpo_learner.per_sample_gradients.hooks import recorded_calls
-from vcpo_learner.per_sample_gradients.weighted_sum import Combination, relative_offsets
+from vcpo_learner.per_sample_gradients.hooks import record_calls
+from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum, relative_offsets
 
 ONE_TWO = torch.tensor([1.0, 2.0]).double()
 
 
-def measured(model, trajectories, combination=None):
+def measured(model, trajectories, weighted_sum=None):
     batch = token_batch(trajectories, PAD, torch.device("cpu"))
-    with recorded_calls(model) as recording:
+    with record_calls(model) as recording:
         logprobs = token_logprobs(model, batch, temperature=1.0)
     means = logprobs.sum(dim=1) / batch.response_mask.sum(dim=1)
-    return measure_gradients(model, means, recording, combination)
+    return measure_gradients(model, means, recording, weighted_sum)
 
 
 def batched_norms(model, trajectories):
@@ -187,7 +187,7 @@ def test_norms_leave_the_gradients_of_parameters_alone():
 
 def test_recording_ends_with_its_block():
     model = nn.Linear(2, 2)
-    with recorded_calls(model) as recording:
+    with record_calls(model) as recording:
         model(torch.ones(1, 2))
     model(torch.ones(1, 2))
     assert len(recording.calls) == 1
@@ -324,7 +324,7 @@ def test_the_sum_is_that_of_one_backward_pass_with_the_same_coefficients(monkeyp
         for c, one in zip(coefficients, trajectories, strict=True)
     )
     expected = torch.autograd.grad(total, list(model.parameters()))
-    found = measured(model, trajectories, Combination(offsets=offsets, groups=GROUPS))
+    found = measured(model, trajectories, WeightedSum(offsets=offsets, groups=GROUPS))
     found.add_to_parameters(SLOPES)
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-9, atol=1e-12)
@@ -334,10 +334,10 @@ def test_the_sum_is_that_of_one_backward_pass_with_the_same_coefficients(monkeyp
 def test_sums_of_several_batches_add_up(monkeypatch, kept):
     monkeypatch.setattr(trajectory_gradients, "is_kept_cheaper", lambda *_: kept)
     model = seeded(llama, dtype=torch.float64)
-    once = measured(model, [trajectory(0)], Combination(offsets=torch.ones(1), groups=[0]))
+    once = measured(model, [trajectory(0)], WeightedSum(offsets=torch.ones(1), groups=[0]))
     once.add_to_parameters([0.5])
     gradients = [parameter.grad.clone() for parameter in model.parameters()]
-    again = measured(model, [trajectory(0)], Combination(offsets=torch.ones(1), groups=[0]))
+    again = measured(model, [trajectory(0)], WeightedSum(offsets=torch.ones(1), groups=[0]))
     again.add_to_parameters([0.5])
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         torch.testing.assert_close(parameter.grad, 2.0 * gradient, rtol=1e-9, atol=1e-12)
@@ -358,15 +358,15 @@ def test_trajectories_reduced_one_by_one_add_up_as_in_one_go(monkeypatch):
         monkeypatch.setitem(trajectory_gradients._CHUNK_ELEMENTS, "cpu", elements)
         model = seeded(llama, dtype=torch.float64)
         trajectories = [one for group in sampled_groups(model) for one in group]
-        combination = Combination(offsets=torch.arange(12.0).double(), groups=GROUPS)
-        measured(model, trajectories, combination).add_to_parameters(SLOPES)
+        weighted_sum = WeightedSum(offsets=torch.arange(12.0).double(), groups=GROUPS)
+        measured(model, trajectories, weighted_sum).add_to_parameters(SLOPES)
         gradients.append(torch.cat([each.grad.flatten() for each in model.parameters()]))
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-9, atol=1e-12)
 
 
 def test_a_recording_lets_calls_go_as_it_hears_of_them():
     layer = nn.Linear(2, 2)
-    with recorded_calls(layer) as recording:
+    with record_calls(layer) as recording:
         objectives = layer(torch.ones(1, 2)).sum(dim=1)
     measure_gradients(layer, objectives, recording)
     assert recording.calls == []
@@ -374,7 +374,7 @@ def test_a_recording_lets_calls_go_as_it_hears_of_them():
 
 def test_without_a_combination_there_is_no_sum():
     model = seeded(llama)
-    with pytest.raises(ValueError, match="combination is None"):
+    with pytest.raises(ValueError, match="weighted_sum is None"):
         measured(model, [trajectory(0)]).add_to_parameters([0.0])
 
 

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from tests.fixtures.learner.models import FAMILIES, VOCABULARY, seeded
 from vcpo_learner.per_sample_gradients import backward as trajectory_gradients
 from vcpo_learner.per_sample_gradients.backward import measure_gradients
-from vcpo_learner.per_sample_gradients.hooks import recorded_calls
-from vcpo_learner.per_sample_gradients.unpack_rows import packing
-from vcpo_learner.per_sample_gradients.weighted_sum import Combination
+from vcpo_learner.per_sample_gradients.hooks import record_calls
+from vcpo_learner.per_sample_gradients.unpack_rows import locate_tokens
+from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 
 ROWS = [[0, 3], [1, 4], [2]]
 """Trajectories of each row of the batch."""
@@ -57,7 +57,7 @@ def own_objective(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits[:-1].log_softmax(-1).gather(1, tokens[1:, None]).mean()
 
 
-def packed(model, combination=None, **changes):
+def packed(model, weighted_sum=None, **changes):
     """Measured gradients of packed rows."""
     segments = segments_of_rows()
     tokens = packed_tokens(segments)
@@ -66,7 +66,7 @@ def packed(model, combination=None, **changes):
         "position_ids": restarted_positions(segments),
         "use_cache": False,
     }
-    with recorded_calls(model) as recording:
+    with record_calls(model) as recording:
         logits = model(input_ids=tokens, **(inputs | changes)).logits
     objectives = torch.stack(
         [
@@ -74,7 +74,7 @@ def packed(model, combination=None, **changes):
             for number in range(len(LENGTHS))
         ]
     )
-    return measure_gradients(model, objectives, recording, combination, segments=segments)
+    return measure_gradients(model, objectives, recording, weighted_sum, segments=segments)
 
 
 def objectives_alone(model) -> list[Tensor]:
@@ -104,7 +104,7 @@ def test_the_sum_over_packed_rows_is_that_of_one_backward_pass(monkeypatch, fami
     coefficients = (offsets + torch.tensor(SLOPES, dtype=torch.float64)[GROUPS]).tolist()
     total = sum(c * f for c, f in zip(coefficients, objectives_alone(model), strict=True))
     expected = torch.autograd.grad(total, list(model.parameters()))
-    packed(model, Combination(offsets=offsets, groups=GROUPS)).add_to_parameters(SLOPES)
+    packed(model, WeightedSum(offsets=offsets, groups=GROUPS)).add_to_parameters(SLOPES)
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-9, atol=1e-12)
 
@@ -122,7 +122,7 @@ class Scaled(nn.Module):
 
 
 def token_wise_norms(model, inputs: Tensor, segments: Tensor, num_trajectories: int, shift=0.5):
-    with recorded_calls(model) as recording:
+    with record_calls(model) as recording:
         by_token = model(inputs, shift).square().sum(dim=2)
     objectives = [by_token[segments == number].sum() for number in range(num_trajectories)]
     return measure_gradients(
@@ -144,7 +144,7 @@ def test_tokens_of_a_trajectory_may_lie_anywhere():
 def test_a_worked_row_of_two_trajectories():
     # Inputs (1, 2), then 3: gradients 1 + 2 and 3 with output gradients of 1.
     layer = nn.Linear(1, 1, bias=False).double()
-    with recorded_calls(layer) as recording:
+    with record_calls(layer) as recording:
         output = layer(torch.tensor([[[1.0], [2.0], [3.0]]]).double())
     objectives = torch.stack([output[0, :2].sum(), output[0, 2].sum()])
     segments = torch.tensor([[0, 0, 1]])
@@ -153,7 +153,7 @@ def test_a_worked_row_of_two_trajectories():
 
 
 def test_behind_a_shorter_trajectory_stands_its_first_token():
-    found = packing(torch.tensor([[1, 1, 1, 0]]), 2)
+    found = locate_tokens(torch.tensor([[1, 1, 1, 0]]), 2)
     assert found.places.tolist() == [[3, 3, 3], [0, 1, 2]]
     assert found.is_own.tolist() == [[True, False, False], [True, True, True]]
 
@@ -167,10 +167,10 @@ def test_layers_side_by_side_share_their_unpacked_input():
         def forward(self, inputs):
             return self.left(inputs) + self.right(inputs)
 
-    found = packing(torch.tensor([[0, 1]]), 2)
-    with recorded_calls(model := Branches()) as recording:
+    found = locate_tokens(torch.tensor([[0, 1]]), 2)
+    with record_calls(model := Branches()) as recording:
         gradient = torch.ones_like(model(torch.ones(1, 2, 2)))
-    first, second = (found.unpacked(call, gradient)[0] for call in recording.calls)
+    first, second = (found.unpack(call, gradient)[0] for call in recording.calls)
     assert first.arguments[0] is second.arguments[0]
 
 
@@ -186,7 +186,7 @@ def test_layers_side_by_side_share_their_unpacked_input():
 )
 def test_segments_that_make_no_sense_are_refused(segments, message):
     with pytest.raises(ValueError, match=message):
-        packing(segments, 2)
+        locate_tokens(segments, 2)
 
 
 def test_positions_shared_by_all_rows_are_refused_with_the_module():

@@ -107,7 +107,7 @@ async def test_a_replayed_response_that_breaks_the_update_is_discarded_stored_an
 ):
     learner = make_learner(**REPLAYING)
     poison = replace(answer("train-past-1", 0), response_token_ids=(VOCABULARY,))
-    learner.update.drawn([[poison]])
+    learner.update.draw([[poison]])
     assert await learner.run() is RunPhase.COMPLETE
     (told,) = [event for event in read_events(tmp_path) if event.kind == "GroupQuarantined"]
     assert told.message.startswith("train-past-1 (kept for replay) is not trained on: IndexError")
@@ -124,7 +124,7 @@ async def test_a_replay_that_a_learner_died_with_twice_is_not_restored(make_lear
         return [one["trajectory_id"].rpartition("/")[0] for one in kept]
 
     first = make_learner(**REPLAYING)
-    first.update.drawn([[replace(answer("train-past-1", 0), response_token_ids=(9,))]])
+    first.update.draw([[replace(answer("train-past-1", 0), response_token_ids=(9,))]])
     await first.run(until_step=1)
     assert "train-past-1" in held(first)
     for _ in range(2):

@@ -82,7 +82,7 @@ class BrokenUpdate:
         if group[0].trajectory_id.rpartition("/")[0] in self.alone:
             raise self.error
 
-    def drawn(self, groups):
+    def draw(self, groups):
         return groups
 
 
@@ -119,7 +119,7 @@ def test_a_step_that_breaks_in_the_optimizer_is_half_taken(quarantine, monkeypat
     def broken(*_):
         raise RuntimeError("device-side assert")
 
-    monkeypatch.setattr("vcpo_learner.update.policy_update.scaled_step", broken)
+    monkeypatch.setattr("vcpo_learner.update.policy_update.take_scaled_step", broken)
     with pytest.raises(RuntimeError, match="device-side assert"):
         take_step(StepGuard(update, quarantine), [judged(1)], policy_version=0)
     assert not update.is_whole

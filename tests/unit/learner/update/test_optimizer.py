@@ -10,8 +10,8 @@ from vcpo_learner.update.optimizer import (
     clip_gradient,
     make_optimizer,
     restore_optimizer,
-    scaled_step,
     set_learning_rate,
+    take_scaled_step,
     warmed_up_learning_rate,
 )
 
@@ -87,7 +87,7 @@ def test_a_scaled_step_moves_by_the_scaled_rate():
     # The first step of Adam is the rate times the gradient's sign; biases do not decay.
     layer = layer_with_gradient()
     before = layer.bias.detach().clone()
-    scaled_step(make_optimizer(layer, SETTINGS), 0.25)
+    take_scaled_step(make_optimizer(layer, SETTINGS), 0.25)
     torch.testing.assert_close(layer.bias, before - 0.025)
 
 
@@ -96,7 +96,7 @@ def test_a_scaled_step_scales_every_group_by_its_own_rate_and_puts_it_back():
     optimizer.param_groups[1]["lr"] = 0.3
     seen = []
     optimizer.register_step_pre_hook(lambda *_: seen.append(rates(optimizer)))
-    scaled_step(optimizer, 0.5)
+    take_scaled_step(optimizer, 0.5)
     assert (seen, rates(optimizer)) == ([[0.05, 0.15]], [0.1, 0.3])
 
 
@@ -108,7 +108,7 @@ def test_the_rate_is_put_back_when_the_step_raises():
 
     optimizer.register_step_pre_hook(fail)
     with pytest.raises(RuntimeError):
-        scaled_step(optimizer, 0.5)
+        take_scaled_step(optimizer, 0.5)
     assert rates(optimizer) == [0.1, 0.1]
 
 

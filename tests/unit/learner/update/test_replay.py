@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
-from vcpo_learner.update.replay import ReplayBuffer, ReplaySettings, drawn, kept, reward_weights
+from vcpo_learner.update.replay import (
+    ReplayBuffer,
+    ReplaySettings,
+    draw,
+    keep_newest,
+    reward_weights,
+)
 
 
 def answer(*tokens, version=0, then=None, reward=0.0, name="a"):
@@ -27,7 +33,7 @@ def answer(*tokens, version=0, then=None, reward=0.0, name="a"):
 
 def first_draws(held, count, **settings):
     rng = random.Random(0)
-    return [drawn(held, 1, ReplaySettings(**settings), rng)[0] for _ in range(count)]
+    return [draw(held, 1, ReplaySettings(**settings), rng)[0] for _ in range(count)]
 
 
 answers = st.lists(
@@ -43,28 +49,28 @@ answers = st.lists(
 
 def test_the_newest_answers_stay():
     one, two, three = answer(1), answer(2), answer(3)
-    assert kept([one, two], [three], 2) == (two, three)
+    assert keep_newest([one, two], [three], 2) == (two, three)
 
 
 def test_of_two_equal_answers_the_later_stays_and_is_the_newest():
     early, other, late = answer(1, version=0), answer(2), answer(1, version=5)
-    assert kept([early, other], [late], 8) == (other, late)
+    assert keep_newest([early, other], [late], 8) == (other, late)
 
 
 def test_an_answer_that_begins_like_another_is_another():
-    assert len(kept([answer(1)], [answer(1, 2)], 8)) == 2
+    assert len(keep_newest([answer(1)], [answer(1, 2)], 8)) == 2
 
 
 def test_a_group_is_of_the_most_recent_version_while_there_are_answers_of_it():
     held = [answer(1, version=3), answer(2, version=2, reward=9.0), answer(3, version=3)]
-    group = drawn(held, 2, ReplaySettings(on_policy_probability=1.0), random.Random(0))
+    group = draw(held, 2, ReplaySettings(on_policy_probability=1.0), random.Random(0))
     assert {each.response_token_ids for each in group} == {(1,), (3,)}
 
 
 def test_older_answers_fill_up_a_group():
     held = [answer(1, version=3), answer(2, version=2)]
     settings = ReplaySettings(on_policy_probability=1.0)
-    assert drawn(held, 2, settings, random.Random(0)) == held
+    assert draw(held, 2, settings, random.Random(0)) == held
 
 
 def test_an_answer_is_as_recent_as_the_oldest_of_its_tokens():
@@ -96,8 +102,8 @@ def test_extreme_rewards_neither_overflow_nor_vanish():
 
 @given(answers, st.integers(0, 16), st.integers(0, 99))
 def test_a_group_has_no_answer_twice_and_is_as_large_as_can_be(found, count, seed):
-    held = kept([], found, 8)
-    group = drawn(held, count, ReplaySettings(), random.Random(seed))
+    held = keep_newest([], found, 8)
+    group = draw(held, count, ReplaySettings(), random.Random(seed))
     assert len({each.response_token_ids for each in group}) == len(group)
     assert len(group) == min(count, len(held))
     assert set(group) <= set(held)
@@ -107,14 +113,14 @@ def test_a_group_has_no_answer_twice_and_is_as_large_as_can_be(found, count, see
 def test_what_is_kept_does_not_depend_on_how_it_arrived(found, capacity):
     singly: tuple[Trajectory, ...] = ()
     for each in found:
-        singly = kept(singly, [each], capacity)
-    assert singly == kept([], found, capacity)
+        singly = keep_newest(singly, [each], capacity)
+    assert singly == keep_newest([], found, capacity)
 
 
 @given(answers, st.integers(0, 99))
 def test_equal_generators_draw_equal_groups(found, seed):
-    held = kept([], found, 8)
-    groups = [drawn(held, 4, ReplaySettings(), random.Random(seed)) for _ in range(2)]
+    held = keep_newest([], found, 8)
+    groups = [draw(held, 4, ReplaySettings(), random.Random(seed)) for _ in range(2)]
     assert groups[0] == groups[1]
 
 
@@ -135,7 +141,7 @@ def test_prompts_are_kept_apart():
 
 def test_what_is_drawn_stays_for_the_next_time():
     buffer = make_buffer()
-    (group,) = buffer.exchanged([[answer(1), answer(2)]])
+    (group,) = buffer.exchange([[answer(1), answer(2)]])
     assert {each.response_token_ids for each in group} == {(1,), (2,)}
     assert len(buffer) == 2
 
@@ -143,30 +149,30 @@ def test_what_is_drawn_stays_for_the_next_time():
 def test_every_group_is_exchanged_for_answers_to_its_own_prompt():
     buffer = make_buffer(on_policy_probability=0.0)
     other = [replace(answer(token), prompt_token_ids=(9,)) for token in (5, 6)]
-    groups = buffer.exchanged([[answer(1), answer(2)], other])
+    groups = buffer.exchange([[answer(1), answer(2)], other])
     assert [{each.prompt_token_ids for each in group} for group in groups] == [{(1, 2)}, {(9,)}]
 
 
 def test_earlier_answers_come_back_by_their_reward():
     buffer = make_buffer(on_policy_probability=0.0, inverse_temperature=100.0)
-    buffer.exchanged([[answer(7, reward=1.0), answer(8, reward=1.0)]])
-    (group,) = buffer.exchanged([[answer(1, version=3), answer(2, version=3)]])
+    buffer.exchange([[answer(7, reward=1.0), answer(8, reward=1.0)]])
+    (group,) = buffer.exchange([[answer(1, version=3), answer(2, version=3)]])
     assert {each.response_token_ids for each in group} == {(7,), (8,)}
 
 
 def test_a_prompt_with_one_answer_only_gives_a_group_of_one():
-    (group,) = make_buffer().exchanged([[answer(1), answer(1, version=1)]])
+    (group,) = make_buffer().exchange([[answer(1), answer(1, version=1)]])
     assert group == [answer(1, version=1)]
 
 
 def test_a_buffer_restored_from_json_draws_as_the_first_would_have():
     first, second = make_buffer(), make_buffer(seed=7)
     arrived = [[answer(token, reward=token / 9, version=token // 4) for token in range(9)]]
-    first.exchanged(arrived)
+    first.exchange(arrived)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.held((1, 2)) == first.held((1, 2))
     later = [[answer(20, version=9), answer(21, version=9), answer(22, version=9)]]
-    assert [second.exchanged(later) for _ in range(3)] == [first.exchanged(later) for _ in range(3)]
+    assert [second.exchange(later) for _ in range(3)] == [first.exchange(later) for _ in range(3)]
 
 
 def test_a_smaller_buffer_goes_on_with_the_newest_answers():
