@@ -69,7 +69,7 @@ class WorkerRegistry:
     def record_request(self, worker_id: str, rollout_group: str, policy_version: int) -> int:
         """Record that a worker asks for work; return the number of its request."""
         self._remove_lost()
-        known = self._known(worker_id)
+        known = self._worker_or_new(worker_id)
         worker = replace(
             known,
             rollout_group=rollout_group,
@@ -82,7 +82,7 @@ class WorkerRegistry:
     def record_address(self, worker_id: str, address: str) -> None:
         """Record that a worker asks for weights, and where it serves them to its peers."""
         self._remove_lost()
-        self._put(replace(self._known(worker_id), address=address))
+        self._put(replace(self._worker_or_new(worker_id), address=address))
 
     def record_contact(
         self, worker_id: str, *, num_accepted: int = 0, request_number: int | None = None
@@ -117,7 +117,7 @@ class WorkerRegistry:
         """Remove a worker that is gone."""
         self._workers.pop(worker_id, None)
 
-    def _known(self, worker_id: str) -> RegisteredWorker:
+    def _worker_or_new(self, worker_id: str) -> RegisteredWorker:
         """Return what is known of a worker; the defaults if it is not registered."""
         return self._workers.get(worker_id) or RegisteredWorker(worker_id=worker_id)
 

@@ -92,7 +92,7 @@ class TrainingLoop:
         self._dispatcher.ledger.restore(checkpoint.ledger)
         self._exclude_groups(self._quarantine.excluded_lease_ids(), {}, checkpoint.step)
         self._dispatcher.resume_at(checkpoint.step)
-        self._check_resumed()
+        self._check_consumed()
         recorded_steps = read_metrics(self._parts.run_dir).steps
         # The steps after the checkpoint are taken again.
         self._parts.signals.resume([one for one in recorded_steps if one.step <= checkpoint.step])
@@ -284,7 +284,7 @@ class TrainingLoop:
             await self._evaluation
             self._evaluation = None
 
-    def _check_resumed(self) -> None:
+    def _check_consumed(self) -> None:
         """Check that B trajectories were consumed for each version, as admission assumes.
 
         A step consumes one batch and makes one version, and a checkpoint is written between steps.

@@ -93,12 +93,12 @@ class RunSaver:
         Raises:
             StartError: if there was no room in time, naming the file.
         """
-        await self._until_written(self.save, drain_s)
+        await self._save_with_retries(self.save, drain_s)
         if self._parts.dispatcher.phase is not RunPhase.RUNNING:
             return
         if self._export.has_adapters:
-            await self._until_written(self._save_adapters, drain_s)
-        await self._until_written(self._save_model, drain_s)
+            await self._save_with_retries(self._save_adapters, drain_s)
+        await self._save_with_retries(self._save_model, drain_s)
 
     async def _save_adapters(self) -> None:
         folder, step = self._parts.run_dir / "adapters", self._step
@@ -129,7 +129,7 @@ class RunSaver:
             self._is_full_since_s = None
             self._parts.event("DiskHasRoom", f"{self._parts.run_dir}: the files are written")
 
-    async def _until_written(self, save: Callable[[], Awaitable[None]], drain_s: float) -> None:
+    async def _save_with_retries(self, save: Callable[[], Awaitable[None]], drain_s: float) -> None:
         """Call `save` until the disk has room or the time is up.
 
         Raises:
