@@ -64,7 +64,13 @@ class PromptCodec:
         messages = prompt.messages or (Message(role="user", content=prompt.text),)
         if self._system_prompt is not None and messages[0]["role"] != "system":
             messages = (Message(role="system", content=self._system_prompt), *messages)
-        return self._token_ids(self._render(self._merge_system(messages)))
+        if not self._has_system_role:
+            # The template has no system role: the user's message begins with the system messages.
+            system = [message["content"] for message in messages if message["role"] == "system"]
+            first, *rest = (message for message in messages if message["role"] != "system")
+            content = "\n\n".join([*system, first["content"]])
+            messages = (Message(role=first["role"], content=content), *rest)
+        return self._token_ids(self._render(messages))
 
     def encode_reply(
         self, text: str, last_token_id: int, end_token_ids: frozenset[int]
@@ -99,15 +105,6 @@ class PromptCodec:
         if kept and kept[-1] in end_token_ids:
             kept.pop()
         return str(self._tokenizer.decode(kept, skip_special_tokens=False))
-
-    def _merge_system(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Put system messages at the start of the user's, if the template has no system role."""
-        if self._has_system_role:
-            return messages
-        system = [message["content"] for message in messages if message["role"] == "system"]
-        first, *rest = (message for message in messages if message["role"] != "system")
-        content = "\n\n".join([*system, first["content"]])
-        return [Message(role=first["role"], content=content), *rest]
 
     def _shows_system_messages(self) -> bool:
         """Whether the template shows a system message; some refuse one, some drop it."""

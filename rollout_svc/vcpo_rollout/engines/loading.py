@@ -122,20 +122,18 @@ def _explain_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
+        if Path(name).is_dir():
+            problem = (
+                "is a directory without a usable model; it needs config.json and tokenizer.json "
+                "as `save_pretrained` writes them"
+            )
+        elif Path(name).is_absolute() or name.startswith((".", "~")):
+            problem = "is not a directory; relative paths start at the run file"
+        else:
+            problem = (
+                "is neither a directory nor a model that the Hugging Face hub serves; use a local "
+                "directory, or let this machine reach the hub (unset HF_HUB_OFFLINE), set HF_HOME "
+                "to a cache that holds the model, or set HF_TOKEN if it is gated"
+            )
         reason = " ".join(str(error).split())
-        raise ValueError(f"spec.model.name: {name!r} {_diagnosis(name)} ({reason})") from error
-
-
-def _diagnosis(name: str) -> str:
-    if Path(name).is_dir():
-        return (
-            "is a directory without a usable model; it needs config.json and tokenizer.json "
-            "as `save_pretrained` writes them"
-        )
-    if Path(name).is_absolute() or name.startswith((".", "~")):
-        return "is no directory; relative paths start at the run file"
-    return (
-        "is neither a directory nor a model that the Hugging Face hub serves; use a local "
-        "directory, or let this machine reach the hub (unset HF_HUB_OFFLINE), set HF_HOME to a "
-        "cache that holds the model, or set HF_TOKEN if it is gated"
-    )
+        raise ValueError(f"spec.model.name: {name!r} {problem} ({reason})") from error

@@ -6,10 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import safetensors.torch
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import Module
@@ -50,8 +48,14 @@ def stage_weights(model: Module, weights: PolicyWeights, *, in_use: int | None) 
         positions = next(
             (changes.positions[name] for name in names if name in changes.positions), None
         )
-        if positions is not None:
-            staged[names[0]] = _patch(model.get_parameter(names[0]), tensors[names[0]], positions)
+        if positions is None:
+            continue
+        parameter, tensor = model.get_parameter(names[0]), tensors[names[0]]
+        staged[names[0]] = tensor
+        if parameter.is_contiguous():  # `copy_weights` writes through a flat view
+            at = torch.from_numpy(positions)
+            values = tensor.view(-1)[at].to(parameter.device, parameter.dtype)
+            staged[names[0]] = TensorPatch(positions=at.to(parameter.device), values=values)
     return staged
 
 
@@ -112,16 +116,6 @@ def copy_weights(model: Module, weights: StagedWeights) -> None:
             parameter.view(-1).index_copy_(0, new.positions, new.values)
         else:
             parameter.copy_(new)
-
-
-def _patch(parameter: Tensor, tensor: Tensor, positions: NDArray[np.int64]) -> Tensor | TensorPatch:
-    if not parameter.is_contiguous():
-        return tensor
-    at = torch.from_numpy(positions)
-    return TensorPatch(
-        positions=at.to(parameter.device),
-        values=tensor.view(-1)[at].to(parameter.device, parameter.dtype),
-    )
 
 
 def _names_by_parameter(model: Module) -> list[list[str]]:

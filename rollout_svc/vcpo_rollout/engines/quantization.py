@@ -82,10 +82,6 @@ def _online_method(
         return None, f"vLLM quantizes no linear layer to {quantization} as it loads"
     if precision is not Precision.BFLOAT16:
         return None, f"vLLM quantizes bfloat16 only, and the group's precision is {precision}"
-    return _online_fp8(device)
-
-
-def _online_fp8(device: Device) -> tuple[str | None, str]:
     if device.platform == "cpu":
         return None, "vLLM's fp8 for any CPU is slower than its bfloat16"
     if device.platform != "cuda":

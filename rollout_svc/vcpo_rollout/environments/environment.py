@@ -162,7 +162,20 @@ def find_environment(
     if library == "verifiers" and package:
         name, parameters = _verifiers_class(), {**parameters, "package": package}
     environment_class = _environment_class(name)
-    _check_parameters(name, inspect.signature(environment_class), parameters)
+    signature = inspect.signature(environment_class)
+    if "seed" in parameters:
+        raise ValueError(
+            f"environment.parameters.seed: {parameters['seed']!r} is not read here; "
+            "remove it and set the run's seed instead"
+        )
+    try:
+        signature.bind(**parameters, seed=0)
+    except TypeError as error:
+        known = ", ".join(sorted(set(signature.parameters) - {"seed"})) or "none"
+        raise ValueError(
+            f"environment.parameters: {dict(parameters)!r} does not suit {name!r} ({error}); "
+            f"the known parameters are {known}"
+        ) from error
     return environment_class, parameters
 
 
@@ -211,21 +224,3 @@ def _environment_class(name: str) -> type:
             "it must be a class with the methods prompt and reward"
         )
     return found
-
-
-def _check_parameters(
-    name: str, signature: inspect.Signature, parameters: Mapping[str, object]
-) -> None:
-    if "seed" in parameters:
-        raise ValueError(
-            f"environment.parameters.seed: {parameters['seed']!r} is not read here; "
-            "remove it and set the run's seed instead"
-        )
-    try:
-        signature.bind(**parameters, seed=0)
-    except TypeError as error:
-        known = ", ".join(sorted(set(signature.parameters) - {"seed"})) or "none"
-        raise ValueError(
-            f"environment.parameters: {dict(parameters)!r} does not suit {name!r} ({error}); "
-            f"the known parameters are {known}"
-        ) from error

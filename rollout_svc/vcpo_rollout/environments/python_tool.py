@@ -68,8 +68,8 @@ class PythonTool:
         parse_integer("output_characters", self.output_characters, lowest=100, highest=100_000)
         if missing := self.unprotected():
             _LOGGER.warning(
-                "python_tool: this system does not protect these from programs: %s; run "
-                "the workers in a sandbox for pods, see docs/environments.md",
+                "python_tool: this system does not isolate programs from %s; run the "
+                "workers in a sandbox for pods, see docs/environments.md",
                 ", ".join(missing),
             )
 

@@ -180,7 +180,7 @@ class Worker:
         interrupt = self._interrupts[lease.lease_id] = asyncio.Event()
         if lease.lease_id in self._preempted:
             interrupt.set()
-        task = asyncio.create_task(self._run_lease(lease, interrupt))
+        task = asyncio.create_task(self._complete(lease, interrupt))
         self._slots[task] = lease.num_trajectories
         task.add_done_callback(lambda task: self._end(task, lease.lease_id))
         self._parts.gauges.set_in_flight(sum(self._slots.values()))
@@ -203,13 +203,6 @@ class Worker:
         if self._slots:
             await asyncio.wait(self._slots, timeout=_RELEASE_S)
 
-    async def _run_lease(self, lease: work_pb2.Lease, interrupt: asyncio.Event) -> None:
-        timer = asyncio.create_task(self._interrupt_in_time(lease, interrupt))
-        try:
-            await self._complete(lease, interrupt)
-        finally:
-            timer.cancel()
-
     async def _interrupt_in_time(self, lease: work_pb2.Lease, interrupt: asyncio.Event) -> None:
         # A lease that cannot be resumed has all of its time to become complete.
         if lease.timeout_seconds and _is_resumable(lease):
@@ -219,6 +212,7 @@ class Worker:
     async def _complete(self, lease: work_pb2.Lease, interrupt: asyncio.Event) -> None:
         """Generate, judge and submit a lease; report its failure, or release it."""
         learner, gauges = self._parts.learner, self._parts.gauges
+        timer = asyncio.create_task(self._interrupt_in_time(lease, interrupt))
         try:
             # Responses of an expired lease are useless; an engine that ignores the interrupt must
             # not hold the slots for ever.
@@ -243,6 +237,8 @@ class Worker:
         else:
             self._is_failing = False
             gauges.count_submitted(trajectories, num_accepted)
+        finally:
+            timer.cancel()
 
     async def _report(self, lease: work_pb2.Lease, failure: Failure, error: Exception) -> None:
         """Report a failure to the learner; log it if it is new, and now and then if it repeats."""

@@ -212,13 +212,6 @@ def _limit(cpu_s: int, memory_bytes: int, file_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 
-def _die_with(parent: int) -> None:
-    """Die when the parent dies, and at once if it is dead already."""
-    _libc.prctl(_SIGNAL_OF_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit(1)
-
-
 def _restrict_calls() -> bool:
     """Install the seccomp filter, as the last step; return whether the system supports it."""
     machine = os.uname().machine
@@ -285,7 +278,9 @@ def main() -> int:
     _drop_root(settings["nobody"], keep_reading=is_restricted)
     _limit(settings["cpu_s"], settings["memory_bytes"], settings["file_bytes"])
     if sys.platform == "linux":
-        _die_with(settings["parent"])
+        _libc.prctl(_SIGNAL_OF_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != settings["parent"]:  # it died before the call
+            sys.exit(1)
         has_filter = _restrict_calls()
     if settings["reports"]:
         kept = {

@@ -64,7 +64,11 @@ def run_python(source: str, limits: SandboxLimits) -> str:
     It has no input, no further process or thread, and no network if the system supports that.
     """
     stop_reason, text = _run(source, limits, reports=False)
-    parts = [_shorten(text.rstrip("\n"), limits.output_characters), stop_reason]
+    text = text.rstrip("\n")
+    if len(text) > limits.output_characters:
+        half = limits.output_characters // 2
+        text = f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+    parts = [text, stop_reason]
     return "\n".join(part for part in parts if part)
 
 
@@ -235,10 +239,3 @@ def _describe_status(status: int, limits: SandboxLimits) -> str:
     if status < 0:
         return f"[stopped: {signal.Signals(-status).name}]"
     return ""
-
-
-def _shorten(text: str, limit: int) -> str:
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"

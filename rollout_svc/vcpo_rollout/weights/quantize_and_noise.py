@@ -58,15 +58,13 @@ class QuantizationAndNoise:
         if sigma > 0.0:
             for name, tensor in tensors.items():
                 if is_norm_weight(name, tensor):
-                    changed[name] = self._add_noise(name, tensor, sigma, policy_version)
+                    # The noise of a name and version does not depend on the order of the tensors.
+                    seed = zlib.crc32(f"{self.seed}/{policy_version}/{name}".encode())
+                    generator = torch.Generator().manual_seed(seed)
+                    noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
+                    noisy = tensor.float() + sigma * noise.to(tensor.device)
+                    changed[name] = noisy.to(tensor.dtype)
         return changed
-
-    def _add_noise(self, name: str, tensor: Tensor, sigma: float, policy_version: int) -> Tensor:
-        """Add the noise of a name and version; it does not depend on the order of the calls."""
-        seed = zlib.crc32(f"{self.seed}/{policy_version}/{name}".encode())
-        generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
-        return (tensor.float() + sigma * noise.to(tensor.device)).to(tensor.dtype)
 
 
 def is_matrix(name: str, tensor: Tensor) -> bool:

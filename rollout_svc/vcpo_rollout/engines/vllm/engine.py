@@ -194,34 +194,27 @@ class VllmEngine:
     async def _sample(
         self, request: GenerationRequest, interrupt: asyncio.Event | None
     ) -> Generation:
-        name = str(next(self._numbers))
-        aborting = (
-            None if interrupt is None else asyncio.create_task(self._abort_when(interrupt, name))
-        )
-        try:
-            await self._wait_until_ready(interrupt)
-            output = await self._await_output(request, name, interrupt)
-        finally:
-            if aborting is not None:
-                aborting.cancel()
-        return to_generation(output, request.partial_response)
-
-    async def _await_output(
-        self, request: GenerationRequest, name: str, interrupt: asyncio.Event | None
-    ) -> CompletionOutput | None:
-        """Return vLLM's output for a request; None if vLLM yields none."""
-        resumed = () if request.partial_response is None else request.partial_response.token_ids
+        partial_response = request.partial_response
+        resumed = () if partial_response is None else partial_response.token_ids
         params = sampling_params(request, self._end_token_ids)
         prompt = tokens_input([*request.prompt_token_ids, *resumed])
+        name = str(next(self._numbers))
         output: CompletionOutput | None = None
-        if interrupt is not None and interrupt.is_set():
-            raise GenerationInterruptedError(request.partial_response)
+        aborting = None
+        if interrupt is not None:
+            aborting = asyncio.create_task(self._abort_when(interrupt, name))
         try:
+            await self._wait_until_ready(interrupt)
+            if interrupt is not None and interrupt.is_set():
+                raise GenerationInterruptedError(partial_response)
             async for update in self._llm.generate(prompt, params, name):
                 output = update.outputs[0]
         except (EngineGenerateError, ValueError) as error:
             raise EngineError(f"vLLM could not generate: {error.__cause__ or error}") from error
-        return output
+        finally:
+            if aborting is not None:
+                aborting.cancel()
+        return to_generation(output, partial_response)
 
     async def _wait_until_ready(self, interrupt: asyncio.Event | None) -> None:
         """Wait for the first policy or the interrupt."""

@@ -55,7 +55,13 @@ def to_generation(
     if not output.token_ids:
         raise GenerationInterruptedError(partial_response)
     sampled = _to_partial_response(output)
-    whole = sampled if partial_response is None else _join(partial_response, sampled)
+    whole = sampled
+    if partial_response is not None:
+        whole = PartialResponse(
+            token_ids=partial_response.token_ids + sampled.token_ids,
+            logprobs=partial_response.logprobs + sampled.logprobs,
+            version_spans=partial_response.version_spans + sampled.version_spans,
+        )
     if reason is None:
         raise GenerationInterruptedError(whole)
     return Generation(
@@ -82,14 +88,6 @@ def _to_partial_response(output: CompletionOutput) -> PartialResponse:
     )
     return PartialResponse(
         token_ids=tuple(output.token_ids), logprobs=logprobs, version_spans=spans
-    )
-
-
-def _join(partial_response: PartialResponse, rest: PartialResponse) -> PartialResponse:
-    return PartialResponse(
-        token_ids=partial_response.token_ids + rest.token_ids,
-        logprobs=partial_response.logprobs + rest.logprobs,
-        version_spans=partial_response.version_spans + rest.version_spans,
     )
 
 

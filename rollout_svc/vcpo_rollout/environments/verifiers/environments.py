@@ -8,7 +8,6 @@ order, except the call of the model, and refuses environments that call a model 
 """
 
 import asyncio
-import contextlib
 import signal
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
@@ -186,11 +185,13 @@ def _step(state: Any, messages: Any, turn: Any) -> dict[str, Any]:
 
 
 def _load(package: str, arguments: Mapping[str, Any]) -> Any:
+    # The library's environments install signal handlers, which would end the process without a
+    # drain.
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with _keep_signal_handlers():
-            from verifiers import load_environment
+        from verifiers import load_environment
 
-            return load_environment(package, **arguments)
+        return load_environment(package, **arguments)
     except Exception as error:  # a third-party package may raise anything
         raise ValueError(
             f"environment.name: the environment {package!r} cannot be loaded with the arguments "
@@ -198,16 +199,8 @@ def _load(package: str, arguments: Mapping[str, Any]) -> Any:
             "rollout image, and give what its load_environment takes as environment.parameters."
             "arguments"
         ) from error
-
-
-@contextlib.contextmanager
-def _keep_signal_handlers() -> Iterator[None]:
-    """Restore signal handlers: the library's own would end the process without a drain."""
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
     finally:
-        for number, handler in kept.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -215,6 +208,7 @@ def _require_supported(package: str, environment: Any) -> None:
     from verifiers import MultiTurnEnv
 
     kinds = {kind.__name__ for kind in type(environment).__mro__}
+    rubrics = getattr(environment.rubric, "rubrics", [environment.rubric])
     problem = None
     if not isinstance(environment, MultiTurnEnv):
         problem = f"is a {type(environment).__name__} and not a MultiTurnEnv"
@@ -224,7 +218,7 @@ def _require_supported(package: str, environment: Any) -> None:
         n for n in _OWN_STEPS if getattr(type(environment), n) is not getattr(MultiTurnEnv, n)
     ]:
         problem = f"calls the model itself ({', '.join(own)})"
-    elif group := _group_functions(environment.rubric):
+    elif group := [name for one in rubrics for name in one._get_group_reward_func_names()]:
         problem = f"judges the responses of a group together ({', '.join(group)})"
     if problem is not None:
         raise ValueError(
@@ -232,12 +226,6 @@ def _require_supported(package: str, environment: Any) -> None:
             "the model's turns in this process (SingleTurnEnv, MultiTurnEnv, ToolEnv) and "
             "judges each alone"
         )
-
-
-def _group_functions(rubric: Any) -> list[str]:
-    """Return a rubric's functions that need all responses to a prompt at once, by name."""
-    rubrics = getattr(rubric, "rubrics", [rubric])
-    return [name for one in rubrics for name in one._get_group_reward_func_names()]
 
 
 def _rows(environment: Any) -> Iterator[tuple[Split | None, dict[str, Any]]]:

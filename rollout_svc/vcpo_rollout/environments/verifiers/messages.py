@@ -61,15 +61,14 @@ def reply_text(messages: str | Sequence[Message]) -> str:
     """
     if isinstance(messages, str):
         return messages
-    return "\n".join(map(_reply_part, messages))
-
-
-def _reply_part(message: Message) -> str:
-    if message["role"] == "assistant":
-        raise ValueError("a reply has an assistant message, which the model did not sample")
-    content = _content(message)
-    is_tool = message["role"] == "tool"
-    return f"<tool_response>\n{content}\n</tool_response>" if is_tool else content
+    parts = []
+    for message in messages:
+        if message["role"] == "assistant":
+            raise ValueError("a reply has an assistant message, which the model did not sample")
+        content = _content(message)
+        is_tool = message["role"] == "tool"
+        parts.append(f"<tool_response>\n{content}\n</tool_response>" if is_tool else content)
+    return "\n".join(parts)
 
 
 def to_assistant_message(response: str, *, has_tools: bool) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def test_a_directory_without_a_model_is_refused(load, tmp_path):
 @pytest.mark.parametrize("load", [load_model_skeleton, load_tokenizer])
 @pytest.mark.parametrize("name", ["/no/such/model", "./model"])
 def test_a_path_that_is_no_directory_is_refused(load, name):
-    with pytest.raises(ValueError, match=f"'{name}' is no directory"):
+    with pytest.raises(ValueError, match=f"'{name}' is not a directory"):
         load(name)
 
 

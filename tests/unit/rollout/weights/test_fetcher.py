@@ -141,7 +141,7 @@ async def test_deltas_from_another_version_than_the_held_one_are_refused():
     async with fetcher_fixture(0) as fixture:
         await fixture.fetch()
         publish(fixture.store, 1, 2)
-        with pytest.raises(CorruptWeightsError, match="from version 1, must start from 0"):
+        with pytest.raises(CorruptWeightsError, match="at version 1, must start at 0"):
             await fixture.fetch(held=1)
 
 
