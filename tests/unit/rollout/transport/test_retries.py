@@ -130,7 +130,7 @@ async def test_an_outage_is_two_lines_of_the_log_however_many_calls_it_meets(cap
             aio.AioRpcError(
                 StatusCode.UNAUTHENTICATED, aio.Metadata(), aio.Metadata(), details="set VCPO_TOKEN"
             ),
-            "it refuses with UNAUTHENTICATED: set VCPO_TOKEN",
+            "refused with UNAUTHENTICATED: set VCPO_TOKEN",
         ),
     ],
     ids=["failed", "refused"],
