@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tests.fixtures.learner.dispatcher import (
     TIMEOUT_S,
-    answer,
-    answers,
     dispatcher_fixture,
     make_partial_response,
+    make_trajectories,
+    make_trajectory,
     settle,
     work_request,
 )
@@ -209,7 +209,7 @@ class TestSubmissions:
     async def test_what_a_lease_of_the_learner_before_brings_is_late_and_no_fault(self, fixture):
         # Its version went further than this learner has come since its checkpoint.
         assert fixture.dispatcher.policy_version == 0
-        sampled = [answer("train-before-7", 0, versions=(24,))]
+        sampled = [make_trajectory("train-before-7", 0, versions=(24,))]
         assert fixture.dispatcher.submit("w", "train-before-7", sampled) == ["lease_ended"]
         partial = [make_partial_response(24)]
         assert fixture.dispatcher.release("w", ["train-before-7"], partial) == 0
@@ -341,16 +341,18 @@ class TestEvaluation:
         await begin_round(fixture, exclusive=True)
         (held_out,) = await lease_now(fixture)
         with pytest.raises(InvalidMessageError, match="trajectory_id"):
-            fixture.dispatcher.submit("w", held_out.lease.lease_id, [answer("train-now-0", 0)])
+            fixture.dispatcher.submit(
+                "w", held_out.lease.lease_id, [make_trajectory("train-now-0", 0)]
+            )
 
 
 async def test_the_batch_taken_is_the_one_the_version_allows(fixture):
     leases = [one.lease for one in await lease_now(fixture)]
     fixture.dispatcher.resume_at(2)
     for lease in leases[:2]:
-        fixture.dispatcher.submit("w", lease.lease_id, answers(lease, versions=(0,)))
+        fixture.dispatcher.submit("w", lease.lease_id, make_trajectories(lease, versions=(0,)))
     for lease in leases[2:]:
-        fixture.dispatcher.submit("w", lease.lease_id, answers(lease, versions=(1,)))
+        fixture.dispatcher.submit("w", lease.lease_id, make_trajectories(lease, versions=(1,)))
     batch = await fixture.dispatcher.next_batch()
     assert [group.prompt_index for group in batch] == [2, 3]
     assert fixture.ledger.counts().dropped == {"lag_exceeded": 4}

@@ -1,6 +1,12 @@
 import pytest
 
-from tests.fixtures.learner.dispatcher import TIMEOUT_S, ManualClock, answer, answers, prompts
+from tests.fixtures.learner.dispatcher import (
+    TIMEOUT_S,
+    ManualClock,
+    make_trajectories,
+    make_trajectory,
+    prompts,
+)
 from vcpo_learner.ledger.evaluation import EvaluationResult, EvaluationRound
 
 
@@ -46,15 +52,15 @@ def test_a_round_is_done_when_every_prompt_was_answered(make_round):
     round_ = make_round()
     for lease in grant(round_, 2):
         assert not round_.done
-        round_.submit(lease.lease_id, answers(lease))
+        round_.submit(lease.lease_id, make_trajectories(lease))
     assert round_.done
 
 
 def test_the_result_is_the_mean_reward_and_the_range_of_versions(make_round):
     round_ = make_round()
     first, second = grant(round_, 2)
-    round_.submit(first.lease_id, answers(first, reward=1.0, versions=(6, 7)))
-    round_.submit(second.lease_id, answers(second, reward=0.5, versions=(7, 9)))
+    round_.submit(first.lease_id, make_trajectories(first, reward=1.0, versions=(6, 7)))
+    round_.submit(second.lease_id, make_trajectories(second, reward=0.5, versions=(7, 9)))
     assert round_.result() == EvaluationResult(
         step=7, accuracy=0.75, num_trajectories=2, policy_version_min=6, policy_version_max=9
     )
@@ -65,7 +71,7 @@ def test_an_expired_prompt_is_leased_to_somebody_else(make_round, clock):
     (lost,) = grant(round_, 1)
     clock.advance(TIMEOUT_S)
     assert len(round_.expire()) == 1
-    assert round_.submit(lost.lease_id, answers(lost)) == ["lease_ended"]
+    assert round_.submit(lost.lease_id, make_trajectories(lost)) == ["lease_ended"]
     assert prompts(grant(round_, 1, worker="other")) == [0]
 
 
@@ -97,7 +103,7 @@ def test_a_worker_hands_back_only_its_own(make_round):
 def test_a_repeated_answer_is_a_duplicate_and_counts_once(make_round):
     round_ = make_round()
     (lease,) = grant(round_, 1)
-    sent = [answer(lease.lease_id, 0)]
+    sent = [make_trajectory(lease.lease_id, 0)]
     assert round_.submit(lease.lease_id, sent) == ["accepted"]
     assert round_.submit(lease.lease_id, sent) == ["duplicate"]
     assert round_.result().num_trajectories == 1

@@ -5,9 +5,9 @@ import pytest
 from tests.fixtures.learner.dispatcher import (
     TIMEOUT_S,
     ManualClock,
-    answer,
-    answers,
     make_partial_response,
+    make_trajectories,
+    make_trajectory,
 )
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import prompt_checksum
@@ -45,8 +45,8 @@ def test_the_memory_of_fulfilled_leases_is_bounded(book, monkeypatch):
     monkeypatch.setattr(leases, "_REMEMBERED_LEASES", 2)
     closed = [open_lease(book) for _ in range(3)]
     for lease in closed:
-        book.submit(lease.lease_id, answers(lease))
-    outcomes = [book.submit(lease.lease_id, answers(lease))[0][0] for lease in closed]
+        book.submit(lease.lease_id, make_trajectories(lease))
+    outcomes = [book.submit(lease.lease_id, make_trajectories(lease))[0][0] for lease in closed]
     assert outcomes == ["lease_ended", "duplicate", "duplicate"]
 
 
@@ -54,8 +54,8 @@ def test_all_answers_of_a_lease_are_to_one_prompt(book):
     lease = book.open(
         worker_id="w", prompt_index=0, num_trajectories=2, attempt=1, policy_version=0
     )
-    book.submit(lease.lease_id, [answer(lease.lease_id, 0)])
-    other = replace(answer(lease.lease_id, 1), prompt_token_ids=(3, 4, 5))
+    book.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0)])
+    other = replace(make_trajectory(lease.lease_id, 1), prompt_token_ids=(3, 4, 5))
     with pytest.raises(InvalidMessageError, match=r"trajectories\[0\]\.prompt_token_ids: must be"):
         book.submit(lease.lease_id, [other])
     assert lease.num_missing == 1
@@ -78,7 +78,7 @@ def test_a_response_belongs_to_the_prompt_of_its_lease(book, prompt_of_partial, 
         partial_responses=(partial,),
     )
     if is_fine:
-        assert book.submit(lease.lease_id, answers(lease))[0] == ["accepted"]
+        assert book.submit(lease.lease_id, make_trajectories(lease))[0] == ["accepted"]
     else:
         with pytest.raises(InvalidMessageError, match="the lease's partial responses"):
-            book.submit(lease.lease_id, answers(lease))
+            book.submit(lease.lease_id, make_trajectories(lease))

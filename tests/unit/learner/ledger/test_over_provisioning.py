@@ -3,9 +3,9 @@
 import asyncio
 
 from tests.fixtures.learner.dispatcher import (
-    answers,
     dispatcher_fixture,
     make_partial_response,
+    make_trajectories,
     settle,
     work_request,
 )
@@ -24,7 +24,7 @@ async def leased(fixture, **request):
 
 def submit(fixture, leases):
     for lease in leases:
-        fixture.dispatcher.submit("w", lease.lease_id, answers(lease))
+        fixture.dispatcher.submit("w", lease.lease_id, make_trajectories(lease))
 
 
 async def test_more_is_granted_than_can_be_used_in_time():

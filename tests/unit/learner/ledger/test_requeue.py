@@ -5,10 +5,10 @@ import pytest
 from tests.fixtures.learner.dispatcher import (
     TIMEOUT_S,
     ManualClock,
-    answers,
     dispatcher_fixture,
     make_ledger,
     make_partial_response,
+    make_trajectories,
     work_request,
 )
 from vcpo.algo import GroupFilter
@@ -76,7 +76,7 @@ def test_a_failed_generation_restarts(ledger):
 def test_a_group_that_was_too_old_restarts(ledger):
     released(ledger, UNDER_WAY)
     lease = grant_one(ledger)
-    ledger.submit(lease.lease_id, answers(lease, versions=(0, 1)))
+    ledger.submit(lease.lease_id, make_trajectories(lease, versions=(0, 1)))
     assert ledger.take_batch(policy_version=2, max_lag_steps=1) is None
     again = grant_one(ledger)
     assert (again.prompt_index, again.partial_responses) == (0, ())
@@ -130,7 +130,7 @@ async def test_a_token_at_the_bound_may_still_be_trained_on_and_an_older_one_not
     fixture = dispatcher_fixture()
     for version in (0, 1):
         for lease in fixture.ledger.grant("w", num_groups=2, policy_version=version):
-            fixture.ledger.submit(lease.lease_id, answers(lease, versions=(version,)))
+            fixture.ledger.submit(lease.lease_id, make_trajectories(lease, versions=(version,)))
         assert fixture.ledger.take_batch(policy_version=version, max_lag_steps=1)
     fixture.dispatcher.resume_at(2)
     old, young = await fixture.dispatcher.lease(work_request(held=2, room=4), wait_s=0)
@@ -163,7 +163,7 @@ def test_forgotten_answers_are_wasted_tokens_of_their_reason(ledger):
 
 def test_what_had_arrived_of_an_unfinished_group_is_wasted_when_its_lease_ends(ledger, clock):
     lease = grant_one(ledger)
-    ledger.submit(lease.lease_id, answers(lease, versions=(0, 1))[:1])
+    ledger.submit(lease.lease_id, make_trajectories(lease, versions=(0, 1))[:1])
     clock.advance(TIMEOUT_S)
     ledger.expire()
     assert ledger.wasted_tokens() == {"lease_expired": 2}
@@ -172,5 +172,5 @@ def test_what_had_arrived_of_an_unfinished_group_is_wasted_when_its_lease_ends(l
 def test_equal_rewards_waste_their_tokens_where_groups_must_tell_something(clock):
     ledger = make_ledger(clock, group_filter=GroupFilter.DYNAMIC_SAMPLING)
     lease = grant_one(ledger)
-    ledger.submit(lease.lease_id, answers(lease, versions=(0, 1, 1)))
+    ledger.submit(lease.lease_id, make_trajectories(lease, versions=(0, 1, 1)))
     assert ledger.wasted_tokens() == {"no_signal": 6}

@@ -6,10 +6,10 @@ import pytest
 from tests.fixtures.learner.dispatcher import (
     TIMEOUT_S,
     ManualClock,
-    answer,
-    answers,
     make_ledger,
     make_partial_response,
+    make_trajectories,
+    make_trajectory,
     prompts,
 )
 from vcpo.algo import GroupFilter
@@ -35,7 +35,7 @@ def grant(ledger, count, *, worker="w", version=0):
 
 def submit_all(ledger, leases, **details):
     for lease in leases:
-        ledger.submit(lease.lease_id, answers(lease, **details))
+        ledger.submit(lease.lease_id, make_trajectories(lease, **details))
 
 
 def restarted(ledger, clock):
@@ -68,22 +68,22 @@ def test_a_late_submission_finds_its_lease_ended(ledger, clock):
     (lease,) = grant(ledger, 1)
     clock.advance(TIMEOUT_S)
     ledger.expire()
-    assert ledger.submit(lease.lease_id, answers(lease)) == ["lease_ended"] * 2
+    assert ledger.submit(lease.lease_id, make_trajectories(lease)) == ["lease_ended"] * 2
     assert ledger.counts().buffered == 0
 
 
 def test_a_repeated_submission_is_a_duplicate_and_changes_nothing(ledger):
     (lease,) = grant(ledger, 1)
-    assert ledger.submit(lease.lease_id, answers(lease)) == ["accepted"] * 2
+    assert ledger.submit(lease.lease_id, make_trajectories(lease)) == ["accepted"] * 2
     before = ledger.counts()
-    assert ledger.submit(lease.lease_id, answers(lease, reward=9.0)) == ["duplicate"] * 2
+    assert ledger.submit(lease.lease_id, make_trajectories(lease, reward=9.0)) == ["duplicate"] * 2
     assert ledger.counts() == before
 
 
 def test_the_first_answer_under_an_id_is_the_one_that_stays(ledger):
     (lease, _) = leases = grant(ledger, 2)
-    ledger.submit(lease.lease_id, [answer(lease.lease_id, 0, reward=0.25)])
-    ledger.submit(lease.lease_id, [answer(lease.lease_id, 0, reward=0.75)])
+    ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0, reward=0.25)])
+    ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0, reward=0.75)])
     submit_all(ledger, leases)
     batch = ledger.take_batch(policy_version=0, max_lag_steps=1)
     assert [one.reward for one in batch[0].trajectories] == [0.25, 1.0]
@@ -91,13 +91,13 @@ def test_the_first_answer_under_an_id_is_the_one_that_stays(ledger):
 
 def test_one_answer_sent_twice_in_one_submission_counts_once(ledger):
     (lease,) = grant(ledger, 1)
-    twice = [answer(lease.lease_id, 1)] * 2
+    twice = [make_trajectory(lease.lease_id, 1)] * 2
     assert ledger.submit(lease.lease_id, twice) == ["accepted", "duplicate"]
 
 
 def test_part_of_a_group_is_buffered_but_never_taken(ledger):
     first, second, third = grant(ledger, 3)
-    ledger.submit(first.lease_id, [answer(first.lease_id, 0)])
+    ledger.submit(first.lease_id, [make_trajectory(first.lease_id, 0)])
     submit_all(ledger, [second])
     assert (ledger.counts().in_flight, ledger.counts().buffered) == (3, 3)
     assert ledger.take_batch(policy_version=0, max_lag_steps=1) is None
@@ -115,7 +115,7 @@ def test_groups_are_consumed_in_the_order_of_their_grants(ledger):
 
 def test_an_answer_of_another_lease_is_refused_whole(ledger):
     first, second = grant(ledger, 2)
-    sent = [answer(first.lease_id, 0), answer(second.lease_id, 1)]
+    sent = [make_trajectory(first.lease_id, 0), make_trajectory(second.lease_id, 1)]
     with pytest.raises(InvalidMessageError, match=r"trajectories\[1\]\.trajectory_id.*<0 to 1>"):
         ledger.submit(first.lease_id, sent)
     assert ledger.counts().buffered == 0
@@ -124,10 +124,10 @@ def test_an_answer_of_another_lease_is_refused_whole(ledger):
 def test_a_filter_drops_groups_of_equal_rewards_and_never_grants_their_prompts_again(clock):
     ledger = make_ledger(clock, group_filter=GroupFilter.DYNAMIC_SAMPLING)
     first, second = ledger.grant("w", num_groups=2, policy_version=0)
-    ledger.submit(first.lease_id, answers(first, reward=1.0))
+    ledger.submit(first.lease_id, make_trajectories(first, reward=1.0))
     ledger.submit(
         second.lease_id,
-        [answer(second.lease_id, number, reward=float(number)) for number in range(2)],
+        [make_trajectory(second.lease_id, number, reward=float(number)) for number in range(2)],
     )
     counts = ledger.counts()
     assert (counts.buffered, counts.dropped) == (2, {"no_signal": 2})
@@ -165,7 +165,7 @@ def test_the_source_hears_of_groups_that_say_nothing_too(clock, notebook):
 def test_the_source_hears_of_a_group_once_and_only_when_it_is_whole(clock, notebook):
     ledger = make_ledger(clock, prompt_source=notebook)
     (lease,) = grant(ledger, 1)
-    ledger.submit(lease.lease_id, [answer(lease.lease_id, 0)])
+    ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0)])
     assert notebook.heard == []
     submit_all(ledger, [lease, lease])
     assert notebook.heard == [(0, [1.0, 1.0])]
@@ -258,7 +258,7 @@ def test_accepted_groups_survive_a_restart_bit_for_bit(ledger, clock):
 
 def test_what_was_in_flight_at_a_restart_is_dropped_by_name_and_granted_again(ledger, clock):
     first, second = grant(ledger, 2)
-    ledger.submit(first.lease_id, [answer(first.lease_id, 0)])
+    ledger.submit(first.lease_id, [make_trajectory(first.lease_id, 0)])
     later = restarted(ledger, clock)
     counts = later.counts()
     assert counts == TrajectoryCounts(
@@ -271,7 +271,7 @@ def test_a_lease_from_before_a_restart_is_unknown_after_it(ledger, clock):
     (lease,) = grant(ledger, 1)
     later = restarted(ledger, clock)
     grant(later, 1)
-    assert later.submit(lease.lease_id, answers(lease)) == ["lease_ended"] * 2
+    assert later.submit(lease.lease_id, make_trajectories(lease)) == ["lease_ended"] * 2
 
 
 def test_groups_from_before_a_restart_are_consumed_before_those_after_it(ledger, clock):
@@ -294,11 +294,11 @@ def test_a_crash_goes_back_to_the_snapshot_and_consumes_again_what_it_rolled_bac
 
 def test_a_snapshot_does_not_change_the_ledger(ledger):
     (lease, _) = grant(ledger, 2)
-    ledger.submit(lease.lease_id, [answer(lease.lease_id, 0)])
+    ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0)])
     before = ledger.counts()
     ledger.snapshot()
     assert ledger.counts() == before
-    assert ledger.submit(lease.lease_id, [answer(lease.lease_id, 1)]) == ["accepted"]
+    assert ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 1)]) == ["accepted"]
 
 
 def test_a_checkpoint_that_names_a_drop_reason_in_the_old_way_is_counted_in_the_new(ledger, clock):
@@ -373,7 +373,7 @@ def arrived(ledger, *versions_of_groups):
     """A ledger's buffer with a group of two answers for each tuple of versions."""
     leases = ledger.grant("w", num_groups=len(versions_of_groups), policy_version=0)
     for lease, versions in zip(leases, versions_of_groups, strict=True):
-        ledger.submit(lease.lease_id, answers(lease, versions=versions))
+        ledger.submit(lease.lease_id, make_trajectories(lease, versions=versions))
     return leases
 
 
@@ -397,5 +397,5 @@ def test_the_newest_answers_are_as_few_as_have_the_tokens_wanted():
 def test_answers_of_a_group_that_is_not_complete_are_among_the_newest():
     ledger = make_ledger(ManualClock())
     (lease,) = ledger.grant("w", num_groups=1, policy_version=3)
-    ledger.submit(lease.lease_id, answers(lease, versions=(3,))[:1])
+    ledger.submit(lease.lease_id, make_trajectories(lease, versions=(3,))[:1])
     assert len(ledger.newest_trajectories(3, num_tokens=9)) == 1

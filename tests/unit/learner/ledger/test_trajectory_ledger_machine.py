@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.fixtures.learner.dispatcher import (
     TIMEOUT_S,
     ManualClock,
-    answer,
     make_ledger,
     make_partial_response,
+    make_trajectory,
 )
 from tests.unit.learner.ledger.ledger_model import LedgerModel
 from vcpo.wire.errors import InvalidMessageError
@@ -101,7 +101,7 @@ class LedgerMachine(RuleBasedStateMachine):
         lease_id = self.lease_ids[-1 - pick % len(self.lease_ids)]
         oldest = max(0, self.model.version - age)
         versions = (oldest, self.model.version)
-        sent = [answer(lease_id, number, versions=versions) for number in numbers]
+        sent = [make_trajectory(lease_id, number, versions=versions) for number in numbers]
         outcomes = self.ledger.submit(lease_id, sent)
         assert [str(one) for one in outcomes] == self.model.submit(lease_id, numbers, oldest)
 
@@ -109,9 +109,9 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(pick=PICKS, name=st.sampled_from(["{}/2", "{}/-1", "{}/00", "{}/", "{}", "other/0"]))
     def submit_what_was_not_asked_for(self, pick, name):
         lease_id = list(self.model.open)[pick % len(self.model.open)]
-        foreign = replace(answer(lease_id, 0), trajectory_id=name.format(lease_id))
+        foreign = replace(make_trajectory(lease_id, 0), trajectory_id=name.format(lease_id))
         with pytest.raises(InvalidMessageError, match=r"trajectories\[1\]\.trajectory_id"):
-            self.ledger.submit(lease_id, [answer(lease_id, 0), foreign])
+            self.ledger.submit(lease_id, [make_trajectory(lease_id, 0), foreign])
 
     @rule(pick=PICKS)
     def fail(self, pick):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fixtures.learner.dispatcher import answer, make_run
+from tests.fixtures.learner.dispatcher import make_run, make_trajectory
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.prompts.selection import (
     PosteriorPrompts,
@@ -36,7 +36,7 @@ def observe(source, prompt_index, rewards, *, versions=(0,)):
         prompt_index,
         [
             replace(
-                answer("lease", number, reward=reward, versions=versions),
+                make_trajectory("lease", number, reward=reward, versions=versions),
                 prompt_token_ids=(prompt_index + 1, 0),
             )
             for number, reward in enumerate(rewards)

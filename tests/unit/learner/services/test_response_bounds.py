@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.fixtures.learner.dispatcher import answer, make_partial_response, make_run
+from tests.fixtures.learner.dispatcher import make_partial_response, make_run, make_trajectory
 from tests.fixtures.learner.models import gpt2, llama
 from vcpo.local.models import context_tokens
 from vcpo.spec import continuation_document
@@ -30,7 +30,7 @@ def bounds_of(run, model):
 
 def given(**changes):
     """A trajectory of prompt (3, 4) and one sampled token, with some fields changed."""
-    return replace(answer("lease", 0), **changes)
+    return replace(make_trajectory("lease", 0), **changes)
 
 
 def of_length(num_tokens, **changes):

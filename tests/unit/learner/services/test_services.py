@@ -8,7 +8,12 @@ import pytest_asyncio
 import safetensors.torch
 import torch
 
-from tests.fixtures.learner.dispatcher import INCARNATION, answer, dispatcher_fixture, make_run
+from tests.fixtures.learner.dispatcher import (
+    INCARNATION,
+    dispatcher_fixture,
+    make_run,
+    make_trajectory,
+)
 from tests.fixtures.rollout.worker import learner_fixture, served
 from vcpo.wire.limits import CHUNK_BYTES
 from vcpo.wire.packing import pack_logprobs, pack_token_ids
@@ -146,8 +151,8 @@ async def test_an_answer_that_would_end_or_spoil_an_update_is_refused_and_nothin
     small_model, change, field
 ):
     stub, lease = small_model
-    good = answer(lease.lease_id, 0)
-    bad = replace(answer(lease.lease_id, 1), **change)
+    good = make_trajectory(lease.lease_id, 0)
+    bad = replace(make_trajectory(lease.lease_id, 1), **change)
     request = work_pb2.SubmitRequest(
         worker_id="w",
         lease_id=lease.lease_id,
@@ -157,14 +162,14 @@ async def test_an_answer_that_would_end_or_spoil_an_update_is_refused_and_nothin
         await stub.Submit(request, timeout=5)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details().startswith(f"{field}: must be")
-    request.trajectories[1].CopyFrom(trajectory_to_message(answer(lease.lease_id, 1)))
+    request.trajectories[1].CopyFrom(trajectory_to_message(make_trajectory(lease.lease_id, 1)))
     accepted = [work_pb2.SUBMIT_OUTCOME_ACCEPTED] * 2
     assert (await stub.Submit(request, timeout=5)).outcomes == accepted
 
 
 async def test_an_answer_of_20000_tokens_is_refused_where_4_are_allowed(small_model):
     stub, lease = small_model
-    long = answer(lease.lease_id, 0, versions=(0,) * 20_000)
+    long = make_trajectory(lease.lease_id, 0, versions=(0,) * 20_000)
     long = replace(long, response_token_ids=(5,) * 20_000)
     request = work_pb2.SubmitRequest(
         worker_id="w", lease_id=lease.lease_id, trajectories=[trajectory_to_message(long)]

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from tests.fixtures.learner.dispatcher import answer
+from tests.fixtures.learner.dispatcher import make_trajectory
 from vcpo_learner.ledger.groups import Group
 
 
 def make_group(number, **changes):
     lease_id = f"train-now-{number}"
-    members = tuple(replace(answer(lease_id, at), **changes) for at in range(2))
+    members = tuple(replace(make_trajectory(lease_id, at), **changes) for at in range(2))
     return Group(
         grant_number=number,
         lease_id=lease_id,

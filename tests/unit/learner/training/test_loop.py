@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.fixtures.learner.dispatcher import answer, settle
+from tests.fixtures.learner.dispatcher import make_trajectory, settle
 from tests.fixtures.learner.models import PAD
 from vcpo.algo import FreshTokens, MismatchError
 from vcpo.records.journal import read_events, read_metrics
@@ -161,7 +161,7 @@ async def test_checkpoints_are_written_while_the_run_goes_on(make_learner, tmp_p
 
 
 def group(*versions):
-    one = answer("train-now-0", 0, versions=versions)
+    one = make_trajectory("train-now-0", 0, versions=versions)
     return Group(
         grant_number=0, lease_id="train-now-0", prompt_index=0, attempt=1, trajectories=(one,)
     )

@@ -3,13 +3,13 @@ import math
 import pytest
 import torch
 
-from tests.fixtures.learner.dispatcher import answer
+from tests.fixtures.learner.dispatcher import make_trajectory
 from vcpo_learner.update.fresh_tokens import fresh_blocks
 
 
 def sampled_by(*versions):
     """An answer with one token of each version, and its log ratios: 1, 2, 3, .."""
-    return answer("lease", 0, versions=versions), torch.arange(
+    return make_trajectory("lease", 0, versions=versions), torch.arange(
         1.0, len(versions) + 1, dtype=torch.float64
     )
 

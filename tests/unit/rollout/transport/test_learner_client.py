@@ -1,7 +1,7 @@
 import grpc
 import pytest
 
-from tests.fixtures.learner.dispatcher import answer, make_partial_response
+from tests.fixtures.learner.dispatcher import make_partial_response, make_trajectory
 from tests.fixtures.rollout.worker import learner_fixture
 from tests.unit.rollout.transport.failing_service import HELD, FailingLearner, calling, learner_at
 from vcpo.wire.client import open_channel
@@ -33,7 +33,7 @@ async def test_a_refused_submission_says_what_was_wrong_with_it():
     )
     async with calling(failing) as channel:
         with pytest.raises(SubmissionRefusedError, match=r"trajectories\[0\]\.reward: must be"):
-            await learner_at(channel).submit("l", [answer("l", 0)])
+            await learner_at(channel).submit("l", [make_trajectory("l", 0)])
 
 
 async def test_a_learner_without_a_first_version_is_asked_again():
@@ -46,7 +46,7 @@ async def test_a_learner_without_a_first_version_is_asked_again():
 
 async def test_a_group_is_split_into_submissions_by_its_bytes():
     failing = FailingLearner()
-    group = [answer("l", number) for number in range(3)]
+    group = [make_trajectory("l", number) for number in range(3)]
     two = 2 * 45  # one such answer takes 40 to 45 bytes
     async with calling(failing) as channel:
         await learner_at(channel, submit_bytes=two).submit("l", group)
@@ -57,14 +57,16 @@ async def test_a_group_is_split_into_submissions_by_its_bytes():
 async def test_an_answer_larger_than_a_submission_goes_alone():
     failing = FailingLearner()
     async with calling(failing) as channel:
-        await learner_at(channel, submit_bytes=1).submit("l", [answer("l", 0), answer("l", 1)])
+        await learner_at(channel, submit_bytes=1).submit(
+            "l", [make_trajectory("l", 0), make_trajectory("l", 1)]
+        )
     assert [len(each.trajectories) for each in failing.requests] == [1, 1]
 
 
 async def test_only_what_the_learner_took_is_counted():
     async with calling(FailingLearner()) as channel:
         learner = learner_at(channel, submit_bytes=1)
-        assert await learner.submit("l", [answer("l", 0), answer("l", 1)]) == 1
+        assert await learner.submit("l", [make_trajectory("l", 0), make_trajectory("l", 1)]) == 1
 
 
 async def test_a_repeated_submission_counts_as_taken():
@@ -73,7 +75,7 @@ async def test_a_repeated_submission_counts_as_taken():
         learner = fixture.client()
         given = await learner.lease(held=HELD, max_trajectories=2, wait_s=0)
         lease_id = given.leases[0].lease_id
-        group = [answer(lease_id, number) for number in range(2)]
+        group = [make_trajectory(lease_id, number) for number in range(2)]
         assert [await learner.submit(lease_id, group) for _ in range(2)] == [2, 2]
         assert fixture.ledger.counts().buffered == 2
 
