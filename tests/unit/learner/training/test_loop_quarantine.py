@@ -7,7 +7,7 @@ from itertools import chain
 
 import pytest
 
-from tests.fixtures.learner.dispatcher import answer, work_request
+from tests.fixtures.learner.dispatcher import make_trajectory, work_request
 from tests.fixtures.learner.models import PAD, VOCABULARY
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.wire.phase import RunPhase
@@ -106,7 +106,7 @@ async def test_a_replayed_response_that_breaks_the_update_is_discarded_stored_an
     make_learner, tmp_path
 ):
     learner = make_learner(**REPLAYING)
-    poison = replace(answer("train-past-1", 0), response_token_ids=(VOCABULARY,))
+    poison = replace(make_trajectory("train-past-1", 0), response_token_ids=(VOCABULARY,))
     learner.update.draw([[poison]])
     assert await learner.run() is RunPhase.COMPLETE
     (told,) = [event for event in read_events(tmp_path) if event.kind == "GroupQuarantined"]
@@ -124,7 +124,7 @@ async def test_a_replay_that_a_learner_died_with_twice_is_not_restored(make_lear
         return [one["trajectory_id"].rpartition("/")[0] for one in kept]
 
     first = make_learner(**REPLAYING)
-    first.update.draw([[replace(answer("train-past-1", 0), response_token_ids=(9,))]])
+    first.update.draw([[replace(make_trajectory("train-past-1", 0), response_token_ids=(9,))]])
     await first.run(until_step=1)
     assert "train-past-1" in held(first)
     for _ in range(2):
