@@ -1,14 +1,14 @@
-"""A forward pass over a micro-batch, and what its trajectories' gradient norms are.
+"""A forward pass over a micro-batch, and the way from it to gradient norms and their sum.
 
     exact    the pass is recorded; its backward pass measures the norms and forms the sum
-    proxy    norms are known after the forward pass; the sum is a plain backward pass
+    proxy    the norms are known after the forward pass; the sum is a plain backward pass
     none     like a proxy whose norms are all 0
 
-All of them offer the same: log-probabilities, then, for weights of the tokens, squared norms, then,
-for slopes that follow from those, the sum of gradients.
+All have the same interface: log-probabilities; then squared norms, given weights of the tokens;
+then the weighted sum of gradients, given slopes that depend on the norms.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,19 +21,21 @@ from vcpo_learner.forward.logprobs import (
     token_logprobs_and_energies,
     weighted_logprobs,
 )
-from vcpo_learner.forward.norm_proxies import length_norms, logit_energy_norms, record_head
+from vcpo_learner.forward.norm_proxies import (
+    HeadCall,
+    length_norms,
+    logit_energy_norms,
+    record_head,
+)
 from vcpo_learner.forward.packed_rows import PackedRows
 from vcpo_learner.forward.token_batch import TokenBatch
 from vcpo_learner.per_sample_gradients.backward import MeasuredGradients, measure_gradients
 from vcpo_learner.per_sample_gradients.hooks import Recording, record_calls
 from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 
-NormsOf = Callable[[Tensor, Tensor], Tensor]
-"""Squared norms [batch] by proxy, from the objectives [batch] and weights [batch, width]."""
-
 
 class GradientSum(Protocol):
-    """Norms, and the sum that waits for its slopes."""
+    """Norms, and the weighted sum that still needs its slopes."""
 
     @property
     def squared_norms(self) -> Tensor:
@@ -44,7 +46,7 @@ class GradientSum(Protocol):
 
 
 class ForwardPass(Protocol):
-    """Log-probabilities with their graph, and the way to norms."""
+    """Log-probabilities with their graph, and the measurement of norms."""
 
     @property
     def logprobs(self) -> Tensor:
@@ -57,10 +59,10 @@ class ForwardPass(Protocol):
         *,
         retain_graph: bool = False,
     ) -> GradientSum:
-        """Norms of the gradients of sum_t a_t log pi(y_t); call once.
+        """Measure the norms of the gradients of sum_t a_t log pi(y_t); call once.
 
         weights: [batch, width] a_t.
-        weighted_sum: the sum that is wanted beside the norms; None wants none.
+        weighted_sum: the sum to form beside the norms; None forms none.
         retain_graph: keep the graph of `logprobs` for another backward pass.
         """
 
@@ -72,7 +74,7 @@ def forward_pass(
     *,
     temperature: float,
 ) -> ForwardPass:
-    """Go forward, and keep what the estimator needs; None finds no norms, and reports 0.
+    """Run the model forward, and keep what the estimator needs; None reports norms of 0.
 
     Raises: ValueError when the model has no output head that the estimator could look at.
     """
@@ -86,21 +88,12 @@ def forward_pass(
         case GradientNormEstimator.LM_HEAD:
             with record_head(model) as head:
                 logprobs = token_logprobs(model, batch, temperature=temperature)
-            return _PlainPass(
-                logprobs=logprobs,
-                norms_of=lambda objectives, _: head.squared_norms(objectives.sum(), batch.rows),
-            )
+            return _PlainPass(logprobs=logprobs, estimator=estimator, head=head, rows=batch.rows)
         case GradientNormEstimator.LOGIT_ENERGY:
             logprobs, energies = token_logprobs_and_energies(model, batch, temperature=temperature)
-            return _PlainPass(
-                logprobs=logprobs, norms_of=lambda _, weights: logit_energy_norms(weights, energies)
-            )
-        case GradientNormEstimator.LENGTH:
-            logprobs = token_logprobs(model, batch, temperature=temperature)
-            return _PlainPass(logprobs=logprobs, norms_of=lambda _, weights: length_norms(weights))
-        case None:
-            logprobs = token_logprobs(model, batch, temperature=temperature)
-            return _PlainPass(logprobs=logprobs, norms_of=lambda _, weights: _no_norms(weights))
+            return _PlainPass(logprobs=logprobs, estimator=estimator, energies=energies)
+    logprobs = token_logprobs(model, batch, temperature=temperature)
+    return _PlainPass(logprobs=logprobs, estimator=estimator)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,8 +123,15 @@ class _RecordedPass:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _PlainPass:
+    """A forward pass with a proxy of the norms, or without norms."""
+
     logprobs: Tensor
-    norms_of: NormsOf
+    estimator: GradientNormEstimator | None
+    head: HeadCall | None = None
+    """For `lmHead`."""
+    rows: PackedRows | None = None
+    energies: Tensor | None = None
+    """For `logitEnergy`."""
 
     def measure(
         self,
@@ -142,11 +142,20 @@ class _PlainPass:
     ) -> "_PlainSum":
         objectives = weighted_logprobs(self.logprobs, weights)
         return _PlainSum(
-            squared_norms=self.norms_of(objectives, weights),
+            squared_norms=self._norms(objectives, weights),
             objectives=objectives,
             weighted_sum=weighted_sum,
             retain_graph=retain_graph,
         )
+
+    def _norms(self, objectives: Tensor, weights: Tensor) -> Tensor:
+        if self.head is not None:
+            return self.head.squared_norms(objectives.sum(), self.rows)
+        if self.energies is not None:
+            return logit_energy_norms(weights, self.energies)
+        if self.estimator is GradientNormEstimator.LENGTH:
+            return length_norms(weights)
+        return torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -162,7 +171,3 @@ class _PlainSum:
         coefficients = self.weighted_sum.coefficients(self.objectives.new_tensor(slopes))
         total = (self.objectives * coefficients).sum()
         torch.autograd.backward(total, retain_graph=self.retain_graph)
-
-
-def _no_norms(weights: Tensor) -> Tensor:
-    return torch.zeros(len(weights), dtype=torch.float64, device=weights.device)

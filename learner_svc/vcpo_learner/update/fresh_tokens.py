@@ -1,7 +1,7 @@
-"""Fresh tokens: those that the learner scored with the very version that sampled them.
+"""Fresh tokens: the learner scored them with the version that sampled them.
 
-Staleness has no part in what sampler and learner say of them; what is left is the mismatch of the
-two. A trajectory need not be fresh as a whole: after a swap in mid-answer its last tokens are.
+Their log ratios contain no staleness, only the mismatch of the two engines. A trajectory may be
+fresh in part: after a change of version during its generation, its last tokens are fresh.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ they cost about a tenth of the step."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreshBlocks:
-    """Pieces of fresh tokens, as `MismatchCalibration` takes them in."""
+    """Blocks of fresh tokens, as `MismatchCalibration.observe` takes them."""
 
     log_weights: tuple[float, ...] = ()
-    """Sum of each piece's log ratios, nats, below +inf and no NaN."""
+    """Sum of each block's log ratios, nats; below +inf and not NaN."""
     num_tokens: tuple[int, ...] = ()
-    """Tokens of each piece, at least 1."""
+    """Tokens of each block, at least 1."""
     absolute_log_ratio: float = 0.0
     """Sum over all tokens of |log pi - log mu|, nats."""
 
     @property
     def tokens(self) -> FreshTokens:
-        """The same as the start-up check takes it in."""
+        """The counts that the start-up check takes."""
         return FreshTokens(
             num_blocks=len(self.num_tokens),
             num_tokens=sum(self.num_tokens),

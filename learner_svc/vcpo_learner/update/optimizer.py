@@ -11,9 +11,9 @@ from vcpo.spec.algorithm import Optimizer
 
 
 def make_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters; vectors and scalars (norms, biases) do not decay.
+    """Return AdamW over the trainable parameters; vectors and scalars (norms, biases) do not decay.
 
-    Raises: ValueError when no parameter is trainable.
+    Raises: ValueError if no parameter is trainable.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
@@ -33,7 +33,7 @@ def make_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.AdamW:
 
 
 def warmed_up_learning_rate(settings: Optimizer, steps_taken: int) -> float:
-    """Base learning rate of the next step: a linear rise to the set rate, then constant.
+    """Return the base learning rate of the next step: a linear rise to the set rate, then constant.
 
     steps_taken: optimizer steps before this one; with w warm-up steps the first has 1/w of the
         rate and step w all of it.
@@ -44,7 +44,7 @@ def warmed_up_learning_rate(settings: Optimizer, steps_taken: int) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Give every parameter group this learning rate."""
+    """Set the learning rate of every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
 
@@ -52,17 +52,17 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 def take_scaled_step(optimizer: torch.optim.Optimizer, scale: float) -> None:
     """Take one step with every group's learning rate multiplied by `scale`.
 
-    The rates are put back even when the step raises, so whoever reads them, a schedule or a
-    checkpoint, sees the base rate only. Decoupled weight decay is scaled along with the rate.
+    The rates are restored even if the step raises, so schedules and checkpoints read the base rate.
+    Decoupled weight decay is scaled with the rate.
     """
     with _scaled_rates(optimizer, scale):
         optimizer.step()
 
 
 def clip_gradient(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Shorten the whole gradient to an L2 norm of `max_norm` where it is longer.
+    """Clip the L2 norm of the whole gradient to `max_norm`.
 
-    Returns the norm before. When that is NaN or infinite the gradient is left as it is.
+    Returns the norm before clipping. If it is NaN or infinite the gradient does not change.
     """
     with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
     norm = nn.utils.get_total_norm(
@@ -76,8 +76,8 @@ def clip_gradient(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Load moments and step counts from a `state_dict`; settings stay those of this optimizer.
 
-    Settings come from the run's spec, so that a resumed run follows a spec that was changed.
-    Raises: ValueError when the state belongs to other parameters.
+    Settings come from the run's spec, so a resumed run follows a spec that was changed.
+    Raises: ValueError if the state belongs to other parameters.
     """
     settings = [
         {name: value for name, value in group.items() if name != "params"}

@@ -1,20 +1,19 @@
-r"""One update: from groups of judged trajectories to one AdamW step.
+r"""One update: from groups of trajectories with rewards to one AdamW step.
 
-What the step descends is linear in the gradients of the tokens' log-probabilities,
+The gradient of the step is linear in the gradients of the tokens' log-probabilities,
 
     sum_{i,t} k_it grad log pi(y_it),    k_it = -A_it a_it g_it,        lr = base_lr * scale(ESS),
 
-with advantage A, the trajectory's own weight a, and the gate g of the method (`vcpo.algo.methods`).
-Of VCPO, A_i = R_i - b, a_it = min(w_i, 8) / (B T_i), g = 1. Advantages and scale depend on more
-than memory holds at once. Hence:
+with advantage A, weight a and clip factor g of the method (`vcpo_learner.estimator.loss`). For
+VCPO, A_i = R_i - b, a_it = min(w_i, 8) / (B T_i), g = 1. The stages, and where they are:
 
-    score    log-probabilities under the learner, and norms for baselines that ask    (`passes`)
-    decide   weights, ESS, advantages: plain numbers                                   (`decision`)
-    combine  coefficients of every token, where they ask for the whole batch           (`estimator`)
-    gather   the gradient; in the first pass already where the group decides           (`passes`)
-    step     AdamW at the scaled rate                                                  (`optimizer`)
+    score       log pi of every token, and gradient norms if the baseline needs them (`gradient`)
+    weigh       advantages and coefficients from the whole batch (`estimator`)
+    accumulate  the gradient; already while scoring, if each group decides for itself (`gradient`)
+    decide      ESS, scale of the learning rate, refusal (`batch_decision`)
+    step        AdamW at the scaled rate (`optimizer`)
 
-A step that cannot be taken is skipped: parameters, moments and warm-up stay as they are.
+A step that cannot be taken is skipped: parameters, moments and warm-up do not change.
 
 Source: VCPO, arXiv 2602.17616. Departures from the released reference: `vcpo.algo` lists them.
 """
@@ -73,10 +72,10 @@ from vcpo_learner.update.token_statistics import token_sums
 class PolicyUpdate:
     """Trains a causal language model in place; owns its optimizer and its calibration.
 
-    The model is put into evaluation mode for good: with dropout, learner and rollout workers would
-    disagree about the policy.
+    The model stays in evaluation mode: with dropout, learner and rollout workers would disagree
+    about the policy. Owner: the tensor thread.
 
-    Raises: StartError when the norms that the method asks for cannot be had of the model.
+    Raises: StartError if the norms that the method needs cannot be measured with the model.
     """
 
     def __init__(self, model: nn.Module, spec: VCPORunSpec, pad_token_id: int) -> None:
@@ -93,31 +92,31 @@ class PolicyUpdate:
         self._replay = _replay_buffer(spec)
         self._steps_taken = 0
         self._num_fresh_blocks = 0
-        """Seen since this process started, in which sampler and learner are to be compared."""
+        """Since this process started: enough of them check the engines against each other."""
         self._is_stepping = False
-        """Also when a step broke after it had begun to change something."""
+        """Stays True if a step fails after it began to change parameters or optimizer."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether parameters and optimizer belong together, and their device still answers."""
-        return not self._is_stepping and _answers(next(self._model.parameters()).device)
+        """Whether parameters and optimizer are of the same step, and their device computes."""
+        return not self._is_stepping and _computes(next(self._model.parameters()).device)
 
     def step(self, groups: Groups, *, policy_version: int) -> UpdateResult:
         """Take one optimizer step on a batch, or skip it: `drawn`, `begin` and `finish`."""
         return self.finish(self.begin(self.draw(groups), policy_version=policy_version))
 
     def draw(self, groups: Groups) -> Groups:
-        """What a step is taken on when these groups arrive: with replay, answers that were kept."""
+        """Return the groups to train on: those that arrived, or with replay, drawn responses."""
         return groups if self._replay is None else self._replay.exchange(groups)
 
     def begin(self, groups: Groups, *, policy_version: int) -> PendingStep:
-        """Find the gradient of a batch; it stands in the parameters' `.grad` until `finish`.
+        """Compute the gradient of a batch; the parameters' `.grad` hold it until `finish`.
 
         groups: [num_prompts][trajectories]; the trajectories of one prompt make one group.
-        policy_version: the version that the model's parameters are now; tokens that it sampled
-            calibrate the on-policy ESS ratio.
-        Raises: ValueError for an empty batch or group, and as `batch_advantages`. A critic has
-            learned nothing then.
+        policy_version: of the model's parameters; tokens that it sampled calibrate the on-policy
+            ESS ratio.
+        Raises: ValueError for an empty batch or group, and as `batch_advantages`. A critic does not
+            change then.
         """
         if not all(groups) or not groups:
             raise ValueError("groups is empty: at least one trajectory is needed")
@@ -128,7 +127,7 @@ class PolicyUpdate:
             batch = self._accumulate(groups, policy_version)
         except NonFiniteWeightError as error:
             batch = error
-        except Exception:  # a model's own code runs there; the batch may come again
+        except Exception:  # the model's own code runs there; the batch may be tried again
             self._gradient.load_state_dict(before)
             raise
         trajectories = tuple(chain.from_iterable(groups))
@@ -144,9 +143,8 @@ class PolicyUpdate:
     def finish(self, pending: PendingStep, newest: Sequence[Trajectory] = ()) -> UpdateResult:
         """Decide the step and take it, or skip it and say why.
 
-        newest: answers beside the batch with tokens of the pending step's version. They are scored
-            with the parameters as they are before the step, and calibrate; nothing is learned from
-            them here.
+        newest: responses beside the batch with tokens of the pending step's version. They are
+            scored before the step and calibrate; they do not change the gradient.
         """
         batch, version = pending.batch, pending.policy_version
         fresh = self._fresh_blocks(newest, version)
@@ -155,34 +153,34 @@ class PolicyUpdate:
         self._calibration = self._calibration.observe(fresh.log_weights, fresh.num_tokens)
         self._num_fresh_blocks += len(fresh.num_tokens)
         if isinstance(batch, NonFiniteWeightError):
-            return self._refused(pending.trajectories, fresh.tokens, batch)
+            return self._refuse(pending.trajectories, fresh.tokens, batch)
         try:
             decision = self._decide(batch)
         except NonFiniteWeightError as error:
-            return self._refused(pending.trajectories, fresh.tokens, error)
-        return self._stepped(pending, batch, decision, fresh.tokens)
+            return self._refuse(pending.trajectories, fresh.tokens, error)
+        return self._take_or_skip(pending, batch, decision, fresh.tokens)
 
     def rehearse(self, group: Sequence[Trajectory], *, policy_version: int) -> None:
-        """Go the way to the gradient with one group, and leave everything as it was.
+        """Compute the gradient of one group, and leave everything unchanged.
 
-        Raises: what stands in its way.
+        Raises: what the computation raises.
         """
         before = deepcopy(self._gradient.state_dict())
         try:
             scored = self._gradient.score([group], policy_version)
             self._gradient.accumulate(scored, [1.0] * len(group))
         except NonFiniteWeightError:
-            pass  # a step is skipped for it, and not broken
+            pass  # such a step is skipped; it does not fail
         finally:
             self._gradient.load_state_dict(before)
             self._optimizer.zero_grad()
 
     def forget(self, lease_ids: Collection[str]) -> dict[str, tuple[Trajectory, ...]]:
-        """Keep no answers to these leases for later steps; returns those that were, by lease."""
+        """Discard the responses to these leases from replay; return them by lease."""
         return {} if self._replay is None else self._replay.remove(lease_ids)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the model that the next step depends on: tensors and plain values."""
+        """Return everything but the model that the next step depends on, for a checkpoint."""
         return {
             "optimizer": self._optimizer.state_dict(),
             "steps_taken": self._steps_taken,
@@ -193,9 +191,9 @@ class PolicyUpdate:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`; settings stay those of this run's spec.
+        """Continue from a `state_dict`; settings are those of this run's spec.
 
-        Raises: ValueError when the state is not of this form or belongs to other parameters.
+        Raises: ValueError if the state has another form or belongs to other parameters.
         """
         missing = set(self.state_dict()) - set(state)
         if missing:
@@ -258,10 +256,10 @@ class PolicyUpdate:
             kl_per_token=batch.sums.kl_per_token,
         )
 
-    def _stepped(
+    def _take_or_skip(
         self, pending: PendingStep, batch: BatchGradient, decision: StepDecision, fresh: FreshTokens
     ) -> UpdateResult:
-        """Descend as decided, and say what became of it."""
+        """Take the decided step, or skip it, and return what it did."""
         self._is_stepping = True
         gradient_norm, skipped, learning_rate = self._descend(decision.verdict)
         finite_norm = gradient_norm if math.isfinite(gradient_norm) else 0.0
@@ -292,7 +290,7 @@ class PolicyUpdate:
         return result
 
     def _descend(self, verdict: StepVerdict) -> tuple[float, SkipReason | None, float]:
-        """Take the step, or skip it: the gradient's norm, why it is skipped, the rate it took."""
+        """Take or skip the step; return the gradient's norm, the skip reason and the rate."""
         gradient_norm = clip_gradient(self._model.parameters(), self._settings.max_gradient_norm)
         skipped = _skip_reason(verdict, gradient_norm)
         learning_rate = 0.0 if skipped else self._take_step(verdict.scale)
@@ -300,14 +298,14 @@ class PolicyUpdate:
         return gradient_norm, skipped, learning_rate
 
     def _take_step(self, scale: float) -> float:
-        """Step at the scaled rate, and return it."""
+        """Take a step at the scaled rate, and return the rate."""
         base = warmed_up_learning_rate(self._settings, self._steps_taken)
         set_learning_rate(self._optimizer, base)
         take_scaled_step(self._optimizer, scale)
         self._steps_taken += 1
         return base * scale
 
-    def _refused(
+    def _refuse(
         self,
         trajectories: Sequence[Trajectory],
         fresh: FreshTokens,
@@ -330,8 +328,8 @@ class PolicyUpdate:
         )
 
 
-def _answers(device: torch.device) -> bool:
-    """Whether a device computes at all: after some errors a GPU does nothing more for a process."""
+def _computes(device: torch.device) -> bool:
+    """Whether a device computes: after some errors a GPU does not, for the same process."""
     try:
         return torch.ones(1, device=device).item() == 1.0
     except RuntimeError:
@@ -339,7 +337,7 @@ def _answers(device: torch.device) -> bool:
 
 
 def _replay_buffer(spec: VCPORunSpec) -> ReplayBuffer | None:
-    """Where the run keeps answers; None when it trains on what arrives."""
+    """The run's replay buffer; None if it trains on what arrives."""
     probability = spec.algorithm.on_policy_probability
     if probability is None:
         return None
@@ -358,7 +356,7 @@ def _skip_reason(verdict: StepVerdict, gradient_norm: float) -> SkipReason | Non
 
 
 def _health(decision: StepDecision, batch: BatchGradient, gradient_norm: float) -> StepHealth:
-    """What the warning sees of a step; a gradient of 0 says that nothing is left to be learned."""
+    """What the early warning reads of a step; None for a gradient of 0, as rewards are equal."""
     reading = decision.reading
     return StepHealth(
         relative_ess=reading.ess_ratio / reading.on_policy_ess_ratio,

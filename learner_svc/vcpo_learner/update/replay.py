@@ -1,17 +1,17 @@
-r"""Answers that may be trained on again, per prompt, and how a group is drawn from them.
+r"""The replay buffer: responses to each prompt that may be trained on again.
 
-An objective that is valid off policy without importance weights (trajectory balance) need not throw
-an answer away once it was used. Kept are the latest answers to a prompt, each sequence of tokens
-once. A group is drawn one answer at a time, without putting back:
+An objective that is valid off policy without importance weights (trajectory balance) can use a
+response more than once. The buffer keeps the latest responses to each prompt, each token sequence
+once. It draws a group one response at a time, without replacement:
 
-    with probability q          uniformly among the answers of the most recent policy version,
+    with probability q          uniformly among the responses of the most recent policy version,
     otherwise                   with probability proportional to exp(R / T) among all of them.
 
-Once the most recent are all drawn the reward decides alone: a group is as large as was asked for,
-unless the prompt has fewer answers. An answer is as recent as the oldest of its tokens.
+When the most recent responses are all drawn, the reward alone decides. A group has the requested
+size unless the prompt has fewer responses. The age of a response is the age of its oldest token.
 
-Source: TBA, "Trajectory Balance with Asynchrony", arXiv 2503.18929 (the two draws). An answer there
-is as recent as the searchers' last synchronization; here versions say so exactly.
+Source: TBA, "Trajectory Balance with Asynchrony", arXiv 2503.18929 (the two draws). There the age
+of a response is that of the searchers' last synchronization; here it is exact, by version.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from vcpo.wire.trajectory import FinishReason, TokenSpan, Trajectory, VersionSpa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """How much is kept, and how it is drawn."""
+    """Capacity and draws of a replay buffer."""
 
     capacity_per_prompt: int = 64
-    """Answers kept of one prompt, at least 1; prompts are bounded by the run's pool of them."""
+    """Responses kept of one prompt, at least 1."""
     on_policy_probability: float = 0.95
-    """Share of draws from the most recent version, in [0, 1]; the release's."""
+    """Share of draws from the most recent version, in [0, 1]; the default is the release's."""
     inverse_temperature: float = 1.0
-    """1 / T per unit of reward, at least 0; 0 draws all answers alike."""
+    """1 / T per unit of reward, at least 0; 0 draws all responses with equal probability."""
 
     def __post_init__(self) -> None:
         if self.capacity_per_prompt < 1:
@@ -53,10 +53,10 @@ class ReplaySettings:
 def keep_newest(
     held: Iterable[Trajectory], arrived: Iterable[Trajectory], capacity: int
 ) -> tuple[Trajectory, ...]:
-    """The newest `capacity` answers of one prompt, newest last, each sequence of tokens once.
+    """Return the newest `capacity` responses of one prompt, newest last, each token sequence once.
 
-    Of two answers with the same response tokens the one that arrived later stays: its
-    log-probabilities and version are those of the later policy.
+    Of two equal token sequences the one that arrived later stays: its log-probabilities and version
+    are those of the later policy.
     """
     latest: dict[bytes, Trajectory] = {}
     for trajectory in (*held, *arrived):
@@ -69,7 +69,7 @@ def keep_newest(
 def draw(
     held: Sequence[Trajectory], count: int, settings: ReplaySettings, rng: random.Random
 ) -> list[Trajectory]:
-    """Draw `count` different answers of one prompt, or all of them when there are fewer."""
+    """Draw `count` different responses of one prompt, or all of them if there are fewer."""
     newest = max((each.oldest_policy_version for each in held), default=0)
     remaining = list(held)
     group: list[Trajectory] = []
@@ -89,13 +89,13 @@ def draw(
 
 
 def reward_weights(rewards: Sequence[float], settings: ReplaySettings) -> list[float]:
-    """exp(R / T) of each reward over the largest of them, in [0, 1]; no reward overflows it."""
+    """Return exp(R / T) of each reward, divided by the largest, in [0, 1]."""
     largest = max(rewards)
     return [math.exp((reward - largest) * settings.inverse_temperature) for reward in rewards]
 
 
 class ReplayBuffer:
-    """The answers kept of every prompt; prompts of the same tokens are one. Owner: the update."""
+    """Keeps responses by prompt; prompts with the same tokens are one. Owner: the update."""
 
     def __init__(self, settings: ReplaySettings, *, seed: int) -> None:
         self._settings = settings
@@ -107,17 +107,17 @@ class ReplayBuffer:
         return sum(map(len, self._held.values()))
 
     def held(self, prompt_token_ids: Sequence[int]) -> tuple[Trajectory, ...]:
-        """Responses kept of a prompt, newest last."""
+        """Return the responses kept of a prompt, newest last."""
         return self._held.get(pack_token_ids(prompt_token_ids), ())
 
     def add(self, arrived: Sequence[Trajectory]) -> None:
-        """Keep answers to one prompt, at least one; the oldest beyond its capacity go."""
+        """Add responses to one prompt, at least one; discard the oldest beyond the capacity."""
         prompt = pack_token_ids(arrived[0].prompt_token_ids)
         held = self._held.get(prompt, ())
         self._held[prompt] = keep_newest(held, arrived, self._settings.capacity_per_prompt)
 
     def remove(self, lease_ids: Collection[str]) -> dict[str, tuple[Trajectory, ...]]:
-        """Forget the answers to these leases, and return what was kept of each."""
+        """Discard the responses to these leases, and return them by lease."""
         removed: dict[str, tuple[Trajectory, ...]] = {}
         remaining: dict[bytes, tuple[Trajectory, ...]] = {}
         for prompt, held in self._held.items():
@@ -130,9 +130,9 @@ class ReplayBuffer:
         return removed
 
     def exchange(self, groups: Iterable[Sequence[Trajectory]]) -> list[list[Trajectory]]:
-        """Keep the groups that arrived, and draw as large ones to train on in their place.
+        """Add the groups that arrived, and draw groups of the same sizes to train on.
 
-        A prompt with fewer different answers than that gets a smaller group. What is drawn stays.
+        A prompt with fewer different responses gets a smaller group. Drawn responses stay.
         """
         groups_drawn = []
         for group in groups:
@@ -142,12 +142,12 @@ class ReplayBuffer:
         return groups_drawn
 
     def state_dict(self) -> dict[str, Any]:
-        """All that further draws depend on, as plain values."""
+        """Return everything that later draws depend on, as plain values."""
         held = [[_trajectory_to_dict(each) for each in group] for group in self._held.values()]
         return {"held": held, "generator": self._rng.getstate()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`; with a smaller capacity the newest answers stay."""
+        """Continue from a `state_dict`; with a smaller capacity the newest responses stay."""
         self._held = {}
         for group in state["held"]:
             self.add([_trajectory_from_dict(each) for each in group])
@@ -174,6 +174,6 @@ def _trajectory_from_dict(fields: Mapping[str, Any]) -> Trajectory:
         version_spans=tuple(VersionSpan(**span) for span in fields["version_spans"]),
         reward=fields["reward"],
         finish_reason=FinishReason(fields["finish_reason"]),
-        # What was saved before there were any has none.
+        # Older checkpoints have no inserted spans.
         inserted_spans=tuple(TokenSpan(**span) for span in fields.get("inserted_spans", ())),
     )
