@@ -1,4 +1,4 @@
-"""A reward server: judges answers by how many characters they share with the truth, in order.
+"""A reward server: scores a response by the characters it shares with the truth, in order.
 
     python examples/reward_server.py --listen 127.0.0.1:7070
 
@@ -8,7 +8,7 @@ A run uses it with
       name: remote
       parameters: {reward: "127.0.0.1:7070", environment: sort_digits}
 
-Replace `score` with what judges your answers.
+Replace `score` with your own judgement of a response.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SERVICE = "vcpo.wire.v1.RewardService"
 
 
 def score(prompt: str, answer: str, response: str) -> float:
-    """Return how alike response and truth are, in [0, 1]."""
+    """Return the similarity of response and truth, in [0, 1]."""
     return SequenceMatcher(a=answer, b=response.strip(), autojunk=False).ratio()
 
 
 class RewardService(reward_pb2_grpc.RewardServiceServicer):
-    """Answers with `score`."""
+    """Serves `score`."""
 
     async def Score(  # noqa: N802 - named by the contract
         self, request: reward_pb2.ScoreRequest, context: Any
