@@ -19,19 +19,19 @@ _HIGH_START, _HIGH_END, _HIGH_STEP = 1.2, 3.0, 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """Ratios between which a token always has its gradient."""
+    """The interval of ratios in which a token always has a gradient."""
 
     low: float
     high: float
 
 
 def second_moment_mask(log_ratios: Tensor, bound: float, *, keeps_one: bool = False) -> Tensor:
-    """Which tokens stay when the largest are dropped until their mean square is in bounds.
+    """Return which tokens remain if the largest are dropped until the mean square is in bounds.
 
-    log_ratios: [n] nats. bound: of mean(log_ratios^2) over those that stay.
-    keeps_one: the smallest stays in any case, and the mean must be below the bound (AReaL); else
-        at or below it (paper).
-    Returns: [n] bool. Among equals the later ones go first.
+    log_ratios: [n] nats. bound: of mean(log_ratios^2) over the remaining tokens.
+    keeps_one: the smallest always remains, and the mean must be below the bound (AReaL); else at
+        or below it (paper).
+    Returns: [n] bool. Of equal log ratios the later ones are dropped first.
     """
     if log_ratios.numel() == 0:
         return torch.zeros(0, dtype=torch.bool)
@@ -47,10 +47,10 @@ def second_moment_mask(log_ratios: Tensor, bound: float, *, keeps_one: bool = Fa
 
 
 def second_moment_band(log_ratios: Tensor, bound: float) -> Band:
-    """Band [e^-tau, e^tau] such that log ratios cut at tau have mean square `bound`.
+    """Return the band [e^-tau, e^tau] such that log ratios clamped to tau have mean square `bound`.
 
-    log_ratios: [n] nats, of the tokens that the advantage pushes further out.
-    Returns the whole axis when the mean square is within the bound uncut.
+    log_ratios: [n] nats, of the tokens whose ratio the advantage moves further from 1.
+    Returns the whole axis if the unclamped mean square is within the bound.
     Departure from the official code, which returns a sorted |d| near the root: the exact root.
     """
     squares = log_ratios.square().sort().values
@@ -68,13 +68,13 @@ def second_moment_band(log_ratios: Tensor, bound: float) -> Band:
 
 
 def balanced_band(ratios: Tensor, advantages: Tensor, share: float) -> Band:
-    """Band in which positive advantages give at least `share` of the gradient.
+    """Return the band in which positive advantages give at least `share` of the gradient.
 
     ratios, advantages: [n]. Starts at (0.6, 1.2); the upper end goes up to 3, then the lower end up
     to 0.9, until the share is reached.
-    Departure from BAPO's paper, which also counts what clipping holds constant: raising the lower
-    end then raises the weight of tokens that have no gradient, and the search works against itself.
-    Only tokens with a gradient count here. `published_balanced_band` is the paper's form.
+    Departure from BAPO's paper, which also counts clipped tokens: raising the lower end then raises
+    the weight of tokens without a gradient, against the aim of the search. Only tokens with a
+    gradient count here. `published_balanced_band` is the paper's form.
     """
     sizes = ratios * advantages.abs()
 
@@ -88,7 +88,7 @@ def balanced_band(ratios: Tensor, advantages: Tensor, share: float) -> Band:
 def published_balanced_band(
     ratios: Tensor, advantages: Tensor, rollout_probabilities: Tensor, share: float
 ) -> Band:
-    """The search of BAPO's paper: contributions as clipped, weighted by the sampler's probability.
+    """Return the band of BAPO's paper: clipped contributions, weighted by the behavior probability.
 
     ratios, advantages, rollout_probabilities: [n].
     """
@@ -104,7 +104,7 @@ def published_balanced_band(
 
 
 def active_within(ratios: Tensor, advantages: Tensor, band: Band) -> Tensor:
-    """Which tokens have a gradient under PPO's clipped surrogate, in the shape given."""
+    """Return which tokens have a gradient under PPO's clipped surrogate, [n] bool."""
     leaves_above = (advantages > 0.0) & (ratios > band.high)
     leaves_below = (advantages < 0.0) & (ratios < band.low)
     return ~(leaves_above | leaves_below)

@@ -1,4 +1,4 @@
-"""How likely the learner's policy finds the tokens that were sampled."""
+"""Log-probabilities of the sampled tokens under the target policy, and related quantities."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from vcpo_learner.forward.token_batch import TokenBatch
 
 
 def token_logprobs(model: nn.Module, batch: TokenBatch, *, temperature: float) -> Tensor:
-    """Log-probabilities of the sampled tokens under softmax(logits / temperature).
+    """Return the log-probabilities of the trained tokens under softmax(logits / temperature).
 
     model: a causal language model called as those of transformers are; it returns `.logits`
-        [batch, width, vocabulary], of which column t speaks of token t + 1.
+        [batch, width, vocabulary], whose column t predicts token t + 1.
     temperature: above 0; the one that the rollouts were sampled at.
     Returns: [batch, width] nats, 0 elsewhere. Float32 or better whatever the logits'
     type: bfloat16 keeps 3 digits, and an importance weight is a sum over thousands of tokens.
@@ -39,14 +39,14 @@ def token_logprobs_and_energies(
 def token_entropies(model: nn.Module, batch: TokenBatch, *, temperature: float) -> Tensor:
     """Entropy of the distribution that each response token was drawn against, [batch, width] nats.
 
-    The learner's distribution, not the sampler's; 0 elsewhere.
+    Of the target policy, not the behavior policy; 0 elsewhere.
     """
     logprobs = _log_distributions(model, batch, temperature)
     return batch.place_trained(torch.special.entr(logprobs.exp()).sum(dim=-1))
 
 
 def prefix_states(model: nn.Module, batch: TokenBatch) -> Tensor:
-    """Last hidden state before each token, [batch, width, hidden]: what a value is read from.
+    """Return the last hidden state before each token, [batch, width, hidden], for a value head.
 
     Column t is the state after token t - 1; column 0 is 0.
     """
@@ -69,19 +69,19 @@ def weighted_logprobs(logprobs: Tensor, weights: Tensor) -> Tensor:
 def _log_distributions(model: nn.Module, batch: TokenBatch, temperature: float) -> Tensor:
     """Log-probabilities [sampled tokens, vocabulary], one trajectory after another."""
     logits: Tensor = model(**_inputs(batch)).logits
-    # The logits that speak of a token stand at the token before it.
+    # The logits that predict a token are at the token before it.
     predictions = logits.flatten(0, 1).index_select(0, _places(batch)[batch.response_mask] - 1)
     precise = predictions.to(torch.promote_types(predictions.dtype, torch.float32))
     return functional.log_softmax(precise / temperature, dim=-1)
 
 
 def _of_sampled(distributions: Tensor, batch: TokenBatch) -> Tensor:
-    """What [sampled tokens, vocabulary] says of the tokens themselves, [sampled tokens]."""
+    """Entries of [sampled tokens, vocabulary] at the tokens themselves, [sampled tokens]."""
     return distributions.gather(1, batch.input_ids[batch.response_mask][:, None]).squeeze(1)
 
 
 def _inputs(batch: TokenBatch) -> dict[str, Any]:
-    """What a model is called with."""
+    """The arguments of a model's call."""
     if batch.rows is None:
         return {
             "input_ids": batch.input_ids,
@@ -97,7 +97,7 @@ def _inputs(batch: TokenBatch) -> dict[str, Any]:
 
 
 def _places(batch: TokenBatch) -> Tensor:
-    """Place [batch, width] of each token among all that a model was given, row after row."""
+    """Index [batch, width] of each token in the model's flattened input."""
     if batch.rows is not None:
         return batch.rows.places
     return torch.arange(batch.input_ids.numel(), device=batch.input_ids.device).view_as(
@@ -108,8 +108,8 @@ def _places(batch: TokenBatch) -> Tensor:
 def _positions(batch: TokenBatch) -> Tensor:
     """Positions [batch, width], one row per trajectory.
 
-    Left to itself a model may share one row of them among all trajectories; the gradient of a
-    learned position embedding would then no longer belong to one.
+    Without them a model may share one row of positions among all trajectories; the gradient of a
+    learned position embedding could then not be attributed to one of them.
     """
     width = batch.input_ids.shape[1]
     return torch.arange(width, device=batch.input_ids.device).expand_as(batch.input_ids)

@@ -1,9 +1,9 @@
-"""Whether a model's gradient norms can be measured, tried out before they are relied upon.
+"""A check, before the first step, that a model's gradient norms can be measured.
 
-Exact norms rest on how a model is made: every module that owns a trainable parameter sees the
-trajectories apart, on the first axis of what it is given and returns. A mixture of experts sees
-tokens instead, sorted by expert. Whatever the reason, three short trajectories show it in a moment,
-and a comparison with autograd finds what no module shows.
+Exact norms depend on the model: every module that owns a trainable parameter must have one entry
+per trajectory on the first axis of its inputs and outputs. A mixture of experts has tokens instead,
+sorted by expert. Three short trajectories show such a module, and a comparison with autograd shows
+parameters that are used outside their modules.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs
 from vcpo_learner.forward.token_batch import TokenBatch, token_batch
 
 _TOLERANCE = 1e-3
-"""Relative, of a squared norm: rounding in float32 stays below 1e-6, so that even a slight use of a
-parameter that went unseen shows."""
+"""Relative, of a squared norm. Rounding in float32 is below 1e-6, so a small contribution that was
+not measured shows."""
 _MEASURED = (GradientNormEstimator.EXACT, GradientNormEstimator.LM_HEAD)
-"""Estimators that look into the model."""
+"""Estimators that depend on the model's modules."""
 
 
 def require_measurable_norms(
     model: nn.Module, estimator: GradientNormEstimator, *, packs: bool
 ) -> None:
-    """Try out whether the norms that a run asks for can be had of its model.
+    """Check that the norms that a run needs can be measured with its model.
 
-    model: in evaluation mode; is left as it is.
+    model: in evaluation mode; it does not change.
     packs: whether several trajectories share a row.
 
     Raises:
-        StartError: naming the field, what stands in the way and the cure.
+        StartError: naming the field, the reason and the cure.
     """
     if estimator not in _MEASURED:
         return
     batch = _batch(model, packs=packs)
     try:
-        found = _measured(model, estimator, batch)
+        found = _measured_norms(model, estimator, batch)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a model's own code runs there
         raise _refusal(model, estimator, str(error)) from error
     if estimator is GradientNormEstimator.EXACT:
-        expected = _by_autograd(model, batch)
+        expected = _autograd_norms(model, batch)
         difference = float(((found - expected).abs() / expected.clamp_min(1e-30)).max())
         if not difference <= _TOLERANCE:
             reason = f"squared, they differ from autograd's by a share of {difference:.2g}"
@@ -61,7 +61,7 @@ def _refusal(model: nn.Module, estimator: GradientNormEstimator, reason: str) ->
 
 
 def _batch(model: nn.Module, *, packs: bool) -> TokenBatch:
-    """Three trajectories, of which two share a row where rows are shared."""
+    """Three trajectories; two of them share a row if rows are packed."""
     device = next(model.parameters()).device
     return token_batch([_short(3, 0), _short(1, 1), _short(1, 2)], 0, device, packs=packs)
 
@@ -78,13 +78,15 @@ def _short(num_tokens: int, first: int) -> Trajectory:
     )
 
 
-def _measured(model: nn.Module, estimator: GradientNormEstimator, batch: TokenBatch) -> Tensor:
+def _measured_norms(
+    model: nn.Module, estimator: GradientNormEstimator, batch: TokenBatch
+) -> Tensor:
     weights = batch.response_mask.to(torch.float32)
     passed = forward_pass(model, batch, estimator, temperature=1.0)
     return passed.measure(weights).squared_norms
 
 
-def _by_autograd(model: nn.Module, batch: TokenBatch) -> Tensor:
+def _autograd_norms(model: nn.Module, batch: TokenBatch) -> Tensor:
     """Squared norms [batch], one backward pass for each trajectory."""
     weights = batch.response_mask.to(torch.float32)
     objectives = weighted_logprobs(token_logprobs(model, batch, temperature=1.0), weights)

@@ -1,8 +1,8 @@
 r"""Stand-ins for a trajectory's squared gradient norm, ||sum_t a_t g_t||^2.
 
-Here g_t = grad log pi(y_t), and a_t is the token's weight as the estimator of the gradient uses it.
-Each costs less than the norm and says less. A baseline that weighs by norms is blind to a common
-factor, so that a proxy serves as well as the norm where both are proportional:
+Here g_t = grad log pi(y_t), and a_t is the token's weight in the gradient's estimator. Each proxy
+costs less than the norm and is less accurate. A common factor of all norms does not change a
+baseline that weighs by them, so a proxy is as good as the norm if both are proportional:
 
     lmHead        keeps one matrix, the output head's: sum_t a_t b_t h_t^T with b_t the gradient at
                   the logits and h_t the hidden state. Assumes that the head has the same part in
@@ -67,7 +67,7 @@ def lm_head_norms(inputs: Tensor, output_gradients: Tensor) -> Tensor:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class HeadCall:
-    """What the output head was given in one forward pass, and where in the graph it answered."""
+    """The inputs of the output head in one forward pass, and its outputs' places in the graph."""
 
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[GradientEdge] = field(default_factory=list)
@@ -75,9 +75,9 @@ class HeadCall:
     def squared_norms(self, objective: Tensor, rows: PackedRows | None = None) -> Tensor:
         """`lm_head_norms` of a sum over trajectories, by a backward pass no further than the head.
 
-        rows: how the model was given them; None for one to a row.
+        rows: the layout that the model was given; None for one trajectory per row.
         The graph is kept for another backward pass.
-        Raises: ValueError when the forward pass did not go through the head once.
+        Raises: ValueError if the forward pass did not call the head exactly once.
         """
         if len(self.outputs) != 1:
             raise ValueError(
@@ -96,7 +96,7 @@ def record_head(model: nn.Module) -> Iterator[HeadCall]:
     """Record the calls of a model's output head, and of no other layer, while the block runs.
 
     model: one of transformers' causal language models.
-    Raises: ValueError when it names no output head.
+    Raises: ValueError if it names no output head.
     """
     recorded = HeadCall()
 

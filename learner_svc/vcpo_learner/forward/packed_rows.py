@@ -1,4 +1,4 @@
-"""Several trajectories in one row, so that little of what the model goes through is padding.
+"""Several trajectories per row, so that the model computes little padding.
 
 ```
 padded   1 1 1 1 1 1      packed   1 1 1 1 1 1
@@ -6,9 +6,9 @@ padded   1 1 1 1 1 1      packed   1 1 1 1 1 1
          3 3 3 . . .
 ```
 
-Positions begin anew in each trajectory. Given those and no attention mask, the models of
-transformers hide trajectories that share a row from each other; that a model does so is tried out
-before it is relied upon, since a leak is silent: it only makes every number a little wrong.
+Positions start at 0 in each trajectory. With such positions and no attention mask, the models of
+transformers keep trajectories of one row from attending to each other. The learner checks that a
+model does so before the first step: a leak raises no error, it makes every number slightly wrong.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from vcpo.service.lifecycle import StartError
 from vcpo_learner.per_sample_gradients.unpack_rows import PADDING
 
 _TOLERANCE = 1e-3
-"""Of logits in one row and in another, over the largest: rounding is a hundredth of it at most."""
+"""Of the difference of logits in two rows, over the largest; rounding is a hundredth of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedRows:
-    """Where the tokens of a padded batch [batch, width] stand in fewer rows."""
+    """The places of the tokens of a padded batch [batch, width] in fewer rows."""
 
     segments: Tensor
     """[rows, tokens] int64; the trajectory of each token, by its row in the padded batch, or
     PADDING."""
     position_ids: Tensor
-    """[rows, tokens] int64; from 0 in each trajectory, and in what is left of a row."""
+    """[rows, tokens] int64; from 0 in each trajectory, and in the rest of a row."""
     places: Tensor
     """[batch, width] int64; the token's place among all rows' tokens, one row after another; 0 for
     padding."""
@@ -42,20 +42,20 @@ class PackedRows:
     """[batch, width] bool; False for padding."""
 
     def pack(self, padded: Tensor, fill: int) -> Tensor:
-        """Lay [batch, width] numbers out in rows, [rows, tokens], with `fill` where nothing is."""
+        """Return [batch, width] numbers as rows [rows, tokens], with `fill` as padding."""
         rows, columns = self.segments.clamp_min(0), self.position_ids
         return padded[rows, columns].masked_fill(self.segments == PADDING, fill)
 
     def unpack(self, values: Tensor) -> Tensor:
-        """Lay [rows, tokens, ...] out as [batch, width, ...], with zeros for padding."""
+        """Return [rows, tokens, ...] as [batch, width, ...], with zeros as padding."""
         padding = ~self.is_own.view(*self.is_own.shape, *[1] * (values.ndim - 2))
         return values.flatten(0, 1)[self.places].masked_fill(padding, 0.0)
 
 
 def pack_rows(lengths: Sequence[int], device: torch.device) -> PackedRows | None:
-    """Fit trajectories into rows as long as the longest of them; None when that saves no row.
+    """Fit trajectories into rows as long as the longest of them; None if that saves no row.
 
-    Longer rows would be filled better, but attention goes over them whole, with what it hides.
+    Longer rows would hold less padding, but attention costs grow with the square of their length.
     lengths: [batch] tokens, at least 1 each.
     """
     width = max(lengths)
@@ -82,7 +82,7 @@ def pack_rows(lengths: Sequence[int], device: torch.device) -> PackedRows | None
 
 
 def _fitted(lengths: Sequence[int], width: int) -> list[list[int]]:
-    """Longest first, each into the first row that has room: at most 11/9 of the fewest rows, and 1.
+    """Longest first, each into the first row with room: at most 11/9 of the fewest rows, plus 1.
 
     Source: first fit decreasing, Johnson 1973.
     """
@@ -101,13 +101,13 @@ def _fitted(lengths: Sequence[int], width: int) -> list[list[int]]:
 
 @torch.no_grad()
 def require_kept_apart(model: nn.Module) -> None:
-    """Try out whether a model keeps trajectories that share a row apart.
+    """Check that a model keeps trajectories of one row apart.
 
-    Raises: StartError, naming the field, when one sees the other or its own position is off.
+    Raises: StartError, naming the field, if one attends to the other or its positions are wrong.
     """
     alone = _last_two_logits(model, [[3, 4]])
     first, second = (_last_two_logits(model, [[*other, 3, 4]]) for other in ([1, 2], [2, 1]))
-    # What is masked counts as nothing at all: not even the last digit may differ.
+    # A masked token has no influence at all: not even the last digit may differ.
     is_off = float((first - alone).abs().max()) > _TOLERANCE * float(alone.abs().max())
     if is_off or not torch.equal(first, second):
         raise StartError(
@@ -117,7 +117,7 @@ def require_kept_apart(model: nn.Module) -> None:
 
 
 def _last_two_logits(model: nn.Module, rows: list[list[int]]) -> Tensor:
-    """Logits [1, 2, vocabulary] of the last pair of tokens, where every pair begins at 0."""
+    """Logits [1, 2, vocabulary] of the last pair of tokens; the positions of a pair are 0 and 1."""
     device = next(model.parameters()).device
     tokens = torch.tensor(rows, device=device)
     positions = torch.arange(tokens.shape[1], device=device)[None] % 2
