@@ -1,5 +1,7 @@
 """A learner's service that fails as a test says, and a client of it."""
 
+import asyncio
+
 from tests.fixtures.rollout.worker import quick_retries, served
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
@@ -8,10 +10,14 @@ HELD = HeldPolicy(incarnation="now", policy_version=0)
 
 
 class FailingLearner(work_pb2_grpc.WorkServiceServicer, policy_pb2_grpc.PolicyServiceServicer):
-    """Meets each call with the next of its failures, and answers when there are none left."""
+    """Fails each call with the next of its failures, and succeeds when there are none left.
 
-    def __init__(self, *failures):
+    lease_s: how long a lease that succeeds takes; the failures before it have arrived by then.
+    """
+
+    def __init__(self, *failures, lease_s=0.0):
         self.failures = list(failures)
+        self.lease_s = lease_s
         self.requests = []
 
     def _met(self, request):
@@ -21,6 +27,7 @@ class FailingLearner(work_pb2_grpc.WorkServiceServicer, policy_pb2_grpc.PolicySe
 
     async def Lease(self, request, context):  # noqa: N802 - named by the contract
         self._met(request)
+        await asyncio.sleep(self.lease_s)
         return work_pb2.LeaseResponse(
             phase=work_pb2.RUN_PHASE_DRAINING, retry_after_seconds=0.25, leases=[work_pb2.Lease()]
         )

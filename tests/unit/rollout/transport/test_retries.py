@@ -106,7 +106,7 @@ async def test_pauses_double_up_to_five_seconds_and_are_jittered():
 
 
 async def test_an_outage_is_two_lines_of_the_log_however_many_calls_it_meets(caplog):
-    failing = FailingLearner(*[trouble(StatusCode.UNAVAILABLE)] * 30)
+    failing = FailingLearner(*[trouble(StatusCode.UNAVAILABLE)] * 30, lease_s=0.5)
     with caplog.at_level(logging.INFO, logger="vcpo_rollout"):
         async with calling(failing) as channel:
             learner = learner_at(channel)
