@@ -168,3 +168,20 @@ class TestWriting:
         text = run_to_yaml(parse_run(f"{HEAD}  steps: 3"))
         assert "maxPolicyLagSteps: 8\n" in text
         assert "apiVersion: vcpo.dev/v1alpha1\n" in text
+
+
+class TestRetiredFields:
+    """A run's own file names every field with its default, so an older version's names these."""
+
+    def test_the_value_that_did_nothing_is_read_as_absent(self):
+        older = parse_run(f"{HEAD}  steps: 3\n  batch: {{redundantTrajectories: 0}}")
+        assert older == parse_run(f"{HEAD}  steps: 3")
+
+    def test_any_other_value_is_refused_with_what_to_use_instead(self):
+        with pytest.raises(SpecError, match="over") as refused:
+            parse_run(f"{HEAD}  steps: 3\n  batch: {{redundantTrajectories: 2}}")
+        (problem,) = refused.value.problems
+        assert str(problem) == (
+            "spec.batch.redundantTrajectories: no longer exists, because it trained on too many"
+            " short responses; remove it and use `overProvisionRatio` (got 2)"
+        )
