@@ -14,8 +14,8 @@ from vcpo.service.lifecycle import StartError, start_errors
 from vcpo_study.cells.cell import Cell, Selection, grid_cells, tuning_cells
 from vcpo_study.cells.pool import run_cells
 from vcpo_study.cells.records import CellRecord, CellStore
-from vcpo_study.progress import Progress
-from vcpo_study.results.report import ReportData, write_report
+from vcpo_study.progress import StudyProgress
+from vcpo_study.results.report import ReportData, write_study_report
 from vcpo_study.results.tuning import learning_rates, tuned_rates
 from vcpo_study.study import StudySpec, VCPOStudy, load_study, model_directory
 
@@ -60,7 +60,7 @@ def run_study(options: Options, say: Say) -> bool:
     finally:
         data = _load_data(study, store, options.command)
         if data.records:
-            say(f"report: {write_report(data, options.output)}")
+            say(f"report: {write_study_report(data, options.output)}")
     if not data.records:
         raise StartError(f"--dir: {options.directory} holds no cell of this study's grid yet")
     return not data.failures
@@ -97,7 +97,7 @@ def _run(
 ) -> None:
     missing = [cell for cell in cells if not store.holds(cell)]
     kept = len(cells) - len(missing)
-    progress = Progress(phase, total=len(cells), kept=kept, jobs=jobs, clock=time.monotonic)
+    progress = StudyProgress(phase, total=len(cells), kept=kept, jobs=jobs, clock=time.monotonic)
     say(progress.opening_line())
     with closing(run_cells(missing, task, jobs=jobs)) as outcomes:
         for outcome in outcomes:

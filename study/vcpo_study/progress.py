@@ -10,7 +10,7 @@ from vcpo_study.cells.pool import Outcome
 Clock = Callable[[], float]
 
 
-class Progress:
+class StudyProgress:
     """Counts cells and estimates the remaining time."""
 
     def __init__(self, phase: str, *, total: int, kept: int, jobs: int, clock: Clock) -> None:

@@ -36,7 +36,7 @@ _Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _Rate = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
-class Method(Section):
+class StudyMethod(Section):
     """One method of the grid: a name, and the fields of `algorithm` that it sets."""
 
     name: DnsLabel
@@ -72,7 +72,7 @@ class StudySpec(Section):
 
     run: VCPORunSpec
     """The base run. Its `seed` draws the held-out prompts, which are equal for all cells."""
-    methods: Annotated[tuple[Method, ...], Field(min_length=1, max_length=32)]
+    methods: Annotated[tuple[StudyMethod, ...], Field(min_length=1, max_length=32)]
     lags: Annotated[tuple[_Lag, ...], Field(min_length=1, max_length=32)]
     """Age of every batch of a cell, in policy versions; the first batches are younger."""
     seeds: Annotated[tuple[_Seed, ...], Field(min_length=1, max_length=64)]
@@ -97,7 +97,7 @@ class StudySpec(Section):
         )
         return self
 
-    def method(self, name: str) -> Method:
+    def method(self, name: str) -> StudyMethod:
         """Return the method with a name.
 
         Raises:
@@ -175,7 +175,7 @@ class VCPOStudy(Section):
 
 
 def cell_spec(
-    study: StudySpec, method: Method, *, lag: int, learning_rate: float, seed: int
+    study: StudySpec, method: StudyMethod, *, lag: int, learning_rate: float, seed: int
 ) -> VCPORunSpec:
     """Return the run of one cell.
 

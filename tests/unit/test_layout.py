@@ -19,7 +19,7 @@ import vcpo_operator
 import vcpo_rollout
 import vcpo_study
 from vcpo.metrics.catalogue import ALL
-from vcpo.metrics.metric import Kind
+from vcpo.metrics.metric import MetricKind
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = {"runs", "dist", "__pycache__"}
@@ -107,7 +107,7 @@ def is_own_helper(path: Path, module: str) -> bool:
 
 def metric_names() -> set[str]:
     """Names as they are queried, those of a histogram's parts included."""
-    histograms = [metric.name for metric in ALL if metric.kind is Kind.HISTOGRAM]
+    histograms = [metric.name for metric in ALL if metric.kind is MetricKind.HISTOGRAM]
     parts = {f"{name}_{part}" for name in histograms for part in ("bucket", "sum", "count")}
     return {metric.name for metric in ALL} | parts
 

@@ -67,11 +67,11 @@ def advantages(
     require_rewards(rewards)
     match baseline:
         case Baseline.OPOB:
-            norms = _required("squared_norms", squared_norms, baseline)
+            norms = _require_values("squared_norms", squared_norms, baseline)
             return _above(rewards, optimal_baseline(rewards, norms))
         case Baseline.PUBLISHED:
-            norms = _required("squared_norms", squared_norms, baseline)
-            weights = _required("log_weights", log_weights, baseline)
+            norms = _require_values("squared_norms", squared_norms, baseline)
+            weights = _require_values("log_weights", log_weights, baseline)
             return _above(rewards, published_baseline(rewards, norms, weights))
         case Baseline.GROUP_MEAN:
             return _above(rewards, mean_baseline(rewards))
@@ -145,7 +145,7 @@ def _above(rewards: Sequence[float], baseline: float) -> list[float]:
     return [reward - baseline for reward in rewards]
 
 
-def _required(name: str, values: Vector | None, baseline: Baseline) -> Vector:
+def _require_values(name: str, values: Vector | None, baseline: Baseline) -> Vector:
     if values is None:
         raise ValueError(f"{name} is None: baseline {baseline.value} needs one per trajectory")
     return values

@@ -31,7 +31,7 @@ from vcpo.local.preflight import (
 )
 from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.local.terminal.ending import Ending, RunOutcome, outcome_of_complete
-from vcpo.local.terminal.summary import summarize
+from vcpo.local.terminal.summary import run_summary
 from vcpo.local.terminal.view import make_view
 from vcpo.metrics import AddressError
 from vcpo.records.exported_model import ExportedModel
@@ -126,7 +126,7 @@ def run(
     except AddressError as error:
         _fail(f"--metrics-port: {error}")
     report_path = _report(directory)
-    summary = summarize(directory.path)
+    summary = run_summary(directory.path)
     _OUT.print(_summary_table(summary, outcome.ending))
     if report_path is not None:
         _OUT.print(f"report: {report_path}", soft_wrap=True, markup=False)
@@ -334,7 +334,7 @@ def _end_if_complete(loaded: VCPORun, directory: RunDir, *, as_json: bool) -> No
     if outcome.message:
         _ERR.print(outcome.message, style="red", markup=False, highlight=False, soft_wrap=True)
     if as_json:
-        summary = json.dumps(summarize(directory.path))
+        summary = json.dumps(run_summary(directory.path))
         _OUT.print(summary, soft_wrap=True, markup=False, highlight=False)
     raise typer.Exit(int(outcome.ending))
 

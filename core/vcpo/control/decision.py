@@ -136,7 +136,8 @@ def _throttle_reasons(
     if old == new:
         return ()
     share = signals.relative_ess_ratio or 0.0
-    return (f"Admission lag {old} -> {new}: the ESS ratio is {share:.1%} of the on-policy ratio.",)
+    change = f"Admission lag {old} -> {new} versions"
+    return (f"{change}: the ESS ratio is {share:.1%} of the on-policy ratio.",)
 
 
 def _scaling_reasons(
@@ -144,8 +145,8 @@ def _scaling_reasons(
 ) -> tuple[str, ...]:
     idle = signals.learner_idle_ratio
     return tuple(
-        f"Rollout group '{group}' {before.fleet.replicas[group]} -> {replicas}: the learner waited "
-        f"{idle:.1%} of the time at {signals.consumed_per_s:.3g} trajectories/s."
+        f"Rollout group '{group}' {before.fleet.replicas[group]} -> {replicas} workers: "
+        f"the learner waited {idle:.1%} of the time at {signals.consumed_per_s:.3g} trajectories/s."
         for group, replicas in after.fleet.replicas.items()
         if replicas != before.fleet.replicas[group]
     )

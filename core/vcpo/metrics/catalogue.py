@@ -13,7 +13,7 @@ scrape needs `honorLabels`.
 
 from __future__ import annotations
 
-from vcpo.metrics.metric import Kind, Metric
+from vcpo.metrics.metric import Metric, MetricKind
 from vcpo.records.step_record import GAUGES
 
 LEARNER_LABELS = ("run",)
@@ -36,19 +36,19 @@ _RECONCILE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 1
 
 
 def _counter(name: str, help_text: str, *labels: str) -> Metric:
-    return Metric(name=name, kind=Kind.COUNTER, help=help_text, labels=labels)
+    return Metric(name=name, kind=MetricKind.COUNTER, help=help_text, labels=labels)
 
 
 def _gauge(name: str, help_text: str, *labels: str) -> Metric:
-    return Metric(name=name, kind=Kind.GAUGE, help=help_text, labels=labels)
+    return Metric(name=name, kind=MetricKind.GAUGE, help=help_text, labels=labels)
 
 
 def _measure(name: str, help_text: str) -> Metric:
-    return Metric(name=name, kind=Kind.GAUGE, help=help_text, absent_until_set=True)
+    return Metric(name=name, kind=MetricKind.GAUGE, help=help_text, absent_until_set=True)
 
 
 def _histogram(name: str, help_text: str, buckets: tuple[float, ...]) -> Metric:
-    return Metric(name=name, kind=Kind.HISTOGRAM, help=help_text, buckets=buckets)
+    return Metric(name=name, kind=MetricKind.HISTOGRAM, help=help_text, buckets=buckets)
 
 
 BUILD_INFO = _gauge(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """Type of a metric, as Prometheus names it."""
 
     COUNTER = "counter"
@@ -20,7 +20,7 @@ class Metric:
 
     name: str
     """Full name in a query; of a histogram without `_bucket`, `_sum` and `_count`."""
-    kind: Kind
+    kind: MetricKind
     help: str
     """One sentence: what it counts or measures, and its unit where the name does not say it."""
     labels: tuple[str, ...] = ()

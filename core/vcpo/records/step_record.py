@@ -260,7 +260,7 @@ def gauge_value(record: UpdateRecord, field_name: str, gauge: StepGauge) -> floa
 _Use = TypeVar("_Use", StepGauge, StepChart, StepSignal)
 
 
-def _declared(use: type[_Use]) -> tuple[tuple[str, _Use], ...]:
+def _annotated_fields(use: type[_Use]) -> tuple[tuple[str, _Use], ...]:
     """Return each field of a step record that is annotated with a use, in order of the fields."""
     hints = get_type_hints(StepRecord, include_extras=True)
     return tuple(
@@ -271,9 +271,9 @@ def _declared(use: type[_Use]) -> tuple[tuple[str, _Use], ...]:
     )
 
 
-GAUGES: Final = _declared(StepGauge)
+GAUGES: Final = _annotated_fields(StepGauge)
 """Name of the field and the gauge that shows it."""
-CHARTS: Final = _declared(StepChart)
+CHARTS: Final = _annotated_fields(StepChart)
 """Name of the field and the chart that draws it."""
-SIGNALS: Final = tuple(name for name, _ in _declared(StepSignal))
+SIGNALS: Final = tuple(name for name, _ in _annotated_fields(StepSignal))
 """Names of the fields that signals carry."""

@@ -14,7 +14,7 @@ from itertools import chain
 
 from vcpo.report.axis import round_ticks, widen
 from vcpo.report.numbers import compact
-from vcpo.report.plot import Curve, Frame, Plot, Scale, Size, draw_plot, frame_of, text
+from vcpo.report.plot import AxisScale, Curve, Frame, Plot, Size, draw_plot, frame_of, text
 from vcpo.report.series import Points, decimate
 
 MAX_POINTS = 500
@@ -32,7 +32,7 @@ class Ink(StrEnum):
     LIMIT = "ink-limit"
 
 
-class Style(StrEnum):
+class SeriesStyle(StrEnum):
     """How a series is drawn."""
 
     LINE = "line"
@@ -53,7 +53,7 @@ class Series:
     label: str
     points: Points
     ink: Ink = Ink.MAIN
-    style: Style = Style.LINE
+    style: SeriesStyle = SeriesStyle.LINE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ FULL = Size()
 SMALL = Size(width=280, height=122, left=40, y_intervals=4)
 
 
-def draw(chart: Chart, size: Size = FULL) -> str:
+def draw_chart(chart: Chart, size: Size = FULL) -> str:
     """Draw a chart as an `<svg>` element that needs only the page's style sheet."""
     plot = plot_of(chart, size)
     frame = frame_of(plot, size)
@@ -118,8 +118,8 @@ def plot_of(chart: Chart, size: Size = FULL) -> Plot:
     x_ticks = round_ticks(x_low, x_high, about=size.width // 80, whole=True)
     y_ticks = round_ticks(y_low, y_high, about=size.y_intervals, whole=chart.whole_y)
     return Plot(
-        x=Scale(low=x_low, high=x_high, ticks=tuple((x, compact(x)) for x in x_ticks)),
-        y=Scale(low=y_low, high=y_high, ticks=tuple((y, compact(y)) for y in y_ticks)),
+        x=AxisScale(low=x_low, high=x_high, ticks=tuple((x, compact(x)) for x in x_ticks)),
+        y=AxisScale(low=y_low, high=y_high, ticks=tuple((y, compact(y)) for y in y_ticks)),
         curves=tuple(map(_curve, chart.series)),
     )
 
@@ -130,7 +130,7 @@ def _curve(series: Series) -> Curve:
     return Curve(
         points=points,
         attributes={"class": f"{series.style} {series.ink}"},
-        dots={"class": series.ink, "r": radius} if series.style is Style.DOTS else {},
+        dots={"class": series.ink, "r": radius} if series.style is SeriesStyle.DOTS else {},
     )
 
 

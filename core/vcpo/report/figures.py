@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from vcpo.records.journal import Metrics
 from vcpo.records.step_record import CHARTS, StepChart, StepRecord
-from vcpo.report.chart import Chart, Horizon, Ink, Mark, Series, Style
+from vcpo.report.chart import Chart, Horizon, Ink, Mark, Series, SeriesStyle
 from vcpo.report.numbers import compact
 from vcpo.report.series import points, rolling_mean, smoothing_window
 from vcpo.spec import VCPORun
@@ -41,8 +41,8 @@ def detail_charts(metrics: Metrics) -> tuple[Chart, ...]:
         unit="trajectories",
         caption="With an empty buffer the learner waits; in a full buffer data becomes old.",
         series=(
-            _line("in flight", metrics, lambda step: step.in_flight, Ink.SECOND, Style.THIN),
-            _line("buffered", metrics, lambda step: step.buffered, style=Style.THIN),
+            _line("in flight", metrics, lambda step: step.in_flight, Ink.SECOND, SeriesStyle.THIN),
+            _line("buffered", metrics, lambda step: step.buffered, style=SeriesStyle.THIN),
         ),
         whole_y=True,
     )
@@ -67,7 +67,7 @@ def _step_chart(horizon: Horizon, metrics: Metrics, field: str, chart: StepChart
 
 def _reward(horizon: Horizon, metrics: Metrics) -> Chart:
     evaluations = points([(record.step, record.accuracy) for record in metrics.evaluations])
-    held_out = Series(label="held out", points=evaluations, ink=Ink.SECOND, style=Style.DOTS)
+    held_out = Series(label="held out", points=evaluations, ink=Ink.SECOND, style=SeriesStyle.DOTS)
     return Chart(
         horizon=horizon,
         name="reward",
@@ -115,8 +115,8 @@ def _lag(horizon: Horizon, run: VCPORun, metrics: Metrics) -> Chart:
         unit="policy versions",
         caption="Age of the trained tokens from sampling to training; the bound is never exceeded.",
         series=(
-            _line("max", metrics, lambda step: step.lag_max, Ink.SECOND, Style.THIN),
-            _line("p50", metrics, lambda step: step.lag_p50, Ink.THIRD, Style.THIN),
+            _line("max", metrics, lambda step: step.lag_max, Ink.SECOND, SeriesStyle.THIN),
+            _line("p50", metrics, lambda step: step.lag_p50, Ink.THIRD, SeriesStyle.THIN),
             _mean(_line("mean", metrics, lambda step: step.lag_mean), "mean, smoothed"),
             _reference(f"bound {bound}", metrics, lambda _: bound, Ink.LIMIT),
         ),
@@ -144,7 +144,7 @@ def _line(
     metrics: Metrics,
     value: _Value,
     ink: Ink = Ink.MAIN,
-    style: Style = Style.LINE,
+    style: SeriesStyle = SeriesStyle.LINE,
 ) -> Series:
     curve = points([(record.step, value(record)) for record in metrics.steps])
     return Series(label=label, points=curve, ink=ink, style=style)
@@ -156,7 +156,7 @@ def _noisy(label: str, metrics: Metrics, value: _Value) -> tuple[Series, ...]:
     if len(line.points) < _FEWEST_SMOOTHED:
         return (line,)
     window = smoothing_window(len(line.points))
-    return replace(line, label="each step", style=Style.RAW), _mean(line, f"mean of {window}")
+    return replace(line, label="each step", style=SeriesStyle.RAW), _mean(line, f"mean of {window}")
 
 
 def _mean(line: Series, label: str) -> Series:
@@ -171,4 +171,4 @@ def _reference(label: str, metrics: Metrics, value: _Value, ink: Ink) -> Series:
     curve = _line(label, metrics, value).points
     if len({point.y for point in curve}) == 1:
         curve = (curve[0], curve[-1])
-    return Series(label=label, points=curve, ink=ink, style=Style.REFERENCE)
+    return Series(label=label, points=curve, ink=ink, style=SeriesStyle.REFERENCE)

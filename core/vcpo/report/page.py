@@ -18,7 +18,7 @@ import jinja2
 from markupsafe import Markup
 
 from vcpo.records.journal import EventRecord, Metrics, read_events, read_metrics
-from vcpo.report.chart import FULL, SMALL, Chart, draw
+from vcpo.report.chart import FULL, SMALL, Chart, draw_chart
 from vcpo.report.figures import detail_charts, main_charts
 from vcpo.report.plot import Size
 from vcpo.report.readout import Readout, readout_of
@@ -84,7 +84,7 @@ def render_report(run: VCPORun, metrics: Metrics, events: Sequence[EventRecord])
 def _figure(chart: Chart, size: Size) -> Figure:
     return Figure(
         chart=chart,
-        svg=Markup(draw(chart, size)),  # noqa: S704  `draw` escapes what it is given
+        svg=Markup(draw_chart(chart, size)),  # noqa: S704  `draw_chart` escapes its texts
         readout=readout_of(chart, size),
         legend=tuple(
             (series.style.value, series.ink.value, series.label) for series in chart.series

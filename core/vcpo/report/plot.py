@@ -17,7 +17,7 @@ from vcpo.report.series import Points, runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class AxisScale:
     """One axis of a plot: its range, and what stands at its ticks."""
 
     low: float
@@ -43,8 +43,8 @@ class Curve:
 class Plot:
     """What a plot shows."""
 
-    x: Scale
-    y: Scale
+    x: AxisScale
+    y: AxisScale
     curves: tuple[Curve, ...]
     title: str = ""
 

@@ -183,18 +183,18 @@ def _steps_were_taken(steps: Sequence[StepRecord]) -> Finding:
 
 
 def _accounts_balance(steps: Sequence[StepRecord]) -> Finding:
-    off = [step for step in steps if _unaccounted(step) != 0]
+    off = [step for step in steps if _num_unaccounted(step) != 0]
     if off:
         text = (
             f"Trajectories do not add up since step {whole(off[0].step)}: leased minus in flight, "
-            f"buffered, consumed and dropped is {_unaccounted(off[0])}, not 0."
+            f"buffered, consumed and dropped is {_num_unaccounted(off[0])}, not 0."
         )
         return Finding(grade=Grade.BAD, text=text)
     text = "Trajectories add up at every step: leased = in flight + buffered + consumed + dropped."
     return Finding(grade=Grade.GOOD, text=text)
 
 
-def _unaccounted(step: StepRecord) -> int:
+def _num_unaccounted(step: StepRecord) -> int:
     known = step.in_flight + step.buffered + step.consumed + sum(step.dropped.values())
     return step.leased - known
 

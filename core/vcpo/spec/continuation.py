@@ -39,8 +39,8 @@ def continuation_changes(
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             yield from continuation_changes(old, new, f"{path}.{name}")
         elif old != new:
-            yield f"{path}.{name}: {_shown(old)} -> {_shown(new)}"
+            yield f"{path}.{name}: {_format_value(old)} -> {_format_value(new)}"
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     return "nothing" if value is None or value is _ABSENT else repr(value)

@@ -57,7 +57,7 @@ class _Token:
     def __init__(self, token: str) -> None:
         self._header = (TOKEN_KEY, f"Bearer {token}")
 
-    def _signed(self, details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
+    def _with_token(self, details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
         metadata = grpc.aio.Metadata(*(details.metadata or ()), self._header)
         return grpc.aio.ClientCallDetails(
             method=details.method,
@@ -72,11 +72,11 @@ class _UnaryToken(_Token, grpc.aio.UnaryUnaryClientInterceptor):
     async def intercept_unary_unary(
         self, continuation: Any, client_call_details: grpc.aio.ClientCallDetails, request: Any
     ) -> Any:
-        return await continuation(self._signed(client_call_details), request)
+        return await continuation(self._with_token(client_call_details), request)
 
 
 class _StreamToken(_Token, grpc.aio.UnaryStreamClientInterceptor):
     async def intercept_unary_stream(
         self, continuation: Any, client_call_details: grpc.aio.ClientCallDetails, request: Any
     ) -> Any:
-        return await continuation(self._signed(client_call_details), request)
+        return await continuation(self._with_token(client_call_details), request)

@@ -129,7 +129,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def _guard_unary(
         self, handler: Any, reading: asyncio.Semaphore
     ) -> Callable[[Any, _Context], Awaitable[Any]]:
-        async def guarded(_: Any, context: _Context) -> Any:
+        async def handle(_: Any, context: _Context) -> Any:
             try:
                 return await handler.unary_unary(
                     await self._request(handler.request_deserializer, context, reading), context
@@ -139,12 +139,12 @@ class Guard(grpc.aio.ServerInterceptor):
             # Outside `except` traceback and message are freed; `abort` takes a while.
             return await context.abort(*refusal)
 
-        return guarded
+        return handle
 
     def _guard_stream(
         self, handler: Any, reading: asyncio.Semaphore
     ) -> Callable[[Any, _Context], Awaitable[None]]:
-        async def guarded(_: Any, context: _Context) -> None:
+        async def handle(_: Any, context: _Context) -> None:
             self._num_streams += 1
             try:
                 refusal = await self._stream(handler, context, reading)
@@ -155,7 +155,7 @@ class Guard(grpc.aio.ServerInterceptor):
             finally:
                 self._num_streams -= 1
 
-        return guarded
+        return handle
 
     async def _stream(
         self, handler: Any, context: _Context, reading: asyncio.Semaphore

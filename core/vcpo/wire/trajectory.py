@@ -175,7 +175,7 @@ def trajectory_from_message(message: work_pb2.Trajectory, *, path: str) -> Traje
     check_id(f"{path}.trajectory_id", message.trajectory_id)
     prompt = _token_ids(f"{path}.prompt_token_ids", message.prompt_token_ids)
     response = _token_ids(f"{path}.response_token_ids", message.response_token_ids)
-    inserted = _inserted(f"{path}.inserted_spans", message.inserted_spans, len(response))
+    inserted = _inserted_spans(f"{path}.inserted_spans", message.inserted_spans, len(response))
     size = len(response) - sum(span.num_tokens for span in inserted)
     logprobs = unpack_logprobs(f"{path}.rollout_logprobs", message.rollout_logprobs, count=size)
     spans = _spans(f"{path}.version_spans", message.version_spans, size)
@@ -217,7 +217,7 @@ def partial_from_message(message: work_pb2.PartialResponse, *, path: str) -> Par
     """
     token_ids = _token_ids(f"{path}.token_ids", message.token_ids)
     inserted_path = f"{path}.inserted_spans"
-    inserted = _inserted(inserted_path, message.inserted_spans, len(token_ids), first=1)
+    inserted = _inserted_spans(inserted_path, message.inserted_spans, len(token_ids), first=1)
     size = len(token_ids) - sum(span.num_tokens for span in inserted)
     logprobs = unpack_logprobs(f"{path}.logprobs", message.logprobs, count=size)
     spans = _spans(f"{path}.version_spans", message.version_spans, size)
@@ -273,7 +273,7 @@ def _inserted_messages(spans: Iterable[TokenSpan]) -> list[work_pb2.TokenSpan]:
     return [work_pb2.TokenSpan(start=span.start, num_tokens=span.num_tokens) for span in spans]
 
 
-def _inserted(
+def _inserted_spans(
     field: str, messages: Sequence[work_pb2.TokenSpan], num_tokens: int, *, first: int = 0
 ) -> tuple[TokenSpan, ...]:
     """Read spans of a response of `num_tokens`, none before the token `first`."""

@@ -95,7 +95,7 @@ class Executor:
                 body = {"metadata": {"annotations": annotations}}
                 await self._merge_if_exists(_pod(key, action.pod), body)
             case DeleteChild() | DeletePod() | DeleteRun():
-                await self._cluster.delete(_deleted(key, action), uid=action.uid)
+                await self._cluster.delete(_deletion_target(key, action), uid=action.uid)
             case Throttle() | Drain() | ReleaseLeases():
                 await self._command(key, action)
         return None
@@ -270,7 +270,7 @@ class Executor:
                 raise
 
 
-def _deleted(key: RunKey, action: DeleteChild | DeletePod | DeleteRun) -> Resource:
+def _deletion_target(key: RunKey, action: DeleteChild | DeletePod | DeleteRun) -> Resource:
     match action:
         case DeleteChild():
             return _child(action.kind, key, action.name)

@@ -34,11 +34,11 @@ def _where_given(*fields: str, rule: str) -> str:
     return f"{absent} || {rule}"
 
 
-def _fixed(field: str) -> Rule:
+def _immutable_field_rule(field: str) -> Rule:
     return Rule(rule=f"self.{field} == oldSelf.{field}", message=f"`{field}` is immutable")
 
 
-def _fixed_optional(field: str) -> Rule:
+def _immutable_optional_field_rule(field: str) -> Rule:
     rule = (
         f"has(self.{field}) == has(oldSelf.{field}) &&"
         f" (!has(self.{field}) || self.{field} == oldSelf.{field})"
@@ -80,17 +80,17 @@ SPEC: Final = (
         message="`batch.promptPool` must be given where `algorithm.onPolicyProbability` is",
     ),
     # A checkpoint fits one model, task, batch and optimizer; the learner refuses others.
-    _fixed("model.name"),
-    _fixed_optional("model.revision"),
-    _fixed_optional("model.lora"),
-    _fixed("environment.name"),
-    _fixed("seed"),
-    _fixed("batch.promptsPerStep"),
-    _fixed("batch.trajectoriesPerPrompt"),
-    _fixed("optimizer"),
-    _fixed_optional("managedBy"),
-    _fixed_optional("pods.queueName"),
-    _fixed_optional("learner.checkpointStorageClassName"),
+    _immutable_field_rule("model.name"),
+    _immutable_optional_field_rule("model.revision"),
+    _immutable_optional_field_rule("model.lora"),
+    _immutable_field_rule("environment.name"),
+    _immutable_field_rule("seed"),
+    _immutable_field_rule("batch.promptsPerStep"),
+    _immutable_field_rule("batch.trajectoriesPerPrompt"),
+    _immutable_field_rule("optimizer"),
+    _immutable_optional_field_rule("managedBy"),
+    _immutable_optional_field_rule("pods.queueName"),
+    _immutable_optional_field_rule("learner.checkpointStorageClassName"),
 )
 
 ALGORITHM: Final = (

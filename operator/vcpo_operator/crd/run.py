@@ -39,7 +39,13 @@ def run_crd() -> dict[str, Any]:
             column("Rollouts", "string", ".status.workers", "Rollout workers, ready/desired."),
             column("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
             column("Max lag", "integer", ".status.lag.max", "Largest token lag.", wide=True),
-            column("Restarts", "integer", ".status.learner.restarts", "Of the learner.", wide=True),
+            column(
+                "Restarts",
+                "integer",
+                ".status.learner.restarts",
+                "Learner restarts.",
+                wide=True,
+            ),
             column(
                 "Message", "string", f"{ready}.message", "Message of Ready, a sentence.", wide=True
             ),

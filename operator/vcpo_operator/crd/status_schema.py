@@ -66,8 +66,8 @@ def _condition() -> Schema:
             "enum": ["True", "False", "Unknown"],
             "description": "Whether the condition holds.",
         },
-        reason=_text("Reason of the status, one word.", 64),
-        message=_text("Reason of the status, a sentence.", MAX_MESSAGE_CHARACTERS),
+        reason=_text("Cause of the status, one word.", 64),
+        message=_text("Cause of the status, one sentence.", MAX_MESSAGE_CHARACTERS),
         lastTransitionTime=_time("Time at which `status` changed last."),
         observedGeneration=_count("Generation of the spec that the condition is about."),
     )
@@ -109,11 +109,11 @@ def status_schema() -> Schema:
         conditions=_map_list("Conditions, by type.", "type", MAX_CONDITIONS, _condition()),
         startTime=_time("Time of the last start, resumption or retry."),
         admissionTime=_time(
-            "Time at which the learner and a worker first had a node since then; deadlines count"
-            " from it."
+            "First time since `startTime` at which the learner and a worker had a node; deadlines"
+            " count from it."
         ),
-        firstStepTime=_time("Time at which the first step since then was observed."),
-        completionTime=_time("Time of the end; the time to live counts from it."),
+        firstStepTime=_time("Time at which the first step since `startTime` was observed."),
+        completionTime=_time("Time of the end; `ttlSecondsAfterFinished` counts from it."),
         drainTime=_time("Time since which the operator waits for the learner to end."),
         step=_count("Optimizer steps taken."),
         policyVersion=_count("Newest published policy version."),
@@ -127,8 +127,8 @@ def status_schema() -> Schema:
         admissionLagSteps=_count("Admission lag in force, in policy versions."),
         lag=_fields(
             "Token lag of the last step, in policy versions.",
-            p50=_count("Median."),
-            max=_count("Largest."),
+            p50=_count("Median lag."),
+            max=_count("Largest lag."),
         ),
         learner=_fields(
             "The learner's pod.",
@@ -141,7 +141,9 @@ def status_schema() -> Schema:
         ),
         rollouts=_map_list("Groups of rollout workers.", "name", 8, _group()),
         workers=_text("Rollout workers, ready/desired.", 16),
-        updateTime=_time("Time of this write; numbers alone are written every 30 s at most."),
+        updateTime=_time(
+            "Time of this write. If only numbers changed, the status is written every 30 s at most."
+        ),
         control={
             "type": "object",
             "x-kubernetes-preserve-unknown-fields": True,

@@ -42,7 +42,7 @@ def structural(schema: Mapping[str, Any]) -> Schema:
 
 
 def _node(source: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
-    source = _resolved(source, definitions)
+    source = _resolve(source, definitions)
     if "type" not in source:
         raise ValueError(f"a structural schema needs a type here: {source}")
     node: Schema = {name: source[name] for name in _COPIED if name in source}
@@ -72,7 +72,7 @@ def _with_default(node: Schema, default: Any) -> Schema:
     if node["type"] == "object":
         default = {}
     elif node["type"] == "array":
-        default = [_undefaulted(node["items"], item) for item in default]
+        default = [_without_defaults(node["items"], item) for item in default]
     if default in ({}, []):
         return {**node, "default": default}
     shown = default if isinstance(default, str) else json.dumps(default)
@@ -80,7 +80,7 @@ def _with_default(node: Schema, default: Any) -> Schema:
     return {**node, "description": said.lstrip(), "default": default}
 
 
-def _resolved(source: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+def _resolve(source: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
     """Return the node without references and null; outer attributes replace inner ones."""
     outer = dict(source)
     while "$ref" in outer or "anyOf" in outer:
@@ -117,7 +117,7 @@ def _object(source: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema
     return {"x-kubernetes-preserve-unknown-fields": True}
 
 
-def _undefaulted(items: Schema, item: Any) -> Any:
+def _without_defaults(items: Schema, item: Any) -> Any:
     if not isinstance(item, Mapping):
         return item
     fields = items["properties"]

@@ -80,16 +80,16 @@ class ConditionInputs:
 
 def condition_states(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
     """Return every condition as it is now."""
-    learner = _learner_ready(inputs)
-    rollouts = _rollouts_ready(inputs)
+    learner = _learner_condition(inputs)
+    rollouts = _rollouts_condition(inputs)
     control = () if inputs.keeps_last_known_signals else _control_conditions(inputs.decision)
     return (
-        _accepted(inputs),
+        _accepted_condition(inputs),
         learner,
         rollouts,
         *control,
-        _suspended(inputs),
-        _ready(inputs, (learner, rollouts, *control[:1])),
+        _suspended_condition(inputs),
+        _ready_condition(inputs, (learner, rollouts, *control[:1])),
         *_end_conditions(inputs.verdict),
     )
 
@@ -129,16 +129,16 @@ def merge_conditions(
     return (*merged.values(), *(each for each in before.conditions if each.type not in merged))
 
 
-def _accepted(inputs: ConditionInputs) -> ConditionState:
+def _accepted_condition(inputs: ConditionInputs) -> ConditionState:
     if inputs.refusal:
         return _false("Accepted", "InvalidSpec", inputs.refusal)
     note = oversized_claims_note(inputs.spec.learner, inputs.observed.claims.values())
     return _true("Accepted", "Accepted", f"The spec is valid. {note}".rstrip())
 
 
-def _learner_ready(inputs: ConditionInputs) -> ConditionState:
+def _learner_condition(inputs: ConditionInputs) -> ConditionState:
     pods = inputs.observed.pods_of(Role.LEARNER)
-    resting = _suspended_or_ended("LearnerReady", inputs, pods)
+    resting = _resting_condition("LearnerReady", inputs, pods)
     if resting is not None:
         return resting
     report = inputs.report
@@ -153,9 +153,9 @@ def _learner_ready(inputs: ConditionInputs) -> ConditionState:
     return _false("LearnerReady", "PodPending", "The learner's pod is not ready yet.")
 
 
-def _rollouts_ready(inputs: ConditionInputs) -> ConditionState:
+def _rollouts_condition(inputs: ConditionInputs) -> ConditionState:
     pods, groups = inputs.observed.pods_of(Role.ROLLOUT), inputs.spec.rollouts
-    resting = _suspended_or_ended("RolloutsReady", inputs, pods)
+    resting = _resting_condition("RolloutsReady", inputs, pods)
     if resting is not None:
         return resting
     report = inputs.report
@@ -177,7 +177,7 @@ def _rollouts_ready(inputs: ConditionInputs) -> ConditionState:
     return _false("RolloutsReady", "BelowMinimum", message)
 
 
-def _suspended_or_ended(
+def _resting_condition(
     kind: str, inputs: ConditionInputs, pods: list[ObservedPod]
 ) -> ConditionState | None:
     """Return the condition of pods that should not be there; None when they should."""
@@ -225,7 +225,7 @@ def _control_conditions(decision: ControlDecision | None) -> tuple[ConditionStat
     )
 
 
-def _suspended(inputs: ConditionInputs) -> ConditionState:
+def _suspended_condition(inputs: ConditionInputs) -> ConditionState:
     if not is_suspended(inputs.spec, inputs.verdict):
         return _false("Suspended", "Active", "The run is not suspended.")
     if inputs.observed.pods:
@@ -234,7 +234,7 @@ def _suspended(inputs: ConditionInputs) -> ConditionState:
     return _true("Suspended", "Suspended", message)
 
 
-def _ready(inputs: ConditionInputs, parts: tuple[ConditionState, ...]) -> ConditionState:
+def _ready_condition(inputs: ConditionInputs, parts: tuple[ConditionState, ...]) -> ConditionState:
     """Return the summary. parts: Conditions that must hold while the run trains."""
     verdict = inputs.verdict
     if verdict.phase is LifecyclePhase.COMPLETE:

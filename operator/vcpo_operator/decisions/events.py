@@ -78,10 +78,11 @@ def _limit_changes(before: RunStatus, after: RunStatus) -> Iterator[tuple[str, s
     for group in after.groups:
         old = desired.get(group.name)
         if old is not None and old != group.desired:
-            yield "Scaled", f"Rollout group '{group.name}': {old} -> {group.desired} workers."
+            yield "Scaled", f"Rollout group '{group.name}' {old} -> {group.desired} workers."
     lag, new_lag = before.admission_lag_steps, after.admission_lag_steps
     if lag is not None and new_lag is not None and lag != new_lag:
-        yield "Throttled" if new_lag < lag else "Relaxed", f"Admission lag: {lag} -> {new_lag}."
+        reason = "Throttled" if new_lag < lag else "Relaxed"
+        yield reason, f"Admission lag {lag} -> {new_lag} versions."
 
 
 def _event(

@@ -89,7 +89,7 @@ def starts_new_attempt(spec: VCPORunSpec, status: RunStatus, generation: int) ->
     return status.holds("Failed") and edited and not spec.suspend
 
 
-def next_deadline_s(spec: VCPORunSpec, status: RunStatus, verdict: RunVerdict) -> float | None:
+def next_phase_change_s(spec: VCPORunSpec, status: RunStatus, verdict: RunVerdict) -> float | None:
     """Return the Unix time at which the phase changes if nothing else happens; None: never."""
     if verdict.has_ended:
         ttl_s = spec.ttl_seconds_after_finished

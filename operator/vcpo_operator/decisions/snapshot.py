@@ -17,7 +17,7 @@ from vcpo_operator.decisions.lifecycle import (
     LifecyclePhase,
     RunVerdict,
     judge,
-    next_deadline_s,
+    next_phase_change_s,
     starts_new_attempt,
 )
 from vcpo_operator.decisions.status_model import RunStatus
@@ -61,7 +61,7 @@ class Snapshot:
             waits_s.append(self.run.spec.control.poll_seconds)
         if self.draining is not None and self.draining.until_s is not None:
             waits_s += [DRAIN_POLL_S, max(0.0, self.draining.until_s - now_s)]
-        deadline_s = next_deadline_s(self.run.spec, self.current, self.verdict)
+        deadline_s = next_phase_change_s(self.run.spec, self.current, self.verdict)
         if deadline_s is not None:
             waits_s.append(max(0.0, deadline_s - now_s))
         return min(waits_s)

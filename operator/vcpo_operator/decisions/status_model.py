@@ -247,9 +247,9 @@ class RunStatus:
             "updateTime": rfc3339(self.updated_s),
             "step": progress.step,
             "policyVersion": progress.policy_version,
-            "essRatio": _rounded(progress.ess_ratio),
-            "learningRateScale": _rounded(progress.learning_rate_scale),
-            "evaluationAccuracy": _rounded(progress.accuracy),
+            "essRatio": _round(progress.ess_ratio),
+            "learningRateScale": _round(progress.learning_rate_scale),
+            "evaluationAccuracy": _round(progress.accuracy),
             "admissionLagSteps": self.admission_lag_steps,
             "lag": _without_none({"p50": progress.lag_p50, "max": progress.lag_max}) or None,
             "learner": _without_none(learner),
@@ -276,6 +276,6 @@ def _without_none(document: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in document.items() if value is not None}
 
 
-def _rounded(value: float | None) -> float | None:
+def _round(value: float | None) -> float | None:
     """Round to four digits, which fit a column of `kubectl get`."""
     return None if value is None else round(value, 4)

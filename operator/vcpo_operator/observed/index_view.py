@@ -18,7 +18,7 @@ from vcpo_operator.observed.parse import (
     parse_group,
     parse_learner,
     parse_pod,
-    parse_run,
+    parse_run_record,
     parse_scaler,
 )
 from vcpo_operator.observed.records import ObservedState, RunRecord
@@ -67,7 +67,7 @@ def run_key(body: Body) -> RunKey | None:
 
 def index_run(body: Body) -> dict[RunKey, RunRecord]:
     """Return the entry of the index of runs."""
-    record = parse_run(body)
+    record = parse_run_record(body)
     return {record.key: record}
 
 
@@ -94,7 +94,7 @@ class IndexedView:
         """Return a run; None when it does not exist."""
         return next(iter(self._of(RUNS, key)), None)
 
-    def observed(self, key: RunKey) -> ObservedState:
+    def observed_state(self, key: RunKey) -> ObservedState:
         """Return the watched objects of a run."""
         others = [
             child

@@ -37,7 +37,7 @@ from vcpo_operator.observed.records import (
 Body = Mapping[str, Any]
 
 
-def parse_run(body: Body) -> RunRecord:
+def parse_run_record(body: Body) -> RunRecord:
     """Parse a VCPORun."""
     metadata = body["metadata"]
     return RunRecord(

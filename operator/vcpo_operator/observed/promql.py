@@ -77,7 +77,7 @@ class ScrapedReport:
 
     def at(self, now_s: float, *, is_fresh: bool) -> LearnerReport:
         """Return the report with its age at a Unix time."""
-        aged = self.report.aged(max(0.0, now_s - self.scraped_s))
+        aged = self.report.at_age(max(0.0, now_s - self.scraped_s))
         return replace(aged, is_fresh=is_fresh)
 
 
@@ -86,8 +86,8 @@ def run_query(key: RunKey) -> str:
     names = "|".join(metric.name for metric in (*_OF_LEARNER, catalogue.ROLLOUT_INFLIGHT))
     matchers = (
         f'__name__=~"{names}"',
-        f"namespace={_quoted(key.namespace)}",
-        f"run={_quoted(key.name)}",
+        f"namespace={_promql_string(key.namespace)}",
+        f"run={_promql_string(key.name)}",
     )
     return f"{{{','.join(matchers)}}}[{WINDOW}]"
 
@@ -148,7 +148,7 @@ def _signals(scrape: _Scrape) -> RunSignals:
         in_flight=scrape.count(catalogue.TRAJECTORIES_IN_FLIGHT),
         batch_trajectories=scrape.count(catalogue.BATCH_TRAJECTORIES),
         admission_lag_steps=scrape.count(catalogue.ADMISSION_LAG),
-        learner_idle_ratio=scrape.required(catalogue.LEARNER_IDLE),
+        learner_idle_ratio=scrape.required_value(catalogue.LEARNER_IDLE),
         ready_workers={
             group: _whole(catalogue.WORKERS.name, each) for group, each in groups.items()
         },
@@ -222,7 +222,7 @@ class _Scrape:
         """Return the value of a metric without labels; None when the scrape lacks it."""
         return self.values(metric, "").get("")
 
-    def required(self, metric: Metric) -> float:
+    def required_value(self, metric: Metric) -> float:
         """Return the value of a metric that every report needs.
 
         Raises: ValueError when the scrape lacks it.
@@ -239,7 +239,7 @@ class _Scrape:
 
         Raises: ValueError when the scrape lacks it, or it is no whole number.
         """
-        return _whole(metric.name, self.required(metric))
+        return _whole(metric.name, self.required_value(metric))
 
     def count_or_none(self, metric: Metric) -> int | None:
         """Return a whole number; None while the learner has not measured it."""
@@ -287,6 +287,6 @@ def _samples(answer: bytes) -> list[_Sample]:
     ]
 
 
-def _quoted(value: str) -> str:
+def _promql_string(value: str) -> str:
     """Return a PromQL string; it escapes as Go does, and JSON's escapes are some of Go's."""
     return json.dumps(value, ensure_ascii=False)

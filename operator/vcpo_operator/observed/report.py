@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from vcpo.control import RunSignals
-from vcpo.learner_control import run_signals
+from vcpo.learner_control import optional_field, run_signals
 from vcpo.records.no_update import all_skipped_notice, no_update_notice
 from vcpo.wire.phase import RunPhase, phase_from_message
 from vcpo.wire.v1 import control_pb2
@@ -40,18 +40,18 @@ class LearnerReport:
     failures_in_a_row: int = 0
     """Generations that failed since the last one that succeeded."""
     latest_generation_failure: str = ""
-    """The error of the latest of them; empty when none failed, and in a Prometheus' report."""
+    """Error of the latest of these failures; empty without failures, and from Prometheus."""
     no_update: str = ""
     """Why the last steps, or all steps, made no update, in a sentence; empty if they did."""
     has_never_updated: bool = False
     """Whether no step of the run made an update."""
     is_fresh: bool = True
-    """Whether it is returned for the first time. The operator sends commands only on fresh reports,
-    so that it does not repeat a command at every reconcile while no new report arrives."""
+    """Whether the report is returned for the first time. The operator sends commands only on fresh
+    reports, so that it does not repeat a command at every reconcile while no new report arrives."""
     is_silent: bool = False
-    """Whether the learner was called again since, and did not answer."""
+    """Whether the learner has not answered a later call."""
 
-    def aged(self, age_s: float) -> LearnerReport:
+    def at_age(self, age_s: float) -> LearnerReport:
         """Return the report at an age of `age_s` seconds, no longer fresh."""
         return replace(self, signals=replace(self.signals, age_s=age_s), is_fresh=False)
 
@@ -89,14 +89,13 @@ def learner_report(message: control_pb2.Signals) -> LearnerReport:
 
     Raises: ValueError that names the field that is out of its range.
     """
-    scale = message.learning_rate_scale if message.HasField("learning_rate_scale") else None
     skipped, reason = message.skipped_steps_in_a_row, message.skip_reason
     has_never_updated = 0 < message.total_steps <= skipped
     return LearnerReport(
         signals=run_signals(message, age_s=0.0),
         phase=phase_from_message(message.phase),
-        ess_ratio=message.ess_ratio if message.HasField("ess_ratio") else None,
-        learning_rate_scale=scale,
+        ess_ratio=optional_field(message, "ess_ratio"),
+        learning_rate_scale=optional_field(message, "learning_rate_scale"),
         failure=message.failure,
         no_update=no_update_message(skipped, reason, has_never_updated=has_never_updated),
         has_never_updated=has_never_updated,

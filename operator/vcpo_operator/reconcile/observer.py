@@ -28,7 +28,7 @@ class View(Protocol):
     def run(self, key: RunKey) -> RunRecord | None:
         """Return a run; None when it does not exist."""
 
-    def observed(self, key: RunKey) -> ObservedState:
+    def observed_state(self, key: RunKey) -> ObservedState:
         """Return the objects of a run, except PodMonitors and the token's Secret."""
 
 
@@ -49,7 +49,7 @@ class Observer:
         Raises: ApiError.
         """
         key = record.key
-        watched, read_s = self._view.observed(key), memory.unwatched_read_s
+        watched, read_s = self._view.observed_state(key), memory.unwatched_read_s
         is_old = read_s is None or now_s - read_s >= _UNWATCHED_PERIOD_S
         if is_old or watched.lacks_reference:
             monitor = await self._executor.read(key, Kind.POD_MONITOR, key.name)

@@ -169,7 +169,7 @@ class Reconciler:
     async def _forget_run(self, record: RunRecord | None, key: RunKey) -> None:
         """Forget a deleted run, after one drain command to its learner."""
         is_first = record is not None and key in self._memories
-        if is_first and has_workers(self._view.observed(key)):
+        if is_first and has_workers(self._view.observed_state(key)):
             report = await self._signals.fetch_report(key, period_s=0.0)
             for action in on_delete_actions(report):
                 await self._executor.execute(key, action)

@@ -62,7 +62,7 @@ class _Connection:
     def last_known_report(self, now_s: float) -> LearnerReport | None:
         if self.report is None:
             return None
-        return replace(self.report.aged(now_s - self.received_s), is_silent=self.is_silent)
+        return replace(self.report.at_age(now_s - self.received_s), is_silent=self.is_silent)
 
 
 class LearnerConnections:

@@ -1,1 +1,1 @@
-"""What came of the cells: measures, choices, tables and figures. Pure but for `write_report`."""
+"""Results of the cells: measures, choices, tables, figures. Pure but for `write_study_report`."""

@@ -10,7 +10,7 @@ from statistics import fmean, median
 
 from vcpo.report.axis import round_ticks
 from vcpo.report.numbers import compact
-from vcpo.report.plot import Plot, Scale
+from vcpo.report.plot import AxisScale, Plot
 from vcpo_study.cells.records import CellRecord, StepRow
 from vcpo_study.results.measures import deepest_fall
 from vcpo_study.results.sheet import COLORS, colored_curve, draw_sheet
@@ -97,7 +97,7 @@ def _final(rows: Sequence[GridRow], colors: Mapping[str, str]) -> list[Plot]:
         means.append(colored_curve(mean, colors[method], bars=ranges, has_dots=True))
         worst.append(colored_curve(lowest, colors[method], has_dots=True))
     ticks = tuple((float(place), str(lag)) for place, lag in enumerate(lags))
-    x = Scale(low=-0.5, high=max(1, len(lags)) - 0.5, ticks=ticks, title="policy lag k")
+    x = AxisScale(low=-0.5, high=max(1, len(lags)) - 0.5, ticks=ticks, title="policy lag k")
     return [
         Plot(title="Final accuracy: mean, range of seeds", x=x, y=_unit(), curves=tuple(means)),
         Plot(title="Final accuracy: worst seed", x=x, y=_unit(), curves=tuple(worst)),
@@ -156,7 +156,7 @@ def _signal_plot(title: str, cells: Sequence[tuple[str, Sequence[_Points]]]) -> 
     return Plot(
         title=f"{title} ({count} cell{'s' if count != 1 else ''})",
         x=_steps_scale(-_STEPS_BEFORE, 0, "steps before the bottom of the fall"),
-        y=Scale(low=low, high=high, ticks=ticks),
+        y=AxisScale(low=low, high=high, ticks=ticks),
         curves=(*thin, *medians),
     )
 
@@ -169,12 +169,12 @@ def _by_step(curves: Iterable[_Points], merge: Callable[[list[float]], float]) -
     return [(at, merge(values)) for at, values in sorted(by_step.items())]
 
 
-def _steps_scale(low: float, high: float, title: str) -> Scale:
+def _steps_scale(low: float, high: float, title: str) -> AxisScale:
     ticks = round_ticks(low, high, about=5, whole=True)
-    return Scale(
+    return AxisScale(
         low=low, high=high, title=title, ticks=tuple((each, compact(each)) for each in ticks)
     )
 
 
-def _unit() -> Scale:
-    return Scale(low=0.0, high=1.0, ticks=tuple((n / 5, f"{n / 5:.1f}") for n in range(6)))
+def _unit() -> AxisScale:
+    return AxisScale(low=0.0, high=1.0, ticks=tuple((n / 5, f"{n / 5:.1f}") for n in range(6)))

@@ -14,7 +14,7 @@ from vcpo_study.cells.records import CellRecord
 from vcpo_study.results.alarms import AlarmQuality, alarm_quality
 from vcpo_study.results.figures import figures
 from vcpo_study.results.measures import FINAL_EVALUATIONS
-from vcpo_study.results.summary import GridRow, Headline, grid_rows, headline
+from vcpo_study.results.summary import GridRow, LagRobustness, grid_rows, lag_robustness
 from vcpo_study.results.tuning import TunedRate
 from vcpo_study.study import VCPOStudy
 
@@ -43,7 +43,7 @@ class ReportData:
     """Errors by the name of the cell."""
 
 
-def write_report(data: ReportData, folder: Path) -> Path:
+def write_study_report(data: ReportData, folder: Path) -> Path:
     """Write the report's files into a folder and return the path of the document."""
     rows = grid_rows(data.records)
     # The tuning cells count too: runs fall at learning rates that the grid does not use.
@@ -53,17 +53,17 @@ def write_report(data: ReportData, folder: Path) -> Path:
     (folder / FIGURES_FOLDER).mkdir(parents=True, exist_ok=True)
     for name, drawing in drawings.items():
         (folder / FIGURES_FOLDER / name).write_text(drawing, encoding="utf-8")
-    summary = json.dumps(summarize(data, rows, alarms), indent=1)
+    summary = json.dumps(study_summary(data, rows, alarms), indent=1)
     (folder / "results.json").write_text(summary + "\n", encoding="utf-8")
     document = folder / "results.md"
     document.write_text("\n".join(_document(data, rows, alarms)) + "\n", encoding="utf-8")
     return document
 
 
-def summarize(data: ReportData, rows: Sequence[GridRow], alarms: Alarms) -> dict[str, Any]:
+def study_summary(data: ReportData, rows: Sequence[GridRow], alarms: Alarms) -> dict[str, Any]:
     """Return the content of `results.json`: headline numbers first, then all rows."""
     spec = data.study.spec
-    subject = headline(spec.subject, rows)
+    subject = lag_robustness(spec.subject, rows)
     return {
         "study": data.study.metadata.name,
         "command": data.command,
@@ -74,7 +74,7 @@ def summarize(data: ReportData, rows: Sequence[GridRow], alarms: Alarms) -> dict
         "alarms": {level.value: asdict(quality) for level, quality in alarms.items()},
         "uncontrolled": None
         if spec.uncontrolled is None
-        else asdict(headline(spec.uncontrolled, rows)),
+        else asdict(lag_robustness(spec.uncontrolled, rows)),
         "cells": len(data.records),
         "failed_cells": sorted(data.failures),
         "grid": [asdict(row) for row in rows],
@@ -128,8 +128,8 @@ def _headlines(data: ReportData, rows: Sequence[GridRow]) -> Iterator[str]:
     yield f"| method | learning rate | {ratios} |"
     yield "|---|---|---|---|"
     for method in data.study.spec.methods:
-        found = headline(method.name, rows)
-        if found != Headline(k128_over_k0=None, steps_ratio_k32=None):
+        found = lag_robustness(method.name, rows)
+        if found != LagRobustness(k128_over_k0=None, steps_ratio_k32=None):
             rates = sorted({row.learning_rate for row in rows if row.method == method.name})
             cells = (
                 ", ".join(map(compact, rates)),

@@ -40,7 +40,7 @@ class GridRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Headline:
+class LagRobustness:
     """How much of its performance a method keeps on old data; None where the grid lacks a cell."""
 
     k128_over_k0: float | None
@@ -60,10 +60,10 @@ def grid_rows(records: Iterable[CellRecord]) -> list[GridRow]:
     return [_row(method, lag, group, cells) for (method, lag), group in cells.items()]
 
 
-def headline(method: str, rows: Sequence[GridRow]) -> Headline:
+def lag_robustness(method: str, rows: Sequence[GridRow]) -> LagRobustness:
     """Return the two headline numbers of a method."""
     by_lag = {row.lag: row for row in rows if row.method == method}
-    return Headline(
+    return LagRobustness(
         k128_over_k0=_ratio(by_lag, FAR_LAG, lambda row: row.final_accuracy_mean),
         steps_ratio_k32=_ratio(by_lag, NEAR_LAG, lambda row: row.steps_to_target),
     )

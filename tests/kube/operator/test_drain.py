@@ -90,7 +90,7 @@ async def test_an_operator_that_comes_later_goes_on_with_the_wait(operator):
 
 
 async def test_a_learner_that_is_gone_keeps_no_run_from_its_rest(operator):
-    operator.connections.report = replace(operator.connections.report.aged(1.0), is_silent=True)
+    operator.connections.report = replace(operator.connections.report.at_age(1.0), is_silent=True)
     await operator.edit(suspend=True)
     await operator.settle()
     assert operator.connections.drains == []
@@ -101,7 +101,7 @@ async def test_a_learner_that_dies_while_it_drains_keeps_no_run_from_its_rest(op
     operator.connections.in_flight_after_drain = 3
     await operator.edit(suspend=True)
     await operator.settle()
-    operator.connections.report = replace(operator.connections.report.aged(1.0), is_silent=True)
+    operator.connections.report = replace(operator.connections.report.at_age(1.0), is_silent=True)
     await operator.settle()
     assert await at_work(operator) == (0, 0)
 

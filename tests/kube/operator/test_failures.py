@@ -179,7 +179,8 @@ async def test_a_learner_that_gave_up_does_not_fail_the_attempt_after_it(operato
     assert (await condition(operator, "Failed"))[:2] == ("False", "NotFailed")
     assert "demo-learner-0" not in await pods(operator)
     await operator.client.delete(f"{PODS}/demo-learner-0", {"gracePeriodSeconds": 0})
-    operator.connections.report = operator.connections.report.aged(1.0)  # until the new one answers
+    # The report is not fresh until the new learner answers.
+    operator.connections.report = operator.connections.report.at_age(1.0)
     operator.now_s += 1.0
     await operator.settle()
     assert "demo-learner-0" in await pods(operator)

@@ -123,7 +123,7 @@ async def test_old_signals_move_nothing(operator):
     await operator.create(rollouts=[GROUP])
     operator.connections.report = report(learner_idle_ratio=0.6, ready_workers={"main": 1})
     await operator.settle()
-    operator.connections.report = operator.connections.report.aged(3600.0)
+    operator.connections.report = operator.connections.report.at_age(3600.0)
     operator.now_s += 3600.0
     await operator.settle()
     assert await operator.replicas() == 1

@@ -82,8 +82,9 @@ def test_a_starving_run_grows_and_says_why():
     decision, _ = decide(DEFAULTS, STATE, seen, NOW_S)
     assert decision.replicas == {"main": 4}
     assert decision.condition(ConditionType.LEARNER_FED).reason is Reason.SCALING_UP
+    change = "Rollout group 'main' 2 -> 4 workers"
     assert decision.reasons == (
-        "Rollout group 'main' 2 -> 4: the learner waited 50.0% of the time at 3 trajectories/s.",
+        f"{change}: the learner waited 50.0% of the time at 3 trajectories/s.",
     )
 
 
@@ -91,7 +92,7 @@ def test_a_sick_run_tightens_and_says_why():
     decision, _ = decide(DEFAULTS, STATE, signals(ess_ratio_mean=0.04), NOW_S)
     assert decision.admission_lag_steps == 2
     assert decision.reasons == (
-        "Admission lag 4 -> 2: the ESS ratio is 5.0% of the on-policy ratio.",
+        "Admission lag 4 -> 2 versions: the ESS ratio is 5.0% of the on-policy ratio.",
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from vcpo.metrics import Kind, Metric, catalogue
+from vcpo.metrics import Metric, MetricKind, catalogue
 
 Rule = Callable[[Metric], bool]
 
@@ -32,11 +32,11 @@ def is_lower_snake_case_with_the_prefix(metric: Metric) -> bool:
 
 
 def ends_in_total_if_and_only_if_it_is_a_counter(metric: Metric) -> bool:
-    return metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
+    return metric.name.endswith("_total") == (metric.kind is MetricKind.COUNTER)
 
 
 def is_named_in_base_units_and_without_its_type(metric: Metric) -> bool:
-    return not set(metric.name.split("_")) & (NOT_BASE_UNITS | {kind.value for kind in Kind})
+    return not set(metric.name.split("_")) & (NOT_BASE_UNITS | {kind.value for kind in MetricKind})
 
 
 def leaves_the_suffixes_of_histograms_to_the_client(metric: Metric) -> bool:
@@ -55,19 +55,21 @@ def has_labels_of_bounded_words(metric: Metric) -> bool:
 
 def has_ascending_buckets_if_and_only_if_it_is_a_histogram(metric: Metric) -> bool:
     ascending = list(metric.buckets) == sorted(set(metric.buckets))
-    return ascending and bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
+    return ascending and bool(metric.buckets) == (metric.kind is MetricKind.HISTOGRAM)
 
 
 def waits_for_a_first_value_only_as_a_gauge_without_labels(metric: Metric) -> bool:
-    return not metric.absent_until_set or (metric.kind, metric.labels) == (Kind.GAUGE, ())
+    return not metric.absent_until_set or (metric.kind, metric.labels) == (MetricKind.GAUGE, ())
 
 
-GAUGE = Metric(name="vcpo_queue_tokens", kind=Kind.GAUGE, help="Tokens that wait in the queue.")
+GAUGE = Metric(
+    name="vcpo_queue_tokens", kind=MetricKind.GAUGE, help="Tokens that wait in the queue."
+)
 COUNTEREXAMPLES: list[tuple[Rule, Metric]] = [
     (is_lower_snake_case_with_the_prefix, replace(GAUGE, name="queue_tokens")),
     (is_lower_snake_case_with_the_prefix, replace(GAUGE, name="vcpo_Queue")),
     (ends_in_total_if_and_only_if_it_is_a_counter, replace(GAUGE, name="vcpo_tokens_total")),
-    (ends_in_total_if_and_only_if_it_is_a_counter, replace(GAUGE, kind=Kind.COUNTER)),
+    (ends_in_total_if_and_only_if_it_is_a_counter, replace(GAUGE, kind=MetricKind.COUNTER)),
     (is_named_in_base_units_and_without_its_type, replace(GAUGE, name="vcpo_wait_ms")),
     (is_named_in_base_units_and_without_its_type, replace(GAUGE, name="vcpo_queue_gauge")),
     (leaves_the_suffixes_of_histograms_to_the_client, replace(GAUGE, name="vcpo_queue_count")),
@@ -77,7 +79,7 @@ COUNTEREXAMPLES: list[tuple[Rule, Metric]] = [
     (has_ascending_buckets_if_and_only_if_it_is_a_histogram, replace(GAUGE, buckets=(1.0, 2.0))),
     (
         has_ascending_buckets_if_and_only_if_it_is_a_histogram,
-        replace(GAUGE, kind=Kind.HISTOGRAM, buckets=(2.0, 1.0)),
+        replace(GAUGE, kind=MetricKind.HISTOGRAM, buckets=(2.0, 1.0)),
     ),
     (
         waits_for_a_first_value_only_as_a_gauge_without_labels,

@@ -3,7 +3,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from vcpo.report.chart import SMALL, Chart, Horizon, Mark, Series, Style, draw, plot_of
+from vcpo.report.chart import SMALL, Chart, Horizon, Mark, Series, SeriesStyle, draw_chart, plot_of
 from vcpo.report.plot import Size
 from vcpo.report.readout import readout_of
 from vcpo.report.series import points
@@ -12,7 +12,7 @@ SIZE = Size(width=120, height=130, left=10, right=10, top=10, bottom=20)
 """The plot area is 100 by 100 pixels, from (10, 10) to (110, 110)."""
 
 
-def chart_of(pairs, *, marks=(), style=Style.LINE, label="reward", **changes):
+def chart_of(pairs, *, marks=(), style=SeriesStyle.LINE, label="reward", **changes):
     steps = [int(x) for x, _ in pairs] or [0]
     fields = {
         "name": "reward",
@@ -33,49 +33,49 @@ def paths_of(svg, name):
 
 def test_values_are_drawn_where_the_axes_say():
     chart = chart_of([(0, 0.0), (10, 1.0)], y_low=0.0, y_high=2.0)
-    assert paths_of(draw(chart, SIZE), "ink-main") == ["M10 110L110 60"]
+    assert paths_of(draw_chart(chart, SIZE), "ink-main") == ["M10 110L110 60"]
 
 
 def test_a_gap_interrupts_the_line():
     chart = chart_of([(0, 0), (1, 1), (2, None), (3, 1), (4, 0)], y_low=0.0, y_high=1.0)
-    assert paths_of(draw(chart, SIZE), "ink-main") == ["M10 110L35 10M85 10L110 110"]
+    assert paths_of(draw_chart(chart, SIZE), "ink-main") == ["M10 110L35 10M85 10L110 110"]
 
 
 def test_a_lone_point_is_drawn_as_a_dot():
     chart = chart_of([(0, 0), (1, None), (2, 1)], y_low=0.0, y_high=1.0)
-    assert paths_of(draw(chart, SIZE), "ink-main") == ["M10 110h0M110 10h0"]
+    assert paths_of(draw_chart(chart, SIZE), "ink-main") == ["M10 110h0M110 10h0"]
 
 
 def test_every_evaluation_has_its_spot():
-    svg = draw(chart_of([(0, 0.1), (25, 0.4), (50, 0.5)], style=Style.DOTS))
+    svg = draw_chart(chart_of([(0, 0.1), (25, 0.4), (50, 0.5)], style=SeriesStyle.DOTS))
     assert len(list(ET.fromstring(svg).iter("circle"))) == 3
 
 
 def test_an_empty_chart_says_so():
-    assert "no data yet" in draw(chart_of([]))
-    assert "no data yet" in draw(chart_of([(1, None), (2, float("nan"))]))
+    assert "no data yet" in draw_chart(chart_of([]))
+    assert "no data yet" in draw_chart(chart_of([(1, None), (2, float("nan"))]))
 
 
 def test_a_chart_with_data_does_not_claim_to_be_empty():
-    assert "no data yet" not in draw(chart_of([(1, 0.5)]))
+    assert "no data yet" not in draw_chart(chart_of([(1, 0.5)]))
 
 
 @pytest.mark.parametrize("num_points", [0, 1, 2, 10_000])
 def test_any_number_of_points_makes_well_formed_svg_without_stray_numbers(num_points):
-    svg = draw(chart_of([(step, step * 0.1) for step in range(1, num_points + 1)]), SMALL)
+    svg = draw_chart(chart_of([(step, step * 0.1) for step in range(1, num_points + 1)]), SMALL)
     assert ET.fromstring(svg).tag == "svg"
     assert not re.search(r"\b(nan|inf|None)\b", svg)
 
 
 def test_ten_thousand_points_are_thinned_to_what_a_screen_can_show():
     chart = chart_of([(step, step % 7) for step in range(10_000)])
-    (line,) = paths_of(draw(chart), "ink-main")
+    (line,) = paths_of(draw_chart(chart), "ink-main")
     assert line.count(" ") <= 2 * 500
 
 
 def test_events_are_marked_below_the_chart_and_described_in_words():
     marks = (Mark(step=5, label="step 5 skipped: <b>loss</b> is not finite"),)
-    svg = draw(chart_of([(0, 1), (10, 2)], marks=marks), SIZE)
+    svg = draw_chart(chart_of([(0, 1), (10, 2)], marks=marks), SIZE)
     assert paths_of(svg, "mark") == ["M60 110l-4 7h8z"]
     assert "step 5 skipped: &lt;b&gt;loss" in svg
 
@@ -83,11 +83,11 @@ def test_events_are_marked_below_the_chart_and_described_in_words():
 def test_marks_on_the_same_pixel_are_drawn_once():
     marks = tuple(Mark(step=step, label="skipped") for step in range(0, 10_000, 2))
     chart = chart_of([(0, 1), (10_000, 2)], marks=marks)
-    assert len(paths_of(draw(chart, SIZE), "mark")) <= 1001
+    assert len(paths_of(draw_chart(chart, SIZE), "mark")) <= 1001
 
 
 def test_a_hostile_title_stays_inside_its_attribute():
-    svg = draw(chart_of([(1, 1)], title='"><script>alert(1)</script>'))
+    svg = draw_chart(chart_of([(1, 1)], title='"><script>alert(1)</script>'))
     assert "<script" not in svg
     assert ET.fromstring(svg).get("aria-label").startswith('"><script>')
 

@@ -4,7 +4,7 @@ import pytest
 
 from vcpo.records.journal import Metrics
 from vcpo.records.step_record import CHARTS
-from vcpo.report.chart import Style
+from vcpo.report.chart import SeriesStyle
 from vcpo.report.figures import detail_charts, main_charts
 
 
@@ -77,7 +77,7 @@ def test_a_step_without_a_number_is_a_gap_and_a_mark(run, metrics_of):
 def test_a_long_noisy_curve_gets_a_trend_in_front(run, metrics_of):
     metrics = metrics_of(*({"step": step, "reward_mean": step % 2} for step in range(1, 41)))
     raw, trend, _ = charts_by_name(run, metrics)["reward"].series
-    assert (raw.style, trend.style) == (Style.RAW, Style.LINE)
+    assert (raw.style, trend.style) == (SeriesStyle.RAW, SeriesStyle.LINE)
     assert trend.points[20].y == pytest.approx(3 / 5)  # three of the steps 19 to 23 are odd
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from tests.fixtures.learner.dispatcher import ManualClock
 from tests.fixtures.study import cell
 from vcpo_study.cells.pool import Outcome
-from vcpo_study.progress import Progress
+from vcpo_study.progress import StudyProgress
 
 
 def test_the_rest_takes_as_long_for_each_cell_as_it_took_so_far():
     clock = ManualClock()
-    progress = Progress("grid", total=10, kept=4, jobs=2, clock=clock)
+    progress = StudyProgress("grid", total=10, kept=4, jobs=2, clock=clock)
     assert progress.opening_line() == "grid: 10 cells, 4 of them finished before, 2 at a time"
     clock.advance(30)
     line = progress.outcome_line(Outcome(cell=cell(), error=None))
@@ -18,7 +18,7 @@ def test_the_rest_takes_as_long_for_each_cell_as_it_took_so_far():
 
 
 def test_a_failed_cell_is_reported_with_its_error():
-    progress = Progress("grid", total=2, kept=0, jobs=1, clock=ManualClock())
+    progress = StudyProgress("grid", total=2, kept=0, jobs=1, clock=ManualClock())
     lines = progress.outcome_line(Outcome(cell=cell(), error="Oops\n")).splitlines()
     assert "1 failed" in lines[0]
     assert lines[0].endswith("vcpo-k0-lr0.0001-s1 FAILED")

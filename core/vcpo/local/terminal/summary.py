@@ -8,7 +8,7 @@ from typing import Any
 from vcpo.records.journal import Metrics, read_metrics
 
 
-def summarize(run_dir: Path) -> dict[str, Any]:
+def run_summary(run_dir: Path) -> dict[str, Any]:
     """Return the summary of a run from its records; a value without records is None.
 
     Accuracies are those of the first and the last evaluation. `trajectories` has the counts at the

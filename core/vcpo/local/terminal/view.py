@@ -142,7 +142,7 @@ class RichView:
             Text(f"· {message}", style="dim", no_wrap=True, overflow="ellipsis")
             for message in self._events
         ]
-        self._live.update(_framed(self._view, Group(*parts)), refresh=True)
+        self._live.update(_panel(self._view, Group(*parts)), refresh=True)
 
 
 class PlainView:
@@ -243,7 +243,7 @@ def _age(view: RunView) -> list[str]:
     return [f"the learner has not answered for {age}: the numbers are {age} old"]
 
 
-def _framed(view: RunView | None, body: RenderableType) -> Panel:
+def _panel(view: RunView | None, body: RenderableType) -> Panel:
     if view is None:
         return Panel(body, border_style="dim")
     title = Text.assemble((f"{_printable(view.run_name)} ", "bold"), _printable(view.phase))

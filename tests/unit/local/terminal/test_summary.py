@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fixtures.records import EVALUATION, STEP
-from vcpo.local.terminal.summary import summarize
+from vcpo.local.terminal.summary import run_summary
 from vcpo.records.journal import Journal
 
 
@@ -21,7 +21,7 @@ def summary(tmp_path) -> dict[str, object]:
     counts = {"consumed": 112, "buffered": 4, "weight_updates_in_flight": 5}
     journal.step(replace(STEP, step=3, ess_ratio=0.25, lag_mean=0.5, lag_max=2, **counts))
     journal.evaluation(replace(EVALUATION, step=3, accuracy=0.875))
-    return summarize(tmp_path)
+    return run_summary(tmp_path)
 
 
 def test_accuracies_are_those_of_the_first_and_last_evaluation(summary):
@@ -64,6 +64,6 @@ def test_the_report_lies_in_the_runs_directory(summary, tmp_path):
 
 
 def test_a_run_without_records_has_an_empty_summary(tmp_path):
-    summary = summarize(tmp_path)
+    summary = run_summary(tmp_path)
     assert (summary["steps"], summary["workers"], summary["accuracy_after"]) == (0, 0, None)
     assert summary["ess_ratio_min"] is summary["policy_lag_max"] is None

@@ -96,7 +96,7 @@ def test_steps_are_taken_with_workers_that_the_learner_hears_of_whatever_their_p
 def test_who_was_not_heard_of_lately_waits_for_its_probe(silent_s: float, age_s: float):
     starting = pod("demo-rollout-main-x", ready=False)
     workers = {starting.name: WorkerReport(in_flight=1, silent_s=silent_s)}
-    heard = report(workers=workers).aged(age_s)
+    heard = report(workers=workers).at_age(age_s)
     assert brief(found(LEARNER, starting, report=heard)["RolloutsReady"])[1] == "BelowMinimum"
 
 

@@ -67,8 +67,8 @@ def test_a_learner_with_work_under_way_is_waited_for():
     "said",
     [
         pytest.param(None, id="it never answered"),
-        pytest.param(dataclasses.replace(report().aged(2.0), is_silent=True), id="it is gone"),
-        pytest.param(report().aged(61.0), id="its signals are older than a minute"),
+        pytest.param(dataclasses.replace(report().at_age(2.0), is_silent=True), id="it is gone"),
+        pytest.param(report().at_age(61.0), id="its signals are older than a minute"),
         pytest.param(report(phase=RunPhase.DRAINING, in_flight=0), id="nothing is under way"),
         pytest.param(report(phase=RunPhase.FAILED), id="it has failed"),
     ],

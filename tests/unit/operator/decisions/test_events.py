@@ -102,8 +102,8 @@ def test_a_move_of_the_control_loop_is_an_event():
     before = dataclasses.replace(ready, groups=(two,), admission_lag_steps=8)
     after = dataclasses.replace(ready, groups=(three,), admission_lag_steps=4)
     assert [(event["reason"], event["message"]) for event in events(before, after)] == [
-        ("Scaled", "Rollout group 'main': 2 -> 3 workers."),
-        ("Throttled", "Admission lag: 8 -> 4."),
+        ("Scaled", "Rollout group 'main' 2 -> 3 workers."),
+        ("Throttled", "Admission lag 8 -> 4 versions."),
     ]
 
 

@@ -16,7 +16,7 @@ from vcpo_operator.decisions.lifecycle import (
     cleanup,
     is_past_time_to_live,
     judge,
-    next_deadline_s,
+    next_phase_change_s,
     starts_new_attempt,
 )
 from vcpo_operator.decisions.status_model import Restarts, RunStatus, StatusCondition
@@ -145,17 +145,17 @@ def test_an_end_that_was_written_down_is_for_ever(kind: str, phase: LifecyclePha
 def test_the_next_reconciliation_is_at_the_first_deadline():
     spec = make_run(activeDeadlineSeconds=500, startupDeadlineSeconds=100).spec
     running = RunVerdict(phase=LifecyclePhase.RUN)
-    assert next_deadline_s(spec, started(first_step_s=None), running) == START_S + 100
-    assert next_deadline_s(spec, started(), running) == START_S + 500
+    assert next_phase_change_s(spec, started(first_step_s=None), running) == START_S + 100
+    assert next_phase_change_s(spec, started(), running) == START_S + 500
     waiting = started(admission_s=None)
-    assert next_deadline_s(spec, waiting, running) is None
+    assert next_phase_change_s(spec, waiting, running) is None
     patient = make_run(pendingDeadlineSeconds=90).spec
-    assert next_deadline_s(patient, waiting, running) == START_S + 90
+    assert next_phase_change_s(patient, waiting, running) == START_S + 90
 
 
 def test_a_resting_run_has_no_deadline():
     spec = make_run(activeDeadlineSeconds=500, suspend=True).spec
-    assert next_deadline_s(spec, started(), RunVerdict(phase=LifecyclePhase.SUSPEND)) is None
+    assert next_phase_change_s(spec, started(), RunVerdict(phase=LifecyclePhase.SUSPEND)) is None
 
 
 def test_an_ended_run_lives_as_long_as_it_is_given():
@@ -163,7 +163,7 @@ def test_an_ended_run_lives_as_long_as_it_is_given():
     status = recorded("Complete")
     assert not is_past_time_to_live(spec, status, 2_059.0)
     assert is_past_time_to_live(spec, status, 2_060.0)
-    assert next_deadline_s(spec, status, RunVerdict(phase=LifecyclePhase.COMPLETE)) == 2_060.0
+    assert next_phase_change_s(spec, status, RunVerdict(phase=LifecyclePhase.COMPLETE)) == 2_060.0
 
 
 def test_an_ended_run_without_a_time_to_live_stays():

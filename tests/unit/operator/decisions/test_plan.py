@@ -244,12 +244,12 @@ def test_the_learner_is_sent_a_limit_that_it_does_not_have():
 
 def test_an_old_report_tells_nobody_anything():
     state, cluster = desired(decided=decision(lag=4, main=2)), settled(desired())
-    assert planned(state, cluster, report=report().aged(5.0)) == []
+    assert planned(state, cluster, report=report().at_age(5.0)) == []
 
 
 def test_a_report_is_acted_on_once_however_long_ago_it_was_scraped():
     state, cluster = desired(decided=decision(lag=4, main=2)), settled(desired())
-    scraped = dataclasses.replace(report().aged(5.0), is_fresh=True)
+    scraped = dataclasses.replace(report().at_age(5.0), is_fresh=True)
     told = plan(state, cluster.observed, applied=cluster.applied, report=scraped)
     assert told == (Throttle(admission_lag_steps=4, reason="because"),)
 

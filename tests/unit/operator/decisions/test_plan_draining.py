@@ -28,7 +28,7 @@ def test_a_learner_that_drains_is_not_asked_again():
 
 def test_a_learner_is_asked_to_drain_on_fresh_signals_alone():
     resting = desired(LifecyclePhase.SUSPEND, draining=WAITING)
-    assert planned(resting, settled(desired()), report=report().aged(1.0)) == []
+    assert planned(resting, settled(desired()), report=report().at_age(1.0)) == []
 
 
 def test_a_draining_learner_does_not_wait_for_workers_that_are_gone():

@@ -69,13 +69,13 @@ def test_a_learner_that_trains_is_asked_now_and_then():
 
 def test_what_was_said_before_the_start_does_not_count():
     before = RunStatus(start_s=90.0)
-    assert report_of_this_run(report().aged(11.0), before, LEARNER, now_s=100.0) is None
-    assert report_of_this_run(report().aged(10.0), before, LEARNER, now_s=100.0) is not None
+    assert report_of_this_run(report().at_age(11.0), before, LEARNER, now_s=100.0) is None
+    assert report_of_this_run(report().at_age(10.0), before, LEARNER, now_s=100.0) is not None
 
 
 def test_what_is_said_while_the_learner_is_waited_for_counts():
     waiting = RunStatus(drain_s=95.0)
-    assert report_of_this_run(report().aged(11.0), waiting, LEARNER, now_s=100.0) is not None
+    assert report_of_this_run(report().at_age(11.0), waiting, LEARNER, now_s=100.0) is not None
 
 
 def test_the_failure_of_a_learner_that_is_on_its_way_out_is_that_of_an_attempt_before():
@@ -90,5 +90,5 @@ def test_a_failure_counts_when_it_is_heard_and_not_when_it_is_remembered():
     failed = report(phase=RunPhase.FAILED)
     started = RunStatus(start_s=90.0)
     assert report_of_this_run(failed, started, LEARNER, now_s=100.0) is failed
-    assert report_of_this_run(failed.aged(1.0), started, LEARNER, now_s=100.0) is None
-    assert report_of_this_run(report().aged(1.0), started, LEARNER, now_s=100.0) is not None
+    assert report_of_this_run(failed.at_age(1.0), started, LEARNER, now_s=100.0) is None
+    assert report_of_this_run(report().at_age(1.0), started, LEARNER, now_s=100.0) is not None

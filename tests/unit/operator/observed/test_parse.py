@@ -13,7 +13,7 @@ from vcpo_operator.observed.parse import (
     parse_group,
     parse_learner,
     parse_pod,
-    parse_run,
+    parse_run_record,
 )
 
 
@@ -93,7 +93,7 @@ def test_the_order_of_arrival_does_not_matter():
 
 
 def test_a_run_keeps_spec_and_status_as_they_are_stored():
-    record = parse_run(body(spec={"steps": 3}, status={"step": 1}))
+    record = parse_run_record(body(spec={"steps": 3}, status={"step": 1}))
     assert (record.key, record.spec, record.status) == (
         RunKey("ml", "demo-rollout-main"),
         {"steps": 3},

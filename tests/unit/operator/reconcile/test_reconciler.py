@@ -88,7 +88,7 @@ async def test_a_low_ess_throttles_the_learner(operator: ReconcilerFixture):
 async def test_a_silent_learner_holds_everything(operator: ReconcilerFixture):
     operator.create_run(rollouts=ROLLOUTS)
     await operator.settle()
-    operator.connections.report = report(learner_idle_ratio=1.0, step=50).aged(61.0)
+    operator.connections.report = report(learner_idle_ratio=1.0, step=50).at_age(61.0)
     operator.now_s += 3600.0
     await operator.settle()
     assert operator.replicas() == 2
@@ -113,7 +113,7 @@ async def test_the_end_of_an_earlier_run_of_the_same_name_does_not_end_this_one(
 ):
     operator.create_run(rollouts=ROLLOUTS)
     await operator.settle()
-    operator.connections.report = report(step=10, phase=RunPhase.COMPLETE).aged(1.0)
+    operator.connections.report = report(step=10, phase=RunPhase.COMPLETE).at_age(1.0)
     await operator.settle()
     assert operator.condition("Complete") == ("False", "NotFinished")
     operator.now_s += 60.0

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tests.fixtures.study import record, study
-from vcpo.report.plot import Plot, Scale
+from vcpo.report.plot import AxisScale, Plot
 from vcpo_study.results.figures import figures
 from vcpo_study.results.sheet import COLORS, colored_curve, draw_sheet
 from vcpo_study.results.summary import grid_rows
@@ -68,7 +68,7 @@ def test_a_study_without_a_cell_is_drawn_empty(name):
 
 
 def test_values_stand_where_the_axes_say():
-    scale = Scale(low=0.0, high=1.0, ticks=())
+    scale = AxisScale(low=0.0, high=1.0, ticks=())
     curve = colored_curve([(0.0, 0.0), (1.0, 1.0)], "#000", bars=((0.5, 0.0, 1.0),), has_dots=True)
     plot = Plot(title="<t>", x=scale, y=scale, curves=(curve,))
     figure = ET.fromstring(draw_sheet([plot], [], columns=1, about="a & b"))

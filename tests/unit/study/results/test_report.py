@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.fixtures.study import record, study_document
-from vcpo_study.results.report import ReportData, write_report
+from vcpo_study.results.report import ReportData, write_study_report
 from vcpo_study.results.tuning import tuned_rates
 
 RECORDS = [
@@ -32,7 +32,7 @@ def written(tmp_path):
         tuned=tuned_rates(TUNING),
         failures={"plain-k32-lr0.001-s1": "Traceback\nValueError: no luck\n"},
     )
-    write_report(data, tmp_path)
+    write_study_report(data, tmp_path)
     return tmp_path
 
 

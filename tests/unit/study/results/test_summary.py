@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tests.fixtures.study import record
-from vcpo_study.results.summary import grid_rows, headline
+from vcpo_study.results.summary import grid_rows, lag_robustness
 
 
 def row_of(*records):
@@ -38,7 +38,7 @@ def test_the_target_is_95_percent_of_the_methods_own_final_accuracy_at_lag_0():
         [record(lag=0, accuracies=[0, 0.8, 0.8, 0.8]), record(lag=32, accuracies=[0, 0.72, 0.8])]
     )
     assert [row.steps_to_target for row in rows] == pytest.approx([9.5, 15.0])
-    assert headline("vcpo", rows).steps_ratio_k32 == pytest.approx(15.0 / 9.5)
+    assert lag_robustness("vcpo", rows).steps_ratio_k32 == pytest.approx(15.0 / 9.5)
 
 
 def test_the_median_seed_stands_for_all_and_one_that_never_gets_there_is_infinite():
@@ -53,16 +53,16 @@ def test_the_median_seed_stands_for_all_and_one_that_never_gets_there_is_infinit
 def test_a_target_that_most_seeds_miss_has_no_steps_and_no_ratio():
     rows = grid_rows([record(lag=0, accuracies=[0, 1]), record(lag=32, accuracies=[0, 0.1])])
     assert rows[1].steps_to_target is None
-    assert headline("vcpo", rows).steps_ratio_k32 is None
+    assert lag_robustness("vcpo", rows).steps_ratio_k32 is None
 
 
 def test_what_is_kept_at_lag_128_is_a_share_of_the_accuracy_at_lag_0():
     rows = grid_rows([record(lag=0, accuracies=[0.8]), record(lag=128, accuracies=[0.6])])
-    assert headline("vcpo", rows).k128_over_k0 == pytest.approx(0.75)
+    assert lag_robustness("vcpo", rows).k128_over_k0 == pytest.approx(0.75)
 
 
 def test_without_a_synchronous_cell_there_is_nothing_to_compare_with():
     rows = grid_rows([record(lag=32), record(lag=128)])
-    found = headline("vcpo", rows)
+    found = lag_robustness("vcpo", rows)
     assert (found.k128_over_k0, found.steps_ratio_k32) == (None, None)
     assert rows[0].steps_to_target is None
