@@ -34,10 +34,11 @@ def second_moment_mask(log_ratios: Tensor, bound: float, *, keeps_one: bool = Fa
     Returns: [n] bool. Of equal log ratios the later ones are dropped first.
     """
     if log_ratios.numel() == 0:
-        return torch.zeros(0, dtype=torch.bool)
+        return torch.zeros_like(log_ratios, dtype=torch.bool)
     order = log_ratios.abs().sort(stable=True).indices
     squares = log_ratios[order].square()
-    means = squares.cumsum(dim=0) / torch.arange(1, len(squares) + 1, dtype=squares.dtype)
+    counts = torch.arange(1, len(squares) + 1, dtype=squares.dtype, device=squares.device)
+    means = squares.cumsum(dim=0) / counts
     is_within = means < bound if keeps_one else means <= bound
     # Means of the smallest ones rise with their number, so those within come first.
     count = max(int(is_within.sum()), int(keeps_one))
@@ -57,11 +58,12 @@ def second_moment_band(log_ratios: Tensor, bound: float) -> Band:
     count = len(squares)
     if count == 0 or float(squares.mean()) <= bound:
         return Band(low=0.0, high=math.inf)
-    below = torch.cat([squares.new_zeros(1), squares.cumsum(dim=0)])
-    for index in range(count):
+    # As plain numbers: reading them one by one would wait for the device at each.
+    sums: list[float] = squares.cumsum(dim=0).tolist()
+    for index, (own, below) in enumerate(zip(squares.tolist(), [0.0, *sums], strict=False)):
         # With the first `index` uncut: below + (count - index) tau^2 = count * bound.
-        square = (count * bound - float(below[index])) / (count - index)
-        if square <= float(squares[index]):
+        square = (count * bound - below) / (count - index)
+        if square <= own:
             tau = math.sqrt(max(square, 0.0))
             return Band(low=math.exp(-tau), high=math.exp(tau))
     raise AssertionError("the uncut mean square is above the bound, so one index must be the root")
