@@ -12,12 +12,13 @@ HELD = HeldPolicy(incarnation="now", policy_version=0)
 class FailingLearner(work_pb2_grpc.WorkServiceServicer, policy_pb2_grpc.PolicyServiceServicer):
     """Fails each call with the next of its failures, and succeeds when there are none left.
 
-    lease_s: how long a lease that succeeds takes; the failures before it have arrived by then.
+    Once it has no failure left, a call of `Lease` waits for the event `succeeds`.
     """
 
-    def __init__(self, *failures, lease_s=0.0):
+    def __init__(self, *failures):
         self.failures = list(failures)
-        self.lease_s = lease_s
+        self.succeeds = asyncio.Event()
+        self.succeeds.set()
         self.requests = []
 
     def _met(self, request):
@@ -27,7 +28,7 @@ class FailingLearner(work_pb2_grpc.WorkServiceServicer, policy_pb2_grpc.PolicySe
 
     async def Lease(self, request, context):  # noqa: N802 - named by the contract
         self._met(request)
-        await asyncio.sleep(self.lease_s)
+        await self.succeeds.wait()
         return work_pb2.LeaseResponse(
             phase=work_pb2.RUN_PHASE_DRAINING, retry_after_seconds=0.25, leases=[work_pb2.Lease()]
         )

@@ -106,10 +106,20 @@ async def test_pauses_double_up_to_five_seconds_and_are_jittered():
 
 
 async def test_an_outage_is_two_lines_of_the_log_however_many_calls_it_meets(caplog):
-    failing = FailingLearner(*[trouble(StatusCode.UNAVAILABLE)] * 30, lease_s=0.5)
+    failing = FailingLearner(*[trouble(StatusCode.UNAVAILABLE)] * 30)
+    # The outage would end too early with a success that arrives before the last failure.
+    failing.succeeds.clear()
+    num_pauses = 0
+
+    async def pause(seconds):
+        nonlocal num_pauses
+        num_pauses += 1
+        if num_pauses == 30:
+            failing.succeeds.set()
+
     with caplog.at_level(logging.INFO, logger="vcpo_rollout"):
         async with calling(failing) as channel:
-            learner = learner_at(channel)
+            learner = learner_at(channel, retries=Retries(pause))
             lease = partial(learner.lease, held=HELD, max_trajectories=4, wait_s=0)
             await asyncio.gather(*(lease() for _ in range(10)))
             await lease()
