@@ -15,11 +15,14 @@ import torch
 
 from tests.fixtures.rollout.worker import FakeEnvironment, eventually, learner_fixture, working
 from vcpo.wire.failures import FailureCause
+from vcpo.wire.phase import RunPhase
+from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.generation.environment_pool import (
     EnvironmentFailedError,
     EnvironmentThreads,
     check_reward,
 )
+from vcpo_rollout.transport.learner_client import HeldPolicy, LeaseResult
 
 TASK = """\
 import json
@@ -161,25 +164,45 @@ def test_what_is_no_number_is_no_reward(value):
     assert caught.value.failure.cause is FailureCause.TYPE
 
 
+class EndlessLeases:
+    """A learner that grants a prompt to each request, and counts the failed ones."""
+
+    def __init__(self):
+        self.num_granted = 0
+        self.num_failed = 0
+
+    async def newest_policy(self, held, *, wait_s):
+        await asyncio.Event().wait()
+
+    async def lease(self, **request):
+        lease = work_pb2.Lease(
+            lease_id=str(self.num_granted), split=work_pb2.SPLIT_TRAIN, num_trajectories=2
+        )
+        self.num_granted += 1
+        return LeaseResult(leases=(lease,), phase=RunPhase.RUNNING, retry_after_s=60)
+
+    async def report_failure(self, lease_id, failure):
+        self.num_failed += 1
+
+    async def release_all(self):
+        pass
+
+
 async def test_the_log_tells_each_failure_once_with_its_traceback(caplog):
-    async with learner_fixture(
-        failurePolicy={"maxFailuresInARow": 10_000}, lease={"maxAttempts": 100}
-    ) as fixture:
+    async with learner_fixture() as fixture:
         fixture.environment.reward_of = lambda: {}["answer"]
-        fixture.publish(0)
-        waits = []
+        learner, waits = EndlessLeases(), []
 
         async def sleep(seconds):
-            if seconds > 5.0:  # until a lease runs out
-                await asyncio.Event().wait()
             waits.append(seconds)
             await asyncio.sleep(0)
 
-        worker = fixture.worker()
+        worker = fixture.worker(learner=learner)
         worker._parts = replace(worker._parts, sleep=sleep)
+        worker._parts.receiver.held = HeldPolicy(incarnation="now", policy_version=0)
         with caplog.at_level(logging.WARNING):
             async with working(worker):
-                await eventually(lambda: fixture.dispatcher.failures.in_a_row >= 250)
+                await eventually(lambda: learner.num_failed >= 250)
     lines = [record for record in caplog.records if " failed: " in record.message]
     assert [bool(record.exc_info) for record in lines] == [True, *[False] * (len(lines) - 1)]
     assert [record.message.rpartition("; ")[2] for record in lines[1:3]] == [
