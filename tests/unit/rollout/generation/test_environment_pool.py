@@ -50,7 +50,8 @@ async def test_weights_arrive_while_every_environment_blocks(fixture):
         assert await asyncio.to_thread(lambda: "free") == "free"
         assert fixture.environment.waiting == 4
         fixture.environment.released.set()
-        await eventually(lambda: fixture.samples("accepted") == 8)
+        # At version 1, the worker may go on to 12.
+        await eventually(lambda: fixture.samples("accepted") >= 8)
 
 
 async def test_a_worker_that_stops_waits_for_no_environment_and_leaves_no_thread(fixture):
