@@ -106,17 +106,19 @@ async def test_the_learner_hears_what_failed_and_where(task, tmp_path, name, cau
 
 async def test_a_call_that_does_not_return_is_a_failure_with_the_line_where_it_is(tmp_path):
     path = tmp_path / "stuck.py"
-    path.write_text("def wait(event, entered):\n    entered.set()\n    event.wait()\n")
+    path.write_text("def wait(event, entered):\n    entered.set() or event.wait()\n")
     spec = importlib.util.spec_from_file_location("stuck", path)
     stuck = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(stuck)
     threads, released, entered = EnvironmentThreads(1, timeout_s=0.05), *events(2)
     try:
+        call = asyncio.create_task(threads.call(partial(stuck.wait, released, entered)))
+        await asyncio.sleep(0)
+        assert entered.wait(60)  # blocks the event loop, hence the time limit passes later
         with pytest.raises(EnvironmentFailedError) as caught:
-            await threads.call(partial(stuck.wait, released, entered))
-        assert entered.is_set()
+            await call
         assert caught.value.failure.cause is FailureCause.TIMEOUT
-        assert caught.value.failure.location == f"{path}:3"
+        assert caught.value.failure.location == f"{path}:2"
         assert "0.05 s (environment.callTimeoutSeconds)" in str(caught.value)
         with pytest.raises(EnvironmentFailedError, match="no thread was free"):
             await threads.call(lambda: "never called")
