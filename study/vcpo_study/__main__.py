@@ -49,7 +49,7 @@ def _options(arguments: list[str]) -> Options:
     parser.add_argument("--output", type=Path, help="directory of the report [same as --dir]")
     parser.add_argument(
         "--jobs",
-        type=_positive,
+        type=int,
         default=os.cpu_count() or 1,
         help="cells that run at a time [cores]",
     )
@@ -59,6 +59,8 @@ def _options(arguments: list[str]) -> Options:
     parser.add_argument("--lags", action="append", type=int, help="run this lag; repeatable")
     parser.add_argument("--report-only", action="store_true", help="only write the report")
     parsed = parser.parse_args(arguments)
+    if parsed.jobs < 1:
+        parser.error(f"argument --jobs: {parsed.jobs} is below 1")
     output = ["--output", str(parsed.output)] if parsed.output else []
     directory = parsed.dir or Path("runs") / parsed.file.stem
     return Options(
@@ -73,13 +75,6 @@ def _options(arguments: list[str]) -> Options:
         report_only=parsed.report_only,
         command=shlex.join(["vcpo", "study", str(parsed.file), *output]),
     )
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is below 1")
-    return number
 
 
 if __name__ == "__main__":

@@ -56,7 +56,13 @@ def run_study(options: Options, say: Say) -> bool:
     store = CellStore(options.directory)
     try:
         if not options.report_only:
-            _run_all(study.spec, options, functools.partial(run_and_save, model_name, store), say)
+            task = functools.partial(run_and_save, model_name, store)
+            tuning = tuning_cells(study.spec, options.selection)
+            if tuning:
+                _run("tuning", tuning, store, options.jobs, task, say)
+            rates = learning_rates(study.spec, tuned_rates(_records(store, tuning)))
+            grid = grid_cells(study.spec, options.selection, rates)
+            _run("grid", grid, store, options.jobs, task, say)
     finally:
         data = _load_data(study, store, options.command)
         if data.records:
@@ -75,16 +81,6 @@ def run_and_save(model_name: str, store: CellStore, cell: Cell) -> None:
 
     torch.set_num_threads(1)
     store.save(cell, run_cell(cell, model_name))
-
-
-def _run_all(study: StudySpec, options: Options, task: Callable[[Cell], None], say: Say) -> None:
-    store = CellStore(options.directory)
-    tuning = tuning_cells(study, options.selection)
-    if tuning:
-        _run("tuning", tuning, store, options.jobs, task, say)
-    rates = learning_rates(study, tuned_rates(_records(store, tuning)))
-    grid = grid_cells(study, options.selection, rates)
-    _run("grid", grid, store, options.jobs, task, say)
 
 
 def _run(
@@ -109,14 +105,15 @@ def _run(
 def _load_data(study: VCPOStudy, store: CellStore, command: str) -> ReportData:
     """Load all records of the study, also those of cells outside the selection."""
     tuning = tuning_cells(study.spec, _EVERYTHING)
-    tuned = tuned_rates(_records(store, tuning))
+    tuning_records = _records(store, tuning)
+    tuned = tuned_rates(tuning_records)
     grid = grid_cells(study.spec, _EVERYTHING, learning_rates(study.spec, tuned))
     errors = {cell.name: store.error(cell) for cell in [*tuning, *grid] if not store.holds(cell)}
     return ReportData(
         study=study,
         command=command,
         records=_records(store, grid),
-        tuning_records=_records(store, tuning),
+        tuning_records=tuning_records,
         tuned=tuned,
         failures={name: error for name, error in errors.items() if error is not None},
     )

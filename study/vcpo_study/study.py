@@ -7,12 +7,11 @@ base run with a method's `algorithm` fields, one lag, one learning rate and one 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
-from pydantic_core import InitErrorDetails
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from vcpo.local.models import model_problems
 from vcpo.local.preflight import with_local_paths
@@ -34,6 +33,13 @@ LAG_FIELD: Final = "maxPolicyLagSteps"
 _Lag = Annotated[int, Field(ge=0, le=1024)]
 _Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _Rate = Annotated[float, Field(gt=0.0, le=1.0)]
+_SET_BY_STUDY: Final = "is set by the study; remove it and use `lags`"
+
+
+def _distinct(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(numbers)) < len(numbers):
+        raise PydanticCustomError("conflict", "holds a number twice")
+    return numbers
 
 
 class StudyMethod(Section):
@@ -45,6 +51,13 @@ class StudyMethod(Section):
     """Name in tables and figures; None uses `name`."""
     algorithm: Annotated[dict[str, Any], Field(max_length=64)] = Field(default={})
     """Fields of a run's `algorithm`; they override those of `run`."""
+
+    @field_validator("algorithm")
+    @classmethod
+    def _has_no_lag(cls, algorithm: dict[str, Any]) -> dict[str, Any]:
+        if LAG_FIELD in algorithm:
+            refuse([conflict(LAG_FIELD, value=algorithm[LAG_FIELD], message=_SET_BY_STUDY)])
+        return algorithm
 
     @property
     def label(self) -> str:
@@ -73,9 +86,11 @@ class StudySpec(Section):
     run: VCPORunSpec
     """The base run. Its `seed` draws the held-out prompts, which are equal for all cells."""
     methods: Annotated[tuple[StudyMethod, ...], Field(min_length=1, max_length=32)]
-    lags: Annotated[tuple[_Lag, ...], Field(min_length=1, max_length=32)]
+    lags: Annotated[tuple[_Lag, ...], Field(min_length=1, max_length=32), AfterValidator(_distinct)]
     """Age of every batch of a cell, in policy versions; the first batches are younger."""
-    seeds: Annotated[tuple[_Seed, ...], Field(min_length=1, max_length=64)]
+    seeds: Annotated[
+        tuple[_Seed, ...], Field(min_length=1, max_length=64), AfterValidator(_distinct)
+    ]
     """Seeds of training prompts and sampling."""
     tuning: Tuning | None = None
     """None trains every cell at the base run's learning rate."""
@@ -84,17 +99,60 @@ class StudySpec(Section):
     uncontrolled: DnsLabel | None = None
     """Name of the method with which `subject` is compared."""
 
+    @field_validator("run")
+    @classmethod
+    def _cells_support_the_run(cls, run: VCPORunSpec) -> VCPORunSpec:
+        conflicts = []
+        if "max_policy_lag_steps" in run.algorithm.model_fields_set:
+            lag = run.algorithm.max_policy_lag_steps
+            conflicts.append(conflict("algorithm", LAG_FIELD, value=lag, message=_SET_BY_STUDY))
+        if run.model.lora is not None:
+            message = "a study trains all parameters; remove it"
+            conflicts.append(conflict("model", "lora", value="given", message=message))
+        if run.batch.prompt_pool is not None:
+            message = "a study's prompts never come again; remove it"
+            pool = run.batch.prompt_pool
+            conflicts.append(conflict("batch", "promptPool", value=pool, message=message))
+        refuse(conflicts)
+        return run
+
+    @field_validator("methods")
+    @classmethod
+    def _names_differ(cls, methods: tuple[StudyMethod, ...]) -> tuple[StudyMethod, ...]:
+        names = [method.name for method in methods]
+        message = "another method has this name; give each its own"
+        refuse(
+            conflict(index, "name", value=name, message=message)
+            for index, name in enumerate(names)
+            if name in names[:index]
+        )
+        return methods
+
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
-        refuse(
-            [
-                *self._names(),
-                *self._seeds(),
-                *self._lag_fields(),
-                *self._left_out(),
-                *self._algorithms(),
-            ]
-        )
+        conflicts = []
+        names = [method.name for method in self.methods]
+        for role, named in (("subject", self.subject), ("uncontrolled", self.uncontrolled)):
+            if named is not None and named not in names:
+                message = f"must name one of the methods: {', '.join(names)}"
+                conflicts.append(conflict(role, value=named, message=message))
+        shared = set(self.seeds) & set(self.tuning.seeds if self.tuning else ())
+        if shared:
+            message = f"must not be seeds of `tuning` too; replace {sorted(shared)} in one of them"
+            conflicts.append(conflict("seeds", value=list(self.seeds), message=message))
+        for index, method in enumerate(self.methods):
+            try:
+                cell_spec(self, method, lag=self.lags[0], learning_rate=1e-6, seed=self.seeds[0])
+            except ValidationError as error:
+                inputs = {
+                    field_path(details["loc"]): details["input"] for details in error.errors()
+                }
+                for problem in problems_of(error):
+                    path, value = problem.path.split("."), inputs[problem.path]
+                    conflicts.append(
+                        conflict("methods", index, *path, value=value, message=problem.message)
+                    )
+        refuse(conflicts)
         return self
 
     def method(self, name: str) -> StudyMethod:
@@ -104,65 +162,6 @@ class StudySpec(Section):
             KeyError: when no method has it.
         """
         return {method.name: method for method in self.methods}[name]
-
-    def _names(self) -> Iterator[InitErrorDetails]:
-        names = [method.name for method in self.methods]
-        for index, name in enumerate(names):
-            if name in names[:index]:
-                message = "another method has this name; give each its own"
-                yield conflict("methods", index, "name", value=name, message=message)
-        roles = {"subject": self.subject, "uncontrolled": self.uncontrolled}
-        for role, named in roles.items():
-            if named is not None and named not in names:
-                message = f"must name one of the methods: {', '.join(names)}"
-                yield conflict(role, value=named, message=message)
-
-    def _seeds(self) -> Iterator[InitErrorDetails]:
-        shared = set(self.seeds) & set(self.tuning.seeds if self.tuning else ())
-        if shared:
-            message = f"must not be seeds of `tuning` too; replace {sorted(shared)} in one of them"
-            yield conflict("seeds", value=list(self.seeds), message=message)
-        for field, values in (("seeds", self.seeds), ("lags", self.lags)):
-            if len(set(values)) < len(values):
-                yield conflict(field, value=list(values), message="holds a number twice")
-
-    def _lag_fields(self) -> Iterator[InitErrorDetails]:
-        message = "is set by the study; remove it and use `lags`"
-        if "max_policy_lag_steps" in self.run.algorithm.model_fields_set:
-            value = self.run.algorithm.max_policy_lag_steps
-            yield conflict("run", "algorithm", LAG_FIELD, value=value, message=message)
-        for index, method in enumerate(self.methods):
-            if LAG_FIELD in method.algorithm:
-                value = method.algorithm[LAG_FIELD]
-                yield conflict(
-                    "methods", index, "algorithm", LAG_FIELD, value=value, message=message
-                )
-
-    def _left_out(self) -> Iterator[InitErrorDetails]:
-        """Yield a problem for each feature of a run that a cell does not support."""
-        if self.run.model.lora is not None:
-            message = "a study trains all parameters; remove it"
-            yield conflict("run", "model", "lora", value="given", message=message)
-        if self.run.batch.prompt_pool is not None:
-            message = "a study's prompts never come again; remove it"
-            value = self.run.batch.prompt_pool
-            yield conflict("run", "batch", "promptPool", value=value, message=message)
-
-    def _algorithms(self) -> Iterator[InitErrorDetails]:
-        for index, method in enumerate(self.methods):
-            try:
-                cell_spec(self, method, lag=self.lags[0], learning_rate=1e-6, seed=self.seeds[0])
-            except ValidationError as error:
-                yield from _problems_of_method(index, error)
-
-
-def _problems_of_method(index: int, error: ValidationError) -> Iterator[InitErrorDetails]:
-    """Yield the problems of a method's run as problems of the method."""
-    inputs = {field_path(details["loc"]): details["input"] for details in error.errors()}
-    for problem in problems_of(error):
-        location = problem.path.split(".")
-        value = inputs[problem.path]
-        yield conflict("methods", index, *location, value=value, message=problem.message)
 
 
 class VCPOStudy(Section):

@@ -61,8 +61,12 @@ def run_cells(cells: Sequence[Cell], task: Task, *, jobs: int) -> Generator[Outc
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                started = _start(context, waiting.popleft(), task)
-                running[started.process.sentinel] = started
+                cell = waiting.popleft()
+                errors, sender = context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(cell, task, sender), name=cell.name)
+                process.start()
+                sender.close()
+                running[process.sentinel] = _Running(cell=cell, process=process, errors=errors)
             for sentinel in wait(list(running)):
                 assert isinstance(sentinel, int)
                 yield running.pop(sentinel).outcome()
@@ -71,14 +75,6 @@ def run_cells(cells: Sequence[Cell], task: Task, *, jobs: int) -> Generator[Outc
             each.process.terminate()
         for each in running.values():
             each.process.join()
-
-
-def _start(context: multiprocessing.context.ForkServerContext, cell: Cell, task: Task) -> _Running:
-    errors, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(cell, task, sender), name=cell.name)
-    process.start()
-    sender.close()
-    return _Running(cell=cell, process=process, errors=errors)
 
 
 def _work(cell: Cell, task: Task, errors: Connection) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -106,15 +105,19 @@ class CellStore:
             return None
         if not lines or json.loads(lines[0])["digest"] != cell.digest:
             return None
-        rows = [json.loads(line) for line in lines]
-        by_kind = [(row.pop("kind"), row) for row in rows]
-        return CellRecord(
-            **rows[0],
-            steps=tuple(_step_row(row) for kind, row in by_kind if kind == "step"),
-            evaluations=tuple(
-                EvaluationRow(**row) for kind, row in by_kind if kind == "evaluation"
-            ),
-        )
+        rows: dict[str, list[dict[str, Any]]] = {"cell": [], "step": [], "evaluation": []}
+        for line in lines:
+            row = json.loads(line)
+            rows[row.pop("kind")].append(row)
+        known = {each.name for each in fields(StepRow)}
+        steps = []
+        for row in rows["step"]:
+            # Older files have no mean length, and diagnostics beside the other numbers.
+            flat = {key: row[key] for key in _FLAT_DIAGNOSTICS if key in row}
+            values = {"response_tokens_mean": math.nan, "diagnostics": flat, **row}
+            steps.append(StepRow(**{key: values[key] for key in known & values.keys()}))
+        evaluations = tuple(EvaluationRow(**row) for row in rows["evaluation"])
+        return CellRecord(**rows["cell"][0], steps=tuple(steps), evaluations=evaluations)
 
     def holds(self, cell: Cell) -> bool:
         """Return whether the cell has been run with exactly these settings."""
@@ -129,11 +132,3 @@ class CellStore:
 
     def _error_path(self, cell: Cell) -> Path:
         return self._folder / f"{cell.name}.error"
-
-
-def _step_row(row: Mapping[str, Any]) -> StepRow:
-    """Read a step; older files have no mean length, and diagnostics beside the other numbers."""
-    known = {each.name for each in fields(StepRow)}
-    flat = {key: row[key] for key in _FLAT_DIAGNOSTICS if key in row}
-    values = {"response_tokens_mean": math.nan, "diagnostics": flat, **row}
-    return StepRow(**{key: value for key, value in values.items() if key in known})

@@ -15,7 +15,7 @@ from vcpo_rollout.engines.engine import EngineError, Generation, GenerationReque
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, Outcome, PartialSequence
 from vcpo_rollout.engines.limits import check_decodable
 from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton, place_model
-from vcpo_rollout.environments import Environment, Prompt, Split
+from vcpo_rollout.environments import Environment, Split
 from vcpo_study.cells.versions import Version
 
 
@@ -69,7 +69,17 @@ class Sampler:
         generations = iter(self._sample([each for each in requests for _ in range(samples)]))
         return [
             [
-                self._trajectory(f"{index}/{number}", request, environment, prompt, generation)
+                Trajectory(
+                    trajectory_id=f"{index}/{number}",
+                    prompt_token_ids=request.prompt_token_ids,
+                    response_token_ids=generation.token_ids,
+                    rollout_logprobs=generation.logprobs,
+                    version_spans=generation.version_spans,
+                    reward=environment.reward(
+                        prompt, self._codec.decode(generation.token_ids, self._end_token_ids)
+                    ),
+                    finish_reason=generation.finish_reason,
+                )
                 for number, generation in enumerate(islice(generations, samples))
             ]
             for index, prompt, request in zip(indices, prompts, requests, strict=True)
@@ -88,22 +98,3 @@ class Sampler:
                 raise outcome
             generations.append(outcome)
         return generations
-
-    def _trajectory(
-        self,
-        name: str,
-        request: GenerationRequest,
-        environment: Environment,
-        prompt: Prompt,
-        generation: Generation,
-    ) -> Trajectory:
-        response = self._codec.decode(generation.token_ids, self._end_token_ids)
-        return Trajectory(
-            trajectory_id=name,
-            prompt_token_ids=request.prompt_token_ids,
-            response_token_ids=generation.token_ids,
-            rollout_logprobs=generation.logprobs,
-            version_spans=generation.version_spans,
-            reward=environment.reward(prompt, response),
-            finish_reason=generation.finish_reason,
-        )

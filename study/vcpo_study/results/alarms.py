@@ -7,12 +7,12 @@ step at a level, and counts only before the collapse; see `measures.collapse_ste
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
 from vcpo.algo import EarlyWarning, StepHealth, WarningLevel
-from vcpo_study.cells.records import CellRecord, EvaluationRow, StepRow
+from vcpo_study.cells.records import CellRecord, EvaluationRow
 from vcpo_study.results.measures import collapse_step
 
 
@@ -44,10 +44,20 @@ def alarm_quality(
     records: Sequence[CellRecord], at_least: WarningLevel = WarningLevel.CRITICAL
 ) -> AlarmQuality:
     """Return the quality of the alarms of a level, or a worse one, in the records of cells."""
-    runs = [
-        WatchedRun(levels=tuple(_levels(record.steps)), evaluations=record.evaluations)
-        for record in records
-    ]
+    runs = []
+    for record in records:
+        warning = EarlyWarning()
+        levels = []
+        for row in record.steps:
+            health = StepHealth(
+                relative_ess=row.ess_ratio / row.on_policy_ess_ratio,
+                ess=row.ess,
+                kl_per_token=row.kl_per_token,
+                gradient_norm=row.gradient_norm or None,
+            )
+            warning = warning.observe(health)
+            levels.append((row.step, warning.level))
+        runs.append(WatchedRun(levels=tuple(levels), evaluations=record.evaluations))
     return judge_alarms(runs, at_least=at_least)
 
 
@@ -72,17 +82,3 @@ def judge_alarms(
         lead_steps=median(leads) if leads else None,
         false_alarm_rate=fmean(false_alarms) if false_alarms else None,
     )
-
-
-def _levels(steps: Sequence[StepRow]) -> Iterator[tuple[int, WarningLevel]]:
-    """Yield each step and the level of the early warning after it."""
-    warning = EarlyWarning()
-    for row in steps:
-        health = StepHealth(
-            relative_ess=row.ess_ratio / row.on_policy_ess_ratio,
-            ess=row.ess,
-            kl_per_token=row.kl_per_token,
-            gradient_norm=row.gradient_norm or None,
-        )
-        warning = warning.observe(health)
-        yield row.step, warning.level

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from statistics import fmean, median
+from typing import Final
 
 from vcpo.report.axis import round_ticks
 from vcpo.report.numbers import compact
@@ -28,6 +29,12 @@ _SMALLEST = 1e-4
 
 _Signal = Callable[[StepRow], float | None]
 _Points = list[tuple[float, float]]
+
+_SIGNALS: Final[tuple[tuple[str, _Signal], ...]] = (
+    ("ESS ratio / on-policy ratio", lambda row: row.ess_ratio / row.on_policy_ess_ratio),
+    ("Gradient norm", lambda row: row.gradient_norm),
+    ("KL per token, nats", lambda row: row.kl_per_token),
+)
 
 
 def figures(
@@ -105,27 +112,36 @@ def _final(rows: Sequence[GridRow], colors: Mapping[str, str]) -> list[Plot]:
 
 
 def _falls(records: Sequence[CellRecord], colors: Mapping[str, str]) -> list[Plot]:
-    """Plot signals over the steps before the bottom of the deepest fall of each cell that fell."""
+    """Plot signals before the deepest fall of each cell that fell: thin lines, bold medians."""
     fallen: dict[str, list[tuple[CellRecord, int]]] = defaultdict(list)
     for record in records:
         depth, step = deepest_fall(record.evaluations)
         if depth >= _LEAST_FALL:
             fallen[record.method].append((record, step))
-    signals: list[tuple[str, _Signal]] = [
-        ("ESS ratio / on-policy ratio", lambda row: row.ess_ratio / row.on_policy_ess_ratio),
-        ("Gradient norm", lambda row: row.gradient_norm),
-        ("KL per token, nats", lambda row: row.kl_per_token),
-    ]
-    return [
-        _signal_plot(
-            title,
-            [
-                (colors[method], [_before(record.steps, step, value) for record, step in cells])
-                for method, cells in fallen.items()
-            ],
+    plots = []
+    for title, value in _SIGNALS:
+        by_method = {
+            method: [_before(record.steps, step, value) for record, step in cells]
+            for method, cells in fallen.items()
+        }
+        curves = [(method, curve) for method, own in by_method.items() for curve in own]
+        levels = [level for _, curve in curves for _, level in curve] or [0.0]
+        low = math.floor(min(levels))
+        high = max(math.ceil(max(levels)), low + 1)
+        ticks = tuple((float(power), compact(10.0**power)) for power in range(low, high + 1))
+        thin = [colored_curve(curve, colors[method], is_faint=True) for method, curve in curves]
+        medians = [
+            colored_curve(_by_step(own, median), colors[method])
+            for method, own in by_method.items()
+        ]
+        plot = Plot(
+            title=f"{title} ({len(curves)} cell{'s' if len(curves) != 1 else ''})",
+            x=_steps_scale(-_STEPS_BEFORE, 0, "steps before the bottom of the fall"),
+            y=AxisScale(low=low, high=high, ticks=ticks),
+            curves=(*thin, *medians),
         )
-        for title, value in signals
-    ]
+        plots.append(plot)
+    return plots
 
 
 def _before(steps: Sequence[StepRow], end: int, value: _Signal) -> _Points:
@@ -137,28 +153,6 @@ def _before(steps: Sequence[StepRow], end: int, value: _Signal) -> _Points:
         (at + 1 - end, math.log10(median(known[max(0, at + 1 - _WINDOW) : at + 1])))
         for at in range(first, len(known))
     ]
-
-
-def _signal_plot(title: str, cells: Sequence[tuple[str, Sequence[_Points]]]) -> Plot:
-    """Plot a signal: thin lines for cells and a bold median for each method.
-
-    cells: for each method its color and one curve for each of its cells.
-    """
-    levels = [level for _, curves in cells for curve in curves for _, level in curve] or [0.0]
-    low = math.floor(min(levels))
-    high = max(math.ceil(max(levels)), low + 1)
-    ticks = tuple((float(power), compact(10.0**power)) for power in range(low, high + 1))
-    count = sum(len(curves) for _, curves in cells)
-    thin = [
-        colored_curve(curve, color, is_faint=True) for color, curves in cells for curve in curves
-    ]
-    medians = [colored_curve(_by_step(curves, median), color) for color, curves in cells]
-    return Plot(
-        title=f"{title} ({count} cell{'s' if count != 1 else ''})",
-        x=_steps_scale(-_STEPS_BEFORE, 0, "steps before the bottom of the fall"),
-        y=AxisScale(low=low, high=high, ticks=ticks),
-        curves=(*thin, *medians),
-    )
 
 
 def _by_step(curves: Iterable[_Points], merge: Callable[[list[float]], float]) -> _Points:

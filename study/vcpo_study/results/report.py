@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,7 @@ from vcpo_study.results.figures import figures
 from vcpo_study.results.measures import FINAL_EVALUATIONS
 from vcpo_study.results.summary import GridRow, LagRobustness, grid_rows, lag_robustness
 from vcpo_study.results.tuning import TunedRate
-from vcpo_study.study import VCPOStudy
+from vcpo_study.study import StudyMethod, StudySpec, VCPOStudy
 
 FIGURES_FOLDER: Final = "results"
 
@@ -25,6 +25,74 @@ JUDGED_LEVELS: Final = (WarningLevel.WARN, WarningLevel.CRITICAL)
 
 Alarms = Mapping[WarningLevel, AlarmQuality]
 """Quality of each level's alarms over all cells."""
+
+_HEADLINE_COLUMNS: Final = (
+    "method",
+    "learning rate",
+    "accuracy at k = 128 over k = 0",
+    "steps to target, k = 32 over k = 0",
+)
+_ALARM_COLUMNS: Final = (
+    "level",
+    "collapses warned of",
+    "median lead, steps",
+    "false alarms in the other cells",
+)
+_DOCUMENT: Final = """\
+# Results: {name}
+
+```
+{command}
+```
+
+{cells} cells of {run.steps} steps, {cpu_time} of processor time. \
+Task `{run.environment.name}`, \
+batches of {run.batch.prompts_per_step} prompts x \
+{run.batch.trajectories_per_prompt} trajectories, \
+accuracy on {run.evaluation.prompts} held-out prompts every {run.evaluation.every_steps} steps. \
+The batch of step s is sampled by version max(0, s - k), exactly: \
+by the real engine's decoding, and trained on by the real update.
+
+## What is kept as data grows old
+
+{headlines}
+
+## Early warning
+
+{collapses} cells of grid and tuning collapsed: an evaluation fell below half of the
+best one before it. Lead is counted from the first alarm, and is 0 without one.
+
+{alarms}
+
+## Final accuracy
+
+Mean of the last {last} evaluations; mean ± standard deviation over seeds,
+the lowest seed in brackets, and the number of seeds that collapsed if any did.
+
+{accuracy}
+
+![Final accuracy by lag]({folder}/final.svg)
+
+![Accuracy by step, a panel per lag]({folder}/accuracy.svg)
+
+## Steps to 95 % of the synchronous final accuracy
+
+Median over seeds; the target is the method's own at k = 0.
+
+{steps}
+
+## Before a fall
+
+Cells whose accuracy fell by 0.2 or more below its best, aligned at the bottom of the
+fall; running medians of 10 steps on a logarithmic scale.
+
+![Signals before falls]({folder}/before_falls.svg)
+
+## Learning rates
+
+{learning_rates}
+"""
+"""`results.md`, up to the list of failed cells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +124,7 @@ def write_study_report(data: ReportData, folder: Path) -> Path:
     summary = json.dumps(study_summary(data, rows, alarms), indent=1)
     (folder / "results.json").write_text(summary + "\n", encoding="utf-8")
     document = folder / "results.md"
-    document.write_text("\n".join(_document(data, rows, alarms)) + "\n", encoding="utf-8")
+    document.write_text(_document(data, rows, alarms), encoding="utf-8")
     return document
 
 
@@ -82,87 +150,63 @@ def study_summary(data: ReportData, rows: Sequence[GridRow], alarms: Alarms) -> 
     }
 
 
-def _document(data: ReportData, rows: Sequence[GridRow], alarms: Alarms) -> Iterator[str]:
-    study = data.study
-    yield f"# Results: {study.metadata.name}\n"
-    yield f"```\n{data.command}\n```\n"
-    yield _setting(data)
-    yield "\n## What is kept as data grows old\n"
-    yield from _headlines(data, rows)
-    yield from _alarm_table(alarms)
-    yield "\n## Final accuracy\n"
-    yield f"Mean of the last {FINAL_EVALUATIONS} evaluations; mean ± standard deviation over seeds,"
-    yield "the lowest seed in brackets, and the number of seeds that collapsed if any did.\n"
-    yield from _table(data, rows, _accuracy_cell)
-    yield f"\n![Final accuracy by lag]({FIGURES_FOLDER}/final.svg)\n"
-    yield f"![Accuracy by step, a panel per lag]({FIGURES_FOLDER}/accuracy.svg)\n"
-    yield "## Steps to 95 % of the synchronous final accuracy\n"
-    yield "Median over seeds; the target is the method's own at k = 0.\n"
-    yield from _table(data, rows, lambda row: decimal(row.steps_to_target, ".0f"))
-    yield "\n## Before a fall\n"
-    yield "Cells whose accuracy fell by 0.2 or more below its best, aligned at the bottom of the"
-    yield "fall; running medians of 10 steps on a logarithmic scale.\n"
-    yield f"![Signals before falls]({FIGURES_FOLDER}/before_falls.svg)"
-    yield from _tuning(data)
-    if data.failures:
-        yield "\n## Cells that failed\n"
-    for name, error in sorted(data.failures.items()):
-        yield f"- `{name}`: {error.strip().splitlines()[-1]}"
-
-
-def _setting(data: ReportData) -> str:
-    run = data.study.spec.run
-    batch, held_out = run.batch, run.evaluation
-    total_s = sum(record.cpu_s for record in data.records)
-    return (
-        f"{len(data.records)} cells of {run.steps} steps, {duration(total_s)} of processor "
-        f"time. Task `{run.environment.name}`, batches of {batch.prompts_per_step} prompts x "
-        f"{batch.trajectories_per_prompt} trajectories, accuracy on {held_out.prompts} held-out "
-        f"prompts every {held_out.every_steps} steps. The batch of step s is sampled by version "
-        "max(0, s - k), exactly: by the real engine's decoding, and trained on by the real update."
+def _document(data: ReportData, rows: Sequence[GridRow], alarms: Alarms) -> str:
+    spec = data.study.spec
+    levels = (
+        (
+            level.value,
+            f"{found.num_warned} of {found.num_collapses}",
+            decimal(found.lead_steps, ".0f"),
+            decimal(found.false_alarm_rate, ".1%"),
+        )
+        for level, found in alarms.items()
     )
+    document = _DOCUMENT.format(
+        name=data.study.metadata.name,
+        command=data.command,
+        cells=len(data.records),
+        cpu_time=duration(sum(record.cpu_s for record in data.records)),
+        run=spec.run,
+        headlines=_headline_table(spec.methods, rows),
+        collapses=next(iter(alarms.values())).num_collapses,
+        alarms=_table(_ALARM_COLUMNS, levels),
+        last=FINAL_EVALUATIONS,
+        accuracy=_grid_table(spec.methods, rows, _accuracy_cell),
+        steps=_grid_table(spec.methods, rows, lambda row: decimal(row.steps_to_target, ".0f")),
+        folder=FIGURES_FOLDER,
+        learning_rates=_learning_rates(spec, data.tuned),
+    )
+    failures = [
+        f"- `{name}`: {error.strip().splitlines()[-1]}\n"
+        for name, error in sorted(data.failures.items())
+    ]
+    return "".join([document, "\n## Cells that failed\n\n" if failures else "", *failures])
 
 
-def _headlines(data: ReportData, rows: Sequence[GridRow]) -> Iterator[str]:
-    ratios = "accuracy at k = 128 over k = 0 | steps to target, k = 32 over k = 0"
-    yield f"| method | learning rate | {ratios} |"
-    yield "|---|---|---|---|"
-    for method in data.study.spec.methods:
+def _headline_table(methods: Sequence[StudyMethod], rows: Sequence[GridRow]) -> str:
+    lines = []
+    for method in methods:
         found = lag_robustness(method.name, rows)
         if found != LagRobustness(k128_over_k0=None, steps_ratio_k32=None):
             rates = sorted({row.learning_rate for row in rows if row.method == method.name})
-            cells = (
-                ", ".join(map(compact, rates)),
-                decimal(found.k128_over_k0, ".3f"),
-                decimal(found.steps_ratio_k32, ".2f"),
-            )
-            yield f"| {method.label} | {' | '.join(cells)} |"
+            kept = decimal(found.k128_over_k0, ".3f")
+            slower = decimal(found.steps_ratio_k32, ".2f")
+            lines.append((method.label, ", ".join(map(compact, rates)), kept, slower))
+    return _table(_HEADLINE_COLUMNS, lines)
 
 
-def _alarm_table(alarms: Alarms) -> Iterator[str]:
-    collapses = next(iter(alarms.values())).num_collapses
-    yield "\n## Early warning\n"
-    yield f"{collapses} cells of grid and tuning collapsed: an evaluation fell below half of the"
-    yield "best one before it. Lead is counted from the first alarm, and is 0 without one.\n"
-    yield "| level | collapses warned of | median lead, steps | false alarms in the other cells |"
-    yield "|---|---|---|---|"
-    for level, found in alarms.items():
-        lead, rate = decimal(found.lead_steps, ".0f"), decimal(found.false_alarm_rate, ".1%")
-        yield f"| {level} | {found.num_warned} of {collapses} | {lead} | {rate} |"
-
-
-def _table(
-    data: ReportData, rows: Sequence[GridRow], show: Callable[[GridRow], str]
-) -> Iterator[str]:
+def _grid_table(
+    methods: Sequence[StudyMethod], rows: Sequence[GridRow], show: Callable[[GridRow], str]
+) -> str:
     by_place = {(row.method, row.lag): row for row in rows}
     lags = sorted({row.lag for row in rows})
-    yield "| method | " + " | ".join(f"k = {lag}" for lag in lags) + " |"
-    yield "|---" * (len(lags) + 1) + "|"
-    for method in data.study.spec.methods:
-        shown = [by_place.get((method.name, lag)) for lag in lags]
-        if any(shown):
-            cells = (UNKNOWN if row is None else show(row) for row in shown)
-            yield f"| {method.label} | " + " | ".join(cells) + " |"
+    lines = []
+    for method in methods:
+        found = [by_place.get((method.name, lag)) for lag in lags]
+        if any(found):
+            shown = (UNKNOWN if row is None else show(row) for row in found)
+            lines.append((method.label, *shown))
+    return _table(["method", *(f"k = {lag}" for lag in lags)], lines)
 
 
 def _accuracy_cell(row: GridRow) -> str:
@@ -173,23 +217,27 @@ def _accuracy_cell(row: GridRow) -> str:
     )
 
 
-def _tuning(data: ReportData) -> Iterator[str]:
-    yield "\n## Learning rates\n"
-    tuning = data.study.spec.tuning
-    if tuning is None:
-        rate = data.study.spec.run.optimizer.learning_rate
-        yield f"Every method trains at {compact(rate)}."
-        return
-    yield f"Mean final accuracy at k = {tuning.lag} over {len(tuning.seeds)} seeds that the grid"
-    yield "does not use; the same candidates for every method, the chosen one in bold.\n"
-    rates = sorted(tuning.learning_rates)
-    yield "| method | " + " | ".join(compact(rate) for rate in rates) + " |"
-    yield "|---" * (len(rates) + 1) + "|"
-    found = {(each.method, each.learning_rate): each for each in data.tuned}
-    for method in data.study.spec.methods:
+def _learning_rates(spec: StudySpec, tuned: Sequence[TunedRate]) -> str:
+    if spec.tuning is None:
+        return f"Every method trains at {compact(spec.run.optimizer.learning_rate)}."
+    rates = sorted(spec.tuning.learning_rates)
+    found = {(each.method, each.learning_rate): each for each in tuned}
+    lines = []
+    for method in spec.methods:
         cells = []
         for rate in rates:
             judged = found.get((method.name, rate))
             accuracy = decimal(None if judged is None else judged.final_accuracy, ".3f")
             cells.append(f"**{accuracy}**" if judged is not None and judged.chosen else accuracy)
-        yield f"| {method.label} | " + " | ".join(cells) + " |"
+        lines.append((method.label, *cells))
+    return (
+        f"Mean final accuracy at k = {spec.tuning.lag} over {len(spec.tuning.seeds)} seeds that "
+        "the grid\ndoes not use; the same candidates for every method, the chosen one in bold.\n\n"
+        + _table(["method", *map(compact, rates)], lines)
+    )
+
+
+def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    head, *body = (f"| {' | '.join(line)} |" for line in (columns, *lines))
+    return "\n".join([head, "|---" * len(columns) + "|", *body])

@@ -57,7 +57,24 @@ def grid_rows(records: Iterable[CellRecord]) -> list[GridRow]:
     cells: dict[tuple[str, int], list[CellRecord]] = defaultdict(list)
     for record in records:
         cells[record.method, record.lag].append(record)
-    return [_row(method, lag, group, cells) for (method, lag), group in cells.items()]
+    rows = []
+    for (method, lag), group in cells.items():
+        finals = [final_accuracy(record.evaluations) for record in group]
+        row = GridRow(
+            method=method,
+            lag=lag,
+            learning_rate=group[0].learning_rate,
+            num_seeds=len(group),
+            final_accuracy_mean=fmean(finals),
+            final_accuracy_std=stdev(finals) if len(finals) > 1 else 0.0,
+            final_accuracy_min=min(finals),
+            final_accuracy_max=max(finals),
+            collapses=sum(collapse_step(record.evaluations) is not None for record in group),
+            steps_to_target=_median_steps(group, cells.get((method, 0), ())),
+            cpu_s_mean=fmean(record.cpu_s for record in group),
+        )
+        rows.append(row)
+    return rows
 
 
 def lag_robustness(method: str, rows: Sequence[GridRow]) -> LagRobustness:
@@ -66,28 +83,6 @@ def lag_robustness(method: str, rows: Sequence[GridRow]) -> LagRobustness:
     return LagRobustness(
         k128_over_k0=_ratio(by_lag, FAR_LAG, lambda row: row.final_accuracy_mean),
         steps_ratio_k32=_ratio(by_lag, NEAR_LAG, lambda row: row.steps_to_target),
-    )
-
-
-def _row(
-    method: str,
-    lag: int,
-    group: Sequence[CellRecord],
-    cells: Mapping[tuple[str, int], Sequence[CellRecord]],
-) -> GridRow:
-    finals = [final_accuracy(record.evaluations) for record in group]
-    return GridRow(
-        method=method,
-        lag=lag,
-        learning_rate=group[0].learning_rate,
-        num_seeds=len(group),
-        final_accuracy_mean=fmean(finals),
-        final_accuracy_std=stdev(finals) if len(finals) > 1 else 0.0,
-        final_accuracy_min=min(finals),
-        final_accuracy_max=max(finals),
-        collapses=sum(collapse_step(record.evaluations) is not None for record in group),
-        steps_to_target=_median_steps(group, cells.get((method, 0), ())),
-        cpu_s_mean=fmean(record.cpu_s for record in group),
     )
 
 
