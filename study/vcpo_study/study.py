@@ -7,11 +7,12 @@ base run with a method's `algorithm` fields, one lag, one learning rate and one 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from vcpo.local.models import model_problems
 from vcpo.local.preflight import with_local_paths
@@ -144,14 +145,7 @@ class StudySpec(Section):
             try:
                 cell_spec(self, method, lag=self.lags[0], learning_rate=1e-6, seed=self.seeds[0])
             except ValidationError as error:
-                inputs = {
-                    field_path(details["loc"]): details["input"] for details in error.errors()
-                }
-                for problem in problems_of(error):
-                    path, value = problem.path.split("."), inputs[problem.path]
-                    conflicts.append(
-                        conflict("methods", index, *path, value=value, message=problem.message)
-                    )
+                conflicts += _problems_of_method(index, error)
         refuse(conflicts)
         return self
 
@@ -162,6 +156,15 @@ class StudySpec(Section):
             KeyError: when no method has it.
         """
         return {method.name: method for method in self.methods}[name]
+
+
+def _problems_of_method(index: int, error: ValidationError) -> Iterator[InitErrorDetails]:
+    """Yield the problems of a method's run as problems of the method."""
+    inputs = {field_path(details["loc"]): details["input"] for details in error.errors()}
+    for problem in problems_of(error):
+        location = problem.path.split(".")
+        value = inputs[problem.path]
+        yield conflict("methods", index, *location, value=value, message=problem.message)
 
 
 class VCPOStudy(Section):

@@ -140,7 +140,17 @@ class Host:
         self._export(decision)
         self._check_deadlines()
         self._show_events()
-        self._show(decision)
+        running = self._connection.phase is RunPhase.RUNNING
+        self._view.update(
+            run_view(
+                self._run,
+                self._connection.latest,
+                signals_age_s=self._connection.age_s,
+                learner_serves=self._learner.serves,
+                workers_desired=sum(decision.replicas.values()) if running else 0,
+                elapsed_s=self._clock() - self._started_s,
+            )
+        )
         return False
 
     def _supervise_learner(self) -> bool:
@@ -289,16 +299,3 @@ class Host:
             self._metrics.replicas.labels(_LOCAL, name, group, "ready").set(ready)
         fed = decision.condition(ConditionType.LEARNER_FED)
         self._metrics.decisions.labels(_LOCAL, name, decision.direction, fed.reason).inc()
-
-    def _show(self, decision: ControlDecision) -> None:
-        running = self._connection.phase is RunPhase.RUNNING
-        self._view.update(
-            run_view(
-                self._run,
-                self._connection.latest,
-                signals_age_s=self._connection.age_s,
-                learner_serves=self._learner.serves,
-                workers_desired=sum(decision.replicas.values()) if running else 0,
-                elapsed_s=self._clock() - self._started_s,
-            )
-        )

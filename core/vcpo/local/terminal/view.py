@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -131,18 +131,29 @@ class RichView:
         self._redraw()
 
     def _redraw(self) -> None:
-        parts: list[RenderableType] = []
-        if self._view is not None:
-            rewards = sparkline(self._rewards)
-            ess_ratios = sparkline(self._ess_ratios, low=0.0)
-            parts += [_progress(self._view), _numbers(self._view, rewards, ess_ratios)]
-            notices = [*_age(self._view), *map(_printable, self._view.notices)]
-            parts += [Text(notice, style="bold yellow") for notice in notices]
-        parts += [
+        view = self._view
+        events = [
             Text(f"· {message}", style="dim", no_wrap=True, overflow="ellipsis")
             for message in self._events
         ]
-        self._live.update(_panel(self._view, Group(*parts)), refresh=True)
+        if view is None:
+            self._live.update(Panel(Group(*events), border_style="dim"), refresh=True)
+            return
+        numbers = _numbers(view, sparkline(self._rewards), sparkline(self._ess_ratios, low=0.0))
+        notices = [
+            Text(notice, style="bold yellow")
+            for notice in (*_age(view), *map(_printable, view.notices))
+        ]
+        title = Text.assemble((f"{_printable(view.run_name)} ", "bold"), _printable(view.phase))
+        timing = Text(f"{duration(view.elapsed_s)} elapsed · ETA {duration(view.eta_s)}", "dim")
+        panel = Panel(
+            Group(_progress(view), numbers, *notices, *events),
+            title=title,
+            title_align="left",
+            subtitle=timing,
+            subtitle_align="right",
+        )
+        self._live.update(panel, refresh=True)
 
 
 class PlainView:
@@ -241,14 +252,6 @@ def _age(view: RunView) -> list[str]:
         return []
     age = duration(view.signals_age_s)
     return [f"the learner has not answered for {age}: the numbers are {age} old"]
-
-
-def _panel(view: RunView | None, body: RenderableType) -> Panel:
-    if view is None:
-        return Panel(body, border_style="dim")
-    title = Text.assemble((f"{_printable(view.run_name)} ", "bold"), _printable(view.phase))
-    timing = Text(f"{duration(view.elapsed_s)} elapsed · ETA {duration(view.eta_s)}", "dim")
-    return Panel(body, title=title, title_align="left", subtitle=timing, subtitle_align="right")
 
 
 def _progress(view: RunView) -> Table:
