@@ -24,9 +24,9 @@ once.
 newest version, so staleness does not cause the low share, and only a trial shows whether a lag of 1
 would lower it further. `PROBE_STEPS` steps in a row not below the floor raise the limit to 1.
 
-From the same state, a lower ESS never leads to a larger limit. Of two runs, one that is never below
-the floor never has the smaller limit. Two runs that fall below it at different steps may differ by
-a window. The design note 016 has the figures.
+From the same state, a lower ESS never leads to a larger limit. A run that is never below the floor
+never has a smaller limit than another run. The limits of two runs that fall below the floor at
+different steps may differ for one window. The design note 016 has the figures.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class ObservedPod:
     template_digest: str | None
     ready: bool
     terminating: bool
-    """Whether it was deleted and still exists."""
+    """Whether the pod was deleted and still exists."""
     deletion_cost: int | None
     restarts: int
     """Restarts of its containers."""
@@ -164,7 +164,7 @@ class ObservedPod:
     """Unix time by which its kubelet should have ended it; None while it does not terminate, and
     when a finalizer holds it."""
     is_starting: bool = False
-    """Whether it has a node, and none of its containers has started yet."""
+    """Whether the pod has a node, and none of its containers has started yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The last policy versions of a cell, of which the oldest samples: this is what holds the lag."""
+"""The last policy versions of a cell. The oldest one samples, so the lag is exact."""
 
 from __future__ import annotations
 
