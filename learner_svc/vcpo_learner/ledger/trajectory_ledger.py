@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from vcpo.algo import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
@@ -310,7 +311,12 @@ class TrajectoryLedger:
         because the learner that stopped may have caused them.
         """
         self._source.restore(snapshot)
-        self._requeued = deque(restore_requeued(snapshot))
+        most = self._trajectories_per_prompt
+        # Checkpoints of older versions may hold partial responses of redundant trajectories.
+        self._requeued = deque(
+            replace(prompt, partial_responses=prompt.partial_responses[:most])
+            for prompt in restore_requeued(snapshot)
+        )
         self._buffer.add(group_from_message(group) for group in snapshot.buffered)
         self._book.resume_numbering(snapshot.next_grant_number)
         self._leased = snapshot.leased

@@ -14,6 +14,7 @@ from tests.fixtures.learner.dispatcher import (
 )
 from vcpo.algo import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.trajectory import partial_to_message
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.ledger.accounting import AccountingError, TrajectoryCounts
 from vcpo_learner.prompts.source import SequentialPrompts
@@ -309,6 +310,17 @@ def test_a_checkpoint_that_names_a_drop_reason_in_the_old_way_is_counted_in_the_
     later.restore(snapshot)
     assert later.counts().dropped == {"released": 2}
     later.counts().check()
+
+
+def test_a_lease_resumes_no_more_responses_than_it_has_trajectories(ledger, clock):
+    partials = [make_partial_response(*[0] * length) for length in (3, 2)]
+    ledger.release("w", [grant(ledger, 1)[0].lease_id], partials)
+    snapshot = ledger.snapshot()
+    snapshot.begun[0].responses.add().CopyFrom(partial_to_message(make_partial_response(0)))
+    later = make_ledger(clock, incarnation="later")
+    later.restore(snapshot)
+    (lease,) = grant(later, 1)
+    assert lease.partial_responses == tuple(partials)
 
 
 def test_counts_that_do_not_add_up_are_an_error_that_shows_them():
