@@ -110,7 +110,7 @@ async def measure(
     """Return the least CPU seconds of a step in which these responses are submitted."""
     best_s = math.inf
     for _ in range(steps):
-        groups = await _leased(dispatcher, responses)
+        groups = await _lease_step(dispatcher, responses)
         begun_s = time.process_time()
         for lease_id, group in groups:
             await submit(lease_id, group)
@@ -122,7 +122,7 @@ async def measure(
     return best_s
 
 
-async def _leased(
+async def _lease_step(
     dispatcher: Dispatcher, responses: Sequence[Trajectory]
 ) -> list[tuple[str, list[Trajectory]]]:
     """Return the responses of a step with the identifiers of new leases."""

@@ -156,14 +156,14 @@ def seconds_by_side(size: Size, repeats: int) -> tuple[dict[str, float], dict[st
     """Least CPU seconds of each side, and by how much `vcpo` is off `published`."""
     model, groups = _model_and_groups(size)
     norms = {
-        side: torch.tensor(_cleared(step, model, groups, size)) for side, step in SIDES.items()
+        side: torch.tensor(_run_step(step, model, groups, size)) for side, step in SIDES.items()
     }
     off = ((norms["vcpo"] - norms["published"]).abs() / norms["published"]).max()
     least_s = dict.fromkeys(SIDES, math.inf)
     for _ in range(repeats):
         for side, step in SIDES.items():
             started = time.process_time()
-            _cleared(step, model, groups, size)
+            _run_step(step, model, groups, size)
             least_s[side] = min(least_s[side], time.process_time() - started)
     return least_s, {"norm_rel_error": float(off), "gradient_rel_error": _gradient_error(size)}
 
@@ -173,13 +173,13 @@ def _gradient_error(size: Size) -> float:
     model, groups = _model_and_groups(size)
     gradients = []
     for step in (vcpo_step, published_step):
-        _cleared(step, model, groups, size)
+        _run_step(step, model, groups, size)
         rows = [each.grad.flatten() for each in model.parameters() if each.grad is not None]
         gradients.append(torch.cat(rows))
     return float((gradients[0] - gradients[1]).norm() / gradients[1].norm())
 
 
-def _cleared(step: Step, model: LlamaForCausalLM, groups: Groups, size: Size) -> Sequence[float]:
+def _run_step(step: Step, model: LlamaForCausalLM, groups: Groups, size: Size) -> Sequence[float]:
     model.zero_grad()
     return step(model, groups, size)
 
@@ -201,7 +201,7 @@ def peak_bytes(side: str, size: Size) -> int:
     before = _peak_resident_bytes()
     model, groups = _model_and_groups(size)
     for _ in range(2):
-        _cleared(SIDES[side], model, groups, size)
+        _run_step(SIDES[side], model, groups, size)
     return _peak_resident_bytes() - before
 
 
@@ -219,7 +219,7 @@ def peak_bytes_elsewhere(side: str, name: str, arguments: argparse.Namespace) ->
     return int(output.splitlines()[-1])
 
 
-def measured(name: str, peaks: dict[str, int], repeats: int | None) -> dict[str, Any]:
+def measure_size(name: str, peaks: dict[str, int], repeats: int | None) -> dict[str, Any]:
     """Everything about one size."""
     size = parse_size(name)
     least_s, errors = seconds_by_side(size, repeats or (3 if size.is_long else 12))
@@ -265,7 +265,7 @@ def main() -> None:
     }
     by_size = {}
     for name in arguments.sizes:
-        by_size[name] = measured(name, peaks[name], arguments.repeats)
+        by_size[name] = measure_size(name, peaks[name], arguments.repeats)
         print(f"{name}: seconds {by_size[name]['seconds']}", flush=True)
     print(json.dumps(by_size))
 

@@ -145,7 +145,7 @@ class InstantLearner:
         self.dispatcher.notify()
 
     @asynccontextmanager
-    async def served(self) -> AsyncIterator[LearnerClient]:
+    async def serve(self) -> AsyncIterator[LearnerClient]:
         """Yield a worker's client of the services."""
         server = WireServer(token=None)
         work_pb2_grpc.add_WorkServiceServicer_to_server(
@@ -221,7 +221,7 @@ async def measure(arguments: argparse.Namespace, batch: dict[str, Any]) -> Tally
         seed=arguments.seed,
     )
     metrics = RolloutMetrics(run="run", group="main")
-    async with desk.served() as learner:
+    async with desk.serve() as learner:
         worker = make_worker(learner, engine, spec, metrics)
         tasks = [asyncio.create_task(engine.run()), asyncio.create_task(worker.run())]
         desk.publish(0)

@@ -46,7 +46,7 @@ def groups_of_spread(model: LlamaForCausalLM, spread: float, seed: int) -> Group
         response_tokens=longest,
     )
 
-    def ended(one: Trajectory) -> Trajectory:
+    def cut_to_length(one: Trajectory) -> Trajectory:
         drawn = round(longest / 2 * math.exp(random.gauss(0.0, spread)))
         length = min(max(drawn, 1), longest)
         return replace(
@@ -56,7 +56,7 @@ def groups_of_spread(model: LlamaForCausalLM, spread: float, seed: int) -> Group
             version_spans=(VersionSpan(policy_version=0, num_tokens=length),),
         )
 
-    return [[ended(one) for one in group] for group in groups]
+    return [[cut_to_length(one) for one in group] for group in groups]
 
 
 def padding_share(groups: Groups) -> float:

@@ -45,7 +45,7 @@ from vcpo_rollout.engines.loading_weights import read_weights, stage_weights
 from vcpo_rollout.weights.deltas import apply_deltas
 
 
-def timed(function: Callable[[], Any]) -> tuple[float, Any]:
+def measure_seconds(function: Callable[[], Any]) -> tuple[float, Any]:
     """Return the CPU seconds of a call, and its result."""
     started_s = time.process_time()
     result = function()
@@ -63,8 +63,10 @@ class Receiver:
     def hold(self, version: int, payload: bytes) -> dict[str, float]:
         """Load a full set read before the pause, then one read in it; return the pauses."""
         tensors = read_weights(self.model, payload)
-        full_s, _ = timed(lambda: self.batch.swap(version, tensors))
-        reload_s, _ = timed(lambda: self.batch.swap(version, read_weights(self.model, payload)))
+        full_s, _ = measure_seconds(lambda: self.batch.swap(version, tensors))
+        reload_s, _ = measure_seconds(
+            lambda: self.batch.swap(version, read_weights(self.model, payload))
+        )
         self.payload = payload
         self.check()
         return {"pause_full_s": full_s, "pause_reload_s": reload_s}
@@ -81,8 +83,8 @@ class Receiver:
             weights = PolicyWeights(policy_version=update.step, payload=payload, changes=changes)
             return payload, stage_weights(self.model, weights, in_use=held)
 
-        apply_s, (payload, staged) = timed(apply)
-        pause_s, _ = timed(lambda: self.batch.swap(update.step, staged))
+        apply_s, (payload, staged) = measure_seconds(apply)
+        pause_s, _ = measure_seconds(lambda: self.batch.swap(update.step, staged))
         assert payload == update.after, "the delta did not give the learner's bytes"
         self.payload = payload
         self.check()
@@ -105,7 +107,7 @@ def num_changed(before: bytes, after: bytes) -> int:
 def measure_delta(receiver: Receiver, update: Update) -> dict[str, float]:
     """Measure the delta of one step."""
     whole = receiver.hold(update.step - 1, update.before)
-    encode_s, delta = timed(lambda: encode_delta(update.before, update.after))
+    encode_s, delta = measure_seconds(lambda: encode_delta(update.before, update.after))
     assert delta is not None, f"the delta of step {update.step} does not pay"
     num_values = sum(section.num_elements for section in tensor_sections(update.after).values())
     return {
@@ -126,12 +128,12 @@ def measure(*, hidden: int, layers: int, steps: int, learning_rate: float) -> di
     chosen = {1, *range(max(1, steps - 2), steps + 1)}
     for update in updates(model, steps=chosen, learning_rate=learning_rate):
         by_step.append(measure_delta(receiver, update))
-        print(json.dumps({"step": update.step, **_rounded(by_step[-1])}), flush=True)
+        print(json.dumps({"step": update.step, **_round(by_step[-1])}), flush=True)
     return {
         "parameters": model.num_parameters(),
         "full_bytes": len(receiver.payload),
         "steps": steps,
-        **_rounded(summary(by_step)),
+        **_round(summary(by_step)),
     }
 
 
@@ -153,12 +155,12 @@ def measure_egress(numbers: Sequence[int], size_bytes: int) -> dict[str, dict[st
     """Return the egress by number of receivers."""
     by_number: dict[str, dict[str, float]] = {}
     for number in numbers:
-        by_number[str(number)] = _rounded(asyncio.run(egress(number, size_bytes=size_bytes)))
+        by_number[str(number)] = _round(asyncio.run(egress(number, size_bytes=size_bytes)))
         print(json.dumps({"receivers": number, **by_number[str(number)]}), flush=True)
     return by_number
 
 
-def _rounded(numbers: dict[str, float]) -> dict[str, float]:
+def _round(numbers: dict[str, float]) -> dict[str, float]:
     return {name: float(f"{number:.4g}") for name, number in numbers.items()}
 
 

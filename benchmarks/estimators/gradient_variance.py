@@ -110,9 +110,9 @@ def figures_of(lag: int, laboratory: Laboratory, num_groups: int) -> dict[str, A
     found = traces(measured, range(BLOCKS), REFERENCE)
     return {
         "lag": lag,
-        "ess_ratio": _rounded(ess_ratio(seen.log_weights)),
-        "reward_mean": _rounded(fmean(seen.rewards)),
-        "optimal_baseline": _rounded(optimal_baseline(seen.rewards, seen.squared_norms)),
+        "ess_ratio": _round(ess_ratio(seen.log_weights)),
+        "reward_mean": _round(fmean(seen.rewards)),
+        "optimal_baseline": _round(optimal_baseline(seen.rewards, seen.squared_norms)),
         "trace_raw": _by_name(found.raw),
         "mean_scale": _by_name(found.mean_scale),
         "trace_at_equal_mean": _by_name(found.at_equal_mean),
@@ -151,15 +151,15 @@ def _versus(measured: Moments, name: str) -> dict[str, Any]:
 
 def _document(versus: tuple[str, Ratio]) -> dict[str, Any]:
     rival, ratio = versus
-    interval = [_rounded(ratio.low), _rounded(ratio.high)]
-    return {"rival": rival, "ratio": _rounded(ratio.value), "interval_95": interval}
+    interval = [_round(ratio.low), _round(ratio.high)]
+    return {"rival": rival, "ratio": _round(ratio.value), "interval_95": interval}
 
 
 def _by_name(values: Array) -> dict[str, float]:
-    return dict(zip(NAMES, map(_rounded, values.tolist()), strict=True))
+    return dict(zip(NAMES, map(_round, values.tolist()), strict=True))
 
 
-def _rounded(value: float) -> float:
+def _round(value: float) -> float:
     return float(f"{value:.4g}")
 
 

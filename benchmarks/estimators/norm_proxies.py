@@ -79,7 +79,7 @@ def pearson(first: Array, second: Array) -> float | None:
     """Return Pearson's correlation; None when one side is constant up to rounding."""
     if any(np.ptp(each) <= 1e-9 * max(1.0, float(np.abs(each).max())) for each in (first, second)):
         return None
-    return _rounded(float(np.corrcoef(first, second)[0, 1]))
+    return _round(float(np.corrcoef(first, second)[0, 1]))
 
 
 def ranks(values: Array) -> Array:
@@ -97,7 +97,7 @@ def baseline_difference(groups: Sequence[MeasuredGroup], name: str) -> float | N
         for group in groups
         if len(set(group.rewards)) > 1
     ]
-    return _rounded(fmean(differences)) if differences else None
+    return _round(fmean(differences)) if differences else None
 
 
 def figures_of_proxy(groups: Sequence[MeasuredGroup], name: str) -> dict[str, Any]:
@@ -119,9 +119,9 @@ def figures_of(groups: Sequence[MeasuredGroup], lag: int) -> dict[str, Any]:
     exact = _flat(group.squared_norms[EXACT] for group in groups)
     return {
         "lag": lag,
-        "ess_ratio": _rounded(ess_ratio(_flat(group.log_weights for group in groups).tolist())),
-        "reward_mean": _rounded(fmean(_flat(group.rewards for group in groups).tolist())),
-        "log_norm_deviation": _rounded(float(np.std(np.log(exact[exact > 0.0])))),
+        "ess_ratio": _round(ess_ratio(_flat(group.log_weights for group in groups).tolist())),
+        "reward_mean": _round(fmean(_flat(group.rewards for group in groups).tolist())),
+        "log_norm_deviation": _round(float(np.std(np.log(exact[exact > 0.0])))),
         "informative_groups": sum(len(set(group.rewards)) > 1 for group in groups),
         "proxies": {name: figures_of_proxy(groups, name) for name in PROXIES},
         "group_mean": {"baseline": baseline_difference(groups, NONE)},
@@ -137,7 +137,7 @@ def _flat(rows: Any) -> Array:
     return np.array([value for row in rows for value in row], dtype=np.float64)
 
 
-def _rounded(value: float) -> float:
+def _round(value: float) -> float:
     return float(f"{value:.4g}")
 
 

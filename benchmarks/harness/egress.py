@@ -77,7 +77,7 @@ async def egress(num_receivers: int, *, size_bytes: int) -> dict[str, float]:
     service = CountingService(store, PeerAssignment(WorkerRegistry(time.monotonic)))
     payloads = two_payloads(size_bytes)
     async with AsyncExitStack() as stack:
-        channel = await _served(stack, service)
+        channel = await _connect(stack, service)
         receivers = [
             await _receiver(stack, channel, f"worker-{number}") for number in range(num_receivers)
         ]
@@ -101,10 +101,10 @@ def two_payloads(size_bytes: int) -> list[bytes]:
     return [safetensors.torch.save({"weight": one}) for one in (weight, changed)]
 
 
-async def _served(
+async def _connect(
     stack: AsyncExitStack, service: policy_pb2_grpc.PolicyServiceServicer
 ) -> grpc.aio.Channel:
-    """Yield a channel to a new server."""
+    """Return a channel to a new server."""
     return await stack.enter_async_context(
         _open_channel(f"127.0.0.1:{await _port(stack, service)}")
     )

@@ -111,7 +111,7 @@ async def drive(here: Cluster, limit_s: float) -> dict[str, Any]:
         "seconds": round(time.monotonic() - started_s, 1),
         "steps": seen.steps,
         "conditions": seen.conditions,
-        "replicas_seen": {"min": min(_working(seen)), "max": max(_working(seen))},
+        "replicas_seen": {"min": min(_working_counts(seen)), "max": max(_working_counts(seen))},
         "scaled_up": seen.ups,
         "scaled_down": seen.downs,
         "throttle_events": seen.throttles,
@@ -142,7 +142,7 @@ async def _edit_on_the_way(
 ) -> None:
     control = load(RUN_FILE)["spec"]["control"]
     await here.user.edit(name, {"control": FREQUENT})
-    await _until(lambda: seen.ups >= 1 and max(_working(seen)) > 1, seen, changed)
+    await _until(lambda: seen.ups >= 1 and max(_working_counts(seen)) > 1, seen, changed)
     _say("raising the ESS floor to 1, which no batch reaches")
     await here.user.edit(name, {"control": {"essFloorRatio": 1.0}})
     await _until(lambda: seen.throttles >= 1, seen, changed)
@@ -172,7 +172,7 @@ async def _follow_run(
             before = (dict(seen.conditions), seen.steps, seen.throttles)
             seen.see_run(run, time.monotonic() - started_s)
             if before != (seen.conditions, seen.steps, seen.throttles):
-                _say(f"step {seen.steps}, {_told(run)}")
+                _say(f"step {seen.steps}, {_status_line(run)}")
         changed.set()
 
 
@@ -198,11 +198,11 @@ async def _left_behind(here: Cluster, name: str) -> list[str]:
     return []
 
 
-def _working(seen: Sightings) -> list[int]:
+def _working_counts(seen: Sightings) -> list[int]:
     return [each for each in seen.ready_workers if each] or [0]
 
 
-def _told(run: dict[str, Any]) -> str:
+def _status_line(run: dict[str, Any]) -> str:
     """The columns that people look at, on one line."""
     status = run.get("status") or {}
     ready, fed = _reason(status, "Ready"), _reason(status, "LearnerFed")

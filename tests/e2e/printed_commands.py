@@ -37,7 +37,7 @@ def documents() -> dict[str, list[str]]:
     found = {}
     for name in ("README.md", "docs/kubernetes.md", "charts/vcpo/README.md"):
         text = (ROOT / name).read_text()
-        found[name] = [*_fenced(text), *(one(each) for each in _INLINE.findall(text))]
+        found[name] = [*_fenced_commands(text), *(one(each) for each in _INLINE.findall(text))]
     for path in (*sorted((ROOT / "examples").glob("*.yaml")), *_manifests()):
         found[str(path.relative_to(ROOT))] = _HEADER.findall(path.read_text())
     for name, values in NOTES.items():
@@ -58,7 +58,7 @@ def _manifests() -> list[Path]:
     return [ROOT / "deploy" / "crds.yaml", ROOT / "deploy" / "vcpo.yaml"]
 
 
-def _fenced(text: str) -> Iterator[str]:
+def _fenced_commands(text: str) -> Iterator[str]:
     blocks = [block for language, block in _FENCED.findall(text) if language in {"", "sh"}]
     for block in blocks:
         for line in block.replace("\\\n", " ").splitlines():
@@ -110,7 +110,7 @@ class Typist:
         return self._helm(arguments) if program == "helm" else self._kubectl(arguments)
 
     def _kubectl(self, arguments: list[str]) -> str:
-        words = [self.kubectl, f"--kubeconfig={self.kubeconfig}", *_ending(arguments)]
+        words = [self.kubectl, f"--kubeconfig={self.kubeconfig}", *_without_waiting(arguments)]
         done = subprocess.run(
             words, cwd=self.folder, capture_output=True, text=True, timeout=30, check=False
         )
@@ -186,7 +186,7 @@ def _merge(values: dict[str, Any], more: dict[str, Any]) -> None:
             values[key] = value
 
 
-def _ending(arguments: list[str]) -> list[str]:
+def _without_waiting(arguments: list[str]) -> list[str]:
     """The same command, which ends by itself on a server without a kubelet."""
     kept = [word for word in arguments if word != "--watch"]
     if "logs" in kept:

@@ -29,7 +29,7 @@ CONFIG_MAPS = "/api/v1/namespaces/default/configmaps"
 DEFINITIONS_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
-def named(paths):
+def for_each_file(paths):
     return pytest.mark.parametrize("path", paths, ids=lambda path: path.stem)
 
 
@@ -39,25 +39,25 @@ def test_every_example_says_where_it_runs():
     assert ON_THIS_MACHINE
 
 
-@named(FILES)
+@for_each_file(FILES)
 def test_an_example_prints_its_own_command(path):
     commands = re.findall(r"^#   .*", path.read_text(), flags=re.MULTILINE)
     own = (f"examples/{path.name}", "-k examples")
     assert any(each in command for each in own for command in commands)
 
 
-@named(ON_THIS_MACHINE)
+@for_each_file(ON_THIS_MACHINE)
 def test_an_example_for_this_machine_is_valid_and_finds_its_model(path):
     run = load_run(path)
     assert (path.parent / run.spec.model.name / "config.json").is_file()
 
 
-@named(IN_A_CLUSTER)
+@for_each_file(IN_A_CLUSTER)
 async def test_an_example_for_a_cluster_is_taken_by_its_api_server(path):
     async with FakeApiServer() as server, KubeClient(ApiAccess(url=server.url)) as client:
         for definition in DEFINITIONS:
             await client.create(DEFINITIONS_PATH, load(definition))
-        await server.settled()
+        await server.wait_until_settled()
         made = await client.create(RUNS, load(path))
         assert made["spec"]["batch"]["promptsPerStep"] >= 1  # defaults are filled in
 
@@ -72,7 +72,7 @@ def workloads(path):
     return [each.manifest["spec"]["template"]["spec"] for each in made if each.kind in kinds]
 
 
-@named(NEEDS_A_GPU)
+@for_each_file(NEEDS_A_GPU)
 def test_an_example_that_needs_a_gpu_asks_for_one_and_for_memory_in_every_pod(path):
     for pod in workloads(path):
         (container,) = pod["containers"]
@@ -86,7 +86,7 @@ def test_some_example_needs_a_gpu():
     assert NEEDS_A_GPU
 
 
-@named(IN_A_CLUSTER)
+@for_each_file(IN_A_CLUSTER)
 def test_what_an_example_mounts_comes_with_it(path):
     kustomization = YAML(typ="safe").load((EXAMPLES / "kustomization.yaml").read_text())
     made = {each["name"]: each["files"] for each in kustomization["configMapGenerator"]}

@@ -79,7 +79,7 @@ async def reader(folder: Path) -> AsyncIterator[tuple[Typist, KubeClient]]:
     async with FakeApiServer() as server, KubeClient(ApiAccess(url=server.url)) as admin:
         kubeconfig.write_text(json.dumps(server.kubeconfig()))
         for plural, kind in MONITORING.items():
-            await admin.create(DEFINITIONS, monitoring(plural, kind))
+            await admin.create(DEFINITIONS, monitoring_definition(plural, kind))
         for name in NAMESPACES:
             await admin.create("/api/v1/namespaces", {"metadata": {"name": name}})
         typist = Typist(folder=folder, kubeconfig=kubeconfig, kubectl=KUBECTL or "")
@@ -89,7 +89,7 @@ async def reader(folder: Path) -> AsyncIterator[tuple[Typist, KubeClient]]:
             typist.close()
 
 
-def monitoring(plural: str, kind: str) -> dict[str, Any]:
+def monitoring_definition(plural: str, kind: str) -> dict[str, Any]:
     """A definition of the Prometheus operator's, as far as it matters here."""
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
@@ -107,11 +107,13 @@ async def make_what_it_speaks_of(command: str, typist: Typist, admin: KubeClient
     """The definitions, the operator and a complete run, where a command stands on them."""
     if "install" in command or command.startswith("helm"):
         return
-    await typed(typist, "kubectl apply --server-side --force-conflicts -f deploy/crds.yaml")
+    await type_command(typist, "kubectl apply --server-side --force-conflicts -f deploy/crds.yaml")
     if "vcpo-operator" in command or "delete -f deploy/vcpo.yaml" in command:
-        await typed(typist, "kubectl apply --server-side --force-conflicts -f deploy/vcpo.yaml")
+        await type_command(
+            typist, "kubectl apply --server-side --force-conflicts -f deploy/vcpo.yaml"
+        )
     if KEY.name in command:
-        await typed(typist, "kubectl apply --server-side -f run.yaml")
+        await type_command(typist, "kubectl apply --server-side -f run.yaml")
         done = {"type": "Complete", "status": "True", "reason": "Succeeded", "message": "Done."}
         done |= {"lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 1}
         await admin.merge_patch(f"{RUNS}/{KEY.name}/status", {"status": {"conditions": [done]}})
@@ -121,7 +123,7 @@ async def make_what_it_speaks_of(command: str, typist: Typist, admin: KubeClient
                 await admin.create(collection, body)
 
 
-async def typed(typist: Typist, command: str) -> str:
+async def type_command(typist: Typist, command: str) -> str:
     return await asyncio.to_thread(typist.type, command)
 
 
@@ -137,7 +139,7 @@ async def test_every_command_of_a_document_does_what_it_says(name, tmp_path):
                 continue
             await make_what_it_speaks_of(command, typist, admin)
             try:
-                await typed(typist, command)
+                await type_command(typist, command)
             except (RuntimeError, helm_python.HelmError) as error:
                 failures.append(f"{command}: {error}")
     assert failures == []
@@ -159,9 +161,11 @@ def test_the_documents_print_commands():
 @with_kubectl
 async def test_removing_the_operator_without_helm_leaves_every_run(tmp_path):
     async with reader(tmp_path) as (typist, admin):
-        await typed(typist, "kubectl apply --server-side -f deploy/crds.yaml -f deploy/vcpo.yaml")
-        await typed(typist, "kubectl apply --server-side -f run.yaml")
-        await typed(typist, "kubectl delete -f deploy/vcpo.yaml --ignore-not-found")
+        await type_command(
+            typist, "kubectl apply --server-side -f deploy/crds.yaml -f deploy/vcpo.yaml"
+        )
+        await type_command(typist, "kubectl apply --server-side -f run.yaml")
+        await type_command(typist, "kubectl delete -f deploy/vcpo.yaml --ignore-not-found")
         assert (await admin.get(f"{RUNS}/{KEY.name}"))["spec"]["steps"] == 400
 
 
@@ -173,23 +177,23 @@ async def test_definitions_that_a_release_kept_are_taken_over_as_the_chart_says(
         if command.startswith(("kubectl label", "kubectl annotate"))
     )
     async with reader(tmp_path) as (typist, admin):
-        await typed(typist, "helm install old charts/vcpo --namespace old")
-        await typed(typist, "kubectl apply --server-side -f run.yaml")
-        await typed(typist, "helm uninstall old --namespace old")
+        await type_command(typist, "helm install old charts/vcpo --namespace old")
+        await type_command(typist, "kubectl apply --server-side -f run.yaml")
+        await type_command(typist, "helm uninstall old --namespace old")
         install = "helm install vcpo charts/vcpo --namespace vcpo-system"
         with pytest.raises(helm_python.HelmError, match="cannot be imported into the current"):
-            await typed(typist, install)
-        await typed(typist, labelled)
-        await typed(typist, annotated)
-        await typed(typist, install)
+            await type_command(typist, install)
+        await type_command(typist, labelled)
+        await type_command(typist, annotated)
+        await type_command(typist, install)
         assert (await admin.get(f"{RUNS}/{KEY.name}"))["spec"]["steps"] == 400
 
 
 @with_kubectl
 async def test_definitions_that_are_not_kept_go_with_the_release_and_so_do_the_runs(tmp_path):
     async with reader(tmp_path) as (typist, admin):
-        await typed(typist, "helm install vcpo charts/vcpo --set crds.keep=false")
-        await typed(typist, "kubectl apply --server-side -f run.yaml")
-        await typed(typist, "helm uninstall vcpo")
+        await type_command(typist, "helm install vcpo charts/vcpo --set crds.keep=false")
+        await type_command(typist, "kubectl apply --server-side -f run.yaml")
+        await type_command(typist, "helm uninstall vcpo")
         with pytest.raises(ApiStatusError, match="404"):
             await admin.get(f"{RUNS}/{KEY.name}")

@@ -37,7 +37,7 @@ async def user(request, client, tmp_path):
     somebody = User(kubeconfig, opened, request.param)
     for definition in DEFINITIONS:
         await somebody.apply(load(definition))
-    await server.settled()
+    await server.wait_until_settled()
     return somebody
 
 

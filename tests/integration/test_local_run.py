@@ -134,13 +134,13 @@ def test_no_process_outlives_a_killed_host(start_run: StartRun) -> None:
 def test_metrics_can_be_scraped_while_a_run_works(start_run: StartRun) -> None:
     run = start_run(steps=100_000)
     run.wait_for_step(2)
-    assert min(scraped(run.metrics_port_of("learner"), "vcpo_ess_ratio")) > 0
+    assert min(scrape(run.metrics_port_of("learner"), "vcpo_ess_ratio")) > 0
     # The other worker may have made all the tokens so far.
     port = run.metrics_port_of("main-0")
-    wait_until(lambda: sum(scraped(port, "vcpo_rollout_tokens_total")) > 0, "a token", run)
+    wait_until(lambda: sum(scrape(port, "vcpo_rollout_tokens_total")) > 0, "a token", run)
 
 
-def scraped(port: int, metric: str) -> list[float]:
+def scrape(port: int, metric: str) -> list[float]:
     """Values of a metric's series, as a scraper reads them."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
         lines = response.read().decode().splitlines()

@@ -56,7 +56,7 @@ class Bench:
         return result
 
 
-def altered_by(quantization=Quantization.NONE, noise=None):
+def quantize_and_noise(quantization=Quantization.NONE, noise=None):
     return QuantizationAndNoise(quantization=quantization, noise=noise, seed=0)
 
 
@@ -88,7 +88,11 @@ def test_a_behavior_policy_of_another_model_is_detected_whatever_the_format():
 
 @pytest.mark.parametrize(
     "alteration",
-    [altered_by(Quantization.FP8), altered_by(Quantization.INT8), altered_by(noise=NOISE)],
+    [
+        quantize_and_noise(Quantization.FP8),
+        quantize_and_noise(Quantization.INT8),
+        quantize_and_noise(noise=NOISE),
+    ],
     ids=["fp8", "int8", "noise"],
 )
 def test_what_a_run_asks_for_is_no_mistake_and_not_taken_for_staleness(alteration):

@@ -17,7 +17,7 @@ from tests.fixtures.kubernetes.real_api_server import (
     USER_TOKEN,
     Endpoint,
     binaries_here,
-    running,
+    run_control_plane,
 )
 
 TOKENS = {ADMIN_TOKEN: ADMIN, USER_TOKEN: User(name=USER_NAME, groups=("system:authenticated",))}
@@ -44,7 +44,7 @@ def real_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint
     binaries = binaries_here()
     if isinstance(binaries, str):
         pytest.skip(binaries)
-    with running(binaries, tmp_path_factory.mktemp("control-plane")) as endpoint:
+    with run_control_plane(binaries, tmp_path_factory.mktemp("control-plane")) as endpoint:
         yield endpoint
 
 

@@ -56,7 +56,7 @@ def install(tmp_path, monkeypatch):
     return run
 
 
-def installed(calls):
+def installed_extras(calls):
     """Extras of the last installation, and the packages removed."""
     (extras,) = [call.rpartition("[")[2].rstrip("]") for call in calls if "--editable" in call]
     removed = [call.split()[3:] for call in calls if call.startswith("uninstall")]
@@ -71,7 +71,7 @@ def test_where_there_is_a_gpu_its_builds_are_installed_and_nothing_is_removed(in
     assert status == 0
     assert "Installing for cuda (found an NVIDIA driver" in said
     assert "install --quiet torch===2.13.0" in calls
-    extras, removed = installed(calls)
+    extras, removed = installed_extras(calls)
     assert "rollout" in extras
     assert "rollout-cpu" not in extras
     assert removed == []
@@ -81,7 +81,7 @@ def test_where_there_is_none_the_builds_for_cpus_are(install):
     said, status, calls = install()
     assert status == 0
     assert "Installing for cpu (found no NVIDIA driver" in said
-    extras, removed = installed(calls)
+    extras, removed = installed_extras(calls)
     assert "rollout-cpu" in extras
     assert "rollout" not in extras
     assert removed == [["torchvision", "torchaudio", "torchcodec", "triton"]]
@@ -91,7 +91,7 @@ def test_without_pytorchs_build_for_cpus_there_is_no_vllm(install):
     said, status, calls = install(CPU_BUILD="1")
     assert status == 0
     assert "going on without vLLM" in said
-    assert not {"rollout", "rollout-cpu"} & set(installed(calls)[0])
+    assert not {"rollout", "rollout-cpu"} & set(installed_extras(calls)[0])
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("cuda", ""), ("cpu", H200)])
@@ -99,7 +99,7 @@ def test_the_users_choice_holds(install, device, gpus):
     said, status, calls = install("--device", device, gpus=gpus)
     assert status == 0
     assert f"Installing for {device} (as asked for" in said
-    assert ("rollout" in installed(calls)[0]) == (device == "cuda")
+    assert ("rollout" in installed_extras(calls)[0]) == (device == "cuda")
 
 
 def test_a_torch_without_cuda_beside_a_gpu_is_reported_with_the_cure(install):

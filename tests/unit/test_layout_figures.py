@@ -53,7 +53,7 @@ class Thing:
 """
 
 
-def written(folder: Path) -> list[Path]:
+def write_modules(folder: Path) -> list[Path]:
     (folder / "first.py").write_text(FIRST)
     (folder / "second.py").write_text(SECOND)
     return [folder / "first.py", folder / "second.py"]
@@ -62,7 +62,7 @@ def written(folder: Path) -> list[Path]:
 def test_private_functions_and_their_callers_are_counted_as_by_hand(tmp_path):
     # Private: _once, _twice, _shared, _long and the method _shared. By package _once and _long
     # have one reference, both _shared two; by module each _shared has one.
-    assert caller_figures(written(tmp_path)) == {
+    assert caller_figures(write_modules(tmp_path)) == {
         "private_functions": 5,
         "one_caller": 2,
         "one_caller_share": 0.4,
@@ -71,7 +71,7 @@ def test_private_functions_and_their_callers_are_counted_as_by_hand(tmp_path):
 
 
 def test_only_functions_of_at_most_four_lines_are_proposed_for_inlining(tmp_path):
-    written(tmp_path)
+    write_modules(tmp_path)
     assert [name for _, _, name in short_one_caller(tmp_path)] == ["_once"]
 
 

@@ -22,7 +22,7 @@ from tests.fakes.kubelet.status import (
     BACK_OFF_RESTARTING,
     ContainerState,
     restart_delay_s,
-    terminated,
+    termination,
 )
 
 UNPULLABLE_TAG = "unpullable"
@@ -119,7 +119,7 @@ class Container:
                 await probing
             self._process = None
         self._become(started=False, ready=False)
-        return terminated(
+        return termination(
             exit_code,
             killed_by_us=process.stopped_by_us,
             started_at=started_at,

@@ -49,7 +49,7 @@ class Relocation:
         return _EVERYWHERE.sub(self._pod_ip, text)
 
 
-def expanded(text: str, variables: Mapping[str, str]) -> str:
+def expand(text: str, variables: Mapping[str, str]) -> str:
     """text with `$(NAME)` replaced; an unknown name stays as it is and `$$` is one dollar sign."""
 
     def value(found: re.Match[str]) -> str:
@@ -79,7 +79,7 @@ def environment(
         if source:
             variables[entry["name"]] = _from_source(entry["name"], source, pod, read_key)
         else:
-            variables[entry["name"]] = expanded(entry.get("value") or "", variables)
+            variables[entry["name"]] = expand(entry.get("value") or "", variables)
     return variables
 
 
@@ -121,7 +121,7 @@ def command_line(container: JsonObject, variables: Mapping[str, str]) -> list[st
         raise UnsupportedPodError(
             "containers[].command: must be set, since the fake kubelet runs no image"
         )
-    return [expanded(word, variables) for word in words]
+    return [expand(word, variables) for word in words]
 
 
 def port_number(container: JsonObject, port: int | str) -> int:

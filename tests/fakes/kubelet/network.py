@@ -73,10 +73,10 @@ def endpoints(service: JsonObject, pods: Iterable[JsonObject]) -> list[JsonObjec
     """Pods behind a Service that have an address and may be asked."""
     wanted: Mapping[str, str] = service["spec"].get("selector") or {}
     unready_too = service["spec"].get("publishNotReadyAddresses", False)
-    return [pod for pod in pods if _selected(pod, wanted) and (unready_too or _is_ready(pod))]
+    return [pod for pod in pods if _is_selected(pod, wanted) and (unready_too or _is_ready(pod))]
 
 
-def _selected(pod: JsonObject, wanted: Mapping[str, str]) -> bool:
+def _is_selected(pod: JsonObject, wanted: Mapping[str, str]) -> bool:
     labels = pod["metadata"].get("labels") or {}
     leaving = "deletionTimestamp" in pod["metadata"]
     has_address = bool((pod.get("status") or {}).get("podIP"))

@@ -28,7 +28,7 @@ from tests.fakes.kubelet.volumes import (
     make_volumes,
     mount_points,
     object_files,
-    referenced,
+    volume_references,
 )
 
 _LOGGER = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class PodRun:
     async def _run(self) -> None:
         self._changed.set()
         self._paths.directory.mkdir(parents=True, exist_ok=True)
-        objects = await self._fetched()
+        objects = await self._fetch_references()
         await self._bind_claims()
         launches = await self._launches(objects)
         async with asyncio.TaskGroup() as tasks:
@@ -111,18 +111,18 @@ class PodRun:
             _LOGGER.error("pod %s", self._url, exc_info=failure)
             self._wait_for("RunContainerError", repr(failure))
 
-    async def _fetched(self) -> Objects:
+    async def _fetch_references(self) -> Objects:
         """ConfigMaps and Secrets of the pod; waits for those that are not there yet."""
-        of_volumes, objects = referenced(self._pod), {}
-        for plural, name in [*of_volumes, *_referenced_by_variables(self._pod)]:
-            is_told = False
+        of_volumes, objects = volume_references(self._pod), {}
+        for plural, name in [*of_volumes, *_variable_references(self._pod)]:
+            is_reported = False
             while (body := await self._fetch(plural, name)) is None:
                 missing = f'{plural.removesuffix("s")} "{name}" not found'
                 if (plural, name) not in of_volumes:
                     self._wait_for("CreateContainerConfigError", missing)
-                elif not is_told:
+                elif not is_reported:
                     await self._warn("FailedMount", f"MountVolume.SetUp failed: {missing}")
-                is_told = True
+                is_reported = True
                 await asyncio.sleep(_RETRY_S)
             objects[plural, name] = body
         return objects
@@ -246,7 +246,7 @@ class PodRun:
                 self._changed.set()
 
 
-def _referenced_by_variables(pod: JsonObject) -> list[tuple[str, str]]:
+def _variable_references(pod: JsonObject) -> list[tuple[str, str]]:
     found = []
     for container in pod["spec"]["containers"]:
         for entry in container.get("env") or ():

@@ -37,8 +37,8 @@ class ContainerState:
         return {
             "name": self.name,
             "image": self.image,
-            "imageID": "" if self._unpulled else f"fake://{self.image}",
-            "containerID": "" if self._unpulled else f"fake://{self.name}/{self.restarts}",
+            "imageID": "" if self._waits_for_image else f"fake://{self.image}",
+            "containerID": "" if self._waits_for_image else f"fake://{self.name}/{self.restarts}",
             "restartCount": self.restarts,
             "started": self.started,
             "ready": self.ready,
@@ -47,7 +47,7 @@ class ContainerState:
         }
 
     @property
-    def _unpulled(self) -> bool:
+    def _waits_for_image(self) -> bool:
         return self.waiting is not None and self.restarts == 0
 
     def _state(self) -> JsonObject:
@@ -59,7 +59,7 @@ class ContainerState:
         return {"waiting": {"reason": reason, **({"message": message} if message else {})}}
 
 
-def terminated(
+def termination(
     exit_code: int, *, killed_by_us: bool, started_at: str, finished_at: str, tail: str
 ) -> JsonObject:
     """How a process ended.

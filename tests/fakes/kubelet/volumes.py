@@ -72,7 +72,7 @@ def mount_points(pod: JsonObject, container: JsonObject, paths: PodPaths) -> dic
     return points
 
 
-def referenced(pod: JsonObject) -> list[tuple[str, str]]:
+def volume_references(pod: JsonObject) -> list[tuple[str, str]]:
     """ConfigMaps and Secrets that the pod's volumes hold: (plural, name)."""
     found = []
     for volume in pod["spec"].get("volumes") or ():
@@ -110,7 +110,7 @@ def make_volumes(
         if source is not None:
             plural, key = _SOURCES[source]
             content = object_files(plural, objects[plural, volume[source][key]])
-            _write(directory, _selected(volume[source], content), relocate)
+            _write(directory, _select_items(volume[source], content), relocate)
         elif not {"emptyDir", "persistentVolumeClaim"} & volume.keys():
             raise UnsupportedPodError(f"volumes[{volume['name']}]: of a kind not supported")
     for container in pod["spec"]["containers"]:
@@ -127,7 +127,7 @@ def object_files(plural: str, body: JsonObject) -> dict[str, bytes]:
     return files | {key: base64.b64decode(text) for key, text in binary}
 
 
-def _selected(source: JsonObject, content: Mapping[str, bytes]) -> dict[str, bytes]:
+def _select_items(source: JsonObject, content: Mapping[str, bytes]) -> dict[str, bytes]:
     if not source.get("items"):
         return dict(content)
     chosen = {}
@@ -142,10 +142,10 @@ def _write(directory: Path, files: Mapping[str, bytes], relocate: Callable[[str]
     for name, content in files.items():
         target = directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(_relocated(content, relocate))
+        target.write_bytes(_relocate_text(content, relocate))
 
 
-def _relocated(content: bytes, relocate: Callable[[str], str]) -> bytes:
+def _relocate_text(content: bytes, relocate: Callable[[str], str]) -> bytes:
     """Text as the process is to read it; what is not text stays as it is."""
     try:
         return relocate(content.decode()).encode()

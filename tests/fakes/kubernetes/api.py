@@ -24,7 +24,7 @@ from tests.fakes.kubernetes.errors import (
 )
 from tests.fakes.kubernetes.objects import deletion, lifecycle, scaling
 from tests.fakes.kubernetes.objects.configurations import configuration
-from tests.fakes.kubernetes.objects.definitions import established
+from tests.fakes.kubernetes.objects.definitions import established_status
 from tests.fakes.kubernetes.objects.deletion import DEFINITIONS, NAMESPACES, PODS, timestamp
 from tests.fakes.kubernetes.objects.quotas import refuse_beyond_quota
 from tests.fakes.kubernetes.objects.resources import Catalogue, Resource
@@ -38,7 +38,7 @@ from tests.fakes.kubernetes.patching.ownership import (
     record_apply,
     record_update,
 )
-from tests.fakes.kubernetes.requests.targets import DeleteOptions, Target, WriteOptions, checked
+from tests.fakes.kubernetes.requests.targets import DeleteOptions, Target, WriteOptions, check_body
 from tests.fakes.kubernetes.store import Event, Store
 
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
@@ -72,16 +72,16 @@ class Api:
         Raises:
             ApiError: 404.
         """
-        body = self._existing(target)
+        body = self._require(target)
         if target.subresource == "scale":
             return scaling.scale_of(target.resource, body)
-        return presented(target.resource, body)
+        return present(target.resource, body)
 
     def list(self, target: Target, labels: str = "", fields: str = "") -> list[JsonObject]:
         """Objects that both selectors match, ordered by namespace and name."""
         matches = both(label_matcher(labels), field_matcher(fields))
         found = self.store.objects(target.resource.key, target.namespace)
-        return [presented(target.resource, body) for body in found if matches(body)]
+        return [present(target.resource, body) for body in found if matches(body)]
 
     def create(self, target: Target, body: Any, options: WriteOptions) -> JsonObject:
         """A new object.
@@ -89,10 +89,10 @@ class Api:
         Raises:
             ApiError: 400, 403, 404 (namespace), 409 (name taken) or 422.
         """
-        body = checked(target, body)
+        body = check_body(target, body)
         if body["metadata"].get("resourceVersion"):
             raise bad_request("resourceVersion should not be set on objects to be created")
-        new = self._completed(target.resource, self._fresh(target, body), None, options)
+        new = self._complete(target.resource, self._fresh(target, body), None, options)
         recorded = record_update(
             None, new, _writer(target, options, "Update"), self.now(), list_types(target.resource)
         )
@@ -120,7 +120,7 @@ class Api:
             message = "Forbidden: may not be specified for non-apply patch"
             cause = Cause(field="force", message=message, reason="FieldValueForbidden")
             raise invalid("PatchOptions", "meta.k8s.io", "", [cause])
-        patched = patches.patched(target.resource, self.get(target), content_type, patch)
+        patched = patches.apply_patch(target.resource, self.get(target), content_type, patch)
         return self._change(target, patched, options), False
 
     def delete(self, target: Target, options: DeleteOptions) -> JsonObject:
@@ -129,14 +129,14 @@ class Api:
         Raises:
             ApiError: 404, or 409 when a precondition does not hold.
         """
-        resource, old = target.resource, self._existing(target)
+        resource, old = target.resource, self._require(target)
         deletion.check_preconditions(target, old, options)
         left = deletion.after_delete(resource, old, options, self.clock())
         if options.dry_run or left is old:
-            return presented(resource, old)
+            return present(resource, old)
         if left is None:
-            return presented(resource, self.store.remove(resource.key, old))
-        return presented(resource, self.store.put(resource.key, left))
+            return present(resource, self.store.remove(resource.key, old))
+        return present(resource, self.store.put(resource.key, left))
 
     def schedule(self, target: Target, node: str) -> None:
         """Place a pod on a node.
@@ -144,7 +144,7 @@ class Api:
         Raises:
             ApiError: 404 without the pod, 409 when it has a place.
         """
-        old = self._existing(target)
+        old = self._require(target)
         if old["spec"].get("nodeName"):
             why = f"pod {target.name} is already assigned to node {old['spec']['nodeName']!r}"
             raise conflict(target.resource.qualified, target.name, why)
@@ -154,7 +154,7 @@ class Api:
         """Remove a terminating namespace, which no finalizer holds."""
         self.store.remove(resource.key, body)
 
-    def _existing(self, target: Target) -> JsonObject:
+    def _require(self, target: Target) -> JsonObject:
         body = self.store.get(target.resource.key, target.namespace, target.name)
         if body is None:
             raise not_found(target.resource.qualified, target.name)
@@ -187,17 +187,17 @@ class Api:
             why = f"unable to create new content in namespace {target.namespace}"
             raise forbidden(target.resource.qualified, target.name, f"{why}: being terminated")
 
-    def _completed(
+    def _complete(
         self, resource: Resource, new: JsonObject, old: JsonObject | None, options: WriteOptions
     ) -> JsonObject:
         """new with defaults and allocated values, checked; a copy that nothing else holds."""
-        new, warnings = lifecycle.completed(resource, new, strict=options.strict)
+        new, warnings = lifecycle.complete(resource, new, strict=options.strict)
         options.warnings.extend(warnings)
         if resource.kind == "Service" and not resource.custom:
             self._allocate_address(new, old)
         lifecycle.refuse_invalid(resource, new, old)
         if resource.key == DEFINITIONS and (old is None or old["spec"] != new["spec"]):
-            new["status"] = established(new, self.now())
+            new["status"] = established_status(new, self.now())
         return new
 
     def _allocate_address(self, new: JsonObject, old: JsonObject | None) -> None:
@@ -214,12 +214,12 @@ class Api:
         self, target: Target, body: Any, options: WriteOptions, *, version_required: bool = False
     ) -> JsonObject:
         """Keep body instead of what is there: the end of every update and patch."""
-        resource, old = target.resource, self._existing(target)
+        resource, old = target.resource, self._require(target)
         scaled = target.subresource == "scale"
         if scaled:
             lifecycle.check_version(resource, old, body)
-            body = scaling.rescaled(resource, old, body)
-        body = checked(target, body)
+            body = scaling.apply_scale(resource, old, body)
+        body = check_body(target, body)
         lifecycle.check_version(resource, old, body, required=version_required)
         new = self._transition(target, old, body, options)
         if not scaled or owners(old, scaling.path_of(resource)):
@@ -232,15 +232,15 @@ class Api:
         self, target: Target, old: JsonObject, wanted: JsonObject, options: WriteOptions
     ) -> JsonObject:
         resource = target.resource
-        new = lifecycle.carried_over(resource, old, wanted, target.subresource)
+        new = lifecycle.keep_protected_fields(resource, old, wanted, target.subresource)
         if target.subresource == "status" and not resource.custom:
             return new
-        new = self._completed(resource, new, old, options)
+        new = self._complete(resource, new, old, options)
         return lifecycle.with_generation(resource, old, new)
 
     def _add(self, target: Target, new: JsonObject, options: WriteOptions) -> JsonObject:
         key = target.resource.key
-        return presented(target.resource, new if options.dry_run else self.store.put(key, new))
+        return present(target.resource, new if options.dry_run else self.store.put(key, new))
 
     def _keep(
         self, target: Target, old: JsonObject, new: JsonObject, options: WriteOptions
@@ -248,10 +248,10 @@ class Api:
         """Store a change; the same again is no change, and the last finalizer's end is the end."""
         resource = target.resource
         if new == old or options.dry_run:
-            return presented(resource, new)
+            return present(resource, new)
         kept = self.store.put(resource.key, new)
-        gone = deletion.released(resource, kept)
-        return presented(resource, self.store.remove(resource.key, kept) if gone else kept)
+        gone = deletion.may_be_removed(resource, kept)
+        return present(resource, self.store.remove(resource.key, kept) if gone else kept)
 
     def _apply(self, target: Target, config: Any, options: WriteOptions) -> tuple[JsonObject, bool]:
         resource = target.resource
@@ -278,7 +278,7 @@ class Api:
             base, config, writer, force=options.force, lists=lists
         )
         if live is None:
-            new = self._completed(resource, self._fresh(target, merged), None, options)
+            new = self._complete(resource, self._fresh(target, merged), None, options)
         else:
             new = self._transition(target, live, merged, options)
         recorded = record_apply(base, new, writer, applied, self.now(), lists)
@@ -292,7 +292,7 @@ class Api:
             serve(event.body)
 
 
-def presented(resource: Resource, body: JsonObject) -> JsonObject:
+def present(resource: Resource, body: JsonObject) -> JsonObject:
     """A stored object in the version that was asked for."""
     if body["apiVersion"] == resource.api_version:
         return body

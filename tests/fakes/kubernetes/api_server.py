@@ -90,9 +90,9 @@ class FakeApiServer:
         await self._server.__aexit__(kind, error, trace)
         await self.kmock.__aexit__(kind, error, trace)
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Wait until the controllers have dealt with every change."""
-        await self.controllers.settled()
+        await self.controllers.wait_until_settled()
 
     def compact(self) -> None:
         """Forget the history: a watch from an older version is answered with 410."""

@@ -94,7 +94,7 @@ def stale() -> ApiError:
     return ApiError(409, "Conflict", "the object has been modified; please apply your changes")
 
 
-def gone() -> ApiError:
+def too_old() -> ApiError:
     """410: the version asked for is too old."""
     return expired("The resourceVersion for the provided list is too old.")
 

@@ -48,7 +48,7 @@ class Recorded:
         return f"{self.verb} {self.permission.resource} {place}".rstrip()
 
 
-def recorded(
+def make_record(
     verb: str,
     target: Target,
     *,
@@ -100,7 +100,7 @@ def permissions(requests: Iterable[Recorded]) -> frozenset[Permission]:
     return frozenset(request.permission for request in requests)
 
 
-def granted(rules: Iterable[Mapping[str, Any]]) -> frozenset[Permission]:
+def granted_permissions(rules: Iterable[Mapping[str, Any]]) -> frozenset[Permission]:
     """What the rules of a Role grant, wildcards taken literally."""
     return frozenset(
         Permission(group=group, resource=resource, verb=verb)

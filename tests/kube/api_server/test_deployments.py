@@ -18,10 +18,10 @@ READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]
 
 async def _make_ready(fake: FakeApiServer, client: Client) -> None:
     """Report every pod as ready, and let the controllers see it."""
-    await fake.settled()
+    await fake.wait_until_settled()
     for name in (await client.get(PODS)).names:
         await client.patch(f"{PODS}/{name}/status", {"status": READY})
-    await fake.settled()
+    await fake.wait_until_settled()
 
 
 async def _images(client: Client) -> list[str]:
@@ -57,7 +57,7 @@ async def test_a_roll_out_stops_at_its_bounds_until_pods_are_ready(
     await client.post(f"{APPS}/deployments", deployment("web", replicas=3, strategy=rolling))
     await _make_ready(fake, client)
     await client.patch(f"{APPS}/deployments/web", _image("app:2"))
-    await fake.settled()
+    await fake.wait_until_settled()
     assert await _images(client) == ["app:1", "app:1", "app:2"]
     for _ in range(3):
         await _make_ready(fake, client)
@@ -68,14 +68,14 @@ async def test_recreate_waits_until_the_old_pods_are_gone(
     fake: FakeApiServer, client: Client
 ) -> None:
     await client.post(f"{APPS}/deployments", deployment("web", strategy={"type": "Recreate"}))
-    await fake.settled()
+    await fake.wait_until_settled()
     (old,) = (await client.get(PODS)).names
     await client.post(f"{PODS}/{old}/binding", {"target": {"name": "node-0"}})
     await client.patch(f"{APPS}/deployments/web", _image("app:2"))
-    await fake.settled()
+    await fake.wait_until_settled()
     assert (await client.get(PODS)).names == [old]
     await client.delete(f"{PODS}/{old}", gracePeriodSeconds="0")
-    await fake.settled()
+    await fake.wait_until_settled()
     assert await _images(client) == ["app:2"]
 
 
@@ -87,7 +87,7 @@ async def test_the_cheapest_of_equal_pods_goes_first(fake: FakeApiServer, client
         annotations = {"controller.kubernetes.io/pod-deletion-cost": cost}
         await client.patch(f"{PODS}/{name}", {"metadata": {"annotations": annotations}})
     await client.patch(f"{APPS}/deployments/web/scale", {"spec": {"replicas": 2}})
-    await fake.settled()
+    await fake.wait_until_settled()
     assert (await client.get(PODS)).names == [names[0], names[2]]
 
 
@@ -102,10 +102,10 @@ async def test_the_status_counts_ready_pods(fake: FakeApiServer, client: Client)
 
 async def test_a_pod_deleted_by_hand_is_replaced(fake: FakeApiServer, client: Client) -> None:
     await client.post(f"{APPS}/deployments", deployment("web"))
-    await fake.settled()
+    await fake.wait_until_settled()
     (old,) = (await client.get(PODS)).names
     await client.delete(f"{PODS}/{old}")
-    await fake.settled()
+    await fake.wait_until_settled()
     (new,) = (await client.get(PODS)).names
     assert new != old
 
@@ -114,9 +114,9 @@ async def test_a_deleted_deployment_takes_sets_and_pods_along(
     fake: FakeApiServer, client: Client
 ) -> None:
     await client.post(f"{APPS}/deployments", deployment("web", replicas=2))
-    await fake.settled()
+    await fake.wait_until_settled()
     await client.delete(f"{APPS}/deployments/web")
-    await fake.settled()
+    await fake.wait_until_settled()
     assert (await client.get(PODS)).names == []
     assert (await client.get(f"{APPS}/replicasets")).names == []
 
@@ -128,7 +128,7 @@ async def test_a_failed_pod_of_a_stateful_set_is_recreated(
     await _make_ready(fake, client)
     before = await client.get(f"{PODS}/db-0")
     await client.patch(f"{PODS}/db-0/status", {"status": {"phase": "Failed"}})
-    await fake.settled()
+    await fake.wait_until_settled()
     after = await client.get(f"{PODS}/db-0")
     assert after.metadata["uid"] != before.metadata["uid"]
 
@@ -141,10 +141,10 @@ async def test_on_delete_keeps_old_pods_until_somebody_deletes_them(
     )
     await _make_ready(fake, client)
     await client.patch(f"{APPS}/statefulsets/db", _image("app:2"))
-    await fake.settled()
+    await fake.wait_until_settled()
     assert await _images(client) == ["app:1"]
     await client.delete(f"{PODS}/db-0")
-    await fake.settled()
+    await fake.wait_until_settled()
     assert await _images(client) == ["app:2"]
 
 
@@ -152,9 +152,9 @@ async def test_a_claim_outlives_its_pod(fake: FakeApiServer, client: Client) -> 
     claim = {"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"]}}
     body = stateful_set("db", volumeClaimTemplates=[claim])
     await client.post(f"{APPS}/statefulsets", body)
-    await fake.settled()
+    await fake.wait_until_settled()
     await client.delete(f"{APPS}/statefulsets/db")
-    await fake.settled()
+    await fake.wait_until_settled()
     claims = await client.get("/api/v1/namespaces/default/persistentvolumeclaims")
     assert claims.names == ["data-db-0"]
 
@@ -166,5 +166,5 @@ async def test_paused_controllers_catch_up_when_resumed(
     await client.post(f"{APPS}/deployments", deployment("web"))
     assert (await client.get(PODS)).names == []
     fake.controllers.resume()
-    await fake.settled()
+    await fake.wait_until_settled()
     assert len((await client.get(PODS)).names) == 1

@@ -20,7 +20,7 @@ LOST = (aiohttp.ClientError, ConnectionError)
     ("error", "code", "reason"),
     [
         (faults.stale(), 409, "Conflict"),
-        (faults.gone(), 410, "Expired"),
+        (faults.too_old(), 410, "Expired"),
         (faults.overloaded(), 429, "TooManyRequests"),
         (faults.broken(), 500, "InternalError"),
         (faults.unavailable(), 503, "ServiceUnavailable"),

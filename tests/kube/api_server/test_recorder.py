@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from tests.fakes.kubernetes.api_server import FakeApiServer
-from tests.fakes.kubernetes.recorder import Permission, granted, permissions
+from tests.fakes.kubernetes.recorder import Permission, granted_permissions, permissions
 from tests.fixtures.kubernetes.client import Client
 from tests.fixtures.kubernetes.objects import config_map, deployment
 
@@ -46,7 +46,7 @@ async def test_needed_permissions_compare_with_the_rules_of_a_role(
     await client.patch(f"{DEPLOYMENTS}/web/scale", {})
     scale = {"apiGroups": ["apps"], "resources": ["deployments/scale"], "verbs": ["patch"]}
     lists = {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["list", "watch"]}
-    unused = granted([scale, lists]) - permissions(fake.recorder)
+    unused = granted_permissions([scale, lists]) - permissions(fake.recorder)
     assert unused == {Permission(group="apps", resource="deployments", verb="watch")}
 
 
@@ -54,5 +54,5 @@ async def test_the_controllers_own_writes_are_not_recorded(
     fake: FakeApiServer, client: Client
 ) -> None:
     await client.post(DEPLOYMENTS, deployment("web"))
-    await fake.settled()
+    await fake.wait_until_settled()
     assert len(fake.recorder) == 1

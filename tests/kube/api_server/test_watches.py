@@ -52,7 +52,7 @@ async def test_a_deaf_watch_stays_open_and_misses_what_happens(
         if seen == ["a"]:
             fake.watches.deaf = True
             await client.post(PATH, config_map("missed"))
-            await fake.settled()
+            await fake.wait_until_settled()
             fake.watches.deaf = False
             await client.post(PATH, config_map("heard"))
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.fixtures.kubernetes.client import JSON_PATCH, STRATEGIC, Client
-from tests.fixtures.kubernetes.objects import config_map, deployment, owned_by, widget
+from tests.fixtures.kubernetes.objects import config_map, deployment, owner_metadata, widget
 from tests.fixtures.kubernetes.real_api_server import USER_NAME
 
 
@@ -205,7 +205,7 @@ async def test_dependents_go_with_their_last_owner(
 ) -> None:
     owner = (await api.post(widgets, widget("a"))).body
     path = f"/api/v1{namespace}/configmaps"
-    await api.post(path, config_map("child", metadata=owned_by(owner)))
+    await api.post(path, config_map("child", metadata=owner_metadata(owner)))
     await api.delete(f"{widgets}/a")
     await api.until_gone(path, "child")
 
@@ -215,7 +215,7 @@ async def test_orphaned_dependents_stay_without_owner(
 ) -> None:
     owner = (await api.post(widgets, widget("a"))).body
     path = f"/api/v1{namespace}/configmaps"
-    await api.post(path, config_map("child", metadata=owned_by(owner)))
+    await api.post(path, config_map("child", metadata=owner_metadata(owner)))
     await api.delete(f"{widgets}/a", propagationPolicy="Orphan")
     await api.until_gone(widgets, "a")
     assert "ownerReferences" not in (await api.get(f"{path}/child")).metadata
@@ -225,7 +225,7 @@ async def test_a_foreground_deletion_waits_for_blocking_dependents(
     api: Client, namespace: str, widgets: str, with_controllers: None
 ) -> None:
     owner = (await api.post(widgets, widget("a"))).body
-    held = owned_by(owner, blockOwnerDeletion=True) | {"finalizers": ["contract.test/hold"]}
+    held = owner_metadata(owner, blockOwnerDeletion=True) | {"finalizers": ["contract.test/hold"]}
     path = f"/api/v1{namespace}/configmaps"
     await api.post(path, config_map("child", metadata=held))
     await api.delete(f"{widgets}/a", propagationPolicy="Foreground")

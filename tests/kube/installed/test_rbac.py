@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes.kubelet.client import ApiStatusError
 from tests.fakes.kubernetes.access import service_account
-from tests.fakes.kubernetes.recorder import Permission, granted, permissions
+from tests.fakes.kubernetes.recorder import Permission, granted_permissions, permissions
 from tests.fixtures.chart.rendering import NAMESPACE, render
 from tests.fixtures.kubernetes.kubelet import until_stored
 from tests.fixtures.operator.operator import (
@@ -151,7 +151,7 @@ def has_status(server):
     return body is not None and body.get("status")
 
 
-def asked_for(server, user):
+def needed_permissions(server, user):
     """Permissions that the operator's requests need; an apply that makes an object needs two."""
     requests = [each for each in server.recorder if each.user == user.name]
     applied = {
@@ -182,7 +182,10 @@ async def test_the_charts_role_grants_what_the_operator_asks_for_and_nothing_els
         await operator.client.create(DEFINITIONS, POD_MONITORS)
         await live(operator)
         await watch(operator, namespaces)
-        assert asked_for(operator.server, user) == granted(rules) - FOR_THE_OWNER_CHECK
+        assert (
+            needed_permissions(operator.server, user)
+            == granted_permissions(rules) - FOR_THE_OWNER_CHECK
+        )
 
 
 async def test_the_charts_lease_role_grants_what_a_lease_takes():
@@ -199,8 +202,8 @@ async def test_the_charts_lease_role_grants_what_a_lease_takes():
         )
         await lease.try_acquire()
         await lease.try_acquire()
-        leases = {each for each in granted(rules) if each.resource == "leases"}
-        assert asked_for(operator.server, user) == leases
+        leases = {each for each in granted_permissions(rules) if each.resource == "leases"}
+        assert needed_permissions(operator.server, user) == leases
 
 
 @ROLES

@@ -8,7 +8,7 @@ from tests.fakes.kubelet.environment import (
     UnsupportedPodError,
     command_line,
     environment,
-    expanded,
+    expand,
     field_of,
     port_number,
 )
@@ -24,7 +24,7 @@ POD = {
 }
 
 
-def nothing(plural, name, key):
+def find_nothing(plural, name, key):
     raise MissingReferenceError(name)
 
 
@@ -74,18 +74,18 @@ def test_what_only_resembles_listening_everywhere_stays(text):
     ],
 )
 def test_references_to_variables_are_expanded_as_kubernetes_does(text, seen):
-    assert expanded(text, {"POD_NAME": "demo-0"}) == seen
+    assert expand(text, {"POD_NAME": "demo-0"}) == seen
 
 
 def test_a_variable_sees_only_those_before_it():
     container = {"env": [{"name": "B", "value": "$(A)"}, {"name": "A", "value": "1"}]}
-    assert environment(container, POD, nothing) == {"B": "$(A)", "A": "1"}
+    assert environment(container, POD, find_nothing) == {"B": "$(A)", "A": "1"}
 
 
 def test_a_variable_may_be_a_field_of_the_pod():
     source = {"fieldRef": {"fieldPath": "metadata.name"}}
     container = {"env": [{"name": "POD_NAME", "valueFrom": source}]}
-    assert environment(container, POD, nothing) == {"POD_NAME": "demo-learner-0"}
+    assert environment(container, POD, find_nothing) == {"POD_NAME": "demo-learner-0"}
 
 
 def test_a_variable_may_be_a_key_of_a_secret():
@@ -99,7 +99,7 @@ def test_a_variable_may_be_a_key_of_a_secret():
 def test_an_unknown_source_of_a_variable_is_refused_by_name():
     container = {"env": [{"name": "CPU", "valueFrom": {"resourceFieldRef": {}}}]}
     with pytest.raises(UnsupportedPodError, match=r"env\[CPU\].valueFrom: resourceFieldRef"):
-        environment(container, POD, nothing)
+        environment(container, POD, find_nothing)
 
 
 def test_one_label_of_the_pod_is_a_field():

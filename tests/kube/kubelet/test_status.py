@@ -9,7 +9,7 @@ from tests.fakes.kubelet.status import (
     phase,
     pod_status,
     restart_delay_s,
-    terminated,
+    termination,
 )
 
 FRESH = ContainerState(name="learner", image="vcpo-learner:1")
@@ -17,8 +17,8 @@ RUNNING = replace(FRESH, waiting=None, running_since="2026-01-01T00:00:00Z", sta
 READY = replace(RUNNING, ready=True)
 
 
-def ended(exit_code, *, killed_by_us=False, tail=""):
-    return terminated(
+def make_end(exit_code, *, killed_by_us=False, tail=""):
+    return termination(
         exit_code, killed_by_us=killed_by_us, started_at="t0", finished_at="t1", tail=tail
     )
 
@@ -40,20 +40,20 @@ def condition(status, kind):
     ],
 )
 def test_an_end_has_the_reason_that_a_kubelet_gives(exit_code, killed_by_us, reason, code):
-    told = ended(exit_code, killed_by_us=killed_by_us)
+    told = make_end(exit_code, killed_by_us=killed_by_us)
     assert (told["reason"], told["exitCode"]) == (reason, code)
 
 
 def test_the_last_words_of_a_failure_are_kept():
-    assert ended(1, tail="no such model")["message"] == "no such model"
+    assert make_end(1, tail="no such model")["message"] == "no such model"
 
 
 def test_a_success_has_no_last_words():
-    assert "message" not in ended(0, tail="bye")
+    assert "message" not in make_end(0, tail="bye")
 
 
 def test_last_words_are_bounded():
-    assert len(ended(1, tail="x" * 5000)["message"]) == 2048
+    assert len(make_end(1, tail="x" * 5000)["message"]) == 2048
 
 
 def test_a_pod_is_pending_until_every_container_has_run():
@@ -66,7 +66,7 @@ def test_a_pod_that_waits_to_restart_still_counts_as_running():
 
 
 def test_one_failed_container_fails_a_finished_pod():
-    good, bad = replace(FRESH, terminated=ended(0)), replace(FRESH, terminated=ended(3))
+    good, bad = replace(FRESH, terminated=make_end(0)), replace(FRESH, terminated=make_end(3))
     assert (phase([good]), phase([good, bad])) == ("Succeeded", "Failed")
 
 

@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from tests.fakes.kubelet.environment import MissingReferenceError, Relocation, UnsupportedPodError
-from tests.fakes.kubelet.volumes import PodPaths, make_volumes, mount_points, referenced
+from tests.fakes.kubelet.volumes import PodPaths, make_volumes, mount_points, volume_references
 
 
 def pod(*volumes, mounts=()):
@@ -80,4 +80,4 @@ def test_a_volume_of_the_host_is_refused(paths):
 
 
 def test_volumes_name_the_objects_that_they_hold():
-    assert referenced(pod(CONFIG, CLAIM)) == [("configmaps", "demo-config")]
+    assert volume_references(pod(CONFIG, CLAIM)) == [("configmaps", "demo-config")]

@@ -19,23 +19,23 @@ async def live(operator):
     """A life in four turns: made, changed, made smaller, done. What is there after each."""
     states = []
     await operator.create()
-    states.append(await settled(operator))
+    states.append(await settle(operator))
     operator.connections.report = report()
     await operator.edit(learner={"image": "learner:2"}, rollouts=TWO_GROUPS)
-    states.append(await settled(operator))
+    states.append(await settle(operator))
     await operator.edit(rollouts=TWO_GROUPS[:1])
-    states.append(await settled(operator))
+    states.append(await settle(operator))
     operator.connections.report = report(RunPhase.COMPLETE)
-    states.append(await settled(operator))
+    states.append(await settle(operator))
     return states
 
 
-async def settled(operator):
+async def settle(operator):
     await operator.settle_with_progress()
     return await operator.objects()
 
 
-async def undisturbed():
+async def undisturbed_states():
     """A life without any failure, and its number of calls."""
     async with operator_fixture() as operator:
         states = await live(operator)
@@ -51,7 +51,7 @@ async def undisturbed():
     ],
 )
 async def test_killed_at_any_call_the_operator_ends_in_the_same_state(effect, times):
-    states, num_calls = await undisturbed()
+    states, num_calls = await undisturbed_states()
     assert num_calls > 30
     for position in range(num_calls):
         async with operator_fixture() as operator:

@@ -191,7 +191,7 @@ async def test_the_secret_goes_with_the_run(operator):
     await operator.create()
     await operator.settle()
     await operator.client.delete(RUN)
-    await operator.backend.settled()
+    await operator.backend.wait_until_settled()
     listed = await operator.client.get(f"{NAMESPACE}/secrets")
     assert listed["items"] == []
 

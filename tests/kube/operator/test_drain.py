@@ -19,11 +19,11 @@ LEARNER = "/apis/apps/v1/namespaces/default/statefulsets/demo-learner"
 async def operator(endpoint):
     """A run whose learner trains."""
     async with operator_fixture(endpoint) as started:
-        await training(started)
+        await start_training(started)
         yield started
 
 
-async def training(operator):
+async def start_training(operator):
     await operator.create(learner={"drainSeconds": DRAIN_S})
     await operator.settle()
     operator.connections.report = report()
@@ -154,7 +154,7 @@ async def test_a_complete_run_has_ended_by_itself(operator):
 
 async def test_a_run_that_is_deleted_is_drained_once_while_it_is_still_there():
     async with operator_fixture() as operator:
-        await training(operator)
+        await start_training(operator)
         await operator.client.merge_patch(RUN, {"metadata": {"finalizers": ["test.dev/slow"]}})
         await operator.client.delete(RUN)
         await operator.reconcile()
@@ -213,7 +213,7 @@ async def test_a_run_suspended_just_after_its_learner_was_asked_is_drained_as_we
 async def suspend_and_drain(fault=None):
     """Number of the operator's calls from suspension to the end, and the objects left."""
     async with operator_fixture() as operator:
-        await training(operator)
+        await start_training(operator)
         before = calls(operator)
         if fault is not None:
             operator.server.faults.add(fault)

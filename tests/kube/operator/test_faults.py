@@ -24,7 +24,7 @@ async def operator():
         yield started
 
 
-async def undisturbed():
+async def undisturbed_objects():
     async with operator_fixture() as operator:
         await operator.create()
         await operator.settle_with_progress()
@@ -46,7 +46,7 @@ async def test_a_refused_call_is_trouble_and_made_again(operator, error, verb, r
     outcome = await operator.reconcile()
     assert str(error.code) in outcome.error
     await operator.settle_with_progress()
-    assert await operator.objects() == await undisturbed()
+    assert await operator.objects() == await undisturbed_objects()
 
 
 async def test_a_server_that_asks_for_time_gets_it(operator):

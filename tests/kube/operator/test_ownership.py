@@ -86,7 +86,7 @@ async def kept_claim(operator, **learner):
         f"{CLAIMS}/demo-learner/status", {"status": {"phase": "Bound"}}
     )
     await operator.client.delete(RUN)
-    await operator.backend.settled()
+    await operator.backend.wait_until_settled()
     operator.restart_operator()
     return await operator.client.get(f"{CLAIMS}/demo-learner")
 

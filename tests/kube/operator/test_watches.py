@@ -102,6 +102,6 @@ async def test_a_run_deleted_without_an_operator_leaves_nothing(operator):
     await operator.create()
     await operator.settle()
     await operator.client.delete(RUN)
-    await operator.backend.settled()
+    await operator.backend.wait_until_settled()
     claim = "persistentvolumeclaims/demo-learner"
     assert list(await operator.objects()) == [claim], "the model's volume alone outlives its run"

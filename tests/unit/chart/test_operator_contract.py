@@ -34,7 +34,7 @@ def container(values=None):
     return operator_pod(values)["containers"][0]
 
 
-def parsed(values=None):
+def parse(values=None):
     return parser().parse_args(container(values)["args"])
 
 
@@ -64,41 +64,41 @@ def verbs_on(group: str, resource: str) -> set[str]:
 def test_the_operator_knows_every_option_by_its_full_name(values):
     known = re.findall(r"--[a-z-]+", parser().format_help())
     assert {each.split("=")[0] for each in container(values)["args"]} <= set(known)
-    assert parsed(values)
+    assert parse(values)
 
 
 def test_runs_get_the_images_of_the_values():
     images = {"learner": {"tag": "2"}, "rollout": {"repository": "vcpo-rollout-cpu"}}
-    arguments = parsed({"images": images})
+    arguments = parse({"images": images})
     assert arguments.learner_image == "vcpo-learner:2"
     assert arguments.rollout_image == "vcpo-rollout-cpu:0.1.0"
 
 
 def test_all_namespaces_are_watched_unless_some_are_named():
-    assert parsed().namespaces == ""
-    assert parsed(NARROW).namespaces == "team-a,team-b"
+    assert parse().namespaces == ""
+    assert parse(NARROW).namespaces == "team-a,team-b"
 
 
 def test_the_log_is_as_asked_for():
-    arguments = parsed({"log": {"format": "text", "level": "debug"}})
+    arguments = parse({"log": {"format": "text", "level": "debug"}})
     assert (arguments.log_format, arguments.log_level) == ("text", "debug")
 
 
 def test_the_ports_of_the_pod_are_those_listened_on():
     ports = {port["name"]: f"0.0.0.0:{port['containerPort']}" for port in container()["ports"]}
-    arguments = parsed()
+    arguments = parse()
     assert ports == {"metrics": arguments.metrics_listen, "health": arguments.liveness_listen}
 
 
 def test_the_lease_is_the_one_that_the_role_names():
     (role,) = of_kind("Role", EVERYTHING)
     names = [name for rule in role["rules"] for name in rule.get("resourceNames", ())]
-    assert [parsed(EVERYTHING).lease_name] == names
-    assert parsed(EVERYTHING).lease_namespace == NAMESPACE
+    assert [parse(EVERYTHING).lease_name] == names
+    assert parse(EVERYTHING).lease_namespace == NAMESPACE
 
 
 def test_without_elections_no_lease_is_taken():
-    assert parsed().lease_namespace == ""
+    assert parse().lease_namespace == ""
 
 
 def test_who_waits_for_the_lease_is_probed_like_who_holds_it():
@@ -107,8 +107,8 @@ def test_who_waits_for_the_lease_is_probed_like_who_holds_it():
 
 def test_learners_are_asked_unless_a_prometheus_is_given():
     url = "http://prometheus.monitoring.svc:9090"
-    assert parsed().prometheus_url == ""
-    assert parsed({"prometheus": {"url": url}}).prometheus_url == url
+    assert parse().prometheus_url == ""
+    assert parse({"prometheus": {"url": url}}).prometheus_url == url
 
 
 def test_the_operator_holds_no_token_that_learners_ask_for():
@@ -117,10 +117,10 @@ def test_the_operator_holds_no_token_that_learners_ask_for():
 
 
 def test_runs_are_given_their_ingress_sources():
-    assert parsed().operator_namespace == NAMESPACE
-    assert parsed().monitoring_namespaces == "monitoring"
-    assert parsed(EVERYTHING).monitoring_namespaces == "monitoring,observability"
-    assert parsed({"runs": {"monitoringNamespaces": []}}).monitoring_namespaces == ""
+    assert parse().operator_namespace == NAMESPACE
+    assert parse().monitoring_namespaces == "monitoring"
+    assert parse(EVERYTHING).monitoring_namespaces == "monitoring,observability"
+    assert parse({"runs": {"monitoringNamespaces": []}}).monitoring_namespaces == ""
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -25,21 +25,21 @@ EXPLAINED_BY_ITS_PARENT = {"requests", "limits"}
 """Kubernetes' own words inside a pass-through."""
 
 
-def resolved(schema: dict[str, Any]) -> dict[str, Any]:
+def resolve(schema: dict[str, Any]) -> dict[str, Any]:
     name = schema.get("$ref", "").removeprefix("#/definitions/")
     return SCHEMA["definitions"][name] if name else schema
 
 
 def schema_paths(schema: dict[str, Any], path: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
     """Paths of a schema's leaves: what has no properties of its own."""
-    properties = resolved(schema).get("properties")
+    properties = resolve(schema).get("properties")
     if not properties:
         return {path}
     return {leaf for key in properties for leaf in schema_paths(properties[key], (*path, key))}
 
 
 def objects_with_fields(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    schema = resolved(schema)
+    schema = resolve(schema)
     below = [o for each in schema.get("properties", {}).values() for o in objects_with_fields(each)]
     return [schema, *below] if "properties" in schema else below
 

@@ -54,12 +54,12 @@ def signals(**changes: object) -> RunSignals:
     return RunSignals(**{**chosen, **changes})
 
 
-def starving(**changes: object) -> RunSignals:
+def starving_signals(**changes: object) -> RunSignals:
     """The learner waits half of the time and little work is out."""
     return signals(**{"learner_idle_ratio": 0.5, "buffered": 0, **changes})
 
 
-def saturated(**changes: object) -> RunSignals:
+def saturated_signals(**changes: object) -> RunSignals:
     """The learner never waits and all the work that a lag of 8 admits is out."""
     return signals(**{"learner_idle_ratio": 0.0, "buffered": 7 * BATCH, **changes})
 

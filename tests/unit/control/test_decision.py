@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.unit.control.plant import limits, saturated, signals, starving
+from tests.unit.control.plant import limits, saturated_signals, signals, starving_signals
 from vcpo.control import (
     ConditionStatus,
     ConditionType,
@@ -63,7 +63,7 @@ def test_what_a_restarted_loop_takes_over_is_fitted_to_the_limits():
     ("seen", "reason"),
     [
         pytest.param(None, Reason.MISSING, id="missing"),
-        pytest.param(starving(age_s=60.1), Reason.STALE, id="stale"),
+        pytest.param(starving_signals(age_s=60.1), Reason.STALE, id="stale"),
     ],
 )
 def test_bad_signals_hold_everything_and_say_so(seen, reason):
@@ -74,11 +74,11 @@ def test_bad_signals_hold_everything_and_say_so(seen, reason):
 
 
 def test_signals_at_the_age_limit_are_still_acted_on():
-    assert decide(DEFAULTS, STATE, starving(age_s=60.0), NOW_S)[0].direction is Direction.UP
+    assert decide(DEFAULTS, STATE, starving_signals(age_s=60.0), NOW_S)[0].direction is Direction.UP
 
 
 def test_a_starving_run_grows_and_says_why():
-    seen = starving(step=9, consumed_per_s=3.0)
+    seen = starving_signals(step=9, consumed_per_s=3.0)
     decision, _ = decide(DEFAULTS, STATE, seen, NOW_S)
     assert decision.replicas == {"main": 4}
     assert decision.condition(ConditionType.LEARNER_FED).reason is Reason.SCALING_UP
@@ -98,17 +98,17 @@ def test_a_sick_run_tightens_and_says_why():
 
 def test_an_ess_near_its_floor_leaves_no_room_for_workers():
     # 0.1 / 0.8 is 12.5 % of the on-policy ratio: above the floor of 10 %, below the healthy 15 %.
-    assert reasons_of(starving(ess_ratio_mean=0.1))[2] is Reason.ESS_LOW
+    assert reasons_of(starving_signals(ess_ratio_mean=0.1))[2] is Reason.ESS_LOW
 
 
 def test_a_saturated_run_shrinks():
-    decision, _ = decide(DEFAULTS, STATE, saturated(), NOW_S)
+    decision, _ = decide(DEFAULTS, STATE, saturated_signals(), NOW_S)
     assert (decision.direction, decision.replicas) == (Direction.DOWN, {"main": 1})
 
 
 def test_a_tightened_lag_counts_at_once_for_what_workers_could_still_get():
     # 4 -> 2 admits 3 batches of 16; 44 out are 0.92 of them but 0.55 of the former 5 batches.
-    seen = starving(ess_ratio_mean=0.04, in_flight=44)
+    seen = starving_signals(ess_ratio_mean=0.04, in_flight=44)
     assert reasons_of(seen)[2] is Reason.ADMISSION_BOUND
 
 
@@ -153,15 +153,15 @@ def test_new_bounds_of_a_spec_apply_without_signals():
 
 def test_a_clock_set_back_restarts_the_cooldowns():
     state = dataclasses.replace(STATE, fleet=FleetState(replicas={"main": 2}, scaled_s=9_000.0))
-    _, state = decide(DEFAULTS, state, starving(), 100.0)
-    assert decide(DEFAULTS, state, starving(), 130.0)[0].direction is Direction.UP
+    _, state = decide(DEFAULTS, state, starving_signals(), 100.0)
+    assert decide(DEFAULTS, state, starving_signals(), 130.0)[0].direction is Direction.UP
 
 
 def test_a_clock_set_back_does_not_lengthen_the_memory_of_starvation():
     starvation = Starvation(workers=1, seen_s=9_000.0)
     fleet = FleetState(replicas={"main": 2}, scaled_s=0.0, starvation=starvation)
     state = dataclasses.replace(STATE, fleet=fleet).fit(DEFAULTS, 100.0)
-    assert decide(DEFAULTS, state, saturated(), 3_100.0)[0].direction is Direction.DOWN
+    assert decide(DEFAULTS, state, saturated_signals(), 3_100.0)[0].direction is Direction.DOWN
 
 
 def test_a_state_survives_json():

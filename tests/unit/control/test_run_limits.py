@@ -56,7 +56,7 @@ times = st.builds(
 )
 
 
-def admitted(*, has_stepped: bool = False) -> RunTimes:
+def admitted_times(*, has_stepped: bool = False) -> RunTimes:
     return RunTimes(start_s=START_S, admission_s=START_S + 100, has_stepped=has_stepped)
 
 
@@ -81,7 +81,7 @@ def test_before_the_admission_only_the_pending_deadline_acts(waited_s, reason):
 )
 def test_after_the_admission_the_deadlines_count_from_it(elapsed_s, has_stepped, reason):
     now_s = START_S + 100 + elapsed_s
-    found = exceeded_deadline(LIMITS, admitted(has_stepped=has_stepped), now_s)
+    found = exceeded_deadline(LIMITS, admitted_times(has_stepped=has_stepped), now_s)
     assert (found and found.reason) == reason
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.control.plant import BATCH, limits, saturated, signals, starving
+from tests.unit.control.plant import BATCH, limits, saturated_signals, signals, starving_signals
 from vcpo.control import ControlLimits, Reason, RunSignals
 from vcpo.control.scaling import FleetState, ScalingContext, Starvation, next_fleet
 
@@ -16,7 +16,7 @@ def fleet(workers: int = 2, **changes: object) -> FleetState:
     return FleetState(**{"replicas": {"main": workers}, "scaled_s": 0.0, **changes})
 
 
-def decided(
+def decide(
     seen: RunSignals,
     before: FleetState | None = None,
     bounds: ControlLimits = DEFAULTS,
@@ -30,92 +30,134 @@ def decided(
 @pytest.mark.parametrize(
     ("seen", "context", "workers", "reason"),
     [
-        pytest.param(starving(), {}, 4, Reason.SCALING_UP, id="2 / (1 - 0.5)"),
+        pytest.param(starving_signals(), {}, 4, Reason.SCALING_UP, id="2 / (1 - 0.5)"),
         pytest.param(
-            starving(learner_idle_ratio=0.31), {}, 3, Reason.SCALING_UP, id="2 / 0.69, rounded up"
+            starving_signals(learner_idle_ratio=0.31),
+            {},
+            3,
+            Reason.SCALING_UP,
+            id="2 / 0.69, rounded up",
         ),
         pytest.param(
-            starving(learner_idle_ratio=1.0), {}, 4, Reason.SCALING_UP, id="at most a doubling"
+            starving_signals(learner_idle_ratio=1.0),
+            {},
+            4,
+            Reason.SCALING_UP,
+            id="at most a doubling",
         ),
-        pytest.param(starving(learner_idle_ratio=0.3), {}, 2, Reason.BALANCED, id="at the limit"),
         pytest.param(
-            starving(in_flight=9 * BATCH), {}, 2, Reason.ADMISSION_BOUND, id="all work handed out"
+            starving_signals(learner_idle_ratio=0.3), {}, 2, Reason.BALANCED, id="at the limit"
         ),
         pytest.param(
-            starving(in_flight=2 * BATCH),
+            starving_signals(in_flight=9 * BATCH),
+            {},
+            2,
+            Reason.ADMISSION_BOUND,
+            id="all work handed out",
+        ),
+        pytest.param(
+            starving_signals(in_flight=2 * BATCH),
             {"admission_lag_steps": 1},
             2,
             Reason.ADMISSION_BOUND,
             id="all work that a tightened lag admits",
         ),
-        pytest.param(starving(), {"ess_has_room": False}, 2, Reason.ESS_LOW, id="ESS is low"),
-        pytest.param(starving(lag_p50=6), {}, 4, Reason.SCALING_UP, id="lag at 3/4 of 8"),
-        pytest.param(starving(lag_p50=7), {}, 2, Reason.LAG_HIGH, id="lag above 3/4 of 8"),
         pytest.param(
-            starving(lag_max=5), {"admission_lag_steps": 4}, 2, Reason.LAG_HIGH, id="oldest token"
+            starving_signals(), {"ess_has_room": False}, 2, Reason.ESS_LOW, id="ESS is low"
+        ),
+        pytest.param(starving_signals(lag_p50=6), {}, 4, Reason.SCALING_UP, id="lag at 3/4 of 8"),
+        pytest.param(starving_signals(lag_p50=7), {}, 2, Reason.LAG_HIGH, id="lag above 3/4 of 8"),
+        pytest.param(
+            starving_signals(lag_max=5),
+            {"admission_lag_steps": 4},
+            2,
+            Reason.LAG_HIGH,
+            id="oldest token",
         ),
         pytest.param(
-            starving(ready_workers={"main": 1}), {}, 2, Reason.WORKERS_PENDING, id="one on its way"
+            starving_signals(ready_workers={"main": 1}),
+            {},
+            2,
+            Reason.WORKERS_PENDING,
+            id="one on its way",
         ),
         pytest.param(
-            starving(ready_workers={}), {}, 2, Reason.WORKERS_PENDING, id="both on their way"
+            starving_signals(ready_workers={}),
+            {},
+            2,
+            Reason.WORKERS_PENDING,
+            id="both on their way",
         ),
         pytest.param(
-            starving(learner_idle_ratio=0.31, ready_workers={"main": 6}),
+            starving_signals(learner_idle_ratio=0.31, ready_workers={"main": 6}),
             {},
             3,
             Reason.SCALING_UP,
             id="four more are leaving",
         ),
-        pytest.param(starving(), {"now_s": 29.0}, 2, Reason.COOLING_DOWN, id="cool-down"),
-        pytest.param(starving(), {"now_s": 30.0}, 4, Reason.SCALING_UP, id="cool-down over"),
+        pytest.param(starving_signals(), {"now_s": 29.0}, 2, Reason.COOLING_DOWN, id="cool-down"),
         pytest.param(
-            starving(ess_ratio_mean=None, lag_p50=None), {}, 2, Reason.NO_STEP_YET, id="no step"
-        ),
-        pytest.param(saturated(), {}, 1, Reason.SCALING_DOWN, id="saturated"),
-        pytest.param(
-            saturated(), {"now_s": 299.0}, 2, Reason.SATURATED, id="cool-down of removals"
+            starving_signals(), {"now_s": 30.0}, 4, Reason.SCALING_UP, id="cool-down over"
         ),
         pytest.param(
-            saturated(learner_idle_ratio=0.02), {}, 2, Reason.BALANCED, id="waits just enough"
+            starving_signals(ess_ratio_mean=None, lag_p50=None),
+            {},
+            2,
+            Reason.NO_STEP_YET,
+            id="no step",
+        ),
+        pytest.param(saturated_signals(), {}, 1, Reason.SCALING_DOWN, id="saturated"),
+        pytest.param(
+            saturated_signals(), {"now_s": 299.0}, 2, Reason.SATURATED, id="cool-down of removals"
         ),
         pytest.param(
-            saturated(buffered=6 * BATCH), {}, 2, Reason.BALANCED, id="work left to hand out"
+            saturated_signals(learner_idle_ratio=0.02),
+            {},
+            2,
+            Reason.BALANCED,
+            id="waits just enough",
+        ),
+        pytest.param(
+            saturated_signals(buffered=6 * BATCH),
+            {},
+            2,
+            Reason.BALANCED,
+            id="work left to hand out",
         ),
         pytest.param(signals(), {}, 2, Reason.BALANCED, id="balanced"),
     ],
 )
 def test_two_workers_become(seen, context, workers, reason):
-    assert decided(seen, **context) == ({"main": workers}, reason)
+    assert decide(seen, **context) == ({"main": workers}, reason)
 
 
 @pytest.mark.parametrize(("before", "after"), [(8, 6), (7, 6), (4, 3), (3, 2), (2, 1)])
 def test_a_quarter_goes_at_a_time_and_at_least_one(before, after):
-    seen = saturated(ready_workers={"main": before})
-    assert decided(seen, fleet(before)) == ({"main": after}, Reason.SCALING_DOWN)
+    seen = saturated_signals(ready_workers={"main": before})
+    assert decide(seen, fleet(before)) == ({"main": after}, Reason.SCALING_DOWN)
 
 
 def test_a_rounding_error_does_not_cost_a_worker():
-    seen = starving(learner_idle_ratio=0.38, ready_workers={"main": 31})
-    after, _ = decided(seen, fleet(31), limits(("main", 1, 64)))
+    seen = starving_signals(learner_idle_ratio=0.38, ready_workers={"main": 31})
+    after, _ = decide(seen, fleet(31), limits(("main", 1, 64)))
     assert after == {"main": 50}  # 31 / 0.62 = 50
 
 
 def test_a_full_group_stays_at_its_maximum():
-    seen = starving(ready_workers={"main": 8})
-    assert decided(seen, fleet(8)) == ({"main": 8}, Reason.AT_MAXIMUM)
+    seen = starving_signals(ready_workers={"main": 8})
+    assert decide(seen, fleet(8)) == ({"main": 8}, Reason.AT_MAXIMUM)
 
 
 def test_the_last_worker_of_a_run_stays_even_with_a_minimum_of_zero():
-    seen = saturated(ready_workers={"main": 1})
+    seen = saturated_signals(ready_workers={"main": 1})
     bounds = limits(("main", 0, 8))
-    assert decided(seen, fleet(1), bounds) == ({"main": 1}, Reason.AT_MINIMUM)
+    assert decide(seen, fleet(1), bounds) == ({"main": 1}, Reason.AT_MINIMUM)
 
 
 def test_a_second_change_waits_for_a_new_step():
     before = fleet(scaled_step=10)
-    assert decided(starving(step=10), before) == ({"main": 2}, Reason.COOLING_DOWN)
-    assert decided(starving(step=11), before) == ({"main": 4}, Reason.SCALING_UP)
+    assert decide(starving_signals(step=10), before) == ({"main": 2}, Reason.COOLING_DOWN)
+    assert decide(starving_signals(step=11), before) == ({"main": 4}, Reason.SCALING_UP)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +172,8 @@ def test_a_second_change_waits_for_a_new_step():
 def test_groups_are_filled_in_order_one_at_a_time(spot, steady, after):
     replicas = {"spot": spot, "steady": steady}
     bounds = limits(("spot", 0, 4), ("steady", 0, 8))
-    seen = starving(ready_workers=replicas)
-    assert decided(seen, fleet(replicas=replicas), bounds) == (after, Reason.SCALING_UP)
+    seen = starving_signals(ready_workers=replicas)
+    assert decide(seen, fleet(replicas=replicas), bounds) == (after, Reason.SCALING_UP)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +186,8 @@ def test_groups_are_filled_in_order_one_at_a_time(spot, steady, after):
 def test_groups_are_emptied_in_the_reverse_order(spot, steady, after):
     replicas = {"spot": spot, "steady": steady}
     bounds = limits(("spot", 0, 4), ("steady", 1, 8))
-    seen = saturated(ready_workers=replicas)
-    assert decided(seen, fleet(replicas=replicas), bounds) == (after, Reason.SCALING_DOWN)
+    seen = saturated_signals(ready_workers=replicas)
+    assert decide(seen, fleet(replicas=replicas), bounds) == (after, Reason.SCALING_DOWN)
 
 
 @pytest.mark.parametrize(
@@ -157,35 +199,37 @@ def test_groups_are_emptied_in_the_reverse_order(spot, steady, after):
 )
 def test_a_removal_does_not_go_back_to_workers_that_starved_lately(seen_s, workers, reason):
     before = fleet(4, starvation=Starvation(workers=3, seen_s=seen_s))
-    seen = saturated(ready_workers={"main": 4})
-    assert decided(seen, before) == ({"main": workers}, reason)
+    seen = saturated_signals(ready_workers={"main": 4})
+    assert decide(seen, before) == ({"main": workers}, reason)
 
 
-def remembered(seen: RunSignals, before: FleetState, now_s: float = LATER_S) -> Starvation | None:
+def next_starvation(
+    seen: RunSignals, before: FleetState, now_s: float = LATER_S
+) -> Starvation | None:
     context = ScalingContext(admission_lag_steps=8, ess_has_room=True, now_s=now_s)
     return next_fleet(DEFAULTS, before, seen, context)[0].starvation
 
 
 def test_starving_for_workers_is_remembered_with_their_number():
-    assert remembered(starving(), fleet()) == Starvation(workers=2, seen_s=LATER_S)
+    assert next_starvation(starving_signals(), fleet()) == Starvation(workers=2, seen_s=LATER_S)
 
 
 def test_starving_just_after_a_change_is_not_held_against_the_new_workers():
-    assert remembered(starving(), fleet(), now_s=29.0) is None
+    assert next_starvation(starving_signals(), fleet(), now_s=29.0) is None
 
 
 def test_starving_at_the_admission_bound_is_not_the_workers_fault():
-    assert remembered(starving(in_flight=9 * BATCH), fleet()) is None
+    assert next_starvation(starving_signals(in_flight=9 * BATCH), fleet()) is None
 
 
 def test_starving_with_more_workers_than_remembered_is_remembered_instead():
     known = Starvation(workers=2, seen_s=LATER_S - 100.0)
-    seen = starving(ready_workers={"main": 3})
-    after = remembered(seen, fleet(3, starvation=known))
+    seen = starving_signals(ready_workers={"main": 3})
+    after = next_starvation(seen, fleet(3, starvation=known))
     assert after == Starvation(workers=3, seen_s=LATER_S)
 
 
 def test_losing_workers_does_not_lower_what_is_remembered():
     known = Starvation(workers=2, seen_s=LATER_S - 100.0)
-    seen = starving(ready_workers={"main": 1})
-    assert remembered(seen, fleet(3, starvation=known)) == known
+    seen = starving_signals(ready_workers={"main": 1})
+    assert next_starvation(seen, fleet(3, starvation=known)) == known

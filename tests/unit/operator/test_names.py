@@ -31,7 +31,7 @@ WORDS = ("a", "b", "x", "rollout", "learner", "config", "7", "dcbqrstp")
 """The last one looks like a digest of ours."""
 
 
-def joined(separators: str, longest: int) -> st.SearchStrategy[str]:
+def joined_words(separators: str, longest: int) -> st.SearchStrategy[str]:
     """Words with separators between them: names that are easily mistaken for each other."""
     word, separator = st.sampled_from(WORDS), st.sampled_from(separators)
     more = st.lists(st.tuples(separator, word), max_size=4)
@@ -39,8 +39,8 @@ def joined(separators: str, longest: int) -> st.SearchStrategy[str]:
     return built.filter(lambda name: len(name) <= longest)
 
 
-RUNS = joined("-.", 40)
-PAIRS = st.tuples(RUNS, joined("-", 20))
+RUNS = joined_words("-.", 40)
+PAIRS = st.tuples(RUNS, joined_words("-", 20))
 
 
 def family(run: str, *groups: str) -> tuple[Child, ...]:

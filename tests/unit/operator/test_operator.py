@@ -14,7 +14,7 @@ import pytest
 from kubernetes import client
 from ruamel.yaml import YAML
 
-from tests.fakes.kubernetes.recorder import granted, permissions
+from tests.fakes.kubernetes.recorder import granted_permissions, permissions
 from tests.fixtures.kubernetes.kubelet import until_stored
 from tests.fixtures.operator.reconciler import ReconcilerFixture, reconciler_fixture
 from tests.fixtures.operator.runs import DEFAULTS
@@ -27,7 +27,7 @@ RULES = Path(__file__).parents[3] / "charts/vcpo/templates/rbac/_rules.tpl"
 
 
 @asynccontextmanager
-async def operating(fixture: ReconcilerFixture, **options: Any) -> AsyncIterator[None]:
+async def run_operator(fixture: ReconcilerFixture, **options: Any) -> AsyncIterator[None]:
     settings = client.Configuration(host=fixture.server.url)
     cluster = Cluster(client.ApiClient(settings))
     operator = Operator(
@@ -63,7 +63,7 @@ ROLLOUTS = [{"name": "main", "minReplicas": 2, "maxReplicas": 4}]
 async def test_a_run_created_before_the_operator_started_is_reconciled():
     async with reconciler_fixture() as operator:
         operator.create_run(rollouts=ROLLOUTS)
-        async with operating(operator):
+        async with run_operator(operator):
             await until_stored(operator.server, lambda: operator.run_status().get("conditions"))
         assert operator.replicas() == 2
 
@@ -71,7 +71,7 @@ async def test_a_run_created_before_the_operator_started_is_reconciled():
 async def test_no_finalizer_and_no_annotation_is_put_on_a_run():
     async with reconciler_fixture() as operator:
         operator.create_run(rollouts=ROLLOUTS)
-        async with operating(operator, namespaces=["ml"]):
+        async with run_operator(operator, namespaces=["ml"]):
             await until_stored(operator.server, lambda: operator.run_status().get("conditions"))
         metadata = operator.get("vcpo.dev", "vcporuns", "demo")["metadata"]
         assert not {"finalizers", "annotations"} & set(metadata)
@@ -94,7 +94,7 @@ async def test_every_child_that_somebody_deletes_comes_back_at_once_with_an_even
         found = operator.get(group, plural, name).get("metadata", {}).get("uid")
         return None if found is None else str(found)
 
-    async with reconciler_fixture() as operator, operating(operator):
+    async with reconciler_fixture() as operator, run_operator(operator):
         operator.create_run(rollouts=ROLLOUTS)
         await until_stored(operator.server, lambda: operator.run_status().get("conditions"))
         before = {kind: uid(kind) for kind in OWNED}
@@ -105,7 +105,7 @@ async def test_every_child_that_somebody_deletes_comes_back_at_once_with_an_even
         await until_stored(
             operator.server, lambda: all(uid(kind) not in {None, before[kind]} for kind in OWNED)
         )
-        await until_stored(operator.server, lambda: set(OWNED) <= recreated(operator))
+        await until_stored(operator.server, lambda: set(OWNED) <= recreated_kinds(operator))
 
 
 def _address(path: str) -> tuple[str, str, str]:
@@ -113,7 +113,7 @@ def _address(path: str) -> tuple[str, str, str]:
     return ("" if parts[1] == "api" else parts[2]), parts[-2], parts[-1]
 
 
-def recreated(operator: ReconcilerFixture) -> set[str]:
+def recreated_kinds(operator: ReconcilerFixture) -> set[str]:
     """Kinds that events call recreated."""
     events = operator.server.api.store.objects(("", "events"), "ml")
     told = (event["message"] for event in events if event["reason"] == "Recreated")
@@ -123,7 +123,7 @@ def recreated(operator: ReconcilerFixture) -> set[str]:
 async def test_the_chart_grants_everything_that_is_asked_for():
     async with reconciler_fixture() as operator:
         operator.create_run(rollouts=ROLLOUTS)
-        async with operating(operator):
+        async with run_operator(operator):
             await until_stored(operator.server, lambda: operator.run_status().get("conditions"))
             operator.change_run(suspend=True)
             await until_stored(
@@ -132,7 +132,7 @@ async def test_the_chart_grants_everything_that_is_asked_for():
         asked = permissions(r for r in operator.server.recorder if r.user_agent)
         of_operator = {each for each in asked if each.group != "apiextensions.k8s.io"}
         namespaces = {each for each in of_operator if each.resource == "namespaces"}
-        assert of_operator - namespaces <= granted(chart_rules())
+        assert of_operator - namespaces <= granted_permissions(chart_rules())
 
 
 def chart_rules() -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ class Elements(HTMLParser):
     def handle_data(self, data):
         self.words.append(data)
 
-    def named(self, name):
+    def tags_named(self, name):
         return [attributes for tag, attributes in self.tags if tag == name]
 
 
@@ -61,7 +61,9 @@ def test_the_headline_names_what_is_in_force_also_where_the_file_leaves_it_to_th
 
 def test_the_report_has_the_four_curves_and_the_details(run, make_step):
     metrics = Metrics(steps=(make_step(),), evaluations=())
-    names = [figure["id"] for figure in Elements(render_report(run, metrics, ())).named("figure")]
+    names = [
+        figure["id"] for figure in Elements(render_report(run, metrics, ())).tags_named("figure")
+    ]
     assert names == [
         *("chart-reward", "chart-ess", "chart-step-size", "chart-lag"),
         *(f"chart-{field}" for field, _ in CHARTS),
@@ -125,7 +127,7 @@ def test_the_page_refers_to_nothing_outside_itself(run, make_step, make_event):
 
 def test_the_content_policy_allows_exactly_the_style_and_the_script_of_the_page(run):
     document = render_report(run, EMPTY, ())
-    policy = Elements(document).named("meta")[1]["content"]
+    policy = Elements(document).tags_named("meta")[1]["content"]
     for tag in ("style", "script"):
         (body,) = re.findall(rf"<{tag}>(.*?)</{tag}>", document, flags=re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
@@ -142,7 +144,7 @@ def test_the_readout_of_every_chart_is_json_without_nan(run, make_step):
 
     readouts = [
         json.loads(figure["data-readout"], parse_constant=refuse)
-        for figure in Elements(document).named("figure")
+        for figure in Elements(document).tags_named("figure")
     ]
     ess_ratio = readouts[1]["series"][0]
     assert (ess_ratio["x"], ess_ratio["y"]) == ([1], [0.6])

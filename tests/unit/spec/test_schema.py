@@ -17,7 +17,7 @@ UNBOUNDED_BY_DESIGN = {
 }
 
 
-def resolved(node: dict[str, Any]) -> dict[str, Any]:
+def resolve(node: dict[str, Any]) -> dict[str, Any]:
     """The node with its reference followed; what stands beside the reference goes before."""
     name = node.get("$ref", "").removeprefix("#/$defs/")
     return {**SCHEMA["$defs"][name], **node} if name else node
@@ -25,7 +25,7 @@ def resolved(node: dict[str, Any]) -> dict[str, Any]:
 
 def walk(path: str, node: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every value that a run may hold, by its path: `[]` is an item, `{}` a value of a map."""
-    node = resolved(node)
+    node = resolve(node)
     yield path, node
     for name, inner in node.get("properties", {}).items():
         yield from walk(f"{path}.{name}" if path else name, inner)
@@ -41,10 +41,10 @@ def properties() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
     """Every property: its path, its name, its schema and the object that holds it."""
     for path, node in walk("", SCHEMA):
         for name, inner in node.get("properties", {}).items():
-            yield f"{path}.{name}".strip("."), name, resolved(inner), node
+            yield f"{path}.{name}".strip("."), name, resolve(inner), node
 
 
-def bounded(node: dict[str, Any]) -> bool:
+def is_bounded(node: dict[str, Any]) -> bool:
     if {"const", "enum"} & node.keys():
         return True
     match node.get("type"):
@@ -71,7 +71,7 @@ def test_every_property_is_described():
 
 
 def test_every_string_number_list_and_map_is_bounded():
-    unbounded = {path for path, node in walk("", SCHEMA) if not bounded(node)}
+    unbounded = {path for path, node in walk("", SCHEMA) if not is_bounded(node)}
     assert unbounded == UNBOUNDED_BY_DESIGN
 
 

@@ -27,7 +27,7 @@ def delta_of(parts):
     return safetensors.numpy.save({name: np.array(*value) for name, value in parts.items()})
 
 
-def carried_over(base, payload):
+def apply_delta_of(base, payload):
     delta = encode_delta(base, payload)
     assert delta is not None
     after, _ = apply_deltas(base, [delta])
@@ -57,7 +57,7 @@ def test_a_tensor_that_did_not_change_takes_no_room():
 )
 def test_bits_that_compare_equal_or_not_at_all_as_numbers_are_carried_over(was, now):
     base, payload = bfloat16(was, *UNCHANGED), bfloat16(now, *UNCHANGED)
-    assert carried_over(base, payload) == payload
+    assert apply_delta_of(base, payload) == payload
 
 
 def test_a_nan_that_stays_is_no_change():
@@ -105,7 +105,7 @@ def test_any_bytes_come_back_exactly(data, width):
         safetensors.torch.save({"a": torch.from_numpy(bits.view("u1")).view(WIDTHS[width])})
         for bits in (was, now)
     )
-    assert carried_over(base, payload) == payload
+    assert apply_delta_of(base, payload) == payload
 
 
 @given(st.sets(st.integers(0, 200_000), min_size=1, max_size=50))

@@ -29,7 +29,7 @@ class Steered(control_pb2_grpc.ControlServiceServicer):
 
 
 @contextlib.asynccontextmanager
-async def serving(servicer=None, *, token=None, guard=None, **limits):
+async def serve(servicer=None, *, token=None, guard=None, **limits):
     """The address of a server with these limits."""
     server = WireServer(token=token, guard=guard or Guard(token, **limits))
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(servicer or Echo(), server.grpc_server)
@@ -90,18 +90,18 @@ async def window_for(address, method, *headers):
 
 @pytest.mark.parametrize("method", [GET_MANIFEST, CHECK])
 async def test_of_what_a_stranger_sends_the_server_takes_in_next_to_nothing(method):
-    async with serving(token=TOKEN) as address:
+    async with serve(token=TOKEN) as address:
         assert await window_for(address, method) <= 1 << 17
 
 
 async def test_what_a_friend_sends_it_asks_for_a_mebibyte_at_a_time():
-    async with serving(token=TOKEN) as address:
+    async with serve(token=TOKEN) as address:
         token = ("authorization", f"Bearer {TOKEN}")
         assert await window_for(address, GET_MANIFEST, token) >= 1 << 20
 
 
 async def test_a_deadline_too_far_away_is_refused():
-    async with serving() as address, open_channel(address, token=None) as channel:
+    async with serve() as address, open_channel(address, token=None) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await manifest(channel, timeout=4000.0)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -109,7 +109,7 @@ async def test_a_deadline_too_far_away_is_refused():
 
 
 async def test_a_message_that_does_not_come_is_not_waited_for():
-    async with serving(read_timeout_s=0.05) as address, grpc.aio.insecure_channel(address) as one:
+    async with serve(read_timeout_s=0.05) as address, grpc.aio.insecure_channel(address) as one:
         call = one.stream_unary(GET_MANIFEST)(timeout=TIMEOUT_S)
         assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert await call.details() == "message: it did not arrive within 0.05 s"
@@ -124,7 +124,7 @@ async def test_a_message_that_does_not_come_is_not_waited_for():
     ids=["none", "not one"],
 )
 async def test_a_message_that_is_none_is_refused(messages, problem):
-    async with serving() as address, grpc.aio.insecure_channel(address) as channel:
+    async with serve() as address, grpc.aio.insecure_channel(address) as channel:
         call = channel.stream_unary(GET_MANIFEST)(iter(messages), timeout=TIMEOUT_S)
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert await call.details() == problem
@@ -133,7 +133,7 @@ async def test_a_message_that_is_none_is_refused(messages, problem):
 async def test_only_so_many_messages_arrive_at_one_time(monkeypatch):
     monkeypatch.setattr(guard_module, "MAX_MESSAGES_READ", 1)
     guard, gate = Guard(None), asyncio.Event()
-    async with serving(guard=guard) as address, grpc.aio.insecure_channel(address) as channel:
+    async with serve(guard=guard) as address, grpc.aio.insecure_channel(address) as channel:
 
         async def late_message():
             await gate.wait()
@@ -153,7 +153,7 @@ async def test_only_so_many_messages_arrive_at_one_time(monkeypatch):
 
 async def test_whoever_steers_a_run_waits_for_no_message_of_its_workers():
     guard = Guard(None)
-    async with serving(guard=guard) as address, grpc.aio.insecure_channel(address) as channel:
+    async with serve(guard=guard) as address, grpc.aio.insecure_channel(address) as channel:
         silent = [channel.stream_unary(GET_MANIFEST)(timeout=TIMEOUT_S) for _ in range(16)]
         async with asyncio.timeout(TIMEOUT_S):
             while not guard._reading.locked():
@@ -184,7 +184,7 @@ class Long(policy_pb2_grpc.PolicyServiceServicer):
 async def test_a_reader_that_stops_is_let_go_of_with_what_it_was_sent():
     long = Long()
     async with (
-        serving(long, stalled_reader_s=0.1) as address,
+        serve(long, stalled_reader_s=0.1) as address,
         grpc.aio.insecure_channel(address) as channel,
     ):
         stub = policy_pb2_grpc.PolicyServiceStub(channel)
@@ -197,7 +197,7 @@ async def test_a_reader_that_stops_is_let_go_of_with_what_it_was_sent():
 
 async def test_only_so_many_versions_are_sent_at_one_time(monkeypatch):
     monkeypatch.setattr(guard_module, "MAX_STREAMS", 1)
-    async with serving(Long()) as address, open_channel(address, token=None) as channel:
+    async with serve(Long()) as address, open_channel(address, token=None) as channel:
         stub = policy_pb2_grpc.PolicyServiceStub(channel)
         first = stub.Fetch(policy_pb2.FetchRequest(), timeout=TIMEOUT_S)
         await first.read()
@@ -212,7 +212,7 @@ async def test_only_so_many_versions_are_sent_at_one_time(monkeypatch):
 
 async def test_connections_are_bounded_and_those_that_end_make_room(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (6, 6))
-    async with serving() as address:
+    async with serve() as address:
         host, port = address.split(":")
         idle = [await asyncio.open_connection(host, port) for _ in range(3)]
         async with open_channel(address, token=None) as channel:
@@ -226,7 +226,7 @@ async def test_connections_are_bounded_and_those_that_end_make_room(monkeypatch)
 
 async def test_refused_calls_are_counted_by_reason():
     guard = Guard(TOKEN)
-    async with serving(guard=guard) as address:
+    async with serve(guard=guard) as address:
         for token in (None, "wrong", TOKEN):
             async with open_channel(address, token=token) as channel:
                 with pytest.raises(grpc.aio.AioRpcError):
@@ -241,7 +241,7 @@ async def test_refused_calls_are_counted_by_reason():
 )
 async def test_a_connection_without_calls_is_closed(monkeypatch, bound, said):
     monkeypatch.setattr(limits, bound, 0.2)
-    async with serving() as address:
+    async with serve() as address:
         reader, writer = await asyncio.open_connection(*address.split(":"))
         writer.write(said)
         async with asyncio.timeout(TIMEOUT_S):

@@ -16,7 +16,7 @@ from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2_grpc
 
 
-async def started(token: str | None) -> tuple[WireServer, str]:
+async def start_server(token: str | None) -> tuple[WireServer, str]:
     server = WireServer(token=token)
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(Echo(), server.grpc_server)
     port = await server.start("127.0.0.1:0", [SERVICE])
@@ -25,7 +25,7 @@ async def started(token: str | None) -> tuple[WireServer, str]:
 
 @pytest.fixture
 async def server() -> AsyncIterator[WireServer]:
-    running, running.address = await started(TOKEN)  # type: ignore[attr-defined]
+    running, running.address = await start_server(TOKEN)  # type: ignore[attr-defined]
     yield running
     await running.stop(grace_s=0)
 
@@ -55,7 +55,7 @@ class TestToken:
         assert "set VCPO_TOKEN" in refused.value.details()
 
     async def test_nobody_is_asked_where_none_is_configured(self, call, answer):
-        server, address = await started(None)
+        server, address = await start_server(None)
         async with open_channel(address, token=None) as anybody:
             assert await call(anybody) == answer
         await server.stop(grace_s=0)

@@ -77,7 +77,7 @@ def message() -> work_pb2.Trajectory:
     )
 
 
-def refused(change: Callable[[work_pb2.Trajectory], object]) -> str:
+def refusal_of(change: Callable[[work_pb2.Trajectory], object]) -> str:
     """What is said about the message after a change."""
     changed = message()
     change(changed)
@@ -184,7 +184,7 @@ def test_a_logprob_that_rounding_lifted_above_zero_is_accepted():
 @pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), float("inf"), 0.01])
 def test_a_logprob_that_no_sampled_token_has_is_named(logprob):
     logprobs = float32s(-0.5, logprob, -1.0)
-    said = refused(lambda one: setattr(one, "rollout_logprobs", logprobs))
+    said = refusal_of(lambda one: setattr(one, "rollout_logprobs", logprobs))
     assert said.startswith(
         "trajectories[3].rollout_logprobs[1]: must be finite and at most 0, got "
     )
@@ -248,17 +248,17 @@ def test_a_logprob_that_no_sampled_token_has_is_named(logprob):
     ],
 )
 def test_a_malformed_field_is_named_with_the_cure(change, said):
-    assert refused(change) == f"trajectories[3].{said}"
+    assert refusal_of(change) == f"trajectories[3].{said}"
 
 
 def test_an_endless_id_is_refused_and_shortened():
-    said = refused(lambda one: setattr(one, "trajectory_id", "x" * 257))
+    said = refusal_of(lambda one: setattr(one, "trajectory_id", "x" * 257))
     assert said == f"trajectories[3].trajectory_id: must be 1 to 256 characters, got '{'x' * 79}"
 
 
 def test_a_response_beyond_the_limit_is_refused():
     token_ids = bytes(4 * (MAX_TOKENS + 1))
-    said = refused(lambda one: setattr(one, "response_token_ids", token_ids))
+    said = refusal_of(lambda one: setattr(one, "response_token_ids", token_ids))
     assert said.endswith(f"got '{MAX_TOKENS + 1} tokens'")
 
 

@@ -27,7 +27,7 @@ def manifest() -> policy_pb2.PolicyManifest:
     return manifest_of(PAYLOAD, policy_version=7, incarnation="first")
 
 
-def flipped(payload: bytes, position: int, bit: int = 0) -> bytes:
+def flip_bit(payload: bytes, position: int, bit: int = 0) -> bytes:
     return payload[:position] + bytes([payload[position] ^ 1 << bit]) + payload[position + 1 :]
 
 
@@ -59,7 +59,7 @@ def test_intact_bytes_are_accepted():
 def test_a_flipped_bit_is_blamed_on_its_tensor(position):
     name = "bias" if position < len(BIAS) else "weight"
     with pytest.raises(CorruptWeightsError, match=f"tensor '{name}': differs from the manifest"):
-        verify(flipped(PAYLOAD, DATA_START + position), manifest())
+        verify(flip_bit(PAYLOAD, DATA_START + position), manifest())
 
 
 def test_no_flipped_bit_of_the_header_is_overlooked():
@@ -67,7 +67,7 @@ def test_no_flipped_bit_of_the_header_is_overlooked():
     expected = manifest_of(intact, policy_version=7, incarnation="first")
     for position, bit in product(range(len(intact) - len(BIAS)), range(8)):
         with pytest.raises(CorruptWeightsError):
-            verify(flipped(intact, position, bit), expected)
+            verify(flip_bit(intact, position, bit), expected)
 
 
 @pytest.mark.parametrize("size", [0, 7, 8, DATA_START, len(PAYLOAD) - 1])

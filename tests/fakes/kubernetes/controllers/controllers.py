@@ -57,7 +57,7 @@ class Controllers:
         self.paused = False
         self._work.set()
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Wait until every change has been dealt with."""
         await self._idle.wait()
 
@@ -110,7 +110,7 @@ class Controllers:
         if body is None:
             return
         try:
-            if garbage.collected(self._api, resource, body):
+            if garbage.collect(self._api, resource, body):
                 return
             if resource in RECONCILERS:
                 RECONCILERS[resource](self._api, body)

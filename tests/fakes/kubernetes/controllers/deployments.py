@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from tests.fakes.kubernetes.api import Api
 from tests.fakes.kubernetes.controllers.garbage import OPTIONS, change, delete
 from tests.fakes.kubernetes.controllers.pods import (
+    controlled_objects,
     controller_reference,
     count_ready,
     create_pod,
     is_active,
-    owned,
     template_hash,
     victims_first,
     warn,
@@ -44,12 +44,12 @@ def bounds_of(deployment: JsonObject) -> Bounds:
     """The bounds of a deployment's strategy; a share is rounded up above and down below."""
     replicas = deployment["spec"]["replicas"]
     rolling = deployment["spec"]["strategy"].get("rollingUpdate") or {}
-    surge = _resolved(rolling.get("maxSurge", 0), replicas, up=True)
-    unavailable = _resolved(rolling.get("maxUnavailable", 0), replicas, up=False)
+    surge = _resolve(rolling.get("maxSurge", 0), replicas, up=True)
+    unavailable = _resolve(rolling.get("maxUnavailable", 0), replicas, up=False)
     return Bounds(surge=surge, unavailable=unavailable or int(surge == 0))
 
 
-def _resolved(value: int | str, replicas: int, *, up: bool) -> int:
+def _resolve(value: int | str, replicas: int, *, up: bool) -> int:
     if isinstance(value, int):
         return value
     exact = int(value.rstrip("%")) * replicas / 100
@@ -60,7 +60,7 @@ def reconcile_deployment(api: Api, deployment: JsonObject) -> None:
     """One step towards the wanted ReplicaSets, and the status."""
     if deployment["metadata"].get("deletionTimestamp"):
         return
-    sets = owned(api, deployment, REPLICA_SETS)
+    sets = controlled_objects(api, deployment, REPLICA_SETS)
     hashed = template_hash(deployment["spec"]["template"])
     current = next((s for s in sets if s["metadata"]["labels"].get(HASH_LABEL) == hashed), None)
     old = [s for s in sets if s is not current]
@@ -80,7 +80,7 @@ def _may_start(api: Api, deployment: JsonObject, old: list[JsonObject]) -> bool:
         return True
     for replica_set in old:
         _scale(api, replica_set, 0)
-    return not any(owned(api, replica_set, PODS) for replica_set in old)
+    return not any(controlled_objects(api, replica_set, PODS) for replica_set in old)
 
 
 def _create_replica_set(api: Api, deployment: JsonObject, hashed: str, revision: int) -> None:
@@ -122,7 +122,7 @@ def _roll(api: Api, deployment: JsonObject, current: JsonObject, old: list[JsonO
         _scale(api, current, have + min(wanted + bounds.surge - total, wanted - have))
     waiting = have - current["status"].get("availableReplicas", 0)
     spare = total - (wanted - bounds.unavailable) - waiting
-    for replica_set in sorted(old, key=lambda s: count_ready(owned(api, s, PODS))):
+    for replica_set in sorted(old, key=lambda s: count_ready(controlled_objects(api, s, PODS))):
         less = min(max(spare, 0), replica_set["spec"]["replicas"])
         _scale(api, replica_set, replica_set["spec"]["replicas"] - less)
         spare -= less
@@ -134,7 +134,7 @@ def _scale(api: Api, replica_set: JsonObject, replicas: int) -> None:
 
 
 def _report(api: Api, deployment: JsonObject, hashed: str) -> None:
-    sets = owned(api, deployment, REPLICA_SETS)
+    sets = controlled_objects(api, deployment, REPLICA_SETS)
     total = sum(s["status"].get("replicas", 0) for s in sets)
     ready = sum(s["status"].get("readyReplicas", 0) for s in sets)
     updated = sum(
@@ -185,7 +185,7 @@ def reconcile_replica_set(api: Api, replica_set: JsonObject) -> None:
     """Create or delete pods until their number is the wanted one, and report."""
     if replica_set["metadata"].get("deletionTimestamp"):
         return
-    active = [pod for pod in owned(api, replica_set, PODS) if is_active(pod)]
+    active = [pod for pod in controlled_objects(api, replica_set, PODS) if is_active(pod)]
     wanted = replica_set["spec"]["replicas"]
     refusal = ""
     for _ in range(wanted - len(active)):
@@ -196,7 +196,7 @@ def reconcile_replica_set(api: Api, replica_set: JsonObject) -> None:
             break
     for pod in victims_first(active)[: max(len(active) - wanted, 0)]:
         delete(api, PODS, pod)
-    active = [pod for pod in owned(api, replica_set, PODS) if is_active(pod)]
+    active = [pod for pod in controlled_objects(api, replica_set, PODS) if is_active(pod)]
     ready = count_ready(active)
     failure = _condition(api, replica_set, "ReplicaFailure", "True", "FailedCreate", refusal)
     status = {

@@ -41,7 +41,7 @@ def delete(api: Api, resource: ResourceKey, body: JsonObject) -> None:
         api.delete(target_for(api, resource, body), DeleteOptions())
 
 
-def collected(api: Api, resource: ResourceKey, body: JsonObject) -> bool:
+def collect(api: Api, resource: ResourceKey, body: JsonObject) -> bool:
     """Delete body when all its owners are gone, and carry out the policy of its own deletion.
 
     Answers whether body may be gone, so that nothing else should be done with it.
@@ -58,7 +58,7 @@ def collected(api: Api, resource: ResourceKey, body: JsonObject) -> bool:
         _drop_finalizer(api, resource, body, ORPHAN)
         return True
     if FOREGROUND in finalizers:
-        return _deleted_in_foreground(api, resource, body)
+        return _delete_in_foreground(api, resource, body)
     return False
 
 
@@ -70,7 +70,7 @@ def _orphan_dependents(api: Api, owner: JsonObject) -> None:
         change(api, resource, dependent, {"metadata": {"ownerReferences": left or None}})
 
 
-def _deleted_in_foreground(api: Api, resource: ResourceKey, owner: JsonObject) -> bool:
+def _delete_in_foreground(api: Api, resource: ResourceKey, owner: JsonObject) -> bool:
     """Delete dependents first; the owner goes when those that block it are gone."""
     uid = owner["metadata"]["uid"]
     dependents = api.store.dependents(uid)

@@ -40,7 +40,7 @@ def controller_reference(owner: JsonObject) -> JsonObject:
     }
 
 
-def owned(api: Api, owner: JsonObject, resource: ResourceKey) -> list[JsonObject]:
+def controlled_objects(api: Api, owner: JsonObject, resource: ResourceKey) -> list[JsonObject]:
     """Objects of a resource that owner controls."""
     uid = owner["metadata"]["uid"]
     return [body for key, body in api.store.dependents(uid) if key == resource]

@@ -9,11 +9,11 @@ from __future__ import annotations
 from tests.fakes.kubernetes.api import Api
 from tests.fakes.kubernetes.controllers.garbage import OPTIONS, change, delete
 from tests.fakes.kubernetes.controllers.pods import (
+    controlled_objects,
     controller_reference,
     count_ready,
     create_pod,
     is_ready,
-    owned,
     template_hash,
     warn,
 )
@@ -36,7 +36,7 @@ def reconcile(api: Api, stateful_set: JsonObject) -> None:
     if stateful_set["metadata"].get("deletionTimestamp"):
         return
     revision = _revision(stateful_set)
-    pods = {ordinal(pod): pod for pod in owned(api, stateful_set, PODS)}
+    pods = {ordinal(pod): pod for pod in controlled_objects(api, stateful_set, PODS)}
     parallel = stateful_set["spec"]["podManagementPolicy"] == "Parallel"
     steady = _fill_up(api, stateful_set, pods, revision, parallel=parallel)
     if steady or parallel:
@@ -131,7 +131,7 @@ def _is_current(pod: JsonObject, revision: str) -> bool:
 
 
 def _report(api: Api, stateful_set: JsonObject, revision: str) -> None:
-    pods = owned(api, stateful_set, PODS)
+    pods = controlled_objects(api, stateful_set, PODS)
     updated = sum(_is_current(pod, revision) for pod in pods)
     before = stateful_set["status"].get("currentRevision", revision)
     current = revision if updated == len(pods) else before

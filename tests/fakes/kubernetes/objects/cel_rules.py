@@ -62,7 +62,7 @@ def violations(
         yield from _in_fields(schema, value, old if isinstance(old, dict) else {}, path)
     if isinstance(value, list) and schema.get("items"):
         for index, item in enumerate(value):
-            before = _correlated(schema, item, old if isinstance(old, list) else [])
+            before = _correlate(schema, item, old if isinstance(old, list) else [])
             yield from violations(schema["items"], item, before, f"{path}[{index}]", root=False)
 
 
@@ -85,7 +85,7 @@ def _visible(value: Any, *, root: bool) -> Any:
     return {**value, "metadata": named}
 
 
-def _correlated(schema: JsonObject, item: Any, old: list[Any]) -> Any:
+def _correlate(schema: JsonObject, item: Any, old: list[Any]) -> Any:
     """The earlier form of an item: only items of keyed lists have one."""
     if schema.get("x-kubernetes-list-type") != "map" or not isinstance(item, dict):
         return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.fakes.kubernetes.errors import ApiError, Cause, JsonObject, bad_request, invalid
 from tests.fakes.kubernetes.objects import scaling
-from tests.fakes.kubernetes.requests.targets import Target, checked
+from tests.fakes.kubernetes.requests.targets import Target, check_body
 
 _STATUS_FIELDS = ("apiVersion", "kind", "metadata", "status")
 _QUANTITY = r"^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
@@ -27,7 +27,7 @@ def configuration(target: Target, body: Any, manager: str) -> JsonObject:
         raise invalid("PatchOptions", "meta.k8s.io", "", [cause])
     if target.subresource == "scale":
         body = scaling.configuration_of(target.resource, body)
-    stated = checked(target, _without_nulls(body))
+    stated = check_body(target, _without_nulls(body))
     if "managedFields" in stated["metadata"]:
         raise bad_request("metadata.managedFields must be nil")
     if not target.resource.custom:

@@ -74,7 +74,7 @@ def _children(schema: JsonObject, place: str) -> Iterator[tuple[JsonObject, str]
             yield schema[key], f"{place}.{key}"
 
 
-def established(body: JsonObject, time: str) -> JsonObject:
+def established_status(body: JsonObject, time: str) -> JsonObject:
     """The status of a definition that is served."""
     spec = body["spec"]
     names = {"listKind": f"{spec['names']['kind']}List", **spec["names"]}

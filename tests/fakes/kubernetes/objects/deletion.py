@@ -65,7 +65,7 @@ def after_delete(
     return {**body, "status": {"phase": "Terminating"}} if resource.key == NAMESPACES else body
 
 
-def released(resource: Resource, body: JsonObject) -> bool:
+def may_be_removed(resource: Resource, body: JsonObject) -> bool:
     """Whether a terminating object has nothing left that holds it."""
     metadata = body["metadata"]
     return (

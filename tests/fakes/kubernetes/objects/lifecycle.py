@@ -97,7 +97,7 @@ def check_version(
         raise invalid(resource.kind, resource.group, name, [cause])
 
 
-def carried_over(
+def keep_protected_fields(
     resource: Resource, old: JsonObject, new: JsonObject, subresource: str
 ) -> JsonObject:
     """new with what this way of changing may not touch as it was in old."""
@@ -116,21 +116,19 @@ def carried_over(
 
 def with_generation(resource: Resource, old: JsonObject, new: JsonObject) -> JsonObject:
     """new, its generation raised when it differs from old in what the user asks for."""
-    if not resource.generation or _asked_for(resource, old) == _asked_for(resource, new):
+    if not resource.generation or _desired_fields(resource, old) == _desired_fields(resource, new):
         return new
     generation = old["metadata"]["generation"] + 1
     return {**new, "metadata": {**new["metadata"], "generation": generation}}
 
 
-def _asked_for(resource: Resource, body: JsonObject) -> JsonObject:
+def _desired_fields(resource: Resource, body: JsonObject) -> JsonObject:
     ignored = {"metadata", "apiVersion"}
     ignored |= {"status"} if "status" in resource.subresources else set()
     return {key: value for key, value in body.items() if key not in ignored}
 
 
-def completed(
-    resource: Resource, body: JsonObject, *, strict: bool
-) -> tuple[JsonObject, list[str]]:
+def complete(resource: Resource, body: JsonObject, *, strict: bool) -> tuple[JsonObject, list[str]]:
     """body pruned and with defaults, and warnings. Answers a copy that nothing else holds.
 
     strict: refuse unknown fields instead of dropping them.
@@ -142,11 +140,11 @@ def completed(
     if resource.schema is None:
         fill_in(resource.kind, body)
         return body, []
-    kept, unknown = resource.schema.pruned(body)
+    kept, unknown = resource.schema.prune(body)
     listed = ", ".join(f'unknown field "{path}"' for path in unknown)
     if unknown and strict:
         raise bad_request(f"{resource.kind} in version is invalid: strict decoding error: {listed}")
-    return resource.schema.defaulted(kept), [f'unknown field "{path}"' for path in unknown]
+    return resource.schema.apply_defaults(kept), [f'unknown field "{path}"' for path in unknown]
 
 
 def refuse_invalid(resource: Resource, new: JsonObject, old: JsonObject | None) -> None:

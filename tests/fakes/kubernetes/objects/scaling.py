@@ -68,7 +68,7 @@ def scale_of(resource: Resource, body: JsonObject) -> JsonObject:
     }
 
 
-def rescaled(resource: Resource, body: JsonObject, scale: JsonObject) -> JsonObject:
+def apply_scale(resource: Resource, body: JsonObject, scale: JsonObject) -> JsonObject:
     """The object with the number that a Scale asks for.
 
     Raises:

@@ -34,7 +34,7 @@ def _child(schema: JsonObject, field: str) -> JsonObject | None:
     return {_PRESERVE: True} if extra is True or schema.get(_PRESERVE) else None
 
 
-def pruned(schema: JsonObject, body: JsonObject) -> tuple[JsonObject, list[str]]:
+def prune(schema: JsonObject, body: JsonObject) -> tuple[JsonObject, list[str]]:
     """body without what schema does not know, and the paths that went."""
     unknown: list[str] = []
     properties = {**(schema.get("properties") or {}), **_ROOT["properties"]}
@@ -60,11 +60,11 @@ def _prune(schema: JsonObject, value: Any, path: str, unknown: list[str]) -> Any
     return kept
 
 
-def defaulted(schema: JsonObject, value: Any) -> Any:
+def apply_defaults(schema: JsonObject, value: Any) -> Any:
     """value with the defaults of schema for all that is absent."""
     if isinstance(value, list):
         items = schema.get("items")
-        return [defaulted(items, item) for item in value] if items else value
+        return [apply_defaults(items, item) for item in value] if items else value
     if not isinstance(value, dict):
         return value
     filled = {}
@@ -73,10 +73,10 @@ def defaulted(schema: JsonObject, value: Any) -> Any:
         if known is None:
             filled[field] = child
         elif child is not None or known.get("nullable") or known.get(_PRESERVE):
-            filled[field] = defaulted(known, child)
+            filled[field] = apply_defaults(known, child)
     for field, known in (schema.get("properties") or {}).items():
         if field not in filled and "default" in known:
-            filled[field] = defaulted(known, copy.deepcopy(known["default"]))
+            filled[field] = apply_defaults(known, copy.deepcopy(known["default"]))
     return filled
 
 
@@ -107,13 +107,13 @@ class Schema:
         self.document = document
         self._validator = jsonschema.Draft4Validator(to_json_schema(document))
 
-    def pruned(self, body: JsonObject) -> tuple[JsonObject, list[str]]:
+    def prune(self, body: JsonObject) -> tuple[JsonObject, list[str]]:
         """See the function of the same name."""
-        return pruned(self.document, body)
+        return prune(self.document, body)
 
-    def defaulted(self, body: JsonObject) -> JsonObject:
+    def apply_defaults(self, body: JsonObject) -> JsonObject:
         """body with the defaults of the schema."""
-        filled: JsonObject = defaulted(self.document, body)
+        filled: JsonObject = apply_defaults(self.document, body)
         return filled
 
     def violations(self, body: JsonObject, old: JsonObject | None) -> list[Cause]:

@@ -22,7 +22,7 @@ PATCH_TYPES = (APPLY, JSON_PATCH, MERGE_PATCH, STRATEGIC_MERGE)
 _DIRECTIVES = ("$patch", "$retainKeys")
 
 
-def patched(resource: Resource, shown: JsonObject, content_type: str, patch: Any) -> JsonObject:
+def apply_patch(resource: Resource, shown: JsonObject, content_type: str, patch: Any) -> JsonObject:
     """What a patch of one of the three types makes of an object.
 
     Raises:

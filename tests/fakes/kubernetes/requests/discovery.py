@@ -37,7 +37,7 @@ def document(catalogue: Catalogue, path: str, accept: str) -> JsonObject:
         case ["version"]:
             return dict(VERSION)
         case ["api"] | ["apis"] if _AGGREGATED in accept:
-            return _aggregated(r for r in catalogue if bool(r.group) == (parts == ["apis"]))
+            return _aggregate(r for r in catalogue if bool(r.group) == (parts == ["apis"]))
         case ["api"]:
             return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
         case ["apis"]:
@@ -125,7 +125,7 @@ def _subresource_verbs(subresource: str) -> tuple[str, ...]:
     return ("create",) if subresource in ("binding", "token") else ("get", "patch", "update")
 
 
-def _aggregated(resources: Iterable[Resource]) -> JsonObject:
+def _aggregate(resources: Iterable[Resource]) -> JsonObject:
     items = []
     for name, members in _by_group(resources).items():
         versions: dict[str, list[JsonObject]] = defaultdict(list)

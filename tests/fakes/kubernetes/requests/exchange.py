@@ -15,7 +15,7 @@ from tests.fakes.kubernetes.faults import Effect, Fault, broken
 _BODY_TYPES = ("application/json", "application/yaml")
 
 
-def parsed(raw: bytes, content_type: str) -> Any:
+def parse_body(raw: bytes, content_type: str) -> Any:
     """A request's body: JSON, or YAML where a client may send it; without a type it is JSON.
 
     Raises:
@@ -41,7 +41,7 @@ def _from_yaml(raw: bytes) -> Any:
         return yaml.safe_load(raw)
 
 
-def refused(refusal: ApiError) -> web.Response:
+def refusal_response(refusal: ApiError) -> web.Response:
     """The answer to a request that failed."""
     headers = {}
     if refusal.retry_after_s is not None:

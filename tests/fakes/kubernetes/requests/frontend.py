@@ -14,16 +14,21 @@ from tests.fakes.kubernetes.api import Api
 from tests.fakes.kubernetes.errors import ApiError, JsonObject, unsupported_media_type
 from tests.fakes.kubernetes.faults import Faults, broken
 from tests.fakes.kubernetes.patching.patches import APPLY, PATCH_TYPES
-from tests.fakes.kubernetes.recorder import Recorder, recorded
+from tests.fakes.kubernetes.recorder import Recorder, make_record
 from tests.fakes.kubernetes.requests import actions, discovery
-from tests.fakes.kubernetes.requests.exchange import fail_after, fail_before, parsed, refused
+from tests.fakes.kubernetes.requests.exchange import (
+    fail_after,
+    fail_before,
+    parse_body,
+    refusal_response,
+)
 from tests.fakes.kubernetes.requests.paging import page
 from tests.fakes.kubernetes.requests.representations import (
     Form,
     form_of,
     metadata_only,
     object_list,
-    shown,
+    represent,
     table,
 )
 from tests.fakes.kubernetes.requests.targets import (
@@ -62,17 +67,17 @@ class Frontend:
         try:
             return await self._answer(request)
         except ApiError as refusal:
-            return refused(refusal)
+            return refusal_response(refusal)
         except Exception:  # noqa: BLE001 - see below
             # A bug of the fake must be an answer, or a client retries for ever in silence.
             _log.exception("%s %s", request.method, request.path_qs)
-            return refused(broken())
+            return refusal_response(broken())
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         user = user_of(request.headers, self._tokens)
         if request.path.strip("/").partition("/")[0] in _HEALTH:
             return web.Response(text="ok")
-        body = parsed(await request.read(), request.headers.get("Content-Type", ""))
+        body = parse_body(await request.read(), request.headers.get("Content-Type", ""))
         if review := actions.review(self._api, user, request.path, body):
             return web.json_response(review, status=201)
         try:
@@ -83,7 +88,7 @@ class Frontend:
             headers = {"Content-Type": discovery.content_type(found)}
             return web.Response(text=json.dumps(found), headers=headers)
         verb = _verb(request, target)
-        record = recorded(
+        record = make_record(
             verb,
             target,
             user=user.name,
@@ -158,7 +163,7 @@ class Frontend:
         self, target: Target, request: web.BaseRequest, body: Any
     ) -> web.Response:
         options = delete_options(request.query, body or {})
-        doomed = self._selected(target, request)
+        doomed = self._select(target, request)
         for found in doomed:
             metadata = found["metadata"]
             one = Target(
@@ -170,14 +175,14 @@ class Frontend:
         metadata = {"resourceVersion": str(self._api.store.revision)}
         return web.json_response(object_list(target.resource, doomed, metadata, Form.FULL))
 
-    def _selected(self, target: Target, request: web.BaseRequest) -> list[JsonObject]:
+    def _select(self, target: Target, request: web.BaseRequest) -> list[JsonObject]:
         labels = request.query.get("labelSelector", "")
         return self._api.list(target, labels, request.query.get("fieldSelector", ""))
 
     def _list(self, target: Target, request: web.BaseRequest) -> web.Response:
         store = self._api.store
         found, metadata = page(
-            self._selected(target, request), request.query, store.revision, store.oldest_revision
+            self._select(target, request), request.query, store.revision, store.oldest_revision
         )
         form = form_of(request.headers.get("Accept", ""))
         if form is Form.TABLE:
@@ -188,7 +193,9 @@ class Frontend:
         self, target: Target, request: web.BaseRequest, body: JsonObject, code: int
     ) -> web.Response:
         form = form_of(request.headers.get("Accept", ""))
-        return web.json_response(shown(target.resource, body, form, self._api.clock()), status=code)
+        return web.json_response(
+            represent(target.resource, body, form, self._api.clock()), status=code
+        )
 
     async def _watch(self, target: Target, request: web.BaseRequest) -> web.StreamResponse:
         wanted = watch_request(target, request.query)
@@ -208,7 +215,7 @@ class Frontend:
         if seen.kind == "BOOKMARK" and form is not Form.FULL:
             body = metadata_only(body)
         elif seen.kind not in ("ERROR", "BOOKMARK"):
-            body = shown(target.resource, body, form, self._api.clock())
+            body = represent(target.resource, body, form, self._api.clock())
         return json.dumps({"type": seen.kind, "object": body}).encode() + b"\n"
 
 

@@ -135,7 +135,7 @@ def object_list(
     return {"kind": kind, "apiVersion": api_version, "metadata": metadata, "items": items}
 
 
-def shown(resource: Resource, body: JsonObject, form: Form, now: datetime) -> JsonObject:
+def represent(resource: Resource, body: JsonObject, form: Form, now: datetime) -> JsonObject:
     """One object in the form asked for."""
     if form is Form.FULL or body.get("kind") == "Scale":
         return body

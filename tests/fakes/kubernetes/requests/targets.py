@@ -81,7 +81,7 @@ def target_of(catalogue: Catalogue, path: str) -> Target:
     if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in ("status", "finalize"):
         namespace, rest = rest[1], rest[2:]
     resource = catalogue.find(group, version, rest[0])
-    return _placed(resource, namespace, rest[1:])
+    return _place(resource, namespace, rest[1:])
 
 
 def _group(parts: Sequence[str]) -> str:
@@ -90,7 +90,7 @@ def _group(parts: Sequence[str]) -> str:
     return parts[1]
 
 
-def _placed(resource: Resource, namespace: str, rest: Sequence[str]) -> Target:
+def _place(resource: Resource, namespace: str, rest: Sequence[str]) -> Target:
     name, subresource = (*rest, "", "")[:2]
     misplaced = bool(namespace) and not resource.namespaced
     homeless = bool(name) and resource.namespaced and not namespace
@@ -100,7 +100,7 @@ def _placed(resource: Resource, namespace: str, rest: Sequence[str]) -> Target:
     return Target(resource=resource, namespace=namespace, name=name, subresource=subresource)
 
 
-def checked(target: Target, body: Any) -> JsonObject:
+def check_body(target: Target, body: Any) -> JsonObject:
     """A request's body with the kind and metadata that its address implies.
 
     Raises:

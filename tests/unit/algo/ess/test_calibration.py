@@ -15,51 +15,51 @@ X_OF_V_4 = math.sqrt(8.0)
 X_OF_V_LN_2 = math.sqrt(math.log(2) + math.log(2) ** 2 / 4)
 
 
-def calibrated(x: float, count: int = 64) -> MismatchCalibration:
+def calibrate(x: float, count: int = 64) -> MismatchCalibration:
     return MismatchCalibration().observe([x, -x] * (count // 2), [100] * count)
 
 
-def sampled(variance_per_token: float, lengths: list[int], seed: int) -> list[float]:
+def sample_gaps(variance_per_token: float, lengths: list[int], seed: int) -> list[float]:
     rng = random.Random(seed)
     variances = [variance_per_token * length for length in lengths]
     return [rng.gauss(-variance / 2, math.sqrt(variance)) for variance in variances]
 
 
-def followed(variances: list[float], pieces_a_step: int, seed: int) -> list[float]:
+def estimates_over(variances: list[float], pieces_a_step: int, seed: int) -> list[float]:
     """Estimate after each step of a run whose mismatch takes these values, in blocks of 32."""
     calibration, found = MismatchCalibration(), []
     lengths = [32] * pieces_a_step
     for step, variance in enumerate(variances):
-        calibration = calibration.observe(sampled(variance, lengths, seed + step), lengths)
+        calibration = calibration.observe(sample_gaps(variance, lengths, seed + step), lengths)
         found.append(calibration.variance_per_token or 0.0)
     return found
 
 
 def test_the_estimate_solves_the_likelihood_equation() -> None:
-    assert calibrated(X_OF_V_1).variance_per_token == pytest.approx(0.01, rel=1e-12)
+    assert calibrate(X_OF_V_1).variance_per_token == pytest.approx(0.01, rel=1e-12)
 
 
 def test_the_estimate_finds_the_variance_behind_samples_of_mixed_length() -> None:
     lengths = [100 + 13 * (index % 70) for index in range(700)]
-    log_weights = sampled(6.5e-4, lengths, seed=7)
+    log_weights = sample_gaps(6.5e-4, lengths, seed=7)
     estimate = MismatchCalibration().observe(log_weights, lengths).variance_per_token
     assert estimate == pytest.approx(6.5e-4, rel=0.2)
 
 
 def test_the_estimate_finds_the_variance_where_drift_outweighs_spread() -> None:
     lengths = [8000] * 400
-    estimate = MismatchCalibration().observe(sampled(5e-3, lengths, seed=3), lengths)
+    estimate = MismatchCalibration().observe(sample_gaps(5e-3, lengths, seed=3), lengths)
     assert estimate.variance_per_token == pytest.approx(5e-3, rel=0.1)
 
 
 def test_engines_that_agree_exactly_have_no_mismatch() -> None:
-    agreed = calibrated(0.0)
+    agreed = calibrate(0.0)
     assert agreed.variance_per_token == 0.0
     assert agreed.on_policy_ess_ratio([10, 10_000]) == 1.0
 
 
 def test_engines_that_agreed_exactly_and_no_longer_do_are_found_out() -> None:
-    later = calibrated(0.0).observe([X_OF_V_1, -X_OF_V_1] * 32, [100] * 64)
+    later = calibrate(0.0).observe([X_OF_V_1, -X_OF_V_1] * 32, [100] * 64)
     assert later.variance_per_token == pytest.approx(0.01, rel=1e-12)
 
 
@@ -75,26 +75,26 @@ def test_two_small_batches_are_enough_for_a_prediction() -> None:
     calibration = MismatchCalibration()
     for seed in (1, 2):
         assert calibration.variance_per_token is None
-        calibration = calibration.observe(sampled(0.01, [5] * 8, seed), [5] * 8)
+        calibration = calibration.observe(sample_gaps(0.01, [5] * 8, seed), [5] * 8)
     assert calibration.variance_per_token == pytest.approx(0.01, rel=0.7)
     assert calibration.relative_error == pytest.approx(math.sqrt(2 / 16), rel=1e-12)
 
 
 def test_equal_lengths_have_the_ratio_of_the_log_normal_law() -> None:
-    ratio = calibrated(X_OF_V_1).on_policy_ess_ratio([200] * 64)
+    ratio = calibrate(X_OF_V_1).on_policy_ess_ratio([200] * 64)
     assert ratio == pytest.approx(math.exp(-2), rel=1e-12)
 
 
 def test_mixed_lengths_have_the_harmonic_mean_of_their_ratios() -> None:
     # exp(s2 L) = 2 at 100 tokens and 4 at 200: 4 / (2 + 4 + 2 + 4)
-    ratio = calibrated(X_OF_V_LN_2).on_policy_ess_ratio([100, 200, 100, 200])
+    ratio = calibrate(X_OF_V_LN_2).on_policy_ess_ratio([100, 200, 100, 200])
     assert ratio == pytest.approx(1 / 3, rel=1e-12)
 
 
 def test_the_prediction_is_what_a_large_batch_shows() -> None:
     lengths = [30, 60] * 10_000
-    shown = ess_ratio(sampled(0.01, lengths, seed=11))
-    assert calibrated(X_OF_V_1).on_policy_ess_ratio(lengths) == pytest.approx(shown, rel=0.03)
+    shown = ess_ratio(sample_gaps(0.01, lengths, seed=11))
+    assert calibrate(X_OF_V_1).on_policy_ess_ratio(lengths) == pytest.approx(shown, rel=0.03)
 
 
 def test_blocks_predict_whole_trajectories_though_their_tokens_are_far_from_normal() -> None:
@@ -111,18 +111,18 @@ def test_blocks_predict_whole_trajectories_though_their_tokens_are_far_from_norm
 
 
 def test_a_length_beyond_any_float_sinks_to_the_floor() -> None:
-    assert calibrated(X_OF_V_1).on_policy_ess_ratio([10**7, 1, 1, 1]) == 0.25
+    assert calibrate(X_OF_V_1).on_policy_ess_ratio([10**7, 1, 1, 1]) == 0.25
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=20))
 def test_the_prediction_lies_between_one_trajectory_and_all(lengths: list[int]) -> None:
-    ratio = calibrated(X_OF_V_1).on_policy_ess_ratio(lengths)
+    ratio = calibrate(X_OF_V_1).on_policy_ess_ratio(lengths)
     assert 1 / len(lengths) <= ratio <= 1.0
 
 
 @given(st.lists(st.integers(1, 500), min_size=2, max_size=20), st.integers(0, 500))
 def test_longer_trajectories_never_raise_the_prediction(lengths: list[int], more: int) -> None:
-    calibration = calibrated(X_OF_V_1)
+    calibration = calibrate(X_OF_V_1)
     longer = [lengths[0] + more, *lengths[1:]]
     shorter_ratio = calibration.on_policy_ess_ratio(lengths)
     assert calibration.on_policy_ess_ratio(longer) <= shorter_ratio * (1 + 1e-12)
@@ -130,7 +130,7 @@ def test_longer_trajectories_never_raise_the_prediction(lengths: list[int], more
 
 @pytest.mark.parametrize("outlier", [50.0, 1e4, -1e4], ids=str)
 def test_one_outlier_moves_the_estimate_by_less_than_a_fifth(outlier: float) -> None:
-    estimate = calibrated(X_OF_V_1).observe([outlier], [100]).variance_per_token
+    estimate = calibrate(X_OF_V_1).observe([outlier], [100]).variance_per_token
     assert 0.01 < estimate < 0.012
 
 
@@ -147,7 +147,7 @@ def test_an_outlier_among_the_blocks_of_a_step_is_pulled_in() -> None:
 
 
 def test_steps_that_agree_are_pooled() -> None:
-    pooled = calibrated(X_OF_V_1)
+    pooled = calibrate(X_OF_V_1)
     for _ in range(9):
         pooled = pooled.observe([X_OF_V_1, -X_OF_V_1] * 32, [100] * 64)
     pool = pooled.estimate
@@ -160,34 +160,34 @@ def test_steps_that_agree_are_pooled() -> None:
 def test_a_mismatch_that_jumps_is_followed_at_once() -> None:
     # Of 64 blocks the standard error is 18 %: that around 0.04, and that around the pool of both,
     # at most 0.028, do not meet.
-    jumped = calibrated(X_OF_V_1).observe([X_OF_V_4, -X_OF_V_4] * 32, [100] * 64)
+    jumped = calibrate(X_OF_V_1).observe([X_OF_V_4, -X_OF_V_4] * 32, [100] * 64)
     assert jumped.variance_per_token == pytest.approx(0.04, rel=1e-12)
 
 
 def test_a_mismatch_that_grows_is_followed() -> None:
     variances = [6.5e-4 * step / 200 for step in range(1, 201)]
-    found = followed(variances, pieces_a_step=94, seed=1)
+    found = estimates_over(variances, pieces_a_step=94, seed=1)
     errors = [abs(one / true - 1) for one, true in zip(found, variances, strict=True)]
     assert sum(errors[50:]) / 150 < 0.08
 
 
 def test_a_mismatch_that_stands_still_is_known_better_than_from_a_few_steps() -> None:
-    found = followed([6.5e-4] * 60, pieces_a_step=64, seed=2)
+    found = estimates_over([6.5e-4] * 60, pieces_a_step=64, seed=2)
     assert found[-1] == pytest.approx(6.5e-4, rel=0.06)
 
 
 def test_without_news_the_estimate_stays_and_its_error_grows() -> None:
-    old = calibrated(X_OF_V_1)
+    old = calibrate(X_OF_V_1)
     for _ in range(32):
         old = old.observe([], [])
-    assert old.variance_per_token == calibrated(X_OF_V_1).variance_per_token
+    assert old.variance_per_token == calibrate(X_OF_V_1).variance_per_token
     assert old.age_steps == 32
     # Twice the variance of 2 / 64 after 32 steps.
     assert old.relative_error == pytest.approx(math.sqrt(2 * 2 / 64), rel=1e-12)
 
 
 def test_the_error_of_an_estimate_that_nobody_renews_has_an_end() -> None:
-    seen = calibrated(X_OF_V_1)
+    seen = calibrate(X_OF_V_1)
     errors = [replace(seen, age_steps=age).relative_error for age in (150, 200, 10**9)]
     # 2 / 64 * 2^(age / 32) is 1 at an age of 160.
     assert errors == [pytest.approx(math.sqrt(2 / 64 * 2 ** (150 / 32))), 1.0, 1.0]
@@ -198,43 +198,43 @@ def test_the_age_counts_from_the_start_when_nothing_was_ever_fresh() -> None:
 
 
 def test_fresh_blocks_make_the_calibration_young_again() -> None:
-    old = calibrated(X_OF_V_1).observe([], [])
+    old = calibrate(X_OF_V_1).observe([], [])
     assert (old.age_steps, old.observe([0.1], [100]).age_steps) == (1, 0)
 
 
 def test_much_is_wanted_until_the_estimate_is_precise_and_little_then() -> None:
     precise = MismatchCalibration().observe([X_OF_V_1, -X_OF_V_1] * 1024, [100] * 2048)
-    wanted = MismatchCalibration().wanted_count, calibrated(X_OF_V_1).wanted_count
+    wanted = MismatchCalibration().wanted_count, calibrate(X_OF_V_1).wanted_count
     assert (*wanted, precise.wanted_count) == (2048, 2048 - 64, 128)
 
 
 def test_the_order_within_one_observation_changes_nothing() -> None:
     lengths = [50 + index for index in range(40)]
-    log_weights = sampled(1e-3, lengths, seed=5)
+    log_weights = sample_gaps(1e-3, lengths, seed=5)
     forward = MismatchCalibration().observe(log_weights, lengths)
     backward = MismatchCalibration().observe(log_weights[::-1], lengths[::-1])
     assert forward.variance_per_token == pytest.approx(backward.variance_per_token, rel=1e-12)
 
 
 def test_observing_leaves_the_earlier_calibration_as_it_was() -> None:
-    before = calibrated(X_OF_V_1)
+    before = calibrate(X_OF_V_1)
     before.observe([9.0], [100])
-    assert before == calibrated(X_OF_V_1)
+    assert before == calibrate(X_OF_V_1)
 
 
 def test_a_weight_of_zero_has_no_scale_and_is_left_out() -> None:
-    seen = calibrated(X_OF_V_1).observe([-math.inf], [100])
-    assert seen == calibrated(X_OF_V_1).observe([], [])
+    seen = calibrate(X_OF_V_1).observe([-math.inf], [100])
+    assert seen == calibrate(X_OF_V_1).observe([], [])
 
 
 def test_observations_survive_a_checkpoint() -> None:
-    before = calibrated(X_OF_V_1).observe([0.3], [70]).observe([], [])
+    before = calibrate(X_OF_V_1).observe([0.3], [70]).observe([], [])
     state = json.loads(json.dumps(before.to_dict()))
     assert MismatchCalibration().restore(state) == before
 
 
 def test_settings_come_from_the_run_and_not_from_the_checkpoint() -> None:
-    state = calibrated(X_OF_V_1).to_dict()
+    state = calibrate(X_OF_V_1).to_dict()
     assert MismatchCalibration(minimum_count=5).restore(state).minimum_count == 5
 
 
@@ -280,9 +280,9 @@ def test_settings_out_of_range_are_refused() -> None:
 
 def test_a_prediction_needs_a_batch() -> None:
     with pytest.raises(ValueError, match="num_tokens is empty"):
-        calibrated(X_OF_V_1).on_policy_ess_ratio([])
+        calibrate(X_OF_V_1).on_policy_ess_ratio([])
 
 
 def test_a_negative_length_is_refused() -> None:
     with pytest.raises(ValueError, match=r"num_tokens\[0\] is -1"):
-        calibrated(X_OF_V_1).on_policy_ess_ratio([-1])
+        calibrate(X_OF_V_1).on_policy_ess_ratio([-1])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from vcpo.algo import ess_ratio, finite_batch_law
 
 
-def drawn(variance: float, num_weights: int, batches: int) -> list[float]:
+def log_ess_ratios(variance: float, num_weights: int, batches: int) -> list[float]:
     """Log ESS ratios of batches, by the function that reads real ones."""
     rng = random.Random(17)
     return [
@@ -24,7 +24,7 @@ def drawn(variance: float, num_weights: int, batches: int) -> list[float]:
     ("variance", "num_weights"), [(0.1, 16), (0.4, 16), (1.0, 16), (1.0, 64), (2.0, 64), (0.3, 700)]
 )
 def test_batches_scatter_as_the_law_says(variance: float, num_weights: int) -> None:
-    logs = drawn(variance, num_weights, batches=64_000 // num_weights)
+    logs = log_ess_ratios(variance, num_weights, batches=64_000 // num_weights)
     law = finite_batch_law(variance, num_weights)
     assert law.bias - variance == pytest.approx(fmean(logs), abs=0.05 * variance)
     assert law.deviation == pytest.approx(pstdev(logs), rel=0.15)

@@ -5,7 +5,7 @@ import pytest
 from vcpo.algo import EarlyWarning, StepHealth, WarningLevel, WarningThresholds
 
 
-def watched(*relative, warning=None, **numbers):
+def warning_after(*relative, warning=None, **numbers):
     warning = warning or EarlyWarning()
     for each in relative:
         warning = warning.observe(StepHealth(relative_ess=each, **numbers))
@@ -23,13 +23,13 @@ def watched(*relative, warning=None, **numbers):
     ids=["far but in effect", "dips", "bad steps", "one sample"],
 )
 def test_the_level_is_that_of_the_worst_signal(relative, numbers, level):
-    assert watched(*relative, **numbers).level is level
+    assert warning_after(*relative, **numbers).level is level
 
 
 def test_a_fall_under_a_high_median_is_seen():
     # One step in five is taken along three trajectories of 64; the median stays at 0.8.
     relative = [0.8, 0.8, 0.8, 0.8, 0.05] * 4
-    assert watched(*relative, kl_per_token=0.2).level is WarningLevel.CRITICAL
+    assert warning_after(*relative, kl_per_token=0.2).level is WarningLevel.CRITICAL
 
 
 def test_nothing_seen_is_nothing_wrong():
@@ -38,11 +38,11 @@ def test_nothing_seen_is_nothing_wrong():
 
 def test_a_run_that_recovers_is_well_again():
     relative = [0.05] * 10 + [1.0] * 10
-    assert watched(*relative, kl_per_token=0.3).level is WarningLevel.OK
+    assert warning_after(*relative, kl_per_token=0.3).level is WarningLevel.OK
 
 
 def test_steps_beyond_the_trailing_ones_are_forgotten():
-    assert len(watched(*[1.0] * 80).steps) == 53
+    assert len(warning_after(*[1.0] * 80).steps) == 53
 
 
 # (part of the on-policy ESS, KL per token) of the first steps of sort_digits, lag at most 6.
@@ -76,25 +76,27 @@ def test_two_bad_steps_are_critical_from_the_eleventh_step_on():
 
 
 def test_a_run_that_is_resumed_is_not_at_its_start_again():
-    saved = json.loads(json.dumps(watched(*[0.9] * 60).to_dict()))
+    saved = json.loads(json.dumps(warning_after(*[0.9] * 60).to_dict()))
     resumed = EarlyWarning().restore(saved)
-    assert watched(0.05, 0.05, warning=resumed, kl_per_token=0.3).level is WarningLevel.CRITICAL
+    assert (
+        warning_after(0.05, 0.05, warning=resumed, kl_per_token=0.3).level is WarningLevel.CRITICAL
+    )
 
 
 def test_observing_leaves_the_earlier_warning_as_it_was():
-    before = watched(0.5)
+    before = warning_after(0.5)
     before.observe(StepHealth(relative_ess=0.1))
-    assert before == watched(0.5)
+    assert before == warning_after(0.5)
 
 
 def test_steps_survive_a_checkpoint():
-    before = watched(0.5, 0.2, ess=12.0, kl_per_token=0.1)
+    before = warning_after(0.5, 0.2, ess=12.0, kl_per_token=0.1)
     assert EarlyWarning().restore(json.loads(json.dumps(before.to_dict()))) == before
 
 
 def test_thresholds_come_from_the_run_and_not_from_the_checkpoint():
     mild = EarlyWarning(thresholds=WarningThresholds(dip_relative_ess=0.01))
-    assert mild.restore(watched(*[0.15] * 3).to_dict()).level is WarningLevel.OK
+    assert mild.restore(warning_after(*[0.15] * 3).to_dict()).level is WarningLevel.OK
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def rows_of(record: BatchRecord, values: Tensor) -> list[list[float]]:
     return [row.tolist() for row in torch.split(values, list(record.num_tokens))]
 
 
-def drawn(seed: int = 0, *, spread: float = 0.4) -> tuple[BatchRecord, list[float]]:
+def random_batch(seed: int = 0, *, spread: float = 0.4) -> tuple[BatchRecord, list[float]]:
     """Eight trajectories of one to six tokens, and advantages of both signs."""
     random = Random(seed)
     rows = [[random.gauss(0.0, spread) for _ in range(random.randint(1, 6))] for _ in range(8)]

@@ -27,7 +27,7 @@ class PaddedBatch:
 Loss = Callable[[Tensor, PaddedBatch, Tensor], Tensor]
 
 
-def padded(record: BatchRecord, values: Tensor) -> Tensor:
+def pad(record: BatchRecord, values: Tensor) -> Tensor:
     """Values [N] as [B, width], with numbers in the padding that no loss may depend on."""
     rows = torch.split(values, list(record.num_tokens))
     return pad_sequence(list(rows), batch_first=True, padding_value=-7.0)
@@ -36,10 +36,10 @@ def padded(record: BatchRecord, values: Tensor) -> Tensor:
 def padded_batch(record: BatchRecord) -> PaddedBatch:
     reference = record.reference_logprobs
     return PaddedBatch(
-        rollout=padded(record, record.rollout_logprobs),
-        mask=padded(record, torch.ones_like(record.rollout_logprobs)) > 0.0,
+        rollout=pad(record, record.rollout_logprobs),
+        mask=pad(record, torch.ones_like(record.rollout_logprobs)) > 0.0,
         longest_response=record.size.longest_response,
-        reference_logprobs=None if reference is None else padded(record, reference),
+        reference_logprobs=None if reference is None else pad(record, reference),
     )
 
 
@@ -71,7 +71,7 @@ def geometric_ratios(learner: Tensor, record: PaddedBatch) -> Tensor:
     return (gaps.sum(1, keepdim=True) / record.mask.sum(1, keepdim=True)).exp()
 
 
-def clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+def clipped_objective(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
     bounded = ratio.clamp(low, high)
     return torch.minimum(ratio * advantages, bounded * advantages)
 
@@ -96,26 +96,28 @@ def rloo(learner: Tensor, record: PaddedBatch, advantages: Tensor) -> Tensor:
 
 
 def grpo(learner: Tensor, record: PaddedBatch, advantages: Tensor) -> Tensor:
-    return -sequence_mean(clipped(ratios(learner, record), advantages, 0.8, 1.2), record)
+    return -sequence_mean(clipped_objective(ratios(learner, record), advantages, 0.8, 1.2), record)
 
 
 def dr_grpo(learner: Tensor, record: PaddedBatch, advantages: Tensor) -> Tensor:
-    surrogate = clipped(ratios(learner, record), advantages, 0.8, 1.2) * record.mask
+    surrogate = clipped_objective(ratios(learner, record), advantages, 0.8, 1.2) * record.mask
     return -surrogate.sum() / (len(surrogate) * record.longest_response)
 
 
 def ppo(learner: Tensor, record: PaddedBatch, advantages: Tensor) -> Tensor:
-    surrogate = clipped(ratios(learner, record), advantages, 0.8, 1.2)
+    surrogate = clipped_objective(ratios(learner, record), advantages, 0.8, 1.2)
     held = torch.maximum(surrogate, 3.0 * advantages)
     return -token_mean(torch.where(advantages < 0, held, surrogate), record)
 
 
 def dapo(learner: Tensor, record: PaddedBatch, advantages: Tensor) -> Tensor:
-    return -token_mean(clipped(ratios(learner, record), advantages, 0.8, 1.28), record)
+    return -token_mean(clipped_objective(ratios(learner, record), advantages, 0.8, 1.28), record)
 
 
 def gspo(learner: Tensor, record: PaddedBatch, advantages: Tensor) -> Tensor:
-    surrogate = clipped(geometric_ratios(learner, record), advantages[:, :1], 1 - 3e-4, 1 + 4e-4)
+    surrogate = clipped_objective(
+        geometric_ratios(learner, record), advantages[:, :1], 1 - 3e-4, 1 + 4e-4
+    )
     return -surrogate.mean()
 
 
@@ -144,7 +146,7 @@ def geometric_mask(learner: Tensor, record: PaddedBatch, advantages: Tensor) -> 
 
 def opsm(learner: Tensor, record: PaddedBatch, advantages: Tensor) -> Tensor:
     dropped = (advantages < 0) & (-geometric_ratios(learner, record).log() > 0.1)
-    surrogate = clipped(ratios(learner, record), advantages, 0.8, 1.2)
+    surrogate = clipped_objective(ratios(learner, record), advantages, 0.8, 1.2)
     return -token_mean(surrogate * ~dropped, record)
 
 
@@ -182,7 +184,7 @@ def kimi(learner: Tensor, record: PaddedBatch, advantages: Tensor) -> Tensor:
 def decoupled_ppo(learner: Tensor, record: PaddedBatch, advantages: Tensor) -> Tensor:
     behavior = ratios(learner, record).clamp(max=5.0).detach()
     proximal = (learner - learner.detach()).exp()
-    return -token_mean(behavior * clipped(proximal, advantages, 0.8, 1.2), record)
+    return -token_mean(behavior * clipped_objective(proximal, advantages, 0.8, 1.2), record)
 
 
 def a3po(learner: Tensor, record: PaddedBatch, advantages: Tensor) -> Tensor:
@@ -190,4 +192,6 @@ def a3po(learner: Tensor, record: PaddedBatch, advantages: Tensor) -> Tensor:
     gaps = learner - record.rollout
     proximal = (record.rollout + 2.0 / 3.0 * gaps).detach()
     behavior = (proximal - record.rollout).exp()
-    return -token_mean(behavior * clipped((learner - proximal).exp(), advantages, 0.8, 1.2), record)
+    return -token_mean(
+        behavior * clipped_objective((learner - proximal).exp(), advantages, 0.8, 1.2), record
+    )

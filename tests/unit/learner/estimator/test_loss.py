@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.learner.estimator import losses
-from tests.unit.learner.estimator.batches import coefficients, drawn, of_method, record_of
+from tests.unit.learner.estimator.batches import coefficients, of_method, random_batch, record_of
 from vcpo.algo import LOSS_CONFIGS, Clipping, KLPenalty, Method, NonFiniteWeightError
 from vcpo_learner.estimator.loss import regularized_rewards
 from vcpo_learner.estimator.record import BatchSize
@@ -38,7 +38,7 @@ OF_ADVANTAGES = {
 def gradient(loss, record, advantages):
     """Of a literal loss with respect to the target policy's log-probabilities, [N]."""
     learner = record.learner_logprobs.clone().requires_grad_()
-    rows = losses.padded(record, learner)
+    rows = losses.pad(record, learner)
     spread = torch.tensor(advantages, dtype=torch.float64)[:, None].expand_as(rows)
     loss(rows, losses.padded_batch(record), spread).backward()
     return learner.grad
@@ -47,14 +47,14 @@ def gradient(loss, record, advantages):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("method", OF_ADVANTAGES)
 def test_coefficients_are_the_gradient_of_the_loss_in_the_paper(method, seed):
-    record, advantages = drawn(seed)
+    record, advantages = random_batch(seed)
     expected = gradient(OF_ADVANTAGES[method], record, advantages)
     torch.testing.assert_close(of_method(method, record, advantages), expected, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a3po_is_the_gradient_of_its_loss_at_lag_three(seed):
-    record, advantages = drawn(seed)
+    record, advantages = random_batch(seed)
     record = replace(record, lags=torch.full_like(record.lags, 3))
     expected = gradient(losses.a3po, record, advantages)
     torch.testing.assert_close(of_method("a3po", record, advantages), expected, rtol=1e-9, atol=0)
@@ -62,10 +62,10 @@ def test_a3po_is_the_gradient_of_its_loss_at_lag_three(seed):
 
 @pytest.mark.parametrize(("method", "loss"), [("tba", losses.tba), ("agro", losses.agro)])
 def test_residual_methods_descend_the_variance_of_the_regularized_reward(method, loss):
-    record, rewards = drawn(3)
+    record, rewards = random_batch(3)
     learner = record.learner_logprobs.clone().requires_grad_()
     given = torch.tensor(rewards, dtype=torch.float64)
-    loss(losses.padded(record, learner), losses.padded_batch(record), given).backward()
+    loss(losses.pad(record, learner), losses.padded_batch(record), given).backward()
     shaped = regularized_rewards(given, record, LOSS_CONFIGS[Method(method)])
     found = of_method(method, record, (shaped - shaped.mean()).tolist())
     torch.testing.assert_close(found, learner.grad, rtol=1e-9, atol=1e-15)
@@ -137,7 +137,7 @@ WITHOUT_CRITIC = [name for name, config in LOSS_CONFIGS.items() if not config.ha
 
 @pytest.mark.parametrize("method", WITHOUT_CRITIC)
 def test_the_order_of_trajectories_does_not_matter(method):
-    record, advantages = drawn(2)
+    record, advantages = random_batch(2)
     order = [5, 2, 7, 0, 1, 6, 3, 4]
     shuffled = replace(
         record.part(order),

@@ -11,7 +11,7 @@ from tests.fixtures.learner.models import (
     llama,
     own_logprobs,
     sampled_groups,
-    seeded,
+    seeded_model,
     trajectory,
 )
 from vcpo_learner.forward.logprobs import (
@@ -55,7 +55,7 @@ def test_logprobs_are_zero_outside_the_response():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_padding_does_not_change_a_trajectorys_logprobs(family):
-    model = seeded(FAMILIES[family], dtype=torch.float64)
+    model = seeded_model(FAMILIES[family], dtype=torch.float64)
     trajectories = [one for group in sampled_groups(model) for one in group]
     batch = token_batch(trajectories, PAD, CPU)
     found = batch.select_trained(token_logprobs(model, batch, temperature=0.7))
@@ -92,7 +92,7 @@ def test_entropies_are_of_the_distribution_that_a_token_was_drawn_against():
 
 
 def test_the_state_before_a_token_is_that_of_the_token_before_it():
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     one = trajectory(0, prompt=(3, 4), response=(5, 6))
     batch = token_batch([one], PAD, CPU)
     states = prefix_states(model, batch)

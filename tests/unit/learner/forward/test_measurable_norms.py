@@ -5,7 +5,14 @@ import torch
 from torch import nn
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from tests.fixtures.learner.models import FAMILIES, PAD, VOCABULARY, llama, sampled_groups, seeded
+from tests.fixtures.learner.models import (
+    FAMILIES,
+    PAD,
+    VOCABULARY,
+    llama,
+    sampled_groups,
+    seeded_model,
+)
 from tests.fixtures.learner.updates import make_spec
 from vcpo.algo import GradientNormEstimator
 from vcpo.service.lifecycle import StartError
@@ -43,7 +50,7 @@ EXACT, LM_HEAD = GradientNormEstimator.EXACT, GradientNormEstimator.LM_HEAD
 @EXPERTS
 def test_a_mixture_of_experts_is_refused_with_the_cure(make):
     with pytest.raises(StartError) as caught:
-        PolicyUpdate(seeded(make), make_spec(), PAD)
+        PolicyUpdate(seeded_model(make), make_spec(), PAD)
     message = str(caught.value)
     assert message.startswith("spec.algorithm.gradientNorms: 'exact' norms of ")
     assert f"{make().__class__.__name__} cannot be measured (module 'model.layers.0.mlp" in message
@@ -61,7 +68,7 @@ def test_a_mixture_of_experts_is_refused_with_the_cure(make):
     ids=["logitEnergy", "lmHead", "grpo"],
 )
 def test_with_the_cure_a_mixture_of_experts_takes_its_step(make, algorithm):
-    model = seeded(make)
+    model = seeded_model(make)
     result = PolicyUpdate(model, make_spec(**algorithm), PAD).step(
         sampled_groups(model), policy_version=9
     )
@@ -72,7 +79,7 @@ def test_with_the_cure_a_mixture_of_experts_takes_its_step(make, algorithm):
 @EXPERTS
 @pytest.mark.filterwarnings("ignore:The following .* keys did not match")
 def test_adapters_of_experts_are_refused_and_those_beside_them_are_not(make):
-    everywhere, attention = seeded(make), seeded(make)
+    everywhere, attention = seeded_model(make), seeded_model(make)
     add_adapters(everywhere, Lora(rank=2, alpha=4))
     with pytest.raises(StartError, match=r"gradientNorms: 'exact' norms"):
         PolicyUpdate(everywhere, make_spec(), PAD)
@@ -85,7 +92,7 @@ def test_adapters_of_experts_are_refused_and_those_beside_them_are_not(make):
 @pytest.mark.parametrize("packs", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_dense_models_are_accepted_and_left_as_they_are(family, packs):
-    model = seeded(FAMILIES[family])
+    model = seeded_model(FAMILIES[family])
     before = {name: each.clone() for name, each in model.named_parameters()}
     require_measurable_norms(model, EXACT, packs=packs)
     for name, parameter in model.named_parameters():
@@ -98,7 +105,7 @@ class Bypassing(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.model = seeded(llama)
+        self.model = seeded_model(llama)
 
     def forward(self, **inputs):
         output = self.model(**inputs)
@@ -122,4 +129,4 @@ def test_memory_that_runs_out_is_not_taken_for_an_answer(monkeypatch):
 
     monkeypatch.setattr("vcpo_learner.forward.measurable_norms.forward_pass", out_of_memory)
     with pytest.raises(torch.OutOfMemoryError):
-        require_measurable_norms(seeded(llama), EXACT, packs=False)
+        require_measurable_norms(seeded_model(llama), EXACT, packs=False)

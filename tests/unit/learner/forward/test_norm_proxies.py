@@ -4,7 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.fixtures.learner.models import FAMILIES, PAD, llama, own_logprobs, seeded, trajectory
+from tests.fixtures.learner.models import (
+    FAMILIES,
+    PAD,
+    llama,
+    own_logprobs,
+    seeded_model,
+    trajectory,
+)
 from vcpo_learner.forward.logprobs import token_logprobs, token_logprobs_and_energies
 from vcpo_learner.forward.norm_proxies import (
     length_norms,
@@ -79,7 +86,7 @@ def test_a_trajectory_without_a_gradient_has_a_head_norm_of_zero():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_heads_norm_is_that_of_its_own_use_of_its_matrix(family):
-    model = seeded(FAMILIES[family], dtype=torch.float64)
+    model = seeded_model(FAMILIES[family], dtype=torch.float64)
     rows, batch = of_two_trajectories()
     head = model.get_output_embeddings()
     separate = head.weight.detach().clone().requires_grad_()
@@ -100,7 +107,7 @@ def test_the_heads_norm_is_that_of_its_own_use_of_its_matrix(family):
 
 
 def test_the_graph_is_left_for_the_backward_pass():
-    model = seeded(llama)
+    model = seeded_model(llama)
     _, batch = of_two_trajectories()
     with record_head(model) as recorded:
         total = token_logprobs(model, batch, temperature=1.0).sum()
@@ -111,7 +118,7 @@ def test_the_graph_is_left_for_the_backward_pass():
 
 
 def test_a_frozen_head_has_a_norm_too():
-    model = seeded(llama)
+    model = seeded_model(llama)
     model.lm_head.requires_grad_(False)
     _, batch = of_two_trajectories()
     with record_head(model) as recorded:
@@ -120,7 +127,7 @@ def test_a_frozen_head_has_a_norm_too():
 
 
 def test_energies_come_with_the_log_probabilities_of_the_same_pass():
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     rows, batch = of_two_trajectories()
     logprobs, energies = token_logprobs_and_energies(model, batch, temperature=0.6)
     torch.testing.assert_close(
@@ -134,7 +141,7 @@ def test_energies_come_with_the_log_probabilities_of_the_same_pass():
 
 def test_energies_are_zero_outside_the_response_and_carry_no_graph():
     _, batch = of_two_trajectories()
-    _, energies = token_logprobs_and_energies(seeded(llama), batch, temperature=1.0)
+    _, energies = token_logprobs_and_energies(seeded_model(llama), batch, temperature=1.0)
     assert energies[~batch.response_mask].tolist() == [0.0] * 6
     assert not energies.requires_grad
 
@@ -148,7 +155,7 @@ def test_a_model_without_an_output_head_is_refused():
 
 
 def test_a_head_that_was_not_called_is_refused():
-    with record_head(seeded(llama)) as recorded:
+    with record_head(seeded_model(llama)) as recorded:
         pass
     with pytest.raises(ValueError, match="called 0 times with a gradient"):
         recorded.squared_norms(torch.zeros(()))

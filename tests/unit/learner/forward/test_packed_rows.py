@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.fixtures.learner.models import FAMILIES, PAD, llama, own_logprobs, sampled_groups, seeded
+from tests.fixtures.learner.models import (
+    FAMILIES,
+    PAD,
+    llama,
+    own_logprobs,
+    sampled_groups,
+    seeded_model,
+)
 from tests.fixtures.learner.updates import (
     PROXIES,
     expected_gradient,
@@ -72,7 +79,7 @@ def test_every_token_stands_in_one_place_with_its_own_position(lengths):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packing_does_not_change_what_is_said_of_a_token(family):
-    model = seeded(FAMILIES[family], dtype=torch.float64)
+    model = seeded_model(FAMILIES[family], dtype=torch.float64)
     trajectories = [one for group in sampled_groups(model) for one in group]
     padded, packed = (token_batch(trajectories, PAD, CPU, packs=flag) for flag in (False, True))
     assert packed.rows is not None
@@ -88,7 +95,7 @@ def test_packing_does_not_change_what_is_said_of_a_token(family):
 @pytest.mark.parametrize("micro_batch", [64, 5], ids=["one micro-batch", "three micro-batches"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_on_packed_rows_has_the_gradient_written_out_by_hand(family, micro_batch):
-    model = seeded(FAMILIES[family], dtype=torch.float64)
+    model = seeded_model(FAMILIES[family], dtype=torch.float64)
     groups = sampled_groups(model)
     expected = expected_gradient(model, groups, "opob")
     assert_same(gradient_of_step(model, packing_spec(make_spec(), micro_batch), groups), expected)
@@ -96,10 +103,10 @@ def test_a_step_on_packed_rows_has_the_gradient_written_out_by_hand(family, micr
 
 @pytest.mark.parametrize("norms", PROXIES)
 def test_proxies_of_norms_are_those_of_padded_rows(norms):
-    groups = sampled_groups(seeded(llama, dtype=torch.float64))
+    groups = sampled_groups(seeded_model(llama, dtype=torch.float64))
     spec = make_spec(gradientNorms=norms)
     padded, packed = (
-        gradient_of_step(seeded(llama, dtype=torch.float64), each, groups)
+        gradient_of_step(seeded_model(llama, dtype=torch.float64), each, groups)
         for each in (spec, packing_spec(spec))
     )
     assert_same(packed, padded)
@@ -107,9 +114,11 @@ def test_proxies_of_norms_are_those_of_padded_rows(norms):
 
 @pytest.mark.parametrize("method", TOKEN_METHODS)
 def test_methods_that_read_tokens_see_the_same(method):
-    groups = sampled_groups(seeded(llama, dtype=torch.float64))
+    groups = sampled_groups(seeded_model(llama, dtype=torch.float64))
     padded, packed = (
-        PolicyUpdate(seeded(llama, dtype=torch.float64), each, PAD).step(groups, policy_version=9)
+        PolicyUpdate(seeded_model(llama, dtype=torch.float64), each, PAD).step(
+            groups, policy_version=9
+        )
         for each in (spec_of(method), packing_spec(spec_of(method)))
     )
     assert packed.gradient_norm == pytest.approx(padded.gradient_norm, rel=1e-6)
@@ -118,7 +127,7 @@ def test_methods_that_read_tokens_see_the_same(method):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_models_of_every_family_keep_the_trajectories_of_a_row_apart(family):
-    require_kept_apart(seeded(FAMILIES[family]))
+    require_kept_apart(seeded_model(FAMILIES[family]))
 
 
 class Leaking(nn.Module):
@@ -145,7 +154,7 @@ def test_a_model_that_does_not_is_refused_with_the_field_and_the_cure(forgets_po
 
 
 def test_fresh_tokens_of_packed_rows_are_those_of_padded_ones():
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     groups = sampled_groups(model)
     newest = [one for group in groups for one in group if len(one.response_token_ids) > 1]
     mixed = [
@@ -160,7 +169,7 @@ def test_fresh_tokens_of_packed_rows_are_those_of_padded_ones():
     ]
     found = []
     for spec in (make_spec(), packing_spec(make_spec())):
-        update = PolicyUpdate(seeded(llama, dtype=torch.float64), spec, PAD)
+        update = PolicyUpdate(seeded_model(llama, dtype=torch.float64), spec, PAD)
         found.append(update.finish(update.begin(groups, policy_version=9), mixed).fresh)
     padded, packed = found
     assert packed.num_tokens == padded.num_tokens == sum(one.num_tokens_of(9) for one in mixed)

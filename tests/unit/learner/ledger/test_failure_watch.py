@@ -84,7 +84,7 @@ def test_each_event_line_is_taken_once():
     assert watched.take_event_lines() == []
 
 
-async def failing(fixture, times):
+async def fail_leases(fixture, times):
     """Report the failure of so many leases, one after the other."""
     for _ in range(times):
         (given,) = await fixture.dispatcher.lease(work_request(room=2), wait_s=0)
@@ -94,7 +94,7 @@ async def failing(fixture, times):
 async def test_a_learner_that_waits_for_a_batch_hears_that_there_will_be_none():
     fixture = dispatcher_fixture(failurePolicy={"maxFailuresInARow": 3})
     waiting = asyncio.create_task(fixture.dispatcher.next_batch())
-    await failing(fixture, 3)
+    await fail_leases(fixture, 3)
     with pytest.raises(TooManyFailuresError, match="KeyError: 'answer'"):
         await waiting
 
@@ -114,7 +114,7 @@ async def test_so_does_one_that_waits_for_its_first_evaluation():
 
 async def test_an_accepted_answer_ends_the_row():
     fixture = dispatcher_fixture()
-    await failing(fixture, 2)
+    await fail_leases(fixture, 2)
     (given,) = await fixture.dispatcher.lease(work_request(room=2), wait_s=0)
     assert fixture.dispatcher.failures.in_a_row == 2
     fixture.submit(given)
@@ -130,7 +130,7 @@ async def test_signals_tell_what_fails_how_often_and_when():
         dispatcher=fixture.dispatcher,
         clock=fixture.clock,
     )
-    await failing(fixture, 2)
+    await fail_leases(fixture, 2)
     fixture.clock.advance(5.0)
     (told,) = window.message().failures
     assert (told.cause, told.count, told.seconds_since_latest) == ("reward", 2, 5.0)

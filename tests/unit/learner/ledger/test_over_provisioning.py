@@ -17,7 +17,7 @@ SECTIONS = {
 }
 
 
-async def leased(fixture, **request):
+async def take_leases(fixture, **request):
     assignments = await fixture.dispatcher.lease(work_request(**request), wait_s=0)
     return [assignment.lease for assignment in assignments]
 
@@ -28,13 +28,13 @@ def submit(fixture, leases):
 
 
 async def test_more_is_granted_than_can_be_used_in_time():
-    assert len(await leased(dispatcher_fixture())) == 4
-    assert len(await leased(dispatcher_fixture(**SECTIONS))) == 6
+    assert len(await take_leases(dispatcher_fixture())) == 4
+    assert len(await take_leases(dispatcher_fixture(**SECTIONS))) == 6
 
 
 async def test_a_lease_that_cannot_be_used_in_time_is_preempted_and_none_before():
     fixture = dispatcher_fixture(**SECTIONS)
-    leases = await leased(fixture)
+    leases = await take_leases(fixture)
     submit(fixture, leases[:2])
     # 4 accepted of the 8 that can be used: 4 and 4 more may be in flight, and 8 are.
     assert fixture.ledger.preempted_leases("w") == []
@@ -42,12 +42,12 @@ async def test_a_lease_that_cannot_be_used_in_time_is_preempted_and_none_before(
     assert await fixture.dispatcher.next_batch()
     # 6 accepted: 2 and 2 more may be in flight, and 6 are.
     assert fixture.ledger.preempted_leases("w") == [leases[5].lease_id]
-    assert await leased(fixture) == []
+    assert await take_leases(fixture) == []
 
 
 async def test_a_run_that_does_not_over_provision_preempts_nothing():
     fixture = dispatcher_fixture()
-    submit(fixture, (await leased(fixture))[:2])
+    submit(fixture, (await take_leases(fixture))[:2])
     fixture.dispatcher.throttle(0)
     assert await fixture.dispatcher.next_batch()
     assert fixture.ledger.preempted_leases("w") == []
@@ -55,14 +55,14 @@ async def test_a_run_that_does_not_over_provision_preempts_nothing():
 
 async def test_an_interrupted_response_is_resumed_after_the_step():
     fixture = dispatcher_fixture(**SECTIONS)
-    leases = await leased(fixture)
+    leases = await take_leases(fixture)
     submit(fixture, leases[:3])
     await fixture.dispatcher.next_batch()
     partial = make_partial_response(0, 0)
     fixture.dispatcher.release("w", [leases[5].lease_id], [partial])
     assert fixture.ledger.counts().dropped == {"surplus": 2}
     fixture.dispatcher.resume_at(1)
-    resumed, *fresh = await leased(fixture, held=1)
+    resumed, *fresh = await take_leases(fixture, held=1)
     assert (resumed.prompt_index, resumed.partial_responses) == (5, (partial,))
     assert all(lease.partial_responses == () for lease in fresh)
     # 6 accepted of 12: 6 and 4 more may be in flight, and 4 were.
@@ -71,7 +71,7 @@ async def test_an_interrupted_response_is_resumed_after_the_step():
 
 async def test_a_worker_receives_each_preemption_once_while_it_waits():
     fixture = dispatcher_fixture(**SECTIONS)
-    leases = await leased(fixture)
+    leases = await take_leases(fixture)
     asked = asyncio.create_task(
         fixture.dispatcher.wait_for_preemptions("w", frozenset(), wait_s=30)
     )
@@ -92,10 +92,10 @@ async def test_a_worker_receives_each_preemption_once_while_it_waits():
 async def test_a_complete_group_whose_turn_comes_too_late_takes_no_place_of_others():
     fixture = dispatcher_fixture(**SECTIONS)
     # Six groups of version 0 at lag bound 1: the steps at versions 0 and 1 take four of them.
-    submit(fixture, await leased(fixture))
-    assert await leased(fixture) == []
+    submit(fixture, await take_leases(fixture))
+    assert await take_leases(fixture) == []
     assert fixture.ledger.counts().dropped == {"lag_exceeded": 4}
     assert await fixture.dispatcher.next_batch()
     fixture.dispatcher.resume_at(1)
     # 8 accepted of 12: 4 and 4 more may be in flight, at once.
-    assert len(await leased(fixture, held=1)) == 4
+    assert len(await take_leases(fixture, held=1)) == 4

@@ -36,21 +36,21 @@ def grant_one(ledger, *, version=1, **limits):
     return lease
 
 
-def released(ledger, *partial):
+def release_with(ledger, *partial):
     """The ledger's first prompt, leased and handed back with what was sampled."""
     lease = grant_one(ledger)
     ledger.release("w", [lease.lease_id], partial)
 
 
 def test_the_next_grant_of_the_prompt_goes_on_with_it(ledger):
-    released(ledger, COMPLETE, UNDER_WAY)
+    release_with(ledger, COMPLETE, UNDER_WAY)
     lease = grant_one(ledger)
     assert (lease.prompt_index, lease.partial_responses) == (0, (COMPLETE, UNDER_WAY))
     assert grant_one(ledger).partial_responses == ()
 
 
 def test_it_is_no_trajectory_of_the_accounting(ledger):
-    released(ledger, COMPLETE, UNDER_WAY)
+    release_with(ledger, COMPLETE, UNDER_WAY)
     counts = ledger.counts()
     counts.check()
     assert (counts.leased, counts.in_flight, counts.buffered) == (2, 0, 0)
@@ -58,7 +58,7 @@ def test_it_is_no_trajectory_of_the_accounting(ledger):
 
 
 def test_a_worker_that_dies_takes_nothing_of_it_away(ledger, clock):
-    released(ledger, UNDER_WAY)
+    release_with(ledger, UNDER_WAY)
     grant_one(ledger)
     ledger.release("w", [])
     assert grant_one(ledger).partial_responses == (UNDER_WAY,)
@@ -68,13 +68,13 @@ def test_a_worker_that_dies_takes_nothing_of_it_away(ledger, clock):
 
 
 def test_a_failed_generation_restarts(ledger):
-    released(ledger, UNDER_WAY)
+    release_with(ledger, UNDER_WAY)
     ledger.fail(grant_one(ledger).lease_id)
     assert grant_one(ledger).partial_responses == ()
 
 
 def test_a_group_that_was_too_old_restarts(ledger):
-    released(ledger, UNDER_WAY)
+    release_with(ledger, UNDER_WAY)
     lease = grant_one(ledger)
     ledger.submit(lease.lease_id, make_trajectories(lease, versions=(0, 1)))
     assert ledger.take_batch(policy_version=2, max_lag_steps=1) is None
@@ -83,7 +83,7 @@ def test_a_group_that_was_too_old_restarts(ledger):
 
 
 def test_partial_responses_released_later_replace_earlier_ones(ledger):
-    released(ledger, UNDER_WAY)
+    release_with(ledger, UNDER_WAY)
     longer = make_partial_response(0, 1, 1)
     ledger.release("w", [grant_one(ledger).lease_id], [longer])
     assert grant_one(ledger).partial_responses == (longer,)
@@ -97,7 +97,7 @@ def test_more_answers_than_the_lease_wants_are_refused(ledger):
 
 
 def test_answers_with_a_token_that_is_too_old_are_forgotten(ledger):
-    released(ledger, UNDER_WAY, COMPLETE)
+    release_with(ledger, UNDER_WAY, COMPLETE)
     lease = grant_one(ledger, oldest_partial_version=1)
     assert lease.partial_responses == (COMPLETE,)
 
@@ -114,7 +114,7 @@ def test_grants_stop_before_a_message_grows_too_large(ledger, monkeypatch):
 
 
 def test_a_restart_resumes_requeued_prompts_and_those_in_flight(ledger, clock):
-    released(ledger, UNDER_WAY)
+    release_with(ledger, UNDER_WAY)
     in_flight = grant_one(ledger)
     ledger.release("w", [grant_one(ledger).lease_id], [COMPLETE])
     data = ledger.snapshot().SerializeToString()
@@ -148,13 +148,13 @@ async def test_a_version_that_does_not_exist_yet_is_refused():
 
 
 def test_what_is_kept_is_not_wasted(ledger):
-    released(ledger, UNDER_WAY)
+    release_with(ledger, UNDER_WAY)
     ledger.release("w", [])
     assert ledger.wasted_tokens() == {}
 
 
 def test_forgotten_answers_are_wasted_tokens_of_their_reason(ledger):
-    released(ledger, UNDER_WAY, COMPLETE)  # two tokens and one
+    release_with(ledger, UNDER_WAY, COMPLETE)  # two tokens and one
     lease = grant_one(ledger, oldest_partial_version=1)
     assert ledger.wasted_tokens() == {"lag_exceeded": 2}
     ledger.fail(lease.lease_id)

@@ -39,7 +39,7 @@ def submit_all(ledger, leases, **details):
         ledger.submit(lease.lease_id, make_trajectories(lease, **details))
 
 
-def restarted(ledger, clock):
+def restart(ledger, clock):
     """Another process's ledger that goes on from this one's snapshot, through its bytes."""
     data = ledger.snapshot().SerializeToString()
     other = make_ledger(clock, incarnation="later")
@@ -253,14 +253,14 @@ def test_accepted_groups_survive_a_restart_bit_for_bit(ledger, clock):
     (float32,) = struct.unpack("<f", struct.pack("<f", -0.1))
     submit_all(ledger, grant(ledger, 2), versions=(0, 1), reward=0.1, logprob=float32)
     before = sorted(ledger._buffer.groups())
-    batch = restarted(ledger, clock).take_batch(policy_version=1, max_lag_steps=1)
+    batch = restart(ledger, clock).take_batch(policy_version=1, max_lag_steps=1)
     assert [group.trajectories for group in batch] == [group.trajectories for group in before]
 
 
 def test_what_was_in_flight_at_a_restart_is_dropped_by_name_and_granted_again(ledger, clock):
     first, second = grant(ledger, 2)
     ledger.submit(first.lease_id, [make_trajectory(first.lease_id, 0)])
-    later = restarted(ledger, clock)
+    later = restart(ledger, clock)
     counts = later.counts()
     assert counts == TrajectoryCounts(
         leased=4, in_flight=0, buffered=0, consumed=0, dropped={"learner_restarted": 4}
@@ -270,7 +270,7 @@ def test_what_was_in_flight_at_a_restart_is_dropped_by_name_and_granted_again(le
 
 def test_a_lease_from_before_a_restart_is_unknown_after_it(ledger, clock):
     (lease,) = grant(ledger, 1)
-    later = restarted(ledger, clock)
+    later = restart(ledger, clock)
     grant(later, 1)
     assert later.submit(lease.lease_id, make_trajectories(lease)) == ["lease_ended"] * 2
 
@@ -278,7 +278,7 @@ def test_a_lease_from_before_a_restart_is_unknown_after_it(ledger, clock):
 def test_groups_from_before_a_restart_are_consumed_before_those_after_it(ledger, clock):
     old = grant(ledger, 2)
     submit_all(ledger, old[1:])
-    later = restarted(ledger, clock)
+    later = restart(ledger, clock)
     submit_all(later, grant(later, 2))
     batch = later.take_batch(policy_version=0, max_lag_steps=1)
     assert [group.prompt_index for group in batch] == [1, 0]
@@ -286,7 +286,7 @@ def test_groups_from_before_a_restart_are_consumed_before_those_after_it(ledger,
 
 def test_a_crash_goes_back_to_the_snapshot_and_consumes_again_what_it_rolled_back(ledger, clock):
     submit_all(ledger, grant(ledger, 2))
-    later = restarted(ledger, clock)
+    later = restart(ledger, clock)
     lost = ledger.take_batch(policy_version=0, max_lag_steps=1)
     again = later.take_batch(policy_version=0, max_lag_steps=1)
     assert [group.trajectories for group in again] == [group.trajectories for group in lost]
@@ -381,7 +381,7 @@ def test_a_preempted_lease_that_is_submitted_in_time_is_accepted(ledger):
     assert (ledger.counts().buffered, ledger.counts().dropped) == (2, {})
 
 
-def arrived(ledger, *versions_of_groups):
+def fill_buffer(ledger, *versions_of_groups):
     """A ledger's buffer with a group of two answers for each tuple of versions."""
     leases = ledger.grant("w", num_groups=len(versions_of_groups), policy_version=0)
     for lease, versions in zip(leases, versions_of_groups, strict=True):
@@ -391,7 +391,7 @@ def arrived(ledger, *versions_of_groups):
 
 def test_the_newest_answers_are_those_with_tokens_of_a_version_one_of_each_prompt_first():
     ledger = make_ledger(ManualClock())
-    _, first, second = arrived(ledger, (2, 2), (2, 3), (3, 3))
+    _, first, second = fill_buffer(ledger, (2, 2), (2, 3), (3, 3))
     ids = [one.trajectory_id for one in ledger.newest_trajectories(3, num_tokens=100)]
     assert ids == [f"{lease.lease_id}/{n}" for n in (0, 1) for lease in (second, first)]
     assert ledger.newest_trajectories(4, num_tokens=100) == []
@@ -401,7 +401,7 @@ def test_the_newest_answers_are_those_with_tokens_of_a_version_one_of_each_promp
 
 def test_the_newest_answers_are_as_few_as_have_the_tokens_wanted():
     ledger = make_ledger(ManualClock())
-    arrived(ledger, (3, 3), (3, 3))
+    fill_buffer(ledger, (3, 3), (3, 3))
     sizes = [len(ledger.newest_trajectories(3, num_tokens=wanted)) for wanted in (0, 1, 2, 3, 4, 5)]
     assert sizes == [0, 1, 1, 2, 2, 3]
 

@@ -100,14 +100,14 @@ def test_what_a_killed_save_left_is_removed_by_the_next(folder, tmp_path):
     assert names(tmp_path) == ["step-00000008"]
 
 
-def flipped(content):
+def flip_bit(content):
     """The same with one bit of the middle byte flipped."""
     middle = len(content) // 2
     return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
 
 DAMAGES = {
-    "flipped bit": flipped,
+    "flipped bit": flip_bit,
     "second half zeroed": lambda content: (
         content[: len(content) // 2] + bytes(len(content) - len(content) // 2)
     ),
@@ -252,7 +252,7 @@ def test_a_step_asked_for_by_number_has_no_stand_in(folder):
         folder.load(2)
 
 
-def summed(document):
+def sign_manifest(document):
     """A manifest whose own sum is right, whatever it says."""
     rest = {key: value for key, value in document.items() if key != "xxh3"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
@@ -262,7 +262,7 @@ def summed(document):
 @pytest.mark.parametrize("document", [[], {}, {"format": 2, "step": 3}])
 def test_a_manifest_that_lacks_something_is_damaged(folder, document):
     path = folder.save(checkpoint(3)) / "meta.json"
-    path.write_text(summed(document) if isinstance(document, dict) else json.dumps(document))
+    path.write_text(sign_manifest(document) if isinstance(document, dict) else json.dumps(document))
     with pytest.raises(CheckpointError, match=r"step-00000003/meta\.json"):
         folder.load_newest()
 
@@ -270,7 +270,7 @@ def test_a_manifest_that_lacks_something_is_damaged(folder, document):
 def test_a_format_of_another_version_is_refused(folder):
     for step in (2, 3):
         path = folder.save(checkpoint(step)) / "meta.json"
-    path.write_text(summed({**json.loads(path.read_text()), "format": 3}))
+    path.write_text(sign_manifest({**json.loads(path.read_text()), "format": 3}))
     with pytest.raises(CheckpointError, match=r"has format 3.*resume with the version"):
         folder.load_newest()
 

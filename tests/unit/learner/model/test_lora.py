@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.fixtures.learner.dispatcher import make_run
-from tests.fixtures.learner.models import PAD, llama, qwen2, sampled_groups, seeded
+from tests.fixtures.learner.models import PAD, llama, qwen2, sampled_groups, seeded_model
 from tests.fixtures.learner.updates import make_spec
 from vcpo.service.lifecycle import StartError
 from vcpo.spec.workloads import Lora
@@ -24,9 +24,9 @@ def logits(model):
         return model(TOKENS).logits
 
 
-def trained(make):
+def train_adapters(make):
     """A model with adapters after two steps, and the parameters it had before."""
-    model = seeded(make)
+    model = seeded_model(make)
     before = {name: each.detach().clone() for name, each in model.named_parameters()}
     add_adapters(model, LORA)
     update = PolicyUpdate(model, make_spec(), PAD)
@@ -37,14 +37,14 @@ def trained(make):
 
 @FAMILIES
 def test_adapters_leave_the_policy_as_it_is_at_first(make):
-    plain, adapted = seeded(make), seeded(make)
+    plain, adapted = seeded_model(make), seeded_model(make)
     add_adapters(adapted, LORA)
     assert torch.equal(logits(adapted), logits(plain))
 
 
 @FAMILIES
 def test_only_adapters_are_trained_and_published(make):
-    model, before = trained(make)
+    model, before = train_adapters(make)
     kept = {name.replace(".base_layer", ""): each for name, each in model.named_parameters()}
     assert all(torch.equal(kept[name], each) for name, each in before.items())
     published = policy_tensors(model)
@@ -55,11 +55,11 @@ def test_only_adapters_are_trained_and_published(make):
 
 @FAMILIES
 def test_workers_make_the_learners_policy_from_its_adapters(make):
-    model, before = trained(make)
+    model, before = train_adapters(make)
     merge = LoraMerge(base=before, scale=LORA.scale)
-    worker = seeded(make)
+    worker = seeded_model(make)
     restore_policy(worker, merge(policy_tensors(model), 2))
-    assert not torch.equal(logits(worker), logits(seeded(make)))
+    assert not torch.equal(logits(worker), logits(seeded_model(make)))
     torch.testing.assert_close(logits(worker), logits(model), rtol=1e-4, atol=1e-5)
 
 
@@ -78,19 +78,19 @@ def test_what_is_saved_is_a_whole_model_without_adapters(tmp_path):
 
 
 def test_adapters_go_on_from_a_checkpoint():
-    model, _ = trained(llama)
-    resumed = seeded(llama)
+    model, _ = train_adapters(llama)
+    resumed = seeded_model(llama)
     add_adapters(resumed, LORA)
     restore_policy(resumed, policy_tensors(model))
     assert torch.equal(logits(resumed), logits(model))
 
 
 def test_layers_may_be_chosen_by_name():
-    model = seeded(llama)
+    model = seeded_model(llama)
     add_adapters(model, Lora.model_validate({"targetModules": ["q_proj"]}))
     assert {name.split(".")[4] for name in policy_tensors(model)} == {"q_proj"}
 
 
 def test_a_name_that_fits_no_layer_is_refused():
     with pytest.raises(StartError, match=r"targetModules: \['qproj'\] fits no layer"):
-        add_adapters(seeded(llama), Lora.model_validate({"targetModules": ["qproj"]}))
+        add_adapters(seeded_model(llama), Lora.model_validate({"targetModules": ["qproj"]}))

@@ -10,7 +10,7 @@ from tests.fixtures.learner.models import (
     llama,
     own_logprobs,
     sampled_groups,
-    seeded,
+    seeded_model,
     trajectory,
 )
 from tests.unit.learner.per_sample_gradients.norms import recorded_norms
@@ -24,7 +24,7 @@ from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum, relative
 ONE_TWO = torch.tensor([1.0, 2.0]).double()
 
 
-def measured(model, trajectories, weighted_sum=None):
+def measure(model, trajectories, weighted_sum=None):
     batch = token_batch(trajectories, PAD, torch.device("cpu"))
     with record_calls(model) as recording:
         logprobs = token_logprobs(model, batch, temperature=1.0)
@@ -33,7 +33,7 @@ def measured(model, trajectories, weighted_sum=None):
 
 
 def batched_norms(model, trajectories):
-    return measured(model, trajectories).squared_norms
+    return measure(model, trajectories).squared_norms
 
 
 def looped_norms(model, trajectories):
@@ -62,7 +62,7 @@ def long_trajectories(model):
     ("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)], ids=["f64", "f32"]
 )
 def test_norms_of_a_padded_batch_agree_with_one_backward_pass_each(family, dtype, tolerance):
-    model = seeded(FAMILIES[family], dtype=dtype)
+    model = seeded_model(FAMILIES[family], dtype=dtype)
     trajectories = [one for group in sampled_groups(model) for one in group]
     expected = looped_norms(model, trajectories)
     torch.testing.assert_close(
@@ -72,7 +72,7 @@ def test_norms_of_a_padded_batch_agree_with_one_backward_pass_each(family, dtype
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_norms_of_sequences_too_long_for_token_matrices_agree_too(family):
-    model = seeded(FAMILIES[family], dtype=torch.float64)
+    model = seeded_model(FAMILIES[family], dtype=torch.float64)
     trajectories = long_trajectories(model)
     expected = looped_norms(model, trajectories)
     torch.testing.assert_close(batched_norms(model, trajectories), expected, rtol=1e-9, atol=0.0)
@@ -80,7 +80,7 @@ def test_norms_of_sequences_too_long_for_token_matrices_agree_too(family):
 
 @pytest.mark.parametrize("elements", [1, 1000])
 def test_the_size_of_a_chunk_does_not_matter(monkeypatch, elements):
-    model = seeded(FAMILIES["llama tied"], dtype=torch.float64)
+    model = seeded_model(FAMILIES["llama tied"], dtype=torch.float64)
     trajectories = [one for group in sampled_groups(model) for one in group]
     expected = batched_norms(model, trajectories)
     monkeypatch.setitem(trajectory_gradients._CHUNK_ELEMENTS, "cpu", elements)
@@ -180,7 +180,7 @@ def test_frozen_parameters_do_not_count():
 
 
 def test_norms_leave_the_gradients_of_parameters_alone():
-    model = seeded(llama)
+    model = seeded_model(llama)
     batched_norms(model, [trajectory(0), trajectory(1)])
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -280,7 +280,7 @@ def with_lora() -> nn.Module:
 
 
 def test_adapters_count_and_frozen_weights_do_not():
-    model = seeded(with_lora, dtype=torch.float64)
+    model = seeded_model(with_lora, dtype=torch.float64)
     trajectories = [trajectory(0), trajectory(1, response=(8, 9))]
     expected = [trainable_norm(model, own_logprobs(model, one).mean()) for one in trajectories]
     torch.testing.assert_close(
@@ -315,7 +315,7 @@ SLOPES = [0.7, -1.3, 0.2]
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "reduced"])
 def test_the_sum_is_that_of_one_backward_pass_with_the_same_coefficients(monkeypatch, family, kept):
     monkeypatch.setattr(trajectory_gradients, "is_kept_cheaper", lambda *_: kept)
-    model = seeded(FAMILIES[family], dtype=torch.float64)
+    model = seeded_model(FAMILIES[family], dtype=torch.float64)
     trajectories = [one for group in sampled_groups(model) for one in group]
     offsets = torch.linspace(-1.0, 1.0, len(trajectories)).double()
     coefficients = offsets + torch.tensor(SLOPES, dtype=torch.float64)[GROUPS]
@@ -324,7 +324,7 @@ def test_the_sum_is_that_of_one_backward_pass_with_the_same_coefficients(monkeyp
         for c, one in zip(coefficients, trajectories, strict=True)
     )
     expected = torch.autograd.grad(total, list(model.parameters()))
-    found = measured(model, trajectories, WeightedSum(offsets=offsets, groups=GROUPS))
+    found = measure(model, trajectories, WeightedSum(offsets=offsets, groups=GROUPS))
     found.add_to_parameters(SLOPES)
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-9, atol=1e-12)
@@ -333,11 +333,11 @@ def test_the_sum_is_that_of_one_backward_pass_with_the_same_coefficients(monkeyp
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "reduced"])
 def test_sums_of_several_batches_add_up(monkeypatch, kept):
     monkeypatch.setattr(trajectory_gradients, "is_kept_cheaper", lambda *_: kept)
-    model = seeded(llama, dtype=torch.float64)
-    once = measured(model, [trajectory(0)], WeightedSum(offsets=torch.ones(1), groups=[0]))
+    model = seeded_model(llama, dtype=torch.float64)
+    once = measure(model, [trajectory(0)], WeightedSum(offsets=torch.ones(1), groups=[0]))
     once.add_to_parameters([0.5])
     gradients = [parameter.grad.clone() for parameter in model.parameters()]
-    again = measured(model, [trajectory(0)], WeightedSum(offsets=torch.ones(1), groups=[0]))
+    again = measure(model, [trajectory(0)], WeightedSum(offsets=torch.ones(1), groups=[0]))
     again.add_to_parameters([0.5])
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         torch.testing.assert_close(parameter.grad, 2.0 * gradient, rtol=1e-9, atol=1e-12)
@@ -356,10 +356,10 @@ def test_trajectories_reduced_one_by_one_add_up_as_in_one_go(monkeypatch):
     gradients = []
     for elements in (1, 1 << 20):
         monkeypatch.setitem(trajectory_gradients._CHUNK_ELEMENTS, "cpu", elements)
-        model = seeded(llama, dtype=torch.float64)
+        model = seeded_model(llama, dtype=torch.float64)
         trajectories = [one for group in sampled_groups(model) for one in group]
         weighted_sum = WeightedSum(offsets=torch.arange(12.0).double(), groups=GROUPS)
-        measured(model, trajectories, weighted_sum).add_to_parameters(SLOPES)
+        measure(model, trajectories, weighted_sum).add_to_parameters(SLOPES)
         gradients.append(torch.cat([each.grad.flatten() for each in model.parameters()]))
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-9, atol=1e-12)
 
@@ -373,9 +373,9 @@ def test_a_recording_lets_calls_go_as_it_hears_of_them():
 
 
 def test_without_a_combination_there_is_no_sum():
-    model = seeded(llama)
+    model = seeded_model(llama)
     with pytest.raises(ValueError, match="weighted_sum is None"):
-        measured(model, [trajectory(0)]).add_to_parameters([0.0])
+        measure(model, [trajectory(0)]).add_to_parameters([0.0])
 
 
 def test_short_sequences_are_kept_and_long_ones_reduced():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.fixtures.learner.models import FAMILIES, VOCABULARY, seeded
+from tests.fixtures.learner.models import FAMILIES, VOCABULARY, seeded_model
 from vcpo_learner.per_sample_gradients import backward as trajectory_gradients
 from vcpo_learner.per_sample_gradients.backward import measure_gradients
 from vcpo_learner.per_sample_gradients.hooks import record_calls
@@ -57,7 +57,7 @@ def own_objective(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits[:-1].log_softmax(-1).gather(1, tokens[1:, None]).mean()
 
 
-def packed(model, weighted_sum=None, **changes):
+def measure_packed(model, weighted_sum=None, **changes):
     """Measured gradients of packed rows."""
     segments = segments_of_rows()
     tokens = packed_tokens(segments)
@@ -90,21 +90,21 @@ def squared_norm(model, objective: Tensor) -> float:
 @pytest.mark.parametrize("family", ["llama", "llama tied", "gpt2 tied"])
 def test_norms_of_packed_rows_agree_with_one_backward_pass_each(monkeypatch, family, kept):
     monkeypatch.setattr(trajectory_gradients, "is_kept_cheaper", lambda *_: kept)
-    model = seeded(FAMILIES[family], dtype=torch.float64)
+    model = seeded_model(FAMILIES[family], dtype=torch.float64)
     expected = [squared_norm(model, each) for each in objectives_alone(model)]
-    assert packed(model).squared_norms.tolist() == pytest.approx(expected, rel=1e-9)
+    assert measure_packed(model).squared_norms.tolist() == pytest.approx(expected, rel=1e-9)
 
 
 @BOTH_FORMS
 @pytest.mark.parametrize("family", ["llama", "llama tied", "gpt2 tied"])
 def test_the_sum_over_packed_rows_is_that_of_one_backward_pass(monkeypatch, family, kept):
     monkeypatch.setattr(trajectory_gradients, "is_kept_cheaper", lambda *_: kept)
-    model = seeded(FAMILIES[family], dtype=torch.float64)
+    model = seeded_model(FAMILIES[family], dtype=torch.float64)
     offsets = torch.linspace(-1.0, 1.0, len(LENGTHS)).double()
     coefficients = (offsets + torch.tensor(SLOPES, dtype=torch.float64)[GROUPS]).tolist()
     total = sum(c * f for c, f in zip(coefficients, objectives_alone(model), strict=True))
     expected = torch.autograd.grad(total, list(model.parameters()))
-    packed(model, WeightedSum(offsets=offsets, groups=GROUPS)).add_to_parameters(SLOPES)
+    measure_packed(model, WeightedSum(offsets=offsets, groups=GROUPS)).add_to_parameters(SLOPES)
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-9, atol=1e-12)
 
@@ -190,9 +190,9 @@ def test_segments_that_make_no_sense_are_refused(segments, message):
 
 
 def test_positions_shared_by_all_rows_are_refused_with_the_module():
-    model = seeded(FAMILIES["gpt2"], dtype=torch.float64)
+    model = seeded_model(FAMILIES["gpt2"], dtype=torch.float64)
     with pytest.raises(ValueError, match=r"module 'transformer.wpe' \(Embedding\) returned shape"):
-        packed(model, position_ids=torch.arange(8)[None])
+        measure_packed(model, position_ids=torch.arange(8)[None])
 
 
 def test_an_argument_that_belongs_to_no_token_is_refused_by_name():
@@ -204,8 +204,8 @@ def test_an_argument_that_belongs_to_no_token_is_refused_by_name():
 
 
 def test_padding_that_a_trajectory_sees_is_refused():
-    model = seeded(FAMILIES["llama"], dtype=torch.float64)
+    model = seeded_model(FAMILIES["llama"], dtype=torch.float64)
     width = segments_of_rows().shape[1]
     everything = torch.zeros(len(ROWS), 1, width, width).double()
     with pytest.raises(ValueError, match=r"a trajectory depends on padding; mask it"):
-        packed(model, attention_mask=everything)
+        measure_packed(model, attention_mask=everything)

@@ -33,7 +33,7 @@ def half_solved(index):
     return index, [1.0, 0.0] * 200, 0
 
 
-def unsolved(index):
+def unsolved_prompt(index):
     return index, [0.0] * 400, 0
 
 
@@ -74,18 +74,18 @@ def test_without_forgetting_the_first_answer_counts_as_the_last():
 
 
 def test_what_is_long_ago_is_forgotten_altogether():
-    known = posterior(unsolved(7), (1, [1.0], 10**6))
+    known = posterior(unsolved_prompt(7), (1, [1.0], 10**6))
     assert success_rate(known.evidence(7)) == 0.5
 
 
 def test_a_half_solved_prompt_is_chosen_before_decided_ones():
-    known = posterior(unsolved(1), half_solved(2), (3, [1.0] * 400, 0))
+    known = posterior(unsolved_prompt(1), half_solved(2), (3, [1.0] * 400, 0))
     assert set(choices(known, [1, 2, 3], 200)) == {2}
 
 
 def test_an_unseen_prompt_is_chosen_before_a_decided_one():
     # The unsolved prompt wins where both draws are about 0: less than 1 in 100.
-    assert choices(posterior(unsolved(1)), [1, 2], 1000).count(2) > 970
+    assert choices(posterior(unsolved_prompt(1)), [1, 2], 1000).count(2) > 970
 
 
 def test_an_unseen_prompt_wins_now_and_then_against_a_half_solved_one():
@@ -95,7 +95,7 @@ def test_an_unseen_prompt_wins_now_and_then_against_a_half_solved_one():
 
 
 def test_exploration_chooses_uniformly():
-    known = posterior(unsolved(1), half_solved(2), exploration=1.0)
+    known = posterior(unsolved_prompt(1), half_solved(2), exploration=1.0)
     assert choices(known, [1, 2], 2000).count(1) == pytest.approx(1000, abs=112)
 
 

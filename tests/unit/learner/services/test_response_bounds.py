@@ -28,24 +28,24 @@ def bounds_of(run, model):
     )
 
 
-def given(**changes):
+def make_one(**changes):
     """A trajectory of prompt (3, 4) and one sampled token, with some fields changed."""
     return replace(make_trajectory("lease", 0), **changes)
 
 
 def of_length(num_tokens, **changes):
-    return given(response_token_ids=(5,) * num_tokens, **changes)
+    return make_one(response_token_ids=(5,) * num_tokens, **changes)
 
 
 @pytest.mark.parametrize(
     "trajectory",
     [
-        given(),
-        given(prompt_token_ids=(0, 22), response_token_ids=(22,)),
+        make_one(),
+        make_one(prompt_token_ids=(0, 22), response_token_ids=(22,)),
         of_length(5),
         of_length(6, prompt_token_ids=(3,)),
-        given(reward=10.0),
-        given(reward=-10.0),
+        make_one(reward=10.0),
+        make_one(reward=-10.0),
     ],
     ids=["ordinary", "last token", "full context", "longest", "largest", "smallest"],
 )
@@ -56,8 +56,8 @@ def test_what_is_at_the_bounds_is_accepted(trajectory):
 @pytest.mark.parametrize(
     ("trajectory", "problem"),
     [
-        (given(prompt_token_ids=(3, 23)), "t.prompt_token_ids[1]: must be 0 to 22, got 23"),
-        (given(response_token_ids=(99,)), "t.response_token_ids[0]: must be 0 to 22, got 99"),
+        (make_one(prompt_token_ids=(3, 23)), "t.prompt_token_ids[1]: must be 0 to 22, got 23"),
+        (make_one(response_token_ids=(99,)), "t.response_token_ids[0]: must be 0 to 22, got 99"),
         (
             of_length(7, prompt_token_ids=(3,)),
             "t.response_token_ids: must be at most 6 tokens (spec.sampling.maxNewTokens), got",
@@ -66,8 +66,8 @@ def test_what_is_at_the_bounds_is_accepted(trajectory):
             of_length(6),
             "t.response_token_ids: must be at most 7 tokens with the prompt (the model's context)",
         ),
-        (given(reward=10.5), "t.reward: must be -10 to 10 (spec.environment.maxAbsoluteReward)"),
-        (given(reward=-1e300), "t.reward: must be -10 to 10"),
+        (make_one(reward=10.5), "t.reward: must be -10 to 10 (spec.environment.maxAbsoluteReward)"),
+        (make_one(reward=-1e300), "t.reward: must be -10 to 10"),
     ],
     ids=["prompt", "response", "too long", "context", "reward", "negative reward"],
 )

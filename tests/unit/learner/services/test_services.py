@@ -14,7 +14,7 @@ from tests.fixtures.learner.dispatcher import (
     make_run,
     make_trajectory,
 )
-from tests.fixtures.rollout.worker import learner_fixture, served
+from tests.fixtures.rollout.worker import learner_fixture, serve_services
 from vcpo.wire.limits import CHUNK_BYTES
 from vcpo.wire.packing import pack_logprobs, pack_token_ids
 from vcpo.wire.trajectory import VersionSpan, trajectory_to_message
@@ -113,7 +113,7 @@ async def small_model():
         vocabulary_size=9, max_new_tokens=4, context_tokens=6, max_absolute_reward=10.0
     )
     work = WorkService(fixture.dispatcher, make_run().spec, bounds)
-    async with served(
+    async with serve_services(
         lambda server: work_pb2_grpc.add_WorkServiceServicer_to_server(work, server)
     ) as channel:
         stub = work_pb2_grpc.WorkServiceStub(channel)
@@ -147,7 +147,7 @@ async def small_model():
         "another prompt",
     ],
 )
-async def test_an_answer_that_would_end_or_spoil_an_update_is_refused_and_nothing_of_its_group_kept(
+async def test_one_invalid_response_refuses_its_group_and_nothing_of_the_group_is_kept(
     small_model, change, field
 ):
     stub, lease = small_model
@@ -167,15 +167,20 @@ async def test_an_answer_that_would_end_or_spoil_an_update_is_refused_and_nothin
     assert (await stub.Submit(request, timeout=5)).outcomes == accepted
 
 
-async def test_an_answer_of_20000_tokens_is_refused_where_4_are_allowed(small_model):
+async def test_a_response_of_20000_tokens_is_refused_where_4_are_allowed(small_model):
     stub, lease = small_model
-    long = make_trajectory(lease.lease_id, 0, versions=(0,) * 20_000)
-    long = replace(long, response_token_ids=(5,) * 20_000)
+    num_tokens = 20_000
+    long = replace(
+        make_trajectory(lease.lease_id, 0),
+        response_token_ids=(5,) * num_tokens,
+        rollout_logprobs=(-0.5,) * num_tokens,
+        version_spans=(VersionSpan(policy_version=0, num_tokens=num_tokens),),
+    )
     request = work_pb2.SubmitRequest(
         worker_id="w", lease_id=lease.lease_id, trajectories=[trajectory_to_message(long)]
     )
     with pytest.raises(grpc.aio.AioRpcError, match="must be at most 4 tokens"):
-        await stub.Submit(request, timeout=5)
+        await stub.Submit(request, timeout=60)
 
 
 async def test_a_released_response_is_checked_like_a_submitted_one(small_model):

@@ -22,7 +22,7 @@ def signals(fixture):
     )
 
 
-async def answered(fixture, count):
+async def submit_groups(fixture, count):
     leases = await fixture.dispatcher.lease(work_request(room=2 * count), wait_s=0)
     for lease in leases:
         fixture.submit(lease, versions=(0, 0, 0))
@@ -70,7 +70,7 @@ def test_lag_is_that_of_the_last_step(signals):
 
 
 async def test_rates_are_totals_over_time(signals, fixture):
-    await answered(fixture, 2)
+    await submit_groups(fixture, 2)
     fixture.clock.advance(8.0)
     message = signals.message()
     assert message.produced_trajectories_per_second == 4 / 8
@@ -81,7 +81,7 @@ async def test_rates_are_totals_over_time(signals, fixture):
 
 
 async def test_rates_forget_what_was_before_the_window(signals, fixture):
-    await answered(fixture, 2)
+    await submit_groups(fixture, 2)
     for step in range(1, 12):
         fixture.clock.advance(1.0)
         signals.record_step(step_record(step=step))
@@ -89,7 +89,7 @@ async def test_rates_forget_what_was_before_the_window(signals, fixture):
 
 
 async def test_totals_restored_from_a_checkpoint_are_not_a_burst_of_production(signals, fixture):
-    await answered(fixture, 2)
+    await submit_groups(fixture, 2)
     signals.resume([])
     fixture.clock.advance(1.0)
     assert signals.message().produced_trajectories_per_second == 0.0

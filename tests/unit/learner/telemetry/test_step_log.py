@@ -12,7 +12,7 @@ from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.update.result import SkipReason
 
 
-def told(news: StepLog, *, skipped: list[str | None]) -> list[tuple[int, str]]:
+def events_of(news: StepLog, *, skipped: list[str | None]) -> list[tuple[int, str]]:
     """Step and kind of every event."""
     return [
         (step, kind)
@@ -22,7 +22,7 @@ def told(news: StepLog, *, skipped: list[str | None]) -> list[tuple[int, str]]:
 
 
 def test_the_first_skipped_steps_are_reported_each_and_more_of_them_as_what_they_mean():
-    events = told(StepLog(2000), skipped=[None, *["no_gradient"] * 1100])
+    events = events_of(StepLog(2000), skipped=[None, *["no_gradient"] * 1100])
     assert events == [
         (2, "StepSkipped"),
         (3, "StepSkipped"),
@@ -34,7 +34,7 @@ def test_the_first_skipped_steps_are_reported_each_and_more_of_them_as_what_they
 
 
 def test_an_update_restarts_the_count():
-    events = told(StepLog(100), skipped=[*["no_gradient"] * 9, None, *["no_gradient"] * 9])
+    events = events_of(StepLog(100), skipped=[*["no_gradient"] * 9, None, *["no_gradient"] * 9])
     assert [step for step, _ in events] == [1, 2, 3, 11, 12, 13]
 
 
@@ -100,27 +100,27 @@ def test_a_logged_step_says_how_the_run_is_doing():
     assert StepLog(8).log_line(skipped) == f"{line}, no update (no_gradient)"
 
 
-def at_age(age_steps: int, *, buffered: int = 0) -> StepRecord:
+def step_of_age(age_steps: int, *, buffered: int = 0) -> StepRecord:
     """Step 40, of batches of 4, with a calibration of some age."""
     return replace(STEP, step=40, consumed=160, buffered=buffered, calibration_age_steps=age_steps)
 
 
 def test_the_calibration_of_a_run_whose_answers_have_all_arrived_gets_old_without_a_word():
     # 100 steps of 4: 160 consumed and 240 buffered are all of them.
-    assert list(StepLog(100).events(at_age(32, buffered=240), None)) == []
-    (told,) = StepLog(100).events(at_age(32, buffered=236), None)
+    assert list(StepLog(100).events(step_of_age(32, buffered=240), None)) == []
+    (told,) = StepLog(100).events(step_of_age(32, buffered=236), None)
     assert told[0] == "CalibrationStale"
 
 
 def test_a_calibration_that_gets_old_is_reported_once_and_when_it_is_renewed():
     news = StepLog(99)
     ages = [31, 32, 33, 0, 1, 32]
-    kinds = [[kind for kind, _ in news.events(at_age(age), None)] for age in ages]
+    kinds = [[kind for kind, _ in news.events(step_of_age(age), None)] for age in ages]
     assert kinds == [[], ["CalibrationStale"], [], ["CalibrationRenewed"], [], ["CalibrationStale"]]
 
 
 def test_an_old_calibration_is_reported_with_the_ratio_that_stays_and_the_cure():
-    record = replace(at_age(32), on_policy_ess_ratio=0.875)
+    record = replace(step_of_age(32), on_policy_ess_ratio=0.875)
     message = dict(StepLog(99).events(record, None))["CalibrationStale"]
     assert "for 32 steps. The on-policy ESS ratio stays at 0.88" in message
     assert "set algorithm.onPolicyEssRatio" in message

@@ -44,7 +44,7 @@ class KilledError(BaseException):
 async def test_groups_that_a_learner_died_with_twice_are_left_out_though_the_checkpoint_holds_them(
     make_learner, tmp_path
 ):
-    def dying(learner):
+    def make_it_die(learner):
         begin = learner.update.begin
 
         def begin_step(groups, *, policy_version):
@@ -58,7 +58,7 @@ async def test_groups_that_a_learner_died_with_twice_are_left_out_though_the_che
         return learner
 
     async def dies():
-        learner = dying(make_learner(checkpoint={"everySteps": 1}))
+        learner = make_it_die(make_learner(checkpoint={"everySteps": 1}))
         learner.training.resume()
         with pytest.raises(KilledError):
             await learner.run()
@@ -119,20 +119,20 @@ async def test_a_replayed_response_that_breaks_the_update_is_discarded_stored_an
 
 
 async def test_a_replay_that_a_learner_died_with_twice_is_not_restored(make_learner, tmp_path):
-    def held(learner):
+    def held_lease_ids(learner):
         kept = chain.from_iterable(learner.update.state_dict()["replay"]["held"])
         return [one["trajectory_id"].rpartition("/")[0] for one in kept]
 
     first = make_learner(**REPLAYING)
     first.update.draw([[replace(make_trajectory("train-past-1", 0), response_token_ids=(9,))]])
     await first.run(until_step=1)
-    assert "train-past-1" in held(first)
+    assert "train-past-1" in held_lease_ids(first)
     for _ in range(2):
         Quarantine(tmp_path / "quarantine").begin_step(["train-past-1"])
     for _ in range(2):
         later = make_learner(**REPLAYING)
         assert later.training.resume() == 1
-        assert set(held(later)) == set(held(first)) - {"train-past-1"}
+        assert set(held_lease_ids(later)) == set(held_lease_ids(first)) - {"train-past-1"}
     (told,) = [event for event in read_events(tmp_path) if event.kind == "GroupQuarantined"]
     assert "the learner died 2 times in a step with it" in told.message
     assert (tmp_path / "quarantine" / "train-past-1.json").exists()

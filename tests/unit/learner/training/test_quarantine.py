@@ -69,10 +69,10 @@ def test_a_note_that_cannot_be_read_says_nothing(tmp_path, content):
 
 
 def test_a_full_disk_costs_the_note_and_not_the_step(tmp_path, monkeypatch):
-    def refused(*_, **__):
+    def refuse(*_, **__):
         raise OSError(ENOSPC, "No space left on device")
 
     quarantine = Quarantine(tmp_path)
-    monkeypatch.setattr("pathlib.Path.write_text", refused)
+    monkeypatch.setattr("pathlib.Path.write_text", refuse)
     quarantine.begin_step(IDS)
     quarantine.end_step(IDS)

@@ -20,13 +20,13 @@ CHECKPOINTS = {"everySteps": 1, "keep": 9, "fullDiskWaitSeconds": 40}
 @pytest.fixture
 def make_learner(tmp_path):
     def make(sleep=None, **sections):
-        async def passing(seconds):
+        async def advance_clock(seconds):
             learner.clock.advance(seconds)
             if sleep is not None:
                 sleep()
 
         learner = TrainingFixture(
-            tmp_path, sleep=passing, **{"checkpoint": CHECKPOINTS, **sections}
+            tmp_path, sleep=advance_clock, **{"checkpoint": CHECKPOINTS, **sections}
         )
         return learner
 

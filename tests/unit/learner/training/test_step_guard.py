@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.fixtures.learner.models import PAD, VOCABULARY, llama, seeded
+from tests.fixtures.learner.models import PAD, VOCABULARY, llama, seeded_model
 from tests.fixtures.learner.updates import make_spec
 from tests.unit.learner.training.groups import make_group
 from vcpo.service.lifecycle import StartError
@@ -21,12 +21,12 @@ def quarantine(tmp_path):
     return Quarantine(tmp_path)
 
 
-def guarded(quarantine):
-    model = seeded(llama)
+def make_guard(quarantine):
+    model = seeded_model(llama)
     return model, StepGuard(PolicyUpdate(model, make_spec(), PAD), quarantine)
 
 
-def judged(number, **changes):
+def trainable_group(number, **changes):
     """A group that can be trained on: its two answers differ, and so do their rewards."""
     one = make_group(number, **changes)
     first, second = one.trajectories
@@ -37,34 +37,36 @@ def take_step(guard, groups, *, newest=(), policy_version):
     return guard.finish(groups, guard.begin(groups, policy_version=policy_version), newest)
 
 
-POISON = judged(2, response_token_ids=(VOCABULARY + 5,))
+POISON = trainable_group(2, response_token_ids=(VOCABULARY + 5,))
 
 
 def test_the_group_that_breaks_a_step_is_named_and_the_others_are_still_trained_on(quarantine):
-    model, guard = guarded(quarantine)
+    model, guard = make_guard(quarantine)
     before = [each.clone() for each in model.parameters()]
     with pytest.raises(BrokenBatchError) as caught:
-        take_step(guard, [judged(1), POISON, judged(3)], policy_version=0)
+        take_step(guard, [trainable_group(1), POISON, trainable_group(3)], policy_version=0)
     (lease_id, reason), *others = caught.value.reasons.items()
     assert (lease_id, others) == ("train-now-2", [])
     assert reason.startswith("IndexError: index out of range")
     assert all(map(torch.equal, before, model.parameters()))
     assert all(each.grad is None for each in model.parameters())
-    assert take_step(guard, [judged(1), judged(3)], policy_version=0).skipped is None
+    assert (
+        take_step(guard, [trainable_group(1), trainable_group(3)], policy_version=0).skipped is None
+    )
     assert not all(map(torch.equal, before, model.parameters()))
 
 
 def test_a_learner_that_survives_a_broken_step_counts_no_death(quarantine, tmp_path):
-    _, guard = guarded(quarantine)
+    _, guard = make_guard(quarantine)
     with pytest.raises(BrokenBatchError):
         take_step(guard, [POISON], policy_version=0)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_answer_beside_the_batch_that_breaks_the_step_costs_the_batch_nothing(quarantine):
-    model, guard = guarded(quarantine)
+    model, guard = make_guard(quarantine)
     before = [each.clone() for each in model.parameters()]
-    result = take_step(guard, [judged(1)], newest=POISON.trajectories, policy_version=0)
+    result = take_step(guard, [trainable_group(1)], newest=POISON.trajectories, policy_version=0)
     assert (result.skipped, result.fresh.num_blocks) == (None, 2)
     assert not all(map(torch.equal, before, model.parameters()))
 
@@ -86,7 +88,7 @@ class BrokenUpdate:
         return groups
 
 
-GROUPS = [judged(1), judged(2)]
+GROUPS = [trainable_group(1), trainable_group(2)]
 EVERY_ID = [one.lease_id for one in GROUPS]
 
 
@@ -113,7 +115,7 @@ def test_a_step_that_broke_after_it_changed_something_ends_the_learner_and_leave
 
 
 def test_a_step_that_breaks_in_the_optimizer_is_half_taken(quarantine, monkeypatch):
-    model = seeded(llama)
+    model = seeded_model(llama)
     update = PolicyUpdate(model, make_spec(), PAD)
 
     def broken(*_):
@@ -121,7 +123,7 @@ def test_a_step_that_breaks_in_the_optimizer_is_half_taken(quarantine, monkeypat
 
     monkeypatch.setattr("vcpo_learner.update.policy_update.take_scaled_step", broken)
     with pytest.raises(RuntimeError, match="device-side assert"):
-        take_step(StepGuard(update, quarantine), [judged(1)], policy_version=0)
+        take_step(StepGuard(update, quarantine), [trainable_group(1)], policy_version=0)
     assert not update.is_whole
 
 
@@ -172,7 +174,7 @@ def test_the_third_broken_batch_in_a_row_ends_the_run_with_the_reason(quarantine
         take_step(guard, GROUPS, policy_version=0)
 
 
-def answered(number, *answers):
+def group_of_pairs(number, *answers):
     """A group with an answer for each pair of its only token and its reward."""
     one = make_group(number)
     (head, _) = one.trajectories
@@ -188,19 +190,19 @@ def answered(number, *answers):
     return replace(one, trajectories=tuple(members))
 
 
-PRIZED = answered(1, (5, 500.0), (6, 501.0))
-HIDDEN = answered(2, (VOCABULARY + 5, 100.0), (7, 0.0))
+PRIZED = group_of_pairs(1, (5, 500.0), (6, 501.0))
+HIDDEN = group_of_pairs(2, (VOCABULARY + 5, 100.0), (7, 0.0))
 """Rewards weigh exponentially: a group of two is drawn of the prized answers, a third is this."""
-LARGER = answered(3, (8, 0.0), (9, 0.0), (10, 0.0))
+LARGER = group_of_pairs(3, (8, 0.0), (9, 0.0), (10, 0.0))
 
 
-def replaying(quarantine):
+def replay_guard(quarantine):
     """A guard over answers kept, of which one breaks the step in which it is drawn."""
     document = make_spec().model_dump(by_alias=True)
     algorithm = {"method": "tba", "onPolicyEssRatio": 1.0, "onPolicyProbability": 0.0}
     batch = {**document["batch"], "promptPool": 9}
     document = {**document, "algorithm": algorithm, "batch": batch}
-    update = PolicyUpdate(seeded(llama), VCPORunSpec.model_validate(document), PAD)
+    update = PolicyUpdate(seeded_model(llama), VCPORunSpec.model_validate(document), PAD)
     guard = StepGuard(update, quarantine)
     for version, one in enumerate([PRIZED, HIDDEN]):
         take_step(guard, [one], policy_version=version)
@@ -208,7 +210,7 @@ def replaying(quarantine):
 
 
 def test_a_kept_answer_that_breaks_a_step_goes_and_the_groups_that_arrived_stay(quarantine):
-    update, guard = replaying(quarantine)
+    update, guard = replay_guard(quarantine)
     with pytest.raises(BrokenBatchError) as caught:
         take_step(guard, [LARGER], policy_version=2)
     ((lease_id, reason),) = caught.value.reasons.items()
@@ -221,11 +223,11 @@ def test_a_kept_answer_that_breaks_a_step_goes_and_the_groups_that_arrived_stay(
 def test_the_note_of_a_step_names_the_groups_whose_kept_answers_it_is_taken_on(
     quarantine, tmp_path, monkeypatch
 ):
-    def killed(*_, **__):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    update, guard = replaying(quarantine)
-    monkeypatch.setattr(update, "begin", killed)
+    update, guard = replay_guard(quarantine)
+    monkeypatch.setattr(update, "begin", interrupt)
     with pytest.raises(KeyboardInterrupt):
         take_step(guard, [LARGER], policy_version=2)
     found = Quarantine(tmp_path)

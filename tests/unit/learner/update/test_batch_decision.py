@@ -20,7 +20,7 @@ from vcpo_learner.update.batch_statistics import batch_moments
 UNCALIBRATED = MismatchCalibration()
 
 
-def scored(*, reward=0.0, weight=1.0, squared_norm=1.0, num_tokens=4):
+def summary_row(*, reward=0.0, weight=1.0, squared_norm=1.0, num_tokens=4):
     """Reward, log weight, squared norm and tokens of one trajectory."""
     return reward, math.log(weight) if weight > 0.0 else -math.inf, squared_norm, num_tokens
 
@@ -56,7 +56,7 @@ def advantages_of(group, **algorithm):
 def test_optimal_advantages_weigh_rewards_by_squared_norms():
     # b = (1*1 + 1*0 + 2*3) / 4 = 7/4.
     rows = zip([1.0, 0.0, 3.0], [1.0, 1.0, 2.0], strict=True)
-    group = [scored(reward=reward, squared_norm=norm) for reward, norm in rows]
+    group = [summary_row(reward=reward, squared_norm=norm) for reward, norm in rows]
     assert advantages_of(group) == pytest.approx([-0.75, -1.75, 1.25])
 
 
@@ -64,41 +64,46 @@ def test_the_published_baseline_multiplies_the_weight_in_once_more():
     # Contributions hold the weights 2, 1, 1/2, 1/2 once: squares 4, 1, 1/4, 1/4; with w^2 again
     # 16, 1, 1/16, 1/16, and b = (16 + 1/16) / 17.125.
     rows = zip([1.0, 0.0, 0.0, 1.0], [2.0, 1.0, 0.5, 0.5], strict=True)
-    group = [scored(reward=reward, weight=w, squared_norm=w**2) for reward, w in rows]
+    group = [summary_row(reward=reward, weight=w, squared_norm=w**2) for reward, w in rows]
     advantages = advantages_of(group, baseline="published")
     assert advantages[1] == pytest.approx(-16.0625 / 17.125)
 
 
 def test_the_ess_sees_the_whole_batch_before_truncation():
     # Weights 1, 1/2, 2, 4: 7.5^2 / 21.25 / 4 = 0.6618.
-    groups = [[scored(), scored(weight=0.5)], [scored(weight=2.0), scored(weight=4.0)]]
+    groups = [
+        [summary_row(), summary_row(weight=0.5)],
+        [summary_row(weight=2.0), summary_row(weight=4.0)],
+    ]
     decision = decision_on(groups, importanceWeightCap=1.0)
     assert decision.reading.ess_ratio == pytest.approx(56.25 / 21.25 / 4)
 
 
 def test_the_scale_is_the_root_of_the_ratio_over_the_given_on_policy_ratio():
-    groups = [[scored(), scored(weight=0.0)]]
+    groups = [[summary_row(), summary_row(weight=0.0)]]
     decision = decision_on(groups, onPolicyEssRatio=0.8)
     assert decision.verdict.scale == pytest.approx(math.sqrt(0.5 / 0.8))
 
 
 def test_a_batch_that_lost_too_much_is_refused_and_not_damped():
     # Weights 1 and 0: ratio 1/2, below .6 of the on-policy .9.
-    groups = [[scored(reward=1.0), scored(weight=0.0)]]
+    groups = [[summary_row(reward=1.0), summary_row(weight=0.0)]]
     verdict = decision_on(groups, onPolicyEssRatio=0.9, refuseBelow=0.6).verdict
     assert (verdict.scale, verdict.refusal) == (0.0, RefusalReason.LOW_ESS)
 
 
 def test_a_divergence_beyond_the_bound_is_refused():
     verdict = decision_on(
-        [[scored(reward=1.0), scored()]], kl_per_token=0.3, refuseKlAbove=0.2
+        [[summary_row(reward=1.0), summary_row()]], kl_per_token=0.3, refuseKlAbove=0.2
     ).verdict
     assert verdict.refusal is RefusalReason.HIGH_DIVERGENCE
 
 
 def test_the_energy_ess_weighs_trajectories_by_their_gradients():
     # Weights 1 and 2, contributions of norm 3 and 2: own norms 3 and 1; w h = 3, 2: 25 / 13 / 2.
-    groups = [[scored(reward=1.0, squared_norm=9.0), scored(weight=2.0, squared_norm=4.0)]]
+    groups = [
+        [summary_row(reward=1.0, squared_norm=9.0), summary_row(weight=2.0, squared_norm=4.0)]
+    ]
     reading = decision_on(groups, essKind="energy").reading
     assert reading.ess_ratio == pytest.approx(25 / 26)
     # On policy: (3 + 1)^2 / (2 (9 + 1)).
@@ -106,22 +111,22 @@ def test_the_energy_ess_weighs_trajectories_by_their_gradients():
 
 
 def test_without_any_gradient_energy_reads_whole_trajectories():
-    groups = [[scored(squared_norm=0.0), scored(squared_norm=0.0)]]
+    groups = [[summary_row(squared_norm=0.0), summary_row(squared_norm=0.0)]]
     assert decision_on(groups, essKind="energy").reading.kind is EssKind.SEQUENCE
 
 
 def test_equal_rewards_give_advantages_of_exactly_zero():
-    group = [scored(reward=0.1, weight=0.3), scored(reward=0.1, weight=1.7)]
+    group = [summary_row(reward=0.1, weight=0.3), summary_row(reward=0.1, weight=1.7)]
     assert advantages_of(group) == [0.0, 0.0]
 
 
 def test_a_norm_that_is_not_a_number_refuses_the_step():
-    group = [scored(reward=1.0), scored(squared_norm=math.nan)]
+    group = [summary_row(reward=1.0), summary_row(squared_norm=math.nan)]
     with pytest.raises(NonFiniteWeightError, match=r"squared_norms\[1\] is nan"):
         advantages_of(group)
 
 
-def calibrated(variance_per_token, count=4096):
+def calibrate(variance_per_token, count=4096):
     """Calibration that has seen so many pieces of 4 tokens with this mismatch; x^2 = v + v^2/4."""
     variance = 4 * variance_per_token
     x = math.sqrt(variance + variance**2 / 4)
@@ -130,28 +135,28 @@ def calibrated(variance_per_token, count=4096):
 
 def test_the_calibration_gives_the_on_policy_ratio():
     # 0.04 nats^2 per token over 4 tokens: log w ~ N(-0.08, 0.16), ratio exp(-0.16) without end.
-    reading = decision_on([[scored()] * 4000], calibration=calibrated(0.04)).reading
+    reading = decision_on([[summary_row()] * 4000], calibration=calibrate(0.04)).reading
     assert reading.on_policy_ess_ratio == pytest.approx(math.exp(-0.16), rel=1e-3)
 
 
-UNEVEN = [scored(weight=weight) for weight in (1.8, 1 / 1.8, 1.8, 1 / 1.8)]
+UNEVEN = [summary_row(weight=weight) for weight in (1.8, 1 / 1.8, 1.8, 1 / 1.8)]
 """Of ratio (1.8 + 1/1.8)^2 / (1.8^2 + 1/1.8^2) / 2 = 0.782, where exp(-0.16) = 0.852."""
 
 
 def test_a_small_batch_that_chance_explains_is_not_damped():
-    assert decision_on([UNEVEN], calibration=calibrated(0.04)).verdict.scale == 1.0
-    assert decision_on([UNEVEN], calibration=calibrated(0.04), deadBand=0.0).verdict.scale < 0.95
+    assert decision_on([UNEVEN], calibration=calibrate(0.04)).verdict.scale == 1.0
+    assert decision_on([UNEVEN], calibration=calibrate(0.04), deadBand=0.0).verdict.scale < 0.95
 
 
 def test_the_same_weights_in_a_large_batch_are_damped():
-    scale = decision_on([UNEVEN * 1000], calibration=calibrated(0.04)).verdict.scale
+    scale = decision_on([UNEVEN * 1000], calibration=calibrate(0.04)).verdict.scale
     assert scale == pytest.approx(math.sqrt(0.78188 / math.exp(-0.16)), rel=2e-3)
 
 
 def test_a_calibration_that_knows_little_gives_the_benefit_of_the_doubt():
     group = UNEVEN * 1000
     known, guessed = (
-        decision_on([group], calibration=calibrated(0.04, count)).verdict.scale
+        decision_on([group], calibration=calibrate(0.04, count)).verdict.scale
         for count in (4096, 16)
     )
     assert guessed > known + 0.03

@@ -20,7 +20,7 @@ def weights(critic):
     return head["weight"].flatten().tolist(), head["bias"].item()
 
 
-def fitted(steps, *, states, rewards):
+def fit_critic(steps, *, states, rewards):
     """A critic that saw the same answers of one token each, on policy, this many times."""
     critic = Critic(states[0].shape[1], CPU)
     for _ in range(steps):
@@ -57,7 +57,7 @@ def test_advantages_are_those_of_the_head_before_the_step():
 
 def test_a_reward_that_the_states_foretell_is_no_advantage():
     states = [torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])]
-    critic = fitted(2000, states=states, rewards=[1.0, 0.0])
+    critic = fit_critic(2000, states=states, rewards=[1.0, 0.0])
     (good,), (bad,) = critic.advantages(states, [torch.zeros(1)] * 2, [1.0, 0.0])
     assert abs(good) < 0.05
     assert abs(bad) < 0.05

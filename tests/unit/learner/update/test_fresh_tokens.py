@@ -7,7 +7,7 @@ from tests.fixtures.learner.dispatcher import make_trajectory
 from vcpo_learner.update.fresh_tokens import fresh_blocks
 
 
-def sampled_by(*versions):
+def response_of_versions(*versions):
     """An answer with one token of each version, and its log ratios: 1, 2, 3, .."""
     return make_trajectory("lease", 0, versions=versions), torch.arange(
         1.0, len(versions) + 1, dtype=torch.float64
@@ -15,7 +15,7 @@ def sampled_by(*versions):
 
 
 def blocks_of(*versions, policy_version=8):
-    trajectory, ratios = sampled_by(*versions)
+    trajectory, ratios = response_of_versions(*versions)
     return fresh_blocks([trajectory], ratios, policy_version)
 
 
@@ -47,13 +47,13 @@ def test_a_long_span_is_split_into_blocks_of_about_32_tokens():
 
 @pytest.mark.parametrize("ratio", [math.nan, math.inf], ids=str)
 def test_a_stretch_that_is_no_number_is_left_out(ratio):
-    good, ratios = sampled_by(8, 8)
+    good, ratios = response_of_versions(8, 8)
     bad = torch.tensor([ratio, 0.0], dtype=torch.float64)
     assert fresh_blocks([good, good], torch.cat([bad, ratios]), 8).log_weights == (3.0,)
 
 
 def test_a_weight_of_zero_is_handed_on():
-    trajectory, _ = sampled_by(8, 8)
+    trajectory, _ = response_of_versions(8, 8)
     ratios = torch.tensor([-math.inf, 1.0], dtype=torch.float64)
     assert fresh_blocks([trajectory], ratios, 8).log_weights == (-math.inf,)
 

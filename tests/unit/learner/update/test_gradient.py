@@ -12,9 +12,9 @@ from tests.fixtures.learner.models import (
     llama,
     own_logprobs,
     qwen2,
-    sampled_by,
+    resample,
     sampled_groups,
-    seeded,
+    seeded_model,
     trajectory,
     with_rewards,
 )
@@ -39,7 +39,7 @@ def assert_same(gradient, expected, rtol=1e-9):
 @pytest.mark.parametrize("micro_batch", [64, 5], ids=["one micro-batch", "three micro-batches"])
 @pytest.mark.parametrize("baseline", BASELINES)
 def test_the_gradient_is_the_estimator_written_out_by_hand(baseline, micro_batch):
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     groups = sampled_groups(model)
     expected = expected_gradient(model, groups, baseline)
     spec = with_micro_batches(make_spec(baseline=baseline), micro_batch)
@@ -48,7 +48,7 @@ def test_the_gradient_is_the_estimator_written_out_by_hand(baseline, micro_batch
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_gradient_is_the_estimators_for_every_family_of_models(family):
-    model = seeded(FAMILIES[family], dtype=torch.float64)
+    model = seeded_model(FAMILIES[family], dtype=torch.float64)
     groups = sampled_groups(model)
     expected = expected_gradient(model, groups, "opob")
     assert_same(gradient_of_step(model, make_spec(), groups), expected)
@@ -58,11 +58,11 @@ def dominated_group(model, nats):
     """Four answers of which the third weighs exp(nats) times as much as the others."""
     rows = [trajectory(number, response=(5, 6, 7 + number)) for number in range(4)]
     ratios = [[0.0] * 3 if number == 2 else [nats, 0.0, 0.0] for number in range(4)]
-    group = [sampled_by(model, *row) for row in zip(rows, ratios, strict=True)]
+    group = [resample(model, *row) for row in zip(rows, ratios, strict=True)]
     return with_rewards(group, [0.0, 1.0, 0.3, 0.0])
 
 
-def expected_of_dominated(model, group):
+def dominated_gradient(model, group):
     """-(1/B) sum_i (R_i - b) g_i, with b in fractions: floats do not tell it from one's reward."""
     contributions = [contribution(model, one) for one in group]
     norms = [Fraction(float(each @ each)) for each in contributions]
@@ -77,23 +77,23 @@ def expected_of_dominated(model, group):
 def test_a_trajectory_that_dominates_its_group_costs_the_others_no_digits(nats, way, monkeypatch):
     module = "vcpo_learner.per_sample_gradients.backward.is_kept_cheaper"
     monkeypatch.setattr(module, lambda *_: way == "kept")
-    model, exact = seeded(llama), seeded(llama, dtype=torch.float64)
+    model, exact = seeded_model(llama), seeded_model(llama, dtype=torch.float64)
     exact.load_state_dict(model.state_dict())
     group = dominated_group(exact, nats)
-    expected = expected_of_dominated(exact, group)
+    expected = dominated_gradient(exact, group)
     found = gradient_of_step(model, make_spec(), [group]).double()
     assert float((found - expected).norm() / expected.norm()) < 1e-4
 
 
 def test_some_weights_of_these_batches_are_truncated_and_some_are_not():
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     update = PolicyUpdate(model, make_spec(), PAD)
     log_weights = update.step(sampled_groups(model), policy_version=9).log_weights
     assert min(log_weights) < 0.0 < math.log(CAP) < max(log_weights)
 
 
 def test_the_learner_scores_at_the_temperature_of_the_rollouts():
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     groups = sampled_groups(model)
     expected = expected_gradient(model, groups, "opob", temperature=0.6)
     assert_same(gradient_of_step(model, make_spec(temperature=0.6), groups), expected)
@@ -101,7 +101,7 @@ def test_the_learner_scores_at_the_temperature_of_the_rollouts():
 
 def test_a_batch_baseline_spans_the_groups():
     # Rewards 1, 1 and 0, 0: mean 1/2, advantages 1/2 and -1/2, on policy.
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     groups = [
         with_rewards(group, rewards)
         for group, rewards in zip(
@@ -121,8 +121,8 @@ def test_a_batch_baseline_spans_the_groups():
 
 
 def test_on_policy_and_without_baseline_it_is_reinforce_with_weights_held_constant():
-    model = seeded(llama, dtype=torch.float64)
-    one = sampled_by(model, trajectory(0, reward=2.0), [0.0] * 3)
+    model = seeded_model(llama, dtype=torch.float64)
+    one = resample(model, trajectory(0, reward=2.0), [0.0] * 3)
     parameters = sorted(model.parameters(), key=lambda parameter: parameter.ndim < 2)
     rows = torch.autograd.grad(-2.0 * own_logprobs(model, one).mean(), parameters)
     expected = torch.cat([row.flatten() for row in rows])
@@ -131,10 +131,10 @@ def test_on_policy_and_without_baseline_it_is_reinforce_with_weights_held_consta
 
 @pytest.mark.parametrize("baseline", ["opob", "groupMean"])
 def test_the_split_into_micro_batches_does_not_change_the_gradient(baseline):
-    groups = sampled_groups(seeded(qwen2))
+    groups = sampled_groups(seeded_model(qwen2))
     whole, split = (
         gradient_of_step(
-            seeded(qwen2), with_micro_batches(make_spec(baseline=baseline), size), groups
+            seeded_model(qwen2), with_micro_batches(make_spec(baseline=baseline), size), groups
         )
         for size in (12, 5)
     )
@@ -142,10 +142,10 @@ def test_the_split_into_micro_batches_does_not_change_the_gradient(baseline):
 
 
 def test_the_split_into_micro_batches_does_not_change_the_decision():
-    groups = sampled_groups(seeded(qwen2))
+    groups = sampled_groups(seeded_model(qwen2))
     signals = []
     for size in (12, 5):
-        update = PolicyUpdate(seeded(qwen2), with_micro_batches(make_spec(), size), PAD)
+        update = PolicyUpdate(seeded_model(qwen2), with_micro_batches(make_spec(), size), PAD)
         result = update.step(groups, policy_version=9)
         signals.append((result.ess_ratio, result.baseline_shift, result.learning_rate))
     assert signals[1] == pytest.approx(signals[0], rel=1e-6, abs=1e-8)
@@ -153,17 +153,17 @@ def test_the_split_into_micro_batches_does_not_change_the_decision():
 
 @pytest.mark.parametrize("baseline", BASELINES)
 def test_the_order_of_groups_and_of_trajectories_in_them_changes_nothing(baseline):
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     groups = sampled_groups(model)
     turned = [group[::-1] for group in (groups[1], groups[2], groups[0])]
     spec = make_spec(baseline=baseline)
-    gradient = gradient_of_step(seeded(llama, dtype=torch.float64), spec, groups)
+    gradient = gradient_of_step(seeded_model(llama, dtype=torch.float64), spec, groups)
     assert_same(gradient_of_step(model, spec, turned), gradient, rtol=1e-12)
 
 
 @pytest.mark.parametrize("baseline", ["opob", "groupMean"])
 def test_a_group_of_equal_rewards_only_dilutes_the_gradient(baseline):
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     first, second, _ = sampled_groups(model)
     expected = expected_gradient(model, [first], baseline) / 2
     spec = make_spec(baseline=baseline)
@@ -172,18 +172,18 @@ def test_a_group_of_equal_rewards_only_dilutes_the_gradient(baseline):
 
 
 def test_bfloat16_agrees_with_float32_to_its_precision():
-    model = seeded(llama)
+    model = seeded_model(llama)
     groups = sampled_groups(model, staleness=0.0)
     spec = make_spec()
-    precise = gradient_of_step(seeded(llama), spec, groups)
+    precise = gradient_of_step(seeded_model(llama), spec, groups)
     learner = spec.learner.model_copy(update={"precision": Precision.BFLOAT16})
     rough = gradient_of_step(model, spec.model_copy(update={"learner": learner}), groups)
     assert 0.0 < float((rough - precise).norm() / precise.norm()) < 0.1
 
 
 def test_what_stands_in_the_padding_does_not_matter():
-    groups = sampled_groups(seeded(llama))
-    models = [seeded(llama), seeded(llama)]
+    groups = sampled_groups(seeded_model(llama))
+    models = [seeded_model(llama), seeded_model(llama)]
     for pad_token_id, model in enumerate(models):
         PolicyUpdate(model, make_spec(), pad_token_id).step(groups, policy_version=9)
     for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
@@ -198,20 +198,22 @@ def test_dropout_is_off():
 
 def test_rollout_logprobs_enter_through_the_weight_only():
     # Halving every weight below the cap halves the gradient when there is no baseline.
-    model = seeded(llama, dtype=torch.float64)
-    one = sampled_by(model, trajectory(0, reward=1.0), [0.0] * 3)
+    model = seeded_model(llama, dtype=torch.float64)
+    one = resample(model, trajectory(0, reward=1.0), [0.0] * 3)
     first, *rest = one.rollout_logprobs
     halved = replace(one, rollout_logprobs=(first + math.log(2), *rest))
     spec = make_spec(baseline="none")
-    whole = gradient_of_step(seeded(llama, dtype=torch.float64), spec, [[one]])
+    whole = gradient_of_step(seeded_model(llama, dtype=torch.float64), spec, [[one]])
     assert_same(gradient_of_step(model, spec, [[halved]]), whole / 2)
 
 
 def test_a_group_larger_than_a_micro_batch_is_gone_through_twice_with_the_same_result():
-    groups = sampled_groups(seeded(llama, dtype=torch.float64), group_size=4)
+    groups = sampled_groups(seeded_model(llama, dtype=torch.float64), group_size=4)
     spec = make_spec(baseline="opob")
     whole, split = (
-        gradient_of_step(seeded(llama, dtype=torch.float64), with_micro_batches(spec, size), groups)
+        gradient_of_step(
+            seeded_model(llama, dtype=torch.float64), with_micro_batches(spec, size), groups
+        )
         for size in (4, 3)
     )
     assert_same(split, whole)

@@ -14,9 +14,9 @@ from tests.fixtures.learner.models import (
     VOCABULARY,
     llama,
     own_logprobs,
-    sampled_by,
+    resample,
     sampled_groups,
-    seeded,
+    seeded_model,
 )
 from tests.fixtures.learner.updates import (
     SEEING,
@@ -29,10 +29,10 @@ from tests.fixtures.learner.updates import (
 from vcpo.wire.trajectory import TokenSpan, VersionSpan
 from vcpo_learner.update.policy_update import PolicyUpdate
 
-MODEL = seeded(llama, dtype=torch.float64)
+MODEL = seeded_model(llama, dtype=torch.float64)
 
 
-def interrupted(one, random):
+def with_tool_output(one, random):
     """The trajectory with up to three pieces of tool output in it, sampled around them."""
     response, spans = [], []
     for token in one.response_token_ids:
@@ -42,12 +42,12 @@ def interrupted(one, random):
         response.append(token)
     noise = [random.uniform(-0.3, 0.3) for _ in one.response_token_ids]
     whole = replace(one, response_token_ids=tuple(response), inserted_spans=tuple(spans))
-    return sampled_by(MODEL, whole, noise)
+    return resample(MODEL, whole, noise)
 
 
 def interrupted_groups(seed):
     random = Random(seed)
-    return [[interrupted(one, random) for one in group] for group in sampled_groups(MODEL)]
+    return [[with_tool_output(one, random) for one in group] for group in sampled_groups(MODEL)]
 
 
 def flat(groups):
@@ -64,7 +64,7 @@ def test_the_gradient_is_that_of_the_sampled_tokens_written_out_by_hand(
     groups = interrupted_groups(seed)
     expected = expected_gradient(MODEL, groups, baseline)
     spec = with_micro_batches(make_spec(baseline=baseline), micro_batch)
-    gradient = gradient_of_step(seeded(llama, dtype=torch.float64), spec, groups)
+    gradient = gradient_of_step(seeded_model(llama, dtype=torch.float64), spec, groups)
     atol = 1e-9 * float(expected.norm())
     torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=atol)
 
@@ -73,7 +73,7 @@ def test_the_gradient_is_that_of_the_sampled_tokens_written_out_by_hand(
 @given(seed=st.integers(0, 10**6))
 def test_weights_and_lengths_are_those_of_the_sampled_tokens(seed):
     groups = interrupted_groups(seed)
-    update = PolicyUpdate(seeded(llama, dtype=torch.float64), make_spec(), PAD)
+    update = PolicyUpdate(seeded_model(llama, dtype=torch.float64), make_spec(), PAD)
     result = update.step(groups, policy_version=9)
     log_weights = [
         math.fsum(own_logprobs(MODEL, one).tolist()) - math.fsum(one.rollout_logprobs)
@@ -102,15 +102,15 @@ def test_no_method_counts_what_stands_behind_the_last_sampled_token(method):
     groups = sampled_groups(MODEL)
     longer = [[behind(one, 5, 6) for one in group] for group in groups]
     plain, followed = (
-        gradient_of_step(seeded(llama, dtype=torch.float64), spec_of(method), batch)
+        gradient_of_step(seeded_model(llama, dtype=torch.float64), spec_of(method), batch)
         for batch in (groups, longer)
     )
     torch.testing.assert_close(followed, plain, rtol=1e-9, atol=1e-9 * float(plain.norm()))
 
 
 def test_ages_are_those_of_the_sampled_tokens():
-    one = interrupted(flat(sampled_groups(MODEL))[0], Random(1))
+    one = with_tool_output(flat(sampled_groups(MODEL))[0], Random(1))
     count = one.num_sampled_tokens
     old = replace(one, version_spans=(VersionSpan(policy_version=5, num_tokens=count),))
-    update = PolicyUpdate(seeded(llama, dtype=torch.float64), make_spec(baseline="none"), PAD)
+    update = PolicyUpdate(seeded_model(llama, dtype=torch.float64), make_spec(baseline="none"), PAD)
     assert update.step([[old]], policy_version=9).ess_by_lag == {"4": 1.0}

@@ -8,7 +8,7 @@ from tests.fixtures.learner.models import (
     llama,
     own_logprobs,
     sampled_groups,
-    seeded,
+    seeded_model,
     with_rewards,
 )
 from tests.fixtures.learner.updates import (
@@ -25,7 +25,7 @@ from vcpo_learner.update.policy_update import PolicyUpdate
 
 
 def gradient(spec, *, staleness=0.3):
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     update = PolicyUpdate(model, spec, PAD)
     result = update.step(sampled_groups(model, staleness=staleness), policy_version=9)
     assert result.skipped is None
@@ -39,14 +39,14 @@ def test_no_method_depends_on_the_split_into_micro_batches(method):
 
 
 def test_a_mask_that_leaves_nothing_skips_the_step():
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     update = PolicyUpdate(model, spec_of("geometricMask"), PAD)
     result = update.step(sampled_groups(model, staleness=2.0), policy_version=9)
     assert (str(result.skipped), result.masked_share) == ("no_gradient", 0.0)
 
 
 def test_clipped_tokens_are_counted():
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     update = PolicyUpdate(model, spec_of("grpo"), PAD)
     result = update.step(sampled_groups(model, staleness=0.9), policy_version=9)
     assert 0.0 < result.masked_share < 1.0
@@ -54,7 +54,7 @@ def test_clipped_tokens_are_counted():
 
 def test_the_reference_is_the_policy_before_training():
     # With every reward equal only the drift from the reference is left, which is 0 at first.
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     equal = [with_rewards(group, [1.0] * len(group)) for group in sampled_groups(model)]
     update = PolicyUpdate(model, spec_of("agro"), PAD)
     assert str(update.step(equal, policy_version=9).skipped) == "no_gradient"
@@ -63,7 +63,7 @@ def test_the_reference_is_the_policy_before_training():
     assert update.step(equal, policy_version=9).skipped is None
 
 
-def replaying(probability):
+def replay_spec(probability):
     document = make_spec().model_dump(by_alias=True)
     algorithm = {"method": "tba", "onPolicyEssRatio": 1.0, "onPolicyProbability": probability}
     batch = {**document["batch"], "promptPool": 9}
@@ -82,11 +82,14 @@ def one_token_longer(one):
 
 def test_a_step_on_replayed_groups_is_the_step_on_what_was_drawn():
     # Rewards of 500 outweigh all others, so that the second draw gives the first groups again.
-    model, other = seeded(llama, dtype=torch.float64), seeded(llama, dtype=torch.float64)
+    model, other = (
+        seeded_model(llama, dtype=torch.float64),
+        seeded_model(llama, dtype=torch.float64),
+    )
     groups = sampled_groups(model)
     prized = [with_rewards(group, [500.0 + at for at in range(len(group))]) for group in groups]
     plain = PolicyUpdate(other, spec_of("tba"), PAD)
-    replayed = PolicyUpdate(model, replaying(0.0), PAD)
+    replayed = PolicyUpdate(model, replay_spec(0.0), PAD)
     for update in (plain, replayed):
         update.step(prized, policy_version=9)
     later = [[one_token_longer(one) for one in group] for group in groups]
@@ -97,7 +100,7 @@ def test_a_step_on_replayed_groups_is_the_step_on_what_was_drawn():
 
 
 def test_answers_that_are_drawn_again_are_not_fresh_again():
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     groups = sampled_groups(model)
     own = [
         [
@@ -110,7 +113,7 @@ def test_answers_that_are_drawn_again_are_not_fresh_again():
         ]
         for group in groups
     ]
-    update = PolicyUpdate(model, replaying(0.0), PAD)
+    update = PolicyUpdate(model, replay_spec(0.0), PAD)
     assert update.step(own, policy_version=9).fresh.num_tokens > 0
     later = [[one_token_longer(one) for one in group] for group in groups]
     again = update.step(later, policy_version=10)
@@ -119,17 +122,17 @@ def test_answers_that_are_drawn_again_are_not_fresh_again():
 
 
 def test_replay_goes_on_from_a_checkpoint():
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     groups = sampled_groups(model)
-    update = PolicyUpdate(model, replaying(0.5), PAD)
+    update = PolicyUpdate(model, replay_spec(0.5), PAD)
     update.step(groups, policy_version=9)
-    resumed = PolicyUpdate(model, replaying(0.5), PAD)
+    resumed = PolicyUpdate(model, replay_spec(0.5), PAD)
     resumed.load_state_dict(update.state_dict())
     assert resumed.state_dict()["replay"] == update.state_dict()["replay"]
 
 
 def test_a_critic_goes_on_from_a_checkpoint():
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     groups = sampled_groups(model)
     update = PolicyUpdate(model, spec_of("vtrace"), PAD)
     update.step(groups, policy_version=9)
@@ -143,7 +146,7 @@ def test_a_critic_goes_on_from_a_checkpoint():
 
 def test_the_first_vtrace_step_credits_every_token_with_the_truncated_reward_to_come():
     # Values begin at 0, and on policy the target of each is the reward to come.
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     ((_, one),) = sampled_groups(model, num_groups=1, group_size=2, staleness=0.0)
     update = PolicyUpdate(model, spec_of("vtrace"), PAD)
     total = one.reward * own_logprobs(model, one).mean()
@@ -171,7 +174,7 @@ def test_a_critic_learns_nothing_from_a_rehearsal_or_from_a_step_that_broke(monk
     def broken(*_):
         raise MemoryError("in the second pass")
 
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     groups = sampled_groups(model)
     update = PolicyUpdate(model, spec_of("vtrace"), PAD)
     update.step(groups, policy_version=9)

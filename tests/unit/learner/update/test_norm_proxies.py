@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.fixtures.learner.models import PAD, llama, own_logprobs, sampled_groups, seeded
+from tests.fixtures.learner.models import PAD, llama, own_logprobs, sampled_groups, seeded_model
 from tests.fixtures.learner.updates import (
     CAP,
     PROXIES,
@@ -57,7 +57,7 @@ def assert_same(gradient, expected):
 @pytest.mark.parametrize("micro_batch", [64, 5], ids=["one micro-batch", "three micro-batches"])
 @pytest.mark.parametrize("proxy", PROXIES)
 def test_a_groups_baseline_weighs_by_the_proxy(proxy, micro_batch):
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     groups = sampled_groups(model)
     expected = expected_gradient(model, groups, proxy)
     spec = with_micro_batches(make_spec(gradientNorms=proxy), micro_batch)
@@ -67,7 +67,7 @@ def test_a_groups_baseline_weighs_by_the_proxy(proxy, micro_batch):
 @pytest.mark.parametrize("micro_batch", [64, 5], ids=["one micro-batch", "three micro-batches"])
 @pytest.mark.parametrize("proxy", PROXIES)
 def test_a_batchs_baseline_weighs_by_the_proxy(proxy, micro_batch):
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     groups = sampled_groups(model)
     expected = expected_gradient(model, groups, proxy, over_batch=True)
     spec = make_spec(gradientNorms=proxy, baselineScope="batch")
@@ -75,10 +75,10 @@ def test_a_batchs_baseline_weighs_by_the_proxy(proxy, micro_batch):
 
 
 def test_every_estimator_leads_to_a_gradient_of_its_own():
-    groups = sampled_groups(seeded(llama, dtype=torch.float64))
+    groups = sampled_groups(seeded_model(llama, dtype=torch.float64))
     gradients = [
         gradient_of_step(
-            seeded(llama, dtype=torch.float64), make_spec(gradientNorms=estimator), groups
+            seeded_model(llama, dtype=torch.float64), make_spec(gradientNorms=estimator), groups
         )
         for estimator in (*PROXIES, "exact")
     ]
@@ -101,7 +101,7 @@ class WithUnseenUse(nn.Module):
 
 @pytest.mark.parametrize("proxy", ["logitEnergy", "length"])
 def test_a_proxy_serves_models_whose_norms_cannot_be_measured(proxy):
-    model = WithUnseenUse(seeded(llama, dtype=torch.float64)).double()
+    model = WithUnseenUse(seeded_model(llama, dtype=torch.float64)).double()
     groups = sampled_groups(model.model)
     with pytest.raises(StartError, match=r"'scales.weight' is trainable, but its module"):
         PolicyUpdate(model, make_spec(), PAD)

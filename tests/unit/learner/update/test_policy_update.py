@@ -10,9 +10,9 @@ import torch
 from tests.fixtures.learner.models import (
     PAD,
     llama,
-    sampled_by,
+    resample,
     sampled_groups,
-    seeded,
+    seeded_model,
     trajectory,
     with_rewards,
 )
@@ -32,7 +32,7 @@ def base_rates(update):
 
 def with_log_weight(model, one, log_weight):
     """The trajectory with rollout log-probabilities forged to give it this log weight."""
-    return sampled_by(model, one, [-log_weight, *[0.0] * (len(one.response_token_ids) - 1)])
+    return resample(model, one, [-log_weight, *[0.0] * (len(one.response_token_ids) - 1)])
 
 
 def with_optimizer(spec, **settings):
@@ -40,7 +40,7 @@ def with_optimizer(spec, **settings):
     return spec.model_copy(update={"optimizer": optimizer})
 
 
-def saved_and_loaded(state):
+def save_and_load(state):
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -55,7 +55,7 @@ def four_weights(model):
 
 
 def test_the_learning_rate_is_scaled_by_the_root_of_the_ess_ratio():
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     update = PolicyUpdate(model, make_spec(), PAD)
     result = update.step([four_weights(model)], policy_version=9)
     assert result.ess_ratio == pytest.approx(56.25 / 21.25 / 4)
@@ -63,14 +63,14 @@ def test_the_learning_rate_is_scaled_by_the_root_of_the_ess_ratio():
 
 
 def test_the_base_learning_rate_is_restored_after_the_step():
-    model = seeded(llama)
+    model = seeded_model(llama)
     update = PolicyUpdate(model, make_spec(), PAD)
     assert update.step([four_weights(model)], policy_version=9).learning_rate_scale < 1.0
     assert base_rates(update) == {1e-3}
 
 
 def test_the_first_step_moves_no_parameter_by_more_than_the_scaled_rate():
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     before = flat(model)
     result = PolicyUpdate(model, make_spec(), PAD).step([four_weights(model)], policy_version=9)
     moved = float((flat(model) - before).abs().max())
@@ -78,7 +78,7 @@ def test_the_first_step_moves_no_parameter_by_more_than_the_scaled_rate():
 
 
 def test_the_result_describes_the_batch():
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     result = PolicyUpdate(model, make_spec(), PAD).step([four_weights(model)], policy_version=9)
     assert (result.reward_mean, result.response_tokens_mean) == (0.5, 3.0)
     assert result.importance_weight_max == pytest.approx(4.0)
@@ -91,12 +91,12 @@ def test_surprisal_is_the_mean_over_tokens_of_what_they_were_sampled_with():
         trajectory(number, response=(5,) * len(each), logprobs=each, reward=float(number))
         for number, each in enumerate(logprobs)
     ]
-    update = PolicyUpdate(seeded(llama), make_spec(), PAD)
+    update = PolicyUpdate(seeded_model(llama), make_spec(), PAD)
     assert update.step([group], policy_version=9).surprisal_nats == 2.5
 
 
 def test_the_gradient_norm_is_the_one_before_clipping():
-    model, other = seeded(llama), seeded(llama)
+    model, other = seeded_model(llama), seeded_model(llama)
     groups = sampled_groups(model)
     long = PolicyUpdate(model, make_spec(), PAD)
     clipped = PolicyUpdate(other, with_optimizer(make_spec(), max_gradient_norm=1e-3), PAD)
@@ -107,14 +107,14 @@ def test_the_gradient_norm_is_the_one_before_clipping():
 
 def test_the_baseline_shift_is_measured_from_the_group_mean():
     # Without a baseline 0 is subtracted: 0 minus the mean reward of 1/2.
-    model = seeded(llama)
+    model = seeded_model(llama)
     update = PolicyUpdate(model, make_spec(baseline="none"), PAD)
     shift = update.step([four_weights(model)], policy_version=9).baseline_shift
     assert shift == pytest.approx(-0.5)
 
 
 def test_a_warmup_counts_the_steps_that_were_taken():
-    model = seeded(llama)
+    model = seeded_model(llama)
     spec = with_optimizer(make_spec(learningRateRule="none"), warmup_steps=4)
     update = PolicyUpdate(model, spec, PAD)
     groups = sampled_groups(model)
@@ -125,7 +125,7 @@ def test_a_warmup_counts_the_steps_that_were_taken():
 
 
 def test_a_huge_weight_is_truncated_and_leaves_the_batch_an_ess_of_one():
-    model = seeded(llama)
+    model = seeded_model(llama)
     (first, second, third, fourth), *_ = sampled_groups(model)
     group = [with_log_weight(model, first, 1e4), second, third, fourth]
     result = PolicyUpdate(model, make_spec(), PAD).step([group], policy_version=9)
@@ -136,19 +136,19 @@ def test_a_huge_weight_is_truncated_and_leaves_the_batch_an_ess_of_one():
 
 
 def test_a_huge_weight_counts_in_the_gradient_with_the_cap():
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     one = trajectory(0, reward=1.0)
     spec = make_spec(baseline="none")
     moments = []
     for log_weight in (1e4, math.log(CAP)):
-        update = PolicyUpdate(seeded(llama, dtype=torch.float64), spec, PAD)
+        update = PolicyUpdate(seeded_model(llama, dtype=torch.float64), spec, PAD)
         update.step([[with_log_weight(model, one, log_weight)]], policy_version=9)
         moments.append(first_moments(update))
     torch.testing.assert_close(*moments, rtol=1e-9, atol=1e-12)
 
 
 def test_logits_that_are_not_numbers_skip_the_step():
-    model = seeded(llama)
+    model = seeded_model(llama)
     groups = sampled_groups(model)
     update = PolicyUpdate(model, make_spec(), PAD)
     with torch.no_grad():
@@ -159,7 +159,7 @@ def test_logits_that_are_not_numbers_skip_the_step():
 
 
 def test_a_step_skipped_for_its_weights_leaves_the_state_alone():
-    model = seeded(llama)
+    model = seeded_model(llama)
     groups = sampled_groups(model)
     update = PolicyUpdate(model, make_spec(), PAD)
     update.step(groups, policy_version=9)
@@ -173,7 +173,7 @@ def test_a_step_skipped_for_its_weights_leaves_the_state_alone():
 
 
 def test_a_gradient_that_is_not_finite_skips_the_step_and_leaves_the_moments_alone():
-    model = seeded(llama)
+    model = seeded_model(llama)
     groups = sampled_groups(model)
     update = PolicyUpdate(model, make_spec(baseline="groupMean"), PAD)
     update.step(groups, policy_version=9)
@@ -190,7 +190,7 @@ def test_a_gradient_that_is_not_finite_skips_the_step_and_leaves_the_moments_alo
 
 
 def test_a_batch_of_equal_rewards_is_skipped_and_moves_nothing():
-    model = seeded(llama)
+    model = seeded_model(llama)
     spec = with_optimizer(make_spec(), weight_decay=0.1)
     update = PolicyUpdate(model, spec, PAD)
     groups = sampled_groups(model)
@@ -203,7 +203,7 @@ def test_a_batch_of_equal_rewards_is_skipped_and_moves_nothing():
 
 
 def test_groups_of_equal_rewards_count_in_the_ess():
-    model = seeded(llama, dtype=torch.float64)
+    model = seeded_model(llama, dtype=torch.float64)
     rows = four_weights(model)
     groups = [with_rewards(rows[:2], [0.0, 1.0]), with_rewards(rows[2:], [1.0, 1.0])]
     result = PolicyUpdate(model, make_spec(), PAD).step(groups, policy_version=9)
@@ -221,7 +221,7 @@ def of_versions(one, first, others):
 
 def on_policy_ratio(versions):
     """What 48 noisy trajectories sampled by these versions make of the ratio at version 8."""
-    model = seeded(llama)
+    model = seeded_model(llama)
     update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None), PAD)
     noisy = sampled_groups(model, num_groups=12)
     groups = [[of_versions(one, *versions) for one in group] for group in noisy]
@@ -239,7 +239,7 @@ def test_tokens_of_another_version_do_not_calibrate(versions):
 
 
 def test_answers_beside_the_batch_calibrate_a_learner_that_sees_only_stale_ones():
-    model = seeded(llama)
+    model = seeded_model(llama)
     update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None), PAD)
     noisy = sampled_groups(model, num_groups=12)
     stale = [[of_versions(one, 2, 2) for one in group] for group in noisy]
@@ -252,9 +252,9 @@ def test_answers_beside_the_batch_calibrate_a_learner_that_sees_only_stale_ones(
 
 def test_answers_beside_the_batch_are_not_learned_from():
     spec = make_spec()
-    groups = sampled_groups(seeded(llama))
+    groups = sampled_groups(seeded_model(llama))
     newest = [of_versions(one, 9, 9) for group in groups for one in group]
-    models = [seeded(llama), seeded(llama)]
+    models = [seeded_model(llama), seeded_model(llama)]
     for model, beside in zip(models, ([], newest), strict=True):
         update = PolicyUpdate(model, spec, PAD)
         update.finish(update.begin(groups, policy_version=9), beside)
@@ -262,10 +262,10 @@ def test_answers_beside_the_batch_are_not_learned_from():
 
 
 def test_answers_beside_the_batch_are_scored_before_the_step():
-    model = seeded(llama)
+    model = seeded_model(llama)
     groups = sampled_groups(model)
     own = [[of_versions(one, 9, 9) for one in group] for group in groups]
-    expected = PolicyUpdate(seeded(llama), make_spec(), PAD).step(own, policy_version=9).fresh
+    expected = PolicyUpdate(seeded_model(llama), make_spec(), PAD).step(own, policy_version=9).fresh
     update = PolicyUpdate(model, make_spec(), PAD)
     beside = [one for group in own for one in group]
     found = update.finish(update.begin(groups, policy_version=9), beside).fresh
@@ -273,7 +273,7 @@ def test_answers_beside_the_batch_are_scored_before_the_step():
 
 
 def test_an_answer_beside_the_batch_that_is_no_number_costs_no_step():
-    model = seeded(llama)
+    model = seeded_model(llama)
     groups = sampled_groups(model)
     one = of_versions(groups[0][0], 9, 9)
     newest = [replace(one, rollout_logprobs=(-math.inf, *one.rollout_logprobs[1:]))]
@@ -283,7 +283,7 @@ def test_an_answer_beside_the_batch_that_is_no_number_costs_no_step():
 
 
 def test_a_batch_of_stale_answers_asks_for_fresh_tokens_and_a_fresh_batch_for_none():
-    model = seeded(llama)
+    model = seeded_model(llama)
     groups = sampled_groups(model, num_groups=12)
     num_tokens = sum(one.num_sampled_tokens for group in groups for one in group)
     update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None), PAD)
@@ -297,7 +297,7 @@ def test_a_batch_of_stale_answers_asks_for_fresh_tokens_and_a_fresh_batch_for_no
 
 def test_after_a_resume_fresh_tokens_are_asked_for_though_the_ratio_is_given():
     # The start-up check of sampler against learner wants them.
-    model = seeded(llama)
+    model = seeded_model(llama)
     fresh = [[of_versions(one, 8, 8) for one in group] for group in sampled_groups(model)]
     update = PolicyUpdate(model, make_spec(onPolicyEssRatio=0.9), PAD)
     update.step(fresh, policy_version=8)
@@ -308,7 +308,7 @@ def test_after_a_resume_fresh_tokens_are_asked_for_though_the_ratio_is_given():
 
 
 def test_a_ratio_that_is_given_does_not_get_old():
-    model = seeded(llama)
+    model = seeded_model(llama)
     update = PolicyUpdate(model, make_spec(onPolicyEssRatio=0.9), PAD)
     groups = sampled_groups(model)
     ages = [update.step(groups, policy_version=9).calibration_age_steps for _ in range(2)]
@@ -316,7 +316,7 @@ def test_a_ratio_that_is_given_does_not_get_old():
 
 
 def test_what_was_calibrated_is_remembered_in_later_steps():
-    model = seeded(llama)
+    model = seeded_model(llama)
     update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None), PAD)
     groups = sampled_groups(model, num_groups=12)
     fresh = [[of_versions(one, 8, 8) for one in group] for group in groups]
@@ -325,21 +325,21 @@ def test_what_was_calibrated_is_remembered_in_later_steps():
 
 
 def test_a_restored_update_takes_bit_identical_steps():
-    model, groups = seeded(llama), sampled_groups(seeded(llama))
+    model, groups = seeded_model(llama), sampled_groups(seeded_model(llama))
     spec = with_optimizer(make_spec(onPolicyEssRatio=None), warmup_steps=5, beta1=0.9)
     update = PolicyUpdate(model, spec, PAD)
     update.step(groups, policy_version=0)
-    twin = seeded(llama)
+    twin = seeded_model(llama)
     twin.load_state_dict(model.state_dict())
     restored = PolicyUpdate(twin, spec, PAD)
-    restored.load_state_dict(saved_and_loaded(update.state_dict()))
+    restored.load_state_dict(save_and_load(update.state_dict()))
     results = [one.step(groups, policy_version=1) for one in (update, restored)]
     assert results[0] == results[1]
     assert torch.equal(flat(model), flat(twin))
 
 
 def test_a_state_that_lacks_a_part_is_refused():
-    update = PolicyUpdate(seeded(llama), make_spec(), PAD)
+    update = PolicyUpdate(seeded_model(llama), make_spec(), PAD)
     with pytest.raises(
         ValueError,
         match=r"state lacks \['calibration', 'method', 'optimizer', 'replay', 'warning'\]",
@@ -349,4 +349,4 @@ def test_a_state_that_lacks_a_part_is_refused():
 
 def test_an_empty_batch_is_refused():
     with pytest.raises(ValueError, match="is empty"):
-        PolicyUpdate(seeded(llama), make_spec(), PAD).step([], policy_version=0)
+        PolicyUpdate(seeded_model(llama), make_spec(), PAD).step([], policy_version=0)

@@ -37,7 +37,7 @@ class Clock:
         return self.now_s
 
 
-def ended(child: ChildProcess) -> ChildProcess:
+def wait_for_end(child: ChildProcess) -> ChildProcess:
     """Wait for a child's end."""
     child.process.wait(TIMEOUT_S)
     return child

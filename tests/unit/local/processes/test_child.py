@@ -69,7 +69,7 @@ def start_stubborn(start: Start, tmp_path: Path) -> ChildProcess:
     return child
 
 
-def gone(pid_descriptor: int) -> bool:
+def has_ended(pid_descriptor: int) -> bool:
     """Wait for the end of a process that is not ours to wait for."""
     readable, _, _ = select.select([pid_descriptor], [], [], TIMEOUT_S)
     return bool(readable)
@@ -246,6 +246,6 @@ def test_no_orphan_stays_when_the_host_is_killed(tmp_path):
         orphan = os.pidfd_open(int(host.stdout.readline()))
         host.kill()
     try:
-        assert gone(orphan)
+        assert has_ended(orphan)
     finally:
         os.close(orphan)

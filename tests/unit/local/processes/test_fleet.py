@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.unit.local.processes.fake_processes import RUN, TIMEOUT_S, ended
+from tests.unit.local.processes.fake_processes import RUN, TIMEOUT_S, wait_for_end
 from vcpo.local.processes.child import ChildProcess
 from vcpo.local.processes.fleet import Fleet, RunFailedError
 from vcpo.local.processes.gpus import Gpu
@@ -19,7 +19,7 @@ def names(children: list[ChildProcess]) -> list[str]:
 
 def read_launch(child: ChildProcess) -> dict[str, list[str] | dict[str, str]]:
     """The arguments and the environment of a fake process that has ended."""
-    return json.loads(ended(child).log_tail().splitlines()[0])
+    return json.loads(wait_for_end(child).log_tail().splitlines()[0])
 
 
 def start_dying_worker(
@@ -28,7 +28,7 @@ def start_dying_worker(
     monkeypatch.setenv("EXIT", str(exit_code))
     fleet.scale({"main": 1}, 7600, {})
     monkeypatch.delenv("EXIT")
-    return ended(fleet.workers["main"][0])
+    return wait_for_end(fleet.workers["main"][0])
 
 
 class TestCommands:
@@ -116,7 +116,7 @@ class TestScaling:
         fleet.scale({"main": 1}, 7600, {})
         (leaving,) = fleet.children
         fleet.scale({"main": 0}, 7600, {})
-        ended(leaving)
+        wait_for_end(leaving)
         assert fleet.reap() == []
         assert fleet.children == []
 
@@ -209,7 +209,7 @@ class TestEnding:
         fleet.start_learner(resume=False)
         fleet.scale({"main": 1}, 7600, {})
         fleet.kill()
-        assert [ended(child).exit_code for child in fleet.children] == [-signal.SIGKILL] * 2
+        assert [wait_for_end(child).exit_code for child in fleet.children] == [-signal.SIGKILL] * 2
 
     async def test_a_learner_that_ends_is_waited_for(self, fleet, monkeypatch):
         monkeypatch.setenv("EXIT", "0")
@@ -225,6 +225,6 @@ class TestEnding:
 
     async def test_nothing_of_a_learner_that_was_replaced_stays_open(self, fleet, monkeypatch):
         monkeypatch.setenv("EXIT", "1")
-        first = ended(fleet.start_learner(resume=False))
+        first = wait_for_end(fleet.start_learner(resume=False))
         fleet.start_learner(resume=True)
         assert first.process.stdin.closed

@@ -23,7 +23,7 @@ def gpus(count):
     return [Gpu(identifier=str(number)) for number in range(count)]
 
 
-def started(plan, num_workers):
+def start_workers(plan, num_workers):
     """What workers get that start one after the other."""
     on_gpus = Counter()
     shares = []
@@ -42,7 +42,7 @@ def test_what_runs_on_a_gpu_fits_into_it(num_gpus, max_workers, data):
     plan = plan_gpus(gpus(num_gpus), max_workers=max_workers)
     num_workers = data.draw(st.integers(min_value=0, max_value=max_workers))
     wanted = Counter()
-    for share in [plan.learner, *started(plan, num_workers)]:
+    for share in [plan.learner, *start_workers(plan, num_workers)]:
         wanted[share.gpu] += share.memory_ratio or 1.0
     assert all(ratio <= 1.0 for ratio in wanted.values())
 
@@ -51,7 +51,7 @@ def test_what_runs_on_a_gpu_fits_into_it(num_gpus, max_workers, data):
 def test_with_a_second_gpu_the_learner_has_its_own_and_workers_are_spread(num_gpus, max_workers):
     plan = plan_gpus(gpus(num_gpus), max_workers=max_workers)
     assert (plan.learner.gpu, plan.learner.memory_ratio) == ("0", None)
-    per_gpu = Counter(share.gpu for share in started(plan, max_workers))
+    per_gpu = Counter(share.gpu for share in start_workers(plan, max_workers))
     assert "0" not in per_gpu
     assert (
         max(per_gpu.values()) - (min(per_gpu.values()) if len(per_gpu) == num_gpus - 1 else 0) <= 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.local.processes.fake_processes import Clock, ended
+from tests.unit.local.processes.fake_processes import Clock, wait_for_end
 from vcpo.control.run_limits import RunLimits
 from vcpo.local.processes.fleet import Fleet, RunFailedError
 from vcpo.local.processes.learner import LearnerEnd, LearnerProcess
@@ -26,7 +26,7 @@ def fail(learner, clock, monkeypatch):
         monkeypatch.setenv("EXIT", str(status))
         learner.start_when_due(0)
         assert learner.child is not None
-        ended(learner.child)
+        wait_for_end(learner.child)
         return learner.take_end(step=step)
 
     return start_and_end

@@ -56,7 +56,7 @@ def console_to(file, *, terminal, width=80, colors=None):
     )
 
 
-def changed(**fields):
+def view_with(**fields):
     return dataclasses.replace(VIEW, **fields)
 
 
@@ -115,7 +115,7 @@ def test_a_panel_of_eighty_columns_shows_every_fact(fact):
 
 def test_a_panel_draws_a_trend_from_one_point_per_step():
     updates = [
-        update(changed(step=step, reward_mean=reward, ess_ratio=None))
+        update(view_with(step=step, reward_mean=reward, ess_ratio=None))
         for step, reward in [(1, 0.0), (1, 0.0), (2, 0.5), (3, 1.0)]
     ]
     assert " ▁▅█ " in panel_of(*updates)
@@ -136,13 +136,13 @@ def test_a_panel_keeps_the_last_few_events():
     ("ess_ratio", "code"), [(0.46, "32"), (0.45, "33"), (0.093, "33"), (0.091, "1;31")]
 )
 def test_an_ess_ratio_is_colored_by_its_share_of_the_on_policy_one(ess_ratio, code):
-    panel = panel_of(update(changed(ess_ratio=ess_ratio)), colors="standard")
+    panel = panel_of(update(view_with(ess_ratio=ess_ratio)), colors="standard")
     assert f"\x1b[{code}m{ess_ratio:.2f} of 0.92" in panel
 
 
 @pytest.mark.parametrize(("lag_max", "alarming"), [(8, False), (9, True)])
 def test_a_lag_above_its_bound_is_alarming(lag_max, alarming):
-    panel = panel_of(update(changed(lag_max=lag_max)), colors="standard")
+    panel = panel_of(update(view_with(lag_max=lag_max)), colors="standard")
     assert (f"\x1b[1;31mp50 2 max {lag_max} of 8" in panel) is alarming
 
 
@@ -176,21 +176,21 @@ def test_a_log_line_is_never_wrapped(plain, out):
 
 def test_the_first_update_is_printed_at_once_and_the_next_when_it_is_due(plain, out, clock):
     for clock.now_s, step in [(0.0, 1), (1.0, 2), (4.9, 3), (5.0, 4), (9.9, 5), (10.0, 6)]:
-        plain.update(changed(step=step))
+        plain.update(view_with(step=step))
     assert [line.split()[1] for line in out.getvalue().splitlines()] == ["1/400", "4/400", "6/400"]
 
 
 @pytest.mark.parametrize("change", [{"phase": "stopping"}, {"accuracy": 0.5}])
 def test_a_new_phase_or_accuracy_is_printed_before_it_is_due(plain, out, change):
     plain.update(VIEW)
-    plain.update(changed(**change))
+    plain.update(view_with(**change))
     assert len(out.getvalue().splitlines()) == 2
 
 
 def test_leaving_prints_the_last_state_once(plain, out):
     with plain:
         plain.update(VIEW)
-        plain.update(changed(step=121))
+        plain.update(view_with(step=121))
     assert [line.split()[1] for line in out.getvalue().splitlines()] == ["120/400", "121/400"]
 
 
@@ -235,12 +235,12 @@ def test_a_sparkline_has_one_bar_per_value(values, low, bars):
 
 
 def test_fresh_numbers_are_shown_without_their_age():
-    assert "not answered" not in plain_line(changed(signals_age_s=9.9))
-    assert "not answered" not in plain_line(changed(signals_age_s=None))
+    assert "not answered" not in plain_line(view_with(signals_age_s=9.9))
+    assert "not answered" not in plain_line(view_with(signals_age_s=None))
 
 
 def test_old_numbers_are_shown_with_their_age():
-    old = changed(signals_age_s=83.0)
+    old = view_with(signals_age_s=83.0)
     expected = "the learner has not answered for 1m 23s: the numbers are 1m 23s old"
     assert plain_line(old).endswith(expected)
     assert expected in panel_of(update(old))
@@ -249,6 +249,6 @@ def test_old_numbers_are_shown_with_their_age():
 def test_a_notice_is_shown_in_full_however_narrow_the_panel():
     notice = "The last 12 steps made no update: all rewards are equal."
     words = " ".join(
-        panel_of(update(changed(notices=(notice,))), width=50).replace("│", " ").split()
+        panel_of(update(view_with(notices=(notice,))), width=50).replace("│", " ").split()
     )
     assert notice in words

@@ -13,7 +13,7 @@ spec: {model: {name: m}, environment: {name: countdown}, steps: 300}
 """)
 
 
-def shown(signals: control_pb2.Signals | None, *, serves: bool = True) -> RunView:
+def view_of(signals: control_pb2.Signals | None, *, serves: bool = True) -> RunView:
     return run_view(
         RUN,
         signals,
@@ -29,28 +29,28 @@ def signals(**fields) -> control_pb2.Signals:
 
 
 def test_before_the_first_signals_a_run_starts():
-    view = shown(None, serves=False)
+    view = view_of(None, serves=False)
     assert (view.phase, view.step, view.signals_age_s) == ("starting", 0, None)
 
 
 def test_a_run_whose_learner_is_away_is_not_shown_as_running():
-    assert shown(signals()).phase == "running"
-    away = shown(signals(), serves=False)
+    assert view_of(signals()).phase == "running"
+    away = view_of(signals(), serves=False)
     assert (away.phase, away.step, away.signals_age_s) == ("restarting", 20, 4.0)
 
 
 def test_a_run_that_goes_well_has_no_notice():
     few = signals(skipped_steps_in_a_row=9, skip_reason="no_gradient", failures_in_a_row=2)
-    assert shown(few).notices == ()
+    assert view_of(few).notices == ()
 
 
 def test_steps_without_an_update_are_noticed_with_the_cure():
-    (notice,) = shown(signals(skipped_steps_in_a_row=12, skip_reason="no_gradient")).notices
+    (notice,) = view_of(signals(skipped_steps_in_a_row=12, skip_reason="no_gradient")).notices
     assert notice.startswith("The last 12 steps made no update: all responses to a")
     assert "Cure: a reward that distinguishes responses" in notice
 
 
 def test_generations_that_fail_are_noticed_with_the_latest_cause():
     failures = [control_pb2.FailureCount(message="reward: KeyError: 'x' (env.py:3)", count=5)]
-    (notice,) = shown(signals(failures_in_a_row=5, failures=failures)).notices
+    (notice,) = view_of(signals(failures_in_a_row=5, failures=failures)).notices
     assert notice == "The last 5 generations failed: reward: KeyError: 'x' (env.py:3)"

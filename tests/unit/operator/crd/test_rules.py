@@ -20,10 +20,10 @@ SCHEMA = run_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 NAMES = {"name": "demo", "namespace": "ml"}
 
 
-def defaulted(schema: Mapping[str, Any], value: Any) -> Any:
+def apply_defaults(schema: Mapping[str, Any], value: Any) -> Any:
     """A value with the defaults of its schema, as the API server fills them in."""
     if schema["type"] == "array":
-        return [defaulted(schema["items"], item) for item in value]
+        return [apply_defaults(schema["items"], item) for item in value]
     if schema["type"] != "object" or "properties" not in schema:
         return value
     filled = dict(value)
@@ -31,7 +31,7 @@ def defaulted(schema: Mapping[str, Any], value: Any) -> Any:
         if name not in filled and "default" in field:
             filled[name] = copy.deepcopy(field["default"])
         if name in filled:
-            filled[name] = defaulted(field, filled[name])
+            filled[name] = apply_defaults(field, filled[name])
     return filled
 
 
@@ -52,19 +52,19 @@ def complaints(
             yield from complaints(schema["items"], item)
 
 
-def stored(spec: Mapping[str, Any]) -> dict[str, Any]:
+def stored_run(spec: Mapping[str, Any]) -> dict[str, Any]:
     """A run as the API server would hold it."""
     body = {"apiVersion": "vcpo.dev/v1alpha1", "kind": "VCPORun", "metadata": NAMES}
-    return defaulted(SCHEMA, {**body, "spec": document(**spec)["spec"]})
+    return apply_defaults(SCHEMA, {**body, "spec": document(**spec)["spec"]})
 
 
 def problems(**spec: Any) -> list[str]:
-    return list(complaints(SCHEMA, stored(spec)))
+    return list(complaints(SCHEMA, stored_run(spec)))
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     schema = SCHEMA["properties"]["spec"]
-    old, new = stored(before)["spec"], stored(after)["spec"]
+    old, new = stored_run(before)["spec"], stored_run(after)["spec"]
     return list(complaints(schema, new, old, updating=True))
 
 
@@ -117,7 +117,7 @@ def test_what_a_cluster_can_have_breaks_no_rule(spec: dict[str, Any]):
     ("name", "refused"), [("a" * 41, 1), ("a" * 40, 0), ("qwen2.5-run", 0), ("7b", 0)]
 )
 def test_a_name_may_have_dots_and_digits_but_not_more_than_40_characters(name: str, refused: int):
-    body = {**stored({}), "metadata": {"name": name}}
+    body = {**stored_run({}), "metadata": {"name": name}}
     assert len([each for each in complaints(SCHEMA, body) if "metadata.name" in each]) == refused
 
 
@@ -180,10 +180,10 @@ def test_rules_and_model_agree(baseline, method, scope, size, places, bounds, ba
             }
         ],
     }
-    assert (problems(**spec) == []) == accepted(spec)
+    assert (problems(**spec) == []) == accepts(spec)
 
 
-def accepted(spec: dict[str, Any]) -> bool:
+def accepts(spec: dict[str, Any]) -> bool:
     try:
         VCPORun.model_validate(document(**spec))
     except ValidationError:

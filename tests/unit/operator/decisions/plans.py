@@ -25,7 +25,7 @@ def decision(lag: int = 8, **replicas: int) -> ControlDecision:
     )
 
 
-def desired(
+def desired_for(
     phase: LifecyclePhase = LifecyclePhase.RUN,
     decided: ControlDecision | None = None,
     *,
@@ -46,7 +46,7 @@ def desired(
     )
 
 
-def settled(state: DesiredState) -> FakeCluster:
+def settled_cluster(state: DesiredState) -> FakeCluster:
     """A cluster whose objects are those of a desired state."""
     cluster = FakeCluster()
     for _ in range(2):  # the rest follows on the token
@@ -57,9 +57,9 @@ def settled(state: DesiredState) -> FakeCluster:
 def with_token() -> FakeCluster:
     """A cluster in which a run has its token, and nothing else yet."""
     cluster = FakeCluster()
-    cluster.execute(plan(desired(), cluster.observed, applied=cluster.applied))
+    cluster.execute(plan(desired_for(), cluster.observed, applied=cluster.applied))
     return cluster
 
 
-def planned(state: DesiredState, cluster: FakeCluster, **options: Any) -> list[str]:
+def plan_names(state: DesiredState, cluster: FakeCluster, **options: Any) -> list[str]:
     return names(plan(state, cluster.observed, applied=cluster.applied, **options))

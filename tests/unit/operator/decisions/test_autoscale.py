@@ -13,7 +13,7 @@ from vcpo_operator.observed.records import ObservedChild, ObservedGroup, Observe
 NOW_S = 1_000_000.0
 
 
-def observed(paused: bool = False, **replicas: int) -> ObservedState:
+def make_observed(paused: bool = False, **replicas: int) -> ObservedState:
     groups = {}
     for name, wanted in replicas.items():
         child = ObservedChild(
@@ -25,7 +25,7 @@ def observed(paused: bool = False, **replicas: int) -> ObservedState:
     return ObservedState(groups=groups)
 
 
-def steered(
+def decide(
     there: ObservedState, stored: Any = None, says: Any = None, **group: Any
 ) -> AutoscaleDecision:
     spec = make_run(rollouts=[{"name": "main", "minReplicas": 2, "maxReplicas": 6, **group}]).spec
@@ -35,35 +35,35 @@ def steered(
 
 
 def test_a_new_run_wants_its_least_number_of_workers():
-    assert steered(ObservedState()).decision.replicas == {"main": 2}
+    assert decide(ObservedState()).decision.replicas == {"main": 2}
 
 
 def test_a_paused_deployment_does_not_say_how_many_are_wanted():
-    assert steered(observed(paused=True, main=1)).decision.replicas == {"main": 2}
+    assert decide(make_observed(paused=True, main=1)).decision.replicas == {"main": 2}
 
 
 def test_a_manual_scale_changes_the_desired_replicas():
-    assert steered(observed(main=5)).decision.replicas == {"main": 5}
+    assert decide(make_observed(main=5)).decision.replicas == {"main": 5}
 
 
 def test_a_manual_scale_restarts_the_cooldown():
     known = ControlState.start(ControlLimits.of(make_run().spec), now_s=1.0)
-    autoscale = steered(observed(main=5), stored=stored_state(known))
+    autoscale = decide(make_observed(main=5), stored=stored_state(known))
     assert autoscale.state.fleet.scaled_s == NOW_S
 
 
 def test_a_scale_beyond_the_bounds_is_brought_back_to_them():
-    assert steered(observed(main=9)).decision.replicas == {"main": 6}
+    assert decide(make_observed(main=9)).decision.replicas == {"main": 6}
 
 
 def test_a_group_that_somebody_else_scales_may_have_any_number():
-    assert steered(observed(main=9), scaling="External").decision.replicas == {"main": 9}
+    assert decide(make_observed(main=9), scaling="External").decision.replicas == {"main": 9}
 
 
 def test_a_state_reads_back_as_it_was_stored():
     spec = make_run(rollouts=[{"name": "main", "minReplicas": 2, "maxReplicas": 6}]).spec
     known = ControlState.start(ControlLimits.of(spec), now_s=5.0, replicas={"main": 3})
-    assert steered(observed(main=3), stored=stored_state(known)).state == known
+    assert decide(make_observed(main=3), stored=stored_state(known)).state == known
 
 
 def test_what_is_unknown_is_not_stored():
@@ -72,5 +72,5 @@ def test_what_is_unknown_is_not_stored():
 
 
 def test_without_a_stored_state_the_learner_s_limit_stays_in_force():
-    autoscale = steered(ObservedState(), says=report(admission_lag_steps=3, ess_ratio_mean=None))
+    autoscale = decide(ObservedState(), says=report(admission_lag_steps=3, ess_ratio_mean=None))
     assert autoscale.decision.admission_lag_steps == 3

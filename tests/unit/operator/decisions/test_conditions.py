@@ -29,7 +29,7 @@ LEARNER = pod("demo-learner-0", Role.LEARNER)
 WORKER = pod("demo-rollout-main-x")
 
 
-def found(
+def conditions_for(
     *pods: Any, phase: LifecyclePhase = LifecyclePhase.RUN, **changes: Any
 ) -> dict[str, ConditionState]:
     inputs = ConditionInputs(
@@ -50,7 +50,7 @@ def brief(finding: ConditionState) -> tuple[str, str]:
 
 
 def test_every_condition_is_said_from_the_first_visit_on():
-    assert list(found()) == [
+    assert list(conditions_for()) == [
         "Accepted",
         "LearnerReady",
         "RolloutsReady",
@@ -65,27 +65,27 @@ def test_every_condition_is_said_from_the_first_visit_on():
 
 
 def test_every_finding_has_a_reason_and_a_sentence():
-    for finding in found().values():
+    for finding in conditions_for().values():
         assert finding.reason
         assert finding.message.endswith(".")
 
 
 def test_ready_pods_make_ready_parts():
-    conditions = found(LEARNER, WORKER)
+    conditions = conditions_for(LEARNER, WORKER)
     assert brief(conditions["LearnerReady"]) == ("True", "PodReady")
     assert brief(conditions["RolloutsReady"]) == ("True", "MinimumAvailable")
 
 
 def test_a_pod_on_its_way_out_counts_for_nothing():
     leaving = pod("demo-learner-0", Role.LEARNER, terminating=True)
-    assert brief(found(leaving)["LearnerReady"]) == ("False", "PodPending")
+    assert brief(conditions_for(leaving)["LearnerReady"]) == ("False", "PodPending")
 
 
 def test_steps_are_taken_with_workers_that_the_learner_hears_of_whatever_their_probes_say():
     starting = pod("demo-rollout-main-x", ready=False)
     learner = pod("demo-learner-0", Role.LEARNER, ready=False)
     workers = {starting.name: WorkerReport(in_flight=1, silent_s=0.5)}
-    conditions = found(learner, starting, report=report(workers=workers))
+    conditions = conditions_for(learner, starting, report=report(workers=workers))
     assert brief(conditions["LearnerReady"]) == ("True", "PodReady")
     assert brief(conditions["RolloutsReady"]) == ("True", "MinimumAvailable")
 
@@ -97,20 +97,22 @@ def test_who_was_not_heard_of_lately_waits_for_its_probe(silent_s: float, age_s:
     starting = pod("demo-rollout-main-x", ready=False)
     workers = {starting.name: WorkerReport(in_flight=1, silent_s=silent_s)}
     heard = report(workers=workers).at_age(age_s)
-    assert brief(found(LEARNER, starting, report=heard)["RolloutsReady"])[1] == "BelowMinimum"
+    assert (
+        brief(conditions_for(LEARNER, starting, report=heard)["RolloutsReady"])[1] == "BelowMinimum"
+    )
 
 
 def test_a_learner_that_did_not_answer_waits_for_its_probe():
     learner = pod("demo-learner-0", Role.LEARNER, ready=False)
     silent = dataclasses.replace(report(), is_silent=True)
-    assert brief(found(learner, report=silent)["LearnerReady"]) == ("False", "PodPending")
+    assert brief(conditions_for(learner, report=silent)["LearnerReady"]) == ("False", "PodPending")
 
 
 def test_a_worker_on_a_lost_node_reads_so():
     lost = pod(
         "demo-rollout-main-x", ready=False, cause=lost_node_cause("demo-rollout-main-x", "n")
     )
-    assert brief(found(LEARNER, lost)["RolloutsReady"]) == ("False", "NodeLost")
+    assert brief(conditions_for(LEARNER, lost)["RolloutsReady"]) == ("False", "NodeLost")
 
 
 @pytest.mark.parametrize(
@@ -128,20 +130,23 @@ def test_a_worker_on_a_lost_node_reads_so():
 )
 def test_a_learner_s_pod_that_cannot_end_has_lost_its_node(changes: Any, reason: str):
     stuck = pod("demo-learner-0", Role.LEARNER, terminating=True, ready=False, **changes)
-    assert brief(found(stuck, now_s=200.0)["LearnerReady"]) == ("False", reason)
+    assert brief(conditions_for(stuck, now_s=200.0)["LearnerReady"]) == ("False", reason)
 
 
 def test_the_pod_s_trouble_is_the_condition_s_reason():
     cause = Cause(reason="ImagePullBackOff", message="pod p: no such image")
     broken = pod("demo-rollout-main-x", ready=False, cause=cause)
-    condition = found(LEARNER, broken)["RolloutsReady"]
+    condition = conditions_for(LEARNER, broken)["RolloutsReady"]
     assert brief(condition) == ("False", "ImagePullBackOff")
     assert condition.message == "pod p: no such image"
 
 
 def test_fewer_workers_than_the_least_are_not_enough():
     spec = {"rollouts": [{"name": "main", "minReplicas": 2, "maxReplicas": 2}]}
-    assert brief(found(LEARNER, WORKER, spec=spec)["RolloutsReady"]) == ("False", "BelowMinimum")
+    assert brief(conditions_for(LEARNER, WORKER, spec=spec)["RolloutsReady"]) == (
+        "False",
+        "BelowMinimum",
+    )
 
 
 def test_workers_above_the_minimum_that_cannot_be_created_are_reported_and_no_error():
@@ -153,21 +158,21 @@ def test_workers_above_the_minimum_that_cannot_be_created_are_reported_and_no_er
         child=record, group="main", replicas=3, current=1, ready=1, paused=False, cause=cause
     )
     observed = ObservedState(pods=(LEARNER, WORKER), groups={"main": group})
-    condition = found(observed=observed)["RolloutsReady"]
+    condition = conditions_for(observed=observed)["RolloutsReady"]
     assert brief(condition) == ("True", "PartiallyAvailable")
     assert condition.message.endswith("More cannot be created: Deployment d: exceeded quota")
 
 
 def test_one_bad_worker_among_enough_good_ones_is_no_trouble():
     broken = pod("bad", ready=False, cause=Cause(reason="OOMKilled", message="m"))
-    assert found(LEARNER, WORKER, broken)["RolloutsReady"].status == "True"
+    assert conditions_for(LEARNER, WORKER, broken)["RolloutsReady"].status == "True"
 
 
 @pytest.mark.parametrize(("has_stepped", "reason"), [(False, "Initializing"), (True, "Degraded")])
 def test_what_is_missing_is_a_start_before_the_first_step_and_a_fault_after(
     has_stepped: bool, reason: str
 ):
-    ready = found(LEARNER, has_stepped=has_stepped)["Ready"]
+    ready = conditions_for(LEARNER, has_stepped=has_stepped)["Ready"]
     assert brief(ready) == ("False", reason)
     assert ready.message.startswith("RolloutsReady (BelowMinimum)")
 
@@ -176,7 +181,7 @@ def test_a_run_that_trains_without_an_update_says_so_and_stays_ready():
     says = report(no_update="The last 12 steps did not.")
     limits = ControlLimits.of(make_run().spec)
     decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says.signals, 1.0)
-    ready = found(LEARNER, WORKER, report=says, decision=decision)["Ready"]
+    ready = conditions_for(LEARNER, WORKER, report=says, decision=decision)["Ready"]
     assert (brief(ready), ready.message) == (("True", "NoUpdate"), "The last 12 steps did not.")
 
 
@@ -186,7 +191,7 @@ def test_an_environment_that_breaks_in_a_run_is_named(failures: int, reason: str
     says = report(failures_in_a_row=failures, latest_generation_failure=why)
     limits = ControlLimits.of(make_run().spec)
     decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says.signals, 1.0)
-    ready = found(LEARNER, WORKER, report=says, decision=decision)["Ready"]
+    ready = conditions_for(LEARNER, WORKER, report=says, decision=decision)["Ready"]
     assert ready.reason == reason
     assert (ready.message == why) == (reason == "GenerationFailing")
 
@@ -196,7 +201,9 @@ def test_failures_without_a_known_sentence_are_reported_by_their_exit_code(has_s
     says = report(failures_in_a_row=32)  # as it is read out of a Prometheus
     limits = ControlLimits.of(make_run().spec)
     decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says.signals, 1.0)
-    ready = found(LEARNER, WORKER, report=says, decision=decision, has_stepped=has_stepped)["Ready"]
+    ready = conditions_for(
+        LEARNER, WORKER, report=says, decision=decision, has_stepped=has_stepped
+    )["Ready"]
     assert ready.reason == ("GenerationFailing" if has_stepped else "Initializing")
     assert ready.message.endswith(
         "32 generations in a row have failed; the learner's log names the cause."
@@ -205,7 +212,7 @@ def test_failures_without_a_known_sentence_are_reported_by_their_exit_code(has_s
 
 def test_a_refused_write_is_said_before_all_else():
     refused = Conflict(reason="ApplyFailed", message="422: no")
-    ready = found(LEARNER, WORKER, conflict=refused)["Ready"]
+    ready = conditions_for(LEARNER, WORKER, conflict=refused)["Ready"]
     assert (brief(ready), ready.message) == (("False", "ApplyFailed"), "422: no")
 
 
@@ -214,24 +221,27 @@ def test_a_refused_write_is_said_before_all_else():
     [((LEARNER,), "False", "SuspendInProgress"), ((), "True", "Suspended")],
 )
 def test_a_rest_begins_when_the_last_pod_is_gone(pods: Any, status: str, reason: str):
-    assert brief(found(*pods, phase=LifecyclePhase.SUSPEND)["Suspended"]) == (status, reason)
+    assert brief(conditions_for(*pods, phase=LifecyclePhase.SUSPEND)["Suspended"]) == (
+        status,
+        reason,
+    )
 
 
 def test_a_complete_run_is_ready_and_complete():
-    conditions = found(phase=LifecyclePhase.COMPLETE)
+    conditions = conditions_for(phase=LifecyclePhase.COMPLETE)
     assert brief(conditions["Ready"]) == ("True", "Complete")
     assert brief(conditions["Complete"]) == ("True", "Because")
     assert brief(conditions["Failed"]) == ("False", "NotFailed")
 
 
 def test_a_failed_run_says_why_in_its_conditions():
-    conditions = found(phase=LifecyclePhase.FAILED)
+    conditions = conditions_for(phase=LifecyclePhase.FAILED)
     assert brief(conditions["Ready"]) == ("False", "Because")
     assert conditions["Failed"].message == "It did."
 
 
 def test_a_refused_spec_leaves_the_other_conditions_alone():
-    first = merge_conditions(found().values(), RunStatus(), generation=1, now_s=5.0)
+    first = merge_conditions(conditions_for().values(), RunStatus(), generation=1, now_s=5.0)
     second = merge_conditions(
         invalid_spec_conditions("bad"), RunStatus(conditions=first), generation=2, now_s=9.0
     )
@@ -264,13 +274,13 @@ def test_a_worker_that_was_put_out_counts_after_the_one_in_its_place():
         pod("a", ready=False, is_finished=True, cause=old),
         pod("b", ready=False, cause=new),
     )
-    assert found(LEARNER, pods[0])["RolloutsReady"].reason == "Evicted"
-    assert found(LEARNER, *pods)["RolloutsReady"].reason == "Unschedulable"
+    assert conditions_for(LEARNER, pods[0])["RolloutsReady"].reason == "Evicted"
+    assert conditions_for(LEARNER, *pods)["RolloutsReady"].reason == "Unschedulable"
 
 
 def test_a_run_without_a_step_says_what_fails_in_its_place():
     why = "reward: KeyError: 'answer' (task.py:7)"
     failing = report(failures_in_a_row=12, latest_generation_failure=why)
-    ready = found(LEARNER, WORKER, report=failing, has_stepped=False)["Ready"]
+    ready = conditions_for(LEARNER, WORKER, report=failing, has_stepped=False)["Ready"]
     assert brief(ready) == ("False", "Initializing")
     assert ready.message.endswith(f"12 generations in a row have failed; the latest: {why}")

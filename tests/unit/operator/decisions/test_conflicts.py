@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kubernetes.utils.quantity import parse_quantity
 
 from tests.fixtures.operator.runs import DEFAULTS, UID, make_run, parent
-from tests.unit.operator.decisions.plans import desired, planned, settled
+from tests.unit.operator.decisions.plans import desired_for, plan_names, settled_cluster
 from vcpo_operator.children import Child, Kind, build_children
 from vcpo_operator.decisions.conflicts import (
     is_ours,
@@ -77,15 +77,15 @@ def test_somebody_elses_object_is_named_with_both_ways_out():
 
 
 def test_nothing_is_created_after_a_conflict():
-    state = desired()
+    state = desired_for()
     taken = ObservedState(children=(there(Kind.SERVICE, "demo-learner"),))
-    from_nothing = planned(state, settled(state))
+    from_nothing = plan_names(state, settled_cluster(state))
     assert from_nothing == []
-    cluster = settled(state)
+    cluster = settled_cluster(state)
     cluster.applied.clear()
     others = [each for each in cluster.observed.children if each.kind is not Kind.SERVICE]
     cluster.observed = dataclasses.replace(cluster.observed, children=(*others, *taken.children))
-    assert planned(state, cluster) == [
+    assert plan_names(state, cluster) == [
         "Apply ConfigMap demo-config",
         "Apply PersistentVolumeClaim demo-learner",
     ]

@@ -33,32 +33,30 @@ def at_work(workers: int = 2, learners: int = 1) -> ObservedState:
     return ObservedState(learner=learner, groups={"main": group})
 
 
-def drained(phase: LifecyclePhase = LifecyclePhase.SUSPEND, **given: Any) -> LearnerDrain | None:
+def decide(phase: LifecyclePhase = LifecyclePhase.SUSPEND, **given: Any) -> LearnerDrain | None:
     chosen = {"observed": at_work(), "report": report(), "since_s": None, "now_s": NOW_S, **given}
     spec = make_run(learner={"drainSeconds": 90}, **chosen.pop("spec", {})).spec
     return decide_drain(spec, RunVerdict(phase=phase, message="why"), **chosen)
 
 
 def test_workers_stay_while_the_learner_trains_for_its_own_time_at_most():
-    assert drained() == LearnerDrain(
-        reason="the run is suspended", since_s=1_000.0, until_s=1_090.0
-    )
+    assert decide() == LearnerDrain(reason="the run is suspended", since_s=1_000.0, until_s=1_090.0)
 
 
 def test_the_wait_counts_from_when_it_began():
-    found = drained(since_s=950.0)
+    found = decide(since_s=950.0)
     assert found is not None
     assert (found.since_s, found.until_s) == (950.0, 1_040.0)
 
 
 def test_the_wait_ends_with_the_learners_time():
-    found = drained(since_s=910.5)
+    found = decide(since_s=910.5)
     assert found is not None
     assert (found.since_s, found.until_s) == (910.5, None)
 
 
 def test_a_learner_with_work_under_way_is_waited_for():
-    found = drained(report=report(phase=RunPhase.DRAINING, in_flight=1))
+    found = decide(report=report(phase=RunPhase.DRAINING, in_flight=1))
     assert found is not None
     assert found.until_s is not None
 
@@ -74,27 +72,27 @@ def test_a_learner_with_work_under_way_is_waited_for():
     ],
 )
 def test_nobody_waits_for_nothing(said):
-    assert drained(report=said) == LearnerDrain(
+    assert decide(report=said) == LearnerDrain(
         reason="the run is suspended", since_s=None, until_s=None
     )
 
 
 @pytest.mark.parametrize("phase", [LifecyclePhase.RUN, LifecyclePhase.COMPLETE])
 def test_a_run_that_goes_on_or_is_complete_needs_no_end(phase):
-    assert drained(phase) is None
+    assert decide(phase) is None
 
 
 @pytest.mark.parametrize("observed", [ObservedState(), at_work(workers=0), at_work(learners=0)])
 def test_a_run_at_rest_needs_no_end(observed):
-    assert drained(observed=observed) is None
+    assert decide(observed=observed) is None
 
 
 def test_a_failed_run_says_why_it_ends():
-    found = drained(LifecyclePhase.FAILED)
+    found = decide(LifecyclePhase.FAILED)
     assert found is not None
     assert found.reason == "the run has failed: why"
 
 
 def test_workloads_that_are_retained_are_not_drained():
     kept = {"cleanupPolicy": {"onFailed": "RetainWorkloads"}}
-    assert drained(LifecyclePhase.FAILED, spec=kept) is None
+    assert decide(LifecyclePhase.FAILED, spec=kept) is None

@@ -24,17 +24,17 @@ from vcpo_operator.decisions.status_model import Restarts, RunStatus, StatusCond
 START_S = 1_000.0
 
 
-def started(**changes: object) -> RunStatus:
+def started_status(**changes: object) -> RunStatus:
     return RunStatus(
         **{"start_s": START_S, "admission_s": START_S, "first_step_s": START_S + 10, **changes}
     )
 
 
-def recorded(kind: str) -> RunStatus:
+def ended_status(kind: str) -> RunStatus:
     condition = StatusCondition(
         type=kind, status="True", reason="Because", message="It did.", transition_s=1.0
     )
-    return started(conditions=(condition,), completion_s=2_000.0)
+    return started_status(conditions=(condition,), completion_s=2_000.0)
 
 
 def verdict_of(
@@ -45,33 +45,33 @@ def verdict_of(
 
 
 def test_a_run_runs():
-    assert verdict_of(started(), START_S + 20, report()) == (LifecyclePhase.RUN, "")
+    assert verdict_of(started_status(), START_S + 20, report()) == (LifecyclePhase.RUN, "")
 
 
 def test_a_suspended_run_rests():
-    assert verdict_of(started(), START_S, suspend=True)[0] is LifecyclePhase.SUSPEND
+    assert verdict_of(started_status(), START_S, suspend=True)[0] is LifecyclePhase.SUSPEND
 
 
 def test_a_learner_that_is_done_completes_the_run():
     done = report(phase=RunPhase.COMPLETE)
-    assert verdict_of(started(), START_S, done) == (LifecyclePhase.COMPLETE, "Succeeded")
+    assert verdict_of(started_status(), START_S, done) == (LifecyclePhase.COMPLETE, "Succeeded")
 
 
 def test_a_run_that_never_updated_is_no_plain_success():
     done = report(phase=RunPhase.COMPLETE, no_update="No step did.", has_never_updated=True)
-    verdict = judge(make_run().spec, started(), done, START_S)
+    verdict = judge(make_run().spec, started_status(), done, START_S)
     assert (verdict.phase, verdict.reason) == (LifecyclePhase.COMPLETE, "WithoutUpdate")
     assert verdict.message.endswith(" steps are taken. No step did.")
 
 
 def test_a_learner_that_gives_up_fails_the_run():
     failed = report(phase=RunPhase.FAILED)
-    assert verdict_of(started(), START_S, failed) == (LifecyclePhase.FAILED, "LearnerFailed")
+    assert verdict_of(started_status(), START_S, failed) == (LifecyclePhase.FAILED, "LearnerFailed")
 
 
 def test_a_failed_learner_s_own_sentence_is_the_message():
     failed = report(phase=RunPhase.FAILED, failure="32 generations in a row failed.")
-    verdict = judge(make_run().spec, started(), failed, START_S)
+    verdict = judge(make_run().spec, started_status(), failed, START_S)
     assert verdict.message == "32 generations in a row failed."
 
 
@@ -79,7 +79,7 @@ def test_a_failed_learner_s_own_sentence_is_the_message():
     ("restarts", "phase"), [(3, LifecyclePhase.RUN), (4, LifecyclePhase.FAILED)]
 )
 def test_more_restarts_in_a_row_than_allowed_fail_the_run(restarts: int, phase: LifecyclePhase):
-    status = started(restarts=Restarts(total=99, streak=FailureStreak(failures=restarts)))
+    status = started_status(restarts=Restarts(total=99, streak=FailureStreak(failures=restarts)))
     assert verdict_of(status, START_S + 1)[0] is phase
 
 
@@ -87,12 +87,12 @@ def test_more_restarts_in_a_row_than_allowed_fail_the_run(restarts: int, phase: 
     ("after_s", "phase"), [(59, LifecyclePhase.RUN), (60, LifecyclePhase.FAILED)]
 )
 def test_the_active_deadline_counts_from_the_admission(after_s: int, phase: LifecyclePhase):
-    status = started(start_s=START_S - 1e6)
+    status = started_status(start_s=START_S - 1e6)
     assert verdict_of(status, START_S + after_s, activeDeadlineSeconds=60)[0] is phase
 
 
 def test_no_deadline_but_its_own_acts_on_a_run_that_waits_for_a_place():
-    waiting = started(admission_s=None, first_step_s=None)
+    waiting = started_status(admission_s=None, first_step_s=None)
     limits = {"activeDeadlineSeconds": 60, "startupDeadlineSeconds": 60}
     assert verdict_of(waiting, START_S + 1e6, **limits) == (LifecyclePhase.RUN, "")
     limits["pendingDeadlineSeconds"] = 90
@@ -102,7 +102,7 @@ def test_no_deadline_but_its_own_acts_on_a_run_that_waits_for_a_place():
 
 
 def test_an_admitted_run_has_no_pending_deadline():
-    assert verdict_of(started(), START_S + 1e6, pendingDeadlineSeconds=90) == (
+    assert verdict_of(started_status(), START_S + 1e6, pendingDeadlineSeconds=90) == (
         LifecyclePhase.RUN,
         "",
     )
@@ -116,38 +116,41 @@ def test_an_admitted_run_has_no_pending_deadline():
 def test_an_edit_of_a_failed_run_tries_it_again(
     generation: int, spec: dict[str, object], expected: bool
 ):
-    status = dataclasses.replace(recorded("Failed"), observed_generation=2)
+    status = dataclasses.replace(ended_status("Failed"), observed_generation=2)
     assert starts_new_attempt(make_run(**spec).spec, status, generation) is expected
 
 
 def test_a_complete_run_is_not_tried_again():
-    status = dataclasses.replace(recorded("Complete"), observed_generation=2)
+    status = dataclasses.replace(ended_status("Complete"), observed_generation=2)
     assert not starts_new_attempt(make_run().spec, status, 3)
 
 
 def test_the_startup_deadline_ends_a_run_without_a_step():
-    status = started(first_step_s=None)
+    status = started_status(first_step_s=None)
     found = verdict_of(status, START_S + 30, startupDeadlineSeconds=30)
     assert found == (LifecyclePhase.FAILED, "StartupDeadlineExceeded")
 
 
 def test_the_startup_deadline_is_over_with_the_first_step():
-    assert verdict_of(started(), START_S + 99, startupDeadlineSeconds=30)[0] is LifecyclePhase.RUN
+    assert (
+        verdict_of(started_status(), START_S + 99, startupDeadlineSeconds=30)[0]
+        is LifecyclePhase.RUN
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "phase"), [("Complete", LifecyclePhase.COMPLETE), ("Failed", "failed")]
 )
 def test_an_end_that_was_written_down_is_for_ever(kind: str, phase: LifecyclePhase):
-    assert verdict_of(recorded(kind), 9_999.0, report(), suspend=True)[0] == phase
+    assert verdict_of(ended_status(kind), 9_999.0, report(), suspend=True)[0] == phase
 
 
 def test_the_next_reconciliation_is_at_the_first_deadline():
     spec = make_run(activeDeadlineSeconds=500, startupDeadlineSeconds=100).spec
     running = RunVerdict(phase=LifecyclePhase.RUN)
-    assert next_phase_change_s(spec, started(first_step_s=None), running) == START_S + 100
-    assert next_phase_change_s(spec, started(), running) == START_S + 500
-    waiting = started(admission_s=None)
+    assert next_phase_change_s(spec, started_status(first_step_s=None), running) == START_S + 100
+    assert next_phase_change_s(spec, started_status(), running) == START_S + 500
+    waiting = started_status(admission_s=None)
     assert next_phase_change_s(spec, waiting, running) is None
     patient = make_run(pendingDeadlineSeconds=90).spec
     assert next_phase_change_s(patient, waiting, running) == START_S + 90
@@ -155,19 +158,19 @@ def test_the_next_reconciliation_is_at_the_first_deadline():
 
 def test_a_resting_run_has_no_deadline():
     spec = make_run(activeDeadlineSeconds=500, suspend=True).spec
-    assert next_phase_change_s(spec, started(), RunVerdict(phase=LifecyclePhase.SUSPEND)) is None
+    assert next_phase_change_s(spec, started_status(), RunVerdict(phase=LifecyclePhase.SUSPEND)) is None
 
 
 def test_an_ended_run_lives_as_long_as_it_is_given():
     spec = make_run(ttlSecondsAfterFinished=60).spec
-    status = recorded("Complete")
+    status = ended_status("Complete")
     assert not is_past_time_to_live(spec, status, 2_059.0)
     assert is_past_time_to_live(spec, status, 2_060.0)
     assert next_phase_change_s(spec, status, RunVerdict(phase=LifecyclePhase.COMPLETE)) == 2_060.0
 
 
 def test_an_ended_run_without_a_time_to_live_stays():
-    assert not is_past_time_to_live(make_run().spec, recorded("Complete"), 1e12)
+    assert not is_past_time_to_live(make_run().spec, ended_status("Complete"), 1e12)
 
 
 @pytest.mark.parametrize(

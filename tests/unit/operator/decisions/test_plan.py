@@ -9,9 +9,9 @@ from tests.fixtures.operator.runs import template_digest as digest_of
 from tests.unit.operator.decisions.plans import (
     ROLLOUTS,
     decision,
-    desired,
-    planned,
-    settled,
+    desired_for,
+    plan_names,
+    settled_cluster,
     with_token,
 )
 from vcpo_operator.children import Kind
@@ -35,11 +35,11 @@ EVERYTHING = [
 
 
 def test_a_new_run_gets_its_token_first_and_nothing_beside_it():
-    assert planned(desired(), FakeCluster()) == ["Issue demo-token"]
+    assert plan_names(desired_for(), FakeCluster()) == ["Issue demo-token"]
 
 
 def test_a_new_run_gets_everything_and_no_pod_before_the_number_is_right():
-    assert planned(desired(), with_token()) == [
+    assert plan_names(desired_for(), with_token()) == [
         *EVERYTHING,
         "Apply Deployment demo-rollout-main paused",
         "Scale demo-rollout-main 2",
@@ -48,74 +48,76 @@ def test_a_new_run_gets_everything_and_no_pod_before_the_number_is_right():
 
 
 def test_a_group_of_one_worker_needs_no_pause():
-    one = desired(rollouts=[{"name": "main", "minReplicas": 1}])
-    assert planned(one, with_token()) == [*EVERYTHING, "Apply Deployment demo-rollout-main"]
+    one = desired_for(rollouts=[{"name": "main", "minReplicas": 1}])
+    assert plan_names(one, with_token()) == [*EVERYTHING, "Apply Deployment demo-rollout-main"]
 
 
 def test_what_was_never_seen_is_applied_without_force():
-    actions = plan(desired(), with_token().observed, applied={})
+    actions = plan(desired_for(), with_token().observed, applied={})
     assert not actions[0].force
 
 
 def test_a_settled_run_needs_nothing():
-    assert planned(desired(), settled(desired())) == []
+    assert plan_names(desired_for(), settled_cluster(desired_for())) == []
 
 
 def test_a_killed_operator_s_paused_deployment_is_scaled_and_released():
     cluster = with_token()
-    cluster.execute(plan(desired(), cluster.observed, applied=cluster.applied)[:9])
-    assert planned(desired(), cluster) == [
+    cluster.execute(plan(desired_for(), cluster.observed, applied=cluster.applied)[:9])
+    assert plan_names(desired_for(), cluster) == [
         "Scale demo-rollout-main 2",
         "Apply Deployment demo-rollout-main",
     ]
 
 
 def test_a_child_that_was_deleted_is_made_again():
-    cluster = settled(desired())
+    cluster = settled_cluster(desired_for())
     cluster._delete(Kind.SERVICE, "demo-learner")
-    assert planned(desired(), cluster) == ["Apply Service demo-learner"]
+    assert plan_names(desired_for(), cluster) == ["Apply Service demo-learner"]
 
 
 def test_a_child_that_somebody_changed_is_applied_again():
-    cluster = settled(desired())
+    cluster = settled_cluster(desired_for())
     cluster.touch(Kind.NETWORK_POLICY, "demo")
-    assert planned(desired(), cluster) == ["Apply NetworkPolicy demo"]
+    assert plan_names(desired_for(), cluster) == ["Apply NetworkPolicy demo"]
 
 
 def test_a_new_operator_applies_every_child_once():
-    cluster = settled(desired())
+    cluster = settled_cluster(desired_for())
     cluster.applied.clear()
-    assert planned(desired(), cluster) == [*EVERYTHING, "Apply Deployment demo-rollout-main"]
+    assert plan_names(desired_for(), cluster) == [*EVERYTHING, "Apply Deployment demo-rollout-main"]
 
 
 def test_a_new_image_changes_the_deployment_only():
-    cluster = settled(desired())
-    changed = desired(rollouts=[{**ROLLOUTS[0], "image": "mine:2"}])
-    assert planned(changed, cluster) == ["Apply Deployment demo-rollout-main"]
+    cluster = settled_cluster(desired_for())
+    changed = desired_for(rollouts=[{**ROLLOUTS[0], "image": "mine:2"}])
+    assert plan_names(changed, cluster) == ["Apply Deployment demo-rollout-main"]
 
 
 def test_a_new_deadline_changes_nothing():
-    assert planned(desired(activeDeadlineSeconds=60), settled(desired())) == []
+    assert plan_names(desired_for(activeDeadlineSeconds=60), settled_cluster(desired_for())) == []
 
 
 def test_a_wider_range_of_replicas_changes_nothing():
-    wider = desired(rollouts=[{**ROLLOUTS[0], "maxReplicas": 12}])
-    assert planned(wider, settled(desired())) == []
+    wider = desired_for(rollouts=[{**ROLLOUTS[0], "maxReplicas": 12}])
+    assert plan_names(wider, settled_cluster(desired_for())) == []
 
 
 def test_a_decision_scales_up():
-    cluster = settled(desired())
-    assert planned(desired(decided=decision(main=5)), cluster) == ["Scale demo-rollout-main 5"]
+    cluster = settled_cluster(desired_for())
+    assert plan_names(desired_for(decided=decision(main=5)), cluster) == [
+        "Scale demo-rollout-main 5"
+    ]
 
 
 def test_before_a_removal_the_emptiest_worker_is_made_the_cheapest():
-    cluster = settled(desired(decided=decision(main=3)))
+    cluster = settled_cluster(desired_for(decided=decision(main=3)))
     cluster.observed = dataclasses.replace(cluster.observed, pods=(pod("a"), pod("b"), pod("c")))
     workers = {
         "a": WorkerReport(in_flight=7, silent_s=0.0),
         "c": WorkerReport(in_flight=2, silent_s=0.0),
     }
-    assert planned(desired(), cluster, report=report(workers=workers)) == [
+    assert plan_names(desired_for(), cluster, report=report(workers=workers)) == [
         "Cost a 7",
         "Cost c 2",
         "Scale demo-rollout-main 2",
@@ -123,14 +125,14 @@ def test_before_a_removal_the_emptiest_worker_is_made_the_cheapest():
 
 
 def test_a_rest_takes_all_pods_away_and_keeps_the_rest():
-    assert planned(desired(LifecyclePhase.SUSPEND), settled(desired())) == [
+    assert plan_names(desired_for(LifecyclePhase.SUSPEND), settled_cluster(desired_for())) == [
         "Apply StatefulSet demo-learner",
         "Scale demo-rollout-main 0",
     ]
 
 
 def test_a_run_that_is_suspended_from_the_start_makes_no_pod():
-    assert planned(desired(LifecyclePhase.SUSPEND), with_token())[-3:] == [
+    assert plan_names(desired_for(LifecyclePhase.SUSPEND), with_token())[-3:] == [
         "Apply Deployment demo-rollout-main paused",
         "Scale demo-rollout-main 0",
         "Apply Deployment demo-rollout-main",
@@ -139,21 +141,21 @@ def test_a_run_that_is_suspended_from_the_start_makes_no_pod():
 
 def test_a_group_that_left_the_spec_is_drained_before_it_is_deleted():
     two = [*ROLLOUTS, {"name": "extra", "minReplicas": 3, "maxReplicas": 3}]
-    cluster = settled(desired(rollouts=two))
-    first = planned(desired(), cluster)
+    cluster = settled_cluster(desired_for(rollouts=two))
+    first = plan_names(desired_for(), cluster)
     assert "Scale demo-rollout-extra 0" in first
     assert "Delete Deployment demo-rollout-extra" not in first
 
 
 def test_a_drained_group_is_deleted_with_its_budget():
     two = [*ROLLOUTS, {"name": "extra", "minReplicas": 3, "maxReplicas": 3}]
-    cluster = settled(desired(rollouts=two))
-    cluster.execute(plan(desired(), cluster.observed, applied=cluster.applied))
-    assert planned(desired(), cluster) == ["Delete Deployment demo-rollout-extra"]
+    cluster = settled_cluster(desired_for(rollouts=two))
+    cluster.execute(plan(desired_for(), cluster.observed, applied=cluster.applied))
+    assert plan_names(desired_for(), cluster) == ["Delete Deployment demo-rollout-extra"]
 
 
 def test_a_complete_run_keeps_its_claim_only():
-    actions = planned(desired(LifecyclePhase.COMPLETE), settled(desired()))
+    actions = plan_names(desired_for(LifecyclePhase.COMPLETE), settled_cluster(desired_for()))
     assert sorted(actions) == [
         "Delete ConfigMap demo-config",
         "Delete Deployment demo-rollout-main",
@@ -168,53 +170,55 @@ def test_a_complete_run_keeps_its_claim_only():
 
 def test_a_claim_that_goes_with_the_run_survives_the_run_s_end():
     deleted = {"checkpointStorageRetention": "Delete"}
-    cluster = settled(desired(learner=deleted))
-    actions = planned(desired(LifecyclePhase.COMPLETE, learner=deleted), cluster)
+    cluster = settled_cluster(desired_for(learner=deleted))
+    actions = plan_names(desired_for(LifecyclePhase.COMPLETE, learner=deleted), cluster)
     assert "Delete PersistentVolumeClaim demo-learner" not in actions
 
 
 def test_a_failed_run_lets_go_of_everything_but_its_volume():
-    assert planned(desired(LifecyclePhase.FAILED), settled(desired())) == planned(
-        desired(LifecyclePhase.COMPLETE), settled(desired())
-    )
+    assert plan_names(
+        desired_for(LifecyclePhase.FAILED), settled_cluster(desired_for())
+    ) == plan_names(desired_for(LifecyclePhase.COMPLETE), settled_cluster(desired_for()))
 
 
 def test_a_failed_run_keeps_its_learner_where_that_is_asked_for():
     kept = {"cleanupPolicy": {"onFailed": "DeleteRollouts"}}
-    assert planned(desired(LifecyclePhase.FAILED, **kept), settled(desired())) == [
+    assert plan_names(
+        desired_for(LifecyclePhase.FAILED, **kept), settled_cluster(desired_for())
+    ) == [
         "Delete PodDisruptionBudget demo-rollout-main",
         "Delete Deployment demo-rollout-main",
     ]
 
 
 def test_a_learner_s_pod_of_an_older_template_is_replaced():
-    state = desired()
-    cluster = settled(state)
+    state = desired_for()
+    cluster = settled_cluster(state)
     current = digest_of(state.children[-2])
     pods = (
         pod("demo-learner-0", Role.LEARNER, template_digest="older"),
         pod("demo-learner-1", Role.LEARNER, template_digest=current),
     )
     cluster.observed = dataclasses.replace(cluster.observed, pods=pods)
-    assert planned(state, cluster) == ["Delete Pod demo-learner-0"]
+    assert plan_names(state, cluster) == ["Delete Pod demo-learner-0"]
 
 
 def test_all_pods_of_an_attempt_that_is_over_are_replaced():
-    state = dataclasses.replace(desired(), restarts_learner=True)
-    cluster = settled(desired())
+    state = dataclasses.replace(desired_for(), restarts_learner=True)
+    cluster = settled_cluster(desired_for())
     current = digest_of(state.children[-2])
     leaving = pod("demo-learner-1", Role.LEARNER, terminating=True)
     pods = (pod("demo-learner-0", Role.LEARNER, template_digest=current), leaving)
     cluster.observed = dataclasses.replace(cluster.observed, pods=pods)
-    assert planned(state, cluster) == ["Delete Pod demo-learner-0"]
+    assert plan_names(state, cluster) == ["Delete Pod demo-learner-0"]
 
 
 def test_no_pod_is_replaced_before_its_controller_has_seen_the_new_template():
-    cluster = settled(desired())
+    cluster = settled_cluster(desired_for())
     learner = dataclasses.replace(cluster.observed.learner, is_up_to_date=False)
     pods = (pod("demo-learner-0", Role.LEARNER, template_digest="older"),)
     cluster.observed = dataclasses.replace(cluster.observed, pods=pods, learner=learner)
-    assert planned(desired(), cluster) == []
+    assert plan_names(desired_for(), cluster) == []
 
 
 def test_an_object_of_an_earlier_run_of_the_same_name_is_not_touched():
@@ -227,8 +231,8 @@ def test_an_object_of_an_earlier_run_of_the_same_name_is_not_touched():
         version=1,
     )
     observed = ObservedState(children=(*with_token().observed.children, foreign))
-    assert names(plan(desired(), observed, applied={})) == EVERYTHING[:2]
-    conflict = first_conflict(desired(), observed)
+    assert names(plan(desired_for(), observed, applied={})) == EVERYTHING[:2]
+    conflict = first_conflict(desired_for(), observed)
     assert conflict is not None
     assert (
         conflict.message
@@ -237,31 +241,31 @@ def test_an_object_of_an_earlier_run_of_the_same_name_is_not_touched():
 
 
 def test_the_learner_is_sent_a_limit_that_it_does_not_have():
-    state, cluster = desired(decided=decision(lag=4, main=2)), settled(desired())
+    state, cluster = desired_for(decided=decision(lag=4, main=2)), settled_cluster(desired_for())
     told = plan(state, cluster.observed, applied=cluster.applied, report=report())
     assert told == (Throttle(admission_lag_steps=4, reason="because"),)
 
 
 def test_an_old_report_tells_nobody_anything():
-    state, cluster = desired(decided=decision(lag=4, main=2)), settled(desired())
-    assert planned(state, cluster, report=report().at_age(5.0)) == []
+    state, cluster = desired_for(decided=decision(lag=4, main=2)), settled_cluster(desired_for())
+    assert plan_names(state, cluster, report=report().at_age(5.0)) == []
 
 
 def test_a_report_is_acted_on_once_however_long_ago_it_was_scraped():
-    state, cluster = desired(decided=decision(lag=4, main=2)), settled(desired())
+    state, cluster = desired_for(decided=decision(lag=4, main=2)), settled_cluster(desired_for())
     scraped = dataclasses.replace(report().at_age(5.0), is_fresh=True)
     told = plan(state, cluster.observed, applied=cluster.applied, report=scraped)
     assert told == (Throttle(admission_lag_steps=4, reason="because"),)
 
 
 def test_leases_of_a_worker_without_a_pod_are_released():
-    cluster = settled(desired())
+    cluster = settled_cluster(desired_for())
     workers = {
         "gone": WorkerReport(in_flight=3, silent_s=16.0),
         "new": WorkerReport(in_flight=3, silent_s=1.0),
     }
     actions = plan(
-        desired(), cluster.observed, applied=cluster.applied, report=report(workers=workers)
+        desired_for(), cluster.observed, applied=cluster.applied, report=report(workers=workers)
     )
     assert actions == (ReleaseLeases(worker="gone"),)
 
@@ -269,11 +273,11 @@ def test_leases_of_a_worker_without_a_pod_are_released():
 def test_every_child_belongs_to_the_run_but_a_retained_claim():
     owners = {
         f"{child.kind.kind} {child.name}": child.manifest["metadata"].get("ownerReferences")
-        for child in desired().children
+        for child in desired_for().children
     }
     assert owners.pop("PersistentVolumeClaim demo-learner") is None
     assert {owner[0]["uid"] for owner in owners.values() if owner} == {UID}
     assert all(owners.values())
     assert all(
-        child.manifest["metadata"]["namespace"] == KEY.namespace for child in desired().children
+        child.manifest["metadata"]["namespace"] == KEY.namespace for child in desired_for().children
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.fixtures.operator.runs import names, report
-from tests.unit.operator.decisions.plans import desired, planned, settled
+from tests.unit.operator.decisions.plans import desired_for, plan_names, settled_cluster
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.decisions.actions import ReleaseLeases
 from vcpo_operator.decisions.draining import LearnerDrain
@@ -16,40 +16,46 @@ OVER = LearnerDrain(reason="because", since_s=0.0, until_s=None)
 
 
 def test_nothing_is_taken_away_before_the_learner_has_ended_in_good_order():
-    resting = desired(LifecyclePhase.SUSPEND, draining=WAITING)
-    assert planned(resting, settled(desired()), report=report()) == ["Drain: because"]
+    resting = desired_for(LifecyclePhase.SUSPEND, draining=WAITING)
+    assert plan_names(resting, settled_cluster(desired_for()), report=report()) == [
+        "Drain: because"
+    ]
 
 
 def test_a_learner_that_drains_is_not_asked_again():
-    resting = desired(LifecyclePhase.SUSPEND, draining=WAITING)
+    resting = desired_for(LifecyclePhase.SUSPEND, draining=WAITING)
     draining = report(phase=RunPhase.DRAINING)
-    assert planned(resting, settled(desired()), report=draining) == []
+    assert plan_names(resting, settled_cluster(desired_for()), report=draining) == []
 
 
 def test_a_learner_is_asked_to_drain_on_fresh_signals_alone():
-    resting = desired(LifecyclePhase.SUSPEND, draining=WAITING)
-    assert planned(resting, settled(desired()), report=report().at_age(1.0)) == []
+    resting = desired_for(LifecyclePhase.SUSPEND, draining=WAITING)
+    assert plan_names(resting, settled_cluster(desired_for()), report=report().at_age(1.0)) == []
 
 
 def test_a_draining_learner_does_not_wait_for_workers_that_are_gone():
     workers = {"gone": WorkerReport(in_flight=3, silent_s=60.0)}
     draining = report(phase=RunPhase.DRAINING, workers=workers)
-    actions = planned(
-        desired(LifecyclePhase.SUSPEND, draining=WAITING), settled(desired()), report=draining
+    actions = plan_names(
+        desired_for(LifecyclePhase.SUSPEND, draining=WAITING),
+        settled_cluster(desired_for()),
+        report=draining,
     )
     assert actions == [str(ReleaseLeases(worker="gone"))]
 
 
 def test_what_was_waited_for_goes_all_at_once():
-    actions = planned(
-        desired(LifecyclePhase.SUSPEND, draining=OVER), settled(desired()), report=report()
+    actions = plan_names(
+        desired_for(LifecyclePhase.SUSPEND, draining=OVER),
+        settled_cluster(desired_for()),
+        report=report(),
     )
     assert actions == ["Apply StatefulSet demo-learner", "Scale demo-rollout-main 0"]
 
 
 def test_a_failed_run_is_not_cleaned_up_before_its_learner_has_ended():
-    failed = desired(LifecyclePhase.FAILED, draining=WAITING)
-    assert planned(failed, settled(desired()), report=report()) == ["Drain: because"]
+    failed = desired_for(LifecyclePhase.FAILED, draining=WAITING)
+    assert plan_names(failed, settled_cluster(desired_for()), report=report()) == ["Drain: because"]
 
 
 def test_a_run_that_is_deleted_says_so_to_a_learner_that_trains():

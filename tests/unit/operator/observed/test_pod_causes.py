@@ -21,7 +21,7 @@ def pod(*containers: dict[str, Any], **status: Any) -> dict[str, Any]:
 TWO_PROBLEMS = "2 problems steps: missing"
 
 
-def waiting(reason: str, message: str = "") -> dict[str, Any]:
+def waiting_container(reason: str, message: str = "") -> dict[str, Any]:
     state = {"waiting": {"reason": reason, "message": message}}
     return {"name": "c", "ready": False, "state": state}
 
@@ -31,12 +31,12 @@ def test_a_pod_that_works_has_no_cause():
 
 
 def test_a_pod_that_is_being_made_has_no_cause():
-    assert pod_cause(pod(waiting("ContainerCreating"))) is None
+    assert pod_cause(pod(waiting_container("ContainerCreating"))) is None
 
 
 @pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff"])
 def test_attempt_and_wait_of_a_pull_are_one_cause(reason: str):
-    cause = pod_cause(pod(waiting(reason, "no such image")))
+    cause = pod_cause(pod(waiting_container(reason, "no such image")))
     assert cause is not None
     assert (cause.reason, cause.message) == (
         "ImagePullBackOff",
@@ -53,7 +53,7 @@ def test_attempt_and_wait_of_a_pull_are_one_cause(reason: str):
     ],
 )
 def test_a_crash_shows_its_exit_code_and_cause(last_lines: str, told: str):
-    crashed = waiting("CrashLoopBackOff", "back-off 10s")
+    crashed = waiting_container("CrashLoopBackOff", "back-off 10s")
     crashed["lastState"] = {"terminated": {"exitCode": 2, "message": last_lines}}
     cause = pod_cause(pod(crashed))
     assert cause is not None
@@ -61,7 +61,7 @@ def test_a_crash_shows_its_exit_code_and_cause(last_lines: str, told: str):
 
 
 def test_out_of_memory_is_named_before_the_crash_loop_that_it_causes():
-    crashed = waiting("CrashLoopBackOff")
+    crashed = waiting_container("CrashLoopBackOff")
     crashed["lastState"] = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
     cause = pod_cause(pod(crashed))
     assert cause is not None
@@ -151,7 +151,7 @@ def test_a_warning_of_something_else_is_no_cause(told: dict[str, Any]):
     [
         ({}, {"phase": "Pending"}, False),
         ({"nodeName": "n"}, {"phase": "Pending"}, True),
-        ({"nodeName": "n"}, {"containerStatuses": [waiting("ContainerCreating")]}, True),
+        ({"nodeName": "n"}, {"containerStatuses": [waiting_container("ContainerCreating")]}, True),
         ({"nodeName": "n"}, {"phase": "Failed"}, False),
         ({"nodeName": "n"}, {"containerStatuses": [{"state": {"running": {}}}]}, False),
     ],
@@ -162,7 +162,7 @@ def test_a_pod_is_being_made_from_its_placement_to_its_first_container(
     assert is_starting({"spec": spec, "status": status}) is expected
 
 
-def running(ready: str, reason: str = "", *, container_ready: bool = True) -> dict[str, Any]:
+def running_pod(ready: str, reason: str = "", *, container_ready: bool = True) -> dict[str, Any]:
     container = {"name": "c", "ready": container_ready, "state": {"running": {}}}
     condition = {"type": "Ready", "status": ready, **({"reason": reason} if reason else {})}
     placed = {"spec": {"nodeName": "node-7"}}
@@ -170,7 +170,7 @@ def running(ready: str, reason: str = "", *, container_ready: bool = True) -> di
 
 
 def test_a_pod_called_unready_while_its_containers_are_ready_has_lost_its_node():
-    cause = pod_cause(running("False"))
+    cause = pod_cause(running_pod("False"))
     assert cause is not None
     assert cause.reason == "NodeLost"
     assert cause.message.startswith("pod p: its node node-7 does not answer")
@@ -179,9 +179,9 @@ def test_a_pod_called_unready_while_its_containers_are_ready_has_lost_its_node()
 @pytest.mark.parametrize(
     "body",
     [
-        running("True"),
-        running("False", "ContainersNotReady", container_ready=False),
-        running("False", "ReadinessGatesNotReady"),
+        running_pod("True"),
+        running_pod("False", "ContainersNotReady", container_ready=False),
+        running_pod("False", "ReadinessGatesNotReady"),
         pod(phase="Running"),
     ],
     ids=["ready", "container not ready", "gate", "no containers"],

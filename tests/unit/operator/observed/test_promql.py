@@ -23,7 +23,7 @@ from vcpo_operator.observed.report import LearnerReport, WorkerReport, learner_r
 NOW_S = SCRAPED_S + 4.0
 
 
-def read(samples) -> LearnerReport:
+def read_report(samples) -> LearnerReport:
     found = parse_answer(answer(samples), now_s=NOW_S)
     assert found is not None
     return found.report
@@ -41,7 +41,7 @@ def test_a_name_cannot_leave_its_quotes():
 
 
 def test_the_least_a_learner_says_is_a_report():
-    signals = read(scrape()).signals
+    signals = read_report(scrape()).signals
     assert (signals.step, signals.policy_version) == (5, 5)
     assert (signals.buffered, signals.in_flight) == (10, 11)
     assert (signals.batch_trajectories, signals.admission_lag_steps) == (128, 8)
@@ -49,7 +49,7 @@ def test_the_least_a_learner_says_is_a_report():
 
 
 def test_what_was_not_measured_is_unknown():
-    report = read(scrape())
+    report = read_report(scrape())
     assert (report.ess_ratio, report.learning_rate_scale, report.accuracy) == (None, None, None)
     signals = report.signals
     assert (signals.ess_ratio_mean, signals.ess_ratio_low) == (None, None)
@@ -70,7 +70,7 @@ MEASURED = {
 
 
 def test_what_was_measured_is_read():
-    report = read(scrape(**MEASURED))
+    report = read_report(scrape(**MEASURED))
     assert (report.ess_ratio, report.learning_rate_scale, report.accuracy) == (0.5, 0.75, 0.125)
     signals = report.signals
     assert (signals.ess_ratio_mean, signals.ess_ratio_low) == (0.625, 0.375)
@@ -79,38 +79,38 @@ def test_what_was_measured_is_read():
 
 
 def test_a_step_whose_weights_had_no_value_has_no_ess():
-    assert read(scrape(vcpo_ess_ratio=0.0)).ess_ratio is None
+    assert read_report(scrape(vcpo_ess_ratio=0.0)).ess_ratio is None
 
 
 @pytest.mark.parametrize("phase", RunPhase)
 def test_the_phase_is_the_one_whose_series_is_one(phase: RunPhase):
-    assert read(scrape(phase=phase.value)).phase is phase
+    assert read_report(scrape(phase=phase.value)).phase is phase
 
 
 def test_a_phase_of_a_newer_learner_counts_as_running():
-    assert read(scrape(phase="pondering")).phase is RunPhase.RUNNING
+    assert read_report(scrape(phase="pondering")).phase is RunPhase.RUNNING
 
 
 def test_workers_are_counted_by_group():
     groups = [("vcpo_workers", {"group": name}, SCRAPED_S, n) for name, n in (("a", 2), ("b", 0))]
-    assert read([*scrape(), *groups]).signals.ready_workers == {"a": 2, "b": 0}
+    assert read_report([*scrape(), *groups]).signals.ready_workers == {"a": 2, "b": 0}
 
 
 def test_a_worker_is_known_by_its_pod_and_its_newest_scrape():
     pod = {"pod": "demo-rollout-main-x", "group": "main"}
     samples = [("vcpo_rollout_inflight", pod, SCRAPED_S - s, n) for s, n in ((20, 9), (5, 6))]
     expected = {"demo-rollout-main-x": WorkerReport(in_flight=6, silent_s=9.0)}
-    assert read([*scrape(), *samples]).workers == expected
+    assert read_report([*scrape(), *samples]).workers == expected
 
 
 def test_a_worker_without_a_pod_is_unknown():
     nameless = ("vcpo_rollout_inflight", {"group": "main"}, SCRAPED_S, 6.0)
-    assert read([*scrape(), nameless]).workers == {}
+    assert read_report([*scrape(), nameless]).workers == {}
 
 
 def test_a_series_that_the_newest_scrape_lacks_is_unknown():
     older = scrape(SCRAPED_S - 15.0, vcpo_ess_mean_ratio=0.9)
-    assert read([*older, *scrape()]).signals.ess_ratio_mean is None
+    assert read_report([*older, *scrape()]).signals.ess_ratio_mean is None
 
 
 def test_a_restarted_learner_is_not_mixed_with_the_one_before():
@@ -118,7 +118,7 @@ def test_a_restarted_learner_is_not_mixed_with_the_one_before():
         (name, {**labels, "instance": "10.0.0.1"}, time_s, value)
         for name, labels, time_s, value in scrape(SCRAPED_S - 15.0, vcpo_policy_version=9.0)
     ]
-    assert read([*before, *scrape()]).signals.policy_version == 5
+    assert read_report([*before, *scrape()]).signals.policy_version == 5
 
 
 def test_a_report_is_as_old_as_its_scrape_is_by_now():
@@ -139,7 +139,7 @@ def test_workers_alone_are_no_report():
 @pytest.mark.parametrize("name", LEAST)
 def test_a_scrape_that_lacks_what_a_report_needs_is_refused_by_its_name(name: str):
     with pytest.raises(ValueError, match=f"lacks {name}"):
-        read(scrape(**{name: None}))
+        read_report(scrape(**{name: None}))
 
 
 BAD = {
@@ -157,19 +157,19 @@ BAD = {
 @pytest.mark.parametrize(("changes", "message"), BAD.values(), ids=BAD.keys())
 def test_a_value_out_of_its_range_is_refused_by_its_name(changes, message: str):
     with pytest.raises(ValueError, match=message):
-        read(scrape(**changes))
+        read_report(scrape(**changes))
 
 
 def test_two_phases_at_once_are_refused():
     two = ("vcpo_learner_phase", {"phase": "resting"}, SCRAPED_S, 1.0)
     with pytest.raises(ValueError, match="must be 1 for one phase"):
-        read([*scrape(), two])
+        read_report([*scrape(), two])
 
 
 def test_two_targets_that_answer_for_one_run_are_refused():
     other = [(name, {**labels, "job": "b"}, *rest) for name, labels, *rest in scrape()]
     with pytest.raises(ValueError, match=r"two series of .* keep one scrape target"):
-        read([*scrape(), *other])
+        read_report([*scrape(), *other])
 
 
 def test_a_sample_of_the_future_tells_of_clocks_that_disagree():
@@ -251,13 +251,13 @@ async def test_what_is_scraped_says_what_the_learner_says():
         gauges.record_step(record, [])
     window.record_evaluation(evaluation_record(accuracy=0.75))
     gauges.record_evaluation(evaluation_record(accuracy=0.75))
-    assert scraped_in_a_row(metrics) == 0.0
+    assert skipped_in_a_row(metrics) == 0.0
     skipped = step_record(ess_ratio=0.25, lag_p50=1, lag_max=3, skipped="low_ess")
     window.record_step(skipped)
     gauges.record_step(skipped, [])
-    assert scraped_in_a_row(metrics) == 1.0
+    assert skipped_in_a_row(metrics) == 1.0
     told = learner_report(window.message())
-    scraped = read(exported(metrics))
+    scraped = read_report(exported_samples(metrics))
     rates = {"produced_per_s": told.signals.produced_per_s}
     rates["consumed_per_s"] = told.signals.consumed_per_s
     assert dataclasses.replace(scraped.signals, **rates) == told.signals
@@ -266,29 +266,31 @@ async def test_what_is_scraped_says_what_the_learner_says():
 
 def test_steps_without_an_update_are_read_and_a_run_of_nothing_else_is_distinguished():
     skipped = {"vcpo_skipped_steps_in_a_row": 12.0}
-    told = read(scrape(vcpo_policy_version=20.0, **skipped))
+    told = read_report(scrape(vcpo_policy_version=20.0, **skipped))
     assert told.no_update == "The last 12 steps made no update: the learner's log says why."
-    assert not read(scrape(phase="complete", vcpo_policy_version=20.0, **skipped)).has_never_updated
-    assert not read(scrape(vcpo_policy_version=12.0, **skipped)).has_never_updated
-    never = read(scrape(phase="complete", vcpo_policy_version=12.0, **skipped))
+    assert not read_report(
+        scrape(phase="complete", vcpo_policy_version=20.0, **skipped)
+    ).has_never_updated
+    assert not read_report(scrape(vcpo_policy_version=12.0, **skipped)).has_never_updated
+    never = read_report(scrape(phase="complete", vcpo_policy_version=12.0, **skipped))
     assert never.has_never_updated
     assert never.no_update.startswith("No step made an update (12 of 12 were skipped)")
 
 
 def test_failures_in_a_row_are_read():
-    assert read(scrape(vcpo_failures_in_a_row=32.0)).failures_in_a_row == 32
+    assert read_report(scrape(vcpo_failures_in_a_row=32.0)).failures_in_a_row == 32
 
 
 def test_an_older_learner_that_counts_no_skipped_steps_is_a_report_too():
-    told = read(scrape(phase="complete"))
+    told = read_report(scrape(phase="complete"))
     assert (told.no_update, told.has_never_updated, told.failures_in_a_row) == ("", False, 0)
 
 
-def scraped_in_a_row(metrics: LearnerMetrics) -> float | None:
+def skipped_in_a_row(metrics: LearnerMetrics) -> float | None:
     return metrics.registry.get_sample_value("vcpo_skipped_steps_in_a_row", {"run": "demo"})
 
 
-def exported(metrics: LearnerMetrics):
+def exported_samples(metrics: LearnerMetrics):
     return [
         (sample.name, sample.labels, SCRAPED_S, sample.value)
         for family in metrics.registry.collect()

@@ -82,7 +82,7 @@ async def test_a_wake_up_does_not_put_an_event_off(queue: RunQueue):
     assert await queue.get() == A
 
 
-async def failed(queue: RunQueue, clock: Clock, times: int) -> None:
+async def fail(queue: RunQueue, clock: Clock, times: int) -> None:
     for _ in range(times):
         clock.now_s += LONGEST_BACKOFF_S
         queue.add(A)
@@ -94,7 +94,7 @@ async def failed(queue: RunQueue, clock: Clock, times: int) -> None:
 async def test_failures_double_the_wait_up_to_a_bound(
     queue: RunQueue, clock: Clock, times: int, wait_s: float
 ):
-    await failed(queue, clock, times)
+    await fail(queue, clock, times)
     clock.now_s += wait_s - 0.01
     assert queue.depth() == 0
     clock.now_s += 0.01
@@ -102,24 +102,24 @@ async def test_failures_double_the_wait_up_to_a_bound(
 
 
 async def test_events_do_not_hurry_a_run_that_backs_off(queue: RunQueue, clock: Clock):
-    await failed(queue, clock, 5)
+    await fail(queue, clock, 5)
     queue.add(A)
     assert await is_idle(queue)
 
 
 async def test_a_run_that_was_edited_is_reconciled_at_once(queue: RunQueue, clock: Clock):
-    await failed(queue, clock, 5)
+    await fail(queue, clock, 5)
     queue.reset_backoff(A)
     queue.add(A)
     assert await queue.get() == A
 
 
 async def test_success_forgets_the_failures(queue: RunQueue, clock: Clock):
-    await failed(queue, clock, 5)
+    await fail(queue, clock, 5)
     clock.now_s += LONGEST_BACKOFF_S
     await queue.get()
     queue.done(A)
-    await failed(queue, clock, 1)
+    await fail(queue, clock, 1)
     clock.now_s += 0.5
     assert queue.depth() == 1
 

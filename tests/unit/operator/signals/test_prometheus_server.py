@@ -89,7 +89,7 @@ def running_prometheus(folder: Path, configuration: str, port: int):
         process.wait()
 
 
-def trained(metrics: LearnerMetrics) -> None:
+def set_step_metrics(metrics: LearnerMetrics) -> None:
     """Set what a learner sets that has taken a step."""
     for phase in RunPhase:
         metrics.phase.labels(phase.value).set(float(phase is RunPhase.RUNNING))
@@ -106,7 +106,7 @@ def trained(metrics: LearnerMetrics) -> None:
 @pytest.fixture(name="fixture")
 async def prometheus_fixture(tmp_path: Path) -> AsyncIterator[PrometheusFixture]:
     learner, worker = LearnerMetrics(run="demo"), RolloutMetrics(run="demo", group="main")
-    trained(learner)
+    set_step_metrics(learner)
     worker.in_flight.set(3)
     port = free_port()
     lines = LearnerConnections(clock=time.time, address_of=lambda key: "127.0.0.1:1")
@@ -117,12 +117,12 @@ async def prometheus_fixture(tmp_path: Path) -> AsyncIterator[PrometheusFixture]
     ):
         text = CONFIGURATION.format(learner=endpoint.port, rollout=workers.port, pod=POD)
         with running_prometheus(tmp_path, text, port) as prometheus:
-            await listening(port)
+            await wait_for_port(port)
             yield PrometheusFixture(learner, endpoint, prometheus, source)
     await source.close()
 
 
-async def listening(port: int) -> None:
+async def wait_for_port(port: int) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with contextlib.suppress(ConnectionRefusedError):

@@ -5,8 +5,8 @@ import pytest
 from tests.fixtures.rollout.models import (
     build_model,
     forward_logprobs,
+    make_policy_weights,
     parameters_of,
-    published,
     request_for,
 )
 
@@ -33,4 +33,4 @@ def parameters():
 
 @pytest.fixture(scope="session")
 def publish():
-    return published
+    return make_policy_weights

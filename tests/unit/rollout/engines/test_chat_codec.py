@@ -25,28 +25,28 @@ def chatty(tokenizer):
     return tokenizer
 
 
-def asked(text):
+def make_prompt(text):
     return Prompt(text=text, answer="")
 
 
-def shown(codec, text):
-    return codec.decode(codec.encode(asked(text)), frozenset())
+def round_trip(codec, text):
+    return codec.decode(codec.encode(make_prompt(text)), frozenset())
 
 
 def test_a_plain_prompt_is_its_text_and_nothing_else(chatty):
-    assert shown(PromptCodec(chatty, PromptFormat.PLAIN), "312") == "312"
+    assert round_trip(PromptCodec(chatty, PromptFormat.PLAIN), "312") == "312"
 
 
 def test_a_chat_prompt_is_one_user_turn_and_the_cue_for_the_answer(chatty):
-    assert shown(PromptCodec(chatty, PromptFormat.CHAT), "312") == "<312>="
+    assert round_trip(PromptCodec(chatty, PromptFormat.CHAT), "312") == "<312>="
 
 
 def test_auto_is_chat_where_there_is_a_template(chatty):
-    assert shown(PromptCodec(chatty, PromptFormat.AUTO), "312") == "<312>="
+    assert round_trip(PromptCodec(chatty, PromptFormat.AUTO), "312") == "<312>="
 
 
 def test_auto_is_plain_where_there_is_none(tokenizer):
-    assert shown(PromptCodec(tokenizer, PromptFormat.AUTO), "312") == "312"
+    assert round_trip(PromptCodec(tokenizer, PromptFormat.AUTO), "312") == "312"
 
 
 def test_chat_without_a_template_is_refused_with_the_cure(tokenizer):
@@ -57,12 +57,12 @@ def test_chat_without_a_template_is_refused_with_the_cure(tokenizer):
 def test_the_token_that_ended_an_answer_is_not_part_of_its_text(tokenizer):
     codec = PromptCodec(tokenizer, PromptFormat.PLAIN)
     end = tokenizer.eos_token_id
-    assert codec.decode([*codec.encode(asked("12")), end], frozenset({end})) == "12"
+    assert codec.decode([*codec.encode(make_prompt("12")), end], frozenset({end})) == "12"
 
 
 def test_an_end_token_in_the_middle_stays_visible_to_the_judge(tokenizer):
     codec = PromptCodec(tokenizer, PromptFormat.PLAIN)
-    one, two = codec.encode(asked("12"))
+    one, two = codec.encode(make_prompt("12"))
     end = tokenizer.eos_token_id
     assert codec.decode([one, end, two], frozenset({end})) == "1<eos>2"
 
@@ -72,24 +72,24 @@ def test_an_answer_of_nothing_but_its_end_is_empty(tokenizer):
     assert codec.decode([tokenizer.eos_token_id], frozenset({tokenizer.eos_token_id})) == ""
 
 
-def replied(codec, text, *, last=0, ends=frozenset()):
+def encoded_reply(codec, text, *, last=0, ends=frozenset()):
     return codec.decode(codec.encode_reply(text, last, ends), frozenset())
 
 
 def test_a_plain_reply_is_its_text_and_nothing_else(chatty):
-    assert replied(PromptCodec(chatty, PromptFormat.PLAIN), "312") == "312"
+    assert encoded_reply(PromptCodec(chatty, PromptFormat.PLAIN), "312") == "312"
 
 
 def test_a_chat_reply_is_what_the_template_puts_between_two_answers(chatty):
     # Behind an answer the template writes `>`, then the message and the cue.
-    assert replied(PromptCodec(chatty, PromptFormat.CHAT), "312") == "><312>="
+    assert encoded_reply(PromptCodec(chatty, PromptFormat.CHAT), "312") == "><312>="
 
 
 def test_the_end_that_the_model_has_sampled_is_not_written_twice(chatty):
     codec = PromptCodec(chatty, PromptFormat.CHAT)
     (end,) = codec.encode_reply("312", 0, frozenset())[:1]
-    assert replied(codec, "312", last=end, ends=frozenset({end})) == "<312>="
-    assert replied(codec, "312", last=end + 1, ends=frozenset({end})) == "><312>="
+    assert encoded_reply(codec, "312", last=end, ends=frozenset({end})) == "<312>="
+    assert encoded_reply(codec, "312", last=end + 1, ends=frozenset({end})) == "><312>="
 
 
 def test_a_template_that_changes_answers_is_refused(chatty):
@@ -101,7 +101,7 @@ def test_a_template_that_changes_answers_is_refused(chatty):
 
 
 @pytest.fixture
-def beginning(tokenizer):
+def tokenizer_with_start(tokenizer):
     """The tokenizer, as Llama's and Gemma's are: it puts a token before any text."""
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"{tokenizer.eos_token} $A",
@@ -110,11 +110,11 @@ def beginning(tokenizer):
     return tokenizer
 
 
-def test_a_plain_prompt_begins_as_the_tokenizer_begins_texts(beginning):
-    codec = PromptCodec(beginning, PromptFormat.PLAIN)
-    expected = beginning("312")["input_ids"]
-    assert list(codec.encode(asked("312"))) == expected
-    assert expected[0] == beginning.eos_token_id
+def test_a_plain_prompt_begins_as_the_tokenizer_begins_texts(tokenizer_with_start):
+    codec = PromptCodec(tokenizer_with_start, PromptFormat.PLAIN)
+    expected = tokenizer_with_start("312")["input_ids"]
+    assert list(codec.encode(make_prompt("312"))) == expected
+    assert expected[0] == tokenizer_with_start.eos_token_id
     # What the environment says later stands in the middle of a text.
     assert list(codec.encode_reply("312", 0, frozenset())) == expected[1:]
 
@@ -125,14 +125,14 @@ def test_what_the_tokenizer_puts_behind_a_text_would_end_the_prompt_and_is_left_
         single=f"{tokenizer.eos_token} $A {tokenizer.eos_token}", special_tokens=[end]
     )
     codec = PromptCodec(tokenizer, PromptFormat.PLAIN)
-    assert list(codec.encode(asked("312"))) == tokenizer("312")["input_ids"][:-1]
+    assert list(codec.encode(make_prompt("312"))) == tokenizer("312")["input_ids"][:-1]
 
 
-def test_a_chat_template_writes_the_first_token_itself_and_it_stands_once(beginning):
-    beginning.chat_template = beginning.eos_token + TEMPLATE
-    codec = PromptCodec(beginning, PromptFormat.CHAT)
-    assert shown(codec, "312") == f"{beginning.eos_token}<312>="
-    assert codec.encode(asked("312")).count(beginning.eos_token_id) == 1
+def test_a_chat_template_writes_the_first_token_itself_and_it_stands_once(tokenizer_with_start):
+    tokenizer_with_start.chat_template = tokenizer_with_start.eos_token + TEMPLATE
+    codec = PromptCodec(tokenizer_with_start, PromptFormat.CHAT)
+    assert round_trip(codec, "312") == f"{tokenizer_with_start.eos_token}<312>="
+    assert codec.encode(make_prompt("312")).count(tokenizer_with_start.eos_token_id) == 1
 
 
 ROLES = (
@@ -169,20 +169,20 @@ def refuse(message):
     raise TemplateError(message)
 
 
-def rendered(template, prompt, system_prompt=None):
+def render(template, prompt, system_prompt=None):
     codec = PromptCodec(Texts(template), PromptFormat.CHAT, system_prompt)
     return codec.decode(codec.encode(prompt), frozenset())
 
 
 def test_messages_keep_their_roles():
     prompt = Prompt(messages=EXAMPLE, answer="")
-    assert rendered(ROLES, prompt) == "user<1>assistant<2>user<3>="
+    assert render(ROLES, prompt) == "user<1>assistant<2>user<3>="
 
 
 def test_the_runs_system_prompt_stands_before_what_has_none():
-    assert rendered(ROLES, asked("1"), "Sort.") == "system<Sort.>user<1>="
+    assert render(ROLES, make_prompt("1"), "Sort.") == "system<Sort.>user<1>="
     own = Prompt(messages=({"role": "system", "content": "Add."}, *EXAMPLE), answer="")
-    assert rendered(ROLES, own, "Sort.").startswith("system<Add.>user<1>")
+    assert render(ROLES, own, "Sort.").startswith("system<Add.>user<1>")
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_the_runs_system_prompt_stands_before_what_has_none():
     ids=["refused", "dropped"],
 )
 def test_where_a_template_knows_no_system_role_the_first_user_message_begins_with_it(template):
-    assert rendered(template, asked("1"), "Sort.") == "user<Sort.\n\n1>="
+    assert render(template, make_prompt("1"), "Sort.") == "user<Sort.\n\n1>="
 
 
 def test_a_system_prompt_without_a_chat_template_is_refused_with_the_cure(tokenizer):
@@ -207,7 +207,7 @@ def test_messages_without_a_template_are_shown_as_one_text(tokenizer):
     prompt = Prompt(messages=EXAMPLE, answer="")
     assert prompt.text == "1\n\n2\n\n3"
     codec = PromptCodec(tokenizer, PromptFormat.AUTO)
-    assert codec.encode(prompt) == codec.encode(asked("1\n\n2\n\n3"))
+    assert codec.encode(prompt) == codec.encode(make_prompt("1\n\n2\n\n3"))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from vcpo_rollout.engines.loading_weights import (
 NORM, HEAD, EMBEDDING = "model.norm.weight", "lm_head.weight", "model.embed_tokens.weight"
 
 
-def changed(tensors, **changes):
+def payload_with(tensors, **changes):
     """The tensors as a payload, some replaced; None leaves one out."""
     merged = {**tensors, **{name.replace("__", "."): value for name, value in changes.items()}}
     return safetensors.torch.save({k: v for k, v in merged.items() if v is not None})
@@ -55,12 +55,12 @@ def test_tied_parameters_may_stand_under_any_of_their_names(make_model, paramete
 def test_tensors_that_do_not_fit_are_named(make_model, parameters, changes, problem):
     model = make_model(tied=True)
     with pytest.raises(EngineError, match=problem):
-        read_weights(model, changed(parameters(model), **changes))
+        read_weights(model, payload_with(parameters(model), **changes))
 
 
 def test_weights_that_are_not_numbers_are_read_as_they_are(make_model, parameters):
     model = make_model()
-    payload = changed(parameters(model), lm_head__weight=torch.full((40, 32), torch.nan))
+    payload = payload_with(parameters(model), lm_head__weight=torch.full((40, 32), torch.nan))
     assert torch.isnan(read_weights(model, payload)[HEAD]).all()
 
 

@@ -43,7 +43,7 @@ def under_way(model, *, passes):
     return event
 
 
-async def interrupted(engine, request, started):
+async def interrupt_generation(engine, request, started):
     """Cut a generation once it has started; what it had by then."""
     interrupt = asyncio.Event()
     generating = asyncio.create_task(engine.generate(request, interrupt=interrupt))
@@ -62,7 +62,9 @@ async def test_a_response_interrupted_by_one_engine_is_resumed_by_another(
     model = make_model(sliding_window=sliding_window)
     started = under_way(model, passes=6)
     first = await start(model, policy=old, version=3)
-    partial = await interrupted(first, make_request(PROMPT, max_new_tokens=ENDLESS), started)
+    partial = await interrupt_generation(
+        first, make_request(PROMPT, max_new_tokens=ENDLESS), started
+    )
     size = len(partial.token_ids)
     assert partial.version_spans == (VersionSpan(policy_version=3, num_tokens=size),)
 
@@ -127,7 +129,7 @@ async def test_a_resumed_response_can_be_interrupted_again(start, make_model, ma
         version_spans=(VersionSpan(policy_version=0, num_tokens=1),),
     )
     request = make_request(PROMPT, max_new_tokens=ENDLESS, partial_response=partial)
-    later = await interrupted(engine, request, started)
+    later = await interrupt_generation(engine, request, started)
     assert later.token_ids[0] == 8
     assert [span.policy_version for span in later.version_spans] == [0, 1]
 

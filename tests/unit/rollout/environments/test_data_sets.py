@@ -11,19 +11,19 @@ from vcpo_rollout.environments.data_sets import DataSet, Questions, load_questio
 SET = DataSet(hub_name="nobody/nothing", hub_config="main", columns=("question", "answer"))
 
 
-def made(row):
+def make_prompt(row):
     return Prompt(text=row["question"], answer=row["answer"]) if row["answer"] else None
 
 
 def load(path, *, seed=0):
-    return load_questions(SET, str(path), made, seed=seed)
+    return load_questions(SET, str(path), make_prompt, seed=seed)
 
 
 def texts(questions, split, count):
     return [questions.at(split, index).text for index in range(count)]
 
 
-def written(path, rows):
+def write_rows(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -60,8 +60,8 @@ def test_the_seed_chooses_the_order_and_nothing_else():
 
 
 def test_files_of_a_folder_keep_their_splits(tmp_path):
-    written(tmp_path / "train.jsonl", map(row, range(9)))
-    written(tmp_path / "test.jsonl", map(row, range(20, 23)))
+    write_rows(tmp_path / "train.jsonl", map(row, range(9)))
+    write_rows(tmp_path / "test.jsonl", map(row, range(20, 23)))
     questions = load(tmp_path)
     assert set(texts(questions, Split.EVALUATION, 3)) == {
         "what is 20?",
@@ -72,8 +72,8 @@ def test_files_of_a_folder_keep_their_splits(tmp_path):
 
 
 def test_a_question_of_both_files_is_not_trained_on(tmp_path):
-    written(tmp_path / "train.jsonl", map(row, range(3)))
-    written(tmp_path / "test.jsonl", map(row, range(2, 4)))
+    write_rows(tmp_path / "train.jsonl", map(row, range(3)))
+    write_rows(tmp_path / "test.jsonl", map(row, range(2, 4)))
     assert set(texts(load(tmp_path), Split.TRAIN, 6)) == {"what is 0?", "what is 1?"}
 
 

@@ -32,7 +32,7 @@ class Judge(reward_pb2_grpc.RewardServiceServicer):
 
 
 @asynccontextmanager
-async def judging(judge, token=None):
+async def serve_judge(judge, token=None):
     server = WireServer(token=token)
     reward_pb2_grpc.add_RewardServiceServicer_to_server(judge, server.grpc_server)
     port = await server.start("127.0.0.1:0", ())
@@ -48,7 +48,7 @@ def remote(address, **parameters):
 
 async def test_the_server_is_shown_prompt_truth_and_response_and_its_word_counts():
     judge = Judge()
-    async with judging(judge) as address:
+    async with serve_judge(judge) as address:
         assert await asyncio.to_thread(remote(address).reward, PROMPT, "123") == 1.5
     (request,) = judge.requests
     assert (request.prompt, request.answer, request.response) == ("sort 21=", "12", "123")
@@ -62,7 +62,7 @@ def test_the_prompts_are_the_other_environments():
 async def test_a_server_that_is_busy_for_a_moment_is_asked_again():
     judge = Judge()
     judge.errors = [UnavailableError("busy")]
-    async with judging(judge) as address:
+    async with serve_judge(judge) as address:
         assert await asyncio.to_thread(remote(address).reward, PROMPT, "12") == 1.0
     assert len(judge.requests) == 2
 
@@ -70,7 +70,7 @@ async def test_a_server_that_is_busy_for_a_moment_is_asked_again():
 async def test_a_refusal_is_an_error_and_is_not_repeated():
     judge = Judge()
     judge.errors = [InvalidMessageError("response", "12", "a poem")]
-    async with judging(judge) as address:
+    async with serve_judge(judge) as address:
         with pytest.raises(grpc.RpcError, match="response: must be a poem"):
             await asyncio.to_thread(remote(address).reward, PROMPT, "12")
     assert len(judge.requests) == 1
@@ -82,7 +82,7 @@ def test_a_server_that_is_not_there_is_an_error_after_the_deadline():
 
 
 async def test_the_runs_token_is_shown_to_the_server(monkeypatch):
-    async with judging(Judge(), token="secret") as address:
+    async with serve_judge(Judge(), token="secret") as address:
         with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
             await asyncio.to_thread(remote(address).reward, PROMPT, "12")
         monkeypatch.setenv(TOKEN_VARIABLE, "secret")

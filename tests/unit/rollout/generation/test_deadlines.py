@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.fixtures.rollout.worker import ManualTime, eventually, learner_fixture, working
+from tests.fixtures.rollout.worker import ManualTime, eventually, learner_fixture, run_in_task
 from vcpo_rollout.generation.worker import interrupt_after_s
 
 # Leases of `make_run` last 10 s, of which the last second is for handing back.
@@ -22,7 +22,7 @@ async def test_sampled_tokens_are_resumed_after_the_lease_expired():
         time = ManualTime(fixture.clock)
         fixture.engine.gate.clear()
         fixture.publish(0)
-        async with working(fixture.worker(places=2, time=time)):
+        async with run_in_task(fixture.worker(places=2, time=time)):
             await eventually(lambda: fixture.engine.sampling == 2)
             time.advance(8.9)
             assert fixture.ledger.counts().dropped == {}
@@ -41,7 +41,7 @@ async def test_the_answers_of_an_evaluation_have_all_of_their_time():
         fixture.engine.gate.clear()
         fixture.publish(0)
         evaluating = asyncio.create_task(fixture.dispatcher.evaluate(0, exclusive=True))
-        async with working(fixture.worker(places=2, time=time)):
+        async with run_in_task(fixture.worker(places=2, time=time)):
             await eventually(lambda: fixture.engine.sampling == 1)
             time.advance(9.5)
             fixture.engine.gate.set()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.fixtures.rollout.worker import FakeEnvironment, eventually, learner_fixture, working
+from tests.fixtures.rollout.worker import FakeEnvironment, eventually, learner_fixture, run_in_task
 from vcpo.wire.failures import FailureCause
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import work_pb2
@@ -72,12 +72,12 @@ def task(tmp_path, monkeypatch):
     return module
 
 
-async def reported(environment):
+async def report_with(environment):
     """What the learner has heard when a worker has had this environment for a while."""
     async with learner_fixture() as fixture:
         fixture.environment = environment
         fixture.publish(0)
-        async with working(fixture.worker()):
+        async with run_in_task(fixture.worker()):
             await eventually(lambda: fixture.dispatcher.failures.in_a_row >= 4)
         (told,) = fixture.dispatcher.failures.counts
         assert fixture.count("vcpo_rollout_failures_total", cause=told.latest.cause) >= 4
@@ -97,7 +97,7 @@ async def reported(environment):
     ],
 )
 async def test_the_learner_hears_what_failed_and_where(task, tmp_path, name, cause, said, place):
-    failure = await reported(getattr(task, name)())
+    failure = await report_with(getattr(task, name)())
     assert failure.cause == cause
     assert said in failure.sentence
     assert failure.location == str(tmp_path / place)
@@ -133,7 +133,7 @@ async def test_the_learner_hears_of_an_environment_that_blocks():
         fixture.environment.reward = lambda *_: released.wait() and 1.0
         fixture.publish(0)
         try:
-            async with working(fixture.worker(drain_s=0.01, environment_timeout_s=0.05)):
+            async with run_in_task(fixture.worker(drain_s=0.01, environment_timeout_s=0.05)):
                 await eventually(lambda: fixture.dispatcher.failures.in_a_row > 0)
         finally:
             released.set()
@@ -203,7 +203,7 @@ async def test_the_log_tells_each_failure_once_with_its_traceback(caplog):
         worker._parts = replace(worker._parts, sleep=sleep)
         worker._parts.receiver.held = HeldPolicy(incarnation="now", policy_version=0)
         with caplog.at_level(logging.WARNING):
-            async with working(worker):
+            async with run_in_task(worker):
                 await eventually(lambda: learner.num_failed >= 250)
     lines = [record for record in caplog.records if " failed: " in record.message]
     assert [bool(record.exc_info) for record in lines] == [True, *[False] * (len(lines) - 1)]

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import pytest_asyncio
 
-from tests.fixtures.rollout.worker import FakeEnvironment, eventually, learner_fixture, working
+from tests.fixtures.rollout.worker import FakeEnvironment, eventually, learner_fixture, run_in_task
 from vcpo_rollout.generation.environment_pool import THREAD_NAME, EnvironmentThreads, num_threads
 
 
@@ -43,7 +43,7 @@ def threads_of_environments():
 
 async def test_weights_arrive_while_every_environment_blocks(fixture):
     fixture.publish(0)
-    async with working(fixture.worker(places=8)):
+    async with run_in_task(fixture.worker(places=8)):
         await eventually(lambda: fixture.environment.waiting == 4)  # prompts of two answers each
         fixture.publish(1)
         await eventually(lambda: fixture.engine.swapped == [0, 1])
@@ -57,7 +57,7 @@ async def test_weights_arrive_while_every_environment_blocks(fixture):
 async def test_a_worker_that_stops_waits_for_no_environment_and_leaves_no_thread(fixture):
     before = set(threads_of_environments())
     fixture.publish(0)
-    async with working(fixture.worker(places=4, drain_s=0.01)):
+    async with run_in_task(fixture.worker(places=4, drain_s=0.01)):
         await eventually(lambda: fixture.environment.waiting == 2)
     assert len(set(threads_of_environments()) - before) == 2
     fixture.environment.released.set()

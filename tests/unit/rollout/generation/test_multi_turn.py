@@ -3,8 +3,8 @@ import asyncio
 import pytest
 import pytest_asyncio
 
-from tests.fixtures.rollout.models import build_model, forward_logprobs, published
-from tests.fixtures.rollout.worker import THREADS, counts, eventually, learner_fixture, working
+from tests.fixtures.rollout.models import build_model, forward_logprobs, make_policy_weights
+from tests.fixtures.rollout.worker import THREADS, counts, eventually, learner_fixture, run_in_task
 from vcpo.wire.trajectory import FinishReason, TokenSpan, VersionSpan
 from vcpo_rollout.engines.engine import Generation, GenerationRequest
 from vcpo_rollout.engines.hf.engine import HfEngine
@@ -161,7 +161,7 @@ async def test_the_engines_probabilities_are_those_of_the_whole_history():
     )
     request = GenerationRequest(prompt_token_ids=PROMPT, temperature=0.8, max_new_tokens=60)
     try:
-        await engine.swap_weights(published(model, 0))
+        await engine.swap_weights(make_policy_weights(model, 0))
         answers = await asyncio.gather(
             *(
                 converse(
@@ -207,7 +207,7 @@ async def fixture():
 
 async def test_a_worker_submits_conversations_that_the_learner_accepts(fixture):
     fixture.publish(0)
-    async with working(fixture.worker()):
+    async with run_in_task(fixture.worker()):
         await eventually(lambda: fixture.samples("accepted") == 8)
     first, _ = fixture.ledger.take_batch(policy_version=0, max_lag_steps=0)
     (one, two) = first.trajectories
@@ -221,6 +221,6 @@ async def test_a_worker_submits_conversations_that_the_learner_accepts(fixture):
 async def test_an_environment_that_cannot_begin_is_a_typed_failure(fixture):
     fixture.environment.converse = lambda _: 1 / 0
     fixture.publish(0)
-    async with working(fixture.worker()):
+    async with run_in_task(fixture.worker()):
         await eventually(lambda: counts(fixture).dropped.get("generation_failed", 0) >= 4)
     assert fixture.samples("environment_failed") >= 4

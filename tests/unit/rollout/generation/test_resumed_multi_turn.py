@@ -10,7 +10,7 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fixtures.rollout.worker import THREADS, counts, eventually, learner_fixture, working
+from tests.fixtures.rollout.worker import THREADS, counts, eventually, learner_fixture, run_in_task
 from vcpo.wire.trajectory import (
     FinishReason,
     PartialResponse,
@@ -65,11 +65,11 @@ class Reciting:
         while END not in token_ids and len(token_ids) < request.max_new_tokens:
             if self.num_tokens == 0:
                 raise GenerationInterruptedError(
-                    self.sampled(position, token_ids) if token_ids else None
+                    self.partial_response(position, token_ids) if token_ids else None
                 )
             self.num_tokens -= 1
             token_ids.append(self.text[position + len(token_ids)])
-        sampled = self.sampled(position, token_ids)
+        sampled = self.partial_response(position, token_ids)
         if partial:  # it resumes from these very numbers and does not compute them again
             assert sampled.logprobs[: len(partial.logprobs)] == partial.logprobs
         reason = FinishReason.STOP if token_ids[-1] == END else FinishReason.LENGTH
@@ -80,7 +80,7 @@ class Reciting:
             finish_reason=reason,
         )
 
-    def sampled(self, position, token_ids):
+    def partial_response(self, position, token_ids):
         spans = []
         for version in map(self.version, range(position, position + len(token_ids))):
             size = spans.pop()[1] if spans and spans[-1][0] == version else 0
@@ -116,7 +116,7 @@ def request_of(room=1000):
     return GenerationRequest(prompt_token_ids=PROMPT, temperature=1.0, max_new_tokens=room)
 
 
-async def held(conversation, history, engine, interrupt=None):
+async def converse_with(conversation, history, engine, interrupt=None):
     return await converse(
         "lease/0",
         conversation,
@@ -128,10 +128,10 @@ async def held(conversation, history, engine, interrupt=None):
     )
 
 
-async def interrupted_after(num_tokens, turns, conversation, history):
+async def interrupt_after(num_tokens, turns, conversation, history):
     """What is handed back when the engine is cut after so many tokens, as the wire carries it."""
     with pytest.raises(GenerationInterruptedError) as caught:
-        await held(conversation, history, Reciting(turns, num_tokens=num_tokens))
+        await converse_with(conversation, history, Reciting(turns, num_tokens=num_tokens))
     partial = caught.value.partial_response
     if partial is None:
         return None
@@ -139,7 +139,7 @@ async def interrupted_after(num_tokens, turns, conversation, history):
     return partial_from_message(work_pb2.PartialResponse.FromString(sent), path="begun[0]")
 
 
-async def resumed(partial, turns, room=1000):
+async def resume_from(partial, turns, room=1000):
     begin = lambda: Lengths(len(turns))  # noqa: E731 - as short as it is
     return await resume(
         begin, request_of(room), partial, codec=Letters(), end_token_ids=ENDS, threads=THREADS
@@ -151,7 +151,7 @@ TURNS = [(10, 11), (12,), (13, 14, 15, 16)]
 
 
 async def test_a_conversation_interrupted_in_the_middle_of_a_turn_releases_its_tokens():
-    partial = await interrupted_after(4, TURNS, Lengths(3), History(request=request_of()))
+    partial = await interrupt_after(4, TURNS, Lengths(3), History(request=request_of()))
     assert partial == PartialResponse(
         token_ids=(10, 11, END, 102, 102, 102, 12),
         logprobs=(0.0, -0.5, -1.0, -1.5),
@@ -161,8 +161,8 @@ async def test_a_conversation_interrupted_in_the_middle_of_a_turn_releases_its_t
 
 
 async def test_it_is_resumed_in_the_middle_of_the_turn():
-    partial = await interrupted_after(4, TURNS, Lengths(3), History(request=request_of()))
-    conversation, history = await resumed(partial, TURNS)
+    partial = await interrupt_after(4, TURNS, Lengths(3), History(request=request_of()))
+    conversation, history = await resume_from(partial, TURNS)
     assert conversation.heard == ["\n\x0b"]
     request = history.next_request()
     assert request.prompt_token_ids == (*PROMPT, 10, 11, END, 102, 102, 102)
@@ -173,16 +173,16 @@ async def test_it_is_resumed_in_the_middle_of_the_turn():
 
 
 async def test_a_turn_that_was_complete_is_heard_again_and_not_sampled_again():
-    partial = await interrupted_after(3, TURNS, Lengths(3), History(request=request_of()))
+    partial = await interrupt_after(3, TURNS, Lengths(3), History(request=request_of()))
     assert partial.token_ids == (10, 11, END, 102, 102, 102)
-    conversation, history = await resumed(partial, TURNS)
+    conversation, history = await resume_from(partial, TURNS)
     assert conversation.heard == ["\n\x0b"]
     assert history.open_turn is None
     assert history.next_request().partial_response is None
 
 
 async def test_what_no_token_was_sampled_of_leaves_nothing():
-    assert await interrupted_after(0, TURNS, Lengths(3), History(request=request_of())) is None
+    assert await interrupt_after(0, TURNS, Lengths(3), History(request=request_of())) is None
 
 
 @given(
@@ -197,18 +197,20 @@ def test_a_conversation_interrupted_anywhere_any_number_of_times_is_the_same_as_
 
 
 async def check_resumed(turns, room, data):
-    whole = await held(Lengths(len(turns)), History(request=request_of(room)), Reciting(turns))
+    whole = await converse_with(
+        Lengths(len(turns)), History(request=request_of(room)), Reciting(turns)
+    )
     num_sampled = whole.num_sampled_tokens
     at = sorted(data.draw(st.lists(st.integers(0, num_sampled - 1), max_size=3)))
     conversation, history = Lengths(len(turns)), History(request=request_of(room))
     for num_tokens in map(int.__sub__, at, [0, *at]):
-        partial = await interrupted_after(num_tokens, turns, conversation, history)
+        partial = await interrupt_after(num_tokens, turns, conversation, history)
         if partial is None:
             conversation, history = Lengths(len(turns)), History(request=request_of(room))
         else:
             assert len(partial.token_ids) < room
-            conversation, history = await resumed(partial, turns, room)
-    assert await held(conversation, history, Reciting(turns)) == whole
+            conversation, history = await resume_from(partial, turns, room)
+    assert await converse_with(conversation, history, Reciting(turns)) == whole
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(10, 99)), st.lists(st.integers(100, 109)))))
@@ -243,7 +245,7 @@ async def test_labels_are_divided_where_the_turns_are():
 
 
 async def test_a_complete_conversation_is_heard_again_and_judged():
-    whole = await held(Lengths(3), History(request=request_of()), Reciting(TURNS))
+    whole = await converse_with(Lengths(3), History(request=request_of()), Reciting(TURNS))
     partial = PartialResponse(
         token_ids=whole.response_token_ids,
         logprobs=whole.rollout_logprobs,
@@ -251,13 +253,13 @@ async def test_a_complete_conversation_is_heard_again_and_judged():
         finish_reason=whole.finish_reason,
         inserted_spans=whole.inserted_spans,
     )
-    conversation, history = await resumed(partial, TURNS)
+    conversation, history = await resume_from(partial, TURNS)
     silent = Reciting((), num_tokens=0)
-    assert await held(conversation, history, silent) == whole
+    assert await converse_with(conversation, history, silent) == whole
 
 
 async def test_a_conversation_whose_environment_replies_differently_is_not_resumed():
-    partial = await interrupted_after(4, TURNS, Lengths(3), History(request=request_of()))
+    partial = await interrupt_after(4, TURNS, Lengths(3), History(request=request_of()))
     # It would say `33` to the first turn, or nothing because it ends there.
     longer = lambda: type("Longer", (Lengths,), {"next_turn": lambda *_: "33"})(3)  # noqa: E731
     for begin in (longer, lambda: Lengths(1)):
@@ -280,7 +282,7 @@ async def test_a_slow_reply_does_not_delay_the_interrupt():
             return super().next_turn(response)
 
     holding = asyncio.create_task(
-        held(Slow(3), History(request=request_of()), Reciting(TURNS), interrupt)
+        converse_with(Slow(3), History(request=request_of()), Reciting(TURNS), interrupt)
     )
     try:
         await asking.wait()
@@ -291,10 +293,10 @@ async def test_a_slow_reply_does_not_delay_the_interrupt():
         released.set()
     assert caught.value.partial_response.token_ids == (10, 11, END)
     # Nobody has replied to that turn, so it is heard when the conversation is gone on with.
-    conversation, history = await resumed(caught.value.partial_response, TURNS)
+    conversation, history = await resume_from(caught.value.partial_response, TURNS)
     assert conversation.heard == []
-    whole = await held(Lengths(3), History(request=request_of()), Reciting(TURNS))
-    assert await held(conversation, history, Reciting(TURNS)) == whole
+    whole = await converse_with(Lengths(3), History(request=request_of()), Reciting(TURNS))
+    assert await converse_with(conversation, history, Reciting(TURNS)) == whole
 
 
 class Echo:
@@ -338,7 +340,7 @@ async def leave_in_second_turns(fixture):
     fixture.engine.gate.clear()
     fixture.engine.quick = 2
     worker = fixture.worker(places=2, drain_s=0.01)
-    async with working(worker) as task:
+    async with run_in_task(worker) as task:
         await eventually(lambda: fixture.engine.sampling == 2 and len(fixture.engine.requests) == 4)
         worker.shut_down()
         await task
@@ -346,7 +348,7 @@ async def leave_in_second_turns(fixture):
     fixture.engine.requests.clear()
 
 
-def begun_anew(fixture):
+def num_restarted(fixture):
     labels = {"run": "run", "group": "main"}
     return fixture.metrics.registry.get_sample_value("vcpo_rollout_restarted_total", labels)
 
@@ -355,7 +357,7 @@ async def test_a_conversation_that_one_worker_began_another_goes_on_with(fixture
     await leave_in_second_turns(fixture)
     fixture.publish(1)
     fixture.engine.gate.set()
-    async with working(fixture.worker(places=2, learner=fixture.client_for("another"))):
+    async with run_in_task(fixture.worker(places=2, learner=fixture.client_for("another"))):
         await eventually(lambda: counts(fixture).buffered == 8)
     resumed = fixture.engine.requests[:2]
     assert [one.prompt_token_ids for one in resumed] == [(3, 4, 5, 1, 7)] * 2
@@ -368,14 +370,14 @@ async def test_a_conversation_that_one_worker_began_another_goes_on_with(fixture
         spans = [(span.policy_version, span.num_tokens) for span in one.version_spans]
         assert spans == [(0, 1), (0, 1), (0, 1), (1, 1)]
         assert one.reward == 0.5
-    assert begun_anew(fixture) == 0
+    assert num_restarted(fixture) == 0
 
 
 async def test_a_conversation_that_cannot_be_replayed_restarts_and_is_counted(fixture):
     await leave_in_second_turns(fixture)
     fixture.engine.gate.set()
     fixture.environment.replies = []
-    async with working(fixture.worker(places=2, learner=fixture.client_for("another"))):
+    async with run_in_task(fixture.worker(places=2, learner=fixture.client_for("another"))):
         await eventually(lambda: counts(fixture).buffered == 8)
     assert [one.prompt_token_ids for one in fixture.engine.requests[:2]] == [(3, 4)] * 2
-    assert begun_anew(fixture) == 2
+    assert num_restarted(fixture) == 2

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 import pytest_asyncio
 
-from tests.fixtures.rollout.worker import counts, eventually, learner_fixture, working
+from tests.fixtures.rollout.worker import counts, eventually, learner_fixture, run_in_task
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse, VersionSpan, prompt_checksum
 from vcpo.wire.v1 import work_pb2
@@ -24,7 +24,7 @@ def refuse(*_):
 
 async def test_prompts_are_answered_judged_and_submitted(fixture):
     fixture.publish(0)
-    async with working(fixture.worker()):
+    async with run_in_task(fixture.worker()):
         # The worker counts a submission once it has the learner's answer.
         await eventually(lambda: fixture.samples("accepted") == 8)
     first, _ = fixture.ledger.take_batch(policy_version=0, max_lag_steps=0)
@@ -38,12 +38,12 @@ async def test_no_prompt_is_leased_before_the_first_policy(fixture):
     asked = asyncio.Event()
     newest = fixture.store.wait_for_newest
 
-    async def observed(**request):
+    async def wait_for_newest(**request):
         asked.set()
         return await newest(**request)
 
-    fixture.store.wait_for_newest = observed
-    async with working(fixture.worker()):
+    fixture.store.wait_for_newest = wait_for_newest
+    async with run_in_task(fixture.worker()):
         await asked.wait()
         assert fixture.dispatcher.workers() == []
         fixture.publish(0)
@@ -53,7 +53,7 @@ async def test_no_prompt_is_leased_before_the_first_policy(fixture):
 async def test_a_failed_generation_is_a_typed_failure_and_no_answer(fixture):
     fixture.engine.failures = [EngineError("out of memory")] * 2
     fixture.publish(0)
-    async with working(fixture.worker(places=2)):
+    async with run_in_task(fixture.worker(places=2)):
         await eventually(lambda: counts(fixture).buffered == 8)
     assert counts(fixture).dropped == {"generation_failed": 2}
     assert fixture.samples("engine_failed") == 2
@@ -67,7 +67,7 @@ async def test_a_failed_generation_is_a_typed_failure_and_no_answer(fixture):
 async def test_what_the_environment_raises_is_a_typed_failure_and_no_answer(fixture, part, name):
     setattr(getattr(fixture, part), name, refuse)
     fixture.publish(0)
-    async with working(fixture.worker()):
+    async with run_in_task(fixture.worker()):
         await eventually(lambda: counts(fixture).dropped.get("generation_failed", 0) >= 4)
     assert counts(fixture).buffered == 0
     assert fixture.samples("environment_failed") >= 4
@@ -77,7 +77,7 @@ async def test_what_the_environment_raises_is_a_typed_failure_and_no_answer(fixt
 async def test_a_reward_that_is_no_number_is_a_typed_failure(fixture, reward):
     fixture.environment.reward_of = lambda: reward
     fixture.publish(0)
-    async with working(fixture.worker()):
+    async with run_in_task(fixture.worker()):
         await eventually(lambda: counts(fixture).dropped.get("generation_failed", 0) >= 4)
     assert counts(fixture).buffered == 0
 
@@ -85,7 +85,7 @@ async def test_a_reward_that_is_no_number_is_a_typed_failure(fixture, reward):
 async def test_answers_that_the_learner_refuses_are_a_typed_failure(fixture):
     fixture.engine.label_offset = 7  # tokens of a version that does not exist
     fixture.publish(0)
-    async with working(fixture.worker()):
+    async with run_in_task(fixture.worker()):
         await eventually(lambda: counts(fixture).dropped.get("generation_failed", 0) >= 4)
     assert counts(fixture).buffered == 0
 
@@ -94,7 +94,7 @@ async def test_when_one_of_a_group_fails_the_others_stop(fixture):
     fixture.engine.failures = [EngineError("one of two")]
     fixture.engine.gate.clear()
     fixture.publish(0)
-    async with working(fixture.worker(places=2)):
+    async with run_in_task(fixture.worker(places=2)):
         await eventually(lambda: counts(fixture).dropped == {"generation_failed": 2})
         await eventually(lambda: fixture.engine.sampling >= 2)
         assert fixture.engine.sampling == 2  # the next group's, and no third
@@ -104,7 +104,7 @@ async def test_an_engine_that_answers_nothing_ends_the_worker():
     async with learner_fixture(algorithm={"maxPolicyLagSteps": 100}, steps=100) as fixture:
         fixture.engine.failures = [EngineError("the device is gone") for _ in range(1000)]
         fixture.publish(0)
-        async with working(fixture.worker()) as task:
+        async with run_in_task(fixture.worker()) as task:
             with pytest.raises(EngineError, match="the device is gone"):
                 await task
         assert counts(fixture).in_flight == 0
@@ -112,7 +112,7 @@ async def test_an_engine_that_answers_nothing_ends_the_worker():
 
 async def test_a_failure_now_and_then_does_not(fixture):
     fixture.publish(0)
-    async with working(fixture.worker(places=2)) as task:
+    async with run_in_task(fixture.worker(places=2)) as task:
         for failed in range(1, 11):
             await eventually(lambda: counts(fixture).buffered == 8)
             fixture.engine.failures = [EngineError("now and then")]
@@ -126,7 +126,7 @@ async def test_a_failure_now_and_then_does_not(fixture):
 async def test_a_worker_asks_only_with_room_for_a_group(fixture):
     fixture.engine.gate.clear()
     fixture.publish(0)
-    async with working(fixture.worker(places=3)):
+    async with run_in_task(fixture.worker(places=3)):
         await eventually(lambda: fixture.engine.sampling == 2)
         assert counts(fixture).in_flight == 2
         fixture.engine.gate.set()
@@ -137,7 +137,7 @@ async def test_a_worker_that_leaves_finishes_what_is_under_way(fixture):
     fixture.engine.gate.clear()
     fixture.publish(0)
     worker = fixture.worker()
-    async with working(worker) as task:
+    async with run_in_task(worker) as task:
         await eventually(lambda: fixture.engine.sampling == 4)
         worker.shut_down()
         fixture.engine.gate.set()
@@ -150,7 +150,7 @@ async def test_a_worker_that_leaves_hands_back_what_it_cannot_finish_in_time(fix
     fixture.engine.gate.clear()
     fixture.publish(0)
     worker = fixture.worker(drain_s=0.01)
-    async with working(worker) as task:
+    async with run_in_task(worker) as task:
         await eventually(lambda: fixture.engine.sampling == 4)
         worker.shut_down()
         await task
@@ -164,7 +164,7 @@ async def test_what_a_worker_began_before_it_left_another_goes_on_with(fixture):
     fixture.engine.quick = 1
     fixture.publish(0)
     worker = fixture.worker(places=2, drain_s=0.01)
-    async with working(worker) as task:
+    async with run_in_task(worker) as task:
         await eventually(lambda: len(fixture.engine.requests) == 2)
         worker.shut_down()
         await task
@@ -176,7 +176,7 @@ async def test_what_a_worker_began_before_it_left_another_goes_on_with(fixture):
     fixture.engine.requests.clear()
     fixture.engine.gate.set()
     fixture.publish(1)
-    async with working(fixture.worker(places=2, learner=fixture.client_for("another"))):
+    async with run_in_task(fixture.worker(places=2, learner=fixture.client_for("another"))):
         await eventually(lambda: counts(fixture).buffered >= 4)
     assert fixture.count("vcpo_rollout_tokens_resumed_total") == 3
     # One of the two was complete: it was judged, and nothing sampled for it.
@@ -201,14 +201,14 @@ async def test_an_environment_that_says_another_prompt_elsewhere_mixes_no_group(
     fixture.engine.gate.clear()
     fixture.publish(0)
     worker = fixture.worker(places=2, drain_s=0.01)
-    async with working(worker) as task:
+    async with run_in_task(worker) as task:
         await eventually(lambda: fixture.engine.sampling == 2)
         worker.shut_down()
         await task
     fixture.engine.requests.clear()
     fixture.engine.gate.set()
     fixture.codec.encode = lambda _: (3, 4, 4)
-    async with working(fixture.worker(places=2, learner=fixture.client_for("another"))):
+    async with run_in_task(fixture.worker(places=2, learner=fixture.client_for("another"))):
         await eventually(lambda: counts(fixture).buffered == 8)
     # What was begun for (3, 4) failed there, and its prompt was answered without it.
     assert counts(fixture).dropped == {"released": 2, "generation_failed": 2}
@@ -222,12 +222,12 @@ async def test_the_responses_of_an_evaluation_restart(fixture):
     fixture.publish(0)
     evaluating = asyncio.create_task(fixture.dispatcher.evaluate(0, exclusive=True))
     worker = fixture.worker(places=2, drain_s=0.01)
-    async with working(worker) as task:
+    async with run_in_task(worker) as task:
         await eventually(lambda: fixture.engine.sampling == 1)
         worker.shut_down()
         await task
     fixture.engine.gate.set()
-    async with working(fixture.worker(places=2, learner=fixture.client_for("another"))):
+    async with run_in_task(fixture.worker(places=2, learner=fixture.client_for("another"))):
         assert (await evaluating).num_trajectories == 1
     assert fixture.count("vcpo_rollout_tokens_released_total") == 0
     assert [request.partial_response for request in fixture.engine.requests[:2]] == [None, None]
@@ -235,14 +235,14 @@ async def test_the_responses_of_an_evaluation_restart(fixture):
 
 async def test_a_worker_can_leave_before_the_first_policy(fixture):
     worker = fixture.worker()
-    async with working(worker) as task:
+    async with run_in_task(worker) as task:
         worker.shut_down()
         assert await task is RunPhase.RUNNING
 
 
 async def test_a_worker_ends_when_the_run_is_complete(fixture):
     fixture.publish(0)
-    async with working(fixture.worker()) as task:
+    async with run_in_task(fixture.worker()) as task:
         await eventually(lambda: counts(fixture).buffered == 8)
         fixture.dispatcher.complete()
         assert await task is RunPhase.COMPLETE
@@ -251,7 +251,7 @@ async def test_a_worker_ends_when_the_run_is_complete(fixture):
 async def test_answers_under_way_are_handed_in_while_the_run_drains(fixture):
     fixture.engine.gate.clear()
     fixture.publish(0)
-    async with working(fixture.worker()) as task:
+    async with run_in_task(fixture.worker()) as task:
         await eventually(lambda: fixture.engine.sampling == 4)
         fixture.dispatcher.drain()
         fixture.engine.gate.set()
@@ -262,7 +262,7 @@ async def test_answers_under_way_are_handed_in_while_the_run_drains(fixture):
 async def test_a_worker_at_the_lag_bound_goes_on_as_soon_as_it_has_the_next_version():
     async with learner_fixture(algorithm={"maxPolicyLagSteps": 0}) as fixture:
         fixture.publish(0)
-        async with working(fixture.worker()):
+        async with run_in_task(fixture.worker()):
             await eventually(lambda: counts(fixture).buffered == 4)
             fixture.ledger.take_batch(policy_version=0, max_lag_steps=0)
             fixture.publish(1)
@@ -276,7 +276,7 @@ async def test_a_preempted_response_is_interrupted_and_resumed_after_the_step():
         fixture.engine.gate.clear()
         fixture.engine.quick = 6
         fixture.publish(0)
-        async with working(fixture.worker(places=12)):
+        async with run_in_task(fixture.worker(places=12)):
             await eventually(lambda: counts(fixture).buffered == 6)
             assert await fixture.dispatcher.next_batch()
             await eventually(lambda: counts(fixture).dropped == {"surplus": 2})
@@ -322,7 +322,7 @@ async def test_a_response_that_cannot_be_interrupted_is_discarded_with_its_lease
     learner = OneLease()
     worker = fixture.worker(learner=learner)
     worker._parts.receiver.held = HeldPolicy(incarnation="now", policy_version=0)
-    async with working(worker):
+    async with run_in_task(worker):
         await eventually(lambda: fixture.samples("lease_ended") == 2)
         await eventually(lambda: fixture.engine.sampling == 0)
     assert learner.reports == ["released"]
@@ -334,9 +334,9 @@ async def test_a_worker_that_can_no_longer_receive_preemptions_ends():
         fixture.publish(0)
         learner = fixture.client()
 
-        async def failing(heard, *, wait_s):
+        async def fail(heard, *, wait_s):
             raise LearnerFailedError("Recall failed 10 times in a row")
 
-        learner.preempted_leases = failing
+        learner.preempted_leases = fail
         with pytest.raises(LearnerFailedError, match="Recall failed"):
             await fixture.worker(learner=learner).run()

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.fixtures.rollout.worker import quick_retries, served
+from tests.fixtures.rollout.worker import quick_retries, serve_services
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
 
@@ -48,9 +48,9 @@ class FailingLearner(work_pb2_grpc.WorkServiceServicer, policy_pb2_grpc.PolicySe
         return policy_pb2.PolicyManifest(policy_version=3)
 
 
-def calling(failing):
+def channel_to(failing):
     """A channel to the failing server."""
-    return served(
+    return serve_services(
         lambda server: work_pb2_grpc.add_WorkServiceServicer_to_server(failing, server),
         lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(failing, server),
     )

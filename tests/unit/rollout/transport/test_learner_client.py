@@ -3,7 +3,12 @@ import pytest
 
 from tests.fixtures.learner.dispatcher import make_partial_response, make_trajectory
 from tests.fixtures.rollout.worker import learner_fixture
-from tests.unit.rollout.transport.failing_service import HELD, FailingLearner, calling, learner_at
+from tests.unit.rollout.transport.failing_service import (
+    HELD,
+    FailingLearner,
+    channel_to,
+    learner_at,
+)
 from vcpo.wire.client import open_channel
 from vcpo.wire.errors import InvalidMessageError, NotFoundError, UnavailableError
 from vcpo.wire.phase import RunPhase
@@ -13,7 +18,7 @@ from vcpo_rollout.transport.learner_client import SubmissionRefusedError
 
 async def test_an_unavailable_learner_is_asked_again_until_it_answers():
     failing = FailingLearner(*[UnavailableError("restarting")] * 3)
-    async with calling(failing) as channel:
+    async with channel_to(failing) as channel:
         given = await learner_at(channel).lease(held=HELD, max_trajectories=4, wait_s=0)
     assert len(failing.requests) == 4
     assert (given.phase, len(given.leases), given.retry_after_s) == (RunPhase.DRAINING, 1, 0.25)
@@ -21,7 +26,7 @@ async def test_an_unavailable_learner_is_asked_again_until_it_answers():
 
 async def test_a_request_that_is_wrong_is_not_repeated():
     failing = FailingLearner(InvalidMessageError("max_trajectories", 0, "1 or more"))
-    async with calling(failing) as channel:
+    async with channel_to(failing) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="max_trajectories"):
             await learner_at(channel).lease(held=HELD, max_trajectories=0, wait_s=0)
     assert len(failing.requests) == 1
@@ -31,14 +36,14 @@ async def test_a_refused_submission_says_what_was_wrong_with_it():
     failing = FailingLearner(
         InvalidMessageError("trajectories[0].reward", "nan", "a finite number")
     )
-    async with calling(failing) as channel:
+    async with channel_to(failing) as channel:
         with pytest.raises(SubmissionRefusedError, match=r"trajectories\[0\]\.reward: must be"):
             await learner_at(channel).submit("l", [make_trajectory("l", 0)])
 
 
 async def test_a_learner_without_a_first_version_is_asked_again():
     failing = FailingLearner(NotFoundError("policy: no version has been published yet"))
-    async with calling(failing) as channel:
+    async with channel_to(failing) as channel:
         manifest = await learner_at(channel).newest_policy(None, wait_s=0)
     assert manifest.policy_version == 3
     assert not failing.requests[0].HasField("held_policy_version")
@@ -48,7 +53,7 @@ async def test_a_group_is_split_into_submissions_by_its_bytes():
     failing = FailingLearner()
     group = [make_trajectory("l", number) for number in range(3)]
     two = 2 * 45  # one such answer takes 40 to 45 bytes
-    async with calling(failing) as channel:
+    async with channel_to(failing) as channel:
         await learner_at(channel, submit_bytes=two).submit("l", group)
     sizes = [[one.trajectory_id for one in each.trajectories] for each in failing.requests]
     assert sizes == [["l/0", "l/1"], ["l/2"]]
@@ -56,7 +61,7 @@ async def test_a_group_is_split_into_submissions_by_its_bytes():
 
 async def test_an_answer_larger_than_a_submission_goes_alone():
     failing = FailingLearner()
-    async with calling(failing) as channel:
+    async with channel_to(failing) as channel:
         await learner_at(channel, submit_bytes=1).submit(
             "l", [make_trajectory("l", 0), make_trajectory("l", 1)]
         )
@@ -64,7 +69,7 @@ async def test_an_answer_larger_than_a_submission_goes_alone():
 
 
 async def test_only_what_the_learner_took_is_counted():
-    async with calling(FailingLearner()) as channel:
+    async with channel_to(FailingLearner()) as channel:
         learner = learner_at(channel, submit_bytes=1)
         assert await learner.submit("l", [make_trajectory("l", 0), make_trajectory("l", 1)]) == 1
 
@@ -92,12 +97,12 @@ async def test_the_longest_partial_responses_are_released_when_a_message_cannot_
     monkeypatch.setattr(learner_module, "MAX_PARTIAL_TOKENS", 5)
     partial = [make_partial_response(*[0] * size) for size in (1, 3, 2)]
     failing = FailingLearner(UnavailableError("restarting"))
-    async with calling(failing) as channel:
+    async with channel_to(failing) as channel:
         await learner_at(channel).release("lease", partial)
     _, request = failing.requests
     assert [len(one.token_ids) for one in request.begun] == [4 * 3, 4 * 2]
 
 
 async def test_a_refused_hand_back_is_no_error():
-    async with calling(FailingLearner(InvalidMessageError("begun", "x", "y"))) as channel:
+    async with channel_to(FailingLearner(InvalidMessageError("begun", "x", "y"))) as channel:
         await learner_at(channel).release("lease", [make_partial_response(0)])

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.learner.dispatcher import INCARNATION, ManualClock
 from tests.fixtures.rollout.policy_versions import FailingService, payload_of, publish, store_of
-from tests.fixtures.rollout.worker import quick_retries, served
+from tests.fixtures.rollout.worker import quick_retries, serve_services
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.client import open_channel
 from vcpo.wire.server import WireServer
@@ -93,7 +93,7 @@ class Fleet:
 async def a_fleet(*versions):
     store = store_of(*versions)
     service = FailingService(store)
-    async with served(lambda server: add_policy_service(service, server)) as channel:
+    async with serve_services(lambda server: add_policy_service(service, server)) as channel:
         fleet = Fleet(store, service, channel)
         try:
             yield fleet

@@ -8,8 +8,13 @@ import pytest
 from grpc import StatusCode, aio
 
 from tests.fixtures.rollout.policy_versions import payload_of, store_of
-from tests.fixtures.rollout.worker import quick_retries, served
-from tests.unit.rollout.transport.failing_service import HELD, FailingLearner, calling, learner_at
+from tests.fixtures.rollout.worker import quick_retries, serve_services
+from tests.unit.rollout.transport.failing_service import (
+    HELD,
+    FailingLearner,
+    channel_to,
+    learner_at,
+)
 from vcpo.wire.errors import WireError
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_rollout import __main__ as command
@@ -45,24 +50,24 @@ def trouble(code):
     return error
 
 
-async def leased(channel, **settings):
+async def lease_from(channel, **settings):
     return await learner_at(channel, **settings).lease(held=HELD, max_trajectories=4, wait_s=0)
 
 
 @pytest.mark.parametrize("code", DOUBTFUL, ids=lambda code: code.name)
 async def test_a_doubtful_failure_is_repeated_and_may_pass(code):
     failing = FailingLearner(*[trouble(code)] * 9)
-    async with calling(failing) as channel:
-        await leased(channel)
+    async with channel_to(failing) as channel:
+        await lease_from(channel)
     assert len(failing.requests) == 10
 
 
 @pytest.mark.parametrize("code", DOUBTFUL, ids=lambda code: code.name)
 async def test_ten_doubtful_failures_in_a_row_end_a_call_with_what_was_heard_last(code):
     failing = FailingLearner(*[trouble(code)] * 20)
-    async with calling(failing) as channel:
+    async with channel_to(failing) as channel:
         with pytest.raises(LearnerFailedError) as failed:
-            await leased(channel)
+            await lease_from(channel)
     assert len(failing.requests) == 10
     assert str(failed.value).startswith(
         f"Lease failed 10 times in a row, at last with {code.name}: trouble with {code.name}; look"
@@ -75,17 +80,17 @@ async def test_an_unavailable_learner_is_asked_without_end_and_restarts_the_coun
 ):
     away, doubtful = trouble(code), trouble(StatusCode.INTERNAL)
     failing = FailingLearner(*[away] * 15, *[doubtful] * 9, away, *[doubtful] * 9)
-    async with calling(failing) as channel:
-        await leased(channel)
+    async with channel_to(failing) as channel:
+        await lease_from(channel)
     assert not failing.failures
 
 
 @pytest.mark.parametrize("code", FINAL, ids=lambda code: code.name)
 async def test_a_request_that_is_refused_is_not_repeated(code):
     failing = FailingLearner(trouble(code))
-    async with calling(failing) as channel:
+    async with channel_to(failing) as channel:
         with pytest.raises(aio.AioRpcError, match=f"trouble with {code.name}"):
-            await leased(channel)
+            await lease_from(channel)
     assert len(failing.requests) == 1
 
 
@@ -96,8 +101,8 @@ async def test_pauses_double_up_to_five_seconds_and_are_jittered():
         pauses_s.append(seconds)
 
     failing = FailingLearner(*[trouble(StatusCode.UNAVAILABLE)] * 8)
-    async with calling(failing) as channel:
-        await leased(channel, retries=Retries(pause))
+    async with channel_to(failing) as channel:
+        await lease_from(channel, retries=Retries(pause))
     bounds_s = [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
     assert len(pauses_s) == len(bounds_s)
     for pause_s, bound_s in zip(pauses_s, bounds_s, strict=True):
@@ -118,7 +123,7 @@ async def test_an_outage_is_two_lines_of_the_log_however_many_calls_it_meets(cap
             failing.succeeds.set()
 
     with caplog.at_level(logging.INFO, logger="vcpo_rollout"):
-        async with calling(failing) as channel:
+        async with channel_to(failing) as channel:
             learner = learner_at(channel, retries=Retries(pause))
             lease = partial(learner.lease, held=HELD, max_trajectories=4, wait_s=0)
             await asyncio.gather(*(lease() for _ in range(10)))
@@ -170,12 +175,12 @@ class Breaking(policy_pb2_grpc.PolicyServiceServicer):
             raise trouble(StatusCode.INTERNAL)
 
 
-async def fetched(breaking):
+async def fetch_over(breaking):
     version = Transfer(
         TransferKey(incarnation="now", policy_version=4, base_policy_version=None),
         store_of(4).get("now", 4).manifest.total_bytes,
     )
-    async with served(
+    async with serve_services(
         lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(breaking, server)
     ) as channel:
         learner = LearnerClient(
@@ -187,12 +192,12 @@ async def fetched(breaking):
 
 async def test_a_transfer_that_breaks_again_and_again_goes_on_while_bytes_arrive():
     breaking = Breaking(num_bytes=200)
-    assert (await fetched(breaking)).content() == payload_of(4)
+    assert (await fetch_over(breaking)).content() == payload_of(4)
     assert breaking.num_fetches > 20
 
 
 async def test_a_transfer_that_breaks_before_its_first_byte_is_given_up():
     breaking = Breaking(num_bytes=0)
     with pytest.raises(LearnerFailedError, match="Fetch failed 10 times in a row"):
-        await fetched(breaking)
+        await fetch_over(breaking)
     assert breaking.num_fetches == 10

@@ -4,7 +4,7 @@ import pytest
 
 from tests.fixtures.learner.dispatcher import INCARNATION
 from tests.fixtures.rollout.policy_versions import FailingService, payload_of, store_of
-from tests.fixtures.rollout.worker import served
+from tests.fixtures.rollout.worker import serve_services
 from vcpo.metrics import RolloutMetrics
 from vcpo.spec.workloads import Weights
 from vcpo.wire.v1 import policy_pb2_grpc
@@ -42,7 +42,7 @@ class ArchiveFixture:
         """A worker that joins; its weights, and the bytes of them by source."""
         service = FailingService(self.store, self.archive_writer)
         metrics = RolloutMetrics(run="run", group="main")
-        async with served(
+        async with serve_services(
             lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(service, server)
         ) as channel:
             learner = LearnerClient(channel, worker_id="w", rollout_group="main")
@@ -121,7 +121,7 @@ async def test_a_holder_is_offered_deltas_and_not_the_archive(folder):
     fixture = ArchiveFixture(folder)
     await fixture.publish(0, 1)
     service = FailingService(fixture.store, fixture.archive_writer)
-    async with served(
+    async with serve_services(
         lambda server: policy_pb2_grpc.add_PolicyServiceServicer_to_server(service, server)
     ) as channel:
         learner = LearnerClient(channel, worker_id="w", rollout_group="main")

@@ -14,7 +14,7 @@ from tests.fixtures.rollout.policy_versions import (
     publish,
     store_of,
 )
-from tests.fixtures.rollout.worker import quick_retries, served
+from tests.fixtures.rollout.worker import quick_retries, serve_services
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.v1 import policy_pb2_grpc
 from vcpo.wire.weights import CorruptWeightsError
@@ -47,7 +47,7 @@ async def fetcher_fixture(*versions):
     store = store_of(*versions)
     service = FailingService(store)
     add = policy_pb2_grpc.add_PolicyServiceServicer_to_server
-    async with served(lambda server: add(service, server)) as channel:
+    async with serve_services(lambda server: add(service, server)) as channel:
         yield FetcherFixture(store, service, channel)
 
 

@@ -12,18 +12,18 @@ from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
 TINY = "examples/models/tiny"
 
 
-def prepared_by(**sections):
+def postprocessing_for(**sections):
     spec = make_run(**sections).spec
     group = spec.rollouts[0]
     return make_postprocessing(spec, group, seed=0, rounding=group.quantization)
 
 
 def test_a_group_that_asks_for_nothing_takes_versions_as_they_are():
-    assert prepared_by() is None
+    assert postprocessing_for() is None
 
 
 def test_a_groups_noise_lasts_as_long_as_the_run():
-    found = prepared_by(steps=30, rollouts=[{"name": "a", "noise": {"stages": 3}}])
+    found = postprocessing_for(steps=30, rollouts=[{"name": "a", "noise": {"stages": 3}}])
     (alteration,) = found.transforms
     # Ten steps each: none, 0.01 as by default, 0.0001.
     sigmas = [alteration.noise.sigma(step) for step in (9, 10, 20)]
@@ -31,7 +31,7 @@ def test_a_groups_noise_lasts_as_long_as_the_run():
 
 
 def test_adapters_are_merged_before_anything_is_rounded():
-    found = prepared_by(
+    found = postprocessing_for(
         model={"name": TINY, "lora": {"rank": 1, "alpha": 3}},
         rollouts=[{"name": "a", "quantization": "int8"}],
     )
@@ -49,18 +49,18 @@ def test_what_the_engine_quantizes_itself_comes_to_it_as_it_was_published():
     assert found is None
 
 
-def test_stages_follow_one_another_from_file_to_file():
-    def doubled(tensors, policy_version):
+def test_transforms_follow_one_another_from_file_to_file():
+    def double(tensors, policy_version):
         return {name: each * 2 for name, each in tensors.items()}
 
-    def raised(tensors, policy_version):
+    def add_version(tensors, policy_version):
         return {name: each + policy_version for name, each in tensors.items()}
 
     payload = safetensors.torch.save({"a": torch.tensor([1.0, 2.0])})
-    found = WeightPostprocessing(transforms=[doubled, raised])(payload, 5)
+    found = WeightPostprocessing(transforms=[double, add_version])(payload, 5)
     assert safetensors.torch.load(found)["a"].tolist() == [7.0, 9.0]
 
 
 def test_a_model_that_is_nowhere_is_named():
     with pytest.raises(ValueError, match=r"spec\.model\.name"):
-        prepared_by(model={"name": "no/such/model/here", "lora": {}})
+        postprocessing_for(model={"name": "no/such/model/here", "lora": {}})

@@ -32,7 +32,7 @@ def alteration(*, quantization=Quantization.NONE, noise=None, seed=0):
     return QuantizationAndNoise(quantization=quantization, noise=noise, seed=seed)
 
 
-def changed(altered):
+def changed_tensors(altered):
     return {name for name, tensor in WEIGHTS.items() if not torch.equal(tensor, altered[name])}
 
 
@@ -75,12 +75,12 @@ def test_numbers_move_by_no_more_than_half_a_step(seed):
 @pytest.mark.parametrize("quantization", [Quantization.FP8, Quantization.INT8])
 def test_matrices_are_rounded_and_embeddings_and_head_are_not(quantization):
     altered = alteration(quantization=quantization)(WEIGHTS, 5)
-    assert changed(altered) == {"model.layers.0.self_attn.q_proj.weight"}
+    assert changed_tensors(altered) == {"model.layers.0.self_attn.q_proj.weight"}
 
 
 def test_noise_is_on_the_weights_of_normalizations_with_the_stages_deviation():
     altered = alteration(noise=NOISE)(WEIGHTS, 1)
-    assert changed(altered) == NORMS
+    assert changed_tensors(altered) == NORMS
     # 8,192 draws: the deviation of their deviation is 0.1 / sqrt(2 * 8192), 0.8 %.
     added = torch.cat([altered[name] - 1.0 for name in sorted(NORMS)])
     assert float(added.std()) == pytest.approx(0.1, rel=0.04)
@@ -88,7 +88,7 @@ def test_noise_is_on_the_weights_of_normalizations_with_the_stages_deviation():
 
 
 def test_the_first_stage_has_no_noise():
-    assert changed(alteration(noise=NOISE)(WEIGHTS, 0)) == set()
+    assert changed_tensors(alteration(noise=NOISE)(WEIGHTS, 0)) == set()
 
 
 def test_noise_is_drawn_for_every_version_tensor_and_seed_and_is_reproducible():

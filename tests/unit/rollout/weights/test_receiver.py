@@ -14,7 +14,7 @@ from tests.fixtures.rollout.worker import (
     eventually,
     learner_fixture,
     quick_retries,
-    served,
+    serve_services,
     weights_manifest,
     weights_payload,
 )
@@ -67,10 +67,10 @@ class PolicyServer(policy_pb2_grpc.PolicyServiceServicer):
 
 
 @contextlib.asynccontextmanager
-async def following(server, engine, postprocess=None, clock=time.monotonic):
+async def follow_server(server, engine, postprocess=None, clock=time.monotonic):
     """A receiver that follows the server for as long as the context lasts."""
     add = policy_pb2_grpc.add_PolicyServiceServicer_to_server
-    async with served(lambda grpc_server: add(server, grpc_server)) as channel:
+    async with serve_services(lambda grpc_server: add(server, grpc_server)) as channel:
         receiver = WeightReceiver(
             learner=LearnerClient(
                 channel, worker_id="w", rollout_group="main", retries=quick_retries()
@@ -100,7 +100,7 @@ def engine():
 
 
 async def test_each_new_version_is_brought_into_the_engine(server, engine):
-    async with following(server, engine) as (receiver, _):
+    async with follow_server(server, engine) as (receiver, _):
         held = await receiver.wait_for_other(None)
         assert held == HeldPolicy(incarnation="now", policy_version=0)
         server.offer(1)
@@ -111,7 +111,7 @@ async def test_each_new_version_is_brought_into_the_engine(server, engine):
 async def test_swaps_are_summed_up_once_a_minute(server, engine, caplog):
     clock = ManualClock()
     with caplog.at_level(logging.INFO, logger="vcpo_rollout"):
-        async with following(server, engine, clock=clock) as (receiver, _):
+        async with follow_server(server, engine, clock=clock) as (receiver, _):
             held = await receiver.wait_for_other(None)
             for version in range(1, 13):
                 clock.advance(10.0)
@@ -139,7 +139,7 @@ async def test_a_prepared_version_is_what_the_engine_gets_under_its_own_label(se
     )
     server.payload = safetensors.torch.save({"layer.weight": torch.tensor([[1.27, 0.014]])})
     server.newest = weights_manifest(server.payload, version=3)
-    async with following(server, engine, rounding) as (receiver, _):
+    async with follow_server(server, engine, rounding) as (receiver, _):
         assert (await receiver.wait_for_other(None)).policy_version == 3
     assert [weights.policy_version for weights in taken] == [3]
     tensors = safetensors.torch.load(taken[0].payload)
@@ -147,7 +147,7 @@ async def test_a_prepared_version_is_what_the_engine_gets_under_its_own_label(se
 
 
 async def test_updates_that_took_over_sequences_under_way_are_counted(server, engine):
-    async with following(server, engine) as (receiver, _):
+    async with follow_server(server, engine) as (receiver, _):
         held = await receiver.wait_for_other(None)
         engine.sampling = 3
         server.offer(1)
@@ -160,7 +160,7 @@ async def test_updates_that_took_over_sequences_under_way_are_counted(server, en
 
 async def test_a_corrupt_version_is_thrown_away_and_fetched_again(server, engine, caplog):
     server.failures = ["corrupt", "corrupt"]
-    async with following(server, engine) as (receiver, _):
+    async with follow_server(server, engine) as (receiver, _):
         await receiver.wait_for_other(None)
     thrown = [
         record for record in caplog.records if "is corrupt and is fetched again" in record.message
@@ -173,7 +173,7 @@ async def test_a_corrupt_version_is_thrown_away_and_fetched_again(server, engine
 async def test_after_a_corrupt_delta_the_full_set_is_fetched(engine):
     store = store_of(0)
     service = FailingService(store)
-    async with following(service, engine) as (receiver, _):
+    async with follow_server(service, engine) as (receiver, _):
         held = await receiver.wait_for_other(None)
         service.failures = [flip_bit(-1, 0)]
         publish(store, 1)
@@ -185,21 +185,21 @@ async def test_after_a_corrupt_delta_the_full_set_is_fetched(engine):
 
 async def test_a_broken_transfer_goes_on_where_it_stopped(server, engine):
     server.failures = ["broken", "broken"]
-    async with following(server, engine) as (receiver, _):
+    async with follow_server(server, engine) as (receiver, _):
         await receiver.wait_for_other(None)
     assert server.offsets == [0, 100, 200]
 
 
 async def test_a_version_retired_meanwhile_gives_way_to_the_newest(server, engine):
     server.failures = ["retired"]
-    async with following(server, engine) as (receiver, _):
+    async with follow_server(server, engine) as (receiver, _):
         assert (await receiver.wait_for_other(None)).policy_version == 1
     assert engine.swapped == [1]
 
 
 async def test_a_restarted_learner_is_followed_back_to_a_lower_version(server, engine):
     server.offer(9, incarnation="before")
-    async with following(server, engine) as (receiver, _):
+    async with follow_server(server, engine) as (receiver, _):
         held = await receiver.wait_for_other(None)
         server.offer(4, incarnation="after")
         now = await receiver.wait_for_other(held)
@@ -208,7 +208,7 @@ async def test_a_restarted_learner_is_followed_back_to_a_lower_version(server, e
 
 async def test_the_same_version_of_another_incarnation_is_another_set_of_weights(server, engine):
     server.offer(4, incarnation="before")
-    async with following(server, engine) as (receiver, _):
+    async with follow_server(server, engine) as (receiver, _):
         held = await receiver.wait_for_other(None)
         server.offer(4, incarnation="after")
         assert (await receiver.wait_for_other(held)).incarnation == "after"
@@ -220,7 +220,7 @@ async def test_an_engine_that_refuses_intact_weights_is_an_error(server, engine)
         raise EngineError("tensor weight: unknown")
 
     engine.swap_weights = refuse
-    async with following(server, engine) as (receiver, task):
+    async with follow_server(server, engine) as (receiver, task):
         with pytest.raises(EngineError, match="tensor weight"):
             await task
         assert receiver.held is None

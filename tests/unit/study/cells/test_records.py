@@ -16,13 +16,13 @@ def store(tmp_path):
     return CellStore(tmp_path)
 
 
-def finished(one):
+def finish(one):
     return replace(record(accuracies=(0.25, 0.5)), digest=one.digest)
 
 
 def test_a_saved_cell_is_read_back_equal(store):
-    store.save(cell(), finished(cell()))
-    assert store.load(cell()) == finished(cell())
+    store.save(cell(), finish(cell()))
+    assert store.load(cell()) == finish(cell())
     assert store.holds(cell())
 
 
@@ -38,7 +38,7 @@ def test_a_file_of_other_settings_does_not_count(store):
 
 
 def test_nothing_half_written_stays(store, tmp_path):
-    store.save(cell(), finished(cell()))
+    store.save(cell(), finish(cell()))
     assert [path.name for path in (tmp_path / "cells").iterdir()] == [f"{cell().name}.jsonl"]
 
 
@@ -51,12 +51,12 @@ def test_a_cell_that_was_interrupted_is_not_stored(store, tmp_path):
 def test_an_error_is_kept_until_the_cell_succeeds(store):
     store.save_error(cell(), "out of memory")
     assert store.error(cell()) == "out of memory"
-    store.save(cell(), finished(cell()))
+    store.save(cell(), finish(cell()))
     assert store.error(cell()) is None
 
 
 def test_a_cell_of_an_older_version_is_read_with_its_diagnostics(store, tmp_path):
-    new = finished(cell())
+    new = finish(cell())
     store.save(cell(), new)
     (path,) = (tmp_path / "cells").iterdir()
     first, *rest = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
@@ -77,6 +77,6 @@ def test_a_cell_of_an_older_version_is_read_with_its_diagnostics(store, tmp_path
 
 def test_a_cell_keeps_every_number_of_an_update(store):
     number = {"learning_rate": 2e-5, "masked_share": 0.25, "ess_by_lag": {"4": 0.5}}
-    row = replace(finished(cell()).steps[0], **number)
-    store.save(cell(), replace(finished(cell()), steps=(row,)))
+    row = replace(finish(cell()).steps[0], **number)
+    store.save(cell(), replace(finish(cell()), steps=(row,)))
     assert asdict(store.load(cell()).steps[0]) == asdict(row)

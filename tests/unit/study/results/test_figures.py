@@ -21,7 +21,7 @@ RECORDS = [
 ]
 
 
-def drawn(name, records=RECORDS):
+def draw(name, records=RECORDS):
     return ET.fromstring(figures(study(), records, grid_rows(records))[name])
 
 
@@ -36,26 +36,26 @@ def lines(figure, color):
 
 
 def test_there_is_a_panel_for_each_lag():
-    figure = drawn("accuracy.svg")
+    figure = draw("accuracy.svg")
     assert [text for text in texts(figure) if text.startswith("k = ")] == ["k = 0", "k = 32"]
     assert len(lines(figure, COLORS[0])) == len(lines(figure, COLORS[1])) == 2
 
 
 def test_the_legend_names_methods_that_have_cells():
     only_one = [each for each in RECORDS if each.method == "vcpo"]
-    assert {"VCPO", "plain"} <= set(texts(drawn("accuracy.svg")))
-    assert "plain" not in texts(drawn("accuracy.svg", only_one))
+    assert {"VCPO", "plain"} <= set(texts(draw("accuracy.svg")))
+    assert "plain" not in texts(draw("accuracy.svg", only_one))
 
 
 def test_the_final_accuracy_has_a_point_for_each_lag():
-    figure = drawn("final.svg")
+    figure = draw("final.svg")
     mean, worst = lines(figure, COLORS[0])
     assert mean.get("d").count(" ") == worst.get("d").count(" ") == 2  # one in each point
     assert {"0", "32"} <= set(texts(figure))
 
 
 def test_only_cells_that_fell_are_shown_before_a_fall():
-    figure = drawn("before_falls.svg")
+    figure = draw("before_falls.svg")
     assert "Gradient norm (1 cell)" in texts(figure)
     # In each of the three panels the cell, and the median over cells.
     assert len(lines(figure, COLORS[1])) == 3 * 2
@@ -64,7 +64,7 @@ def test_only_cells_that_fell_are_shown_before_a_fall():
 
 @pytest.mark.parametrize("name", ["accuracy.svg", "final.svg", "before_falls.svg"])
 def test_a_study_without_a_cell_is_drawn_empty(name):
-    assert lines(drawn(name, []), COLORS[0]) == []
+    assert lines(draw(name, []), COLORS[0]) == []
 
 
 def test_values_stand_where_the_axes_say():

@@ -12,7 +12,7 @@ def candidate(method, rate, accuracy, seed=101):
     return record(method, 32, [accuracy], seed=seed, learning_rate=rate)
 
 
-def chosen(*records):
+def chosen_rates(*records):
     return {each.method: each.learning_rate for each in tuned_rates(records) if each.chosen}
 
 
@@ -24,7 +24,7 @@ def test_each_method_gets_the_rate_that_ends_highest():
             candidate("b", 1e-3, 0.1),
         ],
     )
-    assert chosen(*low, *high) == {"a": 1e-3, "b": 1e-4}
+    assert chosen_rates(*low, *high) == {"a": 1e-3, "b": 1e-4}
 
 
 def test_seeds_are_averaged():
@@ -37,7 +37,7 @@ def test_seeds_are_averaged():
 
 
 def test_of_equals_the_lower_rate_is_taken():
-    assert chosen(candidate("a", 1e-3, 0.9), candidate("a", 1e-4, 0.9)) == {"a": 1e-4}
+    assert chosen_rates(candidate("a", 1e-3, 0.9), candidate("a", 1e-4, 0.9)) == {"a": 1e-4}
 
 
 def test_a_study_without_tuning_trains_at_the_runs_rate():

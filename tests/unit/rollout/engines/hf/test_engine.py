@@ -51,7 +51,7 @@ def on_forward(model, *, number):
     return event
 
 
-def begun_with(*token_ids):
+def make_partial(*token_ids):
     """The beginning of an answer, without what the checks of a request do not look at."""
     return PartialResponse(token_ids=token_ids, logprobs=(), version_spans=())
 
@@ -256,15 +256,15 @@ async def test_bfloat16_rounds_parameters_and_scores_in_float32(
         (PROMPT, {"max_new_tokens": 1 << 20}, "spec.sampling.maxNewTokens"),
         (
             PROMPT,
-            {"partial_response": begun_with()},
+            {"partial_response": make_partial()},
             "partial_response: has 0 tokens, and max_new_tokens is 8",
         ),
         (
             PROMPT,
-            {"partial_response": begun_with(*range(8))},
+            {"partial_response": make_partial(*range(8))},
             "partial_response: has 8 tokens, and max_new_tokens is 8",
         ),
-        (PROMPT, {"partial_response": begun_with(5, 40)}, "partial_response: token ids 5 to 40"),
+        (PROMPT, {"partial_response": make_partial(5, 40)}, "partial_response: token ids 5 to 40"),
     ],
 )
 async def test_a_request_that_cannot_be_served_is_refused(

@@ -12,7 +12,7 @@ from tests.unit.rollout.engines.vllm.tiny_vllm import (
     assert_equal_where_both_sampled,
     build,
     check_swap_by_changes,
-    doubled,
+    double_parameters,
     first_logprobs,
     start,
     with_changes,
@@ -67,14 +67,16 @@ def assert_scored_by_its_versions(generation, request, models, reference_logprob
 async def check_updates_in_flight(engine, models, make_request, publish, reference_logprobs):
     """Swap through all models while sequences are under way; check each token of them."""
     versions = iter(models.items())
-    await engine.swap_weights(published_by(publish, next(versions)))
+    await engine.swap_weights(publish_version(publish, next(versions)))
     requests = [
         make_request(prompt, max_new_tokens=100, temperature=temperature)
         for prompt in (PROMPT, (9,), LONG_PROMPT)
         for temperature in (1.0, 0.7)
     ]
     generating = [asyncio.create_task(engine.generate(request)) for request in requests]
-    taken_over = [await engine.swap_weights(published_by(publish, version)) for version in versions]
+    taken_over = [
+        await engine.swap_weights(publish_version(publish, version)) for version in versions
+    ]
     generations = await asyncio.gather(*generating)
     for generation, request in zip(generations, requests, strict=True):
         assert_scored_by_its_versions(generation, request, models, reference_logprobs)
@@ -82,7 +84,7 @@ async def check_updates_in_flight(engine, models, make_request, publish, referen
     assert max(len(generation.version_spans) for generation in generations) > 1
 
 
-def published_by(publish, version):
+def publish_version(publish, version):
     number, model = version
     return publish(model, number)
 
@@ -110,7 +112,7 @@ class TestEngine:
         models = {number: build(seed=number) for number in (31, 32)}
         request = make_request(LONG_PROMPT)
         for version in models.items():
-            await engine.swap_weights(published_by(publish, version))
+            await engine.swap_weights(publish_version(publish, version))
             generation = await engine.generate(request)
             assert [span.policy_version for span in generation.version_spans] == [version[0]]
             assert_scored_by_its_versions(generation, request, models, reference_logprobs)
@@ -137,10 +139,10 @@ class TestEngine:
         changed, silent = (f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1))
         base = build(seed=82)
         await engine.swap_weights(publish(base, 1))
-        both = publish(doubled(base, [changed, silent]), 2)
+        both = publish(double_parameters(base, [changed, silent]), 2)
         await engine.swap_weights(with_changes(both, base=1, names=[changed]))
         found = await first_logprobs(engine, request)
-        await engine.swap_weights(publish(doubled(base, [changed]), 3))
+        await engine.swap_weights(publish(double_parameters(base, [changed]), 3))
         assert_equal_where_both_sampled(found, await first_logprobs(engine, request))
 
     async def test_changes_since_a_version_that_is_not_in_use_are_no_matter(

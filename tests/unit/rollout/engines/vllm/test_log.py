@@ -16,7 +16,7 @@ class Angles(nn.Module):
         self.register_buffer("cosines", zeros(4))
 
 
-def warning_of(layer):
+def make_warning(layer):
     return logging.makeLogRecord(
         {"msg": "%s: Failed to load weights", "args": (layer,), "levelno": logging.WARNING}
     )
@@ -25,7 +25,7 @@ def warning_of(layer):
 @pytest.mark.parametrize(("layer", "is_written"), [("Angles", False), ("Linear", True)])
 def test_only_a_layer_with_parameters_can_lack_weights(layer, is_written):
     kept = ReloadWarningFilter(nn.Sequential(Angles(), nn.Linear(2, 2)))
-    assert kept.filter(warning_of(layer)) is is_written
+    assert kept.filter(make_warning(layer)) is is_written
 
 
 def test_other_lines_of_the_reload_are_kept():

@@ -46,7 +46,7 @@ def rounded_rows(rows):
 
 
 @torch.no_grad()
-def quantized_like_vllm(model):
+def quantize_like_vllm(model):
     """A bfloat16 model whose layers multiply E4M3 weights, by row, with E4M3 inputs, by token."""
     quantized = copy.deepcopy(model).bfloat16()
     for name, layer in quantized.named_modules():
@@ -91,7 +91,7 @@ class TestQuantizedEngine:
         assert MISMATCH_LIMITS_NATS[MismatchClass.EXACT] < gap(model)
         assert gap(model) < MISMATCH_LIMITS_NATS[MismatchClass.QUANTIZED_OR_NOISY]
         # Not closer: sums in another order fall on the other side of a rounding here and there.
-        assert gap(quantized_like_vllm(model)) < 0.75 * gap(model)
+        assert gap(quantize_like_vllm(model)) < 0.75 * gap(model)
 
     async def test_a_swap_leaves_what_a_fresh_engine_would_have(
         self, engine, tmp_path, make_request, publish

@@ -93,7 +93,7 @@ def with_changes(weights, *, base, names):
 
 
 @torch.no_grad()
-def doubled(model, names):
+def double_parameters(model, names):
     """A copy of a model, some of its parameters doubled."""
     other = copy.deepcopy(model)
     for name in names:
@@ -103,7 +103,7 @@ def doubled(model, names):
 
 async def check_swap_by_changes(engine, base, names, request, publish):
     """What a swap by changes leaves is what a full swap does, bit for bit."""
-    successor = doubled(base, names)
+    successor = double_parameters(base, names)
     await engine.swap_weights(publish(base, 1))
     before = await first_logprobs(engine, request)
     await engine.swap_weights(with_changes(publish(successor, 2), base=1, names=names))
