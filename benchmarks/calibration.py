@@ -19,7 +19,7 @@ Every number of the JSON is that of the worst run; a run has one length, batch s
 scale_min                    mean scale over a run without staleness
 scale_lowest_step            scale of a single step without staleness
 relative_error_max           mean over a run with staleness of |scale / true scale - 1|
-relative_error_cut_anew_max  the same where the true mismatch also sets the blocks
+relative_error_reblocked_max  the same where the true mismatch also sets the blocks
 relative_error_largest_step  as relative_error_max, of a single step, see below
 fresh_share_max              mean over a run of the share of a batch's tokens scored beside it
 
@@ -73,8 +73,8 @@ class Step:
     scale: float
     true_scale: float
     """Of the same blocks when the mismatch of the drawn law is known."""
-    true_scale_cut_anew: float
-    """Of the same batch, which the mismatch of the drawn law may cut into other blocks."""
+    true_scale_reblocked: float
+    """Of the same batch, which the mismatch of the drawn law may split into other blocks."""
     fresh_tokens: int
 
 
@@ -105,13 +105,13 @@ def run(
         moments = batch_moments(batch, log_ratios, unit, math.inf)
         error = calibration.relative_error
         decision = decide(unit, moments, ALGORITHM, relative_error=error)
-        anew = ess_unit(ALGORITHM.ess_kind, batch.num_tokens, mismatch)
-        moments_anew = batch_moments(batch, log_ratios, anew, math.inf)
+        own_unit = ess_unit(ALGORITHM.ess_kind, batch.num_tokens, mismatch)
+        own_moments = batch_moments(batch, log_ratios, own_unit, math.inf)
         found.append(
             Step(
                 scale=decision.verdict.scale,
                 true_scale=scale_of(under(unit, mismatch), moments),
-                true_scale_cut_anew=scale_of(anew, moments_anew),
+                true_scale_reblocked=scale_of(own_unit, own_moments),
                 fresh_tokens=sum(blocks.num_tokens),
             )
         )
@@ -171,7 +171,7 @@ def summary(
 ) -> dict[str, Any]:
     """Return the numbers of a run."""
     errors = [abs(step.scale / step.true_scale - 1.0) for step in run]
-    anew = [abs(step.scale / step.true_scale_cut_anew - 1.0) for step in run]
+    own_unit = [abs(step.scale / step.true_scale_reblocked - 1.0) for step in run]
     return {
         "trajectories": num_trajectories,
         "tokens": num_tokens,
@@ -180,7 +180,7 @@ def summary(
         "scale_lowest_step": min(step.scale for step in run),
         "true_scale_mean": fmean(step.true_scale for step in run),
         "relative_error_mean": fmean(errors),
-        "relative_error_cut_anew_mean": fmean(anew),
+        "relative_error_reblocked_mean": fmean(own_unit),
         "relative_error_largest_step": max(errors),
         "fresh_share_mean": fmean(step.fresh_tokens for step in run)
         / (num_trajectories * num_tokens),
@@ -211,7 +211,7 @@ def main() -> None:
                     f" mean scale {row['scale_mean']:.3f} of {row['true_scale_mean']:.3f},"
                     f" lowest step {row['scale_lowest_step']:.3f};"
                     f" mean error {row['relative_error_mean']:.3f},"
-                    f" {row['relative_error_cut_anew_mean']:.3f} cut anew,"
+                    f" {row['relative_error_reblocked_mean']:.3f} own blocks,"
                     f" largest step {row['relative_error_largest_step']:.3f};"
                     f" mean scored beside {row['fresh_share_mean']:.3f}",
                     flush=True,
@@ -222,7 +222,7 @@ def main() -> None:
         "scale_min": min(row["scale_mean"] for row in fresh),
         "scale_lowest_step": min(row["scale_lowest_step"] for row in fresh),
         "relative_error_max": max(row["relative_error_mean"] for row in stale),
-        "relative_error_cut_anew_max": max(row["relative_error_cut_anew_mean"] for row in stale),
+        "relative_error_reblocked_max": max(row["relative_error_reblocked_mean"] for row in stale),
         "relative_error_largest_step": max(row["relative_error_largest_step"] for row in stale),
         "fresh_share_max": max(row["fresh_share_mean"] for row in rows),
     }

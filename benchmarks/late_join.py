@@ -207,18 +207,17 @@ def _run(folder: Path) -> VCPORun:
 
 async def measure(folder: Path, *, hidden: int, layers: int) -> dict[str, Any]:
     """Start three workers, one for each source."""
-    place = LearnerServices(folder, hidden=hidden, layers=layers)
+    services = LearnerServices(folder, hidden=hidden, layers=layers)
     num_parameters = sum(
-        tensor.numel() for tensor in safetensors.torch.load(place.payload).values()
+        tensor.numel() for tensor in safetensors.torch.load(services.payload).values()
     )
-    report: dict[str, Any] = {"parameters": num_parameters, "full_bytes": len(place.payload)}
+    report: dict[str, Any] = {"parameters": num_parameters, "full_bytes": len(services.payload)}
     async with AsyncExitStack() as stack:
-        port = await place.serve(stack)
+        port = await services.serve(stack)
         for source in ("learner", "peer", "archive"):
-            if source == "archive" and place.archive_writer is not None:
-                place.archive_writer.offer(place.version)
-                await place.archive_writer.settle()
-            report[source] = await place.join(stack, port, f"from-{source}")
+            if source == "archive" and services.archive_writer is not None:
+                await services.archive_writer.offer(services.version)
+            report[source] = await services.join(stack, port, f"from-{source}")
             print(json.dumps({source: report[source]}), flush=True)
     return report
 

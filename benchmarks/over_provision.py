@@ -180,11 +180,11 @@ class InstantLearner:
     def tokens_left(self) -> int:
         """Return tokens that are buffered or requeued; only when nothing is in flight."""
         snapshot = self.ledger.snapshot()
-        owed = sum(prompt.num_partial_tokens for prompt in restore_requeued(snapshot))
+        requeued = sum(prompt.num_partial_tokens for prompt in restore_requeued(snapshot))
         buffered = (
             len(one.rollout_logprobs) // 4 for g in snapshot.buffered for one in g.trajectories
         )
-        return owed + sum(buffered)
+        return requeued + sum(buffered)
 
 
 def make_worker(
@@ -212,7 +212,7 @@ def make_worker(
 async def measure(arguments: argparse.Namespace, batch: dict[str, Any]) -> Tally:
     """Run one way and return its numbers."""
     spec = make_spec(arguments, batch)
-    desk = InstantLearner(spec)
+    learner_services = InstantLearner(spec)
     lengths = Lengths(median=arguments.tokens, sigma=arguments.sigma, most=arguments.most)
     engine = TimedEngine(
         lengths,
@@ -221,17 +221,17 @@ async def measure(arguments: argparse.Namespace, batch: dict[str, Any]) -> Tally
         seed=arguments.seed,
     )
     metrics = RolloutMetrics(run="run", group="main")
-    async with desk.serve() as learner:
+    async with learner_services.serve() as learner:
         worker = make_worker(learner, engine, spec, metrics)
         tasks = [asyncio.create_task(engine.run()), asyncio.create_task(worker.run())]
-        desk.publish(0)
-        tally = await desk.train(arguments.steps, arguments.warm_up, engine)
+        learner_services.publish(0)
+        tally = await learner_services.train(arguments.steps, arguments.warm_up, engine)
         labels = {"run": "run", "group": "main"}
         tally.tokens_resumed = metrics.registry.get_sample_value(_RESUMED, labels) or 0.0
         worker.shut_down()
         await tasks[1]
         tally.tokens_sampled = engine.num_sampled
-        tally.tokens_left = desk.tokens_left()
+        tally.tokens_left = learner_services.tokens_left()
         tasks[0].cancel()
     return tally
 

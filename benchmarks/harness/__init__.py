@@ -1,1 +1,1 @@
-"""What several benchmarks stand on: models, samplers and estimators of their own."""
+"""Models, behavior policies and estimators that several benchmarks share."""

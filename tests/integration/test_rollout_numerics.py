@@ -28,7 +28,7 @@ NOISE = NoiseSchedule(initial_sigma=0.05, final_sigma=0.05, num_stages=3, total_
 
 
 class Bench:
-    """A learner of the tiny model, and a sampler of the same version that may be altered."""
+    """A learner of the tiny model, and a behavior policy of the same version that may differ."""
 
     def __init__(self):
         torch.manual_seed(0)
@@ -41,11 +41,11 @@ class Bench:
         self.environment = make_environment(task.name, task.parameters, 0)
         self.version = 0
 
-    def step(self, alteration=None, *, temperature=1.0):
-        """One step on fresh trajectories of the version, as the altered sampler gives them."""
+    def step(self, transform=None, *, temperature=1.0):
+        """One step on fresh trajectories of the version, as the behavior policy samples them."""
         weights = policy_tensors(self.model)
-        if alteration is not None:
-            weights = alteration(weights, 1)
+        if transform is not None:
+            weights = transform(weights, 1)
         self.sampler.use(Version(number=self.version, weights=weights))
         indices = range(8 * self.version, 8 * self.version + 8)
         groups = self.sampler.groups(
@@ -87,7 +87,7 @@ def test_a_behavior_policy_of_another_model_is_detected_whatever_the_format():
 
 
 @pytest.mark.parametrize(
-    "alteration",
+    "transform",
     [
         quantize_and_noise(Quantization.FP8),
         quantize_and_noise(Quantization.INT8),
@@ -95,9 +95,9 @@ def test_a_behavior_policy_of_another_model_is_detected_whatever_the_format():
     ],
     ids=["fp8", "int8", "noise"],
 )
-def test_what_a_run_asks_for_is_no_mistake_and_not_taken_for_staleness(alteration):
+def test_quantization_and_noise_of_a_spec_are_no_mistake_and_no_staleness(transform):
     bench = Bench()
-    results = [bench.step(alteration) for _ in range(6)]
+    results = [bench.step(transform) for _ in range(6)]
     assert audit_mismatch(results[0].fresh, ALTERED) > EXACT
     last = results[-1]
     # Mismatch costs part of the sample size, and the rate is not cut for it.

@@ -99,16 +99,15 @@ class ArchiveWriter:
         self._waiting: PublishedPolicy | None = None
         self._writing: asyncio.Task[None] | None = None
 
-    def offer(self, policy: PublishedPolicy) -> None:
-        """Write a version after the current write, unless a newer one is offered before."""
+    def offer(self, policy: PublishedPolicy) -> asyncio.Task[None]:
+        """Write a version after the current write, unless a newer one is offered before.
+
+        Returns the task that writes until every offered version is written or replaced.
+        """
         self._waiting = policy
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
-
-    async def settle(self) -> None:
-        """Wait until all offered versions are written."""
-        if self._writing is not None:
-            await self._writing
+        return self._writing
 
     async def _write(self) -> None:
         while (policy := self._waiting) is not None:

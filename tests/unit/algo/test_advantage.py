@@ -26,7 +26,7 @@ def test_the_names_are_those_of_the_run_file() -> None:
         (Baseline.NONE, 1.0, 0.0),
     ],
 )
-def test_three_right_answers_of_eight(baseline: Baseline, right: float, wrong: float) -> None:
+def test_three_right_responses_of_eight(baseline: Baseline, right: float, wrong: float) -> None:
     # mean 3/8, population variance 15/64: (5/8) / sqrt(15/64) = sqrt(25/15)
     expected = [right if reward else wrong for reward in EIGHT]
     assert advantages(EIGHT, baseline) == pytest.approx(expected, rel=1e-14)

@@ -19,8 +19,8 @@ def test_staleness_is_distinguished_from_a_mismatch_that_changes():
     steps = run(16, 3000, 2.0, 60, torch.Generator().manual_seed(4))
     assert fmean(step.true_scale for step in steps) < 0.75
     assert fmean(abs(step.scale / step.true_scale - 1) for step in steps) < 0.06
-    # A batch cut into other pieces is read anew: of those only the mean over many says anything.
-    differences = [step.scale - step.true_scale_cut_anew for step in steps]
+    # Other blocks give another reading of a batch: compare only means over many batches.
+    differences = [step.scale - step.true_scale_reblocked for step in steps]
     assert fmean(differences) == pytest.approx(0, abs=0.05)
 
 
@@ -47,8 +47,8 @@ def test_a_wrong_estimate_moves_the_scale_and_not_the_one_it_is_compared_with(mo
     found = run(16, 3000, 2.0, 40, torch.Generator().manual_seed(6))
     monkeypatch.setattr(calibration, "MismatchCalibration", Overestimating)
     wrong = run(16, 3000, 2.0, 40, torch.Generator().manual_seed(6))
-    truth = [step.true_scale_cut_anew for step in found]
-    assert [step.true_scale_cut_anew for step in wrong] == truth
+    truth = [step.true_scale_reblocked for step in found]
+    assert [step.true_scale_reblocked for step in wrong] == truth
     assert fmean(abs(step.scale / step.true_scale - 1) for step in wrong) > 0.15
 
 

@@ -17,7 +17,7 @@ from benchmarks.ingest import (
 @pytest.mark.parametrize("way", ["grpc", "http"])
 async def test_what_arrives_is_what_was_sent(way):
     spec = make_spec(argparse.Namespace(prompts=2, group=2))
-    answers = make_responses(4, mean_tokens=8)
+    responses = make_responses(4, mean_tokens=8)
     dispatcher = make_dispatcher(spec)
     batches, next_batch = [], dispatcher.next_batch
 
@@ -28,11 +28,13 @@ async def test_what_arrives_is_what_was_sent(way):
     dispatcher.next_batch = observed
     over = over_grpc(dispatcher, spec) if way == "grpc" else over_http(dispatcher)
     async with over as submit:
-        assert await measure(dispatcher, submit, answers, steps=2) > 0
+        assert await measure(dispatcher, submit, responses, steps=2) > 0
     for batch in batches:
         taken = [trajectory for group in batch for trajectory in group.trajectories]
         assert [one.response_token_ids for one in taken] == [
-            one.response_token_ids for one in answers
+            one.response_token_ids for one in responses
         ]
-        assert [one.rollout_logprobs for one in taken] == [one.rollout_logprobs for one in answers]
+        assert [one.rollout_logprobs for one in taken] == [
+            one.rollout_logprobs for one in responses
+        ]
     assert len(batches) == 2

@@ -13,7 +13,7 @@ from vcpo_rollout.engines.engine import GenerationInterruptedError, GenerationRe
 LENGTHS = Lengths(median=48.0, sigma=1.0, most=1024)
 
 
-def test_half_of_the_answers_are_longer_than_the_median():
+def test_half_of_the_responses_are_longer_than_the_median():
     rng = random.Random(0)
     drawn = [LENGTHS.draw(rng, 0) for _ in range(20_000)]
     assert mean(length > 48 for length in drawn) == pytest.approx(0.5, abs=0.02)
@@ -21,7 +21,7 @@ def test_half_of_the_answers_are_longer_than_the_median():
     assert max(drawn) == 1024
 
 
-def test_going_on_with_an_answer_draws_from_what_is_left_of_the_lengths():
+def test_going_on_with_a_response_draws_from_what_is_left_of_the_lengths():
     # One standard deviation: of those above 48 the share 0.1587 / 0.5 is above 48 e = 130.5.
     rng = random.Random(0)
     drawn = [LENGTHS.draw(rng, 48) for _ in range(20_000)]

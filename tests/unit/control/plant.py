@@ -90,9 +90,9 @@ class Plant:
         return decision
 
     def measure(self) -> RunSignals:
-        supply = sum(self.workers.values()) / self.needed_workers
+        served_ratio = sum(self.workers.values()) / self.needed_workers
         lag_steps = self.state.throttle.admission_lag_steps
-        out = round((lag_steps + 1) * BATCH * (1.0 if supply > 1.0 else 0.5))
+        out = round((lag_steps + 1) * BATCH * (1.0 if served_ratio > 1.0 else 0.5))
         return signals(
             step=self.step,
             policy_version=self.step,
@@ -100,7 +100,7 @@ class Plant:
             lag_p50=min(1, lag_steps),
             buffered=out // 2,
             in_flight=out - out // 2,
-            learner_idle_ratio=min(1.0, self.noisy(max(0.0, 1.0 - supply))),
+            learner_idle_ratio=min(1.0, self.noisy(max(0.0, 1.0 - served_ratio))),
             ready_workers=self.workers,
         )
 

@@ -61,8 +61,8 @@ async def test_metrics_that_cannot_be_kept_up_to_date_end_no_run(tmp_path, monke
         phase = await app.run_learner(options(tmp_path, run_file=run_file))
     assert phase is RunPhase.DRAINING
     assert len(refreshed) >= 3
-    (told,) = [record for record in caplog.records if record.exc_info]
-    assert "counters go up only" in told.exc_text
+    (logged,) = [record for record in caplog.records if record.exc_info]
+    assert "counters go up only" in logged.exc_text
 
 
 @pytest.mark.parametrize(

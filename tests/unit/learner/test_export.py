@@ -146,8 +146,8 @@ def test_the_command_says_what_to_put_right(run_dir, capsys, monkeypatch):
     capsys.readouterr()
     monkeypatch.setattr("sys.argv", ["export", str(run_dir), "--step=9"])
     assert main() == 2
-    told = f"{run_dir / 'checkpoints'}: holds no checkpoint of step 9; it has 3\n"
-    assert capsys.readouterr() == ("", told)
+    printed = f"{run_dir / 'checkpoints'}: holds no checkpoint of step 9; it has 3\n"
+    assert capsys.readouterr() == ("", printed)
 
 
 def test_a_disk_without_room_is_said_in_a_sentence_and_nothing_is_left(
@@ -157,6 +157,6 @@ def test_a_disk_without_room_is_said_in_a_sentence_and_nothing_is_left(
     monkeypatch.setattr("sys.argv", ["export", str(run_dir)])
     with files_of_at_most(10_000):
         assert main() == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"{run_dir / 'exports'}: no room for the model: ")
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"{run_dir / 'exports'}: no room for the model: ")
     assert list((run_dir / "exports").iterdir()) == []

@@ -56,7 +56,7 @@ def test_a_filter_may_wait_for_ever():
     assert "no step is taken" in warning
 
 
-def test_every_recipe_can_be_asked():
+def test_advice_covers_every_loss_config():
     assert all(isinstance(warnings(method=method), tuple) for method in LOSS_CONFIGS)
 
 

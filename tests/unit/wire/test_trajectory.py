@@ -269,8 +269,8 @@ def test_prompts_have_different_sums_and_none_is_0(first, second):
 
 
 @given(trajectories(), st.sampled_from([None, *FinishReason]))
-def test_an_answer_under_way_survives_the_wire(trajectory, finish_reason):
-    # The first token of an answer is always the model's.
+def test_a_response_under_way_survives_the_wire(trajectory, finish_reason):
+    # The first token of a response is always the model's.
     token_ids = (7, *trajectory.response_token_ids)
     partial = PartialResponse(
         token_ids=token_ids,
@@ -306,7 +306,7 @@ def test_an_answer_under_way_survives_the_wire(trajectory, finish_reason):
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
-def test_a_malformed_answer_under_way_names_the_field(change, problem):
+def test_a_malformed_response_under_way_names_the_field(change, problem):
     fields = {
         "token_ids": struct.pack("<2I", 1, 2),
         "logprobs": float32s(-0.5, -1.0),

@@ -23,7 +23,7 @@ def test_blocks_add_up_and_differ_by_one_at_most(num_tokens, size):
     assert max(blocks) - min(blocks) <= 1
 
 
-def test_a_piece_weighs_the_product_of_its_tokens():
+def test_a_block_weighs_the_product_of_its_tokens():
     assert block_log_weights([0.5, -0.25, 1.0], (2, 1)) == [0.25, 1.0]
 
 

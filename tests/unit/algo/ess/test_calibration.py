@@ -25,10 +25,10 @@ def sample_gaps(variance_per_token: float, lengths: list[int], seed: int) -> lis
     return [rng.gauss(-variance / 2, math.sqrt(variance)) for variance in variances]
 
 
-def estimates_over(variances: list[float], pieces_a_step: int, seed: int) -> list[float]:
+def estimates_over(variances: list[float], blocks_per_step: int, seed: int) -> list[float]:
     """Estimate after each step of a run whose mismatch takes these values, in blocks of 32."""
     calibration, found = MismatchCalibration(), []
-    lengths = [32] * pieces_a_step
+    lengths = [32] * blocks_per_step
     for step, variance in enumerate(variances):
         calibration = calibration.observe(sample_gaps(variance, lengths, seed + step), lengths)
         found.append(calibration.variance_per_token or 0.0)
@@ -166,13 +166,13 @@ def test_a_mismatch_that_jumps_is_followed_at_once() -> None:
 
 def test_a_mismatch_that_grows_is_followed() -> None:
     variances = [6.5e-4 * step / 200 for step in range(1, 201)]
-    found = estimates_over(variances, pieces_a_step=94, seed=1)
+    found = estimates_over(variances, blocks_per_step=94, seed=1)
     errors = [abs(one / true - 1) for one, true in zip(found, variances, strict=True)]
     assert sum(errors[50:]) / 150 < 0.08
 
 
 def test_a_mismatch_that_stands_still_is_known_better_than_from_a_few_steps() -> None:
-    found = estimates_over([6.5e-4] * 60, pieces_a_step=64, seed=2)
+    found = estimates_over([6.5e-4] * 60, blocks_per_step=64, seed=2)
     assert found[-1] == pytest.approx(6.5e-4, rel=0.06)
 
 
@@ -262,7 +262,7 @@ def test_lengths_and_weights_must_match() -> None:
         MismatchCalibration().observe([0.1, 0.2], [5])
 
 
-def test_a_piece_without_a_token_is_refused() -> None:
+def test_a_block_without_a_token_is_refused() -> None:
     with pytest.raises(ValueError, match=r"num_tokens\[1\] is 0"):
         MismatchCalibration().observe([0.1, 0.2], [5, 0])
 

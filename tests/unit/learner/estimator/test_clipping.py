@@ -71,7 +71,7 @@ def test_stapos_share_of_surviving_tokens_is_exact_in_float64():
     assert found.tolist() == [0.0, 4 / 3, 4 / 3, 4 / 3]
 
 
-def test_stapo_leaves_improbable_tokens_of_bad_answers_alone():
+def test_stapo_leaves_improbable_tokens_of_bad_responses_alone():
     record = record_of([[0.0]] * 2, mu=math.log(1e-3), entropies=[[0.1], [2.0]])
     assert factors("stapo", record, [-1.0, -1.0]).tolist() == [1.0, 1.0]
 

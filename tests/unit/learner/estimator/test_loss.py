@@ -185,7 +185,7 @@ def test_a_clip_never_adds_to_what_it_gates(log_ratio, advantage):
     assert gated <= abs(coefficients(record, [advantage], free).item())
 
 
-def test_constant_aggregation_divides_by_the_longest_answer():
+def test_constant_aggregation_divides_by_the_longest_response():
     # 100 and 300 tokens of loss 1 with 3000 at most: 400 / (2 * 3000).
     record = record_of([[0.0] * 100, [0.0] * 300], longest=3000)
     assert record.size == BatchSize(trajectories=2, tokens=400, longest_response=3000)

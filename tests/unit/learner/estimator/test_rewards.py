@@ -26,7 +26,7 @@ def test_without_a_part_no_response_is_too_long():
 
 
 def test_tbas_worked_example():
-    # R = 1, 0; log pi = -10, -12; log ref = -10.5, -11; beta .5: residuals of -.25 and .25 times
+    # R = 1, 0; log pi = -10, -12; log ref = -10.5, -11; beta .5: KL terms of -.25 and .25 times
     # beta around their mean.
     record = record_of([[0.0], [-2.0]], mu=-10.0, reference_logprobs=[[-10.5], [-11.0]])
     config = LOSS_CONFIGS[Method.TBA]

@@ -123,7 +123,7 @@ def test_a_model_that_names_no_head_cannot_have_the_heads_norms():
         require_measurable_norms(Bypassing(), LM_HEAD, packs=False)
 
 
-def test_memory_that_runs_out_is_not_taken_for_an_answer(monkeypatch):
+def test_memory_that_runs_out_is_not_taken_for_a_result(monkeypatch):
     def out_of_memory(*_, **__):
         raise torch.OutOfMemoryError("CUDA")
 

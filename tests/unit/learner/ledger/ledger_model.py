@@ -23,10 +23,10 @@ class Promise:
     failures: int
     expires_s: float
     partial: int | None = None
-    """Oldest version of the answer that the grant goes on with."""
+    """Oldest version of the response that the grant resumes."""
     preempted: bool = False
     versions: dict[int, int] = field(default_factory=dict)
-    """Oldest version of each answer that has arrived."""
+    """Oldest version of each response that has arrived."""
 
 
 @dataclass
@@ -34,13 +34,13 @@ class LedgerModel:
     """One surviving history; a crash goes back to a copy of it."""
 
     fates: dict[tuple[int, int], str] = field(default_factory=dict)
-    """What became of answer n of grant g, for every answer ever leased."""
+    """The fate of response n of grant g, for every response ever leased."""
     open: dict[str, Promise] = field(default_factory=dict)
     fulfilled: set[str] = field(default_factory=set)
     buffered: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Prompt and oldest version of each complete group, by grant."""
     requeued: deque[tuple[int, int, int | None]] = field(default_factory=deque)
-    """Prompt, failures, oldest version of the answer begun."""
+    """Prompt, failures, oldest version of the partial response."""
     next_prompt: int = 0
     next_grant: int = 0
     version: int = 0
@@ -71,7 +71,7 @@ class LedgerModel:
         return promise
 
     def submit(self, lease_id: str, numbers: Collection[int], oldest: int) -> list[str]:
-        """Hand in answers; returns the outcomes."""
+        """Submit responses; return the outcomes."""
         if lease_id not in self.open:
             return ["duplicate" if lease_id in self.fulfilled else "lease_ended"] * len(numbers)
         promise = self.open[lease_id]
@@ -88,7 +88,7 @@ class LedgerModel:
         return outcomes
 
     def end(self, lease_id: str, reason: str, partial: int | None = None) -> None:
-        """End an open lease, with the oldest version of an answer handed back or none."""
+        """End an open lease, with the oldest version of a released response, or none."""
         promise = self.open.pop(lease_id)
         failed = reason == "generation_failed"
         failures = promise.failures + failed
@@ -98,11 +98,11 @@ class LedgerModel:
             self.requeued.append((promise.prompt_index, failures, None if failed else kept))
 
     def preempted(self) -> set[str]:
-        """Open leases that their workers are to hand back."""
+        """Open leases that their workers must release."""
         return {lease_id for lease_id, promise in self.open.items() if promise.preempted}
 
     def reason_to_hand_back(self, lease_id: str) -> str:
-        """Why answers are dropped when the lease is handed back."""
+        """Why responses are dropped when the lease is released."""
         return "surplus" if self.open[lease_id].preempted else "released"
 
     def held_by(self, worker_id: str, lease_ids: Sequence[str]) -> list[str]:
@@ -160,7 +160,7 @@ class LedgerModel:
         self.open, self.fulfilled = {}, set()
 
     def tally(self) -> Counter[str]:
-        """How many answers have each fate."""
+        """How many responses have each fate."""
         return Counter(self.fates.values())
 
     def _drop(self, number: int, reason: str) -> None:

@@ -64,7 +64,7 @@ async def test_a_worker_that_let_a_lease_run_out_gets_one_at_a_time_until_it_del
     assert len(await take_leases(fixture, "hung")) == 8
 
 
-async def test_leases_that_a_worker_never_heard_of_go_to_others_when_it_asks_again():
+async def test_leases_of_a_lost_reply_go_to_others_when_the_worker_asks_again():
     fixture = dispatcher_fixture(**RUN)
     first, *lost = await take_leases(fixture, "w", room=16)
     request = work_request(worker_id="w", room=2)
@@ -131,13 +131,13 @@ async def test_sixteen_that_hoard_leave_half_of_an_evaluation_to_one_that_delive
     for _ in range(3):
         for hoarder in hoarders:
             await take_leases(fixture, hoarder, room=65_536)
-    answered = 0
+    granted = 0
     while leases := await take_leases(fixture, "honest", room=65_536):
         assert len(leases) <= 16
         for one in leases:
             fixture.submit(one, worker_id="honest")
-        answered += len(leases)
-    assert answered >= 32
+        granted += len(leases)
+    assert granted >= 32
     round_.cancel()
 
 

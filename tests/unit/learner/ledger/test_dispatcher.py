@@ -90,7 +90,7 @@ class TestAdmission:
 
 
 class TestWaiting:
-    async def test_a_waiting_request_is_answered_when_a_throttle_is_lifted(self, fixture):
+    async def test_a_waiting_request_gets_a_lease_when_a_throttle_is_lifted(self, fixture):
         fixture.dispatcher.throttle(0)
         await lease_now(fixture)
         waiting = waiting_lease(fixture)
@@ -99,7 +99,7 @@ class TestWaiting:
         fixture.dispatcher.throttle(1)
         assert prompts_of(await waiting) == [2, 3]
 
-    async def test_a_waiting_request_is_answered_when_a_lease_comes_back(self, fixture):
+    async def test_a_waiting_request_gets_a_lease_that_is_released(self, fixture):
         await lease_now(fixture, worker_id="gone")
         waiting = waiting_lease(fixture)
         await settle()
@@ -140,7 +140,7 @@ class TestWaiting:
 
 
 class TestWorkers:
-    async def test_a_worker_is_counted_while_it_is_heard_of(self, fixture):
+    async def test_a_worker_is_counted_while_it_makes_requests(self, fixture):
         (first, *_) = await lease_now(fixture)
         fixture.clock.advance(WORKER_LOST_AFTER_S)
         fixture.submit(first)
@@ -307,14 +307,14 @@ class TestEvaluation:
         assert fixture.submit(held_out) == ["lease_ended"]
         assert {one.purpose for one in await lease_now(fixture)} == {Purpose.TRAIN}
 
-    async def test_a_retried_answer_to_a_held_out_prompt_is_a_duplicate(self):
+    async def test_a_retried_response_to_a_held_out_prompt_is_a_duplicate(self):
         fixture = dispatcher_fixture(evaluation={"prompts": 2})
         await begin_round(fixture, exclusive=False)
         (held_out,) = await lease_now(fixture, room=1)
         assert fixture.submit(held_out) == ["accepted"]
         assert fixture.submit(held_out) == ["duplicate"]
 
-    async def test_a_prompt_whose_worker_is_gone_is_answered_by_another(self, fixture):
+    async def test_another_worker_completes_a_prompt_whose_worker_is_lost(self, fixture):
         round_ = await begin_round(fixture, exclusive=True)
         await lease_now(fixture, worker_id="gone")
         waiting = waiting_lease(fixture, worker_id="other")
@@ -331,13 +331,13 @@ class TestEvaluation:
             fixture.dispatcher.fail("w", held_out.lease.lease_id, FAILURE)
         assert await round_ is None
 
-    async def test_answers_to_held_out_prompts_are_not_in_the_ledger(self, fixture):
+    async def test_responses_to_held_out_prompts_are_not_in_the_ledger(self, fixture):
         await begin_round(fixture, exclusive=True)
         (held_out,) = await lease_now(fixture)
         fixture.submit(held_out)
         assert fixture.ledger.counts().leased == 0
 
-    async def test_an_answer_that_belongs_elsewhere_is_refused(self, fixture):
+    async def test_a_response_that_belongs_elsewhere_is_refused(self, fixture):
         await begin_round(fixture, exclusive=True)
         (held_out,) = await lease_now(fixture)
         with pytest.raises(InvalidMessageError, match="trajectory_id"):

@@ -48,7 +48,7 @@ def test_a_prompt_that_does_not_fit_a_worker_is_shared_between_leases(make_round
     assert sizes == [(0, 2), (0, 1), (1, 2), (1, 1)]
 
 
-def test_a_round_is_done_when_every_prompt_was_answered(make_round):
+def test_a_round_is_done_when_every_prompt_has_its_responses(make_round):
     round_ = make_round()
     for lease in grant(round_, 2):
         assert not round_.done
@@ -92,7 +92,7 @@ def test_a_released_prompt_has_not_failed(make_round):
         assert (lease.attempt, round_.release("w", [])) == (1, 1)
 
 
-def test_a_worker_hands_back_only_its_own(make_round):
+def test_a_worker_releases_only_its_own_leases(make_round):
     round_ = make_round()
     (mine,) = grant(round_, 1, worker="mine")
     (other,) = grant(round_, 1, worker="other")
@@ -100,7 +100,7 @@ def test_a_worker_hands_back_only_its_own(make_round):
     assert round_.release("mine", [mine.lease_id]) == 1
 
 
-def test_a_repeated_answer_is_a_duplicate_and_counts_once(make_round):
+def test_a_repeated_response_is_a_duplicate_and_counts_once(make_round):
     round_ = make_round()
     (lease,) = grant(round_, 1)
     sent = [make_trajectory(lease.lease_id, 0)]

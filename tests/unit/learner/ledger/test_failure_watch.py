@@ -112,7 +112,7 @@ async def test_so_does_one_that_waits_for_its_first_evaluation():
         await round_
 
 
-async def test_an_accepted_answer_ends_the_row():
+async def test_an_accepted_response_ends_the_row():
     fixture = dispatcher_fixture()
     await fail_leases(fixture, 2)
     (given,) = await fixture.dispatcher.lease(work_request(room=2), wait_s=0)
@@ -132,7 +132,7 @@ async def test_signals_tell_what_fails_how_often_and_when():
     )
     await fail_leases(fixture, 2)
     fixture.clock.advance(5.0)
-    (told,) = window.message().failures
-    assert (told.cause, told.count, told.seconds_since_latest) == ("reward", 2, 5.0)
-    assert told.message == "reward: KeyError: 'answer' (/app/task.py:12)"
+    (failure,) = window.message().failures
+    assert (failure.cause, failure.count, failure.seconds_since_latest) == ("reward", 2, 5.0)
+    assert failure.message == "reward: KeyError: 'answer' (/app/task.py:12)"
     assert window.message().failures_in_a_row == 2

@@ -50,7 +50,7 @@ def test_the_memory_of_fulfilled_leases_is_bounded(book, monkeypatch):
     assert outcomes == ["lease_ended", "duplicate", "duplicate"]
 
 
-def test_all_answers_of_a_lease_are_to_one_prompt(book):
+def test_all_responses_of_a_lease_are_to_one_prompt(book):
     lease = book.open(
         worker_id="w", prompt_index=0, num_trajectories=2, attempt=1, policy_version=0
     )

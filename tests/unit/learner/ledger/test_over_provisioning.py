@@ -79,14 +79,14 @@ async def test_a_worker_receives_each_preemption_once_while_it_waits():
     assert not asked.done()
     submit(fixture, leases[:3])
     await fixture.dispatcher.next_batch()
-    heard = await asked
-    assert heard == [leases[5].lease_id]
-    again = asyncio.create_task(fixture.dispatcher.wait_for_preemptions("w", heard, wait_s=30))
+    known = await asked
+    assert known == [leases[5].lease_id]
+    again = asyncio.create_task(fixture.dispatcher.wait_for_preemptions("w", known, wait_s=30))
     await settle()
     assert not again.done()
     fixture.clock.advance(30)
     fixture.dispatcher.notify()
-    assert await again == heard
+    assert await again == known
 
 
 async def test_a_complete_group_whose_turn_comes_too_late_takes_no_place_of_others():

@@ -37,12 +37,12 @@ def grant_one(ledger, *, version=1, **limits):
 
 
 def release_with(ledger, *partial):
-    """The ledger's first prompt, leased and handed back with what was sampled."""
+    """The ledger's first prompt, leased and released with partial responses."""
     lease = grant_one(ledger)
     ledger.release("w", [lease.lease_id], partial)
 
 
-def test_the_next_grant_of_the_prompt_goes_on_with_it(ledger):
+def test_the_next_grant_of_the_prompt_carries_its_partial_responses(ledger):
     release_with(ledger, COMPLETE, UNDER_WAY)
     lease = grant_one(ledger)
     assert (lease.prompt_index, lease.partial_responses) == (0, (COMPLETE, UNDER_WAY))
@@ -89,14 +89,14 @@ def test_partial_responses_released_later_replace_earlier_ones(ledger):
     assert grant_one(ledger).partial_responses == (longer,)
 
 
-def test_more_answers_than_the_lease_wants_are_refused(ledger):
+def test_more_responses_than_the_lease_wants_are_refused(ledger):
     lease = grant_one(ledger)
     with pytest.raises(InvalidMessageError, match="begun: must be at most 2 responses"):
         ledger.release("w", [lease.lease_id], [UNDER_WAY] * 3)
     assert ledger.counts().in_flight == 2
 
 
-def test_answers_with_a_token_that_is_too_old_are_forgotten(ledger):
+def test_responses_with_a_token_that_is_too_old_are_discarded(ledger):
     release_with(ledger, UNDER_WAY, COMPLETE)
     lease = grant_one(ledger, oldest_partial_version=1)
     assert lease.partial_responses == (COMPLETE,)
@@ -153,7 +153,7 @@ def test_what_is_kept_is_not_wasted(ledger):
     assert ledger.wasted_tokens() == {}
 
 
-def test_forgotten_answers_are_wasted_tokens_of_their_reason(ledger):
+def test_discarded_responses_are_wasted_tokens_of_their_reason(ledger):
     release_with(ledger, UNDER_WAY, COMPLETE)  # two tokens and one
     lease = grant_one(ledger, oldest_partial_version=1)
     assert ledger.wasted_tokens() == {"lag_exceeded": 2}

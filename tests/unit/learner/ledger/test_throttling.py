@@ -20,19 +20,19 @@ BATCH = 4
 
 @dataclass
 class SaturatedRun(DispatcherFixture):
-    """Workers answer every lease at once; the learner then takes a step."""
+    """Workers complete every lease at once; the learner then takes a step."""
 
     lags: list[int] = field(default_factory=list)
     """Age of the oldest token of each batch, in policy versions."""
 
-    async def answer_all(self) -> None:
+    async def complete_all(self) -> None:
         dispatcher = self.dispatcher
         version = dispatcher.policy_version
         for assignment in await dispatcher.lease(work_request(held=version), wait_s=0):
             self.submit(assignment, versions=(version,))
 
     async def step(self) -> None:
-        await self.answer_all()
+        await self.complete_all()
         dispatcher = self.dispatcher
         batch = await dispatcher.next_batch()
         oldest = min(group.oldest_policy_version for group in batch)
@@ -70,7 +70,7 @@ async def test_a_tightening_costs_a_batch_for_each_version_that_it_takes_away(
     run, limit, num_batches
 ):
     # Nine batches wait, sampled 8 to 0 versions ago, and take their turns one version apart.
-    await run.answer_all()
+    await run.complete_all()
     run.dispatcher.throttle(limit)
     for _ in range(30):
         await run.step()
@@ -78,7 +78,7 @@ async def test_a_tightening_costs_a_batch_for_each_version_that_it_takes_away(
 
 
 async def test_what_is_left_feeds_the_learner_while_the_dropped_prompts_are_granted_again(run):
-    await run.answer_all()
+    await run.complete_all()
     run.dispatcher.throttle(4)
     await run.dispatcher.next_batch()
     # Five batches were kept, one of them is taken, and 4 + 1 of them may wait.
@@ -109,7 +109,7 @@ async def test_a_relaxed_limit_drops_nothing(run):
 
 
 async def test_drops_by_the_runs_own_bound_are_counted_separately(run):
-    await run.answer_all()
+    await run.complete_all()
     run.dispatcher.throttle(4)
     # Two steps are made up: the oldest two batches are now nine and ten versions old.
     run.ledger.drop_late(policy_version=14, max_lag_steps=8, admission_lag_steps=4)

@@ -40,7 +40,7 @@ def submit_all(ledger, leases, **details):
 
 
 def restart(ledger, clock):
-    """Another process's ledger that goes on from this one's snapshot, through its bytes."""
+    """The ledger of another process, restored from this ledger's serialized snapshot."""
     data = ledger.snapshot().SerializeToString()
     other = make_ledger(clock, incarnation="later")
     other.restore(ledger_pb2.LedgerSnapshot.FromString(data))
@@ -81,7 +81,7 @@ def test_a_repeated_submission_is_a_duplicate_and_changes_nothing(ledger):
     assert ledger.counts() == before
 
 
-def test_the_first_answer_under_an_id_is_the_one_that_stays(ledger):
+def test_the_first_response_under_an_id_is_the_one_that_stays(ledger):
     (lease, _) = leases = grant(ledger, 2)
     ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0, reward=0.25)])
     ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0, reward=0.75)])
@@ -90,7 +90,7 @@ def test_the_first_answer_under_an_id_is_the_one_that_stays(ledger):
     assert [one.reward for one in batch[0].trajectories] == [0.25, 1.0]
 
 
-def test_one_answer_sent_twice_in_one_submission_counts_once(ledger):
+def test_one_response_sent_twice_in_one_submission_counts_once(ledger):
     (lease,) = grant(ledger, 1)
     twice = [make_trajectory(lease.lease_id, 1)] * 2
     assert ledger.submit(lease.lease_id, twice) == ["accepted", "duplicate"]
@@ -114,7 +114,7 @@ def test_groups_are_consumed_in_the_order_of_their_grants(ledger):
     assert [group.prompt_index for group in batch] == [0, 1]
 
 
-def test_an_answer_of_another_lease_is_refused_whole(ledger):
+def test_a_response_of_another_lease_is_refused_whole(ledger):
     first, second = grant(ledger, 2)
     sent = [make_trajectory(first.lease_id, 0), make_trajectory(second.lease_id, 1)]
     with pytest.raises(InvalidMessageError, match=r"trajectories\[1\]\.trajectory_id.*<0 to 1>"):
@@ -142,13 +142,13 @@ class Notebook(SequentialPrompts):
 
     def __init__(self):
         super().__init__()
-        self.heard = []
+        self.outcomes = []
 
     def next_prompt(self, in_flight):
         return None if len(in_flight) == 3 else super().next_prompt(in_flight)
 
     def observe(self, prompt_index, trajectories):
-        self.heard.append((prompt_index, [each.reward for each in trajectories]))
+        self.outcomes.append((prompt_index, [each.reward for each in trajectories]))
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def notebook():
 def test_the_source_hears_of_groups_that_say_nothing_too(clock, notebook):
     ledger = make_ledger(clock, group_filter=GroupFilter.DYNAMIC_SAMPLING, prompt_source=notebook)
     submit_all(ledger, grant(ledger, 2), reward=0.5)
-    assert notebook.heard == [(0, [0.5, 0.5]), (1, [0.5, 0.5])]
+    assert notebook.outcomes == [(0, [0.5, 0.5]), (1, [0.5, 0.5])]
     assert ledger.counts().dropped == {"no_signal": 4}
 
 
@@ -167,9 +167,9 @@ def test_the_source_hears_of_a_group_once_and_only_when_it_is_whole(clock, noteb
     ledger = make_ledger(clock, prompt_source=notebook)
     (lease,) = grant(ledger, 1)
     ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0)])
-    assert notebook.heard == []
+    assert notebook.outcomes == []
     submit_all(ledger, [lease, lease])
-    assert notebook.heard == [(0, [1.0, 1.0])]
+    assert notebook.outcomes == [(0, [1.0, 1.0])]
 
 
 def test_fewer_prompts_are_leased_when_the_source_has_no_more(clock, notebook):
@@ -243,7 +243,7 @@ def test_a_worker_cannot_hand_back_the_lease_of_another(ledger):
     assert ledger.counts().in_flight == 2
 
 
-def test_naming_a_lease_twice_hands_it_back_once(ledger):
+def test_naming_a_lease_twice_releases_it_once(ledger):
     (lease,) = grant(ledger, 1)
     assert ledger.release("w", [lease.lease_id, lease.lease_id, "unknown"]) == 1
     assert ledger.counts().dropped == {"released": 2}
@@ -382,14 +382,14 @@ def test_a_preempted_lease_that_is_submitted_in_time_is_accepted(ledger):
 
 
 def fill_buffer(ledger, *versions_of_groups):
-    """A ledger's buffer with a group of two answers for each tuple of versions."""
+    """A ledger's buffer with a group of two responses for each tuple of versions."""
     leases = ledger.grant("w", num_groups=len(versions_of_groups), policy_version=0)
     for lease, versions in zip(leases, versions_of_groups, strict=True):
         ledger.submit(lease.lease_id, make_trajectories(lease, versions=versions))
     return leases
 
 
-def test_the_newest_answers_are_those_with_tokens_of_a_version_one_of_each_prompt_first():
+def test_the_newest_responses_are_those_with_tokens_of_a_version_one_of_each_prompt_first():
     ledger = make_ledger(ManualClock())
     _, first, second = fill_buffer(ledger, (2, 2), (2, 3), (3, 3))
     ids = [one.trajectory_id for one in ledger.newest_trajectories(3, num_tokens=100)]
@@ -399,14 +399,14 @@ def test_the_newest_answers_are_those_with_tokens_of_a_version_one_of_each_promp
     assert ledger.counts().buffered == 6
 
 
-def test_the_newest_answers_are_as_few_as_have_the_tokens_wanted():
+def test_the_newest_responses_are_as_few_as_have_the_tokens_wanted():
     ledger = make_ledger(ManualClock())
     fill_buffer(ledger, (3, 3), (3, 3))
     sizes = [len(ledger.newest_trajectories(3, num_tokens=wanted)) for wanted in (0, 1, 2, 3, 4, 5)]
     assert sizes == [0, 1, 1, 2, 2, 3]
 
 
-def test_answers_of_a_group_that_is_not_complete_are_among_the_newest():
+def test_responses_of_a_group_that_is_not_complete_are_among_the_newest():
     ledger = make_ledger(ManualClock())
     (lease,) = ledger.grant("w", num_groups=1, policy_version=3)
     ledger.submit(lease.lease_id, make_trajectories(lease, versions=(3,))[:1])

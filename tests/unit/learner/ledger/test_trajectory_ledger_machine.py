@@ -1,4 +1,4 @@
-"""The ledger against its model, through any order of grants, answers, ends, steps and crashes."""
+"""The ledger against its model, through any order of grants, responses, ends, steps and crashes."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -181,7 +181,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert all(version - span.policy_version <= allowed for span in spans)
 
     @invariant()
-    def every_answer_is_in_exactly_one_place(self):
+    def every_response_is_in_exactly_one_place(self):
         counts, tally = self.ledger.counts(), self.model.tally()
         counts.check()
         assert counts.leased == tally.total()

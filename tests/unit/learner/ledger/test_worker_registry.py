@@ -25,7 +25,7 @@ def names(registry):
     return [worker.worker_id for worker in registry.workers()]
 
 
-def test_a_worker_is_listed_as_it_last_asked(registry, clock):
+def test_a_worker_is_listed_by_its_last_request(registry, clock):
     registry.record_request("first", "main", 4)
     assert registry.workers() == [
         RegisteredWorker(
@@ -38,7 +38,7 @@ def test_a_worker_is_listed_as_it_last_asked(registry, clock):
     ]
 
 
-def test_a_worker_not_heard_of_is_no_longer_listed(registry, clock):
+def test_a_lost_worker_is_no_longer_listed(registry, clock):
     clock.advance(WORKER_LOST_AFTER_S)
     assert names(registry) == ["first"]
     clock.advance(0.001)
@@ -67,7 +67,7 @@ def test_lost_workers_take_no_room(registry, clock):
     assert len(registry._workers) == 1
 
 
-def test_accepted_trajectories_add_up_while_a_worker_goes_on_asking(registry):
+def test_accepted_trajectories_add_up_while_a_worker_makes_requests(registry):
     registry.record_contact("first", num_accepted=3)
     registry.record_request("first", "main", 4)
     registry.record_contact("first", num_accepted=2)

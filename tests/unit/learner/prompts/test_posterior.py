@@ -56,19 +56,19 @@ def test_a_reward_between_0_and_1_is_a_part_of_a_success():
     assert (evidence.successes, evidence.failures) == (1.75, 1.25)
 
 
-def test_an_answer_counts_half_after_a_half_life():
-    # The other prompt's answer says that version 8 is here.
+def test_a_response_counts_half_after_a_half_life():
+    # The other prompt's response says that version 8 is here.
     evidence = posterior((7, [1.0, 1.0, 1.0, 0.0], 0), (1, [1.0], 8)).evidence(7)
     assert (evidence.successes, evidence.failures) == (1.5, 0.5)
 
 
-def test_a_late_answer_of_an_older_version_counts_as_if_it_had_come_in_time():
+def test_a_late_response_of_an_older_version_counts_as_if_it_had_come_in_time():
     # Version 8 is two half-lives before 24.
     evidence = posterior((7, [1.0], 24), (7, [0.0], 8)).evidence(7)
     assert (evidence.successes, evidence.failures) == (1.0, 0.25)
 
 
-def test_without_forgetting_the_first_answer_counts_as_the_last():
+def test_without_forgetting_the_first_response_counts_as_the_last():
     known = posterior((7, [1.0], 0), (7, [0.0, 0.0], 10**6), half_life_versions=float("inf"))
     assert success_rate(known.evidence(7)) == 0.4  # (1 + 1) / (2 + 3)
 
@@ -151,9 +151,9 @@ def test_the_order_of_arrival_changes_nothing(seen, order):
 
 
 @given(observations)
-def test_the_counts_are_sums_of_answers_by_age(seen):
+def test_the_counts_are_sums_of_responses_by_age(seen):
     newest = max((version for _, _, version in seen), default=0)
     for index in range(5):
-        answers = [(r, v) for i, rewards, v in seen if i == index for r in rewards]
-        expected = sum(reward * 0.5 ** ((newest - version) / 8.0) for reward, version in answers)
+        responses = [(r, v) for i, rewards, v in seen if i == index for r in rewards]
+        expected = sum(reward * 0.5 ** ((newest - version) / 8.0) for reward, version in responses)
         assert posterior(*seen).evidence(index).successes == pytest.approx(expected, abs=1e-9)

@@ -31,7 +31,7 @@ CHOOSING = pytest.mark.parametrize("make", [posterior, small_teacher])
 
 
 def observe(source, prompt_index, rewards, *, versions=(0,)):
-    """Tell a source of answers to a prompt whose text is told from others by its index."""
+    """Report responses to the prompt of this index to a source."""
     source.observe(
         prompt_index,
         [
@@ -58,7 +58,7 @@ def test_a_pool_is_gone_round_in_order():
     assert choices(SequentialPrompts(3), 7) == [0, 1, 2, 0, 1, 2, 0]
 
 
-def test_the_round_goes_on_after_a_restart():
+def test_the_round_continues_after_a_restart():
     source, later = SequentialPrompts(3), SequentialPrompts(3)
     choices(source, 4)
     later.restore(through_bytes(source))
@@ -137,7 +137,7 @@ def test_a_teacher_passes_over_unseen_prompts_that_are_in_flight():
     assert choices(small_teacher(4), 2, {0, 2}) == [1, 3]
 
 
-def test_a_teacher_leaves_alone_what_nobody_could_answer():
+def test_a_teacher_avoids_prompts_that_nobody_could_solve():
     source = small_teacher(6)
     choices(source, 6)
     observe(source, 4, [1.0, 0.0])

@@ -36,7 +36,7 @@ def through_a_file(state):
     [(4, 16, 0.4330127), (8, 16, 0.5), (0, 16, 0.0), (16, 16, 0.0), (0.5, 1, 0.5)],
     ids=["a quarter", "half", "none", "all", "half a success"],
 )
-def test_the_target_is_the_spread_of_the_answers(successes, trials, expected):
+def test_the_target_is_the_spread_of_the_responses(successes, trials, expected):
     assert undecidedness(successes, trials) == pytest.approx(expected, abs=1e-7)
 
 
@@ -50,7 +50,7 @@ def test_it_learns_which_prompt_is_undecided():
     assert max(solved, unsolved) < 0.05
 
 
-def test_it_has_an_opinion_on_a_prompt_that_nobody_answered():
+def test_it_predicts_for_a_prompt_without_responses():
     undecided, decided = taught().scores([(3, 1), (5, 8)])
     assert undecided > 0.4
     assert decided < 0.1
@@ -103,7 +103,7 @@ def test_the_same_seed_learns_the_same():
     assert taught(steps=5, seed=3).scores([SOLVED]) == taught(steps=5, seed=3).scores([SOLVED])
 
 
-def test_a_restored_teacher_goes_on_as_the_one_that_was_saved():
+def test_a_restored_teacher_continues_like_the_saved_one():
     teacher = taught(steps=5)
     restored = make_teacher(seed=99)
     restored.observe(SOLVED, 1, 8)  # its own past is replaced

@@ -132,7 +132,7 @@ def test_the_bounds_are_the_models_and_the_runs(make):
 
 
 @pytest.mark.parametrize("make", [llama, gpt2])
-def test_a_longest_answer_that_fills_the_context_is_refused_at_the_start(make):
+def test_a_longest_response_that_fills_the_context_is_refused_at_the_start(make):
     with pytest.raises(ValueError, match=r"spec\.sampling\.maxNewTokens: leaves no room.*got 64"):
         bounds_of(make_run(sampling={"maxNewTokens": 64}), make())
     assert bounds_of(make_run(sampling={"maxNewTokens": 63}), make()).context_tokens == 64

@@ -68,7 +68,7 @@ async def test_a_lease_says_what_to_sample_and_how(fixture):
     assert (lease.sampling.temperature, lease.sampling.max_new_tokens) == (1.0, 1024)
 
 
-async def test_an_answer_without_leases_says_when_to_ask_again(fixture):
+async def test_a_reply_without_leases_says_when_to_ask_again(fixture):
     stub = work_pb2_grpc.WorkServiceStub(fixture.channel)
     response = await stub.Lease(lease_request(max_trajectories=1), timeout=5)
     assert not response.leases

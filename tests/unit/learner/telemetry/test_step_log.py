@@ -105,11 +105,11 @@ def step_of_age(age_steps: int, *, buffered: int = 0) -> StepRecord:
     return replace(STEP, step=40, consumed=160, buffered=buffered, calibration_age_steps=age_steps)
 
 
-def test_the_calibration_of_a_run_whose_answers_have_all_arrived_gets_old_without_a_word():
+def test_the_calibration_of_a_run_whose_responses_have_all_arrived_gets_old_without_a_word():
     # 100 steps of 4: 160 consumed and 240 buffered are all of them.
     assert list(StepLog(100).events(step_of_age(32, buffered=240), None)) == []
-    (told,) = StepLog(100).events(step_of_age(32, buffered=236), None)
-    assert told[0] == "CalibrationStale"
+    (event,) = StepLog(100).events(step_of_age(32, buffered=236), None)
+    assert event[0] == "CalibrationStale"
 
 
 def test_a_calibration_that_gets_old_is_reported_once_and_when_it_is_renewed():

@@ -40,7 +40,7 @@ async def test_the_steps_taken_before_an_environment_broke_are_saved(make_learne
     tolerance = {"maxFailuresInARow": 4, "failureToleranceSeconds": 1}
     learner = make_learner(failurePolicy=tolerance, steps=100)
     training = asyncio.create_task(learner.training.run(drain_s=0))
-    working = asyncio.create_task(learner._work(None, answers_evaluations=True))
+    working = asyncio.create_task(learner._work(None, serves_evaluations=True))
     while learner.dispatcher.policy_version < 2:
         await asyncio.sleep(0.001)
     working.cancel()
@@ -55,7 +55,7 @@ async def test_the_steps_taken_before_an_environment_broke_are_saved(make_learne
     step = learner.dispatcher.policy_version
     again = make_learner(failurePolicy=tolerance, steps=100)
     assert again.training.resume() == step >= 2
-    # A run that has steps had answers: it is not judged as one that never worked.
+    # A run that has steps had responses: it is not judged as one that never worked.
     for _ in range(4):
         again.dispatcher.fail("w", "train-now-0", BROKEN)
     again.dispatcher.failures.check()

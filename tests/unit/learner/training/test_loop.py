@@ -99,7 +99,7 @@ async def test_behavior_and_target_policy_are_compared_again_after_a_resume(make
     assert kinds.count("SelfCheck") == 2
 
 
-async def test_a_step_is_given_answers_of_its_own_version_that_arrived_beside_its_batch(
+async def test_a_step_is_given_responses_of_its_own_version_that_arrived_beside_its_batch(
     make_learner,
 ):
     learner = make_learner(algorithm={"maxPolicyLagSteps": 4})
@@ -133,7 +133,7 @@ async def test_a_round_beside_training_that_is_unanswered_when_the_run_drains_is
     await make_learner().run(until_step=1)  # so that no round stands before the first step
     later = make_learner(evaluation={"prompts": 1, "everySteps": 2})
     later.training.resume()
-    training = asyncio.create_task(later.run(answers_evaluations=False))
+    training = asyncio.create_task(later.run(serves_evaluations=False))
     while not later.training._evaluation:
         await settle()
     later.drain()

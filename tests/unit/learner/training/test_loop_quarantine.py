@@ -26,10 +26,10 @@ async def test_a_group_that_breaks_the_update_is_dropped_stored_and_reported_and
     learner.accept(poison, response_token_ids=(VOCABULARY,))
     learner.accept(*others)
     assert await learner.run() is RunPhase.COMPLETE
-    (told,) = [event for event in read_events(tmp_path) if event.kind == "GroupQuarantined"]
-    assert f"{poison.lease.lease_id} (prompt 0) is not trained on: IndexError" in told.message
+    (event,) = [event for event in read_events(tmp_path) if event.kind == "GroupQuarantined"]
+    assert f"{poison.lease.lease_id} (prompt 0) is not trained on: IndexError" in event.message
     kept = tmp_path / "quarantine" / f"{poison.lease.lease_id}.json"
-    assert str(kept) in told.message
+    assert str(kept) in event.message
     document = json.loads(kept.read_text())
     assert document["trajectories"][0]["response_token_ids"] == [VOCABULARY]
     last = read_metrics(tmp_path).steps[-1]
@@ -109,8 +109,8 @@ async def test_a_replayed_response_that_breaks_the_update_is_discarded_stored_an
     poison = replace(make_trajectory("train-past-1", 0), response_token_ids=(VOCABULARY,))
     learner.update.draw([[poison]])
     assert await learner.run() is RunPhase.COMPLETE
-    (told,) = [event for event in read_events(tmp_path) if event.kind == "GroupQuarantined"]
-    assert told.message.startswith("train-past-1 (kept for replay) is not trained on: IndexError")
+    (event,) = [event for event in read_events(tmp_path) if event.kind == "GroupQuarantined"]
+    assert event.message.startswith("train-past-1 (kept for replay) is not trained on: IndexError")
     document = json.loads((tmp_path / "quarantine" / "train-past-1.json").read_text())
     assert document["prompt_index"] is None
     assert document["trajectories"][0]["response_token_ids"] == [VOCABULARY]
@@ -133,6 +133,6 @@ async def test_a_replay_that_a_learner_died_with_twice_is_not_restored(make_lear
         later = make_learner(**REPLAYING)
         assert later.training.resume() == 1
         assert set(held_lease_ids(later)) == set(held_lease_ids(first)) - {"train-past-1"}
-    (told,) = [event for event in read_events(tmp_path) if event.kind == "GroupQuarantined"]
-    assert "the learner died 2 times in a step with it" in told.message
+    (event,) = [event for event in read_events(tmp_path) if event.kind == "GroupQuarantined"]
+    assert "the learner died 2 times in a step with it" in event.message
     assert (tmp_path / "quarantine" / "train-past-1.json").exists()

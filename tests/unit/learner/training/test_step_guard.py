@@ -27,7 +27,7 @@ def make_guard(quarantine):
 
 
 def trainable_group(number, **changes):
-    """A group that can be trained on: its two answers differ, and so do their rewards."""
+    """A group that can be trained on: its two responses differ, and so do their rewards."""
     one = make_group(number, **changes)
     first, second = one.trajectories
     return replace(one, trajectories=(first, replace(second, reward=0.0)))
@@ -63,7 +63,7 @@ def test_a_learner_that_survives_a_broken_step_counts_no_death(quarantine, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_answer_beside_the_batch_that_breaks_the_step_costs_the_batch_nothing(quarantine):
+def test_a_response_beside_the_batch_that_breaks_the_step_costs_the_batch_nothing(quarantine):
     model, guard = make_guard(quarantine)
     before = [each.clone() for each in model.parameters()]
     result = take_step(guard, [trainable_group(1)], newest=POISON.trajectories, policy_version=0)
@@ -174,8 +174,8 @@ def test_the_third_broken_batch_in_a_row_ends_the_run_with_the_reason(quarantine
         take_step(guard, GROUPS, policy_version=0)
 
 
-def group_of_pairs(number, *answers):
-    """A group with an answer for each pair of its only token and its reward."""
+def group_of_pairs(number, *responses):
+    """A group with a response for each pair of its only token and its reward."""
     one = make_group(number)
     (head, _) = one.trajectories
     members = [
@@ -185,19 +185,19 @@ def group_of_pairs(number, *answers):
             response_token_ids=(token,),
             reward=reward,
         )
-        for at, (token, reward) in enumerate(answers)
+        for at, (token, reward) in enumerate(responses)
     ]
     return replace(one, trajectories=tuple(members))
 
 
 PRIZED = group_of_pairs(1, (5, 500.0), (6, 501.0))
 HIDDEN = group_of_pairs(2, (VOCABULARY + 5, 100.0), (7, 0.0))
-"""Rewards weigh exponentially: a group of two is drawn of the prized answers, a third is this."""
+"""Rewards weigh exponentially: a group of two is drawn of the prized responses, a third is this."""
 LARGER = group_of_pairs(3, (8, 0.0), (9, 0.0), (10, 0.0))
 
 
 def replay_guard(quarantine):
-    """A guard over answers kept, of which one breaks the step in which it is drawn."""
+    """A guard over responses kept, of which one breaks the step in which it is drawn."""
     document = make_spec().model_dump(by_alias=True)
     algorithm = {"method": "tba", "onPolicyEssRatio": 1.0, "onPolicyProbability": 0.0}
     batch = {**document["batch"], "promptPool": 9}
@@ -209,7 +209,7 @@ def replay_guard(quarantine):
     return update, guard
 
 
-def test_a_kept_answer_that_breaks_a_step_goes_and_the_groups_that_arrived_stay(quarantine):
+def test_a_kept_response_that_breaks_a_step_goes_and_the_groups_that_arrived_stay(quarantine):
     update, guard = replay_guard(quarantine)
     with pytest.raises(BrokenBatchError) as caught:
         take_step(guard, [LARGER], policy_version=2)
@@ -220,7 +220,7 @@ def test_a_kept_answer_that_breaks_a_step_goes_and_the_groups_that_arrived_stay(
     assert (result.skipped, result.reward_mean) == (None, pytest.approx(1001 / 3))
 
 
-def test_the_note_of_a_step_names_the_groups_whose_kept_answers_it_is_taken_on(
+def test_the_note_of_a_step_names_the_groups_whose_kept_responses_it_is_taken_on(
     quarantine, tmp_path, monkeypatch
 ):
     def interrupt(*_, **__):

@@ -127,7 +127,7 @@ def test_a_norm_that_is_not_a_number_refuses_the_step():
 
 
 def calibrate(variance_per_token, count=4096):
-    """Calibration that has seen so many pieces of 4 tokens with this mismatch; x^2 = v + v^2/4."""
+    """Calibration that has seen so many blocks of 4 tokens with this mismatch; x^2 = v + v^2/4."""
     variance = 4 * variance_per_token
     x = math.sqrt(variance + variance**2 / 4)
     return MismatchCalibration().observe([x, -x] * (count // 2), [4] * count)

@@ -8,7 +8,7 @@ from vcpo_learner.update.critic import LEARNING_RATE, Critic
 CPU = torch.device("cpu")
 ON_POLICY = [torch.zeros(2)]
 STATES = [torch.tensor([[1.0, 3.0], [1.0, -1.0]])]
-"""One answer of two tokens, two features each."""
+"""One response of two tokens, two features each."""
 
 
 def as_lists(advantages):
@@ -21,14 +21,14 @@ def weights(critic):
 
 
 def fit_critic(steps, *, states, rewards):
-    """A critic that saw the same answers of one token each, on policy, this many times."""
+    """A critic that saw the same responses of one token each, on policy, this many times."""
     critic = Critic(states[0].shape[1], CPU)
     for _ in range(steps):
         critic.advantages(states, [torch.zeros(1)] * len(states), rewards)
     return critic
 
 
-def test_before_it_learned_every_token_of_an_answer_is_worth_its_reward():
+def test_before_it_learned_every_token_of_a_response_is_worth_its_reward():
     assert as_lists(Critic(2, CPU).advantages(STATES, ON_POLICY, [0.75])) == [[0.75, 0.75]]
 
 
@@ -74,13 +74,13 @@ def test_states_of_half_precision_are_read():
     assert as_lists(Critic(2, CPU).advantages(states, ON_POLICY, [1.0])) == [[1.0, 1.0]]
 
 
-def test_answers_of_different_length_keep_their_rows():
+def test_responses_of_different_length_keep_their_rows():
     states = [torch.ones(1, 2), torch.ones(3, 2)]
     found = Critic(2, CPU).advantages(states, [torch.zeros(1), torch.zeros(3)], [0.25, 0.5])
     assert as_lists(found) == [[0.25], [0.5, 0.5, 0.5]]
 
 
-def test_a_restored_critic_goes_on_as_the_one_that_was_saved():
+def test_a_restored_critic_continues_like_the_saved_one():
     critic = Critic(2, CPU)
     critic.advantages(STATES, ON_POLICY, [1.0])
     file = io.BytesIO()

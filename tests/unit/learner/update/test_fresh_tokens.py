@@ -8,7 +8,7 @@ from vcpo_learner.update.fresh_tokens import fresh_blocks
 
 
 def response_of_versions(*versions):
-    """An answer with one token of each version, and its log ratios: 1, 2, 3, .."""
+    """A response with one token of each version, and its log ratios: 1, 2, 3, .."""
     return make_trajectory("lease", 0, versions=versions), torch.arange(
         1.0, len(versions) + 1, dtype=torch.float64
     )
@@ -19,17 +19,17 @@ def blocks_of(*versions, policy_version=8):
     return fresh_blocks([trajectory], ratios, policy_version)
 
 
-def test_a_short_answer_of_the_learners_version_is_one_piece():
+def test_a_short_response_of_the_learners_version_is_one_block():
     found = blocks_of(8, 8, 8)
     assert (found.log_weights, found.num_tokens, found.absolute_log_ratio) == ((6.0,), (3,), 6.0)
 
 
-def test_of_an_answer_that_saw_a_swap_the_last_tokens_are_fresh():
+def test_of_a_response_that_saw_a_swap_the_last_tokens_are_fresh():
     assert blocks_of(7, 7, 8, 8).log_weights == (7.0,)
 
 
 def test_stretches_that_are_apart_are_blocks_of_their_own():
-    # A resumed answer keeps what an older learner's version sampled between.
+    # A resumed response keeps what an older learner's version sampled between.
     assert blocks_of(8, 7, 8, 8).log_weights == (1.0, 7.0)
 
 

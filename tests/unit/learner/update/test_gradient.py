@@ -55,7 +55,7 @@ def test_the_gradient_is_the_estimators_for_every_family_of_models(family):
 
 
 def dominated_group(model, nats):
-    """Four answers of which the third weighs exp(nats) times as much as the others."""
+    """Four responses of which the third weighs exp(nats) times as much as the others."""
     rows = [trajectory(number, response=(5, 6, 7 + number)) for number in range(4)]
     ratios = [[0.0] * 3 if number == 2 else [nats, 0.0, 0.0] for number in range(4)]
     group = [resample(model, *row) for row in zip(rows, ratios, strict=True)]

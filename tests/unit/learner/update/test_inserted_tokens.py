@@ -33,7 +33,7 @@ MODEL = seeded_model(llama, dtype=torch.float64)
 
 
 def with_tool_output(one, random):
-    """The trajectory with up to three pieces of tool output in it, sampled around them."""
+    """The trajectory with up to three spans of tool output, and new log-probabilities."""
     response, spans = [], []
     for token in one.response_token_ids:
         if random.random() < 0.5 and len(spans) < 3:

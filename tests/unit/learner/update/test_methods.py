@@ -99,7 +99,7 @@ def test_a_step_on_replayed_groups_is_the_step_on_what_was_drawn():
     assert found.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-9)
 
 
-def test_answers_that_are_drawn_again_are_not_fresh_again():
+def test_responses_that_are_drawn_again_are_not_fresh_again():
     model = seeded_model(llama, dtype=torch.float64)
     groups = sampled_groups(model)
     own = [

@@ -233,12 +233,12 @@ def test_tokens_of_the_current_version_calibrate(versions):
     assert 0.5 < on_policy_ratio(versions) < 1.0
 
 
-@pytest.mark.parametrize("versions", [(7, 7), (6, 7)], ids=["older", "begun by one older still"])
+@pytest.mark.parametrize("versions", [(7, 7), (6, 7)], ids=["older", "started by an older version"])
 def test_tokens_of_another_version_do_not_calibrate(versions):
     assert on_policy_ratio(versions) == 1.0
 
 
-def test_answers_beside_the_batch_calibrate_a_learner_that_sees_only_stale_ones():
+def test_responses_beside_the_batch_calibrate_a_learner_that_sees_only_stale_ones():
     model = seeded_model(llama)
     update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None), PAD)
     noisy = sampled_groups(model, num_groups=12)
@@ -250,7 +250,7 @@ def test_answers_beside_the_batch_calibrate_a_learner_that_sees_only_stale_ones(
     assert update.step(stale, policy_version=9).calibration_age_steps == 1
 
 
-def test_answers_beside_the_batch_are_not_learned_from():
+def test_responses_beside_the_batch_are_not_learned_from():
     spec = make_spec()
     groups = sampled_groups(seeded_model(llama))
     newest = [of_versions(one, 9, 9) for group in groups for one in group]
@@ -261,7 +261,7 @@ def test_answers_beside_the_batch_are_not_learned_from():
     assert torch.equal(flat(models[0]), flat(models[1]))
 
 
-def test_answers_beside_the_batch_are_scored_before_the_step():
+def test_responses_beside_the_batch_are_scored_before_the_step():
     model = seeded_model(llama)
     groups = sampled_groups(model)
     own = [[of_versions(one, 9, 9) for one in group] for group in groups]
@@ -272,7 +272,7 @@ def test_answers_beside_the_batch_are_scored_before_the_step():
     assert found.absolute_log_ratio == pytest.approx(expected.absolute_log_ratio, rel=1e-5)
 
 
-def test_an_answer_beside_the_batch_that_is_no_number_costs_no_step():
+def test_a_response_beside_the_batch_that_is_no_number_costs_no_step():
     model = seeded_model(llama)
     groups = sampled_groups(model)
     one = of_versions(groups[0][0], 9, 9)
@@ -282,7 +282,7 @@ def test_an_answer_beside_the_batch_that_is_no_number_costs_no_step():
     assert (result.skipped, result.fresh.num_tokens) == (None, 0)
 
 
-def test_a_batch_of_stale_answers_asks_for_fresh_tokens_and_a_fresh_batch_for_none():
+def test_a_batch_of_stale_responses_asks_for_fresh_tokens_and_a_fresh_batch_for_none():
     model = seeded_model(llama)
     groups = sampled_groups(model, num_groups=12)
     num_tokens = sum(one.num_sampled_tokens for group in groups for one in group)
@@ -295,8 +295,8 @@ def test_a_batch_of_stale_answers_asks_for_fresh_tokens_and_a_fresh_batch_for_no
     assert given.begin(fresh, policy_version=8).wanted_fresh_tokens == 0
 
 
-def test_after_a_resume_fresh_tokens_are_asked_for_though_the_ratio_is_given():
-    # The start-up check of sampler against learner wants them.
+def test_after_a_resume_fresh_tokens_are_wanted_though_the_ratio_is_given():
+    # The start-up check of behavior policy against target policy wants them.
     model = seeded_model(llama)
     fresh = [[of_versions(one, 8, 8) for one in group] for group in sampled_groups(model)]
     update = PolicyUpdate(model, make_spec(onPolicyEssRatio=0.9), PAD)

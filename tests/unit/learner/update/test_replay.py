@@ -17,8 +17,8 @@ from vcpo_learner.update.replay import (
 )
 
 
-def answer(*tokens, version=0, then=None, reward=0.0, name="a"):
-    """An answer of these tokens, the last of them sampled by version `then` if one is given."""
+def make_response(*tokens, version=0, then=None, reward=0.0, name="a"):
+    """A response of these tokens, the last of them sampled by version `then` if one is given."""
     versions = [version] * (len(tokens) - 1) + [version if then is None else then]
     return Trajectory(
         trajectory_id=name,
@@ -36,9 +36,9 @@ def first_draws(held, count, **settings):
     return [draw(held, 1, ReplaySettings(**settings), rng)[0] for _ in range(count)]
 
 
-answers = st.lists(
+responses = st.lists(
     st.builds(
-        lambda token, version, reward: answer(token, version=version, reward=reward),
+        lambda token, version, reward: make_response(token, version=version, reward=reward),
         st.integers(0, 8),
         st.integers(0, 3),
         st.floats(-1e4, 1e4),
@@ -47,47 +47,51 @@ answers = st.lists(
 )
 
 
-def test_the_newest_answers_stay():
-    one, two, three = answer(1), answer(2), answer(3)
+def test_the_newest_responses_stay():
+    one, two, three = make_response(1), make_response(2), make_response(3)
     assert keep_newest([one, two], [three], 2) == (two, three)
 
 
-def test_of_two_equal_answers_the_later_stays_and_is_the_newest():
-    early, other, late = answer(1, version=0), answer(2), answer(1, version=5)
+def test_of_two_equal_responses_the_later_stays_and_is_the_newest():
+    early, other, late = make_response(1, version=0), make_response(2), make_response(1, version=5)
     assert keep_newest([early, other], [late], 8) == (other, late)
 
 
-def test_an_answer_that_begins_like_another_is_another():
-    assert len(keep_newest([answer(1)], [answer(1, 2)], 8)) == 2
+def test_a_response_that_begins_like_another_is_another():
+    assert len(keep_newest([make_response(1)], [make_response(1, 2)], 8)) == 2
 
 
-def test_a_group_is_of_the_most_recent_version_while_there_are_answers_of_it():
-    held = [answer(1, version=3), answer(2, version=2, reward=9.0), answer(3, version=3)]
+def test_a_group_is_of_the_most_recent_version_while_there_are_responses_of_it():
+    held = [
+        make_response(1, version=3),
+        make_response(2, version=2, reward=9.0),
+        make_response(3, version=3),
+    ]
     group = draw(held, 2, ReplaySettings(on_policy_probability=1.0), random.Random(0))
     assert {each.response_token_ids for each in group} == {(1,), (3,)}
 
 
-def test_older_answers_fill_up_a_group():
-    held = [answer(1, version=3), answer(2, version=2)]
+def test_older_responses_fill_up_a_group():
+    held = [make_response(1, version=3), make_response(2, version=2)]
     settings = ReplaySettings(on_policy_probability=1.0)
     assert draw(held, 2, settings, random.Random(0)) == held
 
 
-def test_an_answer_is_as_recent_as_the_oldest_of_its_tokens():
-    mixed, whole = answer(1, 2, version=1, then=7), answer(3, version=2)
+def test_a_response_is_as_recent_as_the_oldest_of_its_tokens():
+    mixed, whole = make_response(1, 2, version=1, then=7), make_response(3, version=2)
     assert set(first_draws([mixed, whole], 50, on_policy_probability=1.0)) == {whole}
 
 
-def test_answers_are_drawn_by_the_exponential_of_their_reward():
+def test_responses_are_drawn_by_the_exponential_of_their_reward():
     # exp(0) to exp(2 * ln 3 / 2): one to three.
-    held = [answer(1), answer(2, reward=math.log(3.0) / 2)]
+    held = [make_response(1), make_response(2, reward=math.log(3.0) / 2)]
     draws = first_draws(held, 2000, on_policy_probability=0.0, inverse_temperature=2.0)
     assert draws.count(held[1]) == pytest.approx(1500, abs=97)
 
 
 def test_the_most_recent_are_drawn_with_their_probability_and_by_their_reward():
     # 1/2 for being recent, and half of the other half.
-    held = [answer(1, version=0), answer(2, version=1)]
+    held = [make_response(1, version=0), make_response(2, version=1)]
     draws = first_draws(held, 2000, on_policy_probability=0.5)
     assert draws.count(held[1]) == pytest.approx(1500, abs=97)
 
@@ -100,8 +104,8 @@ def test_extreme_rewards_neither_overflow_nor_vanish():
     assert reward_weights([1e4, -1e4, 1e4], ReplaySettings()) == [1.0, 0.0, 1.0]
 
 
-@given(answers, st.integers(0, 16), st.integers(0, 99))
-def test_a_group_has_no_answer_twice_and_is_as_large_as_can_be(found, count, seed):
+@given(responses, st.integers(0, 16), st.integers(0, 99))
+def test_a_group_has_no_response_twice_and_is_as_large_as_can_be(found, count, seed):
     held = keep_newest([], found, 8)
     group = draw(held, count, ReplaySettings(), random.Random(seed))
     assert len({each.response_token_ids for each in group}) == len(group)
@@ -109,7 +113,7 @@ def test_a_group_has_no_answer_twice_and_is_as_large_as_can_be(found, count, see
     assert set(group) <= set(held)
 
 
-@given(answers, st.integers(1, 8))
+@given(responses, st.integers(1, 8))
 def test_what_is_kept_does_not_depend_on_how_it_arrived(found, capacity):
     singly: tuple[Trajectory, ...] = ()
     for each in found:
@@ -117,7 +121,7 @@ def test_what_is_kept_does_not_depend_on_how_it_arrived(found, capacity):
     assert singly == keep_newest([], found, capacity)
 
 
-@given(answers, st.integers(0, 99))
+@given(responses, st.integers(0, 99))
 def test_equal_generators_draw_equal_groups(found, seed):
     held = keep_newest([], found, 8)
     groups = [draw(held, 4, ReplaySettings(), random.Random(seed)) for _ in range(2)]
@@ -130,8 +134,8 @@ def make_buffer(*, seed=0, **settings):
 
 def test_prompts_are_kept_apart():
     buffer = make_buffer(capacity_per_prompt=1)
-    buffer.add([answer(1), answer(2)])
-    buffer.add([replace(answer(2), prompt_token_ids=(9,))])
+    buffer.add([make_response(1), make_response(2)])
+    buffer.add([replace(make_response(2), prompt_token_ids=(9,))])
     assert len(buffer) == 2
     assert [[each.response_token_ids for each in buffer.held(key)] for key in [(1, 2), (9,)]] == [
         [(2,)],
@@ -141,45 +145,47 @@ def test_prompts_are_kept_apart():
 
 def test_what_is_drawn_stays_for_the_next_time():
     buffer = make_buffer()
-    (group,) = buffer.exchange([[answer(1), answer(2)]])
+    (group,) = buffer.exchange([[make_response(1), make_response(2)]])
     assert {each.response_token_ids for each in group} == {(1,), (2,)}
     assert len(buffer) == 2
 
 
-def test_every_group_is_exchanged_for_answers_to_its_own_prompt():
+def test_every_group_is_exchanged_for_responses_to_its_own_prompt():
     buffer = make_buffer(on_policy_probability=0.0)
-    other = [replace(answer(token), prompt_token_ids=(9,)) for token in (5, 6)]
-    groups = buffer.exchange([[answer(1), answer(2)], other])
+    other = [replace(make_response(token), prompt_token_ids=(9,)) for token in (5, 6)]
+    groups = buffer.exchange([[make_response(1), make_response(2)], other])
     assert [{each.prompt_token_ids for each in group} for group in groups] == [{(1, 2)}, {(9,)}]
 
 
-def test_earlier_answers_come_back_by_their_reward():
+def test_earlier_responses_come_back_by_their_reward():
     buffer = make_buffer(on_policy_probability=0.0, inverse_temperature=100.0)
-    buffer.exchange([[answer(7, reward=1.0), answer(8, reward=1.0)]])
-    (group,) = buffer.exchange([[answer(1, version=3), answer(2, version=3)]])
+    buffer.exchange([[make_response(7, reward=1.0), make_response(8, reward=1.0)]])
+    (group,) = buffer.exchange([[make_response(1, version=3), make_response(2, version=3)]])
     assert {each.response_token_ids for each in group} == {(7,), (8,)}
 
 
-def test_a_prompt_with_one_answer_only_gives_a_group_of_one():
-    (group,) = make_buffer().exchange([[answer(1), answer(1, version=1)]])
-    assert group == [answer(1, version=1)]
+def test_a_prompt_with_one_response_only_gives_a_group_of_one():
+    (group,) = make_buffer().exchange([[make_response(1), make_response(1, version=1)]])
+    assert group == [make_response(1, version=1)]
 
 
 def test_a_buffer_restored_from_json_draws_as_the_first_would_have():
     first, second = make_buffer(), make_buffer(seed=7)
-    arrived = [[answer(token, reward=token / 9, version=token // 4) for token in range(9)]]
+    arrived = [[make_response(token, reward=token / 9, version=token // 4) for token in range(9)]]
     first.exchange(arrived)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.held((1, 2)) == first.held((1, 2))
-    later = [[answer(20, version=9), answer(21, version=9), answer(22, version=9)]]
+    later = [
+        [make_response(20, version=9), make_response(21, version=9), make_response(22, version=9)]
+    ]
     assert [second.exchange(later) for _ in range(3)] == [first.exchange(later) for _ in range(3)]
 
 
-def test_a_smaller_buffer_goes_on_with_the_newest_answers():
+def test_a_smaller_buffer_keeps_the_newest_responses():
     buffer, smaller = make_buffer(), make_buffer(capacity_per_prompt=1)
-    buffer.add([answer(1), answer(2)])
+    buffer.add([make_response(1), make_response(2)])
     smaller.load_state_dict(buffer.state_dict())
-    assert smaller.held((1, 2)) == (answer(2),)
+    assert smaller.held((1, 2)) == (make_response(2),)
 
 
 @pytest.mark.parametrize(
@@ -197,9 +203,9 @@ def test_a_setting_out_of_range_is_named(field, value):
         ReplaySettings(**{field: value})
 
 
-def test_answers_that_are_removed_are_not_drawn_again_and_the_others_are():
+def test_responses_that_are_removed_are_not_drawn_again_and_the_others_are():
     buffer = make_buffer()
-    good, bad = answer(1, name="good/0"), answer(2, name="bad/0")
+    good, bad = make_response(1, name="good/0"), make_response(2, name="bad/0")
     elsewhere = replace(bad, trajectory_id="bad/1", prompt_token_ids=(9,))
     buffer.add([good, bad])
     buffer.add([elsewhere])

@@ -38,10 +38,10 @@ def test_no_cap_truncates_nothing():
 
 @pytest.mark.parametrize("size", [1, 4, 100])
 def test_moments_of_blocks_are_those_of_plain_numbers(size):
-    pieces = [near_equal_blocks(len(row), size) for row in rows()]
+    blocks = [near_equal_blocks(len(row), size) for row in rows()]
     logs = [
         weight
-        for row, own in zip(rows(), pieces, strict=True)
+        for row, own in zip(rows(), blocks, strict=True)
         for weight in block_log_weights(row, own)
     ]
-    assert close(block_moments(log_ratios(), pieces), WeightMoments.of(logs))
+    assert close(block_moments(log_ratios(), blocks), WeightMoments.of(logs))

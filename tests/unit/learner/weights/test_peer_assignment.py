@@ -31,7 +31,7 @@ def workers():
     return Workers()
 
 
-def test_two_fetch_from_the_learner_and_everybody_else_from_those_who_asked_before(workers):
+def test_two_fetch_from_the_learner_and_everybody_else_from_earlier_workers(workers):
     sources = [workers.ask(worker) for worker in "abcdefg"]
     assert sources == ["", "", "a", "a", "b", "b", "c"]
 
@@ -113,7 +113,7 @@ def test_nobody_is_sent_to_a_worker_that_does_not_serve(workers):
     assert [workers.ask(worker, serves=False) for worker in "abc"] == ["", "", ""]
 
 
-def test_nobody_is_sent_to_a_worker_that_was_not_heard_of_for_long(workers):
+def test_a_lost_worker_is_no_source(workers):
     workers.ask("a")
     workers.ask("b")
     workers.clock.now_s += WORKER_LOST_AFTER_S + 1

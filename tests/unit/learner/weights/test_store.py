@@ -55,7 +55,7 @@ async def test_a_version_of_another_incarnation_is_not_the_same_version(store):
     assert policy.manifest.incarnation == INCARNATION
 
 
-async def test_a_lower_version_after_a_restart_is_news(store):
+async def test_a_lower_version_after_a_restart_is_new(store):
     publish(store, 2)
     policy = await newest(store, held=9, incarnation="before", wait_s=30)
     assert policy.manifest.policy_version == 2

@@ -1,4 +1,4 @@
-"""Wishes, and the plans that they lead to, for the tests of plans."""
+"""Desired states, and their plans, for the tests of plans."""
 
 from __future__ import annotations
 

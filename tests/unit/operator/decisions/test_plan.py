@@ -222,7 +222,7 @@ def test_no_pod_is_replaced_before_its_controller_has_seen_the_new_template():
 
 
 def test_an_object_of_an_earlier_run_of_the_same_name_is_not_touched():
-    foreign = ObservedChild(
+    unowned = ObservedChild(
         kind=Kind.SERVICE,
         name="demo-learner",
         uid="old",
@@ -230,7 +230,7 @@ def test_an_object_of_an_earlier_run_of_the_same_name_is_not_touched():
         digest=None,
         version=1,
     )
-    observed = ObservedState(children=(*with_token().observed.children, foreign))
+    observed = ObservedState(children=(*with_token().observed.children, unowned))
     assert names(plan(desired_for(), observed, applied={})) == EVERYTHING[:2]
     conflict = first_conflict(desired_for(), observed)
     assert conflict is not None

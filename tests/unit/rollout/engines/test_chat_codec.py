@@ -37,7 +37,7 @@ def test_a_plain_prompt_is_its_text_and_nothing_else(chatty):
     assert round_trip(PromptCodec(chatty, PromptFormat.PLAIN), "312") == "312"
 
 
-def test_a_chat_prompt_is_one_user_turn_and_the_cue_for_the_answer(chatty):
+def test_a_chat_prompt_is_one_user_turn_and_the_cue_for_the_response(chatty):
     assert round_trip(PromptCodec(chatty, PromptFormat.CHAT), "312") == "<312>="
 
 
@@ -54,7 +54,7 @@ def test_chat_without_a_template_is_refused_with_the_cure(tokenizer):
         PromptCodec(tokenizer, PromptFormat.CHAT)
 
 
-def test_the_token_that_ended_an_answer_is_not_part_of_its_text(tokenizer):
+def test_the_token_that_ended_a_response_is_not_part_of_its_text(tokenizer):
     codec = PromptCodec(tokenizer, PromptFormat.PLAIN)
     end = tokenizer.eos_token_id
     assert codec.decode([*codec.encode(make_prompt("12")), end], frozenset({end})) == "12"
@@ -67,7 +67,7 @@ def test_an_end_token_in_the_middle_stays_visible_to_the_judge(tokenizer):
     assert codec.decode([one, end, two], frozenset({end})) == "1<eos>2"
 
 
-def test_an_answer_of_nothing_but_its_end_is_empty(tokenizer):
+def test_a_response_of_nothing_but_its_end_is_empty(tokenizer):
     codec = PromptCodec(tokenizer, PromptFormat.PLAIN)
     assert codec.decode([tokenizer.eos_token_id], frozenset({tokenizer.eos_token_id})) == ""
 
@@ -80,8 +80,8 @@ def test_a_plain_reply_is_its_text_and_nothing_else(chatty):
     assert encoded_reply(PromptCodec(chatty, PromptFormat.PLAIN), "312") == "312"
 
 
-def test_a_chat_reply_is_what_the_template_puts_between_two_answers(chatty):
-    # Behind an answer the template writes `>`, then the message and the cue.
+def test_a_chat_reply_is_what_the_template_writes_between_two_responses(chatty):
+    # Behind a response the template writes `>`, then the message and the cue.
     assert encoded_reply(PromptCodec(chatty, PromptFormat.CHAT), "312") == "><312>="
 
 
@@ -92,7 +92,7 @@ def test_the_end_that_the_model_has_sampled_is_not_written_twice(chatty):
     assert encoded_reply(codec, "312", last=end + 1, ends=frozenset({end})) == "><312>="
 
 
-def test_a_template_that_changes_answers_is_refused(chatty):
+def test_a_template_that_changes_responses_is_refused(chatty):
     chatty.chat_template = "{% for message in messages %}<{{ message.role }}>{% endfor %}"
     with pytest.raises(
         ValueError, match=r"spec\.environment\.promptFormat: the chat template changes"
@@ -219,6 +219,6 @@ def test_messages_without_a_template_are_shown_as_one_text(tokenizer):
         (EXAMPLE[:2], "the last must be from the user"),
     ],
 )
-def test_messages_that_cannot_be_asked_are_refused(messages, said):
+def test_messages_that_are_no_prompt_are_refused(messages, said):
     with pytest.raises(ValueError, match=said):
         Prompt(messages=messages, answer="")

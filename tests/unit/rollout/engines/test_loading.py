@@ -16,7 +16,7 @@ from vcpo_rollout.engines.loading import (
 
 @pytest.fixture
 def folder(tmp_path, make_model):
-    """A model folder without weights; token 2 ends an answer."""
+    """A model folder without weights; token 2 ends a response."""
     words = Tokenizer(models.WordLevel({"<unk>": 0, "yes": 1, "<eos>": 2}, unk_token="<unk>"))
     make_model(tied=True).config.save_pretrained(tmp_path)
     PreTrainedTokenizerFast(

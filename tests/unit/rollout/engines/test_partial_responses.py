@@ -44,7 +44,7 @@ def under_way(model, *, passes):
 
 
 async def interrupt_generation(engine, request, started):
-    """Cut a generation once it has started; what it had by then."""
+    """Interrupt a generation once it has started; return its partial response."""
     interrupt = asyncio.Event()
     generating = asyncio.create_task(engine.generate(request, interrupt=interrupt))
     await started.wait()
@@ -87,7 +87,7 @@ async def test_a_response_interrupted_by_one_engine_is_resumed_by_another(
     assert generation.logprobs == pytest.approx(expected, abs=1e-5)
 
 
-async def test_what_goes_on_under_the_same_version_is_one_span(start, make_model, make_request):
+async def test_tokens_resumed_under_the_same_version_are_one_span(start, make_model, make_request):
     engine = await start(make_model(), policy=make_model(), version=2)
     partial = PartialResponse(
         token_ids=(8, 9),
@@ -101,7 +101,7 @@ async def test_what_goes_on_under_the_same_version_is_one_span(start, make_model
     assert generation.logprobs[:2] == (-0.5, -0.25)
 
 
-async def test_one_event_cuts_many_and_frees_their_places(start, make_model, make_request):
+async def test_one_event_interrupts_many_and_frees_their_slots(start, make_model, make_request):
     model = make_model()
     started = under_way(model, passes=3)
     engine = await start(model, policy=make_model(), max_concurrent_sequences=2)
@@ -114,7 +114,7 @@ async def test_one_event_cuts_many_and_frees_their_places(start, make_model, mak
     ends = await asyncio.gather(*generating, return_exceptions=True)
     sampled = [end.partial_response for end in ends]
     assert len(sampled[0].token_ids) == len(sampled[1].token_ids) >= 1
-    assert sampled[2] is None  # it had no place yet
+    assert sampled[2] is None  # it had no slot yet
     generation = await engine.generate(make_request(PROMPT, max_new_tokens=2))
     assert len(generation.token_ids) == 2
 

@@ -35,7 +35,7 @@ async def test_sampled_tokens_are_resumed_after_the_lease_expired():
     assert [request.partial_response.token_ids for request in after] == [(5,), (5,)]
 
 
-async def test_the_answers_of_an_evaluation_have_all_of_their_time():
+async def test_the_responses_of_an_evaluation_have_all_of_their_time():
     async with learner_fixture() as fixture:
         time = ManualTime(fixture.clock)
         fixture.engine.gate.clear()

@@ -73,16 +73,16 @@ def task(tmp_path, monkeypatch):
 
 
 async def report_with(environment):
-    """What the learner has heard when a worker has had this environment for a while."""
+    """The failure that the learner has counted after a worker has used this environment."""
     async with learner_fixture() as fixture:
         fixture.environment = environment
         fixture.publish(0)
         async with run_in_task(fixture.worker()):
             await eventually(lambda: fixture.dispatcher.failures.in_a_row >= 4)
-        (told,) = fixture.dispatcher.failures.counts
-        assert fixture.count("vcpo_rollout_failures_total", cause=told.latest.cause) >= 4
+        (failure,) = fixture.dispatcher.failures.counts
+        assert fixture.count("vcpo_rollout_failures_total", cause=failure.latest.cause) >= 4
         assert fixture.ledger.counts().buffered == 0
-        return told.latest
+        return failure.latest
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ async def report_with(environment):
         ("Unable", "prompt", "LookupError: item ", "user_task.py:26"),
     ],
 )
-async def test_the_learner_hears_what_failed_and_where(task, tmp_path, name, cause, said, place):
+async def test_the_learner_receives_what_failed_and_where(task, tmp_path, name, cause, said, place):
     failure = await report_with(getattr(task, name)())
     assert failure.cause == cause
     assert said in failure.sentence
@@ -137,9 +137,9 @@ async def test_the_learner_hears_of_an_environment_that_blocks():
                 await eventually(lambda: fixture.dispatcher.failures.in_a_row > 0)
         finally:
             released.set()
-        (told,) = fixture.dispatcher.failures.counts
-    assert told.latest.cause is FailureCause.TIMEOUT
-    assert told.latest.location.startswith(__file__)
+        (failure,) = fixture.dispatcher.failures.counts
+    assert failure.latest.cause is FailureCause.TIMEOUT
+    assert failure.latest.location.startswith(__file__)
 
 
 def events(count):

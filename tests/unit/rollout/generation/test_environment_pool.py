@@ -44,7 +44,7 @@ def threads_of_environments():
 async def test_weights_arrive_while_every_environment_blocks(fixture):
     fixture.publish(0)
     async with run_in_task(fixture.worker(places=8)):
-        await eventually(lambda: fixture.environment.waiting == 4)  # prompts of two answers each
+        await eventually(lambda: fixture.environment.waiting == 4)  # prompts of two responses each
         fixture.publish(1)
         await eventually(lambda: fixture.engine.swapped == [0, 1])
         assert await asyncio.to_thread(lambda: "free") == "free"
@@ -84,5 +84,5 @@ async def test_what_finds_no_thread_free_waits_for_one():
 
 
 @pytest.mark.parametrize(("answers", "threads"), [(1, 1), (64, 64), (256, 256), (10_000, 256)])
-def test_there_are_as_many_threads_as_answers_up_to_a_bound(answers, threads):
-    assert num_threads(answers) == threads
+def test_there_are_as_many_threads_as_responses_up_to_a_bound(responses, threads):
+    assert num_threads(responses) == threads

@@ -54,11 +54,11 @@ class Listener:
 
     def __init__(self, *replies, reward=1.0):
         self.replies = [*replies, None]
-        self.heard = []
+        self.turns = []
         self.worth = reward
 
     def next_turn(self, response):
-        self.heard.append(response)
+        self.turns.append(response)
         return self.replies.pop(0)
 
     def reward(self):
@@ -83,32 +83,32 @@ def hold(engine, conversation, *, room=100, codec=None):
 def test_every_turn_continues_the_very_tokens_before_it():
     engine = Scripted(turn(10, END), turn(11, 12, END), turn(13, END))
     listener = Listener("xy", "z")
-    answer = hold(engine, listener)
+    response = hold(engine, listener)
     assert [each.prompt_token_ids for each in engine.requests] == [
         PROMPT,
         (*PROMPT, 10, END, 33, 34),
         (*PROMPT, 10, END, 33, 34, 11, 12, END, 35),
     ]
-    assert answer.prompt_token_ids == PROMPT
-    assert answer.response_token_ids == (10, END, 33, 34, 11, 12, END, 35, 13, END)
-    assert listener.heard == ["a", "bc", "d"]
+    assert response.prompt_token_ids == PROMPT
+    assert response.response_token_ids == (10, END, 33, 34, 11, 12, END, 35, 13, END)
+    assert listener.turns == ["a", "bc", "d"]
 
 
 def test_what_was_inserted_is_marked_and_has_neither_version_nor_probability():
-    answer = hold(Scripted(turn(10, END, version=4), turn(11, END, version=5)), Listener("xy"))
-    assert answer.inserted_spans == (TokenSpan(start=2, num_tokens=2),)
-    assert answer.rollout_logprobs == (-5.0, -0.5, -5.5, -0.5)
-    assert [(span.policy_version, span.num_tokens) for span in answer.version_spans] == [
+    response = hold(Scripted(turn(10, END, version=4), turn(11, END, version=5)), Listener("xy"))
+    assert response.inserted_spans == (TokenSpan(start=2, num_tokens=2),)
+    assert response.rollout_logprobs == (-5.0, -0.5, -5.5, -0.5)
+    assert [(span.policy_version, span.num_tokens) for span in response.version_spans] == [
         (4, 2),
         (5, 2),
     ]
-    assert (answer.reward, answer.finish_reason) == (1.0, FinishReason.STOP)
+    assert (response.reward, response.finish_reason) == (1.0, FinishReason.STOP)
 
 
-def test_a_conversation_of_one_turn_is_an_ordinary_answer():
-    answer = hold(Scripted(turn(10, END)), Listener())
-    assert answer.inserted_spans == ()
-    assert answer.response_token_ids == (10, END)
+def test_a_conversation_of_one_turn_is_an_ordinary_response():
+    response = hold(Scripted(turn(10, END)), Listener())
+    assert response.inserted_spans == ()
+    assert response.response_token_ids == (10, END)
 
 
 def test_replies_take_up_room_too():
@@ -117,17 +117,17 @@ def test_replies_take_up_room_too():
     assert [each.max_new_tokens for each in engine.requests] == [9, 4]
 
 
-def test_a_reply_that_leaves_no_room_is_dropped_and_ends_the_answer():
-    answer = hold(Scripted(turn(10, END)), Listener("xyz"), room=5)
-    assert (answer.response_token_ids, answer.inserted_spans) == ((10, END), ())
-    assert answer.finish_reason is FinishReason.LENGTH
+def test_a_reply_that_leaves_no_room_is_dropped_and_ends_the_response():
+    response = hold(Scripted(turn(10, END)), Listener("xyz"), room=5)
+    assert (response.response_token_ids, response.inserted_spans) == ((10, END), ())
+    assert response.finish_reason is FinishReason.LENGTH
 
 
-def test_a_truncated_turn_is_heard_and_ends_the_response():
+def test_a_truncated_turn_is_passed_on_and_ends_the_response():
     listener = Listener("xyz")
-    answer = hold(Scripted(turn(10, 11, reason=FinishReason.LENGTH)), listener)
-    assert answer.finish_reason is FinishReason.LENGTH
-    assert listener.heard == ["ab"]
+    response = hold(Scripted(turn(10, 11, reason=FinishReason.LENGTH)), listener)
+    assert response.finish_reason is FinishReason.LENGTH
+    assert listener.turns == ["ab"]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ async def test_the_engines_probabilities_are_those_of_the_whole_history():
     request = GenerationRequest(prompt_token_ids=PROMPT, temperature=0.8, max_new_tokens=60)
     try:
         await engine.swap_weights(make_policy_weights(model, 0))
-        answers = await asyncio.gather(
+        responses = await asyncio.gather(
             *(
                 converse(
                     "lease/0",
@@ -178,15 +178,15 @@ async def test_the_engines_probabilities_are_those_of_the_whole_history():
         )
     finally:
         await engine.close()
-    assert sum(len(answer.inserted_spans) for answer in answers) > 4
-    for answer in answers:
-        whole = forward_logprobs(model, PROMPT, answer.response_token_ids, 0.8)
-        sampled = [value for value, own in zip(whole, answer.sampled_mask, strict=True) if own]
-        assert answer.rollout_logprobs == pytest.approx(sampled, abs=1e-4)
+    assert sum(len(response.inserted_spans) for response in responses) > 4
+    for response in responses:
+        whole = forward_logprobs(model, PROMPT, response.response_token_ids, 0.8)
+        sampled = [value for value, own in zip(whole, response.sampled_mask, strict=True) if own]
+        assert response.rollout_logprobs == pytest.approx(sampled, abs=1e-4)
 
 
 class Talkative:
-    """An environment whose every answer takes two turns."""
+    """An environment whose every response takes two turns."""
 
     def prompt(self, split, index):
         return Prompt(text=f"{split} {index}", answer="")

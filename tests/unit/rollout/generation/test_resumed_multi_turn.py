@@ -47,9 +47,9 @@ class Letters:
 
 
 class Reciting:
-    """An engine that says one fixed text, wherever it is asked to go on; cut after some tokens.
+    """An engine that generates one fixed text from any position; interrupted after some tokens.
 
-    Version and log-probability of a token follow from its place among the sampled ones.
+    Version and log-probability of a token follow from its position among the sampled tokens.
     """
 
     def __init__(self, turns, *, num_tokens=1 << 30, version=lambda position: position // 3):
@@ -93,23 +93,23 @@ class Reciting:
 
 
 class Lengths:
-    """A conversation that says how long each turn was, and ends after some of them.
+    """A conversation that replies with the length of each turn, and ends after some turns.
 
-    Of a turn of three letters it says nothing, and goes on.
+    Its reply to a turn of three letters is empty, and the conversation continues.
     """
 
     def __init__(self, num_turns):
         self.num_turns = num_turns
-        self.heard = []
+        self.turns = []
 
     def next_turn(self, response):
-        self.heard.append(response)
-        if len(self.heard) == self.num_turns:
+        self.turns.append(response)
+        if len(self.turns) == self.num_turns:
             return None
         return "" if len(response) == 3 else str(len(response)) * (1 + len(response))
 
     def reward(self):
-        return float(len(self.heard))
+        return float(len(self.turns))
 
 
 def request_of(room=1000):
@@ -129,7 +129,7 @@ async def converse_with(conversation, history, engine, interrupt=None):
 
 
 async def interrupt_after(num_tokens, turns, conversation, history):
-    """What is handed back when the engine is cut after so many tokens, as the wire carries it."""
+    """The partial response of an engine interrupted after so many tokens, off the wire."""
     with pytest.raises(GenerationInterruptedError) as caught:
         await converse_with(conversation, history, Reciting(turns, num_tokens=num_tokens))
     partial = caught.value.partial_response
@@ -163,7 +163,7 @@ async def test_a_conversation_interrupted_in_the_middle_of_a_turn_releases_its_t
 async def test_it_is_resumed_in_the_middle_of_the_turn():
     partial = await interrupt_after(4, TURNS, Lengths(3), History(request=request_of()))
     conversation, history = await resume_from(partial, TURNS)
-    assert conversation.heard == ["\n\x0b"]
+    assert conversation.turns == ["\n\x0b"]
     request = history.next_request()
     assert request.prompt_token_ids == (*PROMPT, 10, 11, END, 102, 102, 102)
     assert request.max_new_tokens == 1000 - 6
@@ -172,16 +172,16 @@ async def test_it_is_resumed_in_the_middle_of_the_turn():
     )
 
 
-async def test_a_turn_that_was_complete_is_heard_again_and_not_sampled_again():
+async def test_a_turn_that_was_complete_is_replayed_and_not_sampled_again():
     partial = await interrupt_after(3, TURNS, Lengths(3), History(request=request_of()))
     assert partial.token_ids == (10, 11, END, 102, 102, 102)
     conversation, history = await resume_from(partial, TURNS)
-    assert conversation.heard == ["\n\x0b"]
+    assert conversation.turns == ["\n\x0b"]
     assert history.open_turn is None
     assert history.next_request().partial_response is None
 
 
-async def test_what_no_token_was_sampled_of_leaves_nothing():
+async def test_an_interrupt_before_the_first_token_gives_no_partial_response():
     assert await interrupt_after(0, TURNS, Lengths(3), History(request=request_of())) is None
 
 
@@ -216,16 +216,18 @@ async def check_resumed(turns, room, data):
 @given(st.lists(st.tuples(st.lists(st.integers(10, 99)), st.lists(st.integers(100, 109)))))
 def test_turns_are_found_again_by_their_end_tokens_and_replies(turns):
     history = History(request=request_of(10_000))
-    for said, told in turns:
-        token_ids = (*said, END)
+    for sampled, inserted in turns:
+        token_ids = (*sampled, END)
         spans = versions((0, len(token_ids)))
         logprobs = (0.0,) * len(token_ids)
         history.append_sampled(
             PartialResponse(token_ids=token_ids, logprobs=logprobs, version_spans=spans)
         )
-        history.insert(told)
+        history.insert(inserted)
     partial = history.to_partial_response()
-    expected = [Turn(sampled=(*said, END), inserted=tuple(told)) for said, told in turns]
+    expected = [
+        Turn(sampled=(*sampled, END), inserted=tuple(inserted)) for sampled, inserted in turns
+    ]
     if expected and not expected[-1].inserted:
         expected.pop()  # perhaps nobody has replied to it
     assert (replied_turns(partial, ENDS) if partial else []) == expected
@@ -244,7 +246,7 @@ async def test_labels_are_divided_where_the_turns_are():
     assert history.open_turn.logprobs == (-3.0, -4.0)
 
 
-async def test_a_complete_conversation_is_heard_again_and_judged():
+async def test_a_complete_conversation_is_replayed_and_judged():
     whole = await converse_with(Lengths(3), History(request=request_of()), Reciting(TURNS))
     partial = PartialResponse(
         token_ids=whole.response_token_ids,
@@ -273,11 +275,11 @@ async def test_a_conversation_whose_environment_replies_differently_is_not_resum
 
 async def test_a_slow_reply_does_not_delay_the_interrupt():
     released, interrupt = threading.Event(), asyncio.Event()
-    asking, loop = asyncio.Event(), asyncio.get_running_loop()
+    replying, loop = asyncio.Event(), asyncio.get_running_loop()
 
     class Slow(Lengths):
         def next_turn(self, response):
-            loop.call_soon_threadsafe(asking.set)
+            loop.call_soon_threadsafe(replying.set)
             released.wait()
             return super().next_turn(response)
 
@@ -285,22 +287,22 @@ async def test_a_slow_reply_does_not_delay_the_interrupt():
         converse_with(Slow(3), History(request=request_of()), Reciting(TURNS), interrupt)
     )
     try:
-        await asking.wait()
+        await replying.wait()
         interrupt.set()
         with pytest.raises(GenerationInterruptedError) as caught:
             await holding
     finally:
         released.set()
     assert caught.value.partial_response.token_ids == (10, 11, END)
-    # Nobody has replied to that turn, so it is heard when the conversation is gone on with.
+    # The environment has not replied to that turn, so the resumed conversation replays it.
     conversation, history = await resume_from(caught.value.partial_response, TURNS)
-    assert conversation.heard == []
+    assert conversation.turns == []
     whole = await converse_with(Lengths(3), History(request=request_of()), Reciting(TURNS))
     assert await converse_with(conversation, history, Reciting(TURNS)) == whole
 
 
 class Echo:
-    """An environment whose every answer takes two turns, or as many as it has replies and one."""
+    """An environment whose every response takes two turns, or as many as it has replies and one."""
 
     def __init__(self):
         self.replies = ["x"]
@@ -335,8 +337,8 @@ async def fixture():
         yield fixture
 
 
-async def leave_in_second_turns(fixture):
-    """A worker that leaves with both answers of a prompt in their second turn."""
+async def shut_down_in_second_turns(fixture):
+    """Shut a worker down while both responses of a prompt are in their second turn."""
     fixture.engine.gate.clear()
     fixture.engine.quick = 2
     worker = fixture.worker(places=2, drain_s=0.01)
@@ -353,8 +355,8 @@ def num_restarted(fixture):
     return fixture.metrics.registry.get_sample_value("vcpo_rollout_restarted_total", labels)
 
 
-async def test_a_conversation_that_one_worker_began_another_goes_on_with(fixture):
-    await leave_in_second_turns(fixture)
+async def test_another_worker_resumes_a_conversation_of_a_worker_that_shut_down(fixture):
+    await shut_down_in_second_turns(fixture)
     fixture.publish(1)
     fixture.engine.gate.set()
     async with run_in_task(fixture.worker(places=2, learner=fixture.client_for("another"))):
@@ -374,7 +376,7 @@ async def test_a_conversation_that_one_worker_began_another_goes_on_with(fixture
 
 
 async def test_a_conversation_that_cannot_be_replayed_restarts_and_is_counted(fixture):
-    await leave_in_second_turns(fixture)
+    await shut_down_in_second_turns(fixture)
     fixture.engine.gate.set()
     fixture.environment.replies = []
     async with run_in_task(fixture.worker(places=2, learner=fixture.client_for("another"))):

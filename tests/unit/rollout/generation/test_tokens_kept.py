@@ -1,7 +1,8 @@
-"""Every token of two workers, whose leases run out and are handed on, ends in one place.
+"""Every token of two workers, whose leases expire and are granted again, is counted once.
 
 Workers, client, service and ledger are the real ones, in one event loop without a network. The
-engines give each token an id of its own, and sample and let time pass only when they are told to.
+engines give each token an id of its own. They sample, and the clock advances, only when the test
+says so.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ class TwoWorkers(DispatcherFixture):
         await settle()
 
     def expire(self) -> int:
-        """What the learner does whenever it is asked for something."""
+        """What the learner does at every request."""
         num_expired = len(self.ledger.expire())
         self.dispatcher.notify()
         return num_expired
@@ -194,7 +195,7 @@ class TwoWorkers(DispatcherFixture):
         return next(self._numbers) - 1
 
     def tokens_kept(self) -> list[int]:
-        """At the learner: consumed, buffered and owed."""
+        """Tokens at the learner: consumed, buffered and requeued."""
         snapshot = self.ledger.snapshot()
         buffered = [group_from_message(group) for group in snapshot.buffered]
         kept = [one.response_token_ids for group in buffered for one in group.trajectories]
@@ -256,8 +257,8 @@ def test_no_token_is_counted_twice_when_workers_are_late(actions):
     assert len(kept) == len(set(kept))
 
 
-def test_a_lease_that_runs_out_again_and_again_is_answered_in_the_end():
-    # Two tokens in each lease, of answers with five.
+def test_a_lease_that_expires_again_and_again_is_completed_in_the_end():
+    # Two tokens in each lease, of responses with five.
     actions = ["a", "b", 0.5, 0.5, *[1.0] * 8] * 3
     workers = play_all(actions, learner_first=False)
     dropped = workers.ledger.counts().dropped

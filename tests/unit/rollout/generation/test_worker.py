@@ -22,10 +22,10 @@ def refuse(*_):
     raise ZeroDivisionError("no such thing")
 
 
-async def test_prompts_are_answered_judged_and_submitted(fixture):
+async def test_responses_are_generated_judged_and_submitted(fixture):
     fixture.publish(0)
     async with run_in_task(fixture.worker()):
-        # The worker counts a submission once it has the learner's answer.
+        # The worker counts a submission once it has the learner's reply.
         await eventually(lambda: fixture.samples("accepted") == 8)
     first, _ = fixture.ledger.take_batch(policy_version=0, max_lag_steps=0)
     (one, two) = first.trajectories
@@ -50,7 +50,7 @@ async def test_no_prompt_is_leased_before_the_first_policy(fixture):
         await eventually(lambda: counts(fixture).leased > 0)
 
 
-async def test_a_failed_generation_is_a_typed_failure_and_no_answer(fixture):
+async def test_a_failed_generation_is_a_typed_failure_and_no_response(fixture):
     fixture.engine.failures = [EngineError("out of memory")] * 2
     fixture.publish(0)
     async with run_in_task(fixture.worker(places=2)):
@@ -64,7 +64,7 @@ async def test_a_failed_generation_is_a_typed_failure_and_no_answer(fixture):
     [("environment", "prompt"), ("environment", "reward"), ("codec", "encode")],
     ids=["prompt", "reward", "chat template"],
 )
-async def test_what_the_environment_raises_is_a_typed_failure_and_no_answer(fixture, part, name):
+async def test_what_the_environment_raises_is_a_typed_failure_and_no_response(fixture, part, name):
     setattr(getattr(fixture, part), name, refuse)
     fixture.publish(0)
     async with run_in_task(fixture.worker()):
@@ -82,7 +82,7 @@ async def test_a_reward_that_is_no_number_is_a_typed_failure(fixture, reward):
     assert counts(fixture).buffered == 0
 
 
-async def test_answers_that_the_learner_refuses_are_a_typed_failure(fixture):
+async def test_responses_that_the_learner_refuses_are_a_typed_failure(fixture):
     fixture.engine.label_offset = 7  # tokens of a version that does not exist
     fixture.publish(0)
     async with run_in_task(fixture.worker()):
@@ -100,7 +100,7 @@ async def test_when_one_of_a_group_fails_the_others_stop(fixture):
         assert fixture.engine.sampling == 2  # the next group's, and no third
 
 
-async def test_an_engine_that_answers_nothing_ends_the_worker():
+async def test_an_engine_without_responses_ends_the_worker():
     async with learner_fixture(algorithm={"maxPolicyLagSteps": 100}, steps=100) as fixture:
         fixture.engine.failures = [EngineError("the device is gone") for _ in range(1000)]
         fixture.publish(0)
@@ -133,7 +133,7 @@ async def test_a_worker_asks_only_with_room_for_a_group(fixture):
         await eventually(lambda: counts(fixture).buffered == 8)
 
 
-async def test_a_worker_that_leaves_finishes_what_is_under_way(fixture):
+async def test_a_worker_that_shuts_down_completes_its_responses(fixture):
     fixture.engine.gate.clear()
     fixture.publish(0)
     worker = fixture.worker()
@@ -146,7 +146,7 @@ async def test_a_worker_that_leaves_finishes_what_is_under_way(fixture):
     assert fixture.dispatcher.workers() == []
 
 
-async def test_a_worker_that_leaves_hands_back_what_it_cannot_finish_in_time(fixture):
+async def test_a_worker_that_shuts_down_releases_what_it_cannot_complete_in_time(fixture):
     fixture.engine.gate.clear()
     fixture.publish(0)
     worker = fixture.worker(drain_s=0.01)
@@ -159,7 +159,7 @@ async def test_a_worker_that_leaves_hands_back_what_it_cannot_finish_in_time(fix
     assert fixture.engine.sampling == 0
 
 
-async def test_what_a_worker_began_before_it_left_another_goes_on_with(fixture):
+async def test_another_worker_resumes_the_responses_of_a_worker_that_shut_down(fixture):
     fixture.engine.gate.clear()
     fixture.engine.quick = 1
     fixture.publish(0)
@@ -169,7 +169,7 @@ async def test_what_a_worker_began_before_it_left_another_goes_on_with(fixture):
         worker.shut_down()
         await task
     assert counts(fixture).dropped == {"released": 2}
-    # Two answers, one complete ("5, end") and one cut at its first token.
+    # Two responses, one complete ("5, end") and one interrupted at its first token.
     assert fixture.count("vcpo_rollout_tokens_released_total") == 3
     assert fixture.count("vcpo_rollout_tokens_resumed_total") == 0
 
@@ -210,7 +210,7 @@ async def test_an_environment_that_says_another_prompt_elsewhere_mixes_no_group(
     fixture.codec.encode = lambda _: (3, 4, 4)
     async with run_in_task(fixture.worker(places=2, learner=fixture.client_for("another"))):
         await eventually(lambda: counts(fixture).buffered == 8)
-    # What was begun for (3, 4) failed there, and its prompt was answered without it.
+    # The partial response to (3, 4) failed there, and its prompt got a new response.
     assert counts(fixture).dropped == {"released": 2, "generation_failed": 2}
     groups = fixture.ledger.take_batch(policy_version=0, max_lag_steps=1)
     prompts = {one.prompt_token_ids for group in groups for one in group.trajectories}
@@ -248,7 +248,7 @@ async def test_a_worker_ends_when_the_run_is_complete(fixture):
         assert await task is RunPhase.COMPLETE
 
 
-async def test_answers_under_way_are_handed_in_while_the_run_drains(fixture):
+async def test_responses_in_progress_are_submitted_while_the_run_drains(fixture):
     fixture.engine.gate.clear()
     fixture.publish(0)
     async with run_in_task(fixture.worker()) as task:
@@ -259,7 +259,7 @@ async def test_answers_under_way_are_handed_in_while_the_run_drains(fixture):
     assert counts(fixture).buffered == 4
 
 
-async def test_a_worker_at_the_lag_bound_goes_on_as_soon_as_it_has_the_next_version():
+async def test_a_worker_at_the_lag_bound_continues_as_soon_as_it_has_the_next_version():
     async with learner_fixture(algorithm={"maxPolicyLagSteps": 0}) as fixture:
         fixture.publish(0)
         async with run_in_task(fixture.worker()):
@@ -309,7 +309,7 @@ class OneLease:
     async def report_failure(self, *_):
         self.reports.append("failed")
 
-    async def preempted_leases(self, heard, *, wait_s):
+    async def preempted_leases(self, known, *, wait_s):
         await asyncio.Event().wait()
 
     async def release_all(self):
@@ -334,7 +334,7 @@ async def test_a_worker_that_can_no_longer_receive_preemptions_ends():
         fixture.publish(0)
         learner = fixture.client()
 
-        async def fail(heard, *, wait_s):
+        async def fail(known, *, wait_s):
             raise LearnerFailedError("Recall failed 10 times in a row")
 
         learner.preempted_leases = fail

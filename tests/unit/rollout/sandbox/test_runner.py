@@ -252,7 +252,7 @@ def test_a_folder_is_removed_with_links_and_what_may_not_be_read(tmp_path):
 
 ESCAPES = {
     "nothing": "",
-    "another wish": "import ctypes\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)",
+    "another prctl": "import ctypes\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)",
     "no signals": "import signal\nfor n in range(1, 65):\n try: signal.signal(n, signal.SIG_IGN)\n"
     " except (OSError, ValueError): pass",
 }

@@ -52,14 +52,14 @@ async def test_a_learner_without_a_first_version_is_asked_again():
 async def test_a_group_is_split_into_submissions_by_its_bytes():
     failing = FailingLearner()
     group = [make_trajectory("l", number) for number in range(3)]
-    two = 2 * 45  # one such answer takes 40 to 45 bytes
+    two = 2 * 45  # one such response takes 40 to 45 bytes
     async with channel_to(failing) as channel:
         await learner_at(channel, submit_bytes=two).submit("l", group)
     sizes = [[one.trajectory_id for one in each.trajectories] for each in failing.requests]
     assert sizes == [["l/0", "l/1"], ["l/2"]]
 
 
-async def test_an_answer_larger_than_a_submission_goes_alone():
+async def test_a_response_larger_than_a_submission_goes_alone():
     failing = FailingLearner()
     async with channel_to(failing) as channel:
         await learner_at(channel, submit_bytes=1).submit(

@@ -63,7 +63,7 @@ async def test_a_doubtful_failure_is_repeated_and_may_pass(code):
 
 
 @pytest.mark.parametrize("code", DOUBTFUL, ids=lambda code: code.name)
-async def test_ten_doubtful_failures_in_a_row_end_a_call_with_what_was_heard_last(code):
+async def test_ten_doubtful_failures_in_a_row_end_a_call_with_the_last_error(code):
     failing = FailingLearner(*[trouble(code)] * 20)
     async with channel_to(failing) as channel:
         with pytest.raises(LearnerFailedError) as failed:
@@ -190,7 +190,7 @@ async def fetch_over(breaking):
     return version
 
 
-async def test_a_transfer_that_breaks_again_and_again_goes_on_while_bytes_arrive():
+async def test_a_transfer_that_breaks_again_and_again_is_retried_while_bytes_arrive():
     breaking = Breaking(num_bytes=200)
     assert (await fetch_over(breaking)).content() == payload_of(4)
     assert breaking.num_fetches > 20

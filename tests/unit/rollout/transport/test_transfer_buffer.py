@@ -66,7 +66,7 @@ def test_any_chunks_in_order_make_the_whole(chunks):
     assert transfer.content() == b"".join(chunks)
 
 
-async def test_a_version_that_is_not_heard_of_yet_is_waited_for():
+async def test_a_version_that_is_not_announced_yet_is_waited_for():
     cache = TransferCache()
     finding = asyncio.create_task(cache.find(key(2, 1), 30))
     await settle()

@@ -1,5 +1,7 @@
 """A joining worker reads the learner's archive, or asks elsewhere if that is damaged."""
 
+import asyncio
+
 import pytest
 
 from tests.fixtures.learner.dispatcher import INCARNATION
@@ -32,8 +34,7 @@ class ArchiveFixture:
             policy = self.store.prepare(version, payload_of(version))
             self.store.publish(policy)
             if archive:
-                self.archive_writer.offer(policy)
-                await self.archive_writer.settle()
+                await self.archive_writer.offer(policy)
 
     def files(self):
         return sorted(path.name for path in (self.folder / "run" / INCARNATION).iterdir())
@@ -101,9 +102,8 @@ async def test_a_version_left_out_makes_the_next_one_an_anchor(folder):
 async def test_of_the_versions_that_come_while_one_is_written_the_newest_is_next(folder):
     fixture = ArchiveFixture(folder)
     policies = [fixture.store.prepare(version, payload_of(version)) for version in range(4)]
-    for policy in policies:
-        fixture.archive_writer.offer(policy)
-    await fixture.archive_writer.settle()
+    writes = [fixture.archive_writer.offer(policy) for policy in policies]
+    await asyncio.gather(*writes)
     assert fixture.archive_writer.archived.policy_version == 3
     assert fixture.files() == ["00000003.full"]
 
@@ -172,8 +172,7 @@ async def test_any_storage_of_fsspec_will_do():
     archive_writer = open_archive(settings("memory://weights"), "run", INCARNATION)
     store = store_of()
     policy = store.prepare(0, payload_of(0))
-    archive_writer.offer(policy)
-    await archive_writer.settle()
+    await archive_writer.offer(policy)
     manifest = policy.manifest
     manifest.archived.CopyFrom(archive_writer.archived)
     found = await ArchiveReader("memory://weights", "run").full_set(manifest)

@@ -90,7 +90,7 @@ async def test_a_version_retired_meanwhile_is_distinguished_from_a_corrupt_one()
 @pytest.mark.parametrize("held", [None, 0], ids=["whole", "delta"])
 @settings(deadline=None, max_examples=15)
 @given(offsets=st.lists(st.integers(0, 4000), max_size=3))
-async def test_a_transfer_broken_anywhere_goes_on_where_it_stopped(held, offsets):
+async def test_a_transfer_broken_anywhere_resumes_where_it_stopped(held, offsets):
     async with fetcher_fixture(0) as fixture:
         await fixture.fetch()
         publish(fixture.store, 7)

@@ -24,9 +24,9 @@ def test_a_group_that_asks_for_nothing_takes_versions_as_they_are():
 
 def test_a_groups_noise_lasts_as_long_as_the_run():
     found = postprocessing_for(steps=30, rollouts=[{"name": "a", "noise": {"stages": 3}}])
-    (alteration,) = found.transforms
+    (transform,) = found.transforms
     # Ten steps each: none, 0.01 as by default, 0.0001.
-    sigmas = [alteration.noise.sigma(step) for step in (9, 10, 20)]
+    sigmas = [transform.noise.sigma(step) for step in (9, 10, 20)]
     assert sigmas == pytest.approx([0.0, 0.01, 0.0001])
 
 
@@ -35,12 +35,12 @@ def test_adapters_are_merged_before_anything_is_rounded():
         model={"name": TINY, "lora": {"rank": 1, "alpha": 3}},
         rollouts=[{"name": "a", "quantization": "int8"}],
     )
-    merge, alteration = found.transforms
+    merge, transform = found.transforms
     assert isinstance(merge, LoraMerge)
     assert merge.scale == 3.0
     assert merge.base.keys() == load_parameters(TINY).keys()
-    assert isinstance(alteration, QuantizationAndNoise)
-    assert alteration.quantization is Quantization.INT8
+    assert isinstance(transform, QuantizationAndNoise)
+    assert transform.quantization is Quantization.INT8
 
 
 def test_what_the_engine_quantizes_itself_comes_to_it_as_it_was_published():

@@ -28,7 +28,7 @@ WEIGHTS = {
 NORMS = {"model.layers.0.input_layernorm.weight", "model.norm.weight"}
 
 
-def alteration(*, quantization=Quantization.NONE, noise=None, seed=0):
+def quantization_and_noise(*, quantization=Quantization.NONE, noise=None, seed=0):
     return QuantizationAndNoise(quantization=quantization, noise=noise, seed=seed)
 
 
@@ -74,12 +74,12 @@ def test_numbers_move_by_no_more_than_half_a_step(seed):
 
 @pytest.mark.parametrize("quantization", [Quantization.FP8, Quantization.INT8])
 def test_matrices_are_rounded_and_embeddings_and_head_are_not(quantization):
-    altered = alteration(quantization=quantization)(WEIGHTS, 5)
+    altered = quantization_and_noise(quantization=quantization)(WEIGHTS, 5)
     assert changed_tensors(altered) == {"model.layers.0.self_attn.q_proj.weight"}
 
 
 def test_noise_is_on_the_weights_of_normalizations_with_the_stages_deviation():
-    altered = alteration(noise=NOISE)(WEIGHTS, 1)
+    altered = quantization_and_noise(noise=NOISE)(WEIGHTS, 1)
     assert changed_tensors(altered) == NORMS
     # 8,192 draws: the deviation of their deviation is 0.1 / sqrt(2 * 8192), 0.8 %.
     added = torch.cat([altered[name] - 1.0 for name in sorted(NORMS)])
@@ -88,16 +88,18 @@ def test_noise_is_on_the_weights_of_normalizations_with_the_stages_deviation():
 
 
 def test_the_first_stage_has_no_noise():
-    assert changed_tensors(alteration(noise=NOISE)(WEIGHTS, 0)) == set()
+    assert changed_tensors(quantization_and_noise(noise=NOISE)(WEIGHTS, 0)) == set()
 
 
 def test_noise_is_drawn_for_every_version_tensor_and_seed_and_is_reproducible():
-    first = alteration(noise=NOISE)(WEIGHTS, 1)
-    again = alteration(noise=NOISE)(dict(reversed(WEIGHTS.items())), 1)
+    first = quantization_and_noise(noise=NOISE)(WEIGHTS, 1)
+    again = quantization_and_noise(noise=NOISE)(dict(reversed(WEIGHTS.items())), 1)
     assert all(torch.equal(first[name], again[name]) for name in WEIGHTS)
     others = [
-        alteration(noise=replace(NOISE, final_sigma=0.1))(WEIGHTS, 2)["model.norm.weight"],
-        alteration(noise=NOISE, seed=1)(WEIGHTS, 1)["model.norm.weight"],
+        quantization_and_noise(noise=replace(NOISE, final_sigma=0.1))(WEIGHTS, 2)[
+            "model.norm.weight"
+        ],
+        quantization_and_noise(noise=NOISE, seed=1)(WEIGHTS, 1)["model.norm.weight"],
         first["model.layers.0.input_layernorm.weight"],
     ]
     assert not any(torch.equal(first["model.norm.weight"], other) for other in others)
@@ -106,6 +108,6 @@ def test_noise_is_drawn_for_every_version_tensor_and_seed_and_is_reproducible():
 def test_what_was_given_is_left_alone_and_types_stay():
     given = {name: tensor.to(torch.bfloat16) for name, tensor in WEIGHTS.items()}
     before = {name: tensor.clone() for name, tensor in given.items()}
-    altered = alteration(quantization=Quantization.FP8, noise=NOISE)(given, 1)
+    altered = quantization_and_noise(quantization=Quantization.FP8, noise=NOISE)(given, 1)
     assert all(torch.equal(given[name], before[name]) for name in given)
     assert {tensor.dtype for tensor in altered.values()} == {torch.bfloat16}

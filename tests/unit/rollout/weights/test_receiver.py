@@ -183,7 +183,7 @@ async def test_after_a_corrupt_delta_the_full_set_is_fetched(engine):
     assert engine.swapped == [0, 1]
 
 
-async def test_a_broken_transfer_goes_on_where_it_stopped(server, engine):
+async def test_a_broken_transfer_resumes_where_it_stopped(server, engine):
     server.failures = ["broken", "broken"]
     async with follow_server(server, engine) as (receiver, _):
         await receiver.wait_for_other(None)

@@ -59,7 +59,7 @@ def test_ragged_prompts_are_scored_as_if_each_were_alone(
     assert_scored_as_alone(run(batch), model, reference_logprobs)
 
 
-def test_long_answers_are_scored_right_to_their_ends(
+def test_long_responses_are_scored_right_to_their_ends(
     make_model, make_batch, make_draft, reference_logprobs
 ):
     model = make_model()

@@ -52,7 +52,7 @@ def on_forward(model, *, number):
 
 
 def make_partial(*token_ids):
-    """The beginning of an answer, without what the checks of a request do not look at."""
+    """A partial response with only the fields that a request's checks read."""
     return PartialResponse(token_ids=token_ids, logprobs=(), version_spans=())
 
 
@@ -94,7 +94,7 @@ async def test_generations_are_scored_by_the_published_weights(
         assert generation.logprobs == pytest.approx(expected, abs=1e-5)
 
 
-async def test_a_sequence_under_way_goes_on_with_new_weights(
+async def test_a_sequence_in_progress_continues_with_new_weights(
     start, make_model, make_request, publish
 ):
     model = make_model()
@@ -296,7 +296,7 @@ async def test_a_model_that_remembers_otherwise_than_by_attention_is_refused(sta
         (1, 4, 1, True),
         (0, 4, 100, False),
     ],
-    ids=["empty", "an eighth", "less", "less, for long", "few places", "full"],
+    ids=["empty", "an eighth", "less", "less, for long", "few slots", "full"],
 )
 def test_sequences_join_many_at_once_or_soon(num_free, num_slots, steps_since_join, worth):
     decided = worth_joining(

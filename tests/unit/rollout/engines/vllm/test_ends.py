@@ -56,7 +56,7 @@ class DyingLlm:
         if self.dies_in_update is not None:
             os.kill(self.dies_in_update, signal.SIGSTOP)  # it gets the call and does nothing
         updating = asyncio.create_task(self._llm.update_weights(request))
-        await asyncio.sleep(0)  # the call has begun
+        await asyncio.sleep(0)  # the call has started
         if self.dies_in_update is not None:
             os.kill(self.dies_in_update, signal.SIGKILL)
         await updating

@@ -167,7 +167,7 @@ class TestEngine:
         assert_equal_where_both_sampled(await first_logprobs(engine, request), before)
         assert engine.policy_version == 2
 
-    async def test_an_end_token_ends_the_answer_and_is_part_of_it(
+    async def test_an_end_token_ends_the_response_and_is_part_of_it(
         self, engine, make_request, publish
     ):
         model = build(seed=0)
@@ -254,7 +254,7 @@ class TestEngine:
     async def test_a_swap_that_its_caller_gave_up_is_finished(self, engine, make_request, publish):
         await engine.swap_weights(publish(build(seed=0), 71))
         swapping = asyncio.create_task(engine.swap_weights(publish(build(seed=0), 72)))
-        await asyncio.sleep(0)  # it has begun
+        await asyncio.sleep(0)  # it has started
         swapping.cancel()
         await asyncio.wait([swapping])
         await engine.swap_weights(publish(build(seed=0), 73))

@@ -25,7 +25,7 @@ from vcpo_rollout.engines.vllm.start import engine_arguments, vllm_device
 METHOD = "fp8_per_channel"
 """Slow on a CPU, and what runs there: on its way into the kernels it is a method like any other."""
 PROMPT = tuple(range(4, 40))
-NUM_ANSWERS = 8
+NUM_RESPONSES = 8
 
 
 async def start_quantized(path):
@@ -74,16 +74,16 @@ class TestQuantizedEngine:
         model = moderate(seed=1)
         await engine.swap_weights(publish(model, 1))
         request = make_request(PROMPT, max_new_tokens=64)
-        answers = [await engine.generate(request) for _ in range(NUM_ANSWERS)]
+        responses = [await engine.generate(request) for _ in range(NUM_RESPONSES)]
 
         def gap(reference):
             """As the check at a run's start measures it, nats per token."""
             return mean(
                 abs(ours - expected)
-                for answer in answers
+                for response in responses
                 for ours, expected in zip(
-                    answer.logprobs,
-                    reference_logprobs(reference, PROMPT, answer.token_ids),
+                    response.logprobs,
+                    reference_logprobs(reference, PROMPT, response.token_ids),
                     strict=True,
                 )
             )
@@ -127,5 +127,5 @@ def test_vllm_takes_the_method_for_gpus_in_its_configuration(tmp_path):
 
 def test_vllm_says_what_it_computes_on():
     if torch.cuda.is_available():
-        pytest.skip("a machine with a GPU has another answer")
+        pytest.skip("a machine with a GPU gives another result")
     assert vllm_device() == Device(platform="cpu")

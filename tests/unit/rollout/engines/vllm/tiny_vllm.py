@@ -70,12 +70,12 @@ async def start(path, *, tied=False, **settings):
 
 
 async def first_logprobs(engine, request):
-    """Log-probabilities of an answer's first token, as many as sampling finds.
+    """Log-probabilities of a response's first token, as many as sampling finds.
 
     One request at a time: the same weights then give the same numbers, bit for bit.
     """
-    answers = [await engine.generate(request) for _ in range(NUM_SAMPLES)]
-    return {answer.token_ids[0]: answer.logprobs[0] for answer in answers}
+    responses = [await engine.generate(request) for _ in range(NUM_SAMPLES)]
+    return {response.token_ids[0]: response.logprobs[0] for response in responses}
 
 
 def assert_equal_where_both_sampled(found, expected):
