@@ -171,7 +171,7 @@ def summary(
 ) -> dict[str, Any]:
     """Return the numbers of a run."""
     errors = [abs(step.scale / step.true_scale - 1.0) for step in run]
-    own_unit = [abs(step.scale / step.true_scale_reblocked - 1.0) for step in run]
+    reblocked = [abs(step.scale / step.true_scale_reblocked - 1.0) for step in run]
     return {
         "trajectories": num_trajectories,
         "tokens": num_tokens,
@@ -180,7 +180,7 @@ def summary(
         "scale_lowest_step": min(step.scale for step in run),
         "true_scale_mean": fmean(step.true_scale for step in run),
         "relative_error_mean": fmean(errors),
-        "relative_error_reblocked_mean": fmean(own_unit),
+        "relative_error_reblocked_mean": fmean(reblocked),
         "relative_error_largest_step": max(errors),
         "fresh_share_mean": fmean(step.fresh_tokens for step in run)
         / (num_trajectories * num_tokens),

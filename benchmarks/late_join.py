@@ -53,22 +53,22 @@ class WatchingWorkService(WorkService):
     """Leases work to the watched worker only, and notes when it requests work and submits."""
 
     watched = ""
-    asked_s = 0.0
-    answered_s = 0.0
+    leased_s = 0.0
+    submitted_s = 0.0
 
     def watch(self, worker_id: str) -> asyncio.Event:
         """Watch a worker; the event is set at its first accepted trajectory."""
-        self.watched, self.asked_s = worker_id, 0.0
-        self._answered = asyncio.Event()
-        return self._answered
+        self.watched, self.leased_s = worker_id, 0.0
+        self._submitted = asyncio.Event()
+        return self._submitted
 
     async def Lease(  # noqa: N802 - named by the contract
         self, request: work_pb2.LeaseRequest, context: Any
     ) -> work_pb2.LeaseResponse:
         """Lease as the service does, but to one worker."""
-        if request.worker_id != self.watched or self._answered.is_set():
+        if request.worker_id != self.watched or self._submitted.is_set():
             return work_pb2.LeaseResponse(phase=work_pb2.RUN_PHASE_RUNNING, retry_after_seconds=5.0)
-        self.asked_s = self.asked_s or time.monotonic()
+        self.leased_s = self.leased_s or time.monotonic()
         return await super().Lease(request, context)
 
     async def Submit(  # noqa: N802 - named by the contract
@@ -76,9 +76,9 @@ class WatchingWorkService(WorkService):
     ) -> work_pb2.SubmitResponse:
         """Accept trajectories as the service does."""
         response = await super().Submit(request, context)
-        if work_pb2.SUBMIT_OUTCOME_ACCEPTED in response.outcomes and not self._answered.is_set():
-            self.answered_s = time.monotonic()
-            self._answered.set()
+        if work_pb2.SUBMIT_OUTCOME_ACCEPTED in response.outcomes and not self._submitted.is_set():
+            self.submitted_s = time.monotonic()
+            self._submitted.set()
         return response
 
 
@@ -87,13 +87,13 @@ class WatchingPolicyService(CountingService):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.first_asked_s: dict[str, float] = {}
+        self.first_manifest_s: dict[str, float] = {}
 
     async def GetManifest(  # noqa: N802 - named by the contract
         self, request: policy_pb2.GetManifestRequest, context: Any
     ) -> policy_pb2.PolicyManifest:
         """Respond as the service does."""
-        self.first_asked_s.setdefault(request.worker_id, time.monotonic())
+        self.first_manifest_s.setdefault(request.worker_id, time.monotonic())
         return await super().GetManifest(request, context)
 
 
@@ -142,7 +142,7 @@ class LearnerServices:
 
     async def join(self, stack: AsyncExitStack, port: int, worker_id: str) -> dict[str, float]:
         """Start a worker that runs until the stack is closed, and wait for its first trajectory."""
-        answered = self.work.watch(worker_id)
+        submitted = self.work.watch(worker_id)
         num_bytes, started_s = self.policy.num_bytes, time.monotonic()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "vcpo_rollout", str(self.run_file)),
@@ -156,15 +156,15 @@ class LearnerServices:
         assert process.stdin is not None
         stack.callback(process.stdin.close)
         died = asyncio.create_task(process.wait())
-        waiting = asyncio.create_task(answered.wait())
+        waiting = asyncio.create_task(submitted.wait())
         both = {died, waiting}
         await asyncio.wait(both, timeout=_PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
-        assert answered.is_set(), f"{worker_id} submitted no trajectory"
+        assert submitted.is_set(), f"{worker_id} submitted no trajectory"
         died.cancel()
         sent = self.policy.num_bytes - num_bytes
         return {
-            "seconds": round(self.work.answered_s - started_s, 2),
-            "weights_s": round(self.work.asked_s - self.policy.first_asked_s[worker_id], 2),
+            "seconds": round(self.work.submitted_s - started_s, 2),
+            "weights_s": round(self.work.leased_s - self.policy.first_manifest_s[worker_id], 2),
             "sent_by_learner_over_full": round(sent / len(self.payload), 3),
         }
 

@@ -83,6 +83,6 @@ async def test_what_finds_no_thread_free_waits_for_one():
     assert len(set(running)) == 3
 
 
-@pytest.mark.parametrize(("answers", "threads"), [(1, 1), (64, 64), (256, 256), (10_000, 256)])
+@pytest.mark.parametrize(("responses", "threads"), [(1, 1), (64, 64), (256, 256), (10_000, 256)])
 def test_there_are_as_many_threads_as_responses_up_to_a_bound(responses, threads):
     assert num_threads(responses) == threads
