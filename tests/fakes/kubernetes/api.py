@@ -75,13 +75,13 @@ class Api:
         body = self._require(target)
         if target.subresource == "scale":
             return scaling.scale_of(target.resource, body)
-        return present(target.resource, body)
+        return present_object(target.resource, body)
 
     def list(self, target: Target, labels: str = "", fields: str = "") -> list[JsonObject]:
         """Objects that both selectors match, ordered by namespace and name."""
         matches = both(label_matcher(labels), field_matcher(fields))
         found = self.store.objects(target.resource.key, target.namespace)
-        return [present(target.resource, body) for body in found if matches(body)]
+        return [present_object(target.resource, body) for body in found if matches(body)]
 
     def create(self, target: Target, body: Any, options: WriteOptions) -> JsonObject:
         """A new object.
@@ -133,10 +133,10 @@ class Api:
         deletion.check_preconditions(target, old, options)
         left = deletion.after_delete(resource, old, options, self.clock())
         if options.dry_run or left is old:
-            return present(resource, old)
+            return present_object(resource, old)
         if left is None:
-            return present(resource, self.store.remove(resource.key, old))
-        return present(resource, self.store.put(resource.key, left))
+            return present_object(resource, self.store.remove(resource.key, old))
+        return present_object(resource, self.store.put(resource.key, left))
 
     def schedule(self, target: Target, node: str) -> None:
         """Place a pod on a node.
@@ -240,7 +240,7 @@ class Api:
 
     def _add(self, target: Target, new: JsonObject, options: WriteOptions) -> JsonObject:
         key = target.resource.key
-        return present(target.resource, new if options.dry_run else self.store.put(key, new))
+        return present_object(target.resource, new if options.dry_run else self.store.put(key, new))
 
     def _keep(
         self, target: Target, old: JsonObject, new: JsonObject, options: WriteOptions
@@ -248,10 +248,10 @@ class Api:
         """Store a change; the same again is no change, and the last finalizer's end is the end."""
         resource = target.resource
         if new == old or options.dry_run:
-            return present(resource, new)
+            return present_object(resource, new)
         kept = self.store.put(resource.key, new)
         gone = deletion.may_be_removed(resource, kept)
-        return present(resource, self.store.remove(resource.key, kept) if gone else kept)
+        return present_object(resource, self.store.remove(resource.key, kept) if gone else kept)
 
     def _apply(self, target: Target, config: Any, options: WriteOptions) -> tuple[JsonObject, bool]:
         resource = target.resource
@@ -292,7 +292,7 @@ class Api:
             serve(event.body)
 
 
-def present(resource: Resource, body: JsonObject) -> JsonObject:
+def present_object(resource: Resource, body: JsonObject) -> JsonObject:
     """A stored object in the version that was asked for."""
     if body["apiVersion"] == resource.api_version:
         return body

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
-from tests.fakes.kubernetes.api import Api, both, present
+from tests.fakes.kubernetes.api import Api, both, present_object
 from tests.fakes.kubernetes.errors import ApiError, JsonObject, bad_request
 from tests.fakes.kubernetes.objects.selectors import Matcher, field_matcher, label_matcher
 from tests.fakes.kubernetes.requests.targets import Target
@@ -76,7 +76,7 @@ def as_seen(request: Request, event: Event) -> Seen | None:
     if not before and not after:
         return None
     kind = ("MODIFIED" if before else "ADDED") if after else "DELETED"
-    return Seen(kind=kind, body=present(request.target.resource, event.body))
+    return Seen(kind=kind, body=present_object(request.target.resource, event.body))
 
 
 class Watches:
@@ -123,7 +123,7 @@ class Watches:
                 return [Seen(kind="ERROR", body=expired.status())]
             return [seen for event in history if (seen := as_seen(request, event))]
         present = [
-            Seen(kind="ADDED", body=present(target.resource, body))
+            Seen(kind="ADDED", body=present_object(target.resource, body))
             for body in store.objects(target.resource.key, target.namespace)
             if request.matches(body)
         ]
