@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.unit.learner.estimator.batches import drawn
+from tests.unit.learner.estimator.batches import random_batch
 from vcpo.algo import LOSS_CONFIGS
 from vcpo_learner.estimator.bands import second_moment_mask
 from vcpo_learner.estimator.loss import regularized_rewards, shaped_rewards, token_coefficients
@@ -18,7 +18,7 @@ from vcpo_learner.update.token_statistics import block_moments, token_sums
 
 @pytest.mark.parametrize("config", LOSS_CONFIGS.values(), ids=map(str, LOSS_CONFIGS))
 def test_every_loss_computes_on_the_device_of_the_record(config):
-    record, advantages = drawn()
+    record, advantages = random_batch()
     if config.has_critic:
         record = replace(record, advantages=record.spread(record.rewards.new_tensor(advantages)))
     with torch.device("meta"):
@@ -34,7 +34,7 @@ def test_no_token_to_drop_is_on_the_device_of_the_record_too():
 
 
 def test_statistics_of_tokens_compute_on_the_device_of_the_record():
-    record, _ = drawn()
+    record, _ = random_batch()
     with torch.device("meta"):
         assert token_sums(record.log_ratios, 8.0).weights.count == record.size.tokens
         blocks = [[length] for length in record.num_tokens]

@@ -158,7 +158,10 @@ def test_the_next_reconciliation_is_at_the_first_deadline():
 
 def test_a_resting_run_has_no_deadline():
     spec = make_run(activeDeadlineSeconds=500, suspend=True).spec
-    assert next_phase_change_s(spec, started_status(), RunVerdict(phase=LifecyclePhase.SUSPEND)) is None
+    assert (
+        next_phase_change_s(spec, started_status(), RunVerdict(phase=LifecyclePhase.SUSPEND))
+        is None
+    )
 
 
 def test_an_ended_run_lives_as_long_as_it_is_given():
