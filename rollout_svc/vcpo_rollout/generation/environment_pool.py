@@ -28,7 +28,8 @@ MOST_THREADS: Final = 256
 """Largest number of calls at once; others wait. Each call may start costly work of its own."""
 THREAD_NAME: Final = "environment"
 """Prefix of the threads' names."""
-_OUR_FOLDER: Final = Path(__file__).parent
+_OUR_FOLDERS: Final = (Path(__file__).parent, Path(__file__).parents[1] / "engines")
+"""Folders whose code calls an environment, or a chat template for it."""
 
 
 class EnvironmentFailedError(RuntimeError):
@@ -151,7 +152,7 @@ def _wrong_value(
 
 
 def _environment_line(frames: Iterable[traceback.FrameSummary]) -> str:
-    """Return the innermost `file:line` in the folder of the first file that this folder calls.
+    """Return the innermost `file:line` in the folder of the first file that our folders call.
 
     Deeper frames are libraries that the environment uses; their lines help its author less.
     """
@@ -164,4 +165,4 @@ def _environment_line(frames: Iterable[traceback.FrameSummary]) -> str:
 
 
 def _is_ours(frame: traceback.FrameSummary) -> bool:
-    return Path(frame.filename).parent == _OUR_FOLDER
+    return Path(frame.filename).parent in _OUR_FOLDERS

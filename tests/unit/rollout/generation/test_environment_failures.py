@@ -17,10 +17,12 @@ from tests.fixtures.rollout.worker import FakeEnvironment, eventually, learner_f
 from vcpo.wire.failures import FailureCause
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import work_pb2
+from vcpo_rollout.engines import chat_codec
 from vcpo_rollout.generation.environment_pool import (
     EnvironmentFailedError,
     EnvironmentThreads,
     check_reward,
+    environment_errors,
 )
 from vcpo_rollout.transport.learner_client import HeldPolicy, LeaseResult
 
@@ -102,6 +104,15 @@ async def test_the_learner_receives_what_failed_and_where(task, tmp_path, name, 
     assert said in failure.sentence
     assert failure.location == str(tmp_path / place)
     assert "\n" not in failure.sentence
+
+
+def test_the_codec_is_not_the_environments_code(task, tmp_path):
+    codec = {}
+    exec(compile("def encode(call): call()", chat_codec.__file__, "exec"), codec)
+    call = partial(task.Unable().prompt, "train", 0)
+    with pytest.raises(EnvironmentFailedError) as caught, environment_errors(FailureCause.PROMPT):
+        codec["encode"](call)
+    assert caught.value.failure.location == f"{tmp_path / 'user_task.py'}:26"
 
 
 async def test_a_call_that_does_not_return_is_a_failure_with_the_line_where_it_is(tmp_path):
