@@ -107,11 +107,11 @@ async def test_the_learner_receives_what_failed_and_where(task, tmp_path, name, 
 
 
 def test_the_codec_is_not_the_environments_code(task, tmp_path):
-    codec = {}
-    exec(compile("def encode(call): call()", chat_codec.__file__, "exec"), codec)
-    call = partial(task.Unable().prompt, "train", 0)
-    with pytest.raises(EnvironmentFailedError) as caught, environment_errors(FailureCause.PROMPT):
-        codec["encode"](call)
+    source = "def encode(call):\n    with errors:\n        call()"
+    codec = {"errors": environment_errors(FailureCause.PROMPT)}
+    exec(compile(source, chat_codec.__file__, "exec"), codec)
+    with pytest.raises(EnvironmentFailedError) as caught:
+        codec["encode"](partial(task.Unable().prompt, "train", 0))
     assert caught.value.failure.location == f"{tmp_path / 'user_task.py'}:26"
 
 
