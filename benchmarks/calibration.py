@@ -53,7 +53,7 @@ from vcpo.algo import (
 from vcpo.algo.ess.unit import READABLE_NATS
 from vcpo.spec.algorithm import Algorithm
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
-from vcpo_learner.update.batch_decision import BatchSummary, batch_ess_unit, decide
+from vcpo_learner.update.batch_decision import BatchSummary, batch_ess_unit, decide_step
 from vcpo_learner.update.batch_statistics import batch_moments
 from vcpo_learner.update.fresh_tokens import fresh_blocks, wanted_fresh_tokens
 
@@ -104,7 +104,7 @@ def run(
         unit = batch_ess_unit(batch, ALGORITHM, calibration)
         moments = batch_moments(batch, log_ratios, unit, math.inf)
         error = calibration.relative_error
-        decision = decide(unit, moments, ALGORITHM, relative_error=error)
+        decision = decide_step(unit, moments, ALGORITHM, relative_error=error)
         own_unit = ess_unit(ALGORITHM.ess_kind, batch.num_tokens, mismatch)
         own_moments = batch_moments(batch, log_ratios, own_unit, math.inf)
         found.append(

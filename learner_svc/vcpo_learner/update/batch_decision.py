@@ -83,7 +83,7 @@ def may_have_advantage(
     return list(chain.from_iterable([_differ(group)] * len(group) for group in rewards))
 
 
-def decide(
+def decide_step(
     unit: EssUnit,
     moments: WeightMoments,
     algorithm: Algorithm,

@@ -48,7 +48,7 @@ from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.update.batch_decision import (
     StepDecision,
     batch_ess_unit,
-    decide,
+    decide_step,
     on_policy_ess_ratio,
     split_groups,
 )
@@ -102,7 +102,7 @@ class PolicyUpdate:
         return not self._is_stepping and _computes(next(self._model.parameters()).device)
 
     def step(self, groups: Groups, *, policy_version: int) -> UpdateResult:
-        """Take one optimizer step on a batch, or skip it: `drawn`, `begin` and `finish`."""
+        """Take one optimizer step on a batch, or skip it: `draw`, `begin` and `finish`."""
         return self.finish(self.begin(self.draw(groups), policy_version=policy_version))
 
     def draw(self, groups: Groups) -> Groups:
@@ -248,7 +248,7 @@ class PolicyUpdate:
     def _decide(self, batch: BatchGradient) -> StepDecision:
         unit = batch_ess_unit(batch.summary, self._algorithm, self._calibration)
         cap = self._algorithm.loss_config.largest_weight
-        return decide(
+        return decide_step(
             unit,
             batch_moments(batch.summary, batch.record.log_ratios, unit, cap),
             self._algorithm,

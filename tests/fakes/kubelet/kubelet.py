@@ -2,10 +2,10 @@
 
 It schedules pods onto one node, runs their containers from their real specs, probes and restarts
 them, reports their status, and ends them as a kubelet does. No container runtime, no root, no
-network set-up: see `kubelet_environment` for what is substituted in a pod's spec, and
-`kubelet_network` for how pods find each other.
+network set-up: see `environment` for what is substituted in a pod's spec, and
+`network` for how pods find each other.
 
-Departures from a kubelet: images are not looked at (except `kubelet_container.UNPULLABLE_TAG`),
+Departures from a kubelet: images are not looked at (except `container.UNPULLABLE_TAG`),
 all processes share this machine's files and user, resources and security contexts are ignored, a
 SIGKILL from outside is taken for lack of memory, init containers, `envFrom`, life-cycle hooks and
 rarer volumes are refused with `CreateContainerConfigError`. Linux only.

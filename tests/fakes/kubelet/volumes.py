@@ -97,7 +97,7 @@ def make_volumes(
 ) -> None:
     """Make the directories and write the files of all volumes.
 
-    objects: what `referenced` named.
+    objects: what `volume_references` returned.
 
     Raises:
         UnsupportedPodError: for kinds of volumes that the fake kubelet does not know.

@@ -10,7 +10,7 @@ from vcpo_learner.estimator.loss import trajectory_advantages
 from vcpo_learner.update.batch_decision import (
     BatchSummary,
     batch_ess_unit,
-    decide,
+    decide_step,
     fits_one_pass,
     may_have_advantage,
     on_policy_ess_ratio,
@@ -43,7 +43,7 @@ def decision_on(groups, *, calibration=UNCALIBRATED, kl_per_token=None, **algori
     cap = settings.loss_config.largest_weight
     moments = batch_moments(batch, torch.empty(0), unit, cap)
     error = calibration.relative_error
-    return decide(unit, moments, settings, relative_error=error, kl_per_token=kl_per_token)
+    return decide_step(unit, moments, settings, relative_error=error, kl_per_token=kl_per_token)
 
 
 def advantages_of(group, **algorithm):
