@@ -90,6 +90,10 @@ class Recorder:
         """Remember a request."""
         self._requests.append(request)
 
+    def clear(self) -> None:
+        """Forget all requests."""
+        self._requests.clear()
+
     def writes(self) -> list[Recorded]:
         """Requests that may change something, dry runs excepted."""
         return [r for r in self if r.verb in WRITES and "dryRun" not in r.query]
