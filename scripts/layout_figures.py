@@ -53,6 +53,7 @@ PACKAGES: Final = {
     "vcpo_rollout": "rollout_svc/vcpo_rollout",
     "vcpo_learner": "learner_svc/vcpo_learner",
     "vcpo_study": "study/vcpo_study",
+    "vcpo_monitoring": "monitoring/vcpo_monitoring",
     "benchmarks": "benchmarks",
 }
 BARS: Final = {"largest_folder": 15, "one_caller_share": 0.50, "step_scalar_places": 3}
