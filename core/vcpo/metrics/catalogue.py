@@ -55,6 +55,10 @@ BUILD_INFO = _gauge(
     "vcpo_build_info", "Always 1; the labels name the part and its version.", "part", "version"
 )
 
+LEARNER_STEP = _measure(
+    "vcpo_learner_step",
+    "Optimizer step whose numbers are shown; behind the policy version while it is published.",
+)
 LEARNER_STEPS = _counter(
     "vcpo_learner_steps_total", "Optimizer steps taken, skipped ones included."
 )
@@ -295,6 +299,7 @@ OPERATOR_LOOP_LAG = _gauge(
 )
 
 LEARNER = (
+    LEARNER_STEP,
     LEARNER_STEPS,
     LEARNER_SKIPPED_STEPS,
     SKIPPED_STEPS_IN_A_ROW,

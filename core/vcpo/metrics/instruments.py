@@ -19,6 +19,9 @@ class LearnerMetrics:
     def __init__(self, *, run: str) -> None:
         part = PartRegistry("learner", {"run": run})
         self.registry: CollectorRegistry = part.exported
+        # Exported first and set last: a scrape beside a step then never has the new step with old
+        # numbers, by which the operator would judge it.
+        self.step = part.gauge(catalogue.LEARNER_STEP)
         self.steps = part.counter(catalogue.LEARNER_STEPS)
         self.skipped_steps = part.counter(catalogue.LEARNER_SKIPPED_STEPS)
         self.skipped_steps_in_a_row = part.gauge(catalogue.SKIPPED_STEPS_IN_A_ROW)

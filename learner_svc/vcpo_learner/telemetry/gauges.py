@@ -107,7 +107,9 @@ class LearnerGauges:
         metrics.failures_in_a_row.set(dispatcher.failures.in_a_row)
         for phase in RunPhase:
             metrics.phase.labels(phase.value).set(float(phase is dispatcher.phase))
-        self._windows(self._signals.message())
+        signals = self._signals.message()
+        self._windows(signals)
+        metrics.step.set(signals.step)
         workers = dispatcher.workers()
         by_group = Counter(worker.rollout_group for worker in workers)
         for group in by_group:

@@ -51,6 +51,7 @@ class SignalWindow:
         self._batch_trajectories = batch_trajectories
         self._dispatcher = dispatcher
         self._clock = clock
+        self._resumed_step = 0
         self._steps: deque[StepRecord] = deque(maxlen=WINDOW_STEPS)
         self._evaluations: list[EvaluationRecord] = []
         self._marks: deque[_Mark] = deque([self._mark()], maxlen=WINDOW_STEPS + 1)
@@ -63,10 +64,11 @@ class SignalWindow:
         self._skip_reason = ""
 
     def resume(self, steps: Sequence[StepRecord]) -> None:
-        """Start rates from the totals of a restored checkpoint.
+        """Start rates from the totals of a restored checkpoint, and steps from its step.
 
-        steps: records up to the checkpoint, by step.
+        steps: records up to the checkpoint, by step; the dispatcher is already at its version.
         """
+        self._resumed_step = self._dispatcher.policy_version
         self._skipped_in_a_row = num_skipped_at_end(steps)
         self._skip_reason = steps[-1].skipped or "" if steps else ""
         self._marks.clear()
@@ -114,7 +116,9 @@ class SignalWindow:
         signals = control_pb2.Signals(
             run_name=self._run_name,
             phase=phase_to_message(dispatcher.phase),
-            step=dispatcher.policy_version,
+            # The version is already raised while it is published. The numbers are then still those
+            # of the step before, and the control loop would judge the new step by them.
+            step=self._resumed_step if last is None else last.step,
             total_steps=self._total_steps,
             policy_version=dispatcher.policy_version,
             on_policy_ess_ratio=self._on_policy_ess_ratio,

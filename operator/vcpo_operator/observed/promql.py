@@ -45,6 +45,7 @@ _LEARNING_RATE_SCALE: Final = catalogue.STEP_GAUGES["vcpo_learning_rate_scale_ra
 
 _OF_LEARNER: Final = (
     catalogue.LEARNER_PHASE,
+    catalogue.LEARNER_STEP,
     catalogue.POLICY_VERSION,
     _ESS,
     catalogue.ESS_MEAN,
@@ -136,7 +137,7 @@ def _signals(scrape: _Scrape) -> RunSignals:
     on_policy = scrape.value(_ON_POLICY_ESS)
     groups = scrape.values(catalogue.WORKERS, "group")
     return RunSignals(
-        step=scrape.count(catalogue.POLICY_VERSION),
+        step=scrape.count(catalogue.LEARNER_STEP),
         policy_version=scrape.count(catalogue.POLICY_VERSION),
         ess_ratio_mean=scrape.value(catalogue.ESS_MEAN),
         ess_ratio_low=scrape.value(catalogue.ESS_LOW),

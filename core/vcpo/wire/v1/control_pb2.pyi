@@ -65,6 +65,8 @@ class Signals(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     SECONDS_SINCE_STEP_FIELD_NUMBER: _builtins.int
     CALIBRATION_AGE_STEPS_FIELD_NUMBER: _builtins.int
+    WARNING_SCORE_FIELD_NUMBER: _builtins.int
+    WARNING_LEVEL_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
     FAILURES_IN_A_ROW_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
@@ -74,11 +76,11 @@ class Signals(_message.Message):
     """metadata.name of the run."""
     phase: _work_pb2.RunPhase.ValueType
     step: _builtins.int
-    """Optimizer steps taken."""
+    """Optimizer steps taken; the numbers of the last step and of the window are those of this step."""
     total_steps: _builtins.int
     """Optimizer steps of the whole run."""
     policy_version: _builtins.int
-    """Newest published policy version."""
+    """Newest policy version; ahead of step while it is published."""
     ess_ratio: _builtins.float
     """ESS ratio (effective sample size over batch size) of the last step, in [1/B, 1]."""
     ess_ratio_mean: _builtins.float
@@ -111,6 +113,11 @@ class Signals(_message.Message):
     """Seconds since the last completed step; before the first step, since the start."""
     calibration_age_steps: _builtins.int
     """Optimizer steps since the on-policy ESS ratio was last measured on fresh tokens."""
+    warning_score: _builtins.float
+    """Early warning of a collapse: severity of the worst signal, in [0, 1], and its level: ok, warn,
+    critical or dead.
+    """
+    warning_level: _builtins.str
     failures_in_a_row: _builtins.int
     """Failed generations since the last accepted trajectory."""
     failure: _builtins.str
@@ -161,15 +168,17 @@ class Signals(_message.Message):
         workers: _abc.Iterable[Global___Worker] | None = ...,
         seconds_since_step: _builtins.float = ...,
         calibration_age_steps: _builtins.int | None = ...,
+        warning_score: _builtins.float | None = ...,
+        warning_level: _builtins.str | None = ...,
         failures: _abc.Iterable[Global___FailureCount] | None = ...,
         failures_in_a_row: _builtins.int = ...,
         failure: _builtins.str = ...,
         skipped_steps_in_a_row: _builtins.int = ...,
         skip_reason: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate_scale", b"_learning_rate_scale", "_reward_mean", b"_reward_mean", "calibration_age_steps", b"calibration_age_steps", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learning_rate_scale", b"learning_rate_scale", "reward_mean", b"reward_mean", "trajectories", b"trajectories"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate_scale", b"_learning_rate_scale", "_reward_mean", b"_reward_mean", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "calibration_age_steps", b"calibration_age_steps", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learning_rate_scale", b"learning_rate_scale", "reward_mean", b"reward_mean", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate_scale", b"_learning_rate_scale", "_reward_mean", b"_reward_mean", "admission_lag_steps", b"admission_lag_steps", "batch_trajectories", b"batch_trajectories", "calibration_age_steps", b"calibration_age_steps", "consumed_trajectories_per_second", b"consumed_trajectories_per_second", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "evaluations", b"evaluations", "failure", b"failure", "failures", b"failures", "failures_in_a_row", b"failures_in_a_row", "generated_tokens_per_second", b"generated_tokens_per_second", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learner_idle_ratio", b"learner_idle_ratio", "learning_rate_scale", b"learning_rate_scale", "on_policy_ess_ratio", b"on_policy_ess_ratio", "phase", b"phase", "policy_version", b"policy_version", "produced_trajectories_per_second", b"produced_trajectories_per_second", "reward_mean", b"reward_mean", "run_name", b"run_name", "seconds_since_step", b"seconds_since_step", "skip_reason", b"skip_reason", "skipped_steps_in_a_row", b"skipped_steps_in_a_row", "step", b"step", "total_steps", b"total_steps", "trajectories", b"trajectories", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate_scale", b"_learning_rate_scale", "_reward_mean", b"_reward_mean", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "admission_lag_steps", b"admission_lag_steps", "batch_trajectories", b"batch_trajectories", "calibration_age_steps", b"calibration_age_steps", "consumed_trajectories_per_second", b"consumed_trajectories_per_second", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "evaluations", b"evaluations", "failure", b"failure", "failures", b"failures", "failures_in_a_row", b"failures_in_a_row", "generated_tokens_per_second", b"generated_tokens_per_second", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learner_idle_ratio", b"learner_idle_ratio", "learning_rate_scale", b"learning_rate_scale", "on_policy_ess_ratio", b"on_policy_ess_ratio", "phase", b"phase", "policy_version", b"policy_version", "produced_trajectories_per_second", b"produced_trajectories_per_second", "reward_mean", b"reward_mean", "run_name", b"run_name", "seconds_since_step", b"seconds_since_step", "skip_reason", b"skip_reason", "skipped_steps_in_a_row", b"skipped_steps_in_a_row", "step", b"step", "total_steps", b"total_steps", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__calibration_age_steps: _TypeAlias = _typing.Literal["calibration_age_steps"]  # noqa: Y015
     _WhichOneofArgType__calibration_age_steps: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps"]  # noqa: Y015
@@ -189,6 +198,10 @@ class Signals(_message.Message):
     _WhichOneofArgType__learning_rate_scale: _TypeAlias = _typing.Literal["_learning_rate_scale", b"_learning_rate_scale"]  # noqa: Y015
     _WhichOneofReturnType__reward_mean: _TypeAlias = _typing.Literal["reward_mean"]  # noqa: Y015
     _WhichOneofArgType__reward_mean: _TypeAlias = _typing.Literal["_reward_mean", b"_reward_mean"]  # noqa: Y015
+    _WhichOneofReturnType__warning_level: _TypeAlias = _typing.Literal["warning_level"]  # noqa: Y015
+    _WhichOneofArgType__warning_level: _TypeAlias = _typing.Literal["_warning_level", b"_warning_level"]  # noqa: Y015
+    _WhichOneofReturnType__warning_score: _TypeAlias = _typing.Literal["warning_score"]  # noqa: Y015
+    _WhichOneofArgType__warning_score: _TypeAlias = _typing.Literal["_warning_score", b"_warning_score"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__calibration_age_steps) -> _WhichOneofReturnType__calibration_age_steps | None: ...
     @_typing.overload
@@ -207,6 +220,10 @@ class Signals(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate_scale) -> _WhichOneofReturnType__learning_rate_scale | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__reward_mean) -> _WhichOneofReturnType__reward_mean | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__warning_level) -> _WhichOneofReturnType__warning_level | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__warning_score) -> _WhichOneofReturnType__warning_score | None: ...
 
 Global___Signals: _TypeAlias = Signals  # noqa: Y015
 

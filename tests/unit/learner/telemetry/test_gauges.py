@@ -177,3 +177,18 @@ def test_refused_calls_are_counted_once_by_reason(gauges):
     gauges.count_refused_calls({CallRefusal.TOKEN: 5, CallRefusal.STALLED: 1})
     assert value(gauges, "vcpo_learner_calls_refused_total", reason="token") == 5
     assert value(gauges, "vcpo_learner_calls_refused_total", reason="stalled") == 1
+
+
+def test_a_scrape_beside_a_step_never_has_the_new_step_with_old_numbers(gauges):
+    """A scrape reads one gauge after the other, in another thread than the one that sets them."""
+    names = [family.name for family in gauges._metrics.registry.collect()]
+    assert names.index("vcpo_learner_step") < names.index("vcpo_ess_mean_ratio")
+    shown = []
+    gauges._metrics.step.set = lambda step: shown.append(
+        (step, value(gauges, "vcpo_ess_mean_ratio"))
+    )
+    for step, ratio in ((1, 0.5), (2, 0.25)):
+        record = step_record(step=step, ess_ratio=ratio)
+        gauges._signals.record_step(record)
+        gauges.record_step(record, [])
+    assert shown == [(1, 0.5), (2, 0.375)]

@@ -1,7 +1,12 @@
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.fixtures.learner.dispatcher import dispatcher_fixture, work_request
 from tests.fixtures.records import evaluation_record, step_record
+from vcpo.control.signals import WINDOW_STEPS
+from vcpo.control.throttle import ThrottleState, ess_health, next_throttle
+from vcpo.learner_control import run_signals
 from vcpo.wire.v1 import work_pb2
 from vcpo_learner.telemetry.signals import SignalWindow
 
@@ -13,6 +18,10 @@ def fixture():
 
 @pytest.fixture
 def signals(fixture):
+    return signal_window(fixture)
+
+
+def signal_window(fixture):
     return SignalWindow(
         run_name="run",
         total_steps=3,
@@ -178,3 +187,51 @@ def test_steps_that_were_skipped_before_a_resume_count_with_those_after_it(signa
     signals.record_step(step_record(step=4, skipped="no_gradient"))
     message = signals.message()
     assert (message.skipped_steps_in_a_row, message.skip_reason) == (3, "no_gradient")
+
+
+def test_a_step_is_reported_when_its_numbers_are_and_not_when_its_version_is(signals, fixture):
+    fixture.dispatcher.advance_version()
+    assert (signals.message().step, signals.message().policy_version) == (0, 1)
+    signals.record_step(step_record(step=1))
+    fixture.dispatcher.advance_version()
+    assert (signals.message().step, signals.message().policy_version) == (1, 2)
+
+
+def test_a_resumed_run_is_at_the_step_of_its_checkpoint(signals, fixture):
+    fixture.dispatcher.resume_at(7)
+    signals.resume([step_record(step=6)])
+    assert signals.message().step == 7
+
+
+FLOOR = 0.2
+
+
+@settings(deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from([0.01, 0.1, 0.3, 0.9]), st.booleans(), st.booleans()),
+        max_size=40,
+    )
+)
+def test_every_window_below_the_floor_that_a_poll_saw_halves_the_lag_limit(steps):
+    """Of each step: its ESS ratio, and whether a poll comes before and after its record."""
+    fixture = dispatcher_fixture()
+    window, throttle = signal_window(fixture), ThrottleState(admission_lag_steps=64)
+    seen, halved = 0, -WINDOW_STEPS - 1
+    for step, (ratio, *polls) in enumerate(steps, 1):
+        fixture.dispatcher.advance_version()
+        for recorded, is_polled in zip((step - 1, step), polls, strict=True):
+            if recorded == step:
+                window.record_step(step_record(step=step, ess_ratio=ratio))
+            if not is_polled or recorded == seen:
+                continue
+            before, throttle, seen = throttle, after_poll(throttle, window), recorded
+            ratios = [each[0] for each in steps[max(0, recorded - WINDOW_STEPS) : recorded]]
+            if sum(ratios) / len(ratios) < FLOOR and recorded - halved > WINDOW_STEPS:
+                assert throttle.admission_lag_steps == before.admission_lag_steps // 2
+                halved = recorded
+
+
+def after_poll(throttle, window):
+    seen = run_signals(window.message(), age_s=0.0)
+    return next_throttle(throttle, health=ess_health(FLOOR, seen), step=seen.step, max_lag_steps=64)

@@ -31,7 +31,7 @@ def read_report(samples) -> LearnerReport:
 
 def test_the_query_asks_for_one_run_of_one_namespace():
     query = run_query(RunKey("ml", "demo"))
-    assert query.startswith('{__name__=~"vcpo_learner_phase|vcpo_policy_version|')
+    assert query.startswith('{__name__=~"vcpo_learner_phase|vcpo_learner_step|vcpo_policy_version|')
     assert query.endswith('",namespace="ml",run="demo"}[5m]')
 
 
@@ -266,13 +266,13 @@ async def test_what_is_scraped_says_what_the_learner_says():
 
 def test_steps_without_an_update_are_read_and_a_run_of_nothing_else_is_distinguished():
     skipped = {"vcpo_skipped_steps_in_a_row": 12.0}
-    told = read_report(scrape(vcpo_policy_version=20.0, **skipped))
+    told = read_report(scrape(vcpo_learner_step=20.0, **skipped))
     assert told.no_update == "The last 12 steps made no update: the learner's log says why."
     assert not read_report(
-        scrape(phase="complete", vcpo_policy_version=20.0, **skipped)
+        scrape(phase="complete", vcpo_learner_step=20.0, **skipped)
     ).has_never_updated
-    assert not read_report(scrape(vcpo_policy_version=12.0, **skipped)).has_never_updated
-    never = read_report(scrape(phase="complete", vcpo_policy_version=12.0, **skipped))
+    assert not read_report(scrape(vcpo_learner_step=12.0, **skipped)).has_never_updated
+    never = read_report(scrape(phase="complete", vcpo_learner_step=12.0, **skipped))
     assert never.has_never_updated
     assert never.no_update.startswith("No step made an update (12 of 12 were skipped)")
 

@@ -83,7 +83,7 @@ async def test_a_scrape_is_news_once(fixture: PrometheusFixture):
     report = await fixture.later(PERIOD_S)
     assert report is not None
     assert (report.signals.age_s, report.is_fresh) == (6.0, False)
-    fixture.answers = answer([*scrape(), *scrape(SCRAPED_S + 15.0, vcpo_policy_version=6.0)])
+    fixture.answers = answer([*scrape(), *scrape(SCRAPED_S + 15.0, vcpo_learner_step=6.0)])
     report = await fixture.later(15.0)
     assert report is not None
     assert (report.signals.step, report.is_fresh) == (6, True)
@@ -98,7 +98,7 @@ async def test_events_do_not_make_prometheus_answer_more_often(fixture: Promethe
 
 
 async def test_a_replica_that_lags_does_not_turn_time_back(fixture: PrometheusFixture):
-    fixture.answers = answer(scrape(SCRAPED_S + 2.0, vcpo_policy_version=6.0))
+    fixture.answers = answer(scrape(SCRAPED_S + 2.0, vcpo_learner_step=6.0))
     await fixture.ask()
     fixture.answers = answer(scrape())
     report = await fixture.later(PERIOD_S)

@@ -93,6 +93,7 @@ def set_step_metrics(metrics: LearnerMetrics) -> None:
     """Set what a learner sets that has taken a step."""
     for phase in RunPhase:
         metrics.phase.labels(phase.value).set(float(phase is RunPhase.RUNNING))
+    metrics.step.set(7)
     metrics.policy_version.set(7)
     metrics.ess_ratio_mean.set(0.625)
     metrics.buffered.set(10)
