@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -28,6 +28,7 @@ from vcpo.local.processes.gpus import find_gpus
 from vcpo.local.processes.learner import LearnerProcess
 from vcpo.local.processes.learner_connection import LearnerConnection
 from vcpo.local.processes.liveness import Liveness, answers_health_check
+from vcpo.local.processes.scrape_targets import ScrapeTarget, ScrapeTargetFile
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.ending import Ending, RunOutcome, outcome_of_complete
 from vcpo.local.terminal.event_feed import EventFeed
@@ -90,6 +91,8 @@ class Host:
         self._journal = Journal(run_dir.path)
         self._feed = EventFeed(EventTail(run_dir.path), own_source=_SOURCE)
         self._metrics = HostMetrics()
+        self._metrics_port = options.metrics_port  # 0 until the server has taken a free port
+        self._scrape_targets = ScrapeTargetFile(run_dir.scrape_targets, run=run.metadata.name)
         self._limits = ControlLimits.of(run.spec)
         self._state = ControlState.start(self._limits, now_s=clock())
         self._started_s = clock()
@@ -101,13 +104,22 @@ class Host:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupted.set)
         try:
-            with serve_metrics(self._metrics.registry, "127.0.0.1", self._options.metrics_port):
+            with serve_metrics(
+                self._metrics.registry, "127.0.0.1", self._options.metrics_port
+            ) as server:
+                self._metrics_port = server.port
                 return await self._run_until_end()
         finally:
+            self._write_scrape_targets([])
             await self._fleet.stop(_STOP_GRACE_S)
             await self._connection.close()
 
     async def _run_until_end(self) -> RunOutcome:
+        self._event(
+            "MetricsServed",
+            f"http://127.0.0.1:{self._metrics_port}/metrics; all processes of the run for a"
+            f" Prometheus: {self._scrape_targets.path}",
+        )
         if description := self._fleet.gpu_plan.description:
             self._event("Gpus", description)
         try:
@@ -138,6 +150,8 @@ class Host:
         )
         await self._apply(decision)
         self._export(decision)
+        own = ScrapeTarget(pod=_SOURCE, part="host", port=self._metrics_port)
+        self._write_scrape_targets([own, *self._fleet.scrape_targets])
         self._check_deadlines()
         self._show_events()
         running = self._connection.phase is RunPhase.RUNNING
@@ -284,6 +298,11 @@ class Host:
         """Show the events that the learner wrote since the last call."""
         for line in self._feed.new_lines():
             self._view.event(line)
+
+    def _write_scrape_targets(self, targets: Sequence[ScrapeTarget]) -> None:
+        """Write where to scrape; on a full disk the next turn tries again, and the run goes on."""
+        with contextlib.suppress(OSError):
+            self._scrape_targets.write(targets)
 
     def _count_failure(self, part: str, child: ChildProcess) -> None:
         cause = "hung" if child.hung_s else "ended"

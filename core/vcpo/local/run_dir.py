@@ -7,6 +7,7 @@ checkpoints/   checkpoints to resume from    model/         the trained model, a
 logs/          one log per process           report.html    the report
 quarantine/    groups that broke an update, if any
 processes/     ports of each process         *.lock         locks of host and learner
+               prometheus.json names them for a Prometheus
 adapters/      LoRA adapters, if trained     exports/       output of `vcpo export`
 ```
 """
@@ -29,6 +30,7 @@ class RunDir:
         self.spec = path / "spec.yaml"
         self.logs = path / "logs"
         self.processes = path / "processes"
+        self.scrape_targets = self.processes / "prometheus.json"
         self.model = path / "model"
 
     @property

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -162,6 +164,14 @@ class HostFixture:
         assert self.running is not None
         return await asyncio.wait_for(self.running, PATIENCE_S)
 
+    def scraped(self) -> dict[str, tuple[str, list[str]]]:
+        """Part and addresses by pod, as a Prometheus reads them."""
+        groups = json.loads(self.directory.scrape_targets.read_text())
+        assert {group["labels"]["run"] for group in groups} <= {"r"}
+        return {
+            group["labels"]["pod"]: (group["labels"]["part"], group["targets"]) for group in groups
+        }
+
     def failures(self, part: str, cause: str) -> float | None:
         labels = {"namespace": "", "run": "r", "part": part, "cause": cause}
         registry = self.host._metrics.registry
@@ -300,6 +310,35 @@ async def test_a_worker_that_hangs_is_replaced(fixture):
     assert re.match(r"main-0 did not answer for 6\d s and was killed \(log: ", lost)
     assert fixture.failures("rollout", "hung") == 1.0
     assert fixture.failures("learner", "hung") is None
+
+
+async def test_the_hosts_metrics_are_where_the_first_event_says(fixture):
+    fixture.start()
+    await fixture.until(lambda: fixture.events("MetricsServed"))
+    (served,) = fixture.events("MetricsServed")
+    url, _, rest = served.partition("; ")
+    assert rest.endswith(f"Prometheus: {fixture.directory.scrape_targets}")
+    with await asyncio.to_thread(urllib.request.urlopen, url) as response:
+        assert b"vcpo_build_info" in response.read()
+
+
+async def test_a_prometheus_finds_each_process_from_its_start_to_its_end(fixture):
+    fixture.start()
+    worker = await fixture.until_answered("main-0")
+    await fixture.until(lambda: len(fixture.scraped()) == 3)
+    (served,) = fixture.events("MetricsServed")
+    port = re.match(r"http://127.0.0.1:(\d+)/metrics", served)[1]
+    assert fixture.scraped() == {
+        "host": ("host", [f"127.0.0.1:{port}"]),
+        "learner": ("learner", ["127.0.0.1:1"]),
+        "main-0": ("rollout", ["127.0.0.1:1"]),
+    }
+    os.kill(worker, signal.SIGKILL)
+    await fixture.until(lambda: "main-1" in fixture.scraped())
+    assert "main-0" not in fixture.scraped()
+    fixture.tell("complete")
+    await fixture.outcome()
+    assert fixture.scraped() == {}
 
 
 async def test_what_the_learner_writes_down_is_shown(fixture):

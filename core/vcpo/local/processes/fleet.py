@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from vcpo.control.supervision import MAX_WORKER_FAILURES, FailureStreak
 from vcpo.local.processes.child import ChildProcess, start_child, stop_children, wait_for_exit
 from vcpo.local.processes.gpus import Gpu, GpuShare, plan_gpus
+from vcpo.local.processes.scrape_targets import ScrapeTarget
 from vcpo.local.run_dir import RunDir
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, SERVICE_ENVIRONMENT, TOKEN_VARIABLE
 from vcpo.spec import VCPORun
@@ -87,6 +88,19 @@ class Fleet:
         """Every process of the run, including those that are stopping."""
         workers = [child for group in self._groups.values() for child in group.workers]
         return [*([self.learner] if self.learner else []), *workers, *self._stopping]
+
+    @property
+    def scrape_targets(self) -> list[ScrapeTarget]:
+        """Where the processes that serve now export their metrics."""
+        return [
+            ScrapeTarget(
+                pod=child.name,
+                part="learner" if child is self.learner else "rollout",
+                port=ready.metrics_port,
+            )
+            for child in self.children
+            if child.exit_code is None and (ready := child.ready) is not None
+        ]
 
     def start_learner(self, *, resume: bool, port: int = 0) -> ChildProcess:
         """Start the learner on a port; 0 takes a free port."""
