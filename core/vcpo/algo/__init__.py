@@ -22,6 +22,7 @@ Arguments may be Python numbers, numpy arrays or torch tensors, of any dtype and
 | `vtrace`                 | What is each token worth, given a critic and off-policy samples?  |
 | `methods`                | Which settings make up a published method?                        |
 | `rollout_noise`          | How much noise do the weights of a rollout policy carry?          |
+| `health.collapse`        | Did a run lose what it had learned?                               |
 | `health.diagnostics`     | What does a batch look like?                                      |
 | `health.lag_breakdown`   | At which lags does a batch lose its ESS?                          |
 | `health.mismatch_audit`  | Do rollout engine and learner compute the same policy?            |
@@ -69,6 +70,7 @@ from vcpo.algo.ess.learning_rate import LearningRateRule, learning_rate_scale
 from vcpo.algo.ess.moments import WeightMoments
 from vcpo.algo.ess.unit import EssKind, EssReading, EssUnit, ess_reading, ess_unit, log_norms
 from vcpo.algo.ess.verdict import RefusalReason, StepLimits, StepVerdict, judge_step
+from vcpo.algo.health.collapse import Collapse, find_collapse
 from vcpo.algo.health.diagnostics import BatchDiagnostics, NormStatistics, TokenSums, diagnose
 from vcpo.algo.health.early_warning import EarlyWarning, WarningLevel
 from vcpo.algo.health.lag_breakdown import LagBucket, LaggedTrajectory, lag_breakdown
@@ -105,6 +107,7 @@ __all__ = [
     "BaselineScope",
     "BatchDiagnostics",
     "Clipping",
+    "Collapse",
     "EarlyWarning",
     "EssKind",
     "EssReading",
@@ -145,6 +148,7 @@ __all__ = [
     "ess_ratio",
     "ess_reading",
     "ess_unit",
+    "find_collapse",
     "finite_batch_law",
     "judge_step",
     "lag_breakdown",

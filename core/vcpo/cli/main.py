@@ -103,8 +103,8 @@ def run(
     and model/, which AutoModelForCausalLM.from_pretrained loads.
 
     Exit status: 0 if all steps were taken; 1 if the run failed; 2 if an option, the file or this
-    machine must be fixed first; 3 if every step was skipped and the model is unchanged; 130 after
-    Ctrl-C.
+    machine must be fixed first; 3 if every step was skipped and the model is unchanged; 4 if the
+    reward collapsed and did not recover; 130 after Ctrl-C.
     """
     loaded = _load(file)
     _warn(loaded)
@@ -126,7 +126,7 @@ def run(
     except AddressError as error:
         _fail(f"--metrics-port: {error}")
     report_path = _report(directory)
-    summary = run_summary(directory.path)
+    summary = run_summary(directory.path, outcome.ending)
     _OUT.print(_summary_table(summary, outcome.ending))
     if report_path is not None:
         _OUT.print(f"report: {report_path}", soft_wrap=True, markup=False)
@@ -324,17 +324,18 @@ def _end_if_complete(loaded: VCPORun, directory: RunDir, *, as_json: bool) -> No
     model = ExportedModel.read(directory.model)
     if model is None or model.step < loaded.spec.steps:
         return
+    outcome = outcome_of_complete(read_metrics(directory.path))
+    ended = "collapsed" if outcome.ending is Ending.COLLAPSED else "complete"
     _OUT.print(
-        f"already complete: {model.step} steps; the model is in {directory.model}. To continue,"
+        f"already {ended}: {model.step} steps; the model is in {directory.model}. To continue,"
         " raise `steps` in the file.",
         soft_wrap=True,
         markup=False,
     )
-    outcome = outcome_of_complete(read_metrics(directory.path).steps)
     if outcome.message:
         _ERR.print(outcome.message, style="red", markup=False, highlight=False, soft_wrap=True)
     if as_json:
-        summary = json.dumps(run_summary(directory.path))
+        summary = json.dumps(run_summary(directory.path, outcome.ending))
         _OUT.print(summary, soft_wrap=True, markup=False, highlight=False)
     raise typer.Exit(int(outcome.ending))
 

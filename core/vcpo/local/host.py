@@ -35,7 +35,7 @@ from vcpo.local.terminal.event_feed import EventFeed
 from vcpo.local.terminal.view import LiveView
 from vcpo.local.terminal.watch import run_view
 from vcpo.metrics import HostMetrics, serve_metrics
-from vcpo.records.journal import EventRecord, EventTail, Journal, read_metrics
+from vcpo.records.journal import HOST_STARTED, EventRecord, EventTail, Journal, read_metrics
 from vcpo.spec import VCPORun
 from vcpo.wire.phase import RunPhase
 
@@ -115,6 +115,8 @@ class Host:
             await self._connection.close()
 
     async def _run_until_end(self) -> RunOutcome:
+        goal = f"{self._run.metadata.name}: {self._spec.steps} steps"
+        self._event(HOST_STARTED, f"{goal}, resumed" if self._options.resume else goal)
         self._event(
             "MetricsServed",
             f"http://127.0.0.1:{self._metrics_port}/metrics; all processes of the run for a"
@@ -134,8 +136,9 @@ class Host:
             self._event("Failed", str(error))
             return RunOutcome(ending=Ending.FAILED, message=str(error))
         self._show_events()
-        outcome = outcome_of_complete(read_metrics(self._run_dir.path).steps)
-        self._event("Complete", f"{self._spec.steps} steps. {outcome.message}".rstrip())
+        outcome = outcome_of_complete(read_metrics(self._run_dir.path))
+        kind = "Collapsed" if outcome.ending is Ending.COLLAPSED else "Complete"
+        self._event(kind, f"{self._spec.steps} steps. {outcome.message}".rstrip())
         return outcome
 
     async def _turn(self) -> bool:

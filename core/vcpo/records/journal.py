@@ -23,6 +23,8 @@ from vcpo.records.step_record import StepRecord
 
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
+HOST_STARTED = "Started"
+"""Kind of the event with which a local host begins; a resumed run has several."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers when a file cannot grow because of the disk, a quota or a limit."""
 _MOST_UNWRITTEN = 10_000

@@ -20,9 +20,10 @@ from markupsafe import Markup
 from vcpo.records.journal import EventRecord, Metrics, read_events, read_metrics
 from vcpo.report.chart import FULL, SMALL, Chart, draw_chart
 from vcpo.report.figures import detail_charts, main_charts
+from vcpo.report.findings import findings
 from vcpo.report.plot import Size
 from vcpo.report.readout import Readout, readout_of
-from vcpo.report.summary import findings, headlines, state_of
+from vcpo.report.summary import headlines, state_of
 from vcpo.spec import VCPORun, load_run, run_to_yaml
 
 REPORT_FILE = "report.html"

@@ -1,36 +1,28 @@
-"""The top of a report: state of the run, headline numbers, and the results of its checks."""
+"""The top of a report: state of the run and headline numbers."""
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
-from vcpo.records.journal import EventRecord, Metrics
-from vcpo.records.no_update import never_updated_notice, no_update_notice, num_skipped_at_end
-from vcpo.records.step_record import StepRecord
+from vcpo.records.collapse import run_collapse
+from vcpo.records.journal import HOST_STARTED, EventRecord, Metrics
 from vcpo.report.numbers import UNKNOWN, decimal, duration, finite, whole
 from vcpo.spec import VCPORun
 
 
 class State(StrEnum):
-    """Progress of a run, judged by its steps alone."""
+    """Progress of a run, judged by its records alone."""
 
     COMPLETE = "complete"
+    COLLAPSED = "collapsed"
+    """All steps were taken, and the run ends far below its best."""
     UNFINISHED = "unfinished"
     """Running, or stopped before its last step."""
     EMPTY = "no steps yet"
-
-
-class Grade(StrEnum):
-    """Result of a check."""
-
-    GOOD = "good"
-    NOTICE = "notice"
-    """Worth knowing, but the method handles it."""
-    BAD = "bad"
-    """A guarantee was broken, or the model does not learn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,19 +34,15 @@ class Headline:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """The result of one check, in a sentence."""
-
-    grade: Grade
-    text: str
-
-
 def state_of(run: VCPORun, metrics: Metrics) -> State:
     """Return the progress of a run."""
     if not metrics.steps:
         return State.EMPTY
-    return State.COMPLETE if metrics.steps[-1].step >= run.spec.steps else State.UNFINISHED
+    if metrics.steps[-1].step < run.spec.steps:
+        return State.UNFINISHED
+    collapse = run_collapse(metrics)
+    has_recovered = collapse is None or collapse.fall.has_recovered
+    return State.COMPLETE if has_recovered else State.COLLAPSED
 
 
 def headlines(
@@ -72,21 +60,6 @@ def headlines(
     )
 
 
-def findings(run: VCPORun, metrics: Metrics) -> tuple[Finding, ...]:
-    """Check the guarantees of a run, the worst result first; empty before its first step."""
-    if not metrics.steps:
-        return ()
-    outcomes = (
-        _lag_is_bounded(run, metrics.steps),
-        _ess_has_room(run, metrics.steps),
-        _steps_were_taken(metrics.steps),
-        _accounts_balance(metrics.steps),
-        _learner_is_fed(run, metrics.steps),
-    )
-    urgency = (Grade.BAD, Grade.NOTICE, Grade.GOOD)
-    return tuple(sorted(outcomes, key=lambda finding: urgency.index(finding.grade)))
-
-
 def _accuracy(metrics: Metrics) -> Headline:
     if not metrics.evaluations:
         return Headline(label="Accuracy", value=UNKNOWN, note="not evaluated yet")
@@ -99,15 +72,26 @@ def _accuracy(metrics: Metrics) -> Headline:
 
 
 def _wall_time(metrics: Metrics, events: Sequence[EventRecord]) -> Headline:
+    """Return the time of all sessions, each from the start of its host; pauses do not count."""
     times = [event.time_unix_s for event in events]
     times += [record.time_unix_s for record in metrics.steps]
     times += [record.time_unix_s for record in metrics.evaluations]
     if not times:
         return Headline(label="Wall time", value=UNKNOWN)
-    elapsed_s = max(times) - min(times)
+    sessions = _sessions(sorted(times), events)
+    elapsed_s = sum(times_s[-1] - times_s[0] for times_s in sessions)
     speeds = [speed for step in metrics.steps if (speed := finite(step.tokens_per_s)) is not None]
-    note = f"{sum(speeds) / len(speeds):,.0f} tokens/s on average" if speeds else ""
-    return Headline(label="Wall time", value=duration(elapsed_s), note=note)
+    notes = [f"{sum(speeds) / len(speeds):,.0f} tokens/s on average"] if speeds else []
+    if len(sessions) > 1:
+        notes.append(f"in {len(sessions)} sessions")
+    return Headline(label="Wall time", value=duration(elapsed_s), note=", ".join(notes))
+
+
+def _sessions(times_s: Sequence[float], events: Sequence[EventRecord]) -> list[list[float]]:
+    """Divide the times of all records, sorted, at each start of a host."""
+    starts_s = [event.time_unix_s for event in events if event.kind == HOST_STARTED]
+    cuts = sorted({bisect_left(times_s, start_s) for start_s in starts_s} | {0, len(times_s)})
+    return [list(times_s[first:past_last]) for first, past_last in pairwise(cuts)]
 
 
 def _trajectories(metrics: Metrics) -> Headline:
@@ -133,82 +117,11 @@ def _lag(run: VCPORun, metrics: Metrics) -> Headline:
 
 
 def _ess(metrics: Metrics) -> Headline:
-    known = [step for step in metrics.steps if finite(step.ess_ratio) is not None]
+    # A step whose weights have no value records an ESS ratio of 0, which no batch can have.
+    known = [step for step in metrics.steps if finite(step.ess_ratio) and step.ess_ratio > 0.0]
     if not known:
         return Headline(label="Lowest ESS ratio", value=UNKNOWN)
     lowest = min(known, key=lambda step: step.ess_ratio)
     on_policy = decimal(lowest.on_policy_ess_ratio, ".2f")
     note = f"at step {whole(lowest.step)}; on-policy {on_policy}"
     return Headline(label="Lowest ESS ratio", value=decimal(lowest.ess_ratio, ".2f"), note=note)
-
-
-def _lag_is_bounded(run: VCPORun, steps: Sequence[StepRecord]) -> Finding:
-    bound = run.spec.algorithm.max_policy_lag_steps
-    worst = max(step.lag_max for step in steps)
-    if worst > bound:
-        count = sum(step.lag_max > bound for step in steps)
-        text = f"{_steps(count)} trained on tokens {worst} versions old; the bound is {bound}."
-        return Finding(grade=Grade.BAD, text=text)
-    text = f"Every trained token was within the lag bound: at most {worst} of {bound} versions."
-    return Finding(grade=Grade.GOOD, text=text)
-
-
-def _ess_has_room(run: VCPORun, steps: Sequence[StepRecord]) -> Finding:
-    floor = run.spec.control.ess_floor_ratio
-    below = [step for step in steps if step.ess_ratio < floor * step.on_policy_ess_ratio]
-    if not below:
-        text = f"The ESS ratio stayed above its floor, {floor:.0%} of the on-policy ratio."
-        return Finding(grade=Grade.GOOD, text=text)
-    worst = min(below, key=lambda step: step.ess_ratio)
-    text = (
-        f"{_steps(len(below))} had an ESS ratio below the floor ({floor:.0%} of on-policy); the "
-        f"worst was {worst.ess_ratio:.3f} at step {whole(worst.step)}, where the learning rate was "
-        f"scaled to {worst.learning_rate_scale:.2f}."
-    )
-    return Finding(grade=Grade.NOTICE, text=text)
-
-
-def _steps_were_taken(steps: Sequence[StepRecord]) -> Finding:
-    reasons = Counter(step.skipped for step in steps if step.skipped is not None)
-    if not reasons:
-        return Finding(grade=Grade.GOOD, text="No step was skipped.")
-    if (nothing := never_updated_notice(steps)) is not None:
-        return Finding(grade=Grade.BAD, text=nothing)
-    stopped = no_update_notice(num_skipped_at_end(steps), steps[-1].skipped or "")
-    if stopped is not None:
-        return Finding(grade=Grade.BAD, text=stopped)
-    listed = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
-    text = f"{_steps(reasons.total())} made no update, marked ▲ below the curves: {listed}."
-    return Finding(grade=Grade.NOTICE, text=text)
-
-
-def _accounts_balance(steps: Sequence[StepRecord]) -> Finding:
-    off = [step for step in steps if _num_unaccounted(step) != 0]
-    if off:
-        text = (
-            f"Trajectories do not add up since step {whole(off[0].step)}: leased minus in flight, "
-            f"buffered, consumed and dropped is {_num_unaccounted(off[0])}, not 0."
-        )
-        return Finding(grade=Grade.BAD, text=text)
-    text = "Trajectories add up at every step: leased = in flight + buffered + consumed + dropped."
-    return Finding(grade=Grade.GOOD, text=text)
-
-
-def _num_unaccounted(step: StepRecord) -> int:
-    known = step.in_flight + step.buffered + step.consumed + sum(step.dropped.values())
-    return step.leased - known
-
-
-def _learner_is_fed(run: VCPORun, steps: Sequence[StepRecord]) -> Finding:
-    idle_s, busy_s = sum(step.idle_s for step in steps), sum(step.step_s for step in steps)
-    total_s = finite(idle_s + busy_s)
-    share = idle_s / total_s if total_s else 0.0
-    if share > run.spec.control.idle_high_ratio:
-        text = f"The learner waited for data {share:.0%} of its time; more workers would help."
-        return Finding(grade=Grade.NOTICE, text=text)
-    text = f"The learner waited for data {share:.0%} of its time."
-    return Finding(grade=Grade.GOOD, text=text)
-
-
-def _steps(count: int) -> str:
-    return "1 step" if count == 1 else f"{count:,} steps"

@@ -7,12 +7,11 @@ from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import Final
 
+from vcpo.algo import find_collapse
 from vcpo_study.cells.records import EvaluationRow
 
 FINAL_EVALUATIONS: Final = 3
 """The final accuracy is the mean of so many last evaluations."""
-COLLAPSE_SHARE: Final = 0.5
-"""A cell has collapsed when an evaluation is below this share of the best one before it."""
 
 
 def final_accuracy(evaluations: Sequence[EvaluationRow]) -> float:
@@ -41,11 +40,8 @@ def steps_to(evaluations: Sequence[EvaluationRow], target: float) -> float | Non
 
 def collapse_step(evaluations: Sequence[EvaluationRow]) -> int | None:
     """Return the step of the first evaluation below half of the best one before it, or None."""
-    best = accumulate((each.accuracy for each in evaluations), max)
-    for each, highest in zip(evaluations, best, strict=True):
-        if each.accuracy < COLLAPSE_SHARE * highest:
-            return each.step
-    return None
+    collapse = find_collapse([(each.step, each.accuracy) for each in evaluations])
+    return None if collapse is None else collapse.step
 
 
 def deepest_fall(evaluations: Sequence[EvaluationRow]) -> tuple[float, int]:

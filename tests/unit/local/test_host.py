@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.records import STEP
+from tests.fixtures.records import EVALUATION, STEP
 from vcpo.local.host import Host, HostOptions
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.ending import Ending, RunOutcome
 from vcpo.local.terminal.view import RunView
-from vcpo.records.journal import EventRecord, Journal, read_events
+from vcpo.records.journal import HOST_STARTED, EventRecord, Journal, read_events
 from vcpo.service.lifecycle import read_ready
 from vcpo.spec import parse_run
 
@@ -361,6 +361,29 @@ async def test_a_run_that_never_updated_is_no_plain_success(fixture):
     assert outcome.ending is Ending.COMPLETE_WITHOUT_UPDATE
     assert fixture.events("Complete") == [f"300 steps. {outcome.message}"]
     assert "(3 of 3 were skipped)" in outcome.message
+
+
+async def test_a_run_that_collapsed_ends_with_that_word(fixture):
+    fixture.start()
+    await fixture.until_answered("learner")
+    journal = Journal(fixture.directory.path)
+    journal.step(STEP)
+    for step, accuracy in ((0, 0.9), (1, 0.1)):
+        journal.evaluation(replace(EVALUATION, step=step, accuracy=accuracy))
+    fixture.tell("complete")
+    outcome = await fixture.outcome()
+    assert outcome.ending is Ending.COLLAPSED
+    assert fixture.events("Collapsed") == [f"300 steps. {outcome.message}"]
+    assert fixture.events("Complete") == []
+
+
+async def test_the_first_event_of_a_run_is_its_start(fixture):
+    fixture.start()
+    await fixture.until_answered("learner")
+    first = read_events(fixture.directory.path)[0]
+    assert (first.source, first.kind) == ("host", HOST_STARTED)
+    fixture.tell("complete")
+    await fixture.outcome()
 
 
 async def test_an_interrupted_run_ends_with_nobody_left(fixture):

@@ -71,6 +71,6 @@ def make_evaluation() -> Callable[..., EvaluationRecord]:
 
 @pytest.fixture
 def make_event() -> Callable[..., EventRecord]:
-    return lambda message, time_unix_s=1000.0: EventRecord(
-        time_unix_s=time_unix_s, source="host", kind="WorkerLost", message=message
+    return lambda message, time_unix_s=1000.0, kind="WorkerLost": EventRecord(
+        time_unix_s=time_unix_s, source="host", kind=kind, message=message
     )

@@ -1,1 +1,1 @@
-"""Health of training: diagnostics of a batch, mismatch audit, early warning of a collapse."""
+"""Health of training: diagnostics, mismatch audit, early warning of a collapse, collapses."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from vcpo.records.collapse import collapse_notice, critical_at_end_notice, run_collapse
+from vcpo.records.journal import Metrics
 from vcpo.records.no_update import never_updated_notice, no_update_notice, num_skipped_at_end
-from vcpo.records.step_record import StepRecord
 
 
 class Ending(IntEnum):
@@ -17,6 +17,8 @@ class Ending(IntEnum):
     FAILED = 1
     COMPLETE_WITHOUT_UPDATE = 3
     """Every step was skipped; the model is unchanged."""
+    COLLAPSED = 4
+    """All steps were taken, and the reward collapsed and did not recover."""
     INTERRUPTED = 130
 
 
@@ -29,10 +31,16 @@ class RunOutcome:
     """One sentence; empty if the ending needs no explanation."""
 
 
-def outcome_of_complete(steps: Sequence[StepRecord]) -> RunOutcome:
-    """Return the outcome of a run that took all its steps, from the records of the steps."""
+def outcome_of_complete(metrics: Metrics) -> RunOutcome:
+    """Return the outcome of a run that took all its steps, from its records."""
+    steps = metrics.steps
     if (message := never_updated_notice(steps)) is not None:
         return RunOutcome(ending=Ending.COMPLETE_WITHOUT_UPDATE, message=message)
+    collapse, collapsed = run_collapse(metrics), collapse_notice(metrics)
     reason = steps[-1].skipped or "" if steps else ""
-    notice = no_update_notice(num_skipped_at_end(steps), reason)
-    return RunOutcome(ending=Ending.COMPLETE, message=notice or "")
+    stopped = no_update_notice(num_skipped_at_end(steps), reason)
+    notices = (collapsed, critical_at_end_notice(steps), stopped)
+    message = " ".join(notice for notice in notices if notice is not None)
+    if collapse is not None and not collapse.fall.has_recovered:
+        return RunOutcome(ending=Ending.COLLAPSED, message=message)
+    return RunOutcome(ending=Ending.COMPLETE, message=message)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from vcpo.local.terminal.ending import Ending
+from vcpo.records.collapse import run_collapse
 from vcpo.records.journal import Metrics, read_metrics
 
 
-def run_summary(run_dir: Path) -> dict[str, Any]:
+def run_summary(run_dir: Path, ending: Ending) -> dict[str, Any]:
     """Return the summary of a run from its records; a value without records is None.
 
-    Accuracies are those of the first and the last evaluation. `trajectories` has the counts at the
-    last step: leased = consumed + sum(dropped) + in_flight + buffered.
+    `state` is the name of the ending in lower case. Accuracies are those of the first and the last
+    evaluation. `collapse` is also told of a run that recovered. `trajectories` has the counts at
+    the last step: leased = consumed + sum(dropped) + in_flight + buffered.
     """
     metrics = read_metrics(run_dir)
     steps = metrics.steps
@@ -21,6 +24,7 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
     ess_ratios = [step.ess_ratio for step in steps if step.ess_ratio > 0]
     last = steps[-1] if steps else None
     return {
+        "state": ending.name.lower(),
         "accuracy_before": _accuracy(metrics, 0),
         "accuracy_after": _accuracy(metrics, -1),
         "steps": last.step if last else 0,
@@ -30,6 +34,8 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
         "policy_lag_mean": _mean([step.lag_mean for step in steps]),
         "ess_ratio_min": min(ess_ratios, default=None),
         "learning_rate_scale_min": min((step.learning_rate_scale for step in taken), default=None),
+        "warning_score_max": max((step.warning_score for step in steps), default=None),
+        "collapse": _collapse(metrics),
         "weight_updates_in_flight": last.weight_updates_in_flight if last else 0,
         "trajectories": {
             "leased": last.leased if last else 0,
@@ -39,6 +45,18 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
             "buffered": last.buffered if last else 0,
         },
         "report": str(run_dir / "report.html"),
+    }
+
+
+def _collapse(metrics: Metrics) -> dict[str, Any] | None:
+    found = run_collapse(metrics)
+    if found is None:
+        return None
+    return {
+        "measure": found.measure.name.lower(),
+        "step": found.fall.step,
+        "share_of_best_at_end": found.fall.last / found.fall.best,
+        "recovered": found.fall.has_recovered,
     }
 
 

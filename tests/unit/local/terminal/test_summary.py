@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fixtures.records import EVALUATION, STEP
+from vcpo.local.terminal.ending import Ending
 from vcpo.local.terminal.summary import run_summary
 from vcpo.records.journal import Journal
 
@@ -21,7 +22,7 @@ def summary(tmp_path) -> dict[str, object]:
     counts = {"consumed": 112, "buffered": 4, "weight_updates_in_flight": 5}
     journal.step(replace(STEP, step=3, ess_ratio=0.25, lag_mean=0.5, lag_max=2, **counts))
     journal.evaluation(replace(EVALUATION, step=3, accuracy=0.875))
-    return run_summary(tmp_path)
+    return run_summary(tmp_path, Ending.COMPLETE)
 
 
 def test_accuracies_are_those_of_the_first_and_last_evaluation(summary):
@@ -59,11 +60,30 @@ def test_weight_updates_in_flight_are_those_up_to_the_last_step(summary):
     assert summary["weight_updates_in_flight"] == 5
 
 
+def test_a_run_without_a_collapse_says_so(summary):
+    assert (summary["state"], summary["collapse"]) == ("complete", None)
+
+
+def test_a_collapse_is_told_in_numbers(tmp_path):
+    journal = Journal(tmp_path)
+    journal.step(replace(STEP, warning_score=0.7))
+    for step, accuracy in ((0, 0.8), (1, 0.1), (2, 0.2)):
+        journal.evaluation(replace(EVALUATION, step=step, accuracy=accuracy))
+    summary = run_summary(tmp_path, Ending.COLLAPSED)
+    assert (summary["state"], summary["warning_score_max"]) == ("collapsed", 0.7)
+    assert summary["collapse"] == {
+        "measure": "accuracy",
+        "step": 1,
+        "share_of_best_at_end": 0.25,
+        "recovered": False,
+    }
+
+
 def test_the_report_lies_in_the_runs_directory(summary, tmp_path):
     assert summary["report"] == str(tmp_path / "report.html")
 
 
 def test_a_run_without_records_has_an_empty_summary(tmp_path):
-    summary = run_summary(tmp_path)
+    summary = run_summary(tmp_path, Ending.COMPLETE)
     assert (summary["steps"], summary["workers"], summary["accuracy_after"]) == (0, 0, None)
     assert summary["ess_ratio_min"] is summary["policy_lag_max"] is None

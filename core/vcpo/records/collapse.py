@@ -1,0 +1,103 @@
+"""Whether a recorded run collapsed, and what to do about it, as messages for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import fmean
+
+from vcpo.algo import Collapse, WarningLevel, find_collapse
+from vcpo.records.journal import Metrics
+from vcpo.records.step_record import StepRecord
+
+WINDOW_STEPS = 10
+"""Training rewards are judged as means over so many steps in a row; one batch says little."""
+
+_CURE = (
+    "Cure: a smaller optimizer.learningRate or algorithm.maxPolicyLagSteps, from a checkpoint"
+    " before the collapse"
+)
+
+
+class Measure(StrEnum):
+    """What collapsed."""
+
+    ACCURACY = "accuracy on held-out prompts"
+    REWARD = "mean training reward"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCollapse:
+    """The collapse of a run."""
+
+    measure: Measure
+    fall: Collapse
+    warned_step: int | None
+    """First step at which the early warning was critical or dead; None when it never was."""
+
+
+def run_collapse(metrics: Metrics) -> RunCollapse | None:
+    """Return the collapse of a run, or None; one that lasts comes before one that was overcome."""
+    accuracies = [(each.step, each.accuracy) for each in metrics.evaluations]
+    falls = [
+        (measure, fall)
+        for measure, values in (
+            (Measure.ACCURACY, accuracies),
+            (Measure.REWARD, _window_means(metrics.steps)),
+        )
+        if (fall := find_collapse(values)) is not None
+    ]
+    if not falls:
+        return None
+    measure, fall = min(falls, key=lambda found: (found[1].has_recovered, found[1].step))
+    warned = next((step.step for step in metrics.steps if is_critical(step)), None)
+    return RunCollapse(measure=measure, fall=fall, warned_step=warned)
+
+
+def is_critical(step: StepRecord) -> bool:
+    """Return whether the early warning is critical or dead after a step."""
+    return step.warning_level in (WarningLevel.CRITICAL, WarningLevel.DEAD)
+
+
+def collapse_notice(metrics: Metrics) -> str | None:
+    """Return a notice about the collapse of a run; None when it did not collapse."""
+    found = run_collapse(metrics)
+    if found is None:
+        return None
+    fall = found.fall
+    before = f"{fall.best:.3g} at step {fall.best_step:,}"
+    fell = f"{fall.value:.3g} at step {fall.step:,}"
+    if found.warned_step is None:
+        warned = "The early warning never was critical"
+    else:
+        warned = f"The early warning was critical from step {found.warned_step:,}"
+    if fall.has_recovered:
+        return (
+            f"The {found.measure} collapsed from {before} to {fell}, and recovered: it ends at"
+            f" {fall.last:.3g}. {warned}."
+        )
+    return (
+        f"The run collapsed: the {found.measure} fell from {before} to {fell}, and ends at"
+        f" {fall.last:.3g}. {warned}. {_CURE}."
+    )
+
+
+def critical_at_end_notice(steps: Sequence[StepRecord]) -> str | None:
+    """Return a notice if the early warning is critical or dead after the last step, else None."""
+    if not steps or not is_critical(steps[-1]):
+        return None
+    last = steps[-1]
+    first = next(step.step for step in steps if is_critical(step))
+    return (
+        f"The early warning is {last.warning_level} at the last step (score"
+        f" {last.warning_score:.2f}); it was first critical at step {first:,}."
+    )
+
+
+def _window_means(steps: Sequence[StepRecord]) -> list[tuple[int, float]]:
+    """Return the mean reward over each window of steps, under the step that ends it."""
+    return [
+        (steps[end - 1].step, fmean(step.reward_mean for step in steps[end - WINDOW_STEPS : end]))
+        for end in range(WINDOW_STEPS, len(steps) + 1)
+    ]

@@ -1,0 +1,43 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcpo.algo.health.collapse import find_collapse
+
+
+def values_of(*numbers):
+    return list(enumerate(numbers))
+
+
+def test_a_fall_below_half_of_the_best_is_found_with_its_numbers():
+    found = find_collapse(values_of(0.2, 0.9, 0.46, 0.44, 0.1, 0.3))
+    assert (found.step, found.value) == (3, 0.44)
+    assert (found.best, found.best_step, found.last) == (0.9, 1, 0.3)
+
+
+@pytest.mark.parametrize(
+    "numbers", [(), (0.5,), (0.0, 0.0), (0.2, 0.8, 0.4), (-0.2, -0.9), (0.0, -1.0)]
+)
+def test_without_such_a_fall_there_is_no_collapse(numbers):
+    assert find_collapse(values_of(*numbers)) is None
+
+
+def test_a_reward_that_falls_below_zero_has_collapsed():
+    assert find_collapse(values_of(0.5, -0.5)).step == 1
+
+
+@pytest.mark.parametrize(("last", "has_recovered"), [(0.80, True), (0.79, False), (2.0, True)])
+def test_a_measure_near_its_best_before_has_recovered(last, has_recovered):
+    assert find_collapse(values_of(1.0, 0.1, last)).has_recovered is has_recovered
+
+
+@given(st.lists(st.floats(0.01, 1.0)), st.sampled_from([0.25, 2.0, 1024.0]))
+def test_the_scale_of_a_reward_does_not_matter(numbers, factor):
+    found = find_collapse(values_of(*numbers))
+    scaled = find_collapse(values_of(*(factor * number for number in numbers)))
+    assert (found and found.step) == (scaled and scaled.step)
+
+
+@given(st.lists(st.floats(0.5, 1.0)))
+def test_values_within_a_factor_of_two_never_collapse(numbers):
+    assert find_collapse(values_of(*numbers)) is None

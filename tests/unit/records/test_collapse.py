@@ -1,0 +1,80 @@
+"""The verdict on a recorded run, and its words."""
+
+from __future__ import annotations
+
+from tests.fixtures.records import evaluation_record, step_record
+from vcpo.records.collapse import (
+    Measure,
+    collapse_notice,
+    critical_at_end_notice,
+    run_collapse,
+)
+from vcpo.records.journal import Metrics
+
+
+def metrics_of(rewards=(), accuracies=(), levels=()):
+    """Steps 1, 2, ... with these rewards and warning levels; evaluations at steps 0, 10, ..."""
+    known = {**dict.fromkeys(range(len(rewards)), "ok"), **dict(enumerate(levels))}
+    return Metrics(
+        steps=tuple(
+            step_record(step=index + 1, reward_mean=reward, warning_level=known[index])
+            for index, reward in enumerate(rewards)
+        ),
+        evaluations=tuple(
+            evaluation_record(step=10 * index, accuracy=accuracy)
+            for index, accuracy in enumerate(accuracies)
+        ),
+    )
+
+
+def test_the_training_reward_is_judged_over_windows_of_ten_steps():
+    # Windows end at steps 10 to 30; the first below half of 1.0 holds four ones and six zeros.
+    found = run_collapse(metrics_of([1.0] * 10 + [0.0] * 20))
+    assert (found.measure, found.fall.step, found.fall.value) == (Measure.REWARD, 16, 0.4)
+
+
+def test_one_bad_batch_is_no_collapse():
+    assert run_collapse(metrics_of([1.0] * 10 + [0.0] + [1.0] * 10)) is None
+
+
+def test_fewer_steps_than_a_window_are_not_judged():
+    assert run_collapse(metrics_of([1.0, 0.0, 0.0])) is None
+
+
+def test_a_collapse_that_lasts_comes_before_one_that_was_overcome():
+    found = run_collapse(metrics_of([1.0] * 10 + [0.0] * 10 + [1.0] * 10, [0.1, 0.9, 0.2]))
+    assert (found.measure, found.fall.has_recovered) == (Measure.ACCURACY, False)
+
+
+def test_the_notice_says_what_fell_when_it_was_warned_of_and_what_to_do():
+    metrics = metrics_of([0.5] * 20, [0.3, 0.8, 0.1], ["ok"] * 3 + ["critical", "dead"])
+    assert collapse_notice(metrics) == (
+        "The run collapsed: the accuracy on held-out prompts fell from 0.8 at step 10 to 0.1 at"
+        " step 20, and ends at 0.1. The early warning was critical from step 4. Cure: a smaller"
+        " optimizer.learningRate or algorithm.maxPolicyLagSteps, from a checkpoint before the"
+        " collapse."
+    )
+
+
+def test_the_notice_of_a_run_that_recovered_has_no_cure():
+    assert collapse_notice(metrics_of([0.5] * 20, [0.8, 0.1, 0.7])) == (
+        "The accuracy on held-out prompts collapsed from 0.8 at step 0 to 0.1 at step 10, and"
+        " recovered: it ends at 0.7. The early warning never was critical."
+    )
+
+
+def test_a_run_that_keeps_its_reward_has_no_notice():
+    assert collapse_notice(metrics_of([0.2, 0.9] * 20, [0.3, 0.8])) is None
+
+
+def test_a_warning_that_is_critical_at_the_end_is_noticed():
+    levels = ["ok", "critical", "ok", "critical"]
+    assert critical_at_end_notice(metrics_of([0.5] * 4, levels=levels).steps) == (
+        "The early warning is critical at the last step (score 0.00); it was first critical at"
+        " step 2."
+    )
+
+
+def test_a_warning_that_is_over_is_not():
+    assert critical_at_end_notice(metrics_of([0.5] * 2, levels=["dead", "ok"]).steps) is None
+    assert critical_at_end_notice(()) is None
