@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
+from vcpo.algo import WarningLevel
 from vcpo.control.signals import RunSignals
 from vcpo.wire.limits import CALL_TIMEOUT_S
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2, work_pb2_grpc
@@ -71,6 +72,8 @@ def run_signals(message: control_pb2.Signals, *, age_s: float) -> RunSignals:
         ess_ratio_mean=optional_field(message, "ess_ratio_mean"),
         ess_ratio_low=optional_field(message, "ess_ratio_low"),
         on_policy_ess_ratio=message.on_policy_ess_ratio,
+        warning_score=optional_field(message, "warning_score"),
+        warning_level=_warning_level(optional_field(message, "warning_level")),
         lag_p50=optional_field(message, "lag_p50"),
         lag_max=optional_field(message, "lag_max"),
         buffered=message.trajectories.buffered,
@@ -83,3 +86,13 @@ def run_signals(message: control_pb2.Signals, *, age_s: float) -> RunSignals:
         ready_workers=dict(Counter(worker.rollout_group for worker in message.workers)),
         age_s=age_s,
     )
+
+
+def _warning_level(name: str | None) -> WarningLevel | None:
+    if name is None:
+        return None
+    try:
+        return WarningLevel(name)
+    except ValueError as error:
+        known = ", ".join(WarningLevel)
+        raise ValueError(f"warning_level must be one of {known}, not '{name}'") from error

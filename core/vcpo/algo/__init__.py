@@ -72,7 +72,7 @@ from vcpo.algo.ess.unit import EssKind, EssReading, EssUnit, ess_reading, ess_un
 from vcpo.algo.ess.verdict import RefusalReason, StepLimits, StepVerdict, judge_step
 from vcpo.algo.health.collapse import Collapse, find_collapse
 from vcpo.algo.health.diagnostics import BatchDiagnostics, NormStatistics, TokenSums, diagnose
-from vcpo.algo.health.early_warning import EarlyWarning, WarningLevel
+from vcpo.algo.health.early_warning import EarlyWarning, WarningLevel, warning_level
 from vcpo.algo.health.lag_breakdown import LagBucket, LaggedTrajectory, lag_breakdown
 from vcpo.algo.health.mismatch_audit import (
     MIN_FRESH_BLOCKS,
@@ -162,4 +162,5 @@ __all__ = [
     "published_baseline",
     "truncated_weight",
     "vtrace",
+    "warning_level",
 ]

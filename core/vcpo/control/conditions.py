@@ -15,6 +15,8 @@ class ConditionType(StrEnum):
     """The effective sample size is above its floor."""
     LEARNER_FED = "LearnerFed"
     """The learner gets as many trajectories as it can use."""
+    STABLE = "Stable"
+    """The early warning sees no collapse coming."""
 
 
 class ConditionStatus(StrEnum):
@@ -50,6 +52,11 @@ class Reason(StrEnum):
     ADMISSION_BOUND = "AdmissionBound"
     ESS_LOW = "EssLow"
     LAG_HIGH = "LagHigh"
+
+    OK = "Ok"
+    WARN = "Warn"
+    CRITICAL = "Critical"
+    DEAD = "Dead"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +155,30 @@ _MEANINGS: dict[tuple[ConditionType, Reason], tuple[ConditionStatus, str]] = {
     (ConditionType.LEARNER_FED, Reason.LAG_HIGH): (
         ConditionStatus.FALSE,
         "The learner waits for data, but the lag is too high for more workers.",
+    ),
+    (ConditionType.STABLE, Reason.NO_SIGNALS): (
+        ConditionStatus.UNKNOWN,
+        "The early warning is unknown without fresh signals.",
+    ),
+    (ConditionType.STABLE, Reason.NO_STEP_YET): (
+        ConditionStatus.UNKNOWN,
+        "The learner has taken no step since it started, so there is no early warning yet.",
+    ),
+    (ConditionType.STABLE, Reason.OK): (
+        ConditionStatus.TRUE,
+        "The early warning sees no sign of a collapse.",
+    ),
+    (ConditionType.STABLE, Reason.WARN): (
+        ConditionStatus.TRUE,
+        "The batches are far off policy: watch the lag and the ESS.",
+    ),
+    (ConditionType.STABLE, Reason.CRITICAL): (
+        ConditionStatus.FALSE,
+        "Runs look like this shortly before a collapse: lower the lag or the learning rate.",
+    ),
+    (ConditionType.STABLE, Reason.DEAD): (
+        ConditionStatus.FALSE,
+        "The run learns nothing any more: go back to a checkpoint.",
     ),
 }
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from vcpo.algo import WarningLevel
 from vcpo.control.conditions import Condition, ConditionType, Reason, condition
 from vcpo.control.limits import ControlLimits
 from vcpo.control.scaling import Direction, ScalingContext, next_fleet
@@ -34,7 +35,7 @@ class ControlDecision:
     direction: Direction
     """Whether this decision adds workers, removes workers, or does neither."""
     conditions: tuple[Condition, ...]
-    """`SignalsFresh`, `EssHealthy`, `LearnerFed`, in this order."""
+    """`SignalsFresh`, `EssHealthy`, `LearnerFed`, `Stable`, in this order."""
     reasons: tuple[str, ...]
     """One sentence for each limit that this decision changes; empty if it changes none."""
 
@@ -85,6 +86,7 @@ def _decide_on(
         condition(ConditionType.SIGNALS_FRESH, Reason.FRESH),
         condition(ConditionType.ESS_HEALTHY, _ess_reason(health, tightened=tightened)),
         condition(ConditionType.LEARNER_FED, fed),
+        condition(ConditionType.STABLE, _stable_reason(signals.warning_level)),
     )
     reasons = (
         *_throttle_reasons(state, decided, signals),
@@ -100,6 +102,7 @@ def _hold(state: ControlState, why: Reason) -> ControlDecision:
         condition(ConditionType.SIGNALS_FRESH, why),
         condition(ConditionType.ESS_HEALTHY, Reason.NO_SIGNALS),
         condition(ConditionType.LEARNER_FED, Reason.NO_SIGNALS),
+        condition(ConditionType.STABLE, Reason.NO_SIGNALS),
     )
     return _decision(state, Direction.HOLD, conditions, ())
 
@@ -127,6 +130,20 @@ def _ess_reason(health: EssHealth, *, tightened: bool) -> Reason:
             return Reason.BELOW_FLOOR
         case EssHealth.NEAR_FLOOR | EssHealth.HEALTHY:
             return Reason.RECOVERING if tightened else Reason.ABOVE_FLOOR
+
+
+def _stable_reason(level: WarningLevel | None) -> Reason:
+    match level:
+        case None:
+            return Reason.NO_STEP_YET
+        case WarningLevel.OK:
+            return Reason.OK
+        case WarningLevel.WARN:
+            return Reason.WARN
+        case WarningLevel.CRITICAL:
+            return Reason.CRITICAL
+        case WarningLevel.DEAD:
+            return Reason.DEAD
 
 
 def _throttle_reasons(

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from vcpo.algo import WarningLevel
+
 WINDOW_STEPS = 10
 """Number of recent steps in the learner's window."""
 
@@ -28,6 +30,10 @@ class RunSignals:
     """Low percentile of the ESS ratio over the same window, in [0, 1]."""
     on_policy_ess_ratio: float
     """ESS ratio at lag 0, in (0, 1]; the reference of the other two."""
+    warning_score: float | None = None
+    """Early warning of a collapse after the last step: severity of the worst signal, in [0, 1]."""
+    warning_level: WarningLevel | None = None
+    """Level of the early warning after the last step."""
     lag_p50: int | None
     """Median lag of the tokens of the last step, in policy versions, >= 0."""
     lag_max: int | None = None
@@ -54,7 +60,7 @@ class RunSignals:
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if value is not None and item.name != "ready_workers":
+            if value is not None and item.name not in {"ready_workers", "warning_level"}:
                 _require_range(item.name, value)
         for group, workers in self.ready_workers.items():
             if workers < 0:
@@ -79,7 +85,13 @@ class RunSignals:
         return None if ess_ratio is None else min(1.0, ess_ratio / self.on_policy_ess_ratio)
 
 
-_SHARES = {"ess_ratio_mean", "ess_ratio_low", "on_policy_ess_ratio", "learner_idle_ratio"}
+_SHARES = {
+    "ess_ratio_mean",
+    "ess_ratio_low",
+    "on_policy_ess_ratio",
+    "warning_score",
+    "learner_idle_ratio",
+}
 
 
 def _require_range(name: str, value: float) -> None:

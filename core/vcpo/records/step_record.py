@@ -155,7 +155,7 @@ class UpdateRecord:
             help="Share of the last step's tokens that the method gives no gradient.",
         ),
     ] = 0.0
-    warning_level: str = "ok"
+    warning_level: Annotated[str, StepSignal()] = "ok"
     """Early warning of a collapse, judged by the last steps: ok, warn, critical or dead."""
     warning_score: Annotated[
         float,
@@ -163,6 +163,7 @@ class UpdateRecord:
             name="vcpo_collapse_warning_ratio",
             help="Early warning of a collapse: 1/3 warns, 2/3 is critical, 1 is dead.",
         ),
+        StepSignal(),
     ] = 0.0
     diagnostics: Annotated[
         Mapping[str, Any],

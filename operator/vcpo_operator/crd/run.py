@@ -35,6 +35,7 @@ def run_crd() -> dict[str, Any]:
             column(
                 "LR scale", "number", ".status.learningRateScale", "Factor on the learning rate."
             ),
+            column("Warning", "string", ".status.warning.level", "Early warning of a collapse."),
             column("Lag", "integer", ".status.lag.p50", "Median token lag, in policy versions."),
             column("Rollouts", "string", ".status.workers", "Rollout workers, ready/desired."),
             column("Age", "date", ".metadata.creationTimestamp", "Time since creation."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from vcpo.algo import WarningLevel
 from vcpo_operator.observed.pod_causes import MAX_LOG_TAIL_CHARACTERS
 
 Schema = dict[str, Any]
@@ -129,6 +130,15 @@ def status_schema() -> Schema:
             "Token lag of the last step, in policy versions.",
             p50=_count("Median lag."),
             max=_count("Largest lag."),
+        ),
+        warning=_fields(
+            "Early warning of a collapse after the last step.",
+            level={
+                "type": "string",
+                "enum": list(map(str, WarningLevel)),
+                "description": "How near a collapse seems; `critical` is shortly before one.",
+            },
+            score=_ratio("Severity of the worst sign: 1/3 warns, 2/3 is critical, 1 is dead."),
         ),
         learner=_fields(
             "The learner's pod.",

@@ -5,7 +5,7 @@
 | Accepted | the spec can be used, by the API server as well | Accepted, InvalidSpec |
 | LearnerReady | the learner answers | PodReady, PodPending, Suspended, Ended, pod-level reasons |
 | RolloutsReady | enough workers answer | MinimumAvailable, PartiallyAvailable, BelowMinimum, same |
-| SignalsFresh, EssHealthy, LearnerFed | see `vcpo.control.conditions` | |
+| SignalsFresh, EssHealthy, LearnerFed, Stable | see `vcpo.control.conditions` | |
 | Suspended | no pod runs, at the user's request | Suspended, SuspendInProgress, Active |
 | Ready | the run trains, or is complete | Training, NoUpdate, GenerationFailing, Degraded, ... |
 | Complete | all steps are taken | Succeeded, WithoutUpdate, NotFinished |
@@ -39,7 +39,7 @@ _OVERDUE_S: Final = 30.0
 """A pod that still exists this long after its grace period is on a node that does not answer."""
 _REASONS_FROM_LEARNER: Final = frozenset({"GenerationFailing", "NoUpdate"})
 """Reasons of `Ready` that only the learner can report."""
-CONTROL_CONDITIONS: Final = ("SignalsFresh", "EssHealthy", "LearnerFed")
+CONTROL_CONDITIONS: Final = ("SignalsFresh", "EssHealthy", "LearnerFed", "Stable")
 """Conditions of the control loop; their reasons may change with every report."""
 
 

@@ -22,12 +22,22 @@ _FOLLOWED: Final = (
     "LearnerReady",
     "RolloutsReady",
     "EssHealthy",
+    "Stable",
     "Suspended",
     "Ready",
     "Complete",
     "Failed",
 )
-_BAD_WHEN_FALSE: Final = {"Accepted", "LearnerReady", "RolloutsReady", "EssHealthy", "Ready"}
+_BAD_WHEN_FALSE: Final = {
+    "Accepted",
+    "LearnerReady",
+    "RolloutsReady",
+    "EssHealthy",
+    "Stable",
+    "Ready",
+}
+_BAD_REASONS: Final = {"PartiallyAvailable", "Warn"}
+"""Reasons of conditions that hold, but not for certain."""
 _NORMAL_REASONS: Final = {
     "BelowMinimum",
     "Ended",
@@ -118,6 +128,6 @@ def _is_bad(condition: StatusCondition) -> bool:
         return condition.status == "True"
     if condition.reason in _NORMAL_REASONS:
         return False
-    if condition.reason == "PartiallyAvailable":
+    if condition.reason in _BAD_REASONS:
         return True
     return condition.type in _BAD_WHEN_FALSE and condition.status == "False"

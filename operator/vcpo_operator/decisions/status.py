@@ -95,6 +95,8 @@ def with_report(status: RunStatus, report: LearnerReport | None) -> RunStatus:
         accuracy=report.accuracy,
         lag_p50=signals.lag_p50,
         lag_max=signals.lag_max,
+        warning_score=signals.warning_score,
+        warning_level=signals.warning_level,
     )
     return replace(status, progress=progress)
 
@@ -169,9 +171,11 @@ def _actionable_part(status: RunStatus) -> tuple[object, ...]:
     """Return the part on which people and programs act.
 
     The reasons of the control loop's conditions are left out: they may change with every report.
+    Those of `Stable` do not, and tell a run that is in danger from one that is dead.
     """
+    volatile = set(CONTROL_CONDITIONS) - {"Stable"}
     conditions = [
-        (each.type, each.status, "" if each.type in CONTROL_CONDITIONS else each.reason)
+        (each.type, each.status, "" if each.type in volatile else each.reason)
         for each in status.conditions
     ]
     return (

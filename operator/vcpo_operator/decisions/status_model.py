@@ -117,6 +117,8 @@ class Progress:
     accuracy: float | None = None
     lag_p50: int | None = None
     lag_max: int | None = None
+    warning_score: float | None = None
+    warning_level: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +203,7 @@ class RunStatus:
         """
         try:
             learner, lag = entry.get("learner") or {}, entry.get("lag") or {}
+            warning = entry.get("warning") or {}
             last_end = learner.get("lastTermination")
             return cls(
                 observed_generation=int(entry.get("observedGeneration", 0)),
@@ -222,6 +225,8 @@ class RunStatus:
                     accuracy=entry.get("evaluationAccuracy"),
                     lag_p50=lag.get("p50"),
                     lag_max=lag.get("max"),
+                    warning_score=warning.get("score"),
+                    warning_level=warning.get("level"),
                 ),
                 groups=tuple(map(GroupStatus.from_dict, entry.get("rollouts") or ())),
                 control=dict(entry.get("control") or {}),
@@ -235,6 +240,7 @@ class RunStatus:
         ready = sum(group.ready for group in self.groups)
         desired = sum(group.desired for group in self.groups)
         last_end = None if self.last_end is None else self.last_end.to_dict()
+        warning = {"level": progress.warning_level, "score": _round(progress.warning_score)}
         learner = {**self.restarts.to_dict(), "lastTermination": last_end}
         document = {
             "observedGeneration": self.observed_generation,
@@ -252,6 +258,7 @@ class RunStatus:
             "evaluationAccuracy": _round(progress.accuracy),
             "admissionLagSteps": self.admission_lag_steps,
             "lag": _without_none({"p50": progress.lag_p50, "max": progress.lag_max}) or None,
+            "warning": _without_none(warning) or None,
             "learner": _without_none(learner),
             "rollouts": [each.to_dict() for each in self.groups],
             "workers": f"{ready}/{desired}" if self.groups else None,

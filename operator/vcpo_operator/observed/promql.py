@@ -25,6 +25,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
+from vcpo.algo import warning_level
 from vcpo.control import RunSignals
 from vcpo.metrics import Metric, catalogue
 from vcpo.wire.phase import RunPhase
@@ -42,6 +43,7 @@ _LARGEST_COUNT = 2.0**53
 _ESS: Final = catalogue.STEP_GAUGES["vcpo_ess_ratio"]
 _ON_POLICY_ESS: Final = catalogue.STEP_GAUGES["vcpo_on_policy_ess_ratio"]
 _LEARNING_RATE_SCALE: Final = catalogue.STEP_GAUGES["vcpo_learning_rate_scale_ratio"]
+_WARNING: Final = catalogue.STEP_GAUGES["vcpo_collapse_warning_ratio"]
 
 _OF_LEARNER: Final = (
     catalogue.LEARNER_PHASE,
@@ -52,6 +54,7 @@ _OF_LEARNER: Final = (
     catalogue.ESS_LOW,
     _ON_POLICY_ESS,
     _LEARNING_RATE_SCALE,
+    _WARNING,
     catalogue.TOKEN_LAG_MEDIAN,
     catalogue.TOKEN_LAG_MAX,
     catalogue.TRAJECTORIES_BUFFERED,
@@ -136,6 +139,7 @@ def _report(scrape: _Scrape, workers: Mapping[str, WorkerReport]) -> LearnerRepo
 def _signals(scrape: _Scrape) -> RunSignals:
     on_policy = scrape.value(_ON_POLICY_ESS)
     groups = scrape.values(catalogue.WORKERS, "group")
+    score = scrape.value(_WARNING)
     return RunSignals(
         step=scrape.count(catalogue.LEARNER_STEP),
         policy_version=scrape.count(catalogue.POLICY_VERSION),
@@ -143,6 +147,8 @@ def _signals(scrape: _Scrape) -> RunSignals:
         ess_ratio_low=scrape.value(catalogue.ESS_LOW),
         # What the learner says over gRPC before its first step.
         on_policy_ess_ratio=1.0 if on_policy is None else on_policy,
+        warning_score=score,
+        warning_level=None if score is None else warning_level(score),
         lag_p50=scrape.count_or_none(catalogue.TOKEN_LAG_MEDIAN),
         lag_max=scrape.count_or_none(catalogue.TOKEN_LAG_MAX),
         buffered=scrape.count(catalogue.TRAJECTORIES_BUFFERED),

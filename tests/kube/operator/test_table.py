@@ -52,7 +52,18 @@ def kubeconfig(backend):
 async def test_the_columns_say_how_a_run_is(operator):
     shown = await table(operator)
     names = [column["name"] for column in shown["columnDefinitions"] if not column["priority"]]
-    assert names == ["Name", "Ready", "Reason", "Step", "ESS", "LR scale", "Lag", "Rollouts", "Age"]
+    assert names == [
+        "Name",
+        "Ready",
+        "Reason",
+        "Step",
+        "ESS",
+        "LR scale",
+        "Warning",
+        "Lag",
+        "Rollouts",
+        "Age",
+    ]
 
 
 async def test_wide_columns_say_why(operator):

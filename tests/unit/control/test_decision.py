@@ -8,6 +8,7 @@ import json
 import pytest
 
 from tests.unit.control.plant import limits, saturated_signals, signals, starving_signals
+from vcpo.algo import WarningLevel
 from vcpo.control import (
     ConditionStatus,
     ConditionType,
@@ -70,7 +71,7 @@ def test_bad_signals_hold_everything_and_say_so(seen, reason):
     decision, state = decide(DEFAULTS, STATE, seen, NOW_S)
     assert (decision.replicas, decision.admission_lag_steps) == ({"main": 2}, 4)
     assert (decision.direction, decision.reasons, state) == (Direction.HOLD, (), STATE)
-    assert [each.reason for each in decision.conditions] == [reason, *[Reason.NO_SIGNALS] * 2]
+    assert [each.reason for each in decision.conditions] == [reason, *[Reason.NO_SIGNALS] * 3]
 
 
 def test_signals_at_the_age_limit_are_still_acted_on():
@@ -127,6 +128,21 @@ def test_ess_condition_says(ess_ratio, lag, reason):
 
 
 @pytest.mark.parametrize(
+    ("level", "reason"),
+    [
+        pytest.param(None, Reason.NO_STEP_YET, id="no step since the start"),
+        (WarningLevel.OK, Reason.OK),
+        (WarningLevel.WARN, Reason.WARN),
+        (WarningLevel.CRITICAL, Reason.CRITICAL),
+        (WarningLevel.DEAD, Reason.DEAD),
+    ],
+)
+def test_the_early_warning_is_the_reason_of_stable(level, reason):
+    decision, _ = decide(DEFAULTS, STATE, signals(warning_level=level), NOW_S)
+    assert decision.condition(ConditionType.STABLE).reason is reason
+
+
+@pytest.mark.parametrize(
     ("kind", "reason", "status"),
     [
         (ConditionType.SIGNALS_FRESH, Reason.FRESH, ConditionStatus.TRUE),
@@ -139,6 +155,11 @@ def test_ess_condition_says(ess_ratio, lag, reason):
         (ConditionType.LEARNER_FED, Reason.SCALING_UP, ConditionStatus.FALSE),
         (ConditionType.LEARNER_FED, Reason.AT_MAXIMUM, ConditionStatus.FALSE),
         (ConditionType.LEARNER_FED, Reason.NO_STEP_YET, ConditionStatus.UNKNOWN),
+        (ConditionType.STABLE, Reason.OK, ConditionStatus.TRUE),
+        (ConditionType.STABLE, Reason.WARN, ConditionStatus.TRUE),
+        (ConditionType.STABLE, Reason.CRITICAL, ConditionStatus.FALSE),
+        (ConditionType.STABLE, Reason.DEAD, ConditionStatus.FALSE),
+        (ConditionType.STABLE, Reason.NO_SIGNALS, ConditionStatus.UNKNOWN),
     ],
 )
 def test_true_is_the_good_state_of_every_condition(kind, reason, status):

@@ -17,6 +17,8 @@ from tests.unit.control.plant import signals
         ("ess_ratio_mean", 1.01),
         ("ess_ratio_low", -0.1),
         ("on_policy_ess_ratio", 0.0),
+        ("warning_score", 1.01),
+        ("warning_score", math.nan),
         ("batch_trajectories", 0),
         ("learner_idle_ratio", math.inf),
         ("buffered", -3),

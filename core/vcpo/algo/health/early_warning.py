@@ -61,6 +61,15 @@ class WarningLevel(StrEnum):
         return order.index(self) >= order.index(other)
 
 
+def warning_level(score: float) -> WarningLevel:
+    """Return the level of a score in [0, 1]."""
+    if score >= 1.0:
+        return WarningLevel.DEAD
+    if score >= CRITICAL_SCORE:
+        return WarningLevel.CRITICAL
+    return WarningLevel.WARN if score >= WARN_SCORE else WarningLevel.OK
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyWarning:
     """The last steps of a run and the warning that follows from them; immutable."""
@@ -88,12 +97,7 @@ class EarlyWarning:
     @property
     def level(self) -> WarningLevel:
         """Level of the score."""
-        score = self.score
-        if score >= 1.0:
-            return WarningLevel.DEAD
-        if score >= CRITICAL_SCORE:
-            return WarningLevel.CRITICAL
-        return WarningLevel.WARN if score >= WARN_SCORE else WarningLevel.OK
+        return warning_level(self.score)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the observations as JSON values for a checkpoint, without the thresholds."""

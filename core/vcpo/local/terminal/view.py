@@ -31,6 +31,7 @@ _TREND_WIDTH = 16
 _EVENTS_SHOWN = 4
 _HEALTHY_ESS_SHARE = 0.5
 _ALARMING_ESS_SHARE = 0.1
+_WARNING_STYLES = {"ok": "green", "warn": "yellow", "critical": "bold red", "dead": "bold red"}
 _OLD_S = 10.0
 """Age from which numbers are shown with their age, in seconds."""
 
@@ -61,6 +62,12 @@ class RunView:
     """Largest lag of the last step's tokens, in policy versions."""
     lag_bound: int
     """Lag above which a trajectory is dropped, in policy versions."""
+    admission_lag_steps: int | None = None
+    """Lag limit in force, in policy versions; below `lag_bound` the run is throttled."""
+    warning_level: str | None = None
+    """Early warning of a collapse: ok, warn, critical or dead."""
+    warning_score: float | None = None
+    """Severity of its worst signal, in [0, 1]."""
     buffered: int
     """Trajectories waiting for the learner."""
     in_flight: int
@@ -215,6 +222,8 @@ def plain_line(view: RunView) -> str:
         f"ess {decimal(view.ess_ratio, '.2f')} (on-policy {on_policy})",
         f"lr x{decimal(view.learning_rate_scale, '.2f')}",
         f"lag {_lag(view)}",
+        f"admission {whole(view.admission_lag_steps)}",
+        f"warning {_warning(view)}",
         f"buffered {view.buffered}",
         f"in flight {view.in_flight}",
         f"workers {view.workers_ready}/{view.workers_desired}",
@@ -281,6 +290,11 @@ def _numbers(view: RunView, rewards: str, ess_ratios: str) -> Table:
     is_short = view.workers_ready < view.workers_desired
     workers = Text(f"{view.workers_ready} of {view.workers_desired}", "yellow" if is_short else "")
     table.add_row("lag", lag, "workers", workers)
+    warning = Text(_warning(view), _WARNING_STYLES.get(view.warning_level or "", ""))
+    admission_lag = view.admission_lag_steps
+    is_throttled = admission_lag is not None and admission_lag < view.lag_bound
+    admission = Text(f"lag up to {whole(admission_lag)}", "yellow" if is_throttled else "")
+    table.add_row("warning", warning, "admission", admission)
     table.add_row("queue", f"{view.buffered} buffered, {view.in_flight} in flight", "speed", speed)
     return table
 
@@ -300,6 +314,12 @@ def _ess_style(view: RunView) -> str:
 
 def _lag(view: RunView) -> str:
     return f"p50 {whole(view.lag_p50)} max {whole(view.lag_max)} of {view.lag_bound}"
+
+
+def _warning(view: RunView) -> str:
+    if view.warning_level is None:
+        return "-"
+    return f"{_printable(view.warning_level)} {decimal(view.warning_score, '.2f')}"
 
 
 def _printable(text: str) -> str:

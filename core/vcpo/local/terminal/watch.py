@@ -25,6 +25,7 @@ def run_view(
     elapsed_s: float,
 ) -> RunView:
     """Return the run's state for the live view; before the first signals it is `starting`."""
+    is_known = signals is not None
     if signals is None:
         signals = control_pb2.Signals(total_steps=run.spec.steps, on_policy_ess_ratio=1.0)
         phase = "starting"
@@ -47,6 +48,9 @@ def run_view(
         lag_p50=optional_field(signals, "lag_p50"),
         lag_max=optional_field(signals, "lag_max"),
         lag_bound=run.spec.algorithm.max_policy_lag_steps,
+        admission_lag_steps=signals.admission_lag_steps if is_known else None,
+        warning_level=optional_field(signals, "warning_level"),
+        warning_score=optional_field(signals, "warning_score"),
         buffered=signals.trajectories.buffered,
         in_flight=signals.trajectories.in_flight,
         workers_ready=len(signals.workers),

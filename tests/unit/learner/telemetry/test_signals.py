@@ -40,7 +40,7 @@ async def submit_groups(fixture, count):
 def test_before_the_first_step_what_is_unknown_is_absent(signals):
     message = signals.message()
     unknown = ["ess_ratio", "ess_ratio_mean", "ess_ratio_low", "learning_rate_scale"]
-    unknown += ["lag_mean", "lag_p50", "lag_max", "reward_mean"]
+    unknown += ["warning_score", "warning_level", "lag_mean", "lag_p50", "lag_max", "reward_mean"]
     assert not any(message.HasField(name) for name in unknown)
 
 
@@ -51,6 +51,13 @@ def test_the_ess_ratio_is_reported_as_last_mean_and_low(signals):
     assert message.ess_ratio == 0.7
     assert message.ess_ratio_mean == pytest.approx(0.55)
     assert message.ess_ratio_low == 0.1
+
+
+def test_the_early_warning_is_that_of_the_last_step(signals):
+    signals.record_step(step_record(warning_level="critical", warning_score=0.75))
+    signals.record_step(step_record(warning_level="warn", warning_score=0.4))
+    message = signals.message()
+    assert (message.warning_level, message.warning_score) == ("warn", 0.4)
 
 
 def test_the_window_holds_the_last_ten_steps(signals):

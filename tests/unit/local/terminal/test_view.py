@@ -19,6 +19,9 @@ VIEW = RunView(
     lag_p50=2,
     lag_max=5,
     lag_bound=8,
+    admission_lag_steps=4,
+    warning_level="critical",
+    warning_score=0.7123,
     buffered=48,
     in_flight=96,
     workers_ready=1,
@@ -37,6 +40,9 @@ NOTHING_KNOWN = dataclasses.replace(
     learning_rate_scale=None,
     lag_p50=None,
     lag_max=None,
+    admission_lag_steps=None,
+    warning_level=None,
+    warning_score=None,
     tokens_per_s=None,
     eta_s=None,
 )
@@ -102,6 +108,8 @@ def update(view):
         "0.71 of 0.92",
         "x 0.88",
         "p50 2 max 5 of 8",
+        "critical 0.71",
+        "lag up to 4",
         "48 buffered, 96 in flight",
         "1 of 2",
         "1,234 tokens/s",
@@ -146,6 +154,20 @@ def test_a_lag_above_its_bound_is_alarming(lag_max, alarming):
     assert (f"\x1b[1;31mp50 2 max {lag_max} of 8" in panel) is alarming
 
 
+@pytest.mark.parametrize(
+    ("level", "code"), [("ok", "32"), ("warn", "33"), ("critical", "1;31"), ("dead", "1;31")]
+)
+def test_the_early_warning_is_colored_by_its_level(level, code):
+    panel = panel_of(update(view_with(warning_level=level)), colors="standard")
+    assert f"\x1b[{code}m{level} 0.71" in panel
+
+
+@pytest.mark.parametrize(("lag", "throttled"), [(8, False), (7, True), (0, True)])
+def test_an_admission_below_the_bound_of_the_spec_stands_out(lag, throttled):
+    panel = panel_of(update(view_with(admission_lag_steps=lag)), colors="standard")
+    assert (f"\x1b[33mlag up to {lag}" in panel) is throttled
+
+
 def test_a_message_cannot_steer_the_terminal_or_the_markup():
     panel = panel_of(lambda view: view.event("\x1b]0;owned\x07 [bold]loud[/bold]"))
     assert "\x1b]0" not in panel
@@ -160,8 +182,8 @@ def test_a_narrow_panel_fits_its_terminal():
 def test_a_log_line_holds_every_fact():
     assert plain_line(VIEW) == (
         "training 120/400  reward 0.431  accuracy 0.380  ess 0.71 (on-policy 0.92)  lr x0.88  "
-        "lag p50 2 max 5 of 8  buffered 48  in flight 96  workers 1/2  1,234 tok/s  "
-        "elapsed 2m 13s  eta 5m 11s"
+        "lag p50 2 max 5 of 8  admission 4  warning critical 0.71  "
+        "buffered 48  in flight 96  workers 1/2  1,234 tok/s  elapsed 2m 13s  eta 5m 11s"
     )
 
 

@@ -39,6 +39,18 @@ def test_a_run_whose_learner_is_away_is_not_shown_as_running():
     assert (away.phase, away.step, away.signals_age_s) == ("restarting", 20, 4.0)
 
 
+def test_the_early_warning_and_the_limit_in_force_are_shown():
+    seen = signals(admission_lag_steps=0, warning_level="critical", warning_score=0.75)
+    view = view_of(seen)
+    assert (view.admission_lag_steps, view.warning_level, view.warning_score) == (
+        0,
+        "critical",
+        0.75,
+    )
+    before = view_of(None)
+    assert (before.admission_lag_steps, before.warning_level, before.warning_score) == (None,) * 3
+
+
 def test_a_run_that_goes_well_has_no_notice():
     few = signals(skipped_steps_in_a_row=9, skip_reason="no_gradient", failures_in_a_row=2)
     assert view_of(few).notices == ()

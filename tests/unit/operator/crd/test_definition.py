@@ -120,4 +120,14 @@ def test_a_field_without_a_type_is_refused():
 
 def test_the_columns_say_what_an_operator_on_call_asks_first():
     shown = [each["name"] for each in VERSION["additionalPrinterColumns"] if "priority" not in each]
-    assert shown == ["Ready", "Reason", "Step", "ESS", "LR scale", "Lag", "Rollouts", "Age"]
+    assert shown == [
+        "Ready",
+        "Reason",
+        "Step",
+        "ESS",
+        "LR scale",
+        "Warning",
+        "Lag",
+        "Rollouts",
+        "Age",
+    ]

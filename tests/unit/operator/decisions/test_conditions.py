@@ -57,6 +57,7 @@ def test_every_condition_is_said_from_the_first_visit_on():
         "SignalsFresh",
         "EssHealthy",
         "LearnerFed",
+        "Stable",
         "Suspended",
         "Ready",
         "Complete",

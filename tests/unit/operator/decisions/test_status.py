@@ -39,7 +39,15 @@ FULL = RunStatus(
     restarts=Restarts(
         total=2, pod_uid="u", pod_restarts=1, streak=FailureStreak(failures=1, progress=4)
     ),
-    progress=Progress(step=5, policy_version=5, ess_ratio=0.25, lag_p50=1, lag_max=3),
+    progress=Progress(
+        step=5,
+        policy_version=5,
+        ess_ratio=0.25,
+        lag_p50=1,
+        lag_max=3,
+        warning_score=0.75,
+        warning_level="critical",
+    ),
     groups=(GroupStatus(name="main", desired=3, replicas=3, ready=2, scaled_s=1_700_000_030.0),),
     control={"throttle": {"healthy_steps": 1}},
 )
@@ -55,6 +63,10 @@ def test_times_are_written_as_kubernetes_writes_them():
 
 def test_ready_and_desired_workers_stand_in_one_column():
     assert FULL.to_dict()["workers"] == "2/3"
+
+
+def test_the_early_warning_is_written_with_its_level_and_score():
+    assert FULL.to_dict()["warning"] == {"level": "critical", "score": 0.75}
 
 
 def test_what_is_unknown_is_not_written():
@@ -228,6 +240,17 @@ def test_numbers_are_written_every_30_s_at_most(later_s: float, due: bool):
 )
 def test_what_somebody_may_act_on_is_written_at_once(change: dict[str, object]):
     assert status.needs_write(FULL, dataclasses.replace(FULL, **change), FULL.updated_s)
+
+
+def test_how_near_a_collapse_a_run_is_is_written_at_once():
+    critical, dead = (
+        dataclasses.replace(
+            FULL,
+            conditions=(dataclasses.replace(FULL.conditions[0], type="Stable", reason=reason),),
+        )
+        for reason in ("Critical", "Dead")
+    )
+    assert status.needs_write(critical, dead, FULL.updated_s)
 
 
 def test_a_control_reason_that_turns_with_every_poll_waits_like_a_number():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.fixtures.learner.dispatcher import dispatcher_fixture, work_request
 from tests.fixtures.operator.prometheus import LEAST, SCRAPED_S, answer, phases, scrape
 from tests.fixtures.records import evaluation_record, step_record
+from vcpo.algo import WarningLevel
 from vcpo.metrics import LearnerMetrics
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.telemetry.gauges import LearnerGauges
@@ -54,6 +55,7 @@ def test_what_was_not_measured_is_unknown():
     signals = report.signals
     assert (signals.ess_ratio_mean, signals.ess_ratio_low) == (None, None)
     assert (signals.lag_p50, signals.lag_max) == (None, None)
+    assert (signals.warning_score, signals.warning_level) == (None, None)
     assert signals.on_policy_ess_ratio == 1.0
 
 
@@ -63,6 +65,7 @@ MEASURED = {
     "vcpo_ess_low_ratio": 0.375,
     "vcpo_on_policy_ess_ratio": 0.875,
     "vcpo_learning_rate_scale_ratio": 0.75,
+    "vcpo_collapse_warning_ratio": 0.6875,
     "vcpo_token_lag_median_steps": 2.0,
     "vcpo_token_lag_max_steps": 7.0,
     "vcpo_evaluation_accuracy": 0.125,
@@ -76,6 +79,7 @@ def test_what_was_measured_is_read():
     assert (signals.ess_ratio_mean, signals.ess_ratio_low) == (0.625, 0.375)
     assert (signals.lag_p50, signals.lag_max) == (2, 7)
     assert signals.on_policy_ess_ratio == 0.875
+    assert (signals.warning_score, signals.warning_level) == (0.6875, WarningLevel.CRITICAL)
 
 
 def test_a_step_whose_weights_had_no_value_has_no_ess():
@@ -234,6 +238,9 @@ def test_whatever_was_scraped_is_a_sound_report_or_a_value_error(series, changes
     assert all(worker.in_flight >= 0 for worker in found.report.workers.values())
 
 
+WARNED = {"warning_level": "warn", "warning_score": 0.5}
+
+
 async def test_what_is_scraped_says_what_the_learner_says():
     fixture = dispatcher_fixture()
     window = SignalWindow(
@@ -246,13 +253,16 @@ async def test_what_is_scraped_says_what_the_learner_says():
     metrics = LearnerMetrics(run="demo")
     gauges = LearnerGauges(metrics, dispatcher=fixture.dispatcher, signals=window)
     await fixture.dispatcher.lease(work_request(), wait_s=0)
-    for record in (step_record(ess_ratio=0.5), step_record(ess_ratio=0.25, lag_p50=1, lag_max=3)):
+    for record in (
+        step_record(ess_ratio=0.5),
+        step_record(ess_ratio=0.25, lag_p50=1, lag_max=3, **WARNED),
+    ):
         window.record_step(record)
         gauges.record_step(record, [])
     window.record_evaluation(evaluation_record(accuracy=0.75))
     gauges.record_evaluation(evaluation_record(accuracy=0.75))
     assert skipped_in_a_row(metrics) == 0.0
-    skipped = step_record(ess_ratio=0.25, lag_p50=1, lag_max=3, skipped="low_ess")
+    skipped = step_record(ess_ratio=0.25, lag_p50=1, lag_max=3, skipped="low_ess", **WARNED)
     window.record_step(skipped)
     gauges.record_step(skipped, [])
     assert skipped_in_a_row(metrics) == 1.0
