@@ -16,7 +16,7 @@ import kopf
 from vcpo.metrics import OperatorMetrics, serve_metrics
 from vcpo.service.lifecycle import split_address
 from vcpo_operator.app import Operator, Options
-from vcpo_operator.children.family import OperatorDefaults
+from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.network import IngressSources
 from vcpo_operator.cluster_api.client import Cluster
 from vcpo_operator.cluster_api.lease import LeaderLease, LeaseLostError
@@ -81,6 +81,8 @@ def _options(arguments: argparse.Namespace) -> Options:
             learner_image=arguments.learner_image,
             rollout_image=arguments.rollout_image,
             ingress_sources=ingress_sources,
+            scrape_annotations=arguments.scrape_annotations,
+            shared_pod_monitor=arguments.shared_pod_monitor,
         ),
         namespaces=_split_names(arguments.namespaces),
         liveness_endpoint=f"http://{arguments.liveness_listen}/healthz",
@@ -120,6 +122,17 @@ def parser() -> argparse.ArgumentParser:
         default="",
         help="namespaces that may read the metrics of runs, separated by commas, besides each run's"
         " own (default: none)",
+    )
+    known.add_argument(
+        "--scrape-annotations",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="annotate pods with prometheus.io/scrape, port and path (default: yes)",
+    )
+    known.add_argument(
+        "--shared-pod-monitor",
+        action="store_true",
+        help="a PodMonitor selects the pods of all runs already, so runs get none of their own",
     )
     known.add_argument(
         "--prometheus-url",

@@ -12,7 +12,7 @@ from typing import Any
 import kopf
 
 from vcpo.metrics import OperatorMetrics
-from vcpo_operator.children.family import OperatorDefaults
+from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.cluster_api.client import Cluster
 from vcpo_operator.cluster_api.executor import Executor
 from vcpo_operator.cluster_api.lease import LeaderLease

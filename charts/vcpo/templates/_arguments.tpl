@@ -13,6 +13,12 @@
 {{- with .Values.watchNamespaces }}
 - --namespaces={{ join "," . }}
 {{- end }}
+{{- if not .Values.metrics.annotations }}
+- --no-scrape-annotations
+{{- end }}
+{{- if .Values.metrics.podMonitor.enabled }}
+- --shared-pod-monitor
+{{- end }}
 {{- if .Values.leaderElection.enabled }}
 - --lease-namespace={{ .Release.Namespace }}
 - --lease-name={{ include "vcpo.operatorName" . }}

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from vcpo.spec.cluster import Scaling
 from vcpo_operator.children.account import service_account
 from vcpo_operator.children.config import run_config_map
 from vcpo_operator.children.credential import token_secret
+from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.disruption import learner_budget, rollout_budget
 from vcpo_operator.children.learner import learner_stateful_set
 from vcpo_operator.children.manifest import Child, Parent
 from vcpo_operator.children.monitor import pod_monitor
-from vcpo_operator.children.network import IngressSources, network_policy
+from vcpo_operator.children.network import network_policy
 from vcpo_operator.children.rollout import rollout_deployment
 from vcpo_operator.children.scaler import rollout_scaler
 from vcpo_operator.children.service import learner_service
 from vcpo_operator.children.storage import checkpoint_claim
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorDefaults:
-    """The operator's own settings for runs that set nothing else."""
-
-    learner_image: str
-    rollout_image: str
-    ingress_sources: IngressSources = field(default_factory=IngressSources)
-    """Who may connect to runs, by their network policies."""
 
 
 def build_children(
@@ -50,17 +39,13 @@ def build_children(
     budgets: list[Child] = []
     workloads: list[Child] = []
     if with_learner:
-        image, replicas = defaults.learner_image, 1 if running else 0
         budgets.append(learner_budget(parent))
-        workloads.append(learner_stateful_set(parent, default_image=image, replicas=replicas))
+        workloads.append(learner_stateful_set(parent, defaults, replicas=1 if running else 0))
     if with_rollouts:
-        image = defaults.rollout_image
         external = (group for group in spec.rollouts if group.scaling is Scaling.EXTERNAL)
         budgets += [rollout_budget(parent, group.name) for group in spec.rollouts]
         workloads += [rollout_scaler(parent, group) for group in external]
-        workloads += [
-            rollout_deployment(parent, group, default_image=image) for group in spec.rollouts
-        ]
+        workloads += [rollout_deployment(parent, group, defaults) for group in spec.rollouts]
     children = (
         token_secret(parent),
         run_config_map(parent),
@@ -68,7 +53,7 @@ def build_children(
         learner_service(parent),
         service_account(parent),
         network_policy(parent, defaults.ingress_sources),
-        pod_monitor(parent),
+        pod_monitor(parent, defaults),
         *(budgets if spec.pods.disruption_budgets else ()),
         *workloads,
     )

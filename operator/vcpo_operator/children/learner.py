@@ -7,6 +7,7 @@ replaces a pod of an old template, also a stuck one.
 
 from __future__ import annotations
 
+from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.manifest import Child, Kind, Parent, build_child
 from vcpo_operator.children.pod_template.template import (
     RUN_FILE_PATH,
@@ -27,7 +28,7 @@ _LINGER_S = 86_400
 """Time in which a learner that has ended still answers, so that the operator learns of the end."""
 
 
-def learner_stateful_set(parent: Parent, *, default_image: str, replicas: int) -> Child:
+def learner_stateful_set(parent: Parent, defaults: OperatorDefaults, *, replicas: int) -> Child:
     """Build the StatefulSet.
 
     replicas: 1, or 0 while the run is suspended.
@@ -40,7 +41,7 @@ def learner_stateful_set(parent: Parent, *, default_image: str, replicas: int) -
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete"},
             "selector": {"matchLabels": selector(parent.name, Role.LEARNER)},
-            "template": pod_template(parent, _workload(parent, default_image)),
+            "template": pod_template(parent, defaults, _workload(parent, defaults)),
         }
     }
     return build_child(
@@ -53,13 +54,13 @@ def learner_stateful_set(parent: Parent, *, default_image: str, replicas: int) -
     )
 
 
-def _workload(parent: Parent, default_image: str) -> Workload:
+def _workload(parent: Parent, defaults: OperatorDefaults) -> Workload:
     settings = parent.run.spec.learner
     claim = {"persistentVolumeClaim": {"claimName": learner_name(parent.name)}}
     return Workload(
         role=Role.LEARNER,
         group=None,
-        image=settings.image or default_image,
+        image=settings.image or defaults.learner_image,
         command=_command(settings.drain_seconds),
         port=LEARNER_PORT,
         metrics_port=LEARNER_METRICS_PORT,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vcpo.spec.workloads import RolloutGroup
+from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
 from vcpo_operator.children.pod_template.template import (
     RUN_FILE_PATH,
@@ -30,7 +31,7 @@ from vcpo_operator.names import (
 
 
 def rollout_deployment(
-    parent: Parent, group: RolloutGroup, *, default_image: str, paused: bool = False
+    parent: Parent, group: RolloutGroup, defaults: OperatorDefaults, *, paused: bool = False
 ) -> Child:
     """Build a group's Deployment.
 
@@ -44,7 +45,7 @@ def rollout_deployment(
             "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"},
         },
         "selector": {"matchLabels": selector(parent.name, Role.ROLLOUT, group.name)},
-        "template": pod_template(parent, _workload(parent, group, default_image)),
+        "template": pod_template(parent, defaults, _workload(parent, group, defaults)),
     }
     if paused:
         spec["paused"] = True
@@ -59,11 +60,11 @@ def rollout_deployment(
     )
 
 
-def _workload(parent: Parent, group: RolloutGroup, default_image: str) -> Workload:
+def _workload(parent: Parent, group: RolloutGroup, defaults: OperatorDefaults) -> Workload:
     return Workload(
         role=Role.ROLLOUT,
         group=group.name,
-        image=group.image or default_image,
+        image=group.image or defaults.rollout_image,
         command=_command(parent.name, group),
         port=ROLLOUT_PORT,
         metrics_port=ROLLOUT_METRICS_PORT,

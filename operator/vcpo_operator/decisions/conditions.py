@@ -72,6 +72,8 @@ class ConditionInputs:
     """What stopped the last plan; None when nothing did."""
     refusal: str = ""
     """Why the spec was refused; empty when it was not."""
+    note: str = ""
+    """How the operator departs from the spec, in sentences; empty when it does not."""
     keeps_last_known_signals: bool = False
     """Whether the conditions keep the signals that an earlier operator received."""
     before: RunStatus = field(default_factory=RunStatus)
@@ -132,8 +134,9 @@ def merge_conditions(
 def _accepted_condition(inputs: ConditionInputs) -> ConditionState:
     if inputs.refusal:
         return _false("Accepted", "InvalidSpec", inputs.refusal)
-    note = oversized_claims_note(inputs.spec.learner, inputs.observed.claims.values())
-    return _true("Accepted", "Accepted", f"The spec is valid. {note}".rstrip())
+    claims = oversized_claims_note(inputs.spec.learner, inputs.observed.claims.values())
+    sentences = ("The spec is valid.", claims, inputs.note)
+    return _true("Accepted", "Accepted", " ".join(filter(None, sentences)))
 
 
 def _learner_condition(inputs: ConditionInputs) -> ConditionState:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from vcpo.control import ControlDecision
 from vcpo.spec.cluster import Scaling
 from vcpo.spec.workloads import Cleanup
-from vcpo_operator.children.family import OperatorDefaults, build_children
+from vcpo_operator.children.defaults import OperatorDefaults
+from vcpo_operator.children.family import build_children
 from vcpo_operator.children.manifest import Child, Kind, Parent
 from vcpo_operator.children.rollout import rollout_deployment
 from vcpo_operator.decisions.draining import LearnerDrain
@@ -74,7 +75,7 @@ def desired_state(
     )
     names = {child.name for child in children if child.kind is Kind.DEPLOYMENT}
     paused = (
-        rollout_deployment(parent, group, default_image=defaults.rollout_image, paused=True)
+        rollout_deployment(parent, group, defaults, paused=True)
         for group in spec.rollouts
         if rollout_name(parent.name, group.name) in names
     )

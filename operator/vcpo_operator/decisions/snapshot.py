@@ -79,6 +79,8 @@ class PlanResult:
     """How long the API server asked to be left alone; None when it did not."""
     conflict: Conflict | None = None
     """The object that is in the way; None when none is."""
+    note: str = ""
+    """How the operator departs from the spec, in sentences; empty when it does not."""
     needs_replan: bool = False
     """Whether a token was created, on which the rest of the plan depends."""
 

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
-from vcpo_operator.children.family import OperatorDefaults
+from vcpo_operator.children.defaults import OperatorDefaults
+from vcpo_operator.children.monitor import skipped_monitor_note
 from vcpo_operator.cluster_api.client import ApiError
 from vcpo_operator.cluster_api.executor import Executor, NameConflictError, is_refusal
 from vcpo_operator.decisions.actions import Action, Apply, IssueToken, SeedScaler, target_name
@@ -55,10 +56,10 @@ class PlanRunner:
     async def _run_once(
         self, snapshot: Snapshot, memory: RunMemory, autoscale: AutoscaleDecision | None
     ) -> PlanResult:
-        observed = snapshot.observed
+        observed, parent = snapshot.observed, memory.parent_of(snapshot.record, snapshot.run)
         try:
             desired = desired_state(
-                memory.parent_of(snapshot.record, snapshot.run),
+                parent,
                 self._defaults,
                 snapshot.verdict,
                 decision=autoscale.decision if autoscale else None,
@@ -82,6 +83,7 @@ class PlanRunner:
         return PlanResult(
             refusal=memory.refusal_message(desired),
             conflict=first_conflict(desired, observed) or memory.token_conflict,
+            note=skipped_monitor_note(parent, self._defaults),
             needs_replan=any(isinstance(action, IssueToken) for action in actions),
         )
 

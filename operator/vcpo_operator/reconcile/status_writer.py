@@ -54,6 +54,7 @@ class StatusWriter:
             now_s=snapshot.now_s,
             conflict=result.blocker,
             refusal=result.refusal,
+            note=result.note,
             keeps_last_known_signals=keeps_last_known_signals(snapshot, memory.first_seen_s),
             before=snapshot.before,
         )

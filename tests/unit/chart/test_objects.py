@@ -6,12 +6,15 @@ import functools
 import json
 
 import helm_python
+import jsonschema
 import kubernetes_validate
 import pytest
 
+from tests.fixtures.chart.monitor_schemas import KINDS, validate_monitor
 from tests.fixtures.chart.rendering import (
     CHART,
     NAMESPACE,
+    Manifest,
     of_kind,
     only,
     operator_pod,
@@ -21,7 +24,6 @@ from tests.fixtures.chart.rendering import (
 from tests.fixtures.chart.variants import EVERYTHING, all_variants, flipped_booleans
 
 VARIANTS = all_variants()
-WITHOUT_SCHEMA = {"ServiceMonitor", "PodMonitor"}
 CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
 
 
@@ -38,14 +40,36 @@ each_variant = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS
 @pytest.mark.parametrize("version", ["1.29", "1.37"])
 def test_every_object_is_valid_kubernetes(values, version):
     for manifest in render(values):
-        if manifest["kind"] not in WITHOUT_SCHEMA:
+        if manifest["kind"] not in KINDS:
             validate(json.dumps(manifest), version)
+
+
+@each_variant
+def test_every_object_of_the_prometheus_operator_is_valid(values):
+    for manifest in render(values):
+        if manifest["kind"] in KINDS:
+            validate_monitor(manifest)
 
 
 def test_the_validator_refuses_a_field_that_kubernetes_does_not_know():
     service = json.dumps(only("Service")).replace('"port"', '"prot"')
     with pytest.raises(kubernetes_validate.ValidationError):
         validate(service, "1.29")
+
+
+@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("honorLabels", "honourLabels"), ("interval", "period"), ('"30s"', '"30"'), ("port", "prt")],
+)
+def test_a_monitor_with_a_mistake_is_refused(kind, right, wrong):
+    endpoint = {"port": "metrics", "interval": "30s", "honorLabels": True}
+    manifest: Manifest = json.loads(json.dumps(only(kind, EVERYTHING)))
+    (name,) = {"endpoints", "podMetricsEndpoints"} & set(manifest["spec"])
+    manifest["spec"][name] = [endpoint]
+    validate_monitor(manifest)
+    with pytest.raises(jsonschema.ValidationError):
+        validate_monitor(json.loads(json.dumps(manifest).replace(right, wrong)))
 
 
 @each_variant
@@ -140,8 +164,32 @@ def test_scheduling_reaches_the_pod(field):
 
 
 def test_monitors_carry_the_labels_prometheus_selects_by():
-    for kind in WITHOUT_SCHEMA:
+    for kind in ("PodMonitor", "ServiceMonitor"):
         assert only(kind, EVERYTHING)["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_a_prometheus_without_its_operator_finds_the_operators_metrics():
+    template = only("Deployment")["spec"]["template"]
+    annotations = template["metadata"]["annotations"]
+    (container,) = template["spec"]["containers"]
+    ports = {port["name"]: str(port["containerPort"]) for port in container["ports"]}
+    assert annotations == {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": ports["metrics"],
+        "prometheus.io/path": "/metrics",
+    }
+
+
+def test_the_users_annotations_of_the_operators_pod_win():
+    values = {"podAnnotations": {"prometheus.io/scrape": "false", "team": "ml"}}
+    annotations = only("Deployment", values)["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/scrape"] == "false"
+    assert annotations["team"] == "ml"
+
+
+def test_without_scrape_annotations_the_operators_pod_has_none():
+    values = {"metrics": {"annotations": False}}
+    assert "annotations" not in only("Deployment", values)["spec"]["template"]["metadata"]
 
 
 def test_the_service_monitor_selects_the_metrics_service():

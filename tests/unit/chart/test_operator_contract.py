@@ -74,6 +74,16 @@ def test_runs_get_the_images_of_the_values():
     assert arguments.rollout_image == "vcpo-rollout-cpu:0.1.0"
 
 
+def test_runs_are_found_by_annotations_unless_the_values_forbid_it():
+    assert parse().scrape_annotations is True
+    assert parse({"metrics": {"annotations": False}}).scrape_annotations is False
+
+
+def test_the_operator_knows_whether_the_chart_has_a_monitor_for_all_runs():
+    assert parse().shared_pod_monitor is False
+    assert parse({"metrics": {"podMonitor": {"enabled": True}}}).shared_pod_monitor is True
+
+
 def test_all_namespaces_are_watched_unless_some_are_named():
     assert parse().namespaces == ""
     assert parse(NARROW).namespaces == "team-a,team-b"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from vcpo.service.lifecycle import SERVICE_ENVIRONMENT, TOKEN_VARIABLE
+from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.manifest import Manifest, Parent, digest
 from vcpo_operator.children.pod_template.overlay import merge_template
 from vcpo_operator.children.pod_template.resources import with_defaults
@@ -60,12 +61,12 @@ class Workload:
     """The user's part of the pod template."""
 
 
-def pod_template(parent: Parent, workload: Workload) -> Manifest:
+def pod_template(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Manifest:
     """Build the template of a workload's pods, with the user's part merged in.
 
     Raises: ValueError when the user's part cannot be merged.
     """
-    template = merge_template(_base(parent, workload), workload.template)
+    template = merge_template(_base(parent, defaults, workload), workload.template)
     for container in template["spec"]["containers"]:
         if container["name"] == workload.role.value:
             container["resources"] = with_defaults(container.get("resources", {}))
@@ -88,7 +89,7 @@ def queue_labels(parent: Parent) -> dict[str, str]:
     return {} if queue is None else {QUEUE_LABEL: queue}
 
 
-def _base(parent: Parent, workload: Workload) -> Manifest:
+def _base(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Manifest:
     pods = parent.run.spec.pods
     spec: Manifest = {
         "serviceAccountName": pods.service_account_name or account_name(parent.name),
@@ -103,7 +104,7 @@ def _base(parent: Parent, workload: Workload) -> Manifest:
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(parent, workload)],
+        "containers": [_container(parent, defaults, workload)],
         "volumes": [
             {"name": "config", "configMap": {"name": config_name(parent.name)}},
             {"name": "scratch", "emptyDir": {}},
@@ -112,16 +113,26 @@ def _base(parent: Parent, workload: Workload) -> Manifest:
     }
     if pods.priority_class_name is not None:
         spec["priorityClassName"] = pods.priority_class_name
-    return {"metadata": {"labels": {}, "annotations": {}}, "spec": spec}
+    annotations = _scrape_annotations(workload) if defaults.scrape_annotations else {}
+    return {"metadata": {"labels": {}, "annotations": annotations}, "spec": spec}
 
 
-def _container(parent: Parent, workload: Workload) -> Manifest:
+def _scrape_annotations(workload: Workload) -> dict[str, str]:
+    """Return the annotations by which the usual configurations of a Prometheus find a pod."""
+    return {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(workload.metrics_port),
+        "prometheus.io/path": "/metrics",
+    }
+
+
+def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Manifest:
     return {
         "name": workload.role.value,
         "image": workload.image,
         "imagePullPolicy": parent.run.spec.pods.image_pull_policy.value,
         "command": list(workload.command),
-        "env": _environment(parent, workload.threads),
+        "env": _environment(parent, defaults, workload.threads),
         "ports": [
             {"name": "grpc", "containerPort": workload.port},
             {"name": "metrics", "containerPort": workload.metrics_port},
@@ -145,7 +156,7 @@ def _container(parent: Parent, workload: Workload) -> Manifest:
     }
 
 
-def _environment(parent: Parent, threads: int | None) -> list[Manifest]:
+def _environment(parent: Parent, defaults: OperatorDefaults, threads: int | None) -> list[Manifest]:
     secret = parent.run.spec.pods.token_secret_name or credential_name(parent.name)
     token = {"secretKeyRef": {"name": secret, "key": TOKEN_KEY}}
     own = [] if threads is None else [{"name": "OMP_NUM_THREADS", "value": str(threads)}]
@@ -153,7 +164,10 @@ def _environment(parent: Parent, threads: int | None) -> list[Manifest]:
         # The root file system is read-only, and libraries cache under the home directory.
         {"name": "HOME", "value": SCRATCH_PATH},
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-        *({"name": name, "value": value} for name, value in SERVICE_ENVIRONMENT.items()),
+        *(
+            {"name": name, "value": value}
+            for name, value in {**SERVICE_ENVIRONMENT, **defaults.pod_environment}.items()
+        ),
         {"name": TOKEN_VARIABLE, "valueFrom": token},
         *own,
     ]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import kubernetes_validate
 import pytest
 
+from tests.fixtures.chart.monitor_schemas import validate_monitor
 from tests.fixtures.operator.runs import DEFAULTS, UID, parent, template_digest
 from vcpo.spec import parse_run
 from vcpo_operator.children import Child, Kind, build_children
 from vcpo_operator.children.config import run_file
-from vcpo_operator.names import QUEUE_LABEL, RUN_LABEL
+from vcpo_operator.children.monitor import skipped_monitor_note
+from vcpo_operator.names import QUEUE_LABEL, RUN_LABEL, TEMPLATE_HASH_ANNOTATION
 
 EVERYTHING = {
     "pods": {
@@ -43,6 +46,10 @@ def build(**spec: Any) -> dict[str, Child]:
 
 def pod_spec(child: Child) -> dict[str, Any]:
     return child.manifest["spec"]["template"]["spec"]
+
+
+def pod_annotations(child: Child) -> dict[str, str]:
+    return child.manifest["spec"]["template"]["metadata"]["annotations"]
 
 
 @pytest.mark.parametrize("version", ["1.29", "1.37"])
@@ -185,7 +192,68 @@ def test_what_is_switched_off_is_not_made(pods: dict[str, Any], missing: str):
 
 def test_a_monitor_is_made_when_asked_for():
     monitor = build(pods={"podMonitor": True})["PodMonitor demo"].manifest
+    validate_monitor(monitor)
     assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == "metrics"
+
+
+def test_a_run_gets_no_monitor_of_its_own_beside_the_charts():
+    shared = replace(DEFAULTS, shared_pod_monitor=True)
+    made = build_children(parent(pods={"podMonitor": True}), shared)
+    assert Kind.POD_MONITOR not in {each.kind for each in made}
+
+
+@pytest.mark.parametrize(
+    ("asked", "shared", "is_said"),
+    [(True, True, True), (True, False, False), (False, True, False), (False, False, False)],
+)
+def test_a_run_hears_of_a_monitor_that_it_asked_for_and_does_not_get(asked, shared, is_said):
+    given = parent(pods={"podMonitor": asked})
+    note = skipped_monitor_note(given, replace(DEFAULTS, shared_pod_monitor=shared))
+    assert ("`pods.podMonitor`" in note) == is_said
+
+
+@pytest.mark.parametrize(
+    ("name", "port"),
+    [("StatefulSet demo-learner", "7601"), ("Deployment demo-rollout-main", "7611")],
+)
+def test_a_prometheus_without_its_operator_finds_every_pod(name: str, port: str):
+    annotations = pod_annotations(build()[name])
+    assert annotations.pop(TEMPLATE_HASH_ANNOTATION)
+    assert annotations == {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": port,
+        "prometheus.io/path": "/metrics",
+    }
+
+
+def test_scrape_annotations_can_be_left_out_of_all_runs_and_changed_by_one():
+    (learner,) = (
+        each
+        for each in build_children(parent(), replace(DEFAULTS, scrape_annotations=False))
+        if each.kind is Kind.STATEFUL_SET
+    )
+    assert set(pod_annotations(learner)) == {TEMPLATE_HASH_ANNOTATION}
+    template = {"metadata": {"annotations": {"prometheus.io/scrape": "false"}}}
+    changed = pod_annotations(build(learner={"template": template})["StatefulSet demo-learner"])
+    assert changed["prometheus.io/scrape"] == "false"
+
+
+def test_the_operators_environment_reaches_every_pod_and_a_template_may_change_it():
+    defaults = replace(DEFAULTS, pod_environment={"VCPO_EXAMPLE": "all"})
+    own = {"name": "rollout", "env": [{"name": "VCPO_EXAMPLE", "value": "mine"}]}
+    changed = {"name": "main", "template": {"spec": {"containers": [own]}}}
+    made = build_children(parent(rollouts=[changed, {"name": "extra"}]), defaults)
+    values = {
+        each.name: {item["name"]: item.get("value") for item in containers[0]["env"]}
+        for each in made
+        if each.kind in {Kind.STATEFUL_SET, Kind.DEPLOYMENT}
+        and (containers := pod_spec(each)["containers"])
+    }
+    assert {name: env["VCPO_EXAMPLE"] for name, env in values.items()} == {
+        "demo-learner": "all",
+        "demo-rollout-main": "mine",
+        "demo-rollout-extra": "all",
+    }
 
 
 def test_the_run_file_reads_back_as_a_run():

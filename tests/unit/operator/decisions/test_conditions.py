@@ -71,6 +71,12 @@ def test_every_finding_has_a_reason_and_a_sentence():
         assert finding.message.endswith(".")
 
 
+def test_a_departure_from_the_spec_is_said_where_the_spec_is_accepted():
+    accepted = conditions_for(note="The run gets no PodMonitor.")["Accepted"]
+    assert accepted.status == "True"
+    assert accepted.message == "The spec is valid. The run gets no PodMonitor."
+
+
 def test_ready_pods_make_ready_parts():
     conditions = conditions_for(LEARNER, WORKER)
     assert brief(conditions["LearnerReady"]) == ("True", "PodReady")

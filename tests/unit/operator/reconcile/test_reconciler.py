@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from tests.fixtures.operator.reconciler import ReconcilerFixture, reconciler_fixture
-from tests.fixtures.operator.runs import report
+from tests.fixtures.operator.runs import DEFAULTS, report
 from vcpo.wire.phase import RunPhase
 
 ROLLOUTS = [{"name": "main", "minReplicas": 2, "maxReplicas": 6}]
@@ -35,6 +36,17 @@ async def test_a_run_gets_its_children_and_says_that_it_starts(operator: Reconci
     ]
     assert operator.replicas() == 2
     assert operator.condition("Ready") == ("False", "Initializing")
+
+
+async def test_a_run_that_asks_for_a_second_monitor_of_its_pods_is_told_why_it_has_none(
+    operator: ReconcilerFixture,
+):
+    operator.restart(replace(DEFAULTS, shared_pod_monitor=True))
+    operator.create_run(rollouts=ROLLOUTS, pods={"podMonitor": True})
+    await operator.settle()
+    assert "podmonitors" not in {write.resource for write in operator.writes()}
+    assert "`pods.podMonitor`" in operator.message("Accepted")
+    assert operator.condition("Accepted") == ("True", "Accepted")
 
 
 async def test_a_settled_run_is_never_written_again(operator: ReconcilerFixture):
