@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from vcpo.records.reasons import SkipReason
 from vcpo.records.step_record import StepRecord
 
 NOTICE_AFTER_STEPS = 10
@@ -19,27 +20,27 @@ class _Explanation:
     cure: str
 
 
-_EXPLANATIONS = {
-    "no_gradient": _Explanation(
+_EXPLANATIONS: Mapping[str, _Explanation] = {
+    SkipReason.NO_GRADIENT: _Explanation(
         cause="all responses to a prompt have the same reward, so none is better than another",
         cure="a reward that distinguishes responses, prompts that are solved sometimes but not"
         " always, a larger batch.trajectoriesPerPrompt or a higher sampling.temperature",
     ),
-    "low_ess": _Explanation(
+    SkipReason.LOW_ESS: _Explanation(
         cause="the ESS ratio is too small a share of the on-policy ratio",
         cure="a smaller algorithm.maxPolicyLagSteps, optimizer.learningRate or"
         " algorithm.refuseBelow",
     ),
-    "high_divergence": _Explanation(
+    SkipReason.HIGH_DIVERGENCE: _Explanation(
         cause="behavior and target policy are too far apart",
         cure="a smaller algorithm.maxPolicyLagSteps, a larger algorithm.refuseKlAbove, or the same"
         " precision for both",
     ),
-    "non_finite_weight": _Explanation(
+    SkipReason.NON_FINITE_WEIGHT: _Explanation(
         cause="an importance weight is not a number",
         cure="the same precision for rollout and learner, or a smaller algorithm.maxPolicyLagSteps",
     ),
-    "non_finite_gradient": _Explanation(
+    SkipReason.NON_FINITE_GRADIENT: _Explanation(
         cause="the gradient is not a number",
         cure="learner.precision float32, or a smaller optimizer.learningRate",
     ),

@@ -35,12 +35,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from vcpo.algo import GroupFilter
+from vcpo.records.reasons import DropReason
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.limits import MAX_PARTIAL_TOKENS
 from vcpo.wire.trajectory import PartialResponse, Trajectory
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.clock import Clock
-from vcpo_learner.ledger.accounting import DropReason, TrajectoryCounts
+from vcpo_learner.ledger.accounting import TrajectoryCounts
 from vcpo_learner.ledger.groups import (
     Group,
     GroupBuffer,

@@ -39,6 +39,7 @@ from vcpo.algo import (
     StepHealth,
     StepVerdict,
 )
+from vcpo.records.reasons import SkipReason
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.algorithm import NORM_BASELINES, RowLayout
 from vcpo.wire.trajectory import Trajectory
@@ -65,7 +66,7 @@ from vcpo_learner.update.optimizer import (
 )
 from vcpo_learner.update.pending_step import BatchGradient, PendingStep
 from vcpo_learner.update.replay import ReplayBuffer, ReplaySettings
-from vcpo_learner.update.result import SkipReason, UpdateResult
+from vcpo_learner.update.result import UpdateResult
 from vcpo_learner.update.token_statistics import token_sums
 
 

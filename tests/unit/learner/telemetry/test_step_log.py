@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.fixtures.records import STEP
+from vcpo.records.reasons import SkipReason
 from vcpo.records.step_record import StepRecord
 from vcpo_learner.telemetry.step_log import StepLog
-from vcpo_learner.update.result import SkipReason
 
 
 def events_of(news: StepLog, *, skipped: list[str | None]) -> list[tuple[int, str]]:

@@ -17,9 +17,9 @@ from tests.fixtures.learner.models import (
     with_rewards,
 )
 from tests.fixtures.learner.updates import CAP, first_moments, make_spec
+from vcpo.records.reasons import SkipReason
 from vcpo.wire.trajectory import VersionSpan
 from vcpo_learner.update.policy_update import PolicyUpdate
-from vcpo_learner.update.result import SkipReason
 
 
 def flat(model):

@@ -1,0 +1,43 @@
+"""Closed sets of reasons that records, metrics and reports share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class SkipReason(StrEnum):
+    """Why a step was not taken."""
+
+    NON_FINITE_WEIGHT = "non_finite_weight"
+    """An importance weight or a gradient norm is not a number, or every weight is 0."""
+    NON_FINITE_GRADIENT = "non_finite_gradient"
+    """The gradient or its norm is not a number."""
+    LOW_ESS = "low_ess"
+    """The ESS ratio is below the share of the on-policy ratio that `refuseBelow` allows."""
+    HIGH_DIVERGENCE = "high_divergence"
+    """The KL divergence from behavior to target policy is above `refuseKlAbove`."""
+    NO_GRADIENT = "no_gradient"
+    """No trajectory has a gradient, for example when the rewards of every prompt are equal."""
+
+
+class DropReason(StrEnum):
+    """Why trajectories were dropped and not trained on."""
+
+    LEASE_EXPIRED = "lease_expired"
+    """The worker did not submit before the lease expired."""
+    RELEASED = "released"
+    """The worker shut down or ran out of time, or its host reported it dead."""
+    GENERATION_FAILED = "generation_failed"
+    """The worker reported a typed failure."""
+    LAG_EXCEEDED = "lag_exceeded"
+    """A token was older than the lag bound when the group's turn came, or was certain to be."""
+    THROTTLED = "throttled"
+    """A token was older than the throttled lag limit, but not than the run's own lag bound."""
+    NO_SIGNAL = "no_signal"
+    """All rewards of the group were equal, and the method uses dynamic sampling."""
+    SURPLUS = "surplus"
+    """Preempted when the batch was complete; the prompt's next lease resumes the responses."""
+    QUARANTINED = "quarantined"
+    """An update failed because of its group."""
+    LEARNER_RESTARTED = "learner_restarted"
+    """In flight when the learner stopped."""
