@@ -74,7 +74,7 @@ class Operator:
             clock=time.time,
         )
         self._loop = ReconcileLoop(queue, reconciler.reconcile, metrics, workers=options.workers)
-        metrics.watch_echo_lag_s.set_function(reconciler.observed_write_lag_s)
+        metrics.watch_lag_s.set_function(reconciler.observed_write_lag_s)
         health = Health(
             oldest_wait_s=queue.oldest_s,
             loop_lag_s=lambda: self._loop.lag_s,

@@ -1,61 +1,98 @@
 """The instruments of each part, ready to be set: `metrics.idle_ratio.set(0.4)`.
 
 Attributes are objects of prometheus_client. A metric with labels needs their values first:
-`metrics.dropped.labels("stale").inc()`. A counter without labels is exported from the start, at 0;
-a gauge of a measured number is exported once it is set.
+`metrics.dropped.labels("stale").inc()`. A counter is exported from the start, at 0, if it has no
+label or only labels with closed sets of values; a gauge of a measured number once it is set.
 """
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry
+from collections.abc import Sequence
 
-from vcpo.metrics import catalogue
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.metrics import MetricWrapperBase
+
+from vcpo.control.conditions import ConditionStatus
+from vcpo.metrics.catalogue import STEP_GAUGES, host, learner, operator, rollout
+from vcpo.metrics.metric import Metric, label_values
 from vcpo.metrics.registry import PartRegistry
 
 
 class LearnerMetrics:
-    """What a learner exports; `catalogue.LEARNER`."""
+    """What a learner exports; `catalogue.LEARNER`.
 
-    def __init__(self, *, run: str) -> None:
+    lag_edges, response_token_edges: bucket edges for this run's spec (`catalogue.edges`); those of
+    the default spec if not given.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        lag_edges: Sequence[float] = learner.POLICY_LAG.buckets,
+        response_token_edges: Sequence[float] = learner.RESPONSE_TOKENS.buckets,
+    ) -> None:
         part = PartRegistry("learner", {"run": run})
         self.registry: CollectorRegistry = part.exported
         # Exported first and set last: a scrape beside a step then never has the new step with old
         # numbers, by which the operator would judge it.
-        self.step = part.gauge(catalogue.LEARNER_STEP)
-        self.steps = part.counter(catalogue.LEARNER_STEPS)
-        self.skipped_steps = part.counter(catalogue.LEARNER_SKIPPED_STEPS)
-        self.skipped_steps_in_a_row = part.gauge(catalogue.SKIPPED_STEPS_IN_A_ROW)
-        self.step_duration_s = part.histogram(catalogue.LEARNER_STEP_DURATION)
-        self.tokens = part.counter(catalogue.LEARNER_TOKENS)
-        self.idle_ratio = part.gauge(catalogue.LEARNER_IDLE)
-        self.phase = part.gauge(catalogue.LEARNER_PHASE)
-        self.checkpoint_timestamp_s = part.gauge(catalogue.LEARNER_CHECKPOINT_TIMESTAMP)
-        self.disk_full = part.counter(catalogue.LEARNER_DISK_FULL)
-        self.last_step = {
-            name: part.gauge(metric) for name, metric in catalogue.STEP_GAUGES.items()
-        }
+        self.step = part.gauge(learner.STEP)
+        self.step_timestamp_s = part.gauge(learner.STEP_TIMESTAMP)
+        self.steps = part.counter(learner.STEPS)
+        self.skipped_steps = part.counter(learner.SKIPPED_STEPS)
+        self.skipped_steps_in_a_row = part.gauge(learner.SKIPPED_STEPS_IN_A_ROW)
+        self.restored_step = part.gauge(learner.RESTORED_STEP)
+        self.step_duration_s = part.histogram(learner.STEP_DURATION)
+        self.stage_s = part.counter(learner.STAGE_SECONDS)
+        self.tokens = part.counter(learner.TOKENS)
+        self.idle_ratio = part.gauge(learner.IDLE)
+        self.phase = part.gauge(learner.PHASE)
+        self.checkpoint_timestamp_s = part.gauge(learner.CHECKPOINT_TIMESTAMP)
+        self.disk_full = part.counter(learner.DISK_FULL)
+        self.device_memory_bytes = part.gauge(learner.DEVICE_MEMORY)
+        self.last_step = {name: part.gauge(metric) for name, metric in STEP_GAUGES.items()}
         """Numbers of the last step, by the name of the metric."""
-        self.ess_ratio_mean = part.gauge(catalogue.ESS_MEAN)
-        self.ess_ratio_low = part.gauge(catalogue.ESS_LOW)
-        self.lag_ess_ratio = part.gauge(catalogue.LAG_ESS)
-        self.policy_lag_steps = part.histogram(catalogue.POLICY_LAG)
-        self.token_lag_median_steps = part.gauge(catalogue.TOKEN_LAG_MEDIAN)
-        self.token_lag_max_steps = part.gauge(catalogue.TOKEN_LAG_MAX)
-        self.policy_version = part.gauge(catalogue.POLICY_VERSION)
-        self.admission_lag_steps = part.gauge(catalogue.ADMISSION_LAG)
-        self.batch_trajectories = part.gauge(catalogue.BATCH_TRAJECTORIES)
-        self.leased = part.counter(catalogue.TRAJECTORIES_LEASED)
-        self.consumed = part.counter(catalogue.TRAJECTORIES_CONSUMED)
-        self.wasted_tokens = part.counter(catalogue.TOKENS_WASTED)
-        self.dropped = part.counter(catalogue.TRAJECTORIES_DROPPED)
-        self.in_flight = part.gauge(catalogue.TRAJECTORIES_IN_FLIGHT)
-        self.buffered = part.gauge(catalogue.TRAJECTORIES_BUFFERED)
-        self.accounting_errors = part.counter(catalogue.ACCOUNTING_ERRORS)
-        self.failures_in_a_row = part.gauge(catalogue.FAILURES_IN_A_ROW)
-        self.workers = part.gauge(catalogue.WORKERS)
-        self.workers_by_trust = part.gauge(catalogue.WORKERS_BY_TRUST)
-        self.calls_refused = part.counter(catalogue.CALLS_REFUSED)
-        self.evaluation_accuracy = part.gauge(catalogue.EVALUATION_ACCURACY)
+        self.ess_ratio_mean = part.gauge(learner.ESS_MEAN)
+        self.ess_ratio_low = part.gauge(learner.ESS_LOW)
+        self.lag_ess_ratio = part.gauge(learner.LAG_ESS)
+        self.log_importance_weight = part.histogram(learner.LOG_IMPORTANCE_WEIGHT)
+        self.reward = part.histogram(learner.REWARD)
+        self.response_tokens = part.histogram(learner.RESPONSE_TOKENS, response_token_edges)
+        self.groups = part.counter(learner.GROUPS)
+        self.responses = part.counter(learner.RESPONSES)
+        self.policy_lag_steps = part.histogram(learner.POLICY_LAG, lag_edges)
+        self.token_lag_median_steps = part.gauge(learner.TOKEN_LAG_MEDIAN)
+        self.token_lag_max_steps = part.gauge(learner.TOKEN_LAG_MAX)
+        self.policy_version = part.gauge(learner.POLICY_VERSION)
+        self.admission_lag_steps = part.gauge(learner.ADMISSION_LAG)
+        self.batch_trajectories = part.gauge(learner.BATCH_TRAJECTORIES)
+        self.leased = part.counter(learner.TRAJECTORIES_LEASED)
+        self.consumed = part.counter(learner.TRAJECTORIES_CONSUMED)
+        self.wasted_tokens = part.counter(learner.TOKENS_WASTED)
+        self.dropped = part.counter(learner.TRAJECTORIES_DROPPED)
+        self.in_flight = part.gauge(learner.TRAJECTORIES_IN_FLIGHT)
+        self.buffered = part.gauge(learner.TRAJECTORIES_BUFFERED)
+        self.accounting_errors = part.counter(learner.ACCOUNTING_ERRORS)
+        self.failures_in_a_row = part.gauge(learner.FAILURES_IN_A_ROW)
+        self.workers = part.gauge(learner.WORKERS)
+        self.workers_by_trust = part.gauge(learner.WORKERS_BY_TRUST)
+        self.calls_refused = part.counter(learner.CALLS_REFUSED)
+        self.weights_served_bytes = part.counter(learner.WEIGHTS_SERVED)
+        self.evaluation_accuracy = part.gauge(learner.EVALUATION_ACCURACY)
+        self.evaluation_timestamp_s = part.gauge(learner.EVALUATION_TIMESTAMP)
+        self.sink_dropped = part.counter(learner.SINK_DROPPED)
+
+
+class EngineMetrics:
+    """What a rollout worker exports of its engine; `catalogue.ROLLOUT_ENGINE`."""
+
+    def __init__(self, part: PartRegistry) -> None:
+        self.kv_cache_used_ratio = part.gauge(rollout.ENGINE_KV_CACHE)
+        self.preemptions = part.counter(rollout.ENGINE_PREEMPTIONS)
+        self.waiting = part.gauge(rollout.ENGINE_WAITING)
+        self.running = part.gauge(rollout.ENGINE_RUNNING)
+        self.prefix_cache_queries = part.counter(rollout.ENGINE_PREFIX_CACHE_QUERIES)
+        self.prefix_cache_hits = part.counter(rollout.ENGINE_PREFIX_CACHE_HITS)
 
 
 class RolloutMetrics:
@@ -63,23 +100,31 @@ class RolloutMetrics:
 
     def __init__(self, *, run: str, group: str) -> None:
         part = PartRegistry("rollout", {"run": run, "group": group})
+        self._part = part
         self.registry: CollectorRegistry = part.exported
-        self.samples = part.counter(catalogue.ROLLOUT_SAMPLES)
-        self.failures = part.counter(catalogue.ROLLOUT_FAILURES)
-        self.tokens = part.counter(catalogue.ROLLOUT_TOKENS)
-        self.restarted = part.counter(catalogue.ROLLOUT_RESTARTED)
-        self.tokens_released = part.counter(catalogue.ROLLOUT_TOKENS_RELEASED)
-        self.tokens_resumed = part.counter(catalogue.ROLLOUT_TOKENS_RESUMED)
-        self.generation_s = part.histogram(catalogue.ROLLOUT_GENERATION)
-        self.in_flight = part.gauge(catalogue.ROLLOUT_INFLIGHT)
-        self.weights_version = part.gauge(catalogue.ROLLOUT_WEIGHTS_VERSION)
-        self.weight_sync_duration_s = part.histogram(catalogue.ROLLOUT_WEIGHT_SYNC_DURATION)
-        self.weight_sync_bytes = part.counter(catalogue.ROLLOUT_WEIGHT_SYNC_BYTES)
-        self.peers_avoided = part.counter(catalogue.ROLLOUT_PEERS_AVOIDED)
-        self.weight_updates_in_flight = part.counter(catalogue.ROLLOUT_WEIGHT_UPDATES_IN_FLIGHT)
-        self.sandbox_missing = part.gauge(catalogue.ROLLOUT_SANDBOX_MISSING)
-        self.sandbox_folders_left = part.gauge(catalogue.ROLLOUT_SANDBOX_FOLDERS_LEFT)
-        self.lease_wait_s = part.counter(catalogue.ROLLOUT_LEASE_WAIT)
+        self.samples = part.counter(rollout.SAMPLES)
+        self.failures = part.counter(rollout.FAILURES)
+        self.tokens = part.counter(rollout.TOKENS)
+        self.restarted = part.counter(rollout.RESTARTED)
+        self.tokens_released = part.counter(rollout.TOKENS_RELEASED)
+        self.tokens_resumed = part.counter(rollout.TOKENS_RESUMED)
+        self.generation_s = part.histogram(rollout.GENERATION)
+        self.in_flight = part.gauge(rollout.IN_FLIGHT)
+        self.weights_version = part.gauge(rollout.WEIGHTS_VERSION)
+        self.weights_age_versions = part.gauge(rollout.WEIGHTS_AGE)
+        self.weight_sync_duration_s = part.histogram(rollout.WEIGHT_SYNC_DURATION)
+        self.weight_sync_bytes = part.counter(rollout.WEIGHT_SYNC_BYTES)
+        self.peers_avoided = part.counter(rollout.PEERS_AVOIDED)
+        self.weight_updates_in_flight = part.counter(rollout.WEIGHT_UPDATES_IN_FLIGHT)
+        self.environment_s = part.histogram(rollout.ENVIRONMENT_DURATION)
+        self.environment_failures = part.counter(rollout.ENVIRONMENT_FAILURES)
+        self.sandbox_missing = part.gauge(rollout.SANDBOX_MISSING)
+        self.sandbox_folders_left = part.gauge(rollout.SANDBOX_FOLDERS_LEFT)
+        self.lease_wait_s = part.counter(rollout.LEASE_WAIT)
+
+    def engine(self) -> EngineMetrics:
+        """Export the engine's numbers too; called once, for an engine that has them."""
+        return EngineMetrics(self._part)
 
 
 class HostMetrics:
@@ -88,27 +133,58 @@ class HostMetrics:
     def __init__(self, part: PartRegistry | None = None) -> None:
         part = part or PartRegistry("host", {})
         self.registry: CollectorRegistry = part.exported
-        self.run_info = part.gauge(catalogue.RUN_INFO)
-        self.condition = part.gauge(catalogue.RUN_CONDITION)
-        self.replicas = part.gauge(catalogue.RUN_REPLICAS)
-        self.decisions = part.counter(catalogue.RUN_DECISIONS)
-        self.failures = part.counter(catalogue.RUN_FAILURES)
+        self.run_info = part.gauge(host.RUN_INFO)
+        self.run_steps = part.gauge(host.RUN_STEPS)
+        self.checkpoint_interval_steps = part.gauge(host.RUN_CHECKPOINT_INTERVAL)
+        self.max_policy_lag_steps = part.gauge(host.RUN_MAX_POLICY_LAG)
+        self.admission_lag_steps = part.gauge(host.RUN_ADMISSION_LAG)
+        self.ess_floor_ratio = part.gauge(host.RUN_ESS_FLOOR)
+        self.throttles = part.counter(host.RUN_THROTTLES)
+        self.throttle_orders = part.counter(host.RUN_THROTTLE_ORDERS)
+        self.decisions = part.counter(host.RUN_DECISIONS)
+        self.condition = part.gauge(host.RUN_CONDITION)
+        self.condition_reason = part.gauge(host.RUN_CONDITION_REASON)
+        self.replicas = part.gauge(host.RUN_REPLICAS)
+        self.failures = part.counter(host.RUN_FAILURES)
+        self.learner_restarts = part.counter(host.RUN_LEARNER_RESTARTS)
+        self.signals_age_s = part.gauge(host.RUN_SIGNALS_AGE)
+        self.signal_requests = part.counter(host.RUN_SIGNAL_REQUESTS)
+        self.start_timestamp_s = part.gauge(host.RUN_START_TIMESTAMP)
+        self.startup_deadline_timestamp_s = part.gauge(host.RUN_STARTUP_DEADLINE)
+        self._per_run = tuple(
+            each for each in vars(self).values() if isinstance(each, MetricWrapperBase)
+        )
+        self._from_zero: tuple[tuple[Metric, Counter], ...] = (
+            (host.RUN_THROTTLES, self.throttles),
+            (host.RUN_THROTTLE_ORDERS, self.throttle_orders),
+            (host.RUN_FAILURES, self.failures),
+            (host.RUN_LEARNER_RESTARTS, self.learner_restarts),
+            (host.RUN_SIGNAL_REQUESTS, self.signal_requests),
+        )
+
+    def count_from_zero(self, namespace: str, run: str) -> None:
+        """Export the counters of a run at 0, so that `increase()` sees their first event.
+
+        A counter that counts already keeps its value.
+        """
+        for metric, counter in self._from_zero:
+            for values in label_values(metric.labels[len(host.HOST_LABELS) :]):
+                counter.labels(namespace, run, *values)
 
     def set_condition(self, namespace: str, run: str, condition: str, status: str) -> None:
         """Show a condition: 1 at its status, 0 at the others.
 
-        Raises: ValueError when the status is not in `catalogue.CONDITION_STATUSES`.
+        Raises: ValueError when the status is not a `ConditionStatus`.
         """
-        if status not in catalogue.CONDITION_STATUSES:
-            allowed = ", ".join(catalogue.CONDITION_STATUSES)
+        if status not in tuple(ConditionStatus):
+            allowed = ", ".join(ConditionStatus)
             raise ValueError(f"status must be one of {allowed}, not '{status}'")
-        for each in catalogue.CONDITION_STATUSES:
+        for each in ConditionStatus:
             self.condition.labels(namespace, run, condition, each).set(float(each == status))
 
     def forget(self, namespace: str, run: str) -> None:
         """Remove the series of a deleted run."""
-        per_run = (self.run_info, self.condition, self.replicas, self.decisions, self.failures)
-        for metric in per_run:
+        for metric in self._per_run:
             label_sets = [sample.labels for family in metric.collect() for sample in family.samples]
             for labels in label_sets:
                 if (labels["namespace"], labels["run"]) == (namespace, run):
@@ -121,12 +197,13 @@ class OperatorMetrics(HostMetrics):
     def __init__(self) -> None:
         part = PartRegistry("operator", {})
         super().__init__(part)
-        self.reconciles = part.counter(catalogue.OPERATOR_RECONCILES)
-        self.reconcile_duration_s = part.histogram(catalogue.OPERATOR_RECONCILE_DURATION)
-        self.queue_depth = part.gauge(catalogue.OPERATOR_QUEUE_DEPTH)
-        self.queue_oldest_s = part.gauge(catalogue.OPERATOR_QUEUE_OLDEST)
-        self.api_requests = part.counter(catalogue.OPERATOR_API_REQUESTS)
-        self.recreated = part.counter(catalogue.OPERATOR_RECREATED)
-        self.watch_event_timestamp_s = part.gauge(catalogue.OPERATOR_WATCH_EVENT_TIMESTAMP)
-        self.watch_echo_lag_s = part.gauge(catalogue.OPERATOR_WATCH_ECHO_LAG)
-        self.loop_lag_s = part.gauge(catalogue.OPERATOR_LOOP_LAG)
+        self.reconciles = part.counter(operator.RECONCILES)
+        self.reconcile_duration_s = part.histogram(operator.RECONCILE_DURATION)
+        self.queue_depth = part.gauge(operator.QUEUE_DEPTH)
+        self.queue_oldest_s = part.gauge(operator.QUEUE_OLDEST)
+        self.api_requests = part.counter(operator.API_REQUESTS)
+        self.recreated = part.counter(operator.RECREATED)
+        self.watch_event_timestamp_s = part.gauge(operator.WATCH_EVENT_TIMESTAMP)
+        self.watch_lag_s = part.gauge(operator.WATCH_LAG)
+        self.loop_lag_s = part.gauge(operator.LOOP_LAG)
+        self.leader = part.gauge(operator.LEADER)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 
 from prometheus_client import (
@@ -17,8 +17,8 @@ from prometheus_client import (
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from vcpo.metrics import catalogue
-from vcpo.metrics.metric import Metric
+from vcpo.metrics.catalogue.every_part import BUILD_INFO
+from vcpo.metrics.metric import Metric, label_values
 
 
 class PartRegistry:
@@ -34,26 +34,33 @@ class PartRegistry:
         """The registry that a server exports."""
         self._export(ProcessCollector(registry=None))
         self._export(PlatformCollector(registry=None))
-        self.gauge(catalogue.BUILD_INFO).labels(part, metadata.version("vcpo")).set(1)
+        self.gauge(BUILD_INFO).labels(part, metadata.version("vcpo")).set(1)
 
     def counter(self, metric: Metric) -> Counter:
-        """Make a counter."""
-        counter = Counter(metric.name, metric.help, metric.labels, registry=None)
+        """Make a counter; it is exported at 0 for all values of its labels that are closed sets.
+
+        `increase()` does not see the first event of a series that begins with it.
+        """
+        counter = Counter(metric.name, metric.help, metric.label_names, registry=None)
+        if metric.labels:
+            for values in label_values(metric.labels):
+                counter.labels(*values)
         self._export(counter)
         return counter
 
     def gauge(self, metric: Metric) -> Gauge:
         """Make a gauge."""
-        gauge = Gauge(metric.name, metric.help, metric.labels, registry=None)
+        gauge = Gauge(metric.name, metric.help, metric.label_names, registry=None)
         if metric.absent_until_set:
             gauge.set(math.nan)
         self._export(gauge)
         return gauge
 
-    def histogram(self, metric: Metric) -> Histogram:
-        """Make a histogram with the catalogue's buckets."""
+    def histogram(self, metric: Metric, edges: Sequence[float] = ()) -> Histogram:
+        """Make a histogram with these upper bounds of buckets, or with the catalogue's."""
+        buckets = tuple(edges) or metric.buckets
         histogram = Histogram(
-            metric.name, metric.help, metric.labels, registry=None, buckets=metric.buckets
+            metric.name, metric.help, metric.label_names, registry=None, buckets=buckets
         )
         self._export(histogram)
         return histogram

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
+from vcpo.records.unit import Unit
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepGauge:
@@ -27,6 +29,8 @@ class StepGauge:
     """Name of the metric; see `vcpo.metrics.catalogue` for the rules."""
     help: str
     """One sentence: what it measures, and its unit where the name does not say it."""
+    unit: Unit | None = None
+    """None where the name ends in it."""
     entry: str | None = None
     """Key of the number within its field, where the field is a mapping."""
 
@@ -59,7 +63,11 @@ class UpdateRecord:
 
     reward_mean: Annotated[
         float,
-        StepGauge(name="vcpo_reward_mean", help="Mean reward of the last step's trajectories."),
+        StepGauge(
+            name="vcpo_reward_mean",
+            help="Mean reward of the last step's trajectories.",
+            unit=Unit.REWARD,
+        ),
     ]
     response_tokens_mean: float
     """Mean length of the batch's responses, in tokens."""
@@ -111,6 +119,7 @@ class UpdateRecord:
         StepGauge(
             name="vcpo_importance_weight_max",
             help="Largest importance weight of the last step before truncation.",
+            unit=Unit.WEIGHT,
         ),
     ] = 0.0
     """Of a trajectory; at most the largest float, and 0 when a weight has no value."""
@@ -125,13 +134,17 @@ class UpdateRecord:
     learning_rate: Annotated[
         float,
         StepGauge(
-            name="vcpo_learning_rate", help="Learning rate of the last step, warm-up and scale in."
+            name="vcpo_learning_rate",
+            help="Learning rate of the last step, warm-up and scale in.",
+            unit=Unit.RATE,
         ),
     ] = 0.0
     gradient_norm: Annotated[
         float,
         StepGauge(
-            name="vcpo_gradient_norm", help="L2 norm of the last step's gradient before clipping."
+            name="vcpo_gradient_norm",
+            help="L2 norm of the last step's gradient before clipping.",
+            unit=Unit.NORM,
         ),
         StepChart(
             title="Gradient norm",
@@ -146,6 +159,7 @@ class UpdateRecord:
         StepGauge(
             name="vcpo_baseline_shift",
             help="Mean over trajectories of the baseline minus the mean reward of its group.",
+            unit=Unit.REWARD,
         ),
     ] = 0.0
     masked_share: Annotated[
@@ -184,7 +198,7 @@ class UpdateRecord:
         ),
         StepGauge(
             entry="top_gradient_share",
-            name="vcpo_top_gradient_share_ratio",
+            name="vcpo_top_gradient_ratio",
             help="Share of the last step's gradient norm that the top 1 % of trajectories have.",
         ),
     ] = field(default_factory=dict)

@@ -27,7 +27,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from vcpo.algo import warning_level
 from vcpo.control import RunSignals
-from vcpo.metrics import Metric, catalogue
+from vcpo.metrics import Metric
+from vcpo.metrics.catalogue import STEP_GAUGES, learner, rollout
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.names import RunKey
 from vcpo_operator.observed.report import LearnerReport, WorkerReport, no_update_message
@@ -40,32 +41,32 @@ _WHY_SKIPPED = "the learner's log says why"
 _LARGEST_COUNT = 2.0**53
 """A float holds every whole number up to this one."""
 
-_ESS: Final = catalogue.STEP_GAUGES["vcpo_ess_ratio"]
-_ON_POLICY_ESS: Final = catalogue.STEP_GAUGES["vcpo_on_policy_ess_ratio"]
-_LEARNING_RATE_SCALE: Final = catalogue.STEP_GAUGES["vcpo_learning_rate_scale_ratio"]
-_WARNING: Final = catalogue.STEP_GAUGES["vcpo_collapse_warning_ratio"]
+_ESS: Final = STEP_GAUGES["vcpo_ess_ratio"]
+_ON_POLICY_ESS: Final = STEP_GAUGES["vcpo_on_policy_ess_ratio"]
+_LEARNING_RATE_SCALE: Final = STEP_GAUGES["vcpo_learning_rate_scale_ratio"]
+_WARNING: Final = STEP_GAUGES["vcpo_collapse_warning_ratio"]
 
 _OF_LEARNER: Final = (
-    catalogue.LEARNER_PHASE,
-    catalogue.LEARNER_STEP,
-    catalogue.POLICY_VERSION,
+    learner.PHASE,
+    learner.STEP,
+    learner.POLICY_VERSION,
     _ESS,
-    catalogue.ESS_MEAN,
-    catalogue.ESS_LOW,
+    learner.ESS_MEAN,
+    learner.ESS_LOW,
     _ON_POLICY_ESS,
     _LEARNING_RATE_SCALE,
     _WARNING,
-    catalogue.TOKEN_LAG_MEDIAN,
-    catalogue.TOKEN_LAG_MAX,
-    catalogue.TRAJECTORIES_BUFFERED,
-    catalogue.TRAJECTORIES_IN_FLIGHT,
-    catalogue.BATCH_TRAJECTORIES,
-    catalogue.ADMISSION_LAG,
-    catalogue.LEARNER_IDLE,
-    catalogue.WORKERS,
-    catalogue.EVALUATION_ACCURACY,
-    catalogue.SKIPPED_STEPS_IN_A_ROW,
-    catalogue.FAILURES_IN_A_ROW,
+    learner.TOKEN_LAG_MEDIAN,
+    learner.TOKEN_LAG_MAX,
+    learner.TRAJECTORIES_BUFFERED,
+    learner.TRAJECTORIES_IN_FLIGHT,
+    learner.BATCH_TRAJECTORIES,
+    learner.ADMISSION_LAG,
+    learner.IDLE,
+    learner.WORKERS,
+    learner.EVALUATION_ACCURACY,
+    learner.SKIPPED_STEPS_IN_A_ROW,
+    learner.FAILURES_IN_A_ROW,
 )
 _LEARNER_NAMES = frozenset(metric.name for metric in _OF_LEARNER)
 
@@ -87,7 +88,7 @@ class ScrapedReport:
 
 def run_query(key: RunKey) -> str:
     """Return the query for all series of a run's report."""
-    names = "|".join(metric.name for metric in (*_OF_LEARNER, catalogue.ROLLOUT_INFLIGHT))
+    names = "|".join(metric.name for metric in (*_OF_LEARNER, rollout.IN_FLIGHT))
     matchers = (
         f'__name__=~"{names}"',
         f"namespace={_promql_string(key.namespace)}",
@@ -121,15 +122,15 @@ def _report(scrape: _Scrape, workers: Mapping[str, WorkerReport]) -> LearnerRepo
     ess_ratio = scrape.value(_ESS) or None
     signals = _signals(scrape)
     phase = scrape.phase()
-    skipped = scrape.count_or_none(catalogue.SKIPPED_STEPS_IN_A_ROW) or 0
+    skipped = scrape.count_or_none(learner.SKIPPED_STEPS_IN_A_ROW) or 0
     has_never_updated = phase is RunPhase.COMPLETE and 0 < signals.step <= skipped
     return LearnerReport(
         signals=signals,
         phase=phase,
         ess_ratio=ess_ratio,
         learning_rate_scale=scrape.value(_LEARNING_RATE_SCALE),
-        accuracy=scrape.value(catalogue.EVALUATION_ACCURACY),
-        failures_in_a_row=scrape.count_or_none(catalogue.FAILURES_IN_A_ROW) or 0,
+        accuracy=scrape.value(learner.EVALUATION_ACCURACY),
+        failures_in_a_row=scrape.count_or_none(learner.FAILURES_IN_A_ROW) or 0,
         no_update=no_update_message(skipped, _WHY_SKIPPED, has_never_updated=has_never_updated),
         has_never_updated=has_never_updated,
         workers=workers,
@@ -138,27 +139,25 @@ def _report(scrape: _Scrape, workers: Mapping[str, WorkerReport]) -> LearnerRepo
 
 def _signals(scrape: _Scrape) -> RunSignals:
     on_policy = scrape.value(_ON_POLICY_ESS)
-    groups = scrape.values(catalogue.WORKERS, "group")
+    groups = scrape.values(learner.WORKERS, "group")
     score = scrape.value(_WARNING)
     return RunSignals(
-        step=scrape.count(catalogue.LEARNER_STEP),
-        policy_version=scrape.count(catalogue.POLICY_VERSION),
-        ess_ratio_mean=scrape.value(catalogue.ESS_MEAN),
-        ess_ratio_low=scrape.value(catalogue.ESS_LOW),
+        step=scrape.count(learner.STEP),
+        policy_version=scrape.count(learner.POLICY_VERSION),
+        ess_ratio_mean=scrape.value(learner.ESS_MEAN),
+        ess_ratio_low=scrape.value(learner.ESS_LOW),
         # What the learner says over gRPC before its first step.
         on_policy_ess_ratio=1.0 if on_policy is None else on_policy,
         warning_score=score,
         warning_level=None if score is None else warning_level(score),
-        lag_p50=scrape.count_or_none(catalogue.TOKEN_LAG_MEDIAN),
-        lag_max=scrape.count_or_none(catalogue.TOKEN_LAG_MAX),
-        buffered=scrape.count(catalogue.TRAJECTORIES_BUFFERED),
-        in_flight=scrape.count(catalogue.TRAJECTORIES_IN_FLIGHT),
-        batch_trajectories=scrape.count(catalogue.BATCH_TRAJECTORIES),
-        admission_lag_steps=scrape.count(catalogue.ADMISSION_LAG),
-        learner_idle_ratio=scrape.required_value(catalogue.LEARNER_IDLE),
-        ready_workers={
-            group: _whole(catalogue.WORKERS.name, each) for group, each in groups.items()
-        },
+        lag_p50=scrape.count_or_none(learner.TOKEN_LAG_MEDIAN),
+        lag_max=scrape.count_or_none(learner.TOKEN_LAG_MAX),
+        buffered=scrape.count(learner.TRAJECTORIES_BUFFERED),
+        in_flight=scrape.count(learner.TRAJECTORIES_IN_FLIGHT),
+        batch_trajectories=scrape.count(learner.BATCH_TRAJECTORIES),
+        admission_lag_steps=scrape.count(learner.ADMISSION_LAG),
+        learner_idle_ratio=scrape.required_value(learner.IDLE),
+        ready_workers={group: _whole(learner.WORKERS.name, each) for group, each in groups.items()},
     )
 
 
@@ -167,7 +166,7 @@ def _workers(samples: Sequence[_Sample], now_s: float) -> dict[str, WorkerReport
     newest: dict[str, _Sample] = {}
     for sample in samples:
         pod = sample.labels.get("pod")
-        if sample.name != catalogue.ROLLOUT_INFLIGHT.name or not pod:
+        if sample.name != rollout.IN_FLIGHT.name or not pod:
             continue
         if pod not in newest or sample.time_s > newest[pod].time_s:
             newest[pod] = sample
@@ -217,10 +216,10 @@ class _Scrape:
 
         Raises: ValueError when no series is 1, or several are.
         """
-        phases = self.values(catalogue.LEARNER_PHASE, "phase")
+        phases = self.values(learner.PHASE, "phase")
         current = [phase for phase, value in phases.items() if value == 1.0]
         if len(current) != 1:
-            name = catalogue.LEARNER_PHASE.name
+            name = learner.PHASE.name
             raise ValueError(f"{name} must be 1 for one phase, not {current}")
         known = {phase.value: phase for phase in RunPhase}
         return known.get(current[0], RunPhase.RUNNING)

@@ -14,6 +14,7 @@ from vcpo.metrics import (
     RolloutMetrics,
     catalogue,
 )
+from vcpo.records.reasons import DropReason
 
 
 def learner() -> LearnerMetrics:
@@ -48,9 +49,21 @@ def test_a_part_exports_exactly_its_list(part, listed: tuple[Metric, ...]):
     assert families(part().registry) == expected
 
 
+def test_a_worker_exports_numbers_of_its_engine_only_where_the_engine_has_them():
+    metrics = rollout()
+    names = {each.name for each in catalogue.ROLLOUT_ENGINE}
+    assert not names & set(families(metrics.registry))
+    metrics.engine()
+    assert names <= set(families(metrics.registry))
+
+
 @pytest.mark.parametrize("part", [learner, rollout, HostMetrics, OperatorMetrics])
 def test_every_instrument_is_of_a_type_that_can_be_used_directly(part):
-    found = [value for name, value in vars(part()).items() if name != "registry"]
+    found = [
+        value
+        for name, value in vars(part()).items()
+        if name != "registry" and not name.startswith("_")
+    ]
     values = [each for one in found for each in (one.values() if type(one) is dict else [one])]
     assert all(isinstance(value, MetricWrapperBase) for value in values)
     assert {type(value) for value in values} <= {Counter, Gauge, Histogram}
@@ -80,6 +93,22 @@ def test_what_nobody_measured_is_absent_rather_than_zero():
 def test_counters_are_there_from_the_start():
     value = learner().registry.get_sample_value
     assert value("vcpo_accounting_errors_total", {"run": "countdown"}) == 0.0
+
+
+def test_a_counter_with_closed_labels_is_there_from_the_start_for_each_of_their_values():
+    value = learner().registry.get_sample_value
+    shown = {
+        reason: value("vcpo_trajectories_dropped_total", {"run": "countdown", "reason": reason})
+        for reason in DropReason
+    }
+    assert shown == dict.fromkeys(DropReason, 0.0)
+
+
+def test_a_counter_with_an_open_label_is_there_from_its_first_event():
+    metrics = OperatorMetrics()
+    assert metrics.recreated.collect()[0].samples == []
+    metrics.recreated.labels("Service").inc()
+    assert metrics.registry.get_sample_value("vcpo_operator_recreated_total", {"kind": "Service"})
 
 
 def test_a_drop_is_counted_under_its_reason():
@@ -138,3 +167,13 @@ def test_a_run_that_is_gone_leaves_no_series_and_takes_no_other():
     samples = [each for family in metrics.registry.collect() for each in family.samples]
     assert {each.labels["run"] for each in samples if "run" in each.labels} == {"b"}
     assert condition_values(metrics, "b") == [1.0, 0.0, 0.0]
+
+
+def test_the_first_event_of_a_run_is_an_increase():
+    metrics = HostMetrics()
+    metrics.count_from_zero("ml", "a")
+    labels = {"namespace": "ml", "run": "a", "direction": "tighten"}
+    assert metrics.registry.get_sample_value("vcpo_run_throttles_total", labels) == 0.0
+    metrics.throttles.labels("ml", "a", "tighten").inc()
+    metrics.count_from_zero("ml", "a")
+    assert metrics.registry.get_sample_value("vcpo_run_throttles_total", labels) == 1.0

@@ -114,7 +114,7 @@ def test_a_number_that_a_step_lacks_is_not_shown(gauges):
         step_record(diagnostics={"kl_per_token": 0.5, "top_gradient_share": None}), []
     )
     assert value(gauges, "vcpo_divergence_nats") == 0.5
-    assert value(gauges, "vcpo_top_gradient_share_ratio") is None
+    assert value(gauges, "vcpo_top_gradient_ratio") is None
     assert value(gauges, "vcpo_token_ess_ratio") is None
 
 

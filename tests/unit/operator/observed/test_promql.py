@@ -102,13 +102,13 @@ def test_workers_are_counted_by_group():
 
 def test_a_worker_is_known_by_its_pod_and_its_newest_scrape():
     pod = {"pod": "demo-rollout-main-x", "group": "main"}
-    samples = [("vcpo_rollout_inflight", pod, SCRAPED_S - s, n) for s, n in ((20, 9), (5, 6))]
+    samples = [("vcpo_rollout_in_flight", pod, SCRAPED_S - s, n) for s, n in ((20, 9), (5, 6))]
     expected = {"demo-rollout-main-x": WorkerReport(in_flight=6, silent_s=9.0)}
     assert read_report([*scrape(), *samples]).workers == expected
 
 
 def test_a_worker_without_a_pod_is_unknown():
-    nameless = ("vcpo_rollout_inflight", {"group": "main"}, SCRAPED_S, 6.0)
+    nameless = ("vcpo_rollout_in_flight", {"group": "main"}, SCRAPED_S, 6.0)
     assert read_report([*scrape(), nameless]).workers == {}
 
 
@@ -137,7 +137,7 @@ def test_a_run_without_series_says_nothing():
 
 
 def test_workers_alone_are_no_report():
-    assert parse_answer(answer([("vcpo_rollout_inflight", {}, 1.0, 1.0)]), now_s=NOW_S) is None
+    assert parse_answer(answer([("vcpo_rollout_in_flight", {}, 1.0, 1.0)]), now_s=NOW_S) is None
 
 
 @pytest.mark.parametrize("name", LEAST)
@@ -209,7 +209,7 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda each: st.lists(each) | st.dictionaries(st.text(), each),
 )
-NAMES = sorted({*LEAST, *MEASURED, "vcpo_learner_phase", "vcpo_workers", "vcpo_rollout_inflight"})
+NAMES = sorted({*LEAST, *MEASURED, "vcpo_learner_phase", "vcpo_workers", "vcpo_rollout_in_flight"})
 VALUES = st.floats() | st.integers().map(float) | st.sampled_from([0.0, 0.5, 1.0])
 SERIES = st.tuples(
     st.sampled_from(NAMES),

@@ -1,0 +1,158 @@
+"""Closed sets of label values that only metrics have."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Stage(StrEnum):
+    """What the learner's time goes to."""
+
+    WAIT = "wait"
+    """For a batch."""
+    SCORE = "score"
+    """Forward passes that score tokens."""
+    BACKWARD = "backward"
+    """Backward passes, with the forward passes they need."""
+    OPTIMIZER = "optimizer"
+    """The decision about the step, and the step."""
+    PUBLISH = "publish"
+    """Preparing and publishing the new version."""
+    CHECKPOINT = "checkpoint"
+    EVALUATE = "evaluate"
+    """Evaluations for which training waits; those beside training take none of its time."""
+
+
+class MemoryState(StrEnum):
+    """Memory of a GPU, as PyTorch's allocator counts it."""
+
+    ALLOCATED = "allocated"
+    RESERVED = "reserved"
+    PEAK = "peak"
+    """Most memory allocated since the start."""
+
+
+class GroupOutcome(StrEnum):
+    """Whether the rewards of a group teach something."""
+
+    MIXED = "mixed"
+    ALL_EQUAL = "all_equal"
+
+
+class WeightForm(StrEnum):
+    """Form in which a policy version is sent."""
+
+    FULL = "full"
+    DELTA = "delta"
+
+
+class SinkName(StrEnum):
+    """A tracking service that records of a run are copied to."""
+
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    MLFLOW = "mlflow"
+
+
+class SampleOutcome(StrEnum):
+    """What became of a trajectory on a worker."""
+
+    ACCEPTED = "accepted"
+    LEASE_ENDED = "lease_ended"
+    RELEASED = "released"
+    ENVIRONMENT_FAILED = "environment_failed"
+    ENGINE_FAILED = "engine_failed"
+
+
+class WeightSource(StrEnum):
+    """Where a worker fetched weights from."""
+
+    LEARNER = "learner"
+    PEER = "peer"
+    ARCHIVE = "archive"
+
+
+class PeerFault(StrEnum):
+    """Why a worker gave up a transfer from another worker."""
+
+    SLOW = "slow"
+    FAILED = "failed"
+    CORRUPT = "corrupt"
+
+
+class EnvironmentFault(StrEnum):
+    """How a call to the environment failed."""
+
+    TIMEOUT = "timeout"
+    RAISED = "raised"
+    SANDBOX = "sandbox"
+    """The sandbox in which programs run failed, and not the program."""
+
+
+class SandboxProtection(StrEnum):
+    """What a sandboxed program cannot use if the system supports it."""
+
+    NETWORK = "network"
+    FILES = "files"
+    SOCKETS = "sockets"
+    SHARED_MEMORY = "shared_memory"
+    DISK = "disk"
+
+
+class ReplicaState(StrEnum):
+    """Which workers of a rollout group are counted."""
+
+    DESIRED = "desired"
+    READY = "ready"
+
+
+class RunPart(StrEnum):
+    """A sort of process of a run."""
+
+    LEARNER = "learner"
+    ROLLOUT = "rollout"
+
+
+class ProcessFault(StrEnum):
+    """How a process failed."""
+
+    ENDED = "ended"
+    HUNG = "hung"
+
+
+class ThrottleDirection(StrEnum):
+    """Direction in which the admission lag changed."""
+
+    TIGHTEN = "tighten"
+    RELAX = "relax"
+
+
+class SignalSource(StrEnum):
+    """Where a host asked for a run's signals."""
+
+    LEARNER = "learner"
+    PROMETHEUS = "prometheus"
+
+
+class SignalResult(StrEnum):
+    """What came of asking for signals."""
+
+    OK = "ok"
+    NOTHING = "nothing"
+    """The source answered and knows nothing of the run."""
+    ERROR = "error"
+
+
+class OrderResult(StrEnum):
+    """What came of an order to the learner."""
+
+    OK = "ok"
+    ERROR = "error"
+
+
+class ReconcileResult(StrEnum):
+    """What came of one reconcile of a run."""
+
+    OK = "ok"
+    ERROR = "error"
+    BUG = "bug"
