@@ -33,6 +33,10 @@ class StepGauge:
     """None where the name ends in it."""
     entry: str | None = None
     """Key of the number within its field, where the field is a mapping."""
+    is_of_update: bool = False
+    """Whether only steps that made an update have it; a skipped step leaves the value as it is."""
+    is_of_weights: bool = False
+    """Whether only steps whose importance weights all have a value have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,9 @@ class StepChart:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSignal:
     """The field of the same name in the message `Signals` of `control.proto`."""
+
+    is_of_update: bool = False
+    """Whether signals carry the value of the last step that made an update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +98,7 @@ class UpdateRecord:
         StepGauge(
             name="vcpo_ess_ratio",
             help="Effective sample size of the last step's batch over its size, untruncated.",
+            is_of_weights=True,
         ),
     ] = 0.0
     """In [1/B, 1], read at `ess_kind`; 0 when a weight has no value."""
@@ -120,6 +128,7 @@ class UpdateRecord:
             name="vcpo_importance_weight_max",
             help="Largest importance weight of the last step before truncation.",
             unit=Unit.WEIGHT,
+            is_of_weights=True,
         ),
     ] = 0.0
     """Of a trajectory; at most the largest float, and 0 when a weight has no value."""
@@ -127,24 +136,28 @@ class UpdateRecord:
         float,
         StepGauge(
             name="vcpo_learning_rate_scale_ratio",
-            help="Factor on the base learning rate in the last step; 0 when it was skipped.",
+            help="Factor on the base learning rate in the last step that made an update.",
+            is_of_update=True,
         ),
-        StepSignal(),
+        StepSignal(is_of_update=True),
     ] = 0.0
+    """0 when the step was skipped."""
     learning_rate: Annotated[
         float,
         StepGauge(
             name="vcpo_learning_rate",
-            help="Learning rate of the last step, warm-up and scale in.",
+            help="Learning rate of the last step that made an update, warm-up and scale in.",
             unit=Unit.RATE,
+            is_of_update=True,
         ),
     ] = 0.0
     gradient_norm: Annotated[
         float,
         StepGauge(
             name="vcpo_gradient_norm",
-            help="L2 norm of the last step's gradient before clipping.",
+            help="L2 norm, before clipping, of the gradient of the last step that made an update.",
             unit=Unit.NORM,
+            is_of_update=True,
         ),
         StepChart(
             title="Gradient norm",
@@ -160,6 +173,7 @@ class UpdateRecord:
             name="vcpo_baseline_shift",
             help="Mean over trajectories of the baseline minus the mean reward of its group.",
             unit=Unit.REWARD,
+            is_of_weights=True,
         ),
     ] = 0.0
     masked_share: Annotated[
@@ -167,6 +181,7 @@ class UpdateRecord:
         StepGauge(
             name="vcpo_masked_tokens_ratio",
             help="Share of the last step's tokens that the method gives no gradient.",
+            is_of_weights=True,
         ),
     ] = 0.0
     warning_level: Annotated[str, StepSignal()] = "ok"
@@ -208,6 +223,11 @@ class UpdateRecord:
     when a weight has no value."""
     skipped: str | None = None
     """Why no update was made, or None."""
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether every importance weight has a value; no batch has an ESS ratio of 0."""
+        return self.ess_ratio > 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,6 +287,8 @@ def update_fields(update: UpdateRecord) -> dict[str, Any]:
 
 def gauge_value(record: UpdateRecord, field_name: str, gauge: StepGauge) -> float | None:
     """Return what a gauge shows of a record; None when the record has no such number."""
+    if gauge.is_of_weights and not record.has_weights:
+        return None
     found = getattr(record, field_name)
     value: float | None = found if gauge.entry is None else found.get(gauge.entry)
     return value
@@ -290,5 +312,5 @@ GAUGES: Final = _annotated_fields(StepGauge)
 """Name of the field and the gauge that shows it."""
 CHARTS: Final = _annotated_fields(StepChart)
 """Name of the field and the chart that draws it."""
-SIGNALS: Final = tuple(name for name, _ in _annotated_fields(StepSignal))
-"""Names of the fields that signals carry."""
+SIGNALS: Final = _annotated_fields(StepSignal)
+"""Name of the field and how signals carry it."""

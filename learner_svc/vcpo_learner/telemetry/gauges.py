@@ -37,6 +37,7 @@ class LearnerGauges:
         self._dispatcher = dispatcher
         self._signals = signals
         self._groups_seen: set[str] = set()
+        self._lags_shown: set[str] = set()
         self._refused: Mapping[CallRefusal, int] = {}
         self._counted = TrajectoryCounts(leased=0, in_flight=0, buffered=0, consumed=0)
         self._wasted_tokens: dict[str, int] = {}
@@ -59,12 +60,7 @@ class LearnerGauges:
         if record.skipped is not None:
             metrics.skipped_steps.labels(record.skipped).inc()
         metrics.step_duration_s.observe(record.step_s)
-        for field, gauge in GAUGES:
-            value = gauge_value(record, field, gauge)
-            if value is not None:
-                metrics.last_step[gauge.name].set(value)
-        for smallest_lag, ratio in record.ess_by_lag.items():
-            metrics.lag_ess_ratio.labels(smallest_lag).set(ratio)
+        self._last_step(record)
         sampled_before = record.step - 1
         for group in groups:
             for trajectory in group.trajectories:
@@ -73,6 +69,20 @@ class LearnerGauges:
                 metrics.policy_lag_steps.observe(lag)
                 metrics.tokens.inc(trajectory.num_sampled_tokens)
         self.refresh()
+
+    def _last_step(self, record: StepRecord) -> None:
+        """Show the numbers of a step; those that it lacks are not shown."""
+        metrics = self._metrics
+        for field, gauge in GAUGES:
+            if gauge.is_of_update and record.skipped is not None:
+                continue
+            value = gauge_value(record, field, gauge)
+            metrics.last_step[gauge.name].set(math.nan if value is None else value)
+        for smallest_lag, ratio in record.ess_by_lag.items():
+            metrics.lag_ess_ratio.labels(smallest_lag).set(ratio)
+        for smallest_lag in self._lags_shown - set(record.ess_by_lag):
+            metrics.lag_ess_ratio.remove(smallest_lag)
+        self._lags_shown = set(record.ess_by_lag)
 
     def record_evaluation(self, record: EvaluationRecord) -> None:
         """Show a finished evaluation."""

@@ -53,6 +53,8 @@ class SignalWindow:
         self._clock = clock
         self._resumed_step = 0
         self._steps: deque[StepRecord] = deque(maxlen=WINDOW_STEPS)
+        self._last_taken: StepRecord | None = None
+        """The newest step that made an update."""
         self._evaluations: list[EvaluationRecord] = []
         self._marks: deque[_Mark] = deque([self._mark()], maxlen=WINDOW_STEPS + 1)
         self._last_step_s = clock()
@@ -90,6 +92,8 @@ class SignalWindow:
     def record_step(self, record: StepRecord) -> None:
         """Note a finished step."""
         self._steps.append(record)
+        if record.skipped is None:
+            self._last_taken = record
         self._marks.append(self._mark())
         self._last_step_s = self._clock()
         self._waiting_since_s = self._working_since_s = None
@@ -149,8 +153,10 @@ class SignalWindow:
             signals.ess_ratio = ratios[-1]
             signals.ess_ratio_mean = sum(ratios) / len(ratios)
             signals.ess_ratio_low = _quantile(ratios, _LOW_QUANTILE)
-        for name in SIGNALS:
-            setattr(signals, name, getattr(last, name))
+        for name, signal in SIGNALS:
+            record = self._last_taken if signal.is_of_update else last
+            if record is not None:
+                setattr(signals, name, getattr(record, name))
         signals.reward_mean = sum(record.reward_mean for record in self._steps) / len(self._steps)
 
     def idle_ratio(self) -> float:

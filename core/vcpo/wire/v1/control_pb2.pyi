@@ -90,7 +90,7 @@ class Signals(_message.Message):
     on_policy_ess_ratio: _builtins.float
     """ESS ratio at lag 0, in (0, 1]: from the spec, or calibrated."""
     learning_rate_scale: _builtins.float
-    """Factor on the base learning rate in the last step, in [0, 1]."""
+    """Factor on the base learning rate in the last step that made an update, in (0, 1]."""
     lag_mean: _builtins.float
     """Mean, median and largest lag of the tokens of the last step, in policy versions."""
     lag_p50: _builtins.int

@@ -118,6 +118,48 @@ def test_a_number_that_a_step_lacks_is_not_shown(gauges):
     assert value(gauges, "vcpo_token_ess_ratio") is None
 
 
+def test_a_number_of_an_earlier_step_is_not_shown_as_the_last_ones(gauges):
+    gauges.record_step(
+        step_record(diagnostics={"top_gradient_share": 0.5}, ess_by_lag={"0": 0.9, "2": 0.4}), []
+    )
+    gauges.record_step(
+        step_record(step=2, diagnostics={"top_gradient_share": None}, ess_by_lag={"1": 0.8}), []
+    )
+    assert value(gauges, "vcpo_top_gradient_ratio") is None
+    shown = gauges._metrics.lag_ess_ratio.collect()[0].samples
+    assert {sample.labels["lag"]: sample.value for sample in shown} == {"1": 0.8}
+
+
+def test_a_step_whose_weights_have_no_value_shows_no_number_of_them(gauges):
+    names = (
+        "vcpo_ess_ratio",
+        "vcpo_importance_weight_max",
+        "vcpo_baseline_shift",
+        "vcpo_masked_tokens_ratio",
+    )
+    gauges.record_step(step_record(ess_ratio=0.5, importance_weight_max=2.0), [])
+    assert None not in [value(gauges, name) for name in names]
+    gauges.record_step(step_record(step=2, ess_ratio=0.0, skipped="non_finite_weight"), [])
+    assert [value(gauges, name) for name in names] == [None] * 4
+
+
+def test_a_skipped_step_leaves_the_numbers_of_the_last_step_that_was_taken(gauges):
+    gauges.record_step(
+        step_record(learning_rate_scale=0.8, learning_rate=8e-4, gradient_norm=1.5), []
+    )
+    skipped = {"learning_rate_scale": 0.0, "learning_rate": 0.0, "gradient_norm": 0.0}
+    gauges.record_step(step_record(step=2, skipped="no_gradient", reward_mean=0.25, **skipped), [])
+    assert value(gauges, "vcpo_learning_rate_scale_ratio") == 0.8
+    assert value(gauges, "vcpo_learning_rate") == 8e-4
+    assert value(gauges, "vcpo_gradient_norm") == 1.5
+    assert value(gauges, "vcpo_reward_mean") == 0.25
+
+
+def test_before_an_update_there_is_no_learning_rate(gauges):
+    gauges.record_step(step_record(skipped="no_gradient", learning_rate_scale=0.0), [])
+    assert value(gauges, "vcpo_learning_rate_scale_ratio") is None
+
+
 def test_a_skipped_step_is_counted_by_its_reason(gauges):
     gauges.record_step(step_record(skipped="no_gradient"), [])
     assert value(gauges, "vcpo_learner_skipped_steps_total", reason="no_gradient") == 1

@@ -74,8 +74,7 @@ def test_a_step_whose_weights_have_no_value_says_nothing_of_the_ess(signals):
     )
     message = signals.message()
     assert not message.HasField("ess_ratio")
-    assert message.learning_rate_scale == 0.0
-    assert message.HasField("learning_rate_scale")
+    assert not message.HasField("learning_rate_scale")
 
 
 def test_lag_is_that_of_the_last_step(signals):
@@ -242,3 +241,14 @@ def test_every_window_below_the_floor_that_a_poll_saw_halves_the_lag_limit(steps
 def after_poll(throttle, window):
     seen = run_signals(window.message(), age_s=0.0)
     return next_throttle(throttle, health=ess_health(FLOOR, seen), step=seen.step, max_lag_steps=64)
+
+
+def test_a_skipped_step_leaves_the_scale_of_the_last_step_that_was_taken(signals):
+    skipped = {"skipped": "no_gradient", "learning_rate_scale": 0.0}
+    signals.record_step(step_record(step=1, **skipped))
+    assert not signals.message().HasField("learning_rate_scale")
+    signals.record_step(step_record(step=2, learning_rate_scale=0.75))
+    signals.record_step(step_record(step=3, **skipped))
+    message = signals.message()
+    assert message.learning_rate_scale == 0.75
+    assert message.skipped_steps_in_a_row == 1
