@@ -37,7 +37,10 @@ class LearnerControl:
         return await self._control.GetSignals(request, timeout=timeout_s)
 
     async def throttle(self, admission_lag_steps: int, reason: str) -> None:
-        """Set the lag limit, in policy versions; it stays in force until it is replaced."""
+        """Set the lag limit, in policy versions; it stays in force until it is replaced.
+
+        reason: Why, as a clause without a full stop.
+        """
         request = control_pb2.SetThrottleRequest(
             admission_lag_steps=admission_lag_steps, reason=reason
         )

@@ -216,7 +216,12 @@ class _Learner:
             PolicyService(self.policies, self.peers, self.archive_writer), server.grpc_server
         )
         control_pb2_grpc.add_ControlServiceServicer_to_server(
-            ControlService(dispatcher=self.dispatcher, signals=self.signals, drain=self.drain),
+            ControlService(
+                dispatcher=self.dispatcher,
+                signals=self.signals,
+                drain=self.drain,
+                event=self.training.event,
+            ),
             server.grpc_server,
         )
         with start_errors():

@@ -103,6 +103,7 @@ async def drive(here: Cluster, limit_s: float) -> dict[str, Any]:
             task.cancel()
         await asyncio.gather(*following, return_exceptions=True)
     accuracies = [each.accuracy for each in read_metrics(_run_dir(here)).evaluations]
+    throttles = [each for each in await here.user.events(name) if each["reason"] == "Throttled"]
     await here.user.delete(name)
     left = await _left_behind(here, name)
     return {
@@ -115,6 +116,7 @@ async def drive(here: Cluster, limit_s: float) -> dict[str, Any]:
         "scaled_up": seen.ups,
         "scaled_down": seen.downs,
         "throttle_events": seen.throttles,
+        "throttle_reasons": sorted({each["message"].partition(": ")[2] for each in throttles}),
         "accuracy_before": round(accuracies[0], 3),
         "accuracy_after": round(accuracies[-1], 3),
         "left_behind": left,
@@ -130,6 +132,9 @@ def shortfalls(result: dict[str, Any]) -> list[str]:
         "workers must be removed at least once": result["scaled_down"] >= 1,
         "replicas must follow": result["replicas_seen"]["max"] > result["replicas_seen"]["min"],
         "the forced low ESS must throttle": result["throttle_events"] >= 1,
+        "a throttle must say the share of the ESS": any(
+            "of the on-policy ratio" in each for each in result["throttle_reasons"]
+        ),
         "training must help": result["accuracy_after"] > result["accuracy_before"],
         "deleting must leave nothing behind": not result["left_behind"],
         "no process may be left": result["orphans"] == 0,

@@ -1,6 +1,7 @@
 """The end-to-end run of `make e2e`."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -46,6 +47,12 @@ def test_workers_are_added_and_removed_as_decided(ending):
 def test_admission_tightens_when_ess_is_under_its_floor(ending):
     _, result = ending
     assert result["throttle_events"] >= 1
+
+
+def test_an_event_says_with_which_ess_a_run_was_throttled(ending):
+    _, result = ending
+    expected = re.compile(r"the ESS ratio is \d+\.\d% of the on-policy ratio")
+    assert any(expected.search(each) for each in result["throttle_reasons"])
 
 
 def test_the_model_learns(ending):

@@ -9,6 +9,7 @@ PASSING = {
     "scaled_down": 1,
     "replicas_seen": {"min": 1, "max": 2},
     "throttle_events": 1,
+    "throttle_reasons": ["the ESS ratio is 5.0% of the on-policy ratio."],
     "accuracy_before": 0.4,
     "accuracy_after": 0.8,
     "left_behind": [],

@@ -78,6 +78,11 @@ class User:
         """`kubectl get vcporuns`; empty without kubectl."""
         return "" if self._kubectl is None else await self._run("get", "vcporuns")
 
+    async def events(self, run: str) -> list[JsonObject]:
+        """`kubectl events --for vcporun/RUN -o json`."""
+        listed = await self._client.get(f"/api/v1/namespaces/{NAMESPACE}/events")
+        return [each for each in listed["items"] if each["involvedObject"]["name"] == run]
+
     async def _run(self, *arguments: str, text: str = "") -> str:
         assert self._kubectl is not None
         process = await asyncio.create_subprocess_exec(

@@ -17,6 +17,8 @@ class FakeConnections(LearnerConnections):
         super().__init__(clock=lambda: 0.0)
         self.report: LearnerReport | None = None
         self.throttles: list[int] = []
+        self.reasons: list[str] = []
+        """Why each throttle was sent."""
         self.tokens: dict[RunKey, str] = {}
         self.drains: list[str] = []
         self.in_flight_after_drain: int = 0
@@ -31,8 +33,9 @@ class FakeConnections(LearnerConnections):
         return self.report
 
     async def throttle(self, key: RunKey, admission_lag_steps: int, reason: str) -> None:
-        """Record the admission lag."""
+        """Record the admission lag and the reason."""
         self.throttles.append(admission_lag_steps)
+        self.reasons.append(reason)
 
     async def drain(self, key: RunKey, reason: str) -> None:
         """Record the reason; from now on the report says that the learner drains."""

@@ -17,16 +17,17 @@ from dataclasses import dataclass
 
 from vcpo.algo import WarningLevel
 from vcpo.control.conditions import Condition, ConditionType, Reason, condition
+from vcpo.control.limit_change import ChangeKind, LimitChange, lag_change
 from vcpo.control.limits import ControlLimits
-from vcpo.control.scaling import Direction, ScalingContext, next_fleet
+from vcpo.control.scaling import Direction, FleetState, ScalingContext, next_fleet
 from vcpo.control.signals import RunSignals
 from vcpo.control.state import ControlState
-from vcpo.control.throttle import EssHealth, ess_health, next_throttle
+from vcpo.control.throttle import EssHealth, ThrottleState, ess_health, next_throttle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlDecision:
-    """The limits to apply now, with the conditions and reasons to report."""
+    """The limits to apply now, with the conditions and changes to report."""
 
     admission_lag_steps: int
     """Lag limit for new work, in policy versions, in [0, maxPolicyLagSteps]."""
@@ -36,8 +37,15 @@ class ControlDecision:
     """Whether this decision adds workers, removes workers, or does neither."""
     conditions: tuple[Condition, ...]
     """`SignalsFresh`, `EssHealthy`, `LearnerFed`, `Stable`, in this order."""
-    reasons: tuple[str, ...]
-    """One sentence for each limit that this decision changes; empty if it changes none."""
+    changes: tuple[LimitChange, ...]
+    """One for each limit that this decision changes; empty if it changes none."""
+    last_lag_change: LimitChange | None = None
+    """The newest change of the lag limit, of this decision or an earlier one; None before it."""
+
+    @property
+    def lag_reason(self) -> str:
+        """Why the lag limit is what it is: a clause without a full stop; empty before a change."""
+        return "" if self.last_lag_change is None else self.last_lag_change.reason
 
     def condition(self, kind: ConditionType) -> Condition:
         """Return the condition of this type."""
@@ -80,7 +88,12 @@ def _decide_on(
         now_s=now_s,
     )
     fleet, fed = next_fleet(limits, state.fleet, signals, context)
-    decided = ControlState(throttle=throttle, fleet=fleet)
+    lag_changes = _lag_changes(state.throttle, throttle, signals, now_s)
+    decided = ControlState(
+        throttle=throttle,
+        fleet=fleet,
+        last_lag_change=lag_changes[0] if lag_changes else state.last_lag_change,
+    )
     tightened = throttle.admission_lag_steps < limits.max_admission_lag_steps
     conditions = (
         condition(ConditionType.SIGNALS_FRESH, Reason.FRESH),
@@ -88,13 +101,10 @@ def _decide_on(
         condition(ConditionType.LEARNER_FED, fed),
         condition(ConditionType.STABLE, _stable_reason(signals.warning_level)),
     )
-    reasons = (
-        *_throttle_reasons(state, decided, signals),
-        *_scaling_reasons(state, decided, signals),
-    )
+    changes = (*lag_changes, *_scaling_changes(state.fleet, fleet, signals, now_s))
     directions = {Reason.SCALING_UP: Direction.UP, Reason.SCALING_DOWN: Direction.DOWN}
     direction = directions.get(fed, Direction.HOLD)
-    return _decision(decided, direction, conditions, reasons), decided
+    return _decision(decided, direction, conditions, changes), decided
 
 
 def _hold(state: ControlState, why: Reason) -> ControlDecision:
@@ -111,14 +121,15 @@ def _decision(
     state: ControlState,
     direction: Direction,
     conditions: tuple[Condition, ...],
-    reasons: tuple[str, ...],
+    changes: tuple[LimitChange, ...],
 ) -> ControlDecision:
     return ControlDecision(
         admission_lag_steps=state.throttle.admission_lag_steps,
         replicas=dict(state.fleet.replicas),
         direction=direction,
         conditions=conditions,
-        reasons=reasons,
+        changes=changes,
+        last_lag_change=state.last_lag_change,
     )
 
 
@@ -146,24 +157,33 @@ def _stable_reason(level: WarningLevel | None) -> Reason:
             return Reason.DEAD
 
 
-def _throttle_reasons(
-    before: ControlState, after: ControlState, signals: RunSignals
-) -> tuple[str, ...]:
-    old, new = before.throttle.admission_lag_steps, after.throttle.admission_lag_steps
+def _lag_changes(
+    before: ThrottleState, after: ThrottleState, signals: RunSignals, now_s: float
+) -> tuple[LimitChange, ...]:
+    old, new = before.admission_lag_steps, after.admission_lag_steps
     if old == new:
         return ()
     share = signals.relative_ess_ratio or 0.0
-    change = f"Admission lag {old} -> {new} versions"
-    return (f"{change}: the ESS ratio is {share:.1%} of the on-policy ratio.",)
+    reason = f"the ESS ratio is {share:.1%} of the on-policy ratio"
+    return (lag_change(before=old, after=new, reason=reason, decided_s=now_s),)
 
 
-def _scaling_reasons(
-    before: ControlState, after: ControlState, signals: RunSignals
-) -> tuple[str, ...]:
-    idle = signals.learner_idle_ratio
+def _scaling_changes(
+    before: FleetState, after: FleetState, signals: RunSignals, now_s: float
+) -> tuple[LimitChange, ...]:
+    reason = (
+        f"the learner waited {signals.learner_idle_ratio:.1%} of the time"
+        f" at {signals.consumed_per_s:.3g} trajectories/s"
+    )
     return tuple(
-        f"Rollout group '{group}' {before.fleet.replicas[group]} -> {replicas} workers: "
-        f"the learner waited {idle:.1%} of the time at {signals.consumed_per_s:.3g} trajectories/s."
-        for group, replicas in after.fleet.replicas.items()
-        if replicas != before.fleet.replicas[group]
+        LimitChange(
+            kind=ChangeKind.SCALED,
+            group=group,
+            before=before.replicas[group],
+            after=replicas,
+            reason=reason,
+            decided_s=now_s,
+        )
+        for group, replicas in after.replicas.items()
+        if replicas != before.replicas[group]
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from vcpo.control.limit_change import ChangeKind, LimitChange
 from vcpo.control.limits import ControlLimits
 from vcpo.control.scaling import FleetState, Starvation
 from vcpo.control.throttle import ThrottleState
@@ -18,6 +19,8 @@ class ControlState:
 
     throttle: ThrottleState
     fleet: FleetState
+    last_lag_change: LimitChange | None = None
+    """The newest change of the lag limit, which explains the limit in force."""
 
     @classmethod
     def start(
@@ -53,9 +56,8 @@ class ControlState:
             scaled_s=min(self.fleet.scaled_s, now_s),
             starvation=starvation,
         )
-        return ControlState(
-            throttle=self.throttle.clamp(limits.max_admission_lag_steps), fleet=fleet
-        )
+        throttle = self.throttle.clamp(limits.max_admission_lag_steps)
+        return dataclasses.replace(self, throttle=throttle, fleet=fleet)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as JSON values."""
@@ -88,6 +90,7 @@ class ControlState:
                         workers=int(starvation["workers"]), seen_s=float(starvation["seen_s"])
                     ),
                 ),
+                last_lag_change=_optional_change(entry.get("last_lag_change")),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not a control state ({error!r}): {entry!r}") from error
@@ -95,3 +98,16 @@ class ControlState:
 
 def _optional_int(value: Any) -> int | None:
     return None if value is None else int(value)
+
+
+def _optional_change(entry: Mapping[str, Any] | None) -> LimitChange | None:
+    if entry is None:
+        return None
+    return LimitChange(
+        kind=ChangeKind(entry["kind"]),
+        before=int(entry["before"]),
+        after=int(entry["after"]),
+        reason=str(entry["reason"]),
+        decided_s=float(entry["decided_s"]),
+        group=str(entry["group"]),
+    )

@@ -18,6 +18,7 @@ import grpc
 
 from vcpo.control.conditions import ConditionType
 from vcpo.control.decision import ControlDecision, decide
+from vcpo.control.limit_change import ChangeKind
 from vcpo.control.limits import ControlLimits
 from vcpo.control.run_limits import RunLimits, RunTimes, exceeded_deadline
 from vcpo.control.state import ControlState
@@ -228,11 +229,12 @@ class Host:
             and latest.admission_lag_steps != decision.admission_lag_steps
         ):
             try:
-                await control.throttle(decision.admission_lag_steps, "; ".join(decision.reasons))
+                await control.throttle(decision.admission_lag_steps, decision.lag_reason)
             except grpc.aio.AioRpcError:
                 return  # the signals will still differ, so the next turn repeats the call
-        for line in decision.reasons:
-            self._event("Decision", line)
+        for change in decision.changes:
+            if change.kind is ChangeKind.SCALED:  # of the lag limit the learner writes the event
+                self._event(change.kind, change.sentence)
         if self._connection.phase is RunPhase.RUNNING:
             busy = {each.worker_id: each.in_flight_trajectories for each in latest.workers}
             self._fleet.scale(decision.replicas, self._connection.port, busy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from vcpo.control.limit_change import lag_change_kind, lag_change_sentence
 from vcpo.wire.phase import phase_to_message
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc
 from vcpo_learner.ledger.dispatcher import Dispatcher
@@ -15,11 +16,17 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     """Lets the operator or the local host observe and limit the run."""
 
     def __init__(
-        self, *, dispatcher: Dispatcher, signals: SignalWindow, drain: Callable[[str], None]
+        self,
+        *,
+        dispatcher: Dispatcher,
+        signals: SignalWindow,
+        drain: Callable[[str], None],
+        event: Callable[[str, str], None],
     ) -> None:
         self._dispatcher = dispatcher
         self._signals = signals
         self._drain = drain
+        self._event = event
 
     async def GetSignals(  # noqa: N802 - named by the contract
         self, request: control_pb2.GetSignalsRequest, context: Any
@@ -30,8 +37,15 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     async def SetThrottle(  # noqa: N802 - named by the contract
         self, request: control_pb2.SetThrottleRequest, context: Any
     ) -> control_pb2.SetThrottleResponse:
-        """Set the lag limit for new work; return the limit that now applies."""
+        """Set the lag limit for new work; return the limit that now applies.
+
+        A change is an event and a line in the log, with the reason that the host gave.
+        """
+        before = self._dispatcher.admission_lag_steps
         lag_steps = self._dispatcher.throttle(request.admission_lag_steps)
+        if lag_steps != before:
+            sentence = lag_change_sentence(before, lag_steps, request.reason)
+            self._event(lag_change_kind(before, lag_steps), sentence)
         return control_pb2.SetThrottleResponse(admission_lag_steps=lag_steps)
 
     async def Drain(  # noqa: N802 - named by the contract

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from vcpo.algo import WarningLevel
+from vcpo.control import ChangeKind
 from vcpo_operator.observed.pod_causes import MAX_LOG_TAIL_CHARACTERS
 
 Schema = dict[str, Any]
@@ -89,6 +90,25 @@ def _termination() -> Schema:
     return item
 
 
+def _decision() -> Schema:
+    item = _fields(
+        "The newest change of the admission lag by the control loop.",
+        time=_time("Time of the decision."),
+        kind={
+            "type": "string",
+            "enum": [ChangeKind.THROTTLED.value, ChangeKind.RELAXED.value],
+            "description": "Whether the admission lag fell or rose.",
+        },
+        **{
+            "from": _count("Admission lag before, in policy versions."),
+            "to": _count("Admission lag after, in policy versions."),
+        },
+        reason=_text("Why, with the measured number.", MAX_MESSAGE_CHARACTERS),
+    )
+    item["required"] = ["time", "kind", "from", "to", "reason"]
+    return item
+
+
 def _group() -> Schema:
     item = _fields(
         "Workers of one rollout group.",
@@ -126,6 +146,7 @@ def status_schema() -> Schema:
             "description": "Mean reward of the newest evaluation, in the environment's units.",
         },
         admissionLagSteps=_count("Admission lag in force, in policy versions."),
+        lastDecision=_decision(),
         lag=_fields(
             "Token lag of the last step, in policy versions.",
             p50=_count("Median lag."),

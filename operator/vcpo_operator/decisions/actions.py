@@ -85,6 +85,7 @@ class Throttle:
 
     admission_lag_steps: int
     reason: str
+    """A clause without a full stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

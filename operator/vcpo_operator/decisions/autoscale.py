@@ -21,6 +21,7 @@ from vcpo_operator.observed.report import LearnerReport
 _OPTIONAL_FIELDS = {
     "throttle": ("judged_step", "tightened_step"),
     "fleet": ("scaled_step", "starvation"),
+    "last_lag_change": (),
 }
 """Fields of the control state that may be None."""
 
@@ -76,6 +77,7 @@ def stored_state(state: ControlState) -> dict[str, object]:
     return {
         part: {name: value for name, value in content.items() if value is not None}
         for part, content in state.to_dict().items()
+        if content is not None
     }
 
 

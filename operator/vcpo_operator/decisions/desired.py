@@ -42,8 +42,8 @@ class DesiredState:
     """How the learner ends before its workers are removed; None: it does not end."""
     admission_lag_steps: int | None = None
     """Admission lag of the learner; None leaves it as it is."""
-    reason: str = ""
-    """Why the limits change, for the learner's journal."""
+    lag_reason: str = ""
+    """Why the admission lag is what it is: a clause for the learner's event and log."""
 
 
 def desired_state(
@@ -99,7 +99,7 @@ def desired_state(
         drain_removed=not verdict.has_ended,
         draining=draining,
         admission_lag_steps=None if decision is None else decision.admission_lag_steps,
-        reason="" if decision is None else "; ".join(decision.reasons),
+        lag_reason="" if decision is None else decision.lag_reason,
     )
 
 

@@ -12,6 +12,8 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any, Final
 
+from vcpo.control import ChangeKind
+from vcpo.control.limit_change import lag_change_kind, lag_change_sentence
 from vcpo.spec import API_VERSION, KIND
 from vcpo_operator.decisions.status_model import RunStatus, StatusCondition, rfc3339
 from vcpo_operator.names import FIELD_MANAGER
@@ -72,8 +74,9 @@ def transition_events(
             continue
         message = f"{new.type}: {new.message}"
         yield _event(record, new.reason, message, now_s, is_bad=is_bad)
-    for reason, message in _limit_changes(before, after):
+    for reason, message in _scalings(before, after):
         yield _event(record, reason, message, now_s)
+    yield from _lag_events(record, before, after, now_s)
 
 
 def recreated_event(record: RunRecord, child: ObservedChild, now_s: float) -> dict[str, Any]:
@@ -82,17 +85,30 @@ def recreated_event(record: RunRecord, child: ObservedChild, now_s: float) -> di
     return _event(record, "Recreated", message, now_s, is_bad=True)
 
 
-def _limit_changes(before: RunStatus, after: RunStatus) -> Iterator[tuple[str, str]]:
-    """Yield the limits that the control loop changed, as (reason, message)."""
+def _scalings(before: RunStatus, after: RunStatus) -> Iterator[tuple[str, str]]:
+    """Yield the groups that the control loop scaled, as (reason, message)."""
     desired = {group.name: group.desired for group in before.groups}
     for group in after.groups:
         old = desired.get(group.name)
         if old is not None and old != group.desired:
             yield "Scaled", f"Rollout group '{group.name}' {old} -> {group.desired} workers."
+
+
+def _lag_events(
+    record: RunRecord, before: RunStatus, after: RunStatus, now_s: float
+) -> Iterator[dict[str, Any]]:
+    """Yield the change of the admission lag, with the reason of the decision that made it.
+
+    A limit that fell because `algorithm.maxPolicyLagSteps` was edited has no decision.
+    """
     lag, new_lag = before.admission_lag_steps, after.admission_lag_steps
-    if lag is not None and new_lag is not None and lag != new_lag:
-        reason = "Throttled" if new_lag < lag else "Relaxed"
-        yield reason, f"Admission lag {lag} -> {new_lag} versions."
+    if lag is None or new_lag is None or lag == new_lag:
+        return
+    decision = after.last_decision
+    is_decided = decision is not None and decision != before.last_decision
+    kind, why = lag_change_kind(lag, new_lag), decision.reason if decision and is_decided else ""
+    is_bad = is_decided and kind is ChangeKind.THROTTLED
+    yield _event(record, kind.value, lag_change_sentence(lag, new_lag, why), now_s, is_bad=is_bad)
 
 
 def _event(

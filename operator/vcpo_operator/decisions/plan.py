@@ -116,7 +116,7 @@ def _throttle(desired: DesiredState, report: LearnerReport | None) -> Iterator[A
     if wanted is None or report is None or not report.is_fresh:
         return
     if wanted != report.signals.admission_lag_steps:
-        yield Throttle(admission_lag_steps=wanted, reason=desired.reason)
+        yield Throttle(admission_lag_steps=wanted, reason=desired.lag_reason)
 
 
 def _applies(

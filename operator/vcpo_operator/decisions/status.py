@@ -20,7 +20,7 @@ from vcpo_operator.decisions.conditions import (
     merge_conditions,
 )
 from vcpo_operator.decisions.lifecycle import RunVerdict
-from vcpo_operator.decisions.status_model import GroupStatus, Progress, RunStatus
+from vcpo_operator.decisions.status_model import GroupStatus, LastDecision, Progress, RunStatus
 from vcpo_operator.names import Role
 from vcpo_operator.observed.records import ObservedState
 from vcpo_operator.observed.report import LearnerReport
@@ -139,8 +139,12 @@ def with_decision(
     """Return the status with the control loop's limits, and its state for the next operator."""
     if decision is None or state is None:
         return status
+    change = decision.last_lag_change
     return replace(
-        status, admission_lag_steps=decision.admission_lag_steps, control=stored_state(state)
+        status,
+        admission_lag_steps=decision.admission_lag_steps,
+        last_decision=status.last_decision if change is None else LastDecision.of(change),
+        control=stored_state(state),
     )
 
 

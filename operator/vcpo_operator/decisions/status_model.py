@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 
+from vcpo.control import ChangeKind, LimitChange
 from vcpo.control.supervision import FailureStreak
 from vcpo_operator.names import Role
 from vcpo_operator.observed.records import ContainerEnd, ObservedPod, ObservedState
@@ -156,6 +157,51 @@ class GroupStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LastDecision:
+    """The newest change of the admission lag, and why it was made."""
+
+    time_s: float
+    kind: ChangeKind
+    before: int
+    after: int
+    """Admission lag before and after, in policy versions."""
+    reason: str
+    """A clause without a full stop."""
+
+    @classmethod
+    def of(cls, change: LimitChange) -> Self:
+        """Return a change of the lag limit as the status holds it."""
+        return cls(
+            time_s=float(int(change.decided_s)),
+            kind=change.kind,
+            before=change.before,
+            after=change.after,
+            reason=change.reason,
+        )
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Self:
+        """Read `status.lastDecision`."""
+        return cls(
+            time_s=from_rfc3339(entry["time"]) or 0.0,
+            kind=ChangeKind(entry["kind"]),
+            before=int(entry["from"]),
+            after=int(entry["to"]),
+            reason=entry["reason"],
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return `status.lastDecision`."""
+        return {
+            "time": rfc3339(self.time_s),
+            "kind": self.kind.value,
+            "from": self.before,
+            "to": self.after,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
     """All fields of `status`."""
 
@@ -169,6 +215,7 @@ class RunStatus:
     drain_s: float | None = None
     updated_s: float | None = None
     admission_lag_steps: int | None = None
+    last_decision: LastDecision | None = None
     restarts: Restarts = Restarts()
     last_end: ContainerEnd | None = None
     """How the learner's container ended last; kept after its pod is gone."""
@@ -205,6 +252,7 @@ class RunStatus:
             learner, lag = entry.get("learner") or {}, entry.get("lag") or {}
             warning = entry.get("warning") or {}
             last_end = learner.get("lastTermination")
+            decision = entry.get("lastDecision")
             return cls(
                 observed_generation=int(entry.get("observedGeneration", 0)),
                 conditions=tuple(map(StatusCondition.from_dict, entry.get("conditions") or ())),
@@ -215,6 +263,7 @@ class RunStatus:
                 drain_s=from_rfc3339(entry.get("drainTime")),
                 updated_s=from_rfc3339(entry.get("updateTime")),
                 admission_lag_steps=entry.get("admissionLagSteps"),
+                last_decision=None if decision is None else LastDecision.from_dict(decision),
                 restarts=Restarts.from_dict(learner),
                 last_end=None if last_end is None else ContainerEnd.from_dict(last_end),
                 progress=Progress(
@@ -257,6 +306,7 @@ class RunStatus:
             "learningRateScale": _round(progress.learning_rate_scale),
             "evaluationAccuracy": _round(progress.accuracy),
             "admissionLagSteps": self.admission_lag_steps,
+            "lastDecision": None if self.last_decision is None else self.last_decision.to_dict(),
             "lag": _without_none({"p50": progress.lag_p50, "max": progress.lag_max}) or None,
             "warning": _without_none(warning) or None,
             "learner": _without_none(learner),

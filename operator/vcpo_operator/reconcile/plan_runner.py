@@ -10,7 +10,14 @@ from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.monitor import skipped_monitor_note
 from vcpo_operator.cluster_api.client import ApiError
 from vcpo_operator.cluster_api.executor import Executor, NameConflictError, is_refusal
-from vcpo_operator.decisions.actions import Action, Apply, IssueToken, SeedScaler, target_name
+from vcpo_operator.decisions.actions import (
+    Action,
+    Apply,
+    IssueToken,
+    SeedScaler,
+    Throttle,
+    target_name,
+)
 from vcpo_operator.decisions.autoscale import AutoscaleDecision
 from vcpo_operator.decisions.desired import desired_state
 from vcpo_operator.decisions.events import recreated_event
@@ -105,7 +112,9 @@ class PlanRunner:
             if isinstance(action, Apply) and memory.is_refused(action, snapshot.now_s):
                 refused.add(target_name(action))
                 continue
-            _LOGGER.debug("%s: %s", key, action)
+            # What steers a run is told to everybody who reads the log; the rest only on request.
+            level = logging.INFO if isinstance(action, Throttle) else logging.DEBUG
+            _LOGGER.log(level, "%s: %s", key, action)
             try:
                 applied = await self._executor.execute(key, action)
             except ApiError as error:

@@ -1,13 +1,9 @@
 """What `kubectl get vcporuns` shows."""
 
-import asyncio
-import json
-import shutil
-import subprocess
-
 import aiohttp
 import pytest
 
+from tests.fixtures.kubernetes.kubectl import kubectl, needs_kubectl
 from tests.fixtures.operator.operator import RUNS, operator_fixture, report
 
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
@@ -33,20 +29,6 @@ async def table(operator):
         session.get(access.url + RUNS, ssl=access.tls or True) as answer,
     ):
         return await answer.json()
-
-
-def kubeconfig(backend):
-    cluster = {"server": backend.access.url}
-    if backend.certificate is not None:
-        cluster["certificate-authority"] = str(backend.certificate)
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "here", "cluster": cluster}],
-        "users": [{"name": "me", "user": {"token": backend.access.token or ""}}],
-        "contexts": [{"name": "it", "context": {"cluster": "here", "user": "me"}}],
-        "current-context": "it",
-    }
 
 
 async def test_the_columns_say_how_a_run_is(operator):
@@ -80,12 +62,8 @@ async def test_cells_are_the_runs_numbers(operator):
     assert {name: cells[name] for name in wanted} == wanted
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@needs_kubectl
 async def test_kubectl_prints_them(operator, tmp_path):
-    config = tmp_path / "kubeconfig.json"
-    config.write_text(json.dumps(kubeconfig(operator.backend)))
-    command = ["kubectl", f"--kubeconfig={config}", f"--cache-dir={tmp_path}", "get", "vrun"]
-    ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
-    header, row = ran.stdout.splitlines()
+    header, row = (await kubectl(operator.backend, tmp_path, "get", "vrun")).splitlines()
     assert header.split()[:4] == ["NAME", "READY", "REASON", "STEP"]
     assert row.split()[0] == "demo"

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.control.plant import limits, saturated_signals, signals, starving_signals
 from vcpo.algo import WarningLevel
 from vcpo.control import (
+    ChangeKind,
     ConditionStatus,
     ConditionType,
     ControlLimits,
@@ -70,7 +71,7 @@ def test_what_a_restarted_loop_takes_over_is_fitted_to_the_limits():
 def test_bad_signals_hold_everything_and_say_so(seen, reason):
     decision, state = decide(DEFAULTS, STATE, seen, NOW_S)
     assert (decision.replicas, decision.admission_lag_steps) == ({"main": 2}, 4)
-    assert (decision.direction, decision.reasons, state) == (Direction.HOLD, (), STATE)
+    assert (decision.direction, decision.changes, state) == (Direction.HOLD, (), STATE)
     assert [each.reason for each in decision.conditions] == [reason, *[Reason.NO_SIGNALS] * 3]
 
 
@@ -84,17 +85,37 @@ def test_a_starving_run_grows_and_says_why():
     assert decision.replicas == {"main": 4}
     assert decision.condition(ConditionType.LEARNER_FED).reason is Reason.SCALING_UP
     change = "Rollout group 'main' 2 -> 4 workers"
-    assert decision.reasons == (
+    assert [each.sentence for each in decision.changes] == [
         f"{change}: the learner waited 50.0% of the time at 3 trajectories/s.",
-    )
+    ]
 
 
 def test_a_sick_run_tightens_and_says_why():
     decision, _ = decide(DEFAULTS, STATE, signals(ess_ratio_mean=0.04), NOW_S)
     assert decision.admission_lag_steps == 2
-    assert decision.reasons == (
-        "Admission lag 4 -> 2 versions: the ESS ratio is 5.0% of the on-policy ratio.",
-    )
+    (change,) = decision.changes
+    sentence = "Admission lag 4 -> 2 versions: the ESS ratio is 5.0% of the on-policy ratio."
+    assert change.sentence == sentence
+    assert (change.kind, change.before, change.after) == (ChangeKind.THROTTLED, 4, 2)
+
+
+def test_why_the_limit_is_what_it_is_is_known_until_it_changes_again():
+    decision, state = decide(DEFAULTS, STATE, signals(ess_ratio_mean=0.04), NOW_S)
+    assert decision.lag_reason == "the ESS ratio is 5.0% of the on-policy ratio"
+    state = ControlState.from_dict(json.loads(json.dumps(state.to_dict())))
+    for seen in (signals(step=11, ess_ratio_mean=0.1), None):
+        later, state = decide(DEFAULTS, state, seen, NOW_S + 5.0)
+        assert (later.changes, later.last_lag_change) == ((), decision.changes[0])
+
+
+def test_before_the_first_change_there_is_no_reason():
+    decision, _ = decide(DEFAULTS, STATE, signals(), NOW_S)
+    assert (decision.last_lag_change, decision.lag_reason) == (None, "")
+
+
+def test_a_state_of_an_older_operator_knows_no_change():
+    stored = {name: part for name, part in STATE.to_dict().items() if name != "last_lag_change"}
+    assert ControlState.from_dict(stored) == STATE
 
 
 def test_an_ess_near_its_floor_leaves_no_room_for_workers():

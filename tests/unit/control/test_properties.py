@@ -110,7 +110,7 @@ def test_deciding_again_on_the_same_signals_changes_nothing(situation):
     second, _ = decide(bounds, state, seen, NOW_S)
     assert second.replicas == first.replicas
     assert second.admission_lag_steps == first.admission_lag_steps
-    assert second.reasons == ()
+    assert second.changes == ()
 
 
 @settings(deadline=None)

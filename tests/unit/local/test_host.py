@@ -65,10 +65,13 @@ class Control(control_pb2_grpc.ControlServiceServicer):
     async def GetSignals(self, request, context):
         if switch.with_suffix(".fails").exists():
             raise RuntimeError("no signals")
+        if switch.with_suffix(".sick").exists():
+            signals.ess_ratio_mean = 0.05
         return signals
 
     async def SetThrottle(self, request, context):
         signals.admission_lag_steps = request.admission_lag_steps
+        switch.with_suffix(".throttled").write_text(request.reason)
         return control_pb2.SetThrottleResponse(admission_lag_steps=request.admission_lag_steps)
 
     async def Drain(self, request, context):
@@ -310,6 +313,14 @@ async def test_a_worker_that_hangs_is_replaced(fixture):
     assert re.match(r"main-0 did not answer for 6\d s and was killed \(log: ", lost)
     assert fixture.failures("rollout", "hung") == 1.0
     assert fixture.failures("learner", "hung") is None
+
+
+async def test_a_learner_is_told_why_it_is_throttled(fixture):
+    fixture.tell("sick")  # its mean ESS ratio is 0.05, half of the floor
+    fixture.start()
+    told = fixture.switch.with_suffix(".throttled")
+    await fixture.until(lambda: told.exists() and told.read_text())
+    assert told.read_text() == "the ESS ratio is 5.0% of the on-policy ratio"
 
 
 async def test_the_hosts_metrics_are_where_the_first_event_says(fixture):

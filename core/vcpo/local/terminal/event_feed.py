@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 
+from vcpo.control.limit_change import ChangeKind
 from vcpo.records.journal import EventRecord, EventTail
 
 _SHOWN_EACH = 3
+_ALWAYS_SHOWN = {ChangeKind.THROTTLED}
+"""Kinds that are rare, because a window of steps lies between two, and that matter each time."""
 
 
 class EventFeed:
     """Selects the events of `tail` to show, without those of `own_source`.
 
     Of each kind it selects the first three, then the 10th, the 100th and so on with the count, so
-    that an event per step does not scroll everything else away.
+    that an event per step does not scroll everything else away. A throttle is always shown.
     """
 
     def __init__(self, tail: EventTail, *, own_source: str) -> None:
@@ -29,7 +32,9 @@ class EventFeed:
                 continue
             kind = (event.source, event.kind)
             self._seen[kind] += 1
-            if is_shown(self._seen[kind]):
+            if event.kind in _ALWAYS_SHOWN:
+                lines.append(_line(event, 1))
+            elif is_shown(self._seen[kind]):
                 lines.append(_line(event, self._seen[kind]))
         return lines
 

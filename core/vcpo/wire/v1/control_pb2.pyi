@@ -401,7 +401,7 @@ class SetThrottleRequest(_message.Message):
     number; a number above maxPolicyLagSteps changes nothing.
     """
     reason: _builtins.str
-    """Why the limit changes, in one sentence, for the log."""
+    """Why the limit changes, as a clause without a full stop; the learner's event and log repeat it."""
     def __init__(
         self,
         *,

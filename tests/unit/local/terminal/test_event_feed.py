@@ -36,6 +36,12 @@ def test_what_the_host_wrote_itself_is_not_shown_again(feed, journal):
     assert feed.new_lines() == []
 
 
+def test_every_throttle_is_shown(feed, journal):
+    for number in range(5):
+        journal.event(event(f"number {number}", kind="Throttled"))
+    assert feed.new_lines() == [f"Throttled: number {number}" for number in range(5)]
+
+
 def test_repeated_events_are_counted_rather_than_shown(feed, journal):
     for number in range(1, 13):
         journal.event(event(f"step {number}"))

@@ -80,7 +80,7 @@ def is_named_in_camel_case_without_phase_or_duration(path: str, node: Node) -> b
 
 
 def is_called_time_only_as_a_time_of_day(path: str, node: Node) -> bool:
-    return path.endswith("Time") == (node.get("format") == "date-time")
+    return path.endswith(("Time", ".time")) == (node.get("format") == "date-time")
 
 
 COUNTEREXAMPLES: list[tuple[Rule, str, Node]] = [

@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.fixtures.operator.runs import DEFAULTS, FakeCluster, names, parent
 from vcpo.control import ControlDecision, Direction
+from vcpo.control.limit_change import lag_change
 from vcpo_operator.decisions.desired import DesiredState, desired_state
 from vcpo_operator.decisions.draining import LearnerDrain
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
@@ -21,7 +22,8 @@ def decision(lag: int = 8, **replicas: int) -> ControlDecision:
         replicas=replicas,
         direction=Direction.HOLD,
         conditions=(),
-        reasons=("because",),
+        changes=(),
+        last_lag_change=lag_change(before=12, after=lag, reason="because", decided_s=0.0),
     )
 
 

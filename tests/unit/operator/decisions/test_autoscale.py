@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from tests.fixtures.operator.runs import make_run, report
 from vcpo.control import ControlLimits, ControlState
+from vcpo.control.limit_change import lag_change
 from vcpo_operator.children import Kind
 from vcpo_operator.decisions.autoscale import AutoscaleDecision, decide_autoscale, stored_state
 from vcpo_operator.observed.records import ObservedChild, ObservedGroup, ObservedState
@@ -63,6 +65,9 @@ def test_a_group_that_somebody_else_scales_may_have_any_number():
 def test_a_state_reads_back_as_it_was_stored():
     spec = make_run(rollouts=[{"name": "main", "minReplicas": 2, "maxReplicas": 6}]).spec
     known = ControlState.start(ControlLimits.of(spec), now_s=5.0, replicas={"main": 3})
+    assert decide(make_observed(main=3), stored=stored_state(known)).state == known
+    change = lag_change(before=8, after=4, reason="a low ESS", decided_s=4.0)
+    known = dataclasses.replace(known, last_lag_change=change)
     assert decide(make_observed(main=3), stored=stored_state(known)).state == known
 
 

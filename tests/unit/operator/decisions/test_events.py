@@ -6,8 +6,14 @@ from typing import Any
 import pytest
 
 from tests.fixtures.operator.runs import KEY, UID
+from vcpo.control import ChangeKind
 from vcpo_operator.decisions.events import transition_events
-from vcpo_operator.decisions.status_model import GroupStatus, RunStatus, StatusCondition
+from vcpo_operator.decisions.status_model import (
+    GroupStatus,
+    LastDecision,
+    RunStatus,
+    StatusCondition,
+)
 from vcpo_operator.observed.records import RunRecord
 
 RECORD = RunRecord(
@@ -117,6 +123,34 @@ def test_a_run_far_off_policy_is_warned_of_and_its_recovery_is_not():
     calm, warned = status("Stable", "True", "Ok"), status("Stable", "True", "Warn")
     assert [event["type"] for event in events(calm, warned)] == ["Warning"]
     assert [event["type"] for event in events(warned, calm)] == ["Normal"]
+
+
+def throttled(lag: int, **decided: Any) -> RunStatus:
+    last = LastDecision(time_s=9.0, kind=ChangeKind.THROTTLED, **decided) if decided else None
+    return RunStatus(admission_lag_steps=lag, last_decision=last)
+
+
+LOW = {"before": 8, "after": 4, "reason": "the ESS ratio is 5.0% of the on-policy ratio"}
+BETTER = {"before": 4, "after": 5, "reason": "the ESS ratio is 91.0% of the on-policy ratio"}
+
+
+def test_a_throttle_is_a_warning_with_its_reason():
+    (event,) = events(throttled(8), throttled(4, **LOW))
+    assert (event["type"], event["reason"]) == ("Warning", "Throttled")
+    sentence = "Admission lag 8 -> 4 versions: the ESS ratio is 5.0% of the on-policy ratio."
+    assert event["message"] == sentence
+
+
+def test_the_end_of_a_throttle_is_normal_and_has_a_reason_too():
+    (event,) = events(throttled(4, **LOW), throttled(5, **BETTER))
+    assert (event["type"], event["reason"]) == ("Normal", "Relaxed")
+    sentence = "Admission lag 4 -> 5 versions: the ESS ratio is 91.0% of the on-policy ratio."
+    assert event["message"] == sentence
+
+
+def test_a_limit_that_an_edit_of_the_spec_lowered_was_not_decided():
+    (event,) = events(throttled(4, **LOW), throttled(2, **LOW))
+    assert (event["type"], event["message"]) == ("Normal", "Admission lag 4 -> 2 versions.")
 
 
 def test_a_run_that_is_tried_again_says_so_and_nothing_else():

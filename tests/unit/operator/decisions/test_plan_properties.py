@@ -38,7 +38,7 @@ def desired_states(draw: st.DrawFn) -> DesiredState:
         replicas=replicas,
         direction=Direction.HOLD,
         conditions=(),
-        reasons=(),
+        changes=(),
     )
     scalers = draw(st.sets(st.sampled_from([rollout_name(KEY.name, name) for name in chosen])))
     return desired_state(

@@ -7,10 +7,12 @@ import dataclasses
 import pytest
 
 from tests.fixtures.operator.runs import make_run, pod, report
+from vcpo.control import ChangeKind
 from vcpo.control.supervision import FailureStreak
 from vcpo_operator.decisions import status
 from vcpo_operator.decisions.status_model import (
     GroupStatus,
+    LastDecision,
     Progress,
     Restarts,
     RunStatus,
@@ -36,6 +38,13 @@ FULL = RunStatus(
     drain_s=1_700_000_080.0,
     updated_s=1_700_000_090.0,
     admission_lag_steps=4,
+    last_decision=LastDecision(
+        time_s=1_700_000_070.0,
+        kind=ChangeKind.THROTTLED,
+        before=8,
+        after=4,
+        reason="the ESS ratio is 5.0% of the on-policy ratio",
+    ),
     restarts=Restarts(
         total=2, pod_uid="u", pod_restarts=1, streak=FailureStreak(failures=1, progress=4)
     ),
@@ -63,6 +72,16 @@ def test_times_are_written_as_kubernetes_writes_them():
 
 def test_ready_and_desired_workers_stand_in_one_column():
     assert FULL.to_dict()["workers"] == "2/3"
+
+
+def test_the_last_decision_is_written_with_its_reason():
+    assert FULL.to_dict()["lastDecision"] == {
+        "time": "2023-11-14T22:14:30Z",
+        "kind": "Throttled",
+        "from": 8,
+        "to": 4,
+        "reason": "the ESS ratio is 5.0% of the on-policy ratio",
+    }
 
 
 def test_the_early_warning_is_written_with_its_level_and_score():
