@@ -1,0 +1,195 @@
+"""What a dashboard is, apart from the program that draws it: rows of panels, each with a question.
+
+A board is written once, in `off_policy`, `run`, `rollout` and `operator`, and translated by
+`grafana` and `perses`. An id is written by hand and never reused, because alerts, runbooks and
+bookmarks link to panels by it (`panel_path`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
+from enum import StrEnum
+from typing import Final
+
+COLUMNS: Final = 24
+"""Width of a board, in units of the grid of both programs."""
+PANEL_HEIGHT: Final = 8
+"""Height of every panel, in units of the grid."""
+
+
+class Kind(StrEnum):
+    """How a panel draws the values of its queries."""
+
+    LINES = "lines"
+    STACK = "stack"
+    """Areas on top of each other: parts of a whole."""
+    EVENTS = "events"
+    """Bars: counts of events since the last point."""
+    HEATMAP = "heatmap"
+    """The buckets of one histogram over time."""
+    STAT = "stat"
+    """Newest values, as large numbers."""
+    NAMES = "names"
+    """Legends of the series that exist now, without their values."""
+    TABLE = "table"
+    """A column per query, a row per set of labels."""
+    STATES = "states"
+    """A coloured bar per series, by the state that its value stands for (`STATES`)."""
+
+
+INSTANT: Final = frozenset({Kind.STAT, Kind.NAMES, Kind.TABLE})
+"""Kinds that show one moment, not a range of time."""
+
+
+class AxisUnit(StrEnum):
+    """Unit of an axis, by Grafana's name for it."""
+
+    NUMBER = "none"
+    COUNT = "short"
+    SHARE = "percentunit"
+    STEPS = "suffix: steps"
+    STEPS_PER_MINUTE = "suffix: steps/min"
+    VERSIONS = "suffix: versions"
+    NATS = "suffix: nats"
+    TOKENS = "suffix: tokens"
+    TOKENS_PER_SECOND = "suffix: tokens/s"
+    PER_SECOND = "cps"
+    SECONDS = "s"
+    BYTES = "bytes"
+    BYTES_PER_SECOND = "Bps"
+
+
+class Color(StrEnum):
+    """Colours by what they say, as Grafana names them."""
+
+    GOOD = "green"
+    WARNING = "orange"
+    BAD = "red"
+    NEUTRAL = "blue"
+    QUIET = "#8e8e8e"
+
+
+STATES: Final = {
+    0: ("False", Color.BAD),
+    1: ("True", Color.GOOD),
+    2: ("Unknown", Color.QUIET),
+    3: ("Yes", Color.NEUTRAL),
+}
+"""Text and colour of the values of a panel of the kind `STATES`."""
+
+
+class Role(StrEnum):
+    """What a line means."""
+
+    VALUE = "value"
+    FAINT = "faint"
+    """A noisy value behind the one that counts."""
+    REFERENCE = "reference"
+    """What the value is compared with, such as its limit in force."""
+    LIMIT = "limit"
+    """A value that may not be crossed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A PromQL expression and the name of what it returns."""
+
+    expression: str
+    """With Grafana's variables, such as `$run` and `$__rate_interval`."""
+    legend: str
+    """Name of the series, with labels in braces: `{{reason}}`. In a table, the column's title."""
+    _: KW_ONLY
+    role: Role = Role.VALUE
+    unit: AxisUnit | None = None
+    """Of a table's column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A colour for the values from a number on."""
+
+    start: float | None
+    """None: from the least value."""
+    color: Color
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One picture that answers one question."""
+
+    id: int
+    """Unique in its board and never reused; links point to it."""
+    slug: str
+    """Short name, unique in its board."""
+    title: str
+    question: str
+    """What a reader learns here; ends with a question mark."""
+    reading: str
+    """How to read the picture, and what a bad one means."""
+    queries: tuple[Query, ...]
+    kind: Kind = Kind.LINES
+    unit: AxisUnit = AxisUnit.NUMBER
+    bands: tuple[Band, ...] = ()
+    minimum: float | None = 0.0
+    """Least value of the axis; None: from the data."""
+    maximum: float | None = None
+    is_logarithmic: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Panels that answer one question together."""
+
+    id: int
+    question: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """One dashboard."""
+
+    uid: str
+    title: str
+    description: str
+    tags: tuple[str, ...]
+    has_run: bool
+    """Whether it shows one run, chosen by the variable `run`."""
+    rows: tuple[Row, ...]
+
+    @property
+    def panels(self) -> tuple[Panel, ...]:
+        """All panels, in reading order."""
+        return tuple(panel for row in self.rows for panel in row.panels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a panel stands on the grid, in its units."""
+
+    x: int
+    y: int
+    width: int
+    height: int = PANEL_HEIGHT
+
+
+def places(row: Row, top: int) -> Iterator[tuple[Panel, Place]]:
+    """Yield the panels of a row and their places, lines of two or three that fill the width."""
+    left = list(row.panels)
+    y = top
+    while left:
+        count = min(2 if len(left) in {2, 4} else 3, len(left))
+        width = COLUMNS // count
+        for column, panel in enumerate(left[:count]):
+            yield panel, Place(x=column * width, y=y, width=width)
+        left = left[count:]
+        y += PANEL_HEIGHT
+
+
+def row_tops(board: Board) -> Iterator[tuple[Row, int]]:
+    """Yield each row and the line of the grid that holds its title."""
+    top = 0
+    for row in board.rows:
+        yield row, top
+        top = max(place.y + place.height for _, place in places(row, top + 1))

@@ -1,0 +1,85 @@
+"""Every query of every panel as a Prometheus is asked it, and the address of a panel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from vcpo.metrics import catalogue
+from vcpo_monitoring.dashboards.board import INSTANT, Board
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PanelQuery:
+    """One query of a panel, with the variables of its board filled in."""
+
+    board: str
+    """Uid of the board."""
+    panel: str
+    """Slug of the panel."""
+    panel_id: int
+    title: str
+    expression: str
+    """PromQL."""
+    legend: str
+    is_instant: bool
+    """Whether the panel asks for one moment, not for a range of time."""
+    needs: str
+    """What its metrics need to have a sample, in words; empty where every run has them."""
+
+
+_FEATURES: Final = {metric.name: metric.appears_with for metric in catalogue.ALL}
+_METRIC: Final = re.compile(r"\bvcpo_\w+")
+
+
+def needs_of(expression: str) -> str:
+    """Return what the metrics of an expression need, as the catalogue declares it."""
+    features = {_FEATURES.get(name.removesuffix("_bucket")) for name in _METRIC.findall(expression)}
+    return " and ".join(sorted(feature for feature in features if feature))
+
+
+def filled_in(expression: str, *, run: str, namespace: str, interval: str) -> str:
+    """Return an expression with values for the variables of a board.
+
+    namespace: a regular expression; empty matches a local run only, `.*` any run.
+    interval: `$__rate_interval`, such as `1m`: at least four times the time between two scrapes.
+    Raises: ValueError naming a variable that is none of a board.
+    """
+    values = {
+        "cluster": ".*",
+        "namespace": namespace,
+        "run": run,
+        "__rate_interval": interval,
+    }
+    names = set(re.findall(r"\$(\w+)", expression))
+    if unknown := names - values.keys():
+        raise ValueError(f"no board has the variable {sorted(unknown)[0]!r}: {expression}")
+    return re.sub(r"\$(\w+)", lambda match: values[match[1]], expression)
+
+
+def panel_queries(
+    boards: tuple[Board, ...], *, run: str, namespace: str = ".*", interval: str = "1m"
+) -> Iterator[PanelQuery]:
+    """Yield each query of each panel for one run; see `filled_in` for the arguments."""
+    for board in boards:
+        for panel in board.panels:
+            for query in panel.queries:
+                yield PanelQuery(
+                    board=board.uid,
+                    panel=panel.slug,
+                    panel_id=panel.id,
+                    title=panel.title,
+                    expression=filled_in(
+                        query.expression, run=run, namespace=namespace, interval=interval
+                    ),
+                    legend=query.legend,
+                    is_instant=panel.kind in INSTANT,
+                    needs=needs_of(query.expression),
+                )
+
+
+def panel_path(uid: str, panel_id: int) -> str:
+    """Return the address of a panel below Grafana's own; variables may follow after an `&`."""
+    return f"/d/{uid}?viewPanel={panel_id}"

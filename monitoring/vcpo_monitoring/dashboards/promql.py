@@ -1,0 +1,105 @@
+"""PromQL of the panels: each series once, however often it was scraped and whoever exported it.
+
+A restarted learner is a new target, and a run's own PodMonitor beside the chart's scrapes a pod
+twice. So series of the one learner and of the one active host are aggregated by `max`, and those of
+workers first by `instance`, then over the workers. A plain `sum` would count twice.
+
+Metrics are of four scopes. `RUN` selects the chosen run, `RUNS` all runs of the chosen namespaces,
+`OPERATOR` the operator itself. All are variables of the boards.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+RUN: Final = 'cluster=~"$cluster",namespace=~"$namespace",run="$run"'
+RUNS: Final = 'cluster=~"$cluster",namespace=~"$namespace"'
+OPERATOR: Final = 'cluster=~"$cluster"'
+_WINDOW: Final = "[$__rate_interval]"
+
+
+def _labels(*labels: str) -> str:
+    return ", ".join(("namespace", "run", *labels))
+
+
+def selector(metric: str, where: str = "", scope: str = RUN) -> str:
+    """Return the metric's series of a scope; `where` holds further matchers."""
+    return f"{metric}{{{scope}{',' if where else ''}{where}}}"
+
+
+def value(metric: str, *by: str, where: str = "", scope: str = RUN) -> str:
+    """Return a gauge, or the total of a counter, of the learner or of the host."""
+    return f"max by ({_labels(*by)}) ({selector(metric, where, scope)})"
+
+
+def rate(counter: str, *by: str, where: str = "", scope: str = RUN) -> str:
+    """Return increases per second of a counter of the learner or of the host."""
+    return f"max by ({_labels(*by)}) (rate({selector(counter, where, scope)}{_WINDOW}))"
+
+
+def increase(counter: str, *by: str, where: str = "", scope: str = RUN) -> str:
+    """Return increases since the last point of a counter of the learner or of the host."""
+    return f"max by ({_labels(*by)}) (increase({selector(counter, where, scope)}{_WINDOW}))"
+
+
+def share(counter: str, by: str, of: str) -> str:
+    """Return the rate of a counter by a label, divided by an expression per run."""
+    return f"{rate(counter, by)} / on (namespace, run) group_left () {of}"
+
+
+def total_rate(counter: str, by: str, where: str = "") -> str:
+    """Return increases per second of the learner's counter, summed over all values of a label."""
+    return f"sum by (namespace, run) ({rate(counter, by, where=where)})"
+
+
+def quantile(share_below: float, histogram: str, *by: str) -> str:
+    """Return a quantile of a histogram of the learner."""
+    buckets = rate(f"{histogram}_bucket", *by, "le")
+    return f"histogram_quantile({share_below}, {buckets})"
+
+
+def buckets(histogram: str) -> str:
+    """Return the buckets of a histogram of the learner, for a heatmap."""
+    return f"max by (le) (increase({selector(f'{histogram}_bucket')}{_WINDOW}))"
+
+
+def worker_values(operation: str, gauge: str, *by: str) -> str:
+    """Return a gauge over the workers; operation: sum, min, avg or max."""
+    each = f"max by ({_labels('instance', *by)}) ({selector(gauge)})"
+    return f"{operation} by ({_labels(*by)}) ({each})"
+
+
+def worker_rates(operation: str, counter: str, *by: str, where: str = "") -> str:
+    """Return increases per second over the workers; operation: sum, min, avg or max."""
+    each = f"max by ({_labels('instance', *by)}) (rate({selector(counter, where)}{_WINDOW}))"
+    return f"{operation} by ({_labels(*by)}) ({each})"
+
+
+def worker_quantile(share_below: float, histogram: str) -> str:
+    """Return a quantile of a histogram over all workers."""
+    return f"histogram_quantile({share_below}, {worker_rates('sum', f'{histogram}_bucket', 'le')})"
+
+
+def operator_value(operation: str, gauge: str, *by: str) -> str:
+    """Return a gauge of the operator over its replicas; operation: sum, min or max."""
+    return f"{operation} by ({', '.join(by)}) ({selector(gauge, scope=OPERATOR)})"
+
+
+def operator_rate(counter: str, *by: str, over: tuple[str, ...] = ()) -> str:
+    """Return increases per second of the operator's counter, summed over its replicas.
+
+    over: labels of the counter whose values are summed as well.
+    """
+    each = f"rate({selector(counter, scope=OPERATOR)}{_WINDOW})"
+    return f"sum by ({', '.join(by)}) (max by ({', '.join((*by, *over, 'instance'))}) ({each}))"
+
+
+def operator_quantile(share_below: float, histogram: str) -> str:
+    """Return a quantile of a histogram of the operator."""
+    return f"histogram_quantile({share_below}, {operator_rate(f'{histogram}_bucket', 'le')})"
+
+
+def of_part(part: str, expression: str, scope: str = RUN) -> str:
+    """Return those series of an expression whose target is a part: learner, rollout, operator."""
+    targets = selector("vcpo_build_info", f'part="{part}"', scope)
+    return f"{expression} and on (instance) {targets}"
