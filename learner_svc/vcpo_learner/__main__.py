@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
+import sys
 from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
-from vcpo.service.lifecycle import StartError, report_start_error
+from vcpo.service import logs
+from vcpo.service.lifecycle import StartError, report_start_error, start_errors
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.app import Options, run_learner
 
@@ -22,10 +23,12 @@ def main() -> int:
     """
     arguments = vars(_parse_arguments())
     drained_status: int = arguments.pop("drained_status")
-    # In a log file a progress bar is one long line that hides the last message.
-    disable_progress_bar()  # type: ignore[no-untyped-call] # the library does not type it
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    if not sys.stderr.isatty():
+        # In a log file a progress bar is one long line that hides the last message.
+        disable_progress_bar()  # type: ignore[no-untyped-call] # the library does not type it
     try:
+        with start_errors():
+            logs.configure("learner")
         phase = asyncio.run(run_learner(Options(**arguments)))
     except StartError as error:
         return report_start_error(error)

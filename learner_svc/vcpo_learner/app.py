@@ -17,6 +17,7 @@ from vcpo.algo import MismatchError
 from vcpo.local.models import context_tokens
 from vcpo.metrics import LearnerMetrics, serve_metrics
 from vcpo.records.journal import Journal
+from vcpo.service import logs
 from vcpo.service.lifecycle import (
     TOKEN_VARIABLE,
     Ready,
@@ -107,6 +108,7 @@ async def _run_alone(options: Options) -> RunPhase:
     """Build the learner, resume it if asked to, and serve it; the run directory is locked."""
     with start_errors():
         run = load_run(options.run_file)
+        logs.identify_process(run=run.metadata.name)
         if run.spec.learner.threads is not None:
             torch.set_num_threads(run.spec.learner.threads)
         learner = await asyncio.to_thread(_Learner, run, options)
@@ -155,6 +157,7 @@ class _Learner:
         # nn.Module's own method: transformers wraps `to` without a usable type.
         torch.nn.Module.to(model, _device())
         incarnation = uuid.uuid4().hex[:8]
+        logs.identify_process(incarnation=incarnation)
         self._drain_s = options.drain_s
         self._stop_requested = asyncio.Event()
         registry = WorkerRegistry(time.monotonic, max_workers=max_workers(spec))

@@ -8,12 +8,10 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 
-import kopf
-
 from vcpo.metrics import OperatorMetrics, serve_metrics
+from vcpo.service import logs
 from vcpo.service.lifecycle import split_address
 from vcpo_operator.app import Operator, Options
 from vcpo_operator.children.defaults import OperatorDefaults
@@ -21,7 +19,8 @@ from vcpo_operator.children.network import IngressSources
 from vcpo_operator.cluster_api.client import Cluster
 from vcpo_operator.cluster_api.lease import LeaderLease, LeaseLostError
 
-_LOG_FORMATS = {"text": kopf.LogFormat.FULL, "json": kopf.LogFormat.JSON}
+_TALKATIVE = ("kopf.objects", "kopf.activities.probe", "aiohttp.access")
+"""Loggers with a line for each event of an object, or for each probe of the kubelet."""
 
 
 def main() -> int:
@@ -30,16 +29,17 @@ def main() -> int:
     Returns 0 after a stop signal, 1 when the lease was lost, 2 after an error of the user.
     """
     arguments = parser().parse_args()
-    kopf.configure(log_format=_LOG_FORMATS[arguments.log_format])
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else one line for each event
+    logs.configure("operator", form=logs.LogForm(arguments.log_format))
+    for each in _TALKATIVE:
+        logging.getLogger(each).setLevel(logging.WARNING)
     logging.getLogger("vcpo_operator").setLevel(arguments.log_level.upper())
     try:
         asyncio.run(_operate(arguments))
     except LeaseLostError as error:
-        sys.stderr.write(f"{error}\n")
+        logs.report_end(str(error))
         return 1
     except (OSError, ValueError) as error:
-        sys.stderr.write(f"{error}\n")
+        logs.report_end(str(error))
         return 2
     return 0
 
@@ -83,6 +83,7 @@ def _options(arguments: argparse.Namespace) -> Options:
             ingress_sources=ingress_sources,
             scrape_annotations=arguments.scrape_annotations,
             shared_pod_monitor=arguments.shared_pod_monitor,
+            pod_environment={logs.FORM_VARIABLE: arguments.log_format},
         ),
         namespaces=_split_names(arguments.namespaces),
         liveness_endpoint=f"http://{arguments.liveness_listen}/healthz",
@@ -153,7 +154,10 @@ def parser() -> argparse.ArgumentParser:
     )
     known.add_argument("--lease-name", default="vcpo-operator", help="name of that Lease")
     known.add_argument(
-        "--log-format", choices=sorted(_LOG_FORMATS), default="text", help="format of log lines"
+        "--log-format",
+        choices=sorted(logs.LogForm),
+        default="text",
+        help="format of log lines, of the operator and of runs",
     )
     known.add_argument(
         "--log-level",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import socket
-import sys
 from pathlib import Path
 
 import grpc
 
-from vcpo.service.lifecycle import StartError, report_start_error
+from vcpo.service import logs
+from vcpo.service.lifecycle import StartError, report_start_error, start_errors
 from vcpo_rollout.app import Options, run_worker
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.transport.retries import LearnerFailedError
@@ -20,19 +19,22 @@ from vcpo_rollout.transport.retries import LearnerFailedError
 
 def main() -> int:
     """Parse the command line and work; return 0 at the run's end or after a shutdown."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    options = _options()
     try:
-        asyncio.run(run_worker(_options()))
+        with start_errors():
+            logs.configure("rollout")
+        logs.identify_process(group=options.group, worker=options.worker_id)
+        asyncio.run(run_worker(options))
     except StartError as error:
         return report_start_error(error)
     except EngineError as error:
-        sys.stderr.write(f"engine: {error}\n")
+        logs.report_end(f"engine: {error}")
         return 1
     except LearnerFailedError as error:
-        sys.stderr.write(f"learner: {error}\n")
+        logs.report_end(f"learner: {error}")
         return 1
     except grpc.aio.AioRpcError as error:
-        sys.stderr.write(f"learner: refused with {error.code().name}: {error.details()}\n")
+        logs.report_end(f"learner: refused with {error.code().name}: {error.details()}")
         return 1
     return 0
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from vcpo.metrics import RolloutMetrics, serve_metrics
+from vcpo.service import logs
 from vcpo.service.lifecycle import (
     TOKEN_VARIABLE,
     Ready,
@@ -74,6 +75,7 @@ async def run_worker(options: Options) -> RunPhase:
     """
     with start_errors():
         run = load_run(options.run_file)
+        logs.identify_process(run=run.metadata.name)
         group = rollout_group(run, options.group)
         settings = run.spec.environment
         import_from_run_folder(run)

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.leftovers import objects_of, processes_below
+from tests.e2e.log_lines import LogLines
 from tests.e2e.sightings import Sightings
 from tests.e2e.user import NAMESPACE, RUNS, User, config_map, load
 from tests.fakes.kubelet.client import KubeClient
@@ -102,6 +103,7 @@ async def drive(here: Cluster, limit_s: float) -> dict[str, Any]:
         for task in following:
             task.cancel()
         await asyncio.gather(*following, return_exceptions=True)
+    logged = LogLines.below(here.root)
     accuracies = [each.accuracy for each in read_metrics(_run_dir(here)).evaluations]
     throttles = [each for each in await here.user.events(name) if each["reason"] == "Throttled"]
     await here.user.delete(name)
@@ -119,6 +121,8 @@ async def drive(here: Cluster, limit_s: float) -> dict[str, Any]:
         "throttle_reasons": sorted({each["message"].partition(": ")[2] for each in throttles}),
         "accuracy_before": round(accuracies[0], 3),
         "accuracy_after": round(accuracies[-1], 3),
+        "log_lines": logged.by_part,
+        "unreadable_log_lines": logged.unreadable,
         "left_behind": left,
         "orphans": len(processes_below(here.root)),
     }
@@ -136,6 +140,8 @@ def shortfalls(result: dict[str, Any]) -> list[str]:
             "of the on-policy ratio" in each for each in result["throttle_reasons"]
         ),
         "training must help": result["accuracy_after"] > result["accuracy_before"],
+        "every log line must be JSON with its fields": not result["unreadable_log_lines"],
+        "learner and workers must log": {"learner", "rollout"} <= result["log_lines"].keys(),
         "deleting must leave nothing behind": not result["left_behind"],
         "no process may be left": result["orphans"] == 0,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,11 +10,19 @@ import sys
 import urllib.request
 from typing import Any
 
+import pytest
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.integration.local_run import ROOT, StartRun, is_alive, wait_for_exit, wait_until
+from tests.integration.local_run import (
+    ROOT,
+    LocalRun,
+    StartRun,
+    is_alive,
+    wait_for_exit,
+    wait_until,
+)
 
 
 def assert_accounting_is_exact(summary: dict[str, Any]) -> None:
@@ -23,7 +32,10 @@ def assert_accounting_is_exact(summary: dict[str, Any]) -> None:
     assert counts["leased"] == total
 
 
-def test_a_run_trains_off_policy_and_leaves_a_model_that_loads(start_run: StartRun) -> None:
+def test_a_run_trains_off_policy_and_leaves_a_model_that_loads(
+    start_run: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VCPO_LOG_FORMAT", "json")
     run = start_run(steps=12)
     status, summary = run.finish()
     assert status == 0
@@ -44,6 +56,22 @@ def test_a_run_trains_off_policy_and_leaves_a_model_that_loads(start_run: StartR
     assert model.num_parameters() > 100_000
     assert AutoTokenizer.from_pretrained(run.path / "model").eos_token_id is not None
     assert not any(is_alive(pid) for pid in run.pids())
+    assert_every_log_line_is_json(run)
+
+
+def assert_every_log_line_is_json(run: LocalRun) -> None:
+    """Also that the learner's lines are those of the journal, and have the numbers of steps."""
+    written = [log.read_text().splitlines() for log in (run.path / "logs").glob("*.log")]
+    lines = [json.loads(line) for log in written for line in log]
+    assert {line["part"] for line in lines} == {"learner", "rollout"}
+    assert all({"time", "level", "logger", "message", "pod", "namespace"} <= set(line)
+               for line in lines)  # fmt: skip
+    assert {line["run"] for line in lines} == {"small"}
+    workers = {line["worker"] for line in lines if line["part"] == "rollout"}
+    assert workers <= {"main-0", "main-1"}
+    logged = [line["event"] for line in lines if "event" in line]
+    assert logged == [event.kind for event in run.events if event.source == "learner"]
+    assert 12 in [line["step"] for line in lines if "relative_ess_ratio" in line]
 
 
 def test_a_run_of_adapters_publishes_little_and_leaves_a_whole_model(start_run: StartRun) -> None:
@@ -147,7 +175,10 @@ def scrape(port: int, metric: str) -> list[float]:
     return [float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{metric}{{")]
 
 
-def test_a_worker_that_cannot_work_ends_the_run_with_its_reason(start_run: StartRun) -> None:
+def test_a_worker_that_cannot_work_ends_the_run_with_its_reason(
+    start_run: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VCPO_LOG_FORMAT", "json")
     run = start_run(digits="many")
     status, summary = run.finish()
     assert status == 1

@@ -1,1 +1,1 @@
-"""Shared code of every service process: start and stop, locks, and the cause of a crash."""
+"""Shared code of every service process: start and stop, locks, logs, and the cause of a crash."""

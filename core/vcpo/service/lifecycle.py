@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from vcpo.service.logs import report_end
+
 TOKEN_VARIABLE = "VCPO_TOKEN"  # noqa: S105 - the variable's name, not a secret
 """Environment variable with the run's shared token; if it is unset, no token is required."""
 
@@ -30,6 +32,8 @@ SERVICE_ENVIRONMENT = {
     # Progress bars would hide the messages in a log.
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TQDM_DISABLE": "1",
+    # gRPC's C core writes lines of its own, in a form of its own, about peers that come and go.
+    "GRPC_VERBOSITY": "NONE",
 }
 """Environment variables of every service, on both hosts; the user may override them."""
 
@@ -80,8 +84,7 @@ def start_errors() -> Iterator[None]:
 
 def report_start_error(error: StartError) -> int:
     """Write a start error to the log and return the exit status."""
-    with contextlib.suppress(OSError):  # a full disk must not change the exit status
-        sys.stderr.write(f"{START_ERROR_MARK}{error}\n")
+    report_end(f"{START_ERROR_MARK}{error}")
     return CANNOT_START
 
 

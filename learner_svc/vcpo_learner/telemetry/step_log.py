@@ -1,15 +1,19 @@
-"""What people read about a step besides its record: events, and now and then a line in the log."""
+"""What people read about a step besides its record: events, and now and then a log line."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from typing import Any, Final
 
 from vcpo.algo import STALE_STEPS, WarningLevel
 from vcpo.records.no_update import no_update_notice, skip_cause
 from vcpo.records.step_record import StepRecord
+from vcpo_learner.clock import Clock
 
-_LOG_LINES = 100
-"""About how many steps of a run get a line in the log."""
+_LOGGER = logging.getLogger(__name__)
+LINE_PERIOD_S: Final = 30.0
+"""Least time between the log lines of two steps; the first and the last step always get one."""
 _SKIP_EVENTS = 3
 """Skipped steps in a row that get an event each; after them the tenth, hundredth and so on do."""
 
@@ -20,13 +24,14 @@ class StepLog:
     Owner: the learner's event loop.
     """
 
-    def __init__(self, total_steps: int) -> None:
+    def __init__(self, total_steps: int, *, clock: Clock) -> None:
         self._skipped_in_a_row = 0
         self._total_steps = total_steps
-        self._log_every_steps = max(1, total_steps // _LOG_LINES)
+        self._clock = clock
+        self._logged_s: float | None = None
+        """When the last line was logged; None before the first."""
         self._warning_level: str = WarningLevel.OK
         self._is_calibration_stale = False
-        self._is_first = True
 
     def events(self, record: StepRecord, skip_detail: str | None) -> Iterator[tuple[str, str]]:
         """Yield kind and message of each event of a step.
@@ -56,20 +61,40 @@ class StepLog:
         batch = record.consumed // record.step
         return record.consumed + record.buffered >= self._total_steps * batch
 
-    def log_line(self, record: StepRecord) -> str | None:
-        """Return a step in one line; None for most steps of a long run."""
-        is_due = record.step % self._log_every_steps == 0 or record.step == self._total_steps
-        if not is_due and not self._is_first:
-            return None
-        self._is_first = False
-        skipped = f", no update ({record.skipped})" if record.skipped is not None else ""
-        return (
-            f"step {record.step}/{self._total_steps}: reward {record.reward_mean:.3f}, "
-            f"ESS {record.ess_ratio:.2f} of {record.on_policy_ess_ratio:.2f}, "
-            f"lr x{record.learning_rate_scale:.2f}, "
-            f"lag {record.lag_mean:.1f} (max {record.lag_max}), "
-            f"{record.step_s:.1f} s after waiting {record.idle_s:.1f} s{skipped}"
-        )
+    def log_if_due(self, record: StepRecord) -> None:
+        """Log a step in one line; of a fast run most steps get none."""
+        now_s = self._clock()
+        is_last = record.step == self._total_steps
+        if self._logged_s is None or is_last or now_s - self._logged_s >= LINE_PERIOD_S:
+            self._logged_s = now_s
+            line = f"step {record.step}/{self._total_steps}: {_step_in_words(record)}"
+            _LOGGER.info("%s", line, extra=_step_fields(record))
+
+
+def _step_in_words(record: StepRecord) -> str:
+    relative_ess_ratio = record.ess_ratio / record.on_policy_ess_ratio
+    skipped = f", no update ({record.skipped})" if record.skipped is not None else ""
+    return (
+        f"reward {record.reward_mean:.3f}, ESS {relative_ess_ratio:.2f} of on-policy,"
+        f" lr x{record.learning_rate_scale:.2f}, lag {record.lag_mean:.1f} (max {record.lag_max}),"
+        f" {record.tokens_per_s:.0f} tokens/s,"
+        f" {record.step_s:.1f} s after waiting {record.idle_s:.1f} s{skipped}"
+    )
+
+
+def _step_fields(record: StepRecord) -> dict[str, Any]:
+    """Return a step's numbers as the fields of a JSON line."""
+    return {
+        "step": record.step,
+        "version": record.step,
+        "reward_mean": record.reward_mean,
+        "relative_ess_ratio": record.ess_ratio / record.on_policy_ess_ratio,
+        "learning_rate_scale": record.learning_rate_scale,
+        "lag_mean": record.lag_mean,
+        "lag_max": record.lag_max,
+        "tokens_per_s": record.tokens_per_s,
+        "skipped": record.skipped or "",
+    }
 
 
 def _calibration_event(record: StepRecord, *, is_stale: bool) -> tuple[str, str]:

@@ -59,7 +59,7 @@ class TrainingLoop:
         self._saver = RunSaver(parts, self._thread)
         self._evaluation: asyncio.Task[None] | None = None
         """The evaluation beside training, until it was awaited."""
-        self._step_log = StepLog(parts.run.spec.steps)
+        self._step_log = StepLog(parts.run.spec.steps, clock=parts.clock)
         self._audit_tokens: FreshTokens | None = FreshTokens()
         """Fresh tokens of the steps since the start; None after the mismatch was audited."""
 
@@ -179,8 +179,7 @@ class TrainingLoop:
         self._parts.gauges.record_step(record, groups)
         for kind, message in self._step_log.events(record, result.skip_detail):
             self.event(kind, message)
-        if (line := self._step_log.log_line(record)) is not None:
-            _LOGGER.info("%s", line)
+        self._step_log.log_if_due(record)
         await self._between_steps(record.step)
         return True
 
@@ -340,6 +339,7 @@ class TrainingLoop:
             record.step,
             record.accuracy,
             record.num_trajectories,
+            extra={"step": record.step, "accuracy": record.accuracy},
         )
 
     def _record(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vcpo.records.event_level import event_level
 from vcpo.records.journal import EventRecord, Journal
 from vcpo.spec import VCPORun
 from vcpo_learner.clock import Clock
@@ -45,8 +46,6 @@ class TrainingParts:
 
     def event(self, kind: str, message: str) -> None:
         """Write an event to the journal and to the log."""
-        # Every run skips some steps; the log lines of steps report them.
-        level = logging.DEBUG if kind == "StepSkipped" else logging.INFO
-        _LOGGER.log(level, "%s: %s", kind, message)
+        _LOGGER.log(event_level(kind), "%s: %s", kind, message, extra={"event": kind})
         record = EventRecord(time_unix_s=time.time(), source="learner", kind=kind, message=message)
         self.journal.event(record)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from vcpo.metrics import OperatorMetrics
+from vcpo.service.logs import log_fields
 from vcpo_operator.names import RunKey
 from vcpo_operator.reconcile.reconciler import ReconcileResult
 from vcpo_operator.reconcile.workqueue import RunQueue
@@ -41,7 +42,8 @@ class ReconcileLoop:
     async def _work(self) -> None:
         while True:
             key = await self._queue.get()
-            result = await self._reconcile_once(key)
+            with log_fields(namespace=key.namespace, run=key.name):
+                result = await self._reconcile_once(key)
             if result.requeue_after_s is not None and not result.error:
                 self._queue.add(key, result.requeue_after_s)
             failed = bool(result.error)

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -20,6 +21,8 @@ from vcpo_rollout.engines.loading import load_end_token_ids, load_model_skeleton
 from vcpo_rollout.engines.quantization import QuantizationPlan, plan_quantization
 
 _LOGGER = logging.getLogger(__name__)
+_VLLM_LOGGING = Path(__file__).parent / "vllm" / "logging.json"
+"""Configuration of vLLM's loggers, in the form of `logging.config.dictConfig`."""
 
 
 def choose_quantization(group: RolloutGroup) -> QuantizationPlan:
@@ -113,13 +116,15 @@ def _start_vllm(
 def _require_vllm() -> Iterator[None]:
     """Import vLLM in the body; a failed import becomes an error with a cure.
 
-    vLLM configures its loggers when it is imported, in its processes too. At its default level it
-    logs three lines per swap, so the level is WARNING unless the user sets another.
+    vLLM configures its loggers when it is imported, in its processes too: here, to write lines as
+    ours. At its default level it logs three lines per swap, so the level is WARNING unless the user
+    sets another.
 
     Raises:
         ValueError: when vLLM cannot be imported.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_CONFIG_PATH", str(_VLLM_LOGGING))
     try:
         yield
     except (ImportError, RuntimeError) as error:  # RuntimeError: of an incompatible torchvision

@@ -21,6 +21,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from vcpo.service.logs import log_fields
 from vcpo.wire.failures import Failure, FailureCause, FailureCounts, one_line
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import work_pb2
@@ -180,9 +181,10 @@ class Worker:
         interrupt = self._interrupts[lease.lease_id] = asyncio.Event()
         if lease.lease_id in self._preempted:
             interrupt.set()
-        task = asyncio.create_task(self._complete(lease, interrupt))
+        with log_fields(lease=lease.lease_id):
+            task = asyncio.create_task(self._complete(lease, interrupt))
+            task.add_done_callback(lambda task: self._end(task, lease.lease_id))
         self._slots[task] = lease.num_trajectories
-        task.add_done_callback(lambda task: self._end(task, lease.lease_id))
         self._parts.gauges.set_in_flight(sum(self._slots.values()))
 
     def _end(self, task: asyncio.Task[None], lease_id: str) -> None:

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable
 
+from vcpo.service.logs import log_fields
 from vcpo.wire.v1 import policy_pb2
 from vcpo.wire.weights import CorruptWeightsError
 from vcpo_rollout.engines.engine import Engine, PolicyWeights
@@ -77,7 +78,8 @@ class WeightReceiver:
             manifest = await self._learner.newest_policy(base, wait_s=_WAIT_S)
             self._is_held_suspect = False
             if HeldPolicy.from_manifest(manifest) != self.held:
-                await self._receive(manifest)
+                with log_fields(version=manifest.policy_version, incarnation=manifest.incarnation):
+                    await self._receive(manifest)
 
     async def _receive(self, manifest: policy_pb2.PolicyManifest) -> None:
         started_s = self._clock()

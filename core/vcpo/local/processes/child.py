@@ -19,6 +19,7 @@ from pathlib import Path
 
 from vcpo.service.crash import crash_cause, describe_exit
 from vcpo.service.lifecycle import START_ERROR_MARK, Ready, read_ready
+from vcpo.service.log_line import plain_text
 
 _POLL_S = 0.05
 _MAX_LOG_BYTES = 65_536
@@ -81,7 +82,7 @@ class ChildProcess:
         assert self.exit_code is not None
         if self.hung_s:
             return f"did not answer for {self.hung_s:.0f} s and was killed (log: {self.log})"
-        log = self.log_tail()
+        log = plain_text(self.log_tail())
         _, mark, start_error = log.rpartition(START_ERROR_MARK)
         if mark:
             return f"{'cannot start' if self.ready is None else 'gave up'}: {start_error.strip()}"

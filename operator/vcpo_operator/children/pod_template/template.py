@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from vcpo.service.lifecycle import SERVICE_ENVIRONMENT, TOKEN_VARIABLE
+from vcpo.service.logs import NAMESPACE_VARIABLE, POD_VARIABLE
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.manifest import Manifest, Parent, digest
 from vcpo_operator.children.pod_template.overlay import merge_template
@@ -163,7 +164,11 @@ def _environment(parent: Parent, defaults: OperatorDefaults, threads: int | None
     return [
         # The root file system is read-only, and libraries cache under the home directory.
         {"name": "HOME", "value": SCRATCH_PATH},
-        {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": POD_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {
+            "name": NAMESPACE_VARIABLE,
+            "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}},
+        },
         *(
             {"name": name, "value": value}
             for name, value in {**SERVICE_ENVIRONMENT, **defaults.pod_environment}.items()

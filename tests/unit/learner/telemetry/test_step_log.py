@@ -6,10 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from tests.fixtures.learner.dispatcher import ManualClock
 from tests.fixtures.records import STEP
 from vcpo.records.reasons import SkipReason
 from vcpo.records.step_record import StepRecord
-from vcpo_learner.telemetry.step_log import StepLog
+from vcpo_learner.telemetry.step_log import LINE_PERIOD_S, StepLog
+
+
+def step_log(total_steps: int) -> StepLog:
+    return StepLog(total_steps, clock=ManualClock())
 
 
 def events_of(news: StepLog, *, skipped: list[str | None]) -> list[tuple[int, str]]:
@@ -22,7 +27,7 @@ def events_of(news: StepLog, *, skipped: list[str | None]) -> list[tuple[int, st
 
 
 def test_the_first_skipped_steps_are_reported_each_and_more_of_them_as_what_they_mean():
-    events = events_of(StepLog(2000), skipped=[None, *["no_gradient"] * 1100])
+    events = events_of(step_log(2000), skipped=[None, *["no_gradient"] * 1100])
     assert events == [
         (2, "StepSkipped"),
         (3, "StepSkipped"),
@@ -34,13 +39,13 @@ def test_the_first_skipped_steps_are_reported_each_and_more_of_them_as_what_they
 
 
 def test_an_update_restarts_the_count():
-    events = events_of(StepLog(100), skipped=[*["no_gradient"] * 9, None, *["no_gradient"] * 9])
+    events = events_of(step_log(100), skipped=[*["no_gradient"] * 9, None, *["no_gradient"] * 9])
     assert [step for step, _ in events] == [1, 2, 3, 11, 12, 13]
 
 
 @pytest.mark.parametrize("reason", SkipReason)
 def test_a_run_that_makes_no_update_is_reported_why_and_what_to_do(reason):
-    news = StepLog(100)
+    news = step_log(100)
     for step in range(1, 11):
         events = dict(news.events(replace(STEP, step=step, skipped=reason.value), None))
     assert events["NoUpdate"].startswith("The last 10 steps made no update: ")
@@ -49,13 +54,13 @@ def test_a_run_that_makes_no_update_is_reported_why_and_what_to_do(reason):
 
 def test_the_number_at_fault_is_reported():
     record = replace(STEP, step=4, skipped="low_ess")
-    assert dict(StepLog(9).events(record, "rho .01")) == {
+    assert dict(step_log(9).events(record, "rho .01")) == {
         "StepSkipped": "step 4: the ESS ratio is too small a share of the on-policy ratio (rho .01)"
     }
 
 
 def test_a_collapse_warning_is_reported_when_it_changes():
-    news = StepLog(9)
+    news = step_log(9)
     levels = ["ok", "warn", "warn", "ok"]
     records = [replace(STEP, step=1, warning_level=level, warning_score=0.4) for level in levels]
     assert [dict(news.events(record, None)) for record in records] == [
@@ -66,38 +71,57 @@ def test_a_collapse_warning_is_reported_when_it_changes():
     ]
 
 
-def test_a_long_run_logs_about_a_hundred_steps_the_first_and_the_last_among_them():
-    news = StepLog(1005)
-    lines = [news.log_line(replace(STEP, step=step)) for step in range(1, 1006)]
-    logged = [step for step, line in enumerate(lines, start=1) if line is not None]
-    assert logged == [1, *range(10, 1001, 10), 1005]
+def logged_steps(caplog):
+    return [record.step for record in caplog.records]
 
 
-def test_a_short_run_logs_every_step():
-    news = StepLog(8)
-    assert all(news.log_line(replace(STEP, step=step)) for step in range(1, 9))
+def test_a_fast_run_logs_a_line_every_thirty_seconds_its_first_and_its_last_step(caplog):
+    caplog.set_level("INFO")
+    clock = ManualClock()
+    news = StepLog(100, clock=clock)
+    for step in range(1, 101):  # one every 0.9 s
+        news.log_if_due(replace(STEP, step=step))
+        clock.advance(0.9)
+    # 34 steps take 30.6 s, which is the first time that 30 s have passed.
+    assert logged_steps(caplog) == [1, 35, 69, 100]
 
 
-def test_a_logged_step_says_how_the_run_is_doing():
+def test_a_slow_run_logs_every_step(caplog):
+    caplog.set_level("INFO")
+    clock = ManualClock()
+    news = StepLog(9, clock=clock)
+    for step in range(1, 9):
+        news.log_if_due(replace(STEP, step=step))
+        clock.advance(LINE_PERIOD_S)
+    assert logged_steps(caplog) == list(range(1, 9))
+
+
+def test_a_logged_step_says_how_the_run_is_doing(caplog):
+    caplog.set_level("INFO")
     record = replace(
         STEP,
-        step=7,
+        step=8,
         reward_mean=0.4312,
-        ess_ratio=0.71,
+        ess_ratio=0.69,
         on_policy_ess_ratio=0.92,
         learning_rate_scale=0.88,
         lag_mean=2.13,
         lag_max=5,
+        tokens_per_s=418.2,
         step_s=3.21,
         idle_s=0.04,
     )
+    news = step_log(8)
+    news.log_if_due(record)
+    news.log_if_due(replace(record, skipped="no_gradient"))
     line = (
-        "step 7/8: reward 0.431, ESS 0.71 of 0.92, lr x0.88, lag 2.1 (max 5), 3.2 s after waiting"
-        " 0.0 s"
+        "step 8/8: reward 0.431, ESS 0.75 of on-policy, lr x0.88, lag 2.1 (max 5), 418 tokens/s,"
+        " 3.2 s after waiting 0.0 s"
     )
-    assert StepLog(8).log_line(record) == line
-    skipped = replace(record, skipped="no_gradient")
-    assert StepLog(8).log_line(skipped) == f"{line}, no update (no_gradient)"
+    assert caplog.messages == [line, f"{line}, no update (no_gradient)"]
+    fields = vars(caplog.records[0])
+    assert fields["relative_ess_ratio"] == pytest.approx(0.75)
+    assert (fields["step"], fields["version"], fields["tokens_per_s"]) == (8, 8, 418.2)
 
 
 def step_of_age(age_steps: int, *, buffered: int = 0) -> StepRecord:
@@ -107,13 +131,13 @@ def step_of_age(age_steps: int, *, buffered: int = 0) -> StepRecord:
 
 def test_the_calibration_of_a_run_whose_responses_have_all_arrived_gets_old_without_a_word():
     # 100 steps of 4: 160 consumed and 240 buffered are all of them.
-    assert list(StepLog(100).events(step_of_age(32, buffered=240), None)) == []
-    (event,) = StepLog(100).events(step_of_age(32, buffered=236), None)
+    assert list(step_log(100).events(step_of_age(32, buffered=240), None)) == []
+    (event,) = step_log(100).events(step_of_age(32, buffered=236), None)
     assert event[0] == "CalibrationStale"
 
 
 def test_a_calibration_that_gets_old_is_reported_once_and_when_it_is_renewed():
-    news = StepLog(99)
+    news = step_log(99)
     ages = [31, 32, 33, 0, 1, 32]
     kinds = [[kind for kind, _ in news.events(step_of_age(age), None)] for age in ages]
     assert kinds == [[], ["CalibrationStale"], [], ["CalibrationRenewed"], [], ["CalibrationStale"]]
@@ -121,6 +145,6 @@ def test_a_calibration_that_gets_old_is_reported_once_and_when_it_is_renewed():
 
 def test_an_old_calibration_is_reported_with_the_ratio_that_stays_and_the_cure():
     record = replace(step_of_age(32), on_policy_ess_ratio=0.875)
-    message = dict(StepLog(99).events(record, None))["CalibrationStale"]
+    message = dict(step_log(99).events(record, None))["CalibrationStale"]
     assert "for 32 steps. The on-policy ESS ratio stays at 0.88" in message
     assert "set algorithm.onPolicyEssRatio" in message

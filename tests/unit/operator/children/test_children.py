@@ -110,6 +110,18 @@ def test_a_worker_knows_its_learner_its_group_and_its_own_name():
     )
 
 
+@pytest.mark.parametrize("pods", ["StatefulSet demo-learner", "Deployment demo-rollout-main"])
+def test_every_pod_gets_the_variables_of_the_operator_and_knows_its_namespace(pods):
+    defaults = replace(DEFAULTS, pod_environment={"VCPO_LOG_FORMAT": "json"})
+    made = {f"{each.kind.kind} {each.name}": each for each in build_children(parent(), defaults)}
+    (container,) = pod_spec(made[pods])["containers"]
+    assert {"name": "VCPO_LOG_FORMAT", "value": "json"} in container["env"]
+    assert {
+        "name": "POD_NAMESPACE",
+        "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}},
+    } in container["env"]
+
+
 def test_a_pod_has_longer_to_leave_than_its_process_takes_to_drain():
     assert pod_spec(build()["StatefulSet demo-learner"])["terminationGracePeriodSeconds"] == 150
     assert pod_spec(build()["Deployment demo-rollout-main"])["terminationGracePeriodSeconds"] == 90

@@ -1,0 +1,36 @@
+"""How serious an event is: the level of its log line."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+_ERRORS: Final = frozenset({"Failed", "SelfCheckFailed"})
+"""Kinds that end the run."""
+_WARNINGS: Final = frozenset(
+    {
+        "CalibrationStale",
+        "CheckpointDamaged",
+        "CollapseWarning",
+        "DiskFull",
+        "DrainFailed",
+        "DrainTimedOut",
+        "EvaluationWithoutResult",
+        "GenerationFailed",
+        "GroupQuarantined",
+        "LearnerRestarted",
+        "NoUpdate",
+        "SignalsStale",
+        "Throttled",
+        "Warning",
+        "WorkerLost",
+    }
+)
+"""Kinds that a person should read, while the run continues."""
+
+
+def event_level(kind: str) -> int:
+    """Return the level of `logging` for an event of this kind."""
+    if kind in _ERRORS:
+        return logging.ERROR
+    return logging.WARNING if kind in _WARNINGS else logging.INFO

@@ -1,0 +1,198 @@
+"""The log of a service's process: lines of text for people, or of JSON for a cluster's log store.
+
+`configure` is called once, at the start. In JSON, everything that the process says becomes one line
+each: records, warnings, uncaught exceptions, and what code prints. A line holds the fields of its
+process (`identify_process`), of its context (`log_fields`) and of its call (`extra`).
+
+The hosts set `VCPO_LOG_FORMAT`. Processes that a service starts inherit the form and the fields, so
+vLLM's own processes write the same lines: `vcpo_rollout/engines/vllm/logging.json`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import io
+import json
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from enum import StrEnum
+from types import MappingProxyType, TracebackType
+from typing import Final, TextIO
+
+from vcpo.service.log_line import JsonLine
+
+FORM_VARIABLE: Final = "VCPO_LOG_FORMAT"
+"""Environment variable with the form of log lines, a `LogForm`; text if it is unset."""
+NAMESPACE_VARIABLE: Final = "POD_NAMESPACE"
+POD_VARIABLE: Final = "POD_NAME"
+_FIELDS_VARIABLE: Final = "VCPO_LOG_FIELDS"
+"""Environment variable with the process's fields, for the processes that it starts."""
+
+_TEXT = "%(asctime)s %(levelname)s %(message)s"
+_LOGGER = logging.getLogger(__name__)
+
+
+class LogForm(StrEnum):
+    """Form of log lines."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+_context_fields: ContextVar[Mapping[str, object]] = ContextVar(
+    "log_fields", default=MappingProxyType({})
+)
+
+
+def configure(part: str, *, form: LogForm | None = None, level: int = logging.INFO) -> None:
+    """Configure the logging of this process; call it before the first line.
+
+    part: `learner`, `rollout` or `operator`.
+    form: None takes `VCPO_LOG_FORMAT`.
+
+    Raises:
+        ValueError: naming the variable, if its value is no form.
+    """
+    os.environ[FORM_VARIABLE] = _form_of_environment() if form is None else form
+    os.environ.pop(_FIELDS_VARIABLE, None)
+    identify_process(
+        part=part,
+        run="",
+        namespace=os.environ.get(NAMESPACE_VARIABLE, ""),
+        pod=os.environ.get(POD_VARIABLE, ""),
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [line_handler()]
+    root.setLevel(level)
+    logging.captureWarnings(capture=True)
+    if _form_of_environment() is LogForm.JSON:
+        sys.stdout = _PrintedLines(sys.stdout, logging.getLogger("stdout"), logging.INFO)
+        sys.stderr = _PrintedLines(sys.stderr, logging.getLogger("stderr"), logging.WARNING)
+        sys.excepthook = _log_uncaught
+        sys.unraisablehook = _log_ignored
+        threading.excepthook = _log_end_of_thread
+
+
+def identify_process(**fields: str) -> None:
+    """Add fields to every later line of this process, and of those that it starts."""
+    os.environ[_FIELDS_VARIABLE] = json.dumps({**_process_fields(), **fields})
+
+
+@contextlib.contextmanager
+def log_fields(**fields: object) -> Iterator[None]:
+    """Add fields to every line of the enclosed code, and of the tasks that it starts."""
+    token = _context_fields.set({**_context_fields.get(), **fields})
+    try:
+        yield
+    finally:
+        _context_fields.reset(token)
+
+
+def line_handler() -> logging.Handler:
+    """Return the handler that writes every line to the process's own standard error.
+
+    Raises:
+        ValueError: naming the variable, if the form in the environment is none.
+    """
+    is_json = _form_of_environment() is LogForm.JSON
+    handler = _LineHandler(sys.__stderr__)
+    handler.setFormatter(JsonLine(_fields) if is_json else logging.Formatter(_TEXT))
+    return handler
+
+
+def report_end(message: str) -> None:
+    """Log why this process ends; as text without a prefix, so that the line is the cause."""
+    if os.environ.get(FORM_VARIABLE) == LogForm.JSON:
+        _LOGGER.critical("%s", message)
+        return
+    with contextlib.suppress(OSError):  # a full disk must not change the exit status
+        sys.stderr.write(f"{message}\n")
+
+
+class _LineHandler(logging.StreamHandler[TextIO]):
+    """Writes lines. A record that cannot be formatted becomes a line that says so."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
+        """Write the record's unformatted message; a stream that cannot be written loses it."""
+        path, number = record.pathname, record.lineno
+        text = f"a line of {path}:{number} cannot be formatted: {record.msg!r}"
+        unformatted = logging.LogRecord(
+            record.name, logging.ERROR, path, number, text, None, sys.exc_info()
+        )
+        with contextlib.suppress(OSError, ValueError):
+            self.stream.write(self.format(unformatted) + self.terminator)
+            self.flush()
+
+
+class _PrintedLines(io.TextIOBase):
+    """A stream of this process whose text becomes log lines, one for each finished piece."""
+
+    def __init__(self, original: TextIO, logger: logging.Logger, level: int) -> None:
+        self._original = original
+        self._logger = logger
+        self._level = level
+        self._unfinished = ""
+        atexit.register(self._log)
+
+    def write(self, text: str) -> int:
+        """Log the text once it ends with a new line."""
+        self._unfinished += text
+        if self._unfinished.endswith("\n"):
+            self._log()
+        return len(text)
+
+    def fileno(self) -> int:
+        """Return the descriptor of the original stream, to which native code writes."""
+        return self._original.fileno()
+
+    def _log(self) -> None:
+        piece, self._unfinished = self._unfinished.strip("\n"), ""
+        # A progress bar returns to the start of its line and overwrites itself.
+        shown = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in piece.split("\n"))
+        if shown:
+            self._logger.log(self._level, "%s", shown)
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, frames: TracebackType | None
+) -> None:
+    text = "".join(traceback.format_exception_only(kind, error)).strip()
+    _LOGGER.critical("%s", text, exc_info=(kind, error, frames))
+
+
+def _log_ignored(ignored: sys.UnraisableHookArgs) -> None:
+    text = f"{ignored.err_msg or 'Exception ignored in'}: {ignored.object!r}"
+    error = ignored.exc_value or ignored.exc_type()
+    _LOGGER.warning("%s", text, exc_info=(ignored.exc_type, error, ignored.exc_traceback))
+
+
+def _log_end_of_thread(ended: threading.ExceptHookArgs) -> None:
+    name = ended.thread.name if ended.thread else "unknown"
+    error = ended.exc_value or ended.exc_type()
+    exc_info = (ended.exc_type, error, ended.exc_traceback)
+    _LOGGER.error("exception in thread %s", name, exc_info=exc_info)
+
+
+def _fields() -> Mapping[str, object]:
+    return {**_process_fields(), **_context_fields.get()}
+
+
+def _process_fields() -> dict[str, str]:
+    """Return the fields of this process, which may be one that a service started."""
+    fields: dict[str, str] = json.loads(os.environ.get(_FIELDS_VARIABLE, "{}"))
+    return fields
+
+
+def _form_of_environment() -> LogForm:
+    given = os.environ.get(FORM_VARIABLE, LogForm.TEXT)
+    try:
+        return LogForm(given)
+    except ValueError:
+        known = " or ".join(LogForm)
+        raise ValueError(f"{FORM_VARIABLE}: must be {known}, got {given!r}") from None

@@ -1,0 +1,141 @@
+"""The log of a process: what it says in JSON, and what in text."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from vcpo.service.crash import crash_cause
+
+REQUIRED = {"time", "level", "part", "logger", "message", "run", "namespace", "pod"}
+
+
+def said(code, **environment):
+    """Return the standard error of a process that configures its log and runs code."""
+    start = "from vcpo.service import logs; import logging; logs.configure('learner')\n"
+    process = subprocess.run(
+        [sys.executable, "-c", start + code],
+        env={**os.environ, "POD_NAME": "demo-learner-0", "POD_NAMESPACE": "ml", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.stdout == ""
+    return process.stderr
+
+
+def lines(code):
+    found = [json.loads(line) for line in said(code, VCPO_LOG_FORMAT="json").splitlines()]
+    assert all(line.keys() >= REQUIRED for line in found)
+    return found
+
+
+def only(code):
+    (line,) = lines(code)
+    return line
+
+
+def test_every_line_names_part_pod_namespace_and_once_it_is_known_the_run():
+    before, after = lines(
+        "logging.warning('a'); logs.identify_process(run='demo', worker='w'); logging.info('b')"
+    )
+    assert (before["part"], before["pod"], before["namespace"]) == (
+        "learner",
+        "demo-learner-0",
+        "ml",
+    )
+    assert (before["run"], after["run"], after["worker"]) == ("", "demo", "w")
+
+
+def test_fields_of_a_context_are_on_the_lines_of_its_tasks_and_threads():
+    first, second = lines(
+        "import asyncio\n"
+        "async def work(): await asyncio.to_thread(logging.info, 'in a thread')\n"
+        "async def main():\n"
+        "    with logs.log_fields(lease='l-1'):\n"
+        "        task = asyncio.create_task(work())\n"
+        "    await task\n"
+        "    logging.info('outside')\n"
+        "asyncio.run(main())"
+    )
+    assert (first["lease"], "lease" in second) == ("l-1", False)
+
+
+def test_what_code_prints_is_one_line_for_each_piece():
+    first, second, third = lines(
+        "import sys\nprint('a', 'b'); sys.stderr.write('two\\nlines\\n'); print('no end', end='')"
+    )
+    assert (first["message"], first["logger"], first["level"]) == ("a b", "stdout", "INFO")
+    assert (second["message"], second["logger"]) == ("two\nlines", "stderr")
+    assert (second["level"], third["message"]) == ("WARNING", "no end")
+
+
+def test_of_a_progress_bar_the_last_state_is_logged():
+    line = only("import sys; sys.stderr.write('\\r 1/2'); sys.stderr.write('\\r 2/2\\n')")
+    assert line["message"] == " 2/2"
+
+
+def test_a_warning_is_a_line():
+    line = only("import warnings; warnings.warn('old', stacklevel=1)")
+    assert (line["level"], line["logger"]) == ("WARNING", "py.warnings")
+    assert "UserWarning: old" in line["message"]
+
+
+@pytest.mark.parametrize(
+    ("code", "level"),
+    [
+        ("raise ValueError('bad')", "CRITICAL"),
+        ("import threading\ndef f(): raise ValueError('bad')\nthreading.Thread(target=f).start()",
+         "ERROR"),
+        ("class C:\n    def __del__(self): raise ValueError('bad')\nC()", "WARNING"),
+    ],
+    ids=["uncaught", "of a thread", "ignored"],
+)  # fmt: skip
+def test_an_exception_that_nobody_catches_is_one_line(code, level):
+    line = only(code)
+    assert line["level"] == level
+    assert line["exc_info"].endswith("ValueError: bad")
+
+
+def test_a_line_that_cannot_be_formatted_says_where_and_why():
+    line = only("logging.info('%d', 'x')")
+    assert (line["level"], line["exc_info"].splitlines()[-1]) == (
+        "ERROR",
+        "TypeError: %d format: a real number is required, not str",
+    )
+    assert "'%d'" in line["message"]
+
+
+def test_a_process_that_the_service_starts_writes_lines_with_the_same_fields():
+    child = (
+        "import logging; from vcpo.service import logs;"
+        "logging.getLogger().addHandler(logs.line_handler()); logging.warning('from a child')"
+    )
+    line = only(
+        "logs.identify_process(run='demo')\n"
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    )
+    assert (line["message"], line["part"], line["run"]) == ("from a child", "learner", "demo")
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_the_cause_of_an_end_is_read_from_either_form(form):
+    log = said("logging.info('serving'); raise ValueError('bad')", VCPO_LOG_FORMAT=form)
+    assert crash_cause(log) == "ValueError: bad"
+    log = said("logging.info('serving'); logs.report_end('engine: it died')", VCPO_LOG_FORMAT=form)
+    assert crash_cause(log) == "engine: it died"
+
+
+def test_text_is_for_people():
+    (line,) = said("logging.info('serving')").splitlines()
+    assert line.endswith(" INFO serving")
+
+
+def test_an_unknown_form_is_refused_with_the_variable_and_what_it_may_be():
+    assert crash_cause(said("", VCPO_LOG_FORMAT="xml")) == (
+        "ValueError: VCPO_LOG_FORMAT: must be text or json, got 'xml'"
+    )
