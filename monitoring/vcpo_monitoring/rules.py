@@ -68,6 +68,23 @@ def thresholds() -> dict[str, float]:
     return found
 
 
+def rules_of_alert(name: str) -> str:
+    """Return a file with one alert, and with the recordings that it needs; as JSON, which is YAML.
+
+    Raises: KeyError if there is no such alert.
+    """
+    document = _document()
+    listed = [rule for group in document["groups"] for rule in group["rules"]]
+    kept = [rule for rule in listed if rule.get("alert") == name]
+    if not kept:
+        raise KeyError(name)
+    for rule in reversed(listed):
+        needed = "\n".join(each["expr"] for each in kept)
+        if "record" in rule and re.search(rf"{rule['record']}\b", needed):
+            kept.insert(0, rule)
+    return json.dumps({"groups": [{"name": name, "rules": kept}]}, indent=2)
+
+
 def scaled_rules(factor: float) -> str:
     """Return the file with every duration multiplied by a factor, for a test against a fast run.
 

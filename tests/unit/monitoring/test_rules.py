@@ -1,0 +1,105 @@
+"""Every alert fires when it should and is silent when it should, by Prometheus' own promtool."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from tests.fixtures.rules.cases import AREAS, cases_of, healthy, labelled, promtool_tests
+from tests.fixtures.rules.promtool import needs_promtool, promtool
+from vcpo_monitoring.rules import RULES_FILE, rules, rules_of_alert
+
+ALERTS = sorted({rule.name for rule in rules() if rule.is_alert})
+CASES = [case for area in AREAS for case in cases_of(area)]
+
+
+def run_tests(tmp_path, tests) -> str:
+    path = tmp_path / "tests.json"
+    path.write_text(json.dumps(tests))
+    return promtool("test", "rules", path)
+
+
+@needs_promtool
+def test_the_file_is_one_that_prometheus_loads():
+    assert promtool("check", "rules", RULES_FILE) == ""
+
+
+@needs_promtool
+@pytest.mark.parametrize("alert", ALERTS)
+def test_an_alert_fires_and_is_silent_as_its_cases_say(tmp_path, alert):
+    only = tmp_path / "rules.json"
+    only.write_text(rules_of_alert(alert))
+    cases = [case for case in CASES if case.alert == alert]
+    assert run_tests(tmp_path, promtool_tests(cases, only)) == ""
+
+
+@needs_promtool
+def test_a_healthy_run_raises_no_alert(tmp_path):
+    checks = [
+        {"alertname": alert, "eval_time": at, "exp_alerts": []}
+        for alert in ALERTS
+        for at in ("1m", "15m", "1h", "2h")
+    ]
+    test = {
+        "interval": "1m",
+        "input_series": [
+            {"series": labelled(key, "ml"), "values": values} for key, values in healthy().items()
+        ],
+        "alert_rule_test": checks,
+    }
+    assert run_tests(tmp_path, {**promtool_tests([]), "tests": [test]}) == ""
+
+
+@needs_promtool
+def test_promtool_refuses_a_case_that_expects_something_else(tmp_path):
+    case = next(case for case in CASES if case.fires)
+    tests = promtool_tests([case])
+    for check in tests["tests"][0]["alert_rule_test"]:
+        check["exp_alerts"] = []
+    assert case.alert in run_tests(tmp_path, tests)
+
+
+def test_every_alert_has_cases_that_fire_and_cases_that_do_not():
+    kinds = Counter((case.alert, case.fires) for case in CASES)
+    assert sorted({case.alert for case in CASES}) == ALERTS
+    assert [alert for alert in ALERTS if not (kinds[alert, True] and kinds[alert, False])] == []
+
+
+def test_there_are_27_alerts():
+    assert len(ALERTS) == 27
+
+
+def test_every_alert_of_a_run_is_joined_with_the_active_runs():
+    without = {
+        rule.name
+        for rule in rules()
+        if rule.is_alert and "namespace_run:vcpo_active == 1" not in rule.expression
+    }
+    assert without == {
+        "VCPORunFailed",
+        "VCPOOperatorDown",
+        "VCPOOperatorReconcileErrors",
+        "VCPOOperatorQueueStuck",
+        "VCPOOperatorWatchDeaf",
+    }
+
+
+def test_an_alert_says_how_bad_it_is_what_it_means_and_where_to_look():
+    for rule in rules():
+        if rule.is_alert:
+            assert set(rule.annotations) == {
+                "summary",
+                "description",
+                "runbook_url",
+                "dashboard_url",
+            }
+            assert rule.labels["severity"] in {"critical", "warning", "info"}
+
+
+def test_a_recorded_series_is_named_after_its_labels():
+    for rule in rules():
+        if not rule.is_alert:
+            assert re.fullmatch(r"namespace_run(_reason)?:vcpo_\w+(:\w+)?", rule.name)
