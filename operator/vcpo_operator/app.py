@@ -12,6 +12,7 @@ from typing import Any
 import kopf
 
 from vcpo.metrics import OperatorMetrics
+from vcpo.metrics.label_values import SignalSource as Source
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.cluster_api.client import Cluster
 from vcpo_operator.cluster_api.executor import Executor
@@ -58,19 +59,22 @@ class Operator:
         login: Login = login,
     ) -> None:
         self._options = options
+        self._metrics = metrics
         view = IndexedView()
         queue = RunQueue(clock=time.monotonic)
-        connections = LearnerConnections(clock=time.monotonic, address_of=address_of)
+        connections = LearnerConnections(metrics, clock=time.monotonic, address_of=address_of)
         self._signals: SignalSource = connections
+        source = Source.LEARNER
         if options.prometheus_url is not None:
             prometheus = Prometheus(options.prometheus_url)
-            self._signals = ScrapedSignals(prometheus, connections, clock=time.time)
+            self._signals = ScrapedSignals(metrics, prometheus, connections, clock=time.time)
+            source = Source.PROMETHEUS
         reconciler = Reconciler(
             view=view,
             executor=Executor(cluster, connections),
             signals=self._signals,
             defaults=options.defaults,
-            exports=RunExports(metrics),
+            exports=RunExports(metrics, source=source),
             clock=time.time,
         )
         self._loop = ReconcileLoop(queue, reconciler.reconcile, metrics, workers=options.workers)
@@ -102,10 +106,12 @@ class Operator:
                 await _run_until_stopped(lease.acquire(), stop)
         if stop.is_set():
             return
+        self._metrics.leader.set(1)
         tasks = [self._loop.run()] if lease is None else [self._loop.run(), lease.renew()]
         try:
             await _run_until_one_ends(self._watch(stop), tasks, stop)
         finally:
+            self._metrics.leader.set(0)
             await self._signals.close()
 
     async def _watch(self, stop: asyncio.Event) -> None:

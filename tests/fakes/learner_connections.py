@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from vcpo.metrics import HostMetrics
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.names import RunKey
 from vcpo_operator.observed.report import LearnerReport
@@ -14,7 +15,7 @@ class FakeConnections(LearnerConnections):
     """Every learner returns `report`; the commands that the operator sends are recorded."""
 
     def __init__(self) -> None:
-        super().__init__(clock=lambda: 0.0)
+        super().__init__(HostMetrics(), clock=lambda: 0.0)
         self.report: LearnerReport | None = None
         self.throttles: list[int] = []
         self.reasons: list[str] = []

@@ -93,6 +93,13 @@ def next_deadline_s(limits: RunLimits, times: RunTimes) -> float | None:
     return min((at_s for at_s, _ in _active_deadlines(limits, times)), default=None)
 
 
+def startup_deadline_s(limits: RunLimits, times: RunTimes) -> float | None:
+    """Return the time at which a run without a step fails; None if that deadline does not act."""
+    if times.admission_s is None or times.has_stepped:
+        return None
+    return times.admission_s + limits.startup_s
+
+
 def _active_deadlines(limits: RunLimits, times: RunTimes) -> Iterator[tuple[float, ExceededLimit]]:
     """Yield the deadlines that act now; of two that have passed the first one counts."""
     if times.admission_s is None:
@@ -115,9 +122,9 @@ def _active_deadlines(limits: RunLimits, times: RunTimes) -> Iterator[tuple[floa
                 f" {limits.active_s} s or longer.",
             ),
         )
-    if not times.has_stepped:
+    if (startup_s := startup_deadline_s(limits, times)) is not None:
         yield (
-            times.admission_s + limits.startup_s,
+            startup_s,
             ExceededLimit(
                 reason=LimitReason.STARTUP_DEADLINE_EXCEEDED,
                 message="`spec.startupDeadlineSeconds`: the run took no step within"

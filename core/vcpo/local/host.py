@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -16,11 +17,15 @@ from dataclasses import dataclass
 
 import grpc
 
-from vcpo.control.conditions import ConditionType
 from vcpo.control.decision import ControlDecision, decide
 from vcpo.control.limit_change import ChangeKind
 from vcpo.control.limits import ControlLimits
-from vcpo.control.run_limits import RunLimits, RunTimes, exceeded_deadline
+from vcpo.control.run_limits import (
+    RunLimits,
+    RunTimes,
+    exceeded_deadline,
+    startup_deadline_s,
+)
 from vcpo.control.state import ControlState
 from vcpo.learner_control import SIGNALS_TIMEOUT_S
 from vcpo.local.processes.child import ChildProcess
@@ -36,6 +41,8 @@ from vcpo.local.terminal.event_feed import EventFeed
 from vcpo.local.terminal.view import LiveView
 from vcpo.local.terminal.watch import run_view
 from vcpo.metrics import HostMetrics, serve_metrics
+from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, Workers
+from vcpo.metrics.label_values import OrderResult, ProcessFault, RunPart, SignalResult, SignalSource
 from vcpo.records.journal import HOST_STARTED, EventRecord, EventTail, Journal, read_metrics
 from vcpo.spec import VCPORun
 from vcpo.wire.phase import RunPhase
@@ -92,11 +99,17 @@ class Host:
         self._journal = Journal(run_dir.path)
         self._feed = EventFeed(EventTail(run_dir.path), own_source=_SOURCE)
         self._metrics = HostMetrics()
+        self._learner_restarts = 0
         self._metrics_port = options.metrics_port  # 0 until the server has taken a free port
         self._scrape_targets = ScrapeTargetFile(run_dir.scrape_targets, run=run.metadata.name)
         self._limits = ControlLimits.of(run.spec)
         self._state = ControlState.start(self._limits, now_s=clock())
         self._started_s = clock()
+        self._started_unix_s = time.time()
+        self._name = (_LOCAL, run.metadata.name)
+        self._hosted_runs = HostedRuns(self._metrics, source=SignalSource.LEARNER)
+        for part, fault in itertools.product(RunPart, ProcessFault):
+            self._metrics.failures.labels(*self._name, part, fault)
         self._interrupted = asyncio.Event()
 
     async def run(self) -> RunOutcome:
@@ -177,7 +190,8 @@ class Host:
         if ended is not None:
             if ended.is_complete:
                 return True
-            self._count_failure("learner", ended.child)
+            self._count_failure(RunPart.LEARNER, ended.child)
+            self._learner_restarts += 1
             self._event("LearnerRestarted", ended.message)
         self._learner.start_when_due(self._connection.port)
         if (ready := self._learner.take_ready()) is not None:
@@ -195,7 +209,7 @@ class Host:
         message = f"{lost.child.name} {lost.child.describe_failure()}; {released} leases released"
         if lost.pause_s:
             message += f"; the next worker starts in {lost.pause_s:g} s"
-        self._count_failure("rollout", lost.child)
+        self._count_failure(RunPart.ROLLOUT, lost.child)
         self._event("WorkerLost", message)
 
     async def _poll_processes(self) -> None:
@@ -209,6 +223,9 @@ class Host:
         timeout_s = self._options.answer_timeout_s
         health = asyncio.gather(*(answers_health_check(child, timeout_s) for child in children))
         _, answered = await asyncio.gather(self._connection.poll(), health)
+        if self._connection.control is not None:
+            result = SignalResult.OK if self._connection.is_answering else SignalResult.ERROR
+            self._metrics.signal_requests.labels(*self._name, SignalSource.LEARNER, result).inc()
         if self._connection.is_answering and self._connection.latest is not None:
             productive = [
                 one for one in self._connection.latest.workers if one.accepted_trajectories
@@ -231,7 +248,9 @@ class Host:
             try:
                 await control.throttle(decision.admission_lag_steps, decision.lag_reason)
             except grpc.aio.AioRpcError:
+                self._count_order(OrderResult.ERROR)
                 return  # the signals will still differ, so the next turn repeats the call
+            self._count_order(OrderResult.OK)
         for change in decision.changes:
             if change.kind is ChangeKind.SCALED:  # of the lag limit the learner writes the event
                 self._event(change.kind, change.sentence)
@@ -245,14 +264,18 @@ class Host:
         Raises:
             RunFailedError: if a deadline has passed.
         """
-        times = RunTimes(
-            start_s=self._started_s,
-            admission_s=self._started_s,
-            has_stepped=self._connection.furthest_step > 0,
-        )
+        times = self._times(self._started_s)
         exceeded = exceeded_deadline(RunLimits.of(self._spec), times, self._clock())
         if exceeded is not None:
             raise RunFailedError(f"{exceeded.message} See the logs of the processes.")
+
+    def _times(self, started_s: float) -> RunTimes:
+        """Return how far the run has come since `started_s`, on whichever clock that is."""
+        return RunTimes(
+            start_s=started_s,
+            admission_s=started_s,
+            has_stepped=self._connection.furthest_step > 0,
+        )
 
     async def _drain(self) -> None:
         """Drain the learner, which writes a checkpoint; a second Ctrl-C kills all processes."""
@@ -309,17 +332,31 @@ class Host:
         with contextlib.suppress(OSError):
             self._scrape_targets.write(targets)
 
-    def _count_failure(self, part: str, child: ChildProcess) -> None:
-        cause = "hung" if child.hung_s else "ended"
-        self._metrics.failures.labels(_LOCAL, self._run.metadata.name, part, cause).inc()
+    def _count_failure(self, part: RunPart, child: ChildProcess) -> None:
+        fault = ProcessFault.HUNG if child.hung_s else ProcessFault.ENDED
+        self._metrics.failures.labels(*self._name, part, fault).inc()
+
+    def _count_order(self, result: OrderResult) -> None:
+        self._metrics.throttle_orders.labels(*self._name, result).inc()
 
     def _export(self, decision: ControlDecision) -> None:
-        name = self._run.metadata.name
-        for condition in decision.conditions:
-            self._metrics.set_condition(_LOCAL, name, condition.type, condition.status)
-        for group, desired in decision.replicas.items():
-            ready = sum(child.ready is not None for child in self._fleet.workers[group])
-            self._metrics.replicas.labels(_LOCAL, name, group, "desired").set(desired)
-            self._metrics.replicas.labels(_LOCAL, name, group, "ready").set(ready)
-        fed = decision.condition(ConditionType.LEARNER_FED)
-        self._metrics.decisions.labels(_LOCAL, name, decision.direction, fed.reason).inc()
+        run = HostedRun(
+            spec=self._spec,
+            conditions=decision.conditions,
+            workers={
+                group: Workers(
+                    desired=desired,
+                    ready=sum(child.ready is not None for child in self._fleet.workers[group]),
+                )
+                for group, desired in decision.replicas.items()
+            },
+            decision=decision,
+            admission_lag_steps=decision.admission_lag_steps,
+            signals_age_s=self._connection.age_s,
+            learner_restarts=self._learner_restarts,
+            start_s=self._started_unix_s,
+            startup_deadline_s=startup_deadline_s(
+                RunLimits.of(self._spec), self._times(self._started_unix_s)
+            ),
+        )
+        self._hosted_runs.show(self._name, run)

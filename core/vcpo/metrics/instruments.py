@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client import CollectorRegistry
 
-from vcpo.control.conditions import ConditionStatus
 from vcpo.metrics.catalogue import STEP_GAUGES, host, learner, operator, rollout
-from vcpo.metrics.metric import Metric, label_values
+from vcpo.metrics.label_values import SignalResult, SignalSource
+from vcpo.metrics.metric import MetricKind, label_values
 from vcpo.metrics.registry import PartRegistry
 
 
@@ -133,58 +132,41 @@ class HostMetrics:
     def __init__(self, part: PartRegistry | None = None) -> None:
         part = part or PartRegistry("host", {})
         self.registry: CollectorRegistry = part.exported
-        self.run_info = part.gauge(host.RUN_INFO)
-        self.run_steps = part.gauge(host.RUN_STEPS)
-        self.checkpoint_interval_steps = part.gauge(host.RUN_CHECKPOINT_INTERVAL)
-        self.max_policy_lag_steps = part.gauge(host.RUN_MAX_POLICY_LAG)
-        self.admission_lag_steps = part.gauge(host.RUN_ADMISSION_LAG)
-        self.ess_floor_ratio = part.gauge(host.RUN_ESS_FLOOR)
+        self.gauges = {
+            metric: part.gauge(metric) for metric in host.HOST if metric.kind is MetricKind.GAUGE
+        }
+        """Gauges of runs, by their declaration; `hosted_runs` sets them."""
         self.throttles = part.counter(host.RUN_THROTTLES)
         self.throttle_orders = part.counter(host.RUN_THROTTLE_ORDERS)
         self.decisions = part.counter(host.RUN_DECISIONS)
-        self.condition = part.gauge(host.RUN_CONDITION)
-        self.condition_reason = part.gauge(host.RUN_CONDITION_REASON)
-        self.replicas = part.gauge(host.RUN_REPLICAS)
         self.failures = part.counter(host.RUN_FAILURES)
         self.learner_restarts = part.counter(host.RUN_LEARNER_RESTARTS)
-        self.signals_age_s = part.gauge(host.RUN_SIGNALS_AGE)
         self.signal_requests = part.counter(host.RUN_SIGNAL_REQUESTS)
-        self.start_timestamp_s = part.gauge(host.RUN_START_TIMESTAMP)
-        self.startup_deadline_timestamp_s = part.gauge(host.RUN_STARTUP_DEADLINE)
-        self._per_run = tuple(
-            each for each in vars(self).values() if isinstance(each, MetricWrapperBase)
-        )
-        self._from_zero: tuple[tuple[Metric, Counter], ...] = (
-            (host.RUN_THROTTLES, self.throttles),
-            (host.RUN_THROTTLE_ORDERS, self.throttle_orders),
-            (host.RUN_FAILURES, self.failures),
-            (host.RUN_LEARNER_RESTARTS, self.learner_restarts),
-            (host.RUN_SIGNAL_REQUESTS, self.signal_requests),
-        )
+        self._counters = {
+            host.RUN_THROTTLES: self.throttles,
+            host.RUN_THROTTLE_ORDERS: self.throttle_orders,
+            host.RUN_DECISIONS: self.decisions,
+            host.RUN_FAILURES: self.failures,
+            host.RUN_LEARNER_RESTARTS: self.learner_restarts,
+            host.RUN_SIGNAL_REQUESTS: self.signal_requests,
+        }
 
-    def count_from_zero(self, namespace: str, run: str) -> None:
+    def count_from_zero(self, namespace: str, run: str, *, source: SignalSource) -> None:
         """Export the counters of a run at 0, so that `increase()` sees their first event.
 
-        A counter that counts already keeps its value.
+        A counter that counts already keeps its value. Process failures are left out, since only
+        the local host counts them.
+        source: the only one that this host asks for signals.
         """
-        for metric, counter in self._from_zero:
+        for metric in (host.RUN_THROTTLES, host.RUN_THROTTLE_ORDERS, host.RUN_LEARNER_RESTARTS):
             for values in label_values(metric.labels[len(host.HOST_LABELS) :]):
-                counter.labels(namespace, run, *values)
-
-    def set_condition(self, namespace: str, run: str, condition: str, status: str) -> None:
-        """Show a condition: 1 at its status, 0 at the others.
-
-        Raises: ValueError when the status is not a `ConditionStatus`.
-        """
-        if status not in tuple(ConditionStatus):
-            allowed = ", ".join(ConditionStatus)
-            raise ValueError(f"status must be one of {allowed}, not '{status}'")
-        for each in ConditionStatus:
-            self.condition.labels(namespace, run, condition, each).set(float(each == status))
+                self._counters[metric].labels(namespace, run, *values)
+        for result in SignalResult:
+            self.signal_requests.labels(namespace, run, source, result)
 
     def forget(self, namespace: str, run: str) -> None:
         """Remove the series of a deleted run."""
-        for metric in self._per_run:
+        for metric in (*self.gauges.values(), *self._counters.values()):
             label_sets = [sample.labels for family in metric.collect() for sample in family.samples]
             for labels in label_sets:
                 if (labels["namespace"], labels["run"]) == (namespace, run):

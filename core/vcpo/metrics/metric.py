@@ -27,7 +27,8 @@ class Feature(StrEnum):
     EVALUATION = "an evaluation that has ended"
     CHECKPOINT = "a checkpoint that was written"
     SINKS = "sinks in spec.tracking"
-    OPERATOR = "the operator as host"
+    LOCAL = "`vcpo run` as host"
+    STARTING = "a run that has not taken a step"
     DELETED_CHILD = "an object of a run that somebody deleted"
 
 

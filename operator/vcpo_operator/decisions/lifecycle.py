@@ -102,6 +102,14 @@ def next_phase_change_s(spec: VCPORunSpec, status: RunStatus, verdict: RunVerdic
     return run_limits.next_deadline_s(RunLimits.of(spec), times)
 
 
+def startup_deadline_s(spec: VCPORunSpec, status: RunStatus) -> float | None:
+    """Return the time at which a run without a step fails; None if that deadline does not act."""
+    times = _run_times(status)
+    if times is None or status.completion_s is not None:
+        return None
+    return run_limits.startup_deadline_s(RunLimits.of(spec), times)
+
+
 def is_past_time_to_live(spec: VCPORunSpec, status: RunStatus, now_s: float) -> bool:
     """Whether the run ended `ttlSecondsAfterFinished` ago or earlier."""
     ttl_s = spec.ttl_seconds_after_finished

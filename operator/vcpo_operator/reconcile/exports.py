@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vcpo.control import ControlDecision
-from vcpo.control.conditions import ConditionType
 from vcpo.metrics import OperatorMetrics
-from vcpo.spec import VCPORun
+from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, Workers
+from vcpo.metrics.label_values import SignalSource
 from vcpo_operator.children.manifest import Kind
-from vcpo_operator.decisions.status_model import RunStatus
+from vcpo_operator.decisions.lifecycle import startup_deadline_s
+from vcpo_operator.decisions.snapshot import Snapshot
+from vcpo_operator.decisions.status_model import RunStatus, StatusCondition
 from vcpo_operator.names import RunKey
 
 
 class RunExports:
     """Exports runs as metrics, and removes those of deleted runs. One owner: the reconciler."""
 
-    def __init__(self, metrics: OperatorMetrics) -> None:
-        self._metrics = metrics
-        self._exported: set[RunKey] = set()
-
-    def show(
-        self, key: RunKey, run: VCPORun, status: RunStatus, decision: ControlDecision | None
+    def __init__(
+        self, metrics: OperatorMetrics, *, source: SignalSource = SignalSource.LEARNER
     ) -> None:
-        """Export a run as its status describes it.
+        self._metrics = metrics
+        self._runs = HostedRuns(metrics, source=source)
+
+    def show(self, snapshot: Snapshot, status: RunStatus, decision: ControlDecision | None) -> None:
+        """Export a run as its next status describes it.
 
         decision: None while the control loop does not run.
         """
-        spec = run.spec
-        info = (spec.model.name, spec.environment.name, spec.algorithm.method.value)
-        self._metrics.run_info.labels(*key, *info).set(1)
-        for condition in status.conditions:
-            self._metrics.set_condition(*key, condition.type, condition.status)
-        for group in status.groups:
-            self._metrics.replicas.labels(*key, group.name, "desired").set(group.desired)
-            self._metrics.replicas.labels(*key, group.name, "ready").set(group.ready)
-        if decision is not None:
-            fed = decision.condition(ConditionType.LEARNER_FED)
-            self._metrics.decisions.labels(*key, decision.direction.value, fed.reason.value).inc()
-        self._exported.add(key)
+        self._runs.show(snapshot.record.key, hosted_run(snapshot, status, decision))
+
+    def show_conditions(self, key: RunKey, conditions: Sequence[StatusCondition]) -> None:
+        """Export conditions alone, of a run whose spec cannot be used."""
+        self._runs.show_conditions(key, conditions)
 
     def count_recreated(self, kind: Kind) -> None:
         """Count a child that somebody deleted and the operator created again."""
@@ -44,6 +41,24 @@ class RunExports:
 
     def forget(self, key: RunKey) -> None:
         """Remove the series of a deleted run."""
-        if key in self._exported:
-            self._exported.discard(key)
-            self._metrics.forget(*key)
+        self._runs.forget(key)
+
+
+def hosted_run(
+    snapshot: Snapshot, status: RunStatus, decision: ControlDecision | None
+) -> HostedRun:
+    """Return what the operator exports of a run."""
+    report = snapshot.report
+    return HostedRun(
+        spec=snapshot.run.spec,
+        conditions=status.conditions,
+        workers={
+            group.name: Workers(desired=group.desired, ready=group.ready) for group in status.groups
+        },
+        decision=decision,
+        admission_lag_steps=status.admission_lag_steps,
+        signals_age_s=None if report is None else report.signals.age_s,
+        learner_restarts=status.restarts.total,
+        start_s=status.start_s,
+        startup_deadline_s=startup_deadline_s(snapshot.run.spec, status),
+    )

@@ -70,7 +70,7 @@ class StatusWriter:
         after = status.with_conditions(
             after, condition_states(inputs), generation=generation, now_s=snapshot.now_s
         )
-        self._exports.show(snapshot.record.key, snapshot.run, after, decision)
+        self._exports.show(snapshot, after, decision)
         await self._write_if_needed(snapshot.record, memory, snapshot.before, after, snapshot.now_s)
 
     async def write_conditions(
@@ -89,6 +89,7 @@ class StatusWriter:
         """
         before = memory.last_known_status(record)
         after = status.with_conditions(before, states, generation=generation, now_s=now_s)
+        self._exports.show_conditions(record.key, after.conditions)
         await self._write_if_needed(record, memory, before, after, now_s)
 
     async def post_event(self, key: RunKey, event: dict[str, Any]) -> None:

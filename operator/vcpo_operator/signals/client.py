@@ -17,6 +17,9 @@ from typing import Protocol
 import grpc
 
 from vcpo.learner_control import LearnerControl
+from vcpo.metrics import HostMetrics
+from vcpo.metrics.label_values import OrderResult, SignalResult
+from vcpo.metrics.label_values import SignalSource as Source
 from vcpo.wire.client import open_channel
 from vcpo_operator.names import RunKey, learner_address
 from vcpo_operator.observed.report import LearnerReport, learner_report
@@ -70,10 +73,12 @@ class LearnerConnections:
 
     def __init__(
         self,
+        metrics: HostMetrics,
         *,
         clock: Callable[[], float],
         address_of: AddressOf = learner_address,
     ) -> None:
+        self._metrics = metrics
         self._clock = clock
         self._address_of = address_of
         self._tokens: dict[RunKey, str] = {}
@@ -107,9 +112,11 @@ class LearnerConnections:
         try:
             report = learner_report(await LearnerControl(connection.channel).signals())
         except (grpc.aio.AioRpcError, ValueError) as error:
+            self._count_request(key, SignalResult.ERROR)
             self._log_silence(key, error, is_first=not connection.is_silent)
             connection.is_silent = True
             return connection.last_known_report(self._clock())
+        self._count_request(key, SignalResult.OK)
         connection.report, connection.received_s = report, now_s
         connection.is_silent = False
         return report
@@ -119,8 +126,14 @@ class LearnerConnections:
 
         Raises: LearnerCommandError when the learner does not answer.
         """
-        with _command_errors("throttle"):
-            await self._control(key).throttle(admission_lag_steps, reason)
+        orders = self._metrics.throttle_orders
+        try:
+            with _command_errors("throttle"):
+                await self._control(key).throttle(admission_lag_steps, reason)
+        except LearnerCommandError:
+            orders.labels(*key, OrderResult.ERROR).inc()
+            raise
+        orders.labels(*key, OrderResult.OK).inc()
 
     async def drain(self, key: RunKey, reason: str) -> None:
         """Tell the learner to finish its work, save and end.
@@ -157,6 +170,9 @@ class LearnerConnections:
 
     def _control(self, key: RunKey) -> LearnerControl:
         return LearnerControl(self._connect(key).channel)
+
+    def _count_request(self, key: RunKey, result: SignalResult) -> None:
+        self._metrics.signal_requests.labels(*key, Source.LEARNER, result).inc()
 
     def _log_silence(self, key: RunKey, error: Exception, *, is_first: bool) -> None:
         """Log why a learner gave no report; a refused token is a warning, once."""

@@ -18,6 +18,7 @@ from tests.fixtures.operator.operator import (
     report,
     run_body,
 )
+from vcpo.metrics import OperatorMetrics
 from vcpo.wire.guard import TOKEN_KEY
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
@@ -173,7 +174,7 @@ async def test_each_learner_is_shown_its_own_token_and_answers_to_no_other(opera
             stack.push_async_callback(server.stop, 0.0)
             addresses[key] = f"127.0.0.1:{port}"
         operator.connections = LearnerConnections(
-            clock=lambda: operator.now_s, address_of=lambda key: addresses[key]
+            OperatorMetrics(), clock=lambda: operator.now_s, address_of=lambda key: addresses[key]
         )
         stack.push_async_callback(operator.connections.close)
         operator.restart_operator()  # it reads what the one before it made

@@ -10,7 +10,10 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from vcpo.control.conditions import ConditionType, Reason, condition
 from vcpo.metrics import HostMetrics, LearnerMetrics, RolloutMetrics, serve_metrics
+from vcpo.metrics.hosted_runs import HostedRun, HostedRuns
+from vcpo.metrics.label_values import SignalSource
 
 
 def exercised_learner() -> LearnerMetrics:
@@ -29,8 +32,9 @@ def exercised_rollout() -> RolloutMetrics:
 
 def exercised_host() -> HostMetrics:
     metrics = HostMetrics()
-    metrics.set_condition("ml", "countdown", "EssHealthy", "True")
-    metrics.decisions.labels("ml", "countdown", "up", "ScalingUp").inc()
+    fresh = condition(ConditionType.SIGNALS_FRESH, Reason.FRESH)
+    runs = HostedRuns(metrics, source=SignalSource.LEARNER)
+    runs.show(("ml", "countdown"), HostedRun(conditions=(fresh,), admission_lag_steps=8))
     return metrics
 
 

@@ -18,7 +18,6 @@ from tests.fakes.kubernetes.recorder import granted_permissions, permissions
 from tests.fixtures.kubernetes.kubelet import until_stored
 from tests.fixtures.operator.reconciler import ReconcilerFixture, reconciler_fixture
 from tests.fixtures.operator.runs import DEFAULTS
-from vcpo.metrics import OperatorMetrics
 from vcpo_operator.app import Operator, Options
 from vcpo_operator.cluster_api.client import Cluster
 from vcpo_operator.handlers import Health
@@ -33,7 +32,7 @@ async def run_operator(fixture: ReconcilerFixture, **options: Any) -> AsyncItera
     operator = Operator(
         Options(defaults=DEFAULTS, **options),
         cluster,
-        OperatorMetrics(),
+        fixture.metrics,
         address_of=lambda key: "127.0.0.1:1",
         login=lambda **_: kopf.ConnectionInfo(server=fixture.server.url),
     )
@@ -65,7 +64,9 @@ async def test_a_run_created_before_the_operator_started_is_reconciled():
         operator.create_run(rollouts=ROLLOUTS)
         async with run_operator(operator):
             await until_stored(operator.server, lambda: operator.run_status().get("conditions"))
+            assert operator.metrics.registry.get_sample_value("vcpo_operator_leader") == 1.0
         assert operator.replicas() == 2
+        assert operator.metrics.registry.get_sample_value("vcpo_operator_leader") == 0.0
 
 
 async def test_no_finalizer_and_no_annotation_is_put_on_a_run():

@@ -100,6 +100,7 @@ RUN_FAILURES = counter(
     *HOST_LABELS,
     Label("part", tuple(RunPart)),
     Label("cause", tuple(ProcessFault)),
+    appears_with=Feature.LOCAL,
 )
 RUN_LEARNER_RESTARTS = counter(
     "vcpo_run_learner_restarts_total", "Times that the run's learner was restarted.", *HOST_LABELS
@@ -117,13 +118,15 @@ RUN_SIGNAL_REQUESTS = counter(
     Label("result", tuple(SignalResult)),
 )
 RUN_START_TIMESTAMP = gauge(
-    "vcpo_run_start_timestamp_seconds", "Unix time at which the run was started.", *HOST_LABELS
+    "vcpo_run_start_timestamp_seconds",
+    "Unix time at which the run was started, resumed or retried last.",
+    *HOST_LABELS,
 )
 RUN_STARTUP_DEADLINE = gauge(
     "vcpo_run_startup_deadline_timestamp_seconds",
-    "Unix time by which the learner must have published its first version.",
+    "Unix time at which the run fails unless it has taken a step; absent once it has.",
     *HOST_LABELS,
-    appears_with=Feature.OPERATOR,
+    appears_with=Feature.STARTING,
 )
 
 HOST = (

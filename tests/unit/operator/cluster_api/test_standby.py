@@ -76,9 +76,11 @@ async def test_an_operator_that_waits_for_the_lease_is_alive_and_can_be_stopped(
         assert await lease(cluster, "other").try_acquire()
         endpoint = f"{address}/healthz"
         options = Options(defaults=DEFAULTS, liveness_endpoint=endpoint)
-        operator, stop = Operator(options, cluster, OperatorMetrics()), asyncio.Event()
+        metrics, stop = OperatorMetrics(), asyncio.Event()
+        operator = Operator(options, cluster, metrics)
         running = asyncio.create_task(operator.run(stop, lease(cluster, "one")))
         await until_alive(endpoint)
+        assert metrics.registry.get_sample_value("vcpo_operator_leader") == 0.0
         stop.set()
         await asyncio.wait_for(running, 20)
         cluster.close()

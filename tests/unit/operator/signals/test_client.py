@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from tests.fixtures.operator.runs import KEY
+from vcpo.metrics import OperatorMetrics
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
 from vcpo_operator.observed.report import learner_report
@@ -54,7 +55,12 @@ class ConnectionsFixture:
     learner: Learner
     server: grpc.aio.Server
     lines: LearnerConnections
+    metrics: OperatorMetrics
     now_s: float = 100.0
+
+    def counted(self, name: str, **labels: str) -> float | None:
+        labels = {"namespace": KEY.namespace, "run": KEY.name, **labels}
+        return self.metrics.registry.get_sample_value(name, labels)
 
 
 @pytest.fixture(name="fixture")
@@ -64,8 +70,9 @@ async def connections_fixture() -> AsyncIterator[ConnectionsFixture]:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     clock = lambda: fixture.now_s  # noqa: E731 - reads the fixture that is made next
-    lines = LearnerConnections(clock=clock, address_of=lambda key: f"127.0.0.1:{port}")
-    fixture = ConnectionsFixture(learner=learner, server=server, lines=lines)
+    metrics = OperatorMetrics()
+    lines = LearnerConnections(metrics, clock=clock, address_of=lambda key: f"127.0.0.1:{port}")
+    fixture = ConnectionsFixture(learner=learner, server=server, lines=lines, metrics=metrics)
     yield fixture
     await lines.close()
     await server.stop(0)
@@ -136,6 +143,7 @@ async def test_a_learner_that_is_gone_is_forgotten(fixture: ConnectionsFixture):
 async def test_a_limit_reaches_the_learner(fixture: ConnectionsFixture):
     await fixture.lines.throttle(KEY, 3, "because")
     assert fixture.learner.lags == [3]
+    assert fixture.counted("vcpo_run_throttle_orders_total", result="ok") == 1.0
 
 
 async def test_a_drain_reaches_the_learner_with_its_reason(fixture: ConnectionsFixture):
@@ -153,6 +161,19 @@ async def test_an_order_that_nobody_takes_is_an_error(fixture: ConnectionsFixtur
     await fixture.server.stop(0)
     with pytest.raises(LearnerCommandError, match="took no throttle"):
         await fixture.lines.throttle(KEY, 3, "because")
+    assert fixture.counted("vcpo_run_throttle_orders_total", result="error") == 1.0
+    assert fixture.counted("vcpo_run_throttle_orders_total", result="ok") is None
+
+
+async def test_requests_are_counted_by_what_came_of_them(fixture: ConnectionsFixture):
+    await fixture.lines.fetch_report(KEY, period_s=2.0)
+    await fixture.lines.fetch_report(KEY, period_s=2.0)  # from memory: no request
+    fixture.now_s += 2.0
+    await fixture.server.stop(0)
+    await fixture.lines.fetch_report(KEY, period_s=2.0)
+    name, source = "vcpo_run_signal_requests_total", "learner"
+    assert fixture.counted(name, source=source, result="ok") == 1.0
+    assert fixture.counted(name, source=source, result="error") == 1.0
 
 
 def test_what_was_not_measured_is_none():
@@ -211,7 +232,9 @@ async def test_a_new_token_is_shown_at_once_and_a_wrong_one_is_reported_once(cap
     server = WireServer(token="second")
     control_pb2_grpc.add_ControlServiceServicer_to_server(Learner(), server.grpc_server)
     port = await server.start("127.0.0.1:0", ("vcpo.wire.v1.ControlService",))
-    lines = LearnerConnections(clock=lambda: 100.0, address_of=lambda key: f"127.0.0.1:{port}")
+    lines = LearnerConnections(
+        OperatorMetrics(), clock=lambda: 100.0, address_of=lambda key: f"127.0.0.1:{port}"
+    )
     await lines.set_token(KEY, "first")
     assert await lines.fetch_report(KEY, period_s=0.0) is None
     assert await lines.fetch_report(KEY, period_s=0.0) is None

@@ -16,7 +16,13 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.operator.runs import KEY
-from vcpo.metrics import LearnerMetrics, MetricsServer, RolloutMetrics, serve_metrics
+from vcpo.metrics import (
+    LearnerMetrics,
+    MetricsServer,
+    OperatorMetrics,
+    RolloutMetrics,
+    serve_metrics,
+)
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.observed.report import LearnerReport
 from vcpo_operator.signals.client import LearnerConnections
@@ -110,8 +116,12 @@ async def prometheus_fixture(tmp_path: Path) -> AsyncIterator[PrometheusFixture]
     set_step_metrics(learner)
     worker.in_flight.set(3)
     port = free_port()
-    lines = LearnerConnections(clock=time.time, address_of=lambda key: "127.0.0.1:1")
-    source = ScrapedSignals(Prometheus(f"http://127.0.0.1:{port}"), lines, clock=time.time)
+    lines = LearnerConnections(
+        OperatorMetrics(), clock=time.time, address_of=lambda key: "127.0.0.1:1"
+    )
+    source = ScrapedSignals(
+        OperatorMetrics(), Prometheus(f"http://127.0.0.1:{port}"), lines, clock=time.time
+    )
     with (
         serve_metrics(learner.registry, "127.0.0.1", 0) as endpoint,
         serve_metrics(worker.registry, "127.0.0.1", 0) as workers,

@@ -1,0 +1,183 @@
+"""The series of each run of a host, from what the host knows of the run.
+
+The gauges of a run are replaced as a whole. So a series that the run no longer has, such as that of
+the method before an edit or of a rollout group that left the spec, does not stay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from vcpo.control import ControlDecision
+from vcpo.control.conditions import ConditionStatus, ConditionType
+from vcpo.metrics.catalogue import host
+from vcpo.metrics.instruments import HostMetrics
+from vcpo.metrics.label_values import (
+    ReplicaState,
+    SignalSource,
+    ThrottleDirection,
+)
+from vcpo.metrics.metric import Metric
+from vcpo.spec import VCPORunSpec
+
+RunName = tuple[str, str]
+"""Namespace and name of a run; the namespace of a local run is empty."""
+
+Series = Mapping[tuple[Metric, tuple[str, ...]], float]
+"""Values by metric and labels; without the labels `namespace` and `run`, which all of them have."""
+
+
+class ShownCondition(Protocol):
+    """A condition, of the control loop or of the run's status."""
+
+    @property
+    def type(self) -> str:
+        """CamelCase word."""
+
+    @property
+    def status(self) -> str:
+        """`True`, `False` or `Unknown`."""
+
+    @property
+    def reason(self) -> str:
+        """CamelCase word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """Numbers of workers of one rollout group."""
+
+    desired: int
+    ready: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedRun:
+    """What a host knows of one run; None is unknown or does not apply now."""
+
+    spec: VCPORunSpec | None = None
+    """None if the spec is invalid and always was."""
+    conditions: Sequence[ShownCondition] = ()
+    workers: Mapping[str, Workers] = field(default_factory=dict)
+    """By rollout group."""
+    decision: ControlDecision | None = None
+    """None while the control loop does not run."""
+    admission_lag_steps: int | None = None
+    """The lag limit that the host has set."""
+    signals_age_s: float | None = None
+    learner_restarts: int = 0
+    """Restarts since the run was created."""
+    start_s: float | None = None
+    """Unix time at which the run was started, resumed or retried last."""
+    startup_deadline_s: float | None = None
+    """Unix time at which the run fails unless it has taken a step."""
+
+
+def gauge_series(run: HostedRun) -> Series:
+    """Return every gauge of a run."""
+    return {
+        **_spec_series(run.spec),
+        **{(host.RUN_CONDITION, labels): value for labels, value in _condition_values(run)},
+        **{(host.RUN_CONDITION_REASON, (each.type, each.reason)): 1.0 for each in run.conditions},
+        **{
+            (host.RUN_REPLICAS, (group, state)): float(getattr(workers, state))
+            for group, workers in run.workers.items()
+            for state in ReplicaState
+        },
+        **{
+            (metric, ()): float(value)
+            for metric, value in (
+                (host.RUN_ADMISSION_LAG, run.admission_lag_steps),
+                (host.RUN_SIGNALS_AGE, run.signals_age_s),
+                (host.RUN_START_TIMESTAMP, run.start_s),
+                (host.RUN_STARTUP_DEADLINE, run.startup_deadline_s),
+            )
+            if value is not None
+        },
+    }
+
+
+def _spec_series(spec: VCPORunSpec | None) -> Series:
+    if spec is None:
+        return {}
+    info = (spec.model.name, spec.environment.name, spec.algorithm.method.value)
+    return {
+        (host.RUN_INFO, info): 1.0,
+        (host.RUN_STEPS, ()): float(spec.steps),
+        (host.RUN_CHECKPOINT_INTERVAL, ()): float(spec.checkpoint.every_steps),
+        (host.RUN_MAX_POLICY_LAG, ()): float(spec.algorithm.max_policy_lag_steps),
+        (host.RUN_ESS_FLOOR, ()): spec.control.ess_floor_ratio,
+    }
+
+
+def _condition_values(run: HostedRun) -> Iterator[tuple[tuple[str, str], float]]:
+    """Yield 1 for the status of each condition and 0 for the others."""
+    for condition in run.conditions:
+        for status in ConditionStatus:
+            yield (condition.type, status), float(condition.status == status)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Shown:
+    """What is exported of one run."""
+
+    run: HostedRun = field(default_factory=HostedRun)
+    series: Series = field(default_factory=dict)
+    scaling: tuple[str, str] | None = None
+    """Direction and reason of the last decision about workers."""
+    learner_restarts: int = 0
+
+
+class HostedRuns:
+    """Exports the runs of one host. One owner: the host's event loop.
+
+    source: where the host asks for signals.
+    """
+
+    def __init__(self, metrics: HostMetrics, *, source: SignalSource) -> None:
+        self._metrics = metrics
+        self._source = source
+        self._shown: dict[RunName, _Shown] = {}
+
+    def show(self, name: RunName, run: HostedRun) -> None:
+        """Export a run; changes since the last call are counted."""
+        shown = self._shown.get(name)
+        if shown is None:
+            shown = self._shown[name] = _Shown()
+            self._metrics.count_from_zero(*name, source=self._source)
+        series = gauge_series(run)
+        for metric, labels in shown.series.keys() - series.keys():
+            self._metrics.gauges[metric].remove(*name, *labels)
+        for (metric, labels), value in series.items():
+            self._metrics.gauges[metric].labels(*name, *labels).set(value)
+        self._count_changes(name, shown, run)
+        shown.run, shown.series = run, series
+
+    def show_conditions(self, name: RunName, conditions: Sequence[ShownCondition]) -> None:
+        """Export conditions; everything else of the run stays as it was shown last."""
+        shown = self._shown.get(name, _Shown())
+        self.show(name, dataclasses.replace(shown.run, conditions=conditions))
+
+    def forget(self, name: RunName) -> None:
+        """Remove every series of a deleted run."""
+        self._shown.pop(name, None)
+        self._metrics.forget(*name)
+
+    def _count_changes(self, name: RunName, shown: _Shown, run: HostedRun) -> None:
+        before, after = shown.run.admission_lag_steps, run.admission_lag_steps
+        if before is not None and after is not None and before != after:
+            tightened = after < before
+            direction = ThrottleDirection.TIGHTEN if tightened else ThrottleDirection.RELAX
+            self._metrics.throttles.labels(*name, direction).inc()
+        if run.decision is not None:
+            fed = run.decision.condition(ConditionType.LEARNER_FED)
+            scaling = (run.decision.direction.value, fed.reason.value)
+            if scaling != shown.scaling:
+                self._metrics.decisions.labels(*name, *scaling).inc()
+            shown.scaling = scaling
+        new_restarts = max(0, run.learner_restarts - shown.learner_restarts)
+        self._metrics.learner_restarts.labels(*name).inc(new_restarts)
+        shown.learner_restarts += new_restarts
