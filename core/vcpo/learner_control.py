@@ -58,6 +58,13 @@ class LearnerControl:
         return response.num_released
 
 
+def call_failure(error: grpc.aio.AioRpcError) -> str:
+    """Return why a call failed, as a clause on one line: the status, and what it says of itself."""
+    details = " ".join((error.details() or "").split())
+    status = error.code().name.lower().replace("_", " ")
+    return f"{status}: {details}" if details else status
+
+
 def optional_field(message: Message, name: str) -> Any:
     """Return the value of an optional field of a message; None if it is absent."""
     return getattr(message, name) if message.HasField(name) else None

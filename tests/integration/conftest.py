@@ -20,11 +20,15 @@ def start_run(tmp_path: Path) -> Iterator[StartRun]:
     started: list[LocalRun] = []
 
     def start(
-        *options: str, steps: int = 12, digits: int | str = 5, adapters: str = ""
+        *options: str,
+        steps: int = 12,
+        digits: int | str = 5,
+        adapters: str = "",
+        control: str = "",
     ) -> LocalRun:
         spec, model = tmp_path / "run.yaml", ROOT / "examples/models/tiny"
-        text = SPEC.format(model=model, steps=steps, digits=digits, adapters=adapters)
-        spec.write_text(text)
+        values = {"steps": steps, "digits": digits, "adapters": adapters, "control": control}
+        spec.write_text(SPEC.format(model=model, **values))
         path = tmp_path / "run"
         command = [sys.executable, "-m", "vcpo.cli.main", "run", str(spec), "--json"]
         process = subprocess.Popen(

@@ -35,7 +35,7 @@ spec:
   optimizer: {{learningRate: 1e-4}}
   evaluation: {{everySteps: 1000, prompts: 16}}
   checkpoint: {{everySteps: 5}}
-  control: {{pollSeconds: 0.2}}
+  control: {{pollSeconds: 0.2{control}}}
   learner: {{threads: 1}}
   rollouts:
     - {{name: main, minReplicas: 2, maxReplicas: 2, maxConcurrentSequences: 8, threads: 1}}

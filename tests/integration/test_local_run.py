@@ -92,6 +92,27 @@ def test_a_run_of_adapters_publishes_little_and_leaves_a_whole_model(start_run: 
         torch.testing.assert_close(adapted(tokens).logits, model(tokens).logits)
 
 
+def test_a_stopped_learner_is_told_of_and_so_is_its_return(start_run: StartRun) -> None:
+    run = start_run(steps=20, control=", signalsMaxAgeSeconds: 2")
+    run.wait_for_step(2)
+    learner = run.pid_of("learner")
+
+    def kinds() -> list[str]:
+        return [event.kind for event in run.events if event.source == "host"]
+
+    os.kill(learner, signal.SIGSTOP)
+    wait_until(lambda: "SignalsStale" in kinds(), "signals that are too old", run)
+    stopped_at = len(run.metrics.steps)
+    os.kill(learner, signal.SIGCONT)
+    wait_until(lambda: "SignalsFresh" in kinds(), "fresh signals", run)
+    status, summary = run.finish()
+    assert (status, summary["steps"]) == (0, 20)
+    assert stopped_at < 20
+    assert "LearnerRestarted" not in kinds()
+    (stale, *_) = [event.message for event in run.events if event.kind == "SignalsStale"]
+    assert "deadline exceeded" in stale
+
+
 def test_a_killed_worker_is_replaced_and_the_accounting_stays_exact(start_run: StartRun) -> None:
     run = start_run(steps=60)
     run.wait_for_step(3)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from vcpo.control.conditions import Condition, ConditionStatus, ConditionType
 from vcpo.control.decision import ControlDecision, decide
 from vcpo.control.limit_change import ChangeKind
 from vcpo.control.limits import ControlLimits
@@ -104,6 +105,8 @@ class Host:
         self._scrape_targets = ScrapeTargetFile(run_dir.scrape_targets, run=run.metadata.name)
         self._limits = ControlLimits.of(run.spec)
         self._state = ControlState.start(self._limits, now_s=clock())
+        self._stale_age_s: float | None = None
+        """Age of the signals when they were last seen to be too old; None while they are fresh."""
         self._started_s = clock()
         self._started_unix_s = time.time()
         self._name = (_LOCAL, run.metadata.name)
@@ -165,6 +168,7 @@ class Host:
         decision, self._state = decide(
             self._limits, self._state, self._connection.signals(), self._clock()
         )
+        self._report_freshness(decision.condition(ConditionType.SIGNALS_FRESH))
         await self._apply(decision)
         self._export(decision)
         own = ScrapeTarget(pod=_SOURCE, part="host", port=self._metrics_port)
@@ -236,6 +240,27 @@ class Host:
             if self._liveness.is_hung(child):
                 child.kill_hung(self._liveness.silent_s(child))
         self._liveness.retain(children)
+
+    def _report_freshness(self, fresh: Condition) -> None:
+        """Write an event when the signals get too old to act on, and when they are fresh again."""
+        age_s = self._connection.age_s
+        if age_s is None:  # a learner that starts has not fallen silent
+            return
+        if fresh.status is ConditionStatus.TRUE:
+            if self._stale_age_s is not None:
+                self._event(
+                    "SignalsFresh", f"the learner answers again after {self._stale_age_s:.0f} s"
+                )
+            self._stale_age_s = None
+            return
+        if self._stale_age_s is None:
+            cause = f" ({self._connection.failure})" if self._connection.failure else ""
+            self._event(
+                "SignalsStale",
+                f"the newest signals of the learner are {age_s:.0f} s old{cause}: lag limit and"
+                " workers stay as they are",
+            )
+        self._stale_age_s = age_s
 
     async def _apply(self, decision: ControlDecision) -> None:
         latest, control = self._connection.latest, self._connection.control

@@ -23,6 +23,7 @@ _FOLLOWED: Final = (
     "Accepted",
     "LearnerReady",
     "RolloutsReady",
+    "SignalsFresh",
     "EssHealthy",
     "Stable",
     "Suspended",
@@ -34,16 +35,21 @@ _BAD_WHEN_FALSE: Final = {
     "Accepted",
     "LearnerReady",
     "RolloutsReady",
+    "SignalsFresh",
     "EssHealthy",
     "Stable",
     "Ready",
 }
+_UNKNOWN_WITHOUT_SIGNALS: Final = {"SignalsFresh", "EssHealthy", "Stable"}
+"""Conditions that are Unknown while nothing is known of them: neither their loss nor their return
+to a good state is news, since other events tell of the learner."""
 _BAD_REASONS: Final = {"PartiallyAvailable", "Warn"}
 """Reasons of conditions that hold, but not for certain."""
 _NORMAL_REASONS: Final = {
     "BelowMinimum",
     "Ended",
     "Initializing",
+    "Missing",
     "PodPending",
     "SchedulingGated",
     "Suspended",
@@ -69,11 +75,9 @@ def transition_events(
         if new is None or (kind == "Ready" and (new.reason, new.message) in others):
             continue  # Ready only repeats another condition
         is_bad = _is_bad(new)
-        known = None if old is None else (old.status, old.reason)
-        if known == (new.status, new.reason) or (known is None and not is_bad):
-            continue
-        message = f"{new.type}: {new.message}"
-        yield _event(record, new.reason, message, now_s, is_bad=is_bad)
+        if _is_news(old, new, is_bad=is_bad):
+            message = f"{new.type}: {new.message}"
+            yield _event(record, _event_reason(new), message, now_s, is_bad=is_bad)
     for reason, message in _scalings(before, after):
         yield _event(record, reason, message, now_s)
     yield from _lag_events(record, before, after, now_s)
@@ -83,6 +87,23 @@ def recreated_event(record: RunRecord, child: ObservedChild, now_s: float) -> di
     """Return the event for a child that somebody deleted and the operator created again."""
     message = f"{child.kind.kind} {child.name} was deleted by somebody else and is created again."
     return _event(record, "Recreated", message, now_s, is_bad=True)
+
+
+def _is_news(old: StatusCondition | None, new: StatusCondition, *, is_bad: bool) -> bool:
+    if old is not None and (old.status, old.reason) == (new.status, new.reason):
+        return False
+    was_known = old is not None
+    if new.type in _UNKNOWN_WITHOUT_SIGNALS:
+        if new.status == "Unknown":
+            return False
+        was_known = old is not None and old.status != "Unknown"
+    return was_known or is_bad
+
+
+def _event_reason(condition: StatusCondition) -> str:
+    """Return the condition's reason, in a word that is clear without the condition's name."""
+    is_short = condition.type == "SignalsFresh"
+    return f"Signals{condition.reason}" if is_short else condition.reason
 
 
 def _scalings(before: RunStatus, after: RunStatus) -> Iterator[tuple[str, str]]:

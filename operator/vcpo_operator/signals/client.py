@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import grpc
 
-from vcpo.learner_control import LearnerControl
+from vcpo.learner_control import LearnerControl, call_failure
 from vcpo.metrics import HostMetrics
 from vcpo.metrics.label_values import OrderResult, SignalResult
 from vcpo.metrics.label_values import SignalSource as Source
@@ -25,6 +25,8 @@ from vcpo_operator.names import RunKey, learner_address
 from vcpo_operator.observed.report import LearnerReport, learner_report
 
 _LOGGER = logging.getLogger(__name__)
+_STARTING_S = 60.0
+"""Time after which a learner that cannot be reached is no longer one that only starts."""
 
 AddressOf = Callable[[RunKey], str]
 """Returns the address of a run's learner: `host:port`."""
@@ -55,12 +57,15 @@ class _Connection:
     """The connection to one learner, and the last report over it."""
 
     channel: grpc.aio.Channel
+    opened_s: float
     asked_s: float
     """When a report was asked for last."""
     report: LearnerReport | None = None
     received_s: float = 0.0
     is_silent: bool = False
     """Whether the last question got no answer."""
+    warned_of: set[str] = field(default_factory=set)
+    """Status of each failure since the last report that the log has."""
 
     def last_known_report(self, now_s: float) -> LearnerReport | None:
         if self.report is None:
@@ -113,10 +118,13 @@ class LearnerConnections:
             report = learner_report(await LearnerControl(connection.channel).signals())
         except (grpc.aio.AioRpcError, ValueError) as error:
             self._count_request(key, SignalResult.ERROR)
-            self._log_silence(key, error, is_first=not connection.is_silent)
+            self._log_silence(key, error, connection)
             connection.is_silent = True
             return connection.last_known_report(self._clock())
         self._count_request(key, SignalResult.OK)
+        if connection.warned_of:
+            _LOGGER.info("%s: the learner answers again", key)
+            connection.warned_of.clear()
         connection.report, connection.received_s = report, now_s
         connection.is_silent = False
         return report
@@ -165,7 +173,8 @@ class LearnerConnections:
     def _connect(self, key: RunKey) -> _Connection:
         if key not in self._connections:
             channel = open_channel(self._address_of(key), token=self._tokens.get(key))
-            self._connections[key] = _Connection(channel=channel, asked_s=self._clock())
+            now_s = self._clock()
+            self._connections[key] = _Connection(channel=channel, opened_s=now_s, asked_s=now_s)
         return self._connections[key]
 
     def _control(self, key: RunKey) -> LearnerControl:
@@ -174,16 +183,27 @@ class LearnerConnections:
     def _count_request(self, key: RunKey, result: SignalResult) -> None:
         self._metrics.signal_requests.labels(*key, Source.LEARNER, result).inc()
 
-    def _log_silence(self, key: RunKey, error: Exception, *, is_first: bool) -> None:
-        """Log why a learner gave no report; a refused token is a warning, once."""
-        _LOGGER.debug("%s: no signals: %s", key, error)
-        code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
-        if is_first and code is grpc.StatusCode.UNAUTHENTICATED:
-            _LOGGER.warning(
-                "%s: the learner refuses the run's token: its pod is older than the Secret; suspend"
-                " and resume the run, or delete the pod",
-                key,
+    def _log_silence(self, key: RunKey, error: Exception, connection: _Connection) -> None:
+        """Log why a learner gives no report: each status once, as a warning."""
+        status = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
+        cause = call_failure(error) if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        if status is grpc.StatusCode.UNAUTHENTICATED:
+            cause = (
+                "it refuses the run's token: its pod is older than the Secret; suspend and resume"
+                " the run, or delete the pod"
             )
+        may_be_starting = connection.report is None and status is grpc.StatusCode.UNAVAILABLE
+        is_starting = may_be_starting and self._clock() - connection.opened_s < _STARTING_S
+        word = "invalid" if status is None else status.name
+        is_news = not is_starting and word not in connection.warned_of
+        _LOGGER.log(
+            logging.WARNING if is_news else logging.DEBUG,
+            "%s: no signals from the learner: %s",
+            key,
+            cause,
+        )
+        if is_news:
+            connection.warned_of.add(word)
 
 
 @contextlib.contextmanager

@@ -283,10 +283,18 @@ async def test_a_learner_that_hangs_is_killed_and_started_again(fixture):
     assert re.match(r"it did not answer for 6\d s and was killed \(log: ", restarted)
     assert fixture.failures("learner", "hung") == 1.0
     await fixture.until(lambda: fixture.sample("vcpo_run_learner_restarts_total") == 1.0)
+    (stale,) = fixture.events("SignalsStale")
+    assert re.match(
+        r"the newest signals of the learner are 6\d s old \(deadline exceeded.*\): lag limit and"
+        " workers stay as they are",
+        stale,
+    )
     # What was shown meanwhile says how old it is.
     assert max(view.signals_age_s for view in fixture.view.views if view.signals_age_s) >= 61.0
     await fixture.until(lambda: fixture.pid_of("learner") not in {None, first})
     await fixture.until(lambda: fixture.view.views[-1].signals_age_s < 10.0)
+    (fresh,) = fixture.events("SignalsFresh")
+    assert re.match(r"the learner answers again after 6\d s", fresh)
 
 
 async def test_a_learner_that_fails_to_tell_its_signals_lives(fixture):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 
 import grpc
 
 from vcpo.control.signals import RunSignals
-from vcpo.learner_control import LearnerControl, run_signals
+from vcpo.learner_control import LearnerControl, call_failure, run_signals
 from vcpo.wire.client import open_channel
 from vcpo.wire.phase import RunPhase, phase_from_message
 from vcpo.wire.v1 import control_pb2
@@ -32,6 +31,8 @@ class LearnerConnection:
         """Largest step of any process; a process that finds no checkpoint starts at 0 again."""
         self.is_answering = False
         """Whether the last poll succeeded. If not, other calls would only time out as well."""
+        self.failure = ""
+        """Why the last poll brought no signals to act on, in a clause; empty if it did."""
         self._token = token
         self._answer_timeout_s = answer_timeout_s
         self._clock = clock
@@ -62,12 +63,17 @@ class LearnerConnection:
     async def poll(self) -> None:
         """Request signals; `is_answering` says whether they came."""
         self.is_answering = False
-        if (control := self.control) is not None:
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                self.latest = await control.signals(timeout_s=self._answer_timeout_s)
-                self.furthest_step = max(self.furthest_step, self.latest.step)
-                self._latest_s = self._clock()
-                self.is_answering = True
+        if (control := self.control) is None:
+            return
+        try:
+            self.latest = await control.signals(timeout_s=self._answer_timeout_s)
+        except grpc.aio.AioRpcError as error:
+            self.failure = call_failure(error)
+            return
+        self.failure = ""
+        self.furthest_step = max(self.furthest_step, self.latest.step)
+        self._latest_s = self._clock()
+        self.is_answering = True
 
     def signals(self) -> RunSignals | None:
         """Return the last signals with their age; None if there are none or they are invalid."""
@@ -75,7 +81,8 @@ class LearnerConnection:
             return None
         try:
             return run_signals(self.latest, age_s=age_s)
-        except ValueError:
+        except ValueError as error:
+            self.failure = str(error)
             return None
 
     async def close(self) -> None:

@@ -17,6 +17,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
+from rich.styled import Styled
 from rich.table import Table
 from rich.text import Text
 
@@ -32,7 +33,7 @@ _EVENTS_SHOWN = 4
 _HEALTHY_ESS_SHARE = 0.5
 _ALARMING_ESS_SHARE = 0.1
 _WARNING_STYLES = {"ok": "green", "warn": "yellow", "critical": "bold red", "dead": "bold red"}
-_OLD_S = 10.0
+OLD_S = 10.0
 """Age from which numbers are shown with their age, in seconds."""
 
 
@@ -42,7 +43,7 @@ class RunView:
 
     run_name: str
     phase: str
-    """`starting`, `restarting`, or the phase that the learner reports."""
+    """`starting`, `restarting`, `silent`, or the phase that the learner reports."""
     step: int
     """Optimizer steps taken."""
     total_steps: int
@@ -81,6 +82,8 @@ class RunView:
     """Estimated seconds to the last step."""
     signals_age_s: float | None = None
     """Age of the learner's signals, in seconds."""
+    signals_max_age_s: float = math.inf
+    """Age from which the control loop does not act on signals, in seconds."""
     notices: tuple[str, ...] = ()
     """Warnings, one sentence each. The plain view omits them, because events say the same."""
 
@@ -148,13 +151,13 @@ class RichView:
             return
         numbers = _numbers(view, sparkline(self._rewards), sparkline(self._ess_ratios, low=0.0))
         notices = [
-            Text(notice, style="bold yellow")
-            for notice in (*_age(view), *map(_printable, view.notices))
+            *(Text(age, style=_age_style(view)) for age in _age(view)),
+            *(Text(_printable(notice), style="bold yellow") for notice in view.notices),
         ]
         title = Text.assemble((f"{_printable(view.run_name)} ", "bold"), _printable(view.phase))
         timing = Text(f"{duration(view.elapsed_s)} elapsed · ETA {duration(view.eta_s)}", "dim")
         panel = Panel(
-            Group(_progress(view), numbers, *notices, *events),
+            Group(_progress(view), Styled(numbers, "dim" if _age(view) else ""), *notices, *events),
             title=title,
             title_align="left",
             subtitle=timing,
@@ -257,10 +260,16 @@ def _bar(value: float | None, bottom: float, span: float) -> str:
 
 def _age(view: RunView) -> list[str]:
     """Return a sentence on the age of the numbers if they are old."""
-    if view.signals_age_s is None or view.signals_age_s < _OLD_S:
+    if view.signals_age_s is None or view.signals_age_s < OLD_S:
         return []
     age = duration(view.signals_age_s)
     return [f"the learner has not answered for {age}: the numbers are {age} old"]
+
+
+def _age_style(view: RunView) -> str:
+    """Return yellow; red from the age at which nobody steers the run any more."""
+    is_too_old = (view.signals_age_s or 0.0) >= view.signals_max_age_s
+    return "bold red" if is_too_old else "bold yellow"
 
 
 def _progress(view: RunView) -> Table:

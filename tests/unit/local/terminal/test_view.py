@@ -268,6 +268,18 @@ def test_old_numbers_are_shown_with_their_age():
     assert expected in panel_of(update(old))
 
 
+@pytest.mark.parametrize(("age_s", "code"), [(59.0, "1;33"), (60.0, "1;31")])
+def test_old_numbers_are_yellow_and_red_once_nobody_steers_by_them(age_s, code):
+    old = view_with(signals_age_s=age_s, signals_max_age_s=60.0)
+    assert f"\x1b[{code}mthe learner has not answered" in panel_of(update(old), colors="standard")
+
+
+def test_a_panel_dims_old_numbers():
+    dim = "\x1b[2m1,234 tokens/s"
+    assert dim in panel_of(update(view_with(signals_age_s=10.0)), colors="standard")
+    assert dim not in panel_of(update(view_with(signals_age_s=9.9)), colors="standard")
+
+
 def test_a_notice_is_shown_in_full_however_narrow_the_panel():
     notice = "The last 12 steps made no update: all rewards are equal."
     words = " ".join(

@@ -13,11 +13,13 @@ spec: {model: {name: m}, environment: {name: countdown}, steps: 300}
 """)
 
 
-def view_of(signals: control_pb2.Signals | None, *, serves: bool = True) -> RunView:
+def view_of(
+    signals: control_pb2.Signals | None, *, serves: bool = True, age_s: float = 4.0
+) -> RunView:
     return run_view(
         RUN,
         signals,
-        signals_age_s=None if signals is None else 4.0,
+        signals_age_s=None if signals is None else age_s,
         learner_serves=serves,
         workers_desired=1,
         elapsed_s=9.0,
@@ -37,6 +39,11 @@ def test_a_run_whose_learner_is_away_is_not_shown_as_running():
     assert view_of(signals()).phase == "running"
     away = view_of(signals(), serves=False)
     assert (away.phase, away.step, away.signals_age_s) == ("restarting", 20, 4.0)
+
+
+def test_a_run_whose_learner_does_not_answer_is_not_shown_as_running():
+    assert [view_of(signals(), age_s=age_s).phase for age_s in (9.9, 10.0)] == ["running", "silent"]
+    assert view_of(signals(), age_s=31.0).signals_max_age_s == 60
 
 
 def test_the_early_warning_and_the_limit_in_force_are_shown():

@@ -125,6 +125,33 @@ def test_a_run_far_off_policy_is_warned_of_and_its_recovery_is_not():
     assert [event["type"] for event in events(warned, calm)] == ["Normal"]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "reason"),
+    [
+        (("True", "Fresh"), ("False", "Stale"), "Warning", "SignalsStale"),
+        (("False", "Stale"), ("True", "Fresh"), "Normal", "SignalsFresh"),
+        (("False", "Missing"), ("True", "Fresh"), "Normal", "SignalsFresh"),
+    ],
+)
+def test_a_learner_that_falls_silent_or_answers_again_is_an_event(old, new, kind, reason):
+    before, after = status("SignalsFresh", *old), status("SignalsFresh", *new)
+    (event,) = events(before, after)
+    assert (event["type"], event["reason"]) == (kind, reason)
+    assert event["message"] == "SignalsFresh: m."
+
+
+def test_a_learner_that_has_not_answered_yet_is_no_event():
+    assert events(RunStatus(), status("SignalsFresh", "False", "Missing")) == []
+
+
+@pytest.mark.parametrize("kind", ["EssHealthy", "Stable", "SignalsFresh"])
+def test_what_is_unknown_without_signals_is_news_only_when_it_is_bad(kind: str):
+    good, unknown = status(kind, "True", "Good"), status(kind, "Unknown", "NoSignals")
+    bad = status(kind, "False", "Bad")
+    assert events(good, unknown) == events(unknown, good) == events(bad, unknown) == []
+    assert [event["type"] for event in events(unknown, bad)] == ["Warning"]
+
+
 def throttled(lag: int, **decided: Any) -> RunStatus:
     last = LastDecision(time_s=9.0, kind=ChangeKind.THROTTLED, **decided) if decided else None
     return RunStatus(admission_lag_steps=lag, last_decision=last)

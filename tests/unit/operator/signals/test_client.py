@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -34,11 +35,14 @@ class Learner(control_pb2_grpc.ControlServiceServicer):
     def __init__(self) -> None:
         self.report = message()
         self.asked = 0
+        self.failure = ""
         self.lags: list[int] = []
         self.drains: list[str] = []
 
     async def GetSignals(self, request, context):  # noqa: N802 - gRPC's name
         self.asked += 1
+        if self.failure:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, self.failure)
         return self.report
 
     async def SetThrottle(self, request, context):  # noqa: N802 - gRPC's name
@@ -102,6 +106,36 @@ async def test_a_learner_that_falls_silent_leaves_what_it_said_last_and_its_age(
     report = await fixture.lines.fetch_report(KEY, period_s=2.0)
     assert report is not None
     assert (report.signals.age_s, report.is_silent) == (30.0, True)
+
+
+async def test_a_learner_that_falls_silent_is_logged_once_with_the_cause_and_so_is_its_return(
+    fixture: ConnectionsFixture, caplog
+):
+    caplog.set_level(logging.INFO, logger="vcpo_operator")
+    await fixture.lines.fetch_report(KEY, period_s=0.0)
+    fixture.learner.failure = "no room"
+    for _ in range(3):
+        await fixture.lines.fetch_report(KEY, period_s=0.0)
+    expected = "ml/demo: no signals from the learner: resource exhausted: no room"
+    assert [(one.levelname, one.getMessage()) for one in caplog.records] == [("WARNING", expected)]
+    fixture.learner.failure = ""
+    for _ in range(2):
+        await fixture.lines.fetch_report(KEY, period_s=0.0)
+    assert caplog.messages[1:] == ["ml/demo: the learner answers again"]
+
+
+async def test_a_learner_that_starts_is_no_warning_until_it_has_had_a_minute(
+    fixture: ConnectionsFixture, caplog
+):
+    await fixture.server.stop(0)
+    for seconds in (0.0, 59.0):
+        fixture.now_s = 100.0 + seconds
+        assert await fixture.lines.fetch_report(KEY, period_s=0.0) is None
+    assert caplog.messages == []
+    for fixture.now_s in (160.0, 162.0):
+        await fixture.lines.fetch_report(KEY, period_s=0.0)
+    (message,) = caplog.messages
+    assert message.startswith("ml/demo: no signals from the learner: unavailable: ")
 
 
 async def test_a_learner_that_was_not_asked_is_not_silent(fixture: ConnectionsFixture):
@@ -238,7 +272,7 @@ async def test_a_new_token_is_shown_at_once_and_a_wrong_one_is_reported_once(cap
     await lines.set_token(KEY, "first")
     assert await lines.fetch_report(KEY, period_s=0.0) is None
     assert await lines.fetch_report(KEY, period_s=0.0) is None
-    assert caplog.text.count("the learner refuses the run's token") == 1
+    assert caplog.text.count("it refuses the run's token") == 1
     assert "first" not in caplog.text
     await lines.set_token(KEY, "second")
     report = await lines.fetch_report(KEY, period_s=0.0)
@@ -246,6 +280,6 @@ async def test_a_new_token_is_shown_at_once_and_a_wrong_one_is_reported_once(cap
     lines.forget_token(KEY)
     await lines.disconnect(KEY)
     await lines.fetch_report(KEY, period_s=0.0)
-    assert caplog.text.count("the learner refuses the run's token") == 2
+    assert caplog.text.count("it refuses the run's token") == 2
     await lines.close()
     await server.stop(0.0)
