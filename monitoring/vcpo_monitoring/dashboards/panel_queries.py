@@ -31,6 +31,7 @@ class PanelQuery:
 
 
 _FEATURES: Final = {metric.name: metric.appears_with for metric in catalogue.ALL}
+_VARIABLE: Final = re.compile(r"\$([a-z_]+)")
 _METRIC: Final = re.compile(r"\bvcpo_\w+")
 
 
@@ -53,10 +54,10 @@ def filled_in(expression: str, *, run: str, namespace: str, interval: str) -> st
         "run": run,
         "__rate_interval": interval,
     }
-    names = set(re.findall(r"\$(\w+)", expression))
+    names = set(_VARIABLE.findall(expression))
     if unknown := names - values.keys():
         raise ValueError(f"no board has the variable {sorted(unknown)[0]!r}: {expression}")
-    return re.sub(r"\$(\w+)", lambda match: values[match[1]], expression)
+    return _VARIABLE.sub(lambda match: values[match[1]], expression)
 
 
 def panel_queries(

@@ -47,9 +47,9 @@ def share(counter: str, by: str, of: str) -> str:
     return f"{rate(counter, by)} / on (namespace, run) group_left () {of}"
 
 
-def total_rate(counter: str, by: str, where: str = "") -> str:
+def total_rate(counter: str, by: str) -> str:
     """Return increases per second of the learner's counter, summed over all values of a label."""
-    return f"sum by (namespace, run) ({rate(counter, by, where=where)})"
+    return f"sum by (namespace, run) ({rate(counter, by)})"
 
 
 def quantile(share_below: float, histogram: str, *by: str) -> str:
@@ -69,15 +69,19 @@ def worker_values(operation: str, gauge: str, *by: str) -> str:
     return f"{operation} by ({_labels(*by)}) ({each})"
 
 
-def worker_rates(operation: str, counter: str, *by: str, where: str = "") -> str:
-    """Return increases per second over the workers; operation: sum, min, avg or max."""
-    each = f"max by ({_labels('instance', *by)}) (rate({selector(counter, where)}{_WINDOW}))"
+def worker_rates(operation: str, counter: str, *by: str, over: tuple[str, ...] = ()) -> str:
+    """Return increases per second over the processes of a run; operation: sum, min, avg or max.
+
+    over: labels of the counter over whose values the operation goes as well.
+    """
+    each = f"max by ({_labels('instance', *by, *over)}) (rate({selector(counter)}{_WINDOW}))"
     return f"{operation} by ({_labels(*by)}) ({each})"
 
 
-def worker_quantile(share_below: float, histogram: str) -> str:
-    """Return a quantile of a histogram over all workers."""
-    return f"histogram_quantile({share_below}, {worker_rates('sum', f'{histogram}_bucket', 'le')})"
+def worker_quantile(share_below: float, histogram: str, *by: str) -> str:
+    """Return a quantile of a histogram over all processes of a run that have it."""
+    rates = worker_rates("sum", f"{histogram}_bucket", *by, "le")
+    return f"histogram_quantile({share_below}, {rates})"
 
 
 def operator_value(operation: str, gauge: str, *by: str) -> str:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from pathlib import Path
 
-import promql_parser
 import pytest
 
 from scripts.render_dashboards import FOLDER, rendered_files
-from vcpo_monitoring.dashboards import BOARDS, panel_queries
+from tests.fixtures.chart.rendering import CHART
+from vcpo_monitoring.dashboards import BOARDS, panel_path
 from vcpo_monitoring.dashboards.board import COLUMNS, AxisUnit, Kind
 from vcpo_monitoring.dashboards.marks import marks
-from vcpo_monitoring.dashboards.panel_queries import filled_in
 
 MOST_PANELS = 25
 DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 PANELS = [(board, panel) for board in BOARDS for panel in board.panels]
-QUERIES = list(panel_queries(BOARDS, run="demo", namespace="ml"))
 
 
 def drawn(dashboard):
@@ -200,26 +199,9 @@ def test_rates_and_increases_are_taken_over_the_interval_that_grafana_computes()
     assert {window for _, window in windows} == {"$__rate_interval"}
 
 
-@pytest.mark.parametrize("query", QUERIES, ids=lambda each: f"{each.board}-{each.panel}")
-def test_every_query_is_promql(query):
-    promql_parser.parse(query.expression)
-
-
-def test_every_mark_is_promql():
-    for board in BOARDS:
-        for mark in marks(board):
-            promql_parser.parse(
-                filled_in(mark.expression, run="demo", namespace="ml", interval="1m")
-            )
-
-
-def test_every_variable_is_filled_in_and_an_unknown_one_is_refused():
-    assert [query for query in QUERIES if "$" in query.expression] == []
-    with pytest.raises(ValueError, match="'step'"):
-        filled_in("rate(x[$step])", run="demo", namespace="", interval="1m")
-
-
-def test_the_queries_are_those_of_every_panel():
-    assert {(query.board, query.panel) for query in QUERIES} == {
-        (board.uid, panel.slug) for board, panel in PANELS
-    }
+def test_every_alert_links_to_a_panel_that_exists():
+    known = {panel_path(board.uid, panel.id) for board, panel in PANELS}
+    text = Path(CHART / "files" / "rules.yaml").read_text()
+    links = re.findall(r"dashboard_url: ([^&\s]+)", text)
+    assert len(links) >= text.count("- alert:") > 0
+    assert {link for link in links if link not in known} == set()

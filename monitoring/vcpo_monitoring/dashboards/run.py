@@ -1,0 +1,203 @@
+"""The board `vcpo-run`: does a run learn, how fast, what is lost, and what would a crash cost?"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from vcpo_monitoring.dashboards.board import (
+    AxisUnit,
+    Board,
+    Kind,
+    Panel,
+    Query,
+    Row,
+)
+from vcpo_monitoring.dashboards.promql import (
+    RUNS,
+    buckets,
+    selector,
+    share,
+    total_rate,
+    value,
+)
+from vcpo_monitoring.dashboards.run_work import AFTER_A_CRASH, HOW_FAST, WHAT_IS_LOST
+
+_STEP: Final = value("vcpo_learner_step", scope=RUNS)
+_LIFECYCLE: Final = 'condition=~"Complete|Failed|Suspended"'
+_HEALTH: Final = 'condition!~"Complete|Failed|Suspended"'
+
+
+def _reason(condition: str, column: str) -> str:
+    """Return a series per run whose label `column` is the reason of a condition."""
+    series = selector("vcpo_run_condition_reason", f'condition="{condition}"', RUNS)
+    renamed = f'label_replace({series} == 1, "{column}", "$1", "reason", "(.+)")'
+    return f"max by (namespace, run, {column}) ({renamed})"
+
+
+def _condition(status: str, matcher: str, state: int) -> str:
+    """Return the conditions that have a status, as a number of `board.STATES`."""
+    series = selector("vcpo_run_condition", f'{matcher},status="{status}"')
+    return f"({series} == 1) * {state}"
+
+
+_CONDITIONS: Final = " or ".join(
+    (
+        _condition("True", _HEALTH, 1),
+        _condition("False", _HEALTH, 0),
+        _condition("Unknown", _HEALTH, 2),
+        _condition("True", _LIFECYCLE, 3),
+    )
+)
+
+_WHICH_RUN: Final = Row(
+    id=10,
+    question="Which run needs me?",
+    panels=(
+        Panel(
+            id=11,
+            slug="runs",
+            title="Runs",
+            question="How is each run of the chosen namespaces?",
+            reading="A run that trains has the reason Training. ESS is that of recent steps over "
+            "that on policy. A run without numbers sends no metrics.",
+            kind=Kind.TABLE,
+            queries=(
+                Query(_reason("Ready", "ready"), ""),
+                Query(_reason("Stable", "stable"), ""),
+                Query(_STEP, "step"),
+                Query(value("vcpo_run_steps", scope=RUNS), "of"),
+                Query(
+                    f"({value('vcpo_run_steps', scope=RUNS)} - on (namespace, run) {_STEP})"
+                    " / on (namespace, run) (max by (namespace, run)"
+                    f" (deriv({selector('vcpo_learner_step', scope=RUNS)}[1h])) > 0)",
+                    "left",
+                    unit=AxisUnit.SECONDS,
+                ),
+                Query(value("vcpo_reward_mean", scope=RUNS), "reward"),
+                Query(
+                    f"{value('vcpo_ess_mean_ratio', scope=RUNS)} / on (namespace, run)"
+                    f" {value('vcpo_on_policy_ess_ratio', scope=RUNS)}",
+                    "ESS",
+                ),
+                Query(value("vcpo_learning_rate", scope=RUNS), "learning rate"),
+                Query(value("vcpo_token_lag_max_steps", scope=RUNS), "lag"),
+                Query(
+                    f"sum by (namespace, run) ({value('vcpo_workers', 'group', scope=RUNS)})",
+                    "workers",
+                ),
+                Query(value("vcpo_run_learner_restarts_total", scope=RUNS), "restarts"),
+                Query(value("vcpo_learner_restored_step", scope=RUNS), "resumed at"),
+            ),
+        ),
+        Panel(
+            id=12,
+            slug="conditions",
+            title="Conditions",
+            question="What was wrong with the run, and when?",
+            reading="Green is good. Blue marks a run that is complete, failed or suspended.",
+            kind=Kind.STATES,
+            queries=(
+                Query(
+                    f"max by (namespace, run, condition) ({_CONDITIONS})",
+                    "{{condition}}",
+                ),
+            ),
+        ),
+    ),
+)
+
+_DOES_IT_LEARN: Final = Row(
+    id=20,
+    question="Does it learn?",
+    panels=(
+        Panel(
+            id=21,
+            slug="reward",
+            title="Reward",
+            question="Does the reward rise?",
+            reading="The evaluation is on held-out prompts; a gap that grows is overfitting.",
+            minimum=None,
+            queries=(
+                Query(value("vcpo_reward_mean"), "training"),
+                Query(value("vcpo_evaluation_accuracy"), "evaluation"),
+            ),
+        ),
+        Panel(
+            id=22,
+            slug="reward-heatmap",
+            title="Rewards of trajectories",
+            question="How are the rewards spread?",
+            reading="Two bands are solved and unsolved prompts. One band has nothing to teach.",
+            kind=Kind.HEATMAP,
+            queries=(Query(buckets("vcpo_reward"), "{{le}}"),),
+        ),
+        Panel(
+            id=23,
+            slug="groups",
+            title="Prompts that teach nothing",
+            question="Which share of prompts has equal rewards only?",
+            reading="A group that is `all_equal` has no gradient. If most are, prompts are too "
+            "hard or too easy, or the reward does not tell responses apart.",
+            kind=Kind.STACK,
+            unit=AxisUnit.SHARE,
+            queries=(
+                Query(
+                    share(
+                        "vcpo_groups_total", "outcome", total_rate("vcpo_groups_total", "outcome")
+                    ),
+                    "{{outcome}}",
+                ),
+            ),
+        ),
+        Panel(
+            id=24,
+            slug="surprisal",
+            title="Surprisal",
+            question="Does the policy still explore?",
+            reading="Mean of -log mu per token; estimates the entropy of the behavior policy. "
+            "Near 0 it samples one response only.",
+            unit=AxisUnit.NATS,
+            queries=(Query(value("vcpo_surprisal_nats"), "per token"),),
+        ),
+        Panel(
+            id=25,
+            slug="response-length",
+            title="Length of responses",
+            question="How long are the responses?",
+            reading="A band at the top is responses that are cut. A fall to a few tokens is a "
+            "policy that gives up.",
+            kind=Kind.HEATMAP,
+            unit=AxisUnit.TOKENS,
+            queries=(Query(buckets("vcpo_response_tokens"), "{{le}}"),),
+        ),
+        Panel(
+            id=26,
+            slug="endings",
+            title="Endings of responses",
+            question="Do responses end by themselves?",
+            reading="`stop` is an end token. A share of `length` that grows asks for a larger "
+            "`sampling.maxNewTokens`.",
+            kind=Kind.STACK,
+            unit=AxisUnit.SHARE,
+            queries=(
+                Query(
+                    share(
+                        "vcpo_responses_total",
+                        "ending",
+                        total_rate("vcpo_responses_total", "ending"),
+                    ),
+                    "{{ending}}",
+                ),
+            ),
+        ),
+    ),
+)
+
+RUN_OVERVIEW: Final = Board(
+    uid="vcpo-run",
+    title="VCPO / Run overview",
+    description="Does this run learn, how fast, what is lost, and what would a crash cost?",
+    tags=("vcpo", "run"),
+    has_run=True,
+    rows=(_WHICH_RUN, _DOES_IT_LEARN, HOW_FAST, WHAT_IS_LOST, AFTER_A_CRASH),
+)
