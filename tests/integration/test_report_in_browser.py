@@ -1,24 +1,22 @@
-"""The report in a real browser: it draws itself, its script runs, and it asks for nothing."""
+"""The report in a real browser: it draws itself, answers its reader, and asks for nothing."""
 
+import csv
+import io
 import json
 import math
 import os
 import re
-import shutil
-import subprocess
 import zlib
-from html.parser import HTMLParser
 
 import pytest
 
-from vcpo.records.journal import EvaluationRecord, EventRecord, Journal
-from vcpo.records.step_record import CHARTS, StepRecord
+from tests.fixtures.records import evaluation_record, step_record
+from tests.integration.browser import Browser, find_chromium
+from vcpo.records.journal import EventRecord, Journal
 from vcpo.report import write_report
 
 pytestmark = pytest.mark.browser
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-TIMEOUT_S = 120
 SPEC = """
 apiVersion: vcpo.dev/v1alpha1
 kind: VCPORun
@@ -27,197 +25,318 @@ spec:
   model: {name: models/tiny}
   environment: {name: countdown}
   steps: 400
+  algorithm: {maxPolicyLagSteps: 8}
 """
+PHONE = (390, 844)
+MAIN = ("reward", "warning", "ess", "step-size", "lag")
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is None and os.environ.get("CI") == "true":
-        pytest.fail(f"CI must have a browser: none of {', '.join(NAMES)} is on the PATH")
-    if found is None:
-        pytest.skip(f"no browser: none of {', '.join(NAMES)} is on the PATH")
-    return found
-
-
-@pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    """The report of a run of 400 steps, two of them skipped."""
-    run_dir = tmp_path_factory.mktemp("run")
-    (run_dir / "spec.yaml").write_text(SPEC)
+def write_run(run_dir, *, num_steps=400, method="vcpo"):
+    """A run in which every tenth step is alike, and two steps are skipped."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "spec.yaml").write_text(SPEC.replace("{maxP", f"{{method: {method}, maxP"))
     journal = Journal(run_dir)
-    for step in range(1, 401):
-        journal.step(step_record(step))
-    for step in range(0, 401, 100):
-        journal.evaluation(evaluation_record(step))
-    message = "<script>document.title = 'owned'</script> is gone"
-    journal.event(EventRecord(time_unix_s=9.0, source="host", kind="WorkerLost", message=message))
-    return write_report(run_dir)
+    journal.event(event(0.0, "Started", "countdown: 400 steps"))
+    for step in range(1, num_steps + 1):
+        journal.step(a_step(step))
+    for step in range(0, num_steps + 1, 100):
+        journal.evaluation(
+            evaluation_record(step=step, time_unix_s=2.0 * step, accuracy=step / 400)
+        )
+    for step in (7, 8, 9):
+        journal.event(event(2.0 * step, "StepSkipped", f"step {step}: the rewards are all equal"))
+    journal.event(event(900.0, "WorkerLost", "<script>document.title = 'owned'</script> is gone"))
+    return run_dir
 
 
-def step_record(step):
-    skipped = "loss is not finite" if step in {150, 300} else None
-    return StepRecord(
+def event(time_unix_s, kind, message):
+    return EventRecord(time_unix_s=time_unix_s, source="host", kind=kind, message=message)
+
+
+def a_step(step):
+    skipped = "no_gradient" if step in {150, 300} else None
+    return step_record(
         step=step,
-        time_unix_s=float(step),
+        time_unix_s=2.0 * step,
         reward_mean=0.5 + 0.2 * math.sin(step),
-        ess_ratio=math.nan if skipped else 0.6,
+        ess_ratio=0.0 if skipped else 0.6,
         on_policy_ess_ratio=0.9,
-        learning_rate_scale=0.8,
-        learning_rate=8e-7,
-        gradient_norm=math.inf if skipped else 1.0,
-        importance_weight_max=2.0,
+        learning_rate_scale=0.0 if skipped else 0.8,
+        gradient_norm=0.0 if skipped else 1.0,
         lag_mean=2.0,
         lag_p50=2,
         lag_max=5,
-        response_tokens_mean=10.0,
-        step_s=1.0,
-        idle_s=0.1,
-        tokens_per_s=100.0,
         admission_lag_steps=8,
-        workers=2,
-        leased=10,
-        in_flight=4,
-        buffered=3,
-        consumed=3,
+        diagnostics={"kl_per_token": 10.0 ** -(step % 4)},
+        ess_by_lag={"0": 0.9, "2": 0.4},
+        dropped={"lag": step // 10},
         skipped=skipped,
     )
 
 
-def evaluation_record(step):
-    return EvaluationRecord(
-        step=step,
-        time_unix_s=float(step),
-        accuracy=step / 400,
-        num_trajectories=128,
-        policy_version_min=step,
-        policy_version_max=step,
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    found = find_chromium()
+    if found is None and os.environ.get("CI") == "true":
+        pytest.fail("CI must have a browser, and no Chromium is on the PATH")
+    if found is None:
+        pytest.skip("no Chromium is on the PATH")
+    with Browser(found, tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    return write_report(write_run(tmp_path_factory.mktemp("runs") / "run"))
+
+
+@pytest.fixture(scope="module")
+def opened(browser, report):
+    """A tab with the report of the run, for tests that only look."""
+    page = browser.page()
+    page.open(report.as_uri())
+    return page
+
+
+@pytest.fixture
+def page(browser, report):
+    """A tab with the report of the run, for tests that act."""
+    page = browser.page()
+    page.open(report.as_uri())
+    yield page
+    page.close()
+
+
+def middle_of(page, chart):
+    """A point in the middle of a chart's plot area."""
+    page.ask(f"document.querySelector('{chart}').scrollIntoView({{block: 'center'}})")
+    box = page.box(f"{chart} > svg")
+    return box["x"] + (46 + box["width"] - 12) / 2, box["y"] + box["height"] / 2
+
+
+def all_of(page, selector, value):
+    """A value of every element that a selector finds."""
+    return page.ask(f"[...document.querySelectorAll({selector!r})].map((one) => one.{value})")
+
+
+def ticks(page, chart="#chart-lag"):
+    return all_of(page, f"{chart} .x-tick", "textContent")
+
+
+def words(page, selector):
+    return " ".join(page.ask(f"document.querySelector('{selector}').innerText").split())
+
+
+def path_of(page, chart, ink):
+    return page.ask(f"document.querySelector('#chart-{chart} g path.{ink}')?.getAttribute('d')")
+
+
+def test_the_main_curves_are_drawn(opened):
+    longest = "Math.max(...[...document.querySelectorAll('#chart-NAME g path')].map(LENGTH))"
+    length = "(path) => path.getAttribute('d').length"
+    for name in MAIN:
+        assert opened.ask(longest.replace("NAME", name).replace("LENGTH", length)) > 1000
+
+
+def test_the_header_names_the_method_and_its_stages(opened):
+    assert words(opened, ".setup").endswith(
+        "method vcpo · weight sequence · aggregation sequenceMean · baseline opob"
+        " · learning-rate rule sqrt"
+    )
+    assert "None" not in words(opened, "header")
+
+
+def test_the_header_of_another_method_has_no_gap(browser, tmp_path):
+    page = browser.page()
+    page.open(write_report(write_run(tmp_path, num_steps=1, method="grpo")).as_uri())
+    assert "method grpo · weight token · clipping clip · aggregation" in words(page, ".setup")
+    assert "None" not in words(page, "header")
+    page.close()
+
+
+def test_the_wall_time_includes_the_start(opened):
+    assert "Wall time 15m 00s" in words(opened, ".headlines")
+
+
+def test_a_skipped_step_is_a_mark_and_a_gap_and_no_zero(opened):
+    titles = all_of(opened, "#chart-step-size .mark title", "textContent")
+    assert titles == [f"step {step} skipped: no_gradient" for step in (150, 300)]
+    trend = opened.ask("document.querySelector('#chart-step-size g path.line').getAttribute('d')")
+    assert trend.count("M") == 3
+    heights = {float(point.split()[1]) for point in re.split("[ML]", trend.replace("h0", ""))[1:]}
+    assert len(heights) == 1
+
+
+def test_the_bands_and_the_cells_are_drawn(opened):
+    assert opened.ask("document.querySelectorAll('#chart-warning .band').length") == 2
+    cells = all_of(opened, "#chart-ess-by-lag g .heat", "getAttribute('class')")
+    assert cells == ["heat heat-3", "heat heat-7"]
+
+
+def test_a_logarithmic_axis_has_powers_of_ten(opened):
+    labels = all_of(opened, "#chart-kl-per-token .y-tick", "textContent")
+    assert labels == ["0.001", "0.01", "0.1", "1"]
+
+
+def test_a_small_chart_without_numbers_is_left_out(opened):
+    assert opened.ask("document.getElementById('chart-surprisal-nats').hidden") is True
+    assert opened.ask("document.getElementById('chart-kl-per-token').hidden") is False
+
+
+def test_a_script_in_a_message_is_not_run(opened):
+    assert opened.ask("document.title").strip() == "countdown · VCPO report"
+
+
+def test_the_page_asks_for_nothing_and_the_console_stays_silent(page, report):
+    assert page.requests() == {report.as_uri()}
+    assert page.messages() == []
+
+
+def test_the_log_of_requests_would_tell_on_a_page_that_asks(browser, tmp_path):
+    (tmp_path / "asking.html").write_text('<img src="http://127.0.0.1:9/pixel">')
+    page = browser.page()
+    page.open((tmp_path / "asking.html").as_uri())
+    assert "http://127.0.0.1:9/pixel" in page.requests()
+    page.close()
+
+
+def test_pointing_at_a_chart_reads_out_that_step_and_marks_it_everywhere(page):
+    page.mouse("Moved", *middle_of(page, "#chart-lag"))
+    assert words(page, "#readout") == (
+        "step 200 · 6m 40s max 5 p50 2 mean, smoothed 2 admission 8 bound 8 8"
+    )
+    drawn = page.ask("document.querySelectorAll('figure:not([hidden])').length")
+    assert page.ask("document.querySelectorAll('.cursor[visibility=visible]').length") == drawn
+
+
+def test_dragging_zooms_all_charts_and_a_double_click_shows_all(page):
+    before = ticks(page)
+    x, y = middle_of(page, "#chart-lag")
+    page.drag((x, y), (x + 60, y))
+    assert words(page, "#range").startswith("steps 200 to 24")
+    for chart in ("#chart-reward", "#chart-gradient-norm"):
+        assert set(ticks(page, chart)) <= {str(step) for step in range(200, 250)}
+    page.double_click(*middle_of(page, "#chart-lag"))
+    assert ticks(page) == before
+    assert page.ask("document.getElementById('show-all').hidden") is True
+
+
+def test_a_legend_entry_hides_its_curve_and_brings_it_back(page):
+    entry = "#chart-lag .entry[data-key='lag/max']"
+    before = path_of(page, "lag", "ink-2")
+    page.click(entry)
+    assert path_of(page, "lag", "ink-2") is None
+    assert page.ask(f'document.querySelector("{entry}").getAttribute("aria-pressed")') == "false"
+    page.click(entry)
+    assert path_of(page, "lag", "ink-2") == before
+
+
+def test_the_horizontal_axis_can_be_time(page):
+    page.click("[data-x=time]")
+    assert ticks(page) == ["0s", "2m", "4m", "6m", "8m", "10m", "12m"]
+    page.mouse("Moved", *middle_of(page, "#chart-lag"))
+    assert words(page, "#readout").startswith("step 200 · 6m 40s")
+
+
+def test_what_is_shown_can_be_saved_as_csv(page):
+    x, y = middle_of(page, "#chart-lag")
+    page.drag((x, y), (x + 60, y))
+    page.click("#chart-lag .entry[data-key='lag/max']")
+    rows = list(csv.DictReader(io.StringIO(page.download("#download-csv"))))
+    first = rows[0]
+    assert (first["run"], first["step"], first["time_s"]) == ("countdown", "200", "400")
+    assert first["Policy lag: p50"] == "2"
+    assert "Policy lag: max" not in first
+    assert first["ESS ratio by lag: 2-3"] == "0.4"
+    steps = [int(row["step"]) for row in rows if row["Policy lag: p50"]]
+    assert steps == list(range(200, 200 + len(steps)))
+    assert 30 < len(steps) < 60
+
+
+def test_what_is_shown_can_be_saved_as_json(page):
+    rows = json.loads(page.download("#download-json"))
+    (skipped,) = [row for row in rows if row["step"] == 150 and "Policy lag: max" in row]
+    assert skipped["Effective learning rate: each step"] is None
+    evaluated = [row["Reward: held out"] for row in rows if "Reward: held out" in row]
+    assert evaluated == [0, 0.25, 0.5, 0.75, 1]
+
+
+def test_a_keyboard_reads_out_zooms_and_shows_all(page):
+    page.ask("document.querySelector('#chart-lag > svg').focus()")
+    page.press("Home")
+    assert words(page, "#readout").startswith("step 1 ·")
+    for key in ("ArrowRight", "PageDown", "ArrowLeft"):
+        page.press(key)
+    assert words(page, "#readout").startswith("step 11 ·")
+    page.press("+")
+    assert words(page, "#range").startswith("steps ")
+    page.press("Escape")
+    assert (words(page, "#range"), page.ask("document.getElementById('readout').hidden")) == (
+        "",
+        True,
     )
 
 
-@pytest.fixture(scope="module")
-def browse(chromium, tmp_path_factory):
-    def browse(page, *flags):
-        """Open a page; return what the browser printed and the log of its network."""
-        scratch = tmp_path_factory.mktemp("browser")
-        network_log = scratch / "network.json"
-        command = [
-            *(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"),
-            *("--no-first-run", "--disable-background-networking", "--disable-component-update"),
-            *(
-                "--disable-sync",
-                "--host-resolver-rules=MAP * ~NOTFOUND",
-                f"--user-data-dir={scratch / 'profile'}",
-            ),
-            *("--enable-logging=stderr", "--hide-scrollbars", "--window-size=1280,1700"),
-            *(f"--log-net-log={network_log}", *flags, page.as_uri()),
-        ]
-        done = subprocess.run(
-            command, capture_output=True, timeout=TIMEOUT_S, check=True, text=True
-        )
-        return done.stdout, done.stderr, network_log.read_text()
-
-    return browse
+def test_repeated_events_are_one_row_that_opens(page):
+    rows = all_of(page, ".events tr .kind", "innerText")
+    assert rows == ["Started", "StepSkipped \N{MULTIPLICATION SIGN} 3", "WorkerLost"]
+    page.click(".folded summary")
+    assert "step 7: the rewards are all equal" in words(page, ".folded ul")
 
 
-@pytest.fixture(scope="module")
-def visit(browse, report):
-    return browse(report, "--dump-dom")
-
-
-class Page(HTMLParser):
-    """The parts of a page that the tests ask about."""
-
-    def __init__(self, document):
-        super().__init__()
-        self.charts, self.curves, self.root, self.title = [], {}, {}, ""
-        self._in_title = False
-        self.feed(document)
-
-    def handle_starttag(self, tag, attributes):
-        fields = dict(attributes)
-        self._in_title = tag == "title" and not self.charts
-        if tag == "html":
-            self.root = fields
-        elif tag == "figure":
-            self.charts.append(fields["id"])
-        elif tag == "path" and self.charts and "ink-" in fields.get("class", ""):
-            self.curves.setdefault(self.charts[-1], []).append(fields["d"])
-
-    def handle_data(self, data):
-        if self._in_title:
-            self.title += data
-
-
-def requests_of_page(network_log):
-    """Addresses beyond the file that the page asked for; the browser's own have no origin."""
-    asked = (event.get("params", {}) for event in json.loads(network_log)["events"])
-    return {
-        params["url"]
-        for params in asked
-        if params.get("initiator", "not an origin") != "not an origin"
-        and not params["url"].startswith(("file:", "data:"))
+BROKEN_WORDS = """(() => {
+  const broken = [];
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const text = texts.currentNode;
+    const holder = text.parentElement;
+    if (!holder.checkVisibility() || holder.closest("svg, script, pre")) continue;
+    for (const word of text.data.matchAll(/[^\\s\\u00ad/-]+/g)) {
+      const range = document.createRange();
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+      if (lines.size > 1) broken.push(word[0]);
     }
+  }
+  return broken;
+})()"""
 
 
-def test_the_four_curves_are_drawn(visit):
-    page = Page(visit[0])
-    for name in ("chart-reward", "chart-ess", "chart-step-size", "chart-lag"):
-        assert max(len(path) for path in page.curves[name]) > 1000
+def test_a_phone_shows_everything_without_scrolling_sideways_or_breaking_words(page):
+    page.resize(*PHONE)
+    assert page.ask("document.documentElement.scrollWidth") == PHONE[0]
+    assert page.ask(BROKEN_WORDS) == []
+    widths = "viewBox.baseVal.width / one.clientWidth"
+    assert set(all_of(page, "figure:not([hidden]) > svg", widths)) == {1}
 
 
-def test_the_script_of_the_page_has_run_to_its_end(visit):
-    page = Page(visit[0])
-    assert page.root["data-charts"] == str(len(page.charts)) == str(5 + len(CHARTS))
+def test_a_phone_shows_events_as_cards(page):
+    page.resize(*PHONE)
+    assert page.ask("getComputedStyle(document.querySelector('.events thead')).display") == "none"
+    time, message = page.box(".events tr .time"), page.box(".events tr .message")
+    assert message["y"] > time["y"]
+    assert message["width"] > 300
 
 
-def test_a_script_in_a_message_is_not_run(visit):
-    assert Page(visit[0]).title.strip() == "countdown · VCPO report"
-
-
-def test_the_console_stays_silent(visit):
-    assert [line for line in visit[1].splitlines() if "CONSOLE" in line] == []
-
-
-def test_nothing_but_the_file_itself_is_asked_for(visit):
-    assert requests_of_page(visit[2]) == set()
-
-
-def test_the_log_of_the_network_would_tell_on_a_page_that_asks(browse, tmp_path):
-    page = tmp_path / "asking.html"
-    page.write_text('<img src="http://127.0.0.1:9/pixel">')
-    assert requests_of_page(browse(page, "--dump-dom")[2]) == {"http://127.0.0.1:9/pixel"}
-
-
-def test_pointing_at_a_chart_reads_out_that_step_and_marks_it_everywhere(browse, report, tmp_path):
-    pointing = """<script>
-      const chart = document.querySelector("#chart-lag > svg");
-      const box = chart.getBoundingClientRect();
-      const middle = box.left + (box.width * (46 + 548)) / 2 / 560;
-      chart.dispatchEvent(new PointerEvent("pointermove", {clientX: middle, clientY: box.top}));
-    </script>"""
-    page = tmp_path / "pointing.html"
-    without_policy = re.sub("<meta http-equiv=[^>]*>", "", report.read_text(encoding="utf-8"))
-    page.write_text(without_policy.replace("</body>", pointing + "</body>"), encoding="utf-8")
-    document = browse(page, "--dump-dom")[0]
-    readout = document.partition('<div id="readout"')[2].partition("</div>")[0]
-    words = " ".join(re.sub("<[^>]*>", " ", readout).split())
-    assert words.endswith("step 200 max 5 p50 2 mean, smoothed 2 bound 8 8")
-    assert document.count('visibility="visible"') == 5 + len(CHARTS)
-
-
-@pytest.mark.parametrize(
-    ("scheme", "preference", "color"), [("light", 1, "f6f7f9"), ("dark", 0, "10141b")]
-)
-def test_the_page_wears_the_reader_s_color_scheme(
-    browse, report, tmp_path, scheme, preference, color
-):
-    picture = tmp_path / f"{scheme}.png"
-    browse(report, f"--screenshot={picture}", f"--blink-settings=preferredColorScheme={preference}")
-    assert first_pixel_of(picture.read_bytes()).hex() == color
+@pytest.mark.parametrize(("scheme", "color"), [("light", "f6f7f9"), ("dark", "10141b")])
+def test_the_page_wears_the_reader_s_color_scheme(page, scheme, color):
+    page.prefer(scheme)
+    assert first_pixel_of(page.picture()).hex() == color
 
 
 def first_pixel_of(png):
     """Red, green and blue of the upper left corner, which no filter of the format changes."""
     start = png.index(b"IDAT") + 4
     return zlib.decompressobj().decompress(png[start:], 4)[1:]
+
+
+def test_a_long_run_is_drawn_as_the_envelope_of_its_steps(browser, tmp_path):
+    page = browser.page()
+    page.open(write_report(write_run(tmp_path, num_steps=1600)).as_uri())
+    page.mouse("Moved", *middle_of(page, "#chart-reward"))
+    assert "to 0." in words(page, "#readout")
+    assert words(page, "#readout").startswith("steps ")
+    raw = path_of(page, "reward", "ink-1")
+    assert 780 <= raw.count("V") <= 800  # one for each pair of steps on different pixels
+    page.close()

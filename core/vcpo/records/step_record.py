@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
+from vcpo.records.step_chart import ChartTopic, StepChart
 from vcpo.records.unit import Unit
 
 
@@ -40,23 +41,6 @@ class StepGauge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepChart:
-    """A small chart of the report that draws one number over all steps."""
-
-    title: str
-    unit: str
-    """Unit of the vertical axis, in words."""
-    caption: str
-    """How to read the curve: one sentence."""
-    label: str
-    """Name of the curve in the legend."""
-    is_noisy: bool = True
-    """Whether the report draws a smoothed curve in front of the values."""
-    is_whole: bool = False
-    """Whether the number is a count."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepSignal:
     """The field of the same name in the message `Signals` of `control.proto`."""
 
@@ -76,7 +60,16 @@ class UpdateRecord:
             unit=Unit.REWARD,
         ),
     ]
-    response_tokens_mean: float
+    response_tokens_mean: Annotated[
+        float,
+        StepChart(
+            topic=ChartTopic.SPEED,
+            title="Response length",
+            unit="tokens, mean",
+            label="tokens",
+            caption="A sudden change often comes before a change of the reward.",
+        ),
+    ]
     """Mean length of the batch's responses, in tokens."""
     surprisal_nats: Annotated[
         float | None,
@@ -85,6 +78,7 @@ class UpdateRecord:
             help="Mean of -log mu per sampled token of the last step; estimates policy entropy.",
         ),
         StepChart(
+            topic=ChartTopic.SPEED,
             title="Surprisal",
             unit="nats per token",
             label="surprisal",
@@ -130,6 +124,15 @@ class UpdateRecord:
             unit=Unit.WEIGHT,
             is_of_weights=True,
         ),
+        StepChart(
+            topic=ChartTopic.UPDATE,
+            title="Largest weight",
+            unit="before truncation, log",
+            label="weight",
+            caption="One trajectory of a large weight can decide the whole update.",
+            is_log=True,
+            is_of_weights=True,
+        ),
     ] = 0.0
     """Of a trajectory; at most the largest float, and 0 when a weight has no value."""
     learning_rate_scale: Annotated[
@@ -160,6 +163,8 @@ class UpdateRecord:
             is_of_update=True,
         ),
         StepChart(
+            topic=ChartTopic.UPDATE,
+            is_of_update=True,
             title="Gradient norm",
             unit="before clipping",
             label="norm",
@@ -173,6 +178,15 @@ class UpdateRecord:
             name="vcpo_baseline_shift",
             help="Mean over trajectories of the baseline minus the mean reward of its group.",
             unit=Unit.REWARD,
+            is_of_weights=True,
+        ),
+        StepChart(
+            topic=ChartTopic.UPDATE,
+            title="Baseline shift",
+            unit="reward",
+            label="shift",
+            caption="Distance of the baseline from its group's mean reward; 0 is no correction.",
+            is_signed=True,
             is_of_weights=True,
         ),
     ] = 0.0
@@ -216,6 +230,32 @@ class UpdateRecord:
             name="vcpo_top_gradient_ratio",
             help="Share of the last step's gradient norm that the top 1 % of trajectories have.",
         ),
+        StepChart(
+            topic=ChartTopic.OFF_POLICY,
+            entry="token_ess_ratio",
+            title="Token ESS ratio",
+            unit="effective share of the tokens",
+            label="token ESS",
+            caption="Speaks where responses are so long that the ESS ratio of trajectories is low.",
+        ),
+        StepChart(
+            topic=ChartTopic.OFF_POLICY,
+            entry="kl_per_token",
+            title="Divergence",
+            unit="KL, nats per token, log",
+            label="KL",
+            caption="Distance of the learner from the policy that sampled the batch.",
+            is_log=True,
+        ),
+        StepChart(
+            topic=ChartTopic.UPDATE,
+            entry="top_gradient_share",
+            title="Top gradient share",
+            unit="share of the gradient norm",
+            label="top 1 %",
+            caption="Part of the update that comes from the top 1 % of the trajectories.",
+            is_of_update=True,
+        ),
     ] = field(default_factory=dict)
     """`vcpo.algo.BatchDiagnostics` by field; empty when a weight has no value."""
     ess_by_lag: Mapping[str, float] = field(default_factory=dict)
@@ -248,6 +288,7 @@ class StepRecord(UpdateRecord):
     tokens_per_s: Annotated[
         float,
         StepChart(
+            topic=ChartTopic.SPEED,
             title="Throughput",
             unit="tokens per second",
             label="tokens/s",
@@ -260,6 +301,7 @@ class StepRecord(UpdateRecord):
     workers: Annotated[
         int,
         StepChart(
+            topic=ChartTopic.SPEED,
             title="Rollout workers",
             unit="heard of lately",
             label="workers",
@@ -289,8 +331,22 @@ def gauge_value(record: UpdateRecord, field_name: str, gauge: StepGauge) -> floa
     """Return what a gauge shows of a record; None when the record has no such number."""
     if gauge.is_of_weights and not record.has_weights:
         return None
+    return _number(record, field_name, gauge.entry)
+
+
+def chart_value(record: UpdateRecord, field_name: str, chart: StepChart) -> float | None:
+    """Return what a chart shows of a record; None is a gap."""
+    if chart.is_of_update and record.skipped is not None:
+        return None
+    if chart.is_of_weights and not record.has_weights:
+        return None
+    value = _number(record, field_name, chart.entry)
+    return None if value is None or (chart.is_log and value <= 0.0) else value
+
+
+def _number(record: UpdateRecord, field_name: str, entry: str | None) -> float | None:
     found = getattr(record, field_name)
-    value: float | None = found if gauge.entry is None else found.get(gauge.entry)
+    value: float | None = found if entry is None else found.get(entry)
     return value
 
 
@@ -311,6 +367,6 @@ def _annotated_fields(use: type[_Use]) -> tuple[tuple[str, _Use], ...]:
 GAUGES: Final = _annotated_fields(StepGauge)
 """Name of the field and the gauge that shows it."""
 CHARTS: Final = _annotated_fields(StepChart)
-"""Name of the field and the chart that draws it."""
+"""Name of the field and the chart that draws it or an entry of it."""
 SIGNALS: Final = _annotated_fields(StepSignal)
 """Name of the field and how signals carry it."""

@@ -1,5 +1,6 @@
-"""The HTML report of a run: how it went, on one page."""
+"""The HTML report of a run: how it went, on one page; and the comparison of several."""
 
-from vcpo.report.page import REPORT_FILE, SPEC_FILE, render_report, write_report
+from vcpo.report.page import REPORT_FILE, render_report, write_report
+from vcpo.report.recorded_run import SPEC_FILE, RecordedRun
 
-__all__ = ["REPORT_FILE", "SPEC_FILE", "render_report", "write_report"]
+__all__ = ["REPORT_FILE", "SPEC_FILE", "RecordedRun", "render_report", "write_report"]

@@ -1,39 +1,39 @@
-"""The charts of a run's report: each a plot over steps, as inline SVG.
+"""What the charts of a report show. The page's script draws them; nothing here knows a pixel.
 
-Colors, fonts and line widths are not here: the elements carry classes (`line`, `reference`,
-`ink-main`...) that the page's style sheet paints, so that light, dark and paper differ only there.
+Curves are columns of a table, and all columns of a table share its rows: the steps of a run, or its
+evaluations. So a row's step and time are written once. Colors and widths are not here: a curve
+carries classes (`line`, `reference`, `ink-1`...) that the page's style sheet paints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from html import escape
-from itertools import chain
 
-from vcpo.report.axis import round_ticks, widen
-from vcpo.report.numbers import compact
-from vcpo.report.plot import AxisScale, Curve, Frame, Plot, Size, draw_plot, frame_of, text
-from vcpo.report.series import Points, decimate
-
-MAX_POINTS = 500
-"""Largest number of points drawn of one series; there are not more pixels."""
-
-_MOST_LARGE_DOTS = 60
+from vcpo.report.series import Column
 
 
 class Ink(StrEnum):
-    """Class of a series; the style sheet gives its color."""
+    """Class of a curve; the style sheet gives its color."""
 
-    MAIN = "ink-main"
-    SECOND = "ink-second"
-    THIRD = "ink-third"
+    MAIN = "ink-1"
+    SECOND = "ink-2"
+    THIRD = "ink-3"
+    FOURTH = "ink-4"
+    FIFTH = "ink-5"
+    SIXTH = "ink-6"
+    SEVENTH = "ink-7"
+    EIGHTH = "ink-8"
+    SOFT = "ink-soft"
     LIMIT = "ink-limit"
 
 
-class SeriesStyle(StrEnum):
-    """How a series is drawn."""
+CATEGORIES = tuple(ink for ink in Ink if ink not in (Ink.SOFT, Ink.LIMIT))
+"""Inks of curves that are equals, such as runs and reasons; after the last the first follows."""
+
+
+class CurveStyle(StrEnum):
+    """How a curve is drawn."""
 
     LINE = "line"
     RAW = "raw"
@@ -47,35 +47,55 @@ class SeriesStyle(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class Table:
+    """Rows that curves share, in order."""
+
+    name: str
+    """Identifier in the page, e.g. `steps`."""
+    run: str
+    """Name of the run."""
+    steps: tuple[int, ...]
+    times_s: tuple[float, ...]
+    """Seconds since the start of the run, of each row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
     """One curve of a chart."""
 
     label: str
-    points: Points
+    table: str
+    values: Column
     ink: Ink = Ink.MAIN
-    style: SeriesStyle = SeriesStyle.LINE
+    style: CurveStyle = CurveStyle.LINE
+    is_smooth: bool = False
+    """Whether the mean of rows represents them, so that thinning keeps one value of each bucket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """An event of one step, shown on the lower edge."""
+class Band:
+    """A range of the vertical axis with a meaning, drawn behind the curves."""
 
-    step: int
-    label: str
+    low: float
+    high: float
+    level: str
+    """Class: `warn` or `critical`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Horizon:
-    """The horizontal axis, which all charts of a run share so that equal steps are aligned."""
+class Heatmap:
+    """A row of cells for each category; a cell's color is its value in [0, 1]."""
 
-    first_step: int
-    last_step: int
-    marks: tuple[Mark, ...] = ()
+    table: str
+    categories: tuple[str, ...]
+    """From the bottom row to the top."""
+    cells: tuple[Column, ...]
+    """[categories][rows of the table]"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """What a chart shows; its size is given to `draw`."""
+    """What a chart shows."""
 
     name: str
     """Identifier in the page, e.g. `ess`."""
@@ -84,88 +104,21 @@ class Chart:
     """Unit of the vertical axis, in words."""
     caption: str
     """How to read it, one sentence."""
-    series: tuple[Series, ...]
-    horizon: Horizon
-    y_low: float | None = None
+    curves: tuple[Curve, ...] = ()
+    heatmap: Heatmap | None = None
+    bands: tuple[Band, ...] = ()
+    low: float | None = None
     """Least value on the vertical axis; None fits the data."""
-    y_high: float | None = None
-    whole_y: bool = False
+    high: float | None = None
+    is_whole: bool = False
     """Whether only whole numbers may stand on the vertical axis."""
+    is_log: bool = False
 
 
-FULL = Size()
-SMALL = Size(width=280, height=122, left=40, y_intervals=4)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """An event of one step, shown on the lower edge of every chart."""
 
-
-def draw_chart(chart: Chart, size: Size = FULL) -> str:
-    """Draw a chart as an `<svg>` element that needs only the page's style sheet."""
-    plot = plot_of(chart, size)
-    frame = frame_of(plot, size)
-    parts = [draw_plot(plot, size), *_skips(chart.horizon.marks, frame)]
-    if not _values(chart):
-        middle = (frame.x.pixel_low + frame.x.pixel_high) / 2
-        parts.append(text("empty", middle, size.height / 2, "no data yet"))
-    parts.append(_cursor(frame))
-    label = escape(f"{chart.title}, {chart.unit}. {chart.caption}", quote=True)
-    box = f'viewBox="0 0 {size.width} {size.height}"'
-    return f'<svg {box} role="img" aria-label="{label}">{"".join(parts)}</svg>'
-
-
-def plot_of(chart: Chart, size: Size = FULL) -> Plot:
-    """Return the plot of a chart: ranges that hold all data, round ticks, whole steps on x."""
-    x_low, x_high = _x_range(chart.horizon)
-    y_low, y_high = _y_range(chart)
-    x_ticks = round_ticks(x_low, x_high, about=size.width // 80, whole=True)
-    y_ticks = round_ticks(y_low, y_high, about=size.y_intervals, whole=chart.whole_y)
-    return Plot(
-        x=AxisScale(low=x_low, high=x_high, ticks=tuple((x, compact(x)) for x in x_ticks)),
-        y=AxisScale(low=y_low, high=y_high, ticks=tuple((y, compact(y)) for y in y_ticks)),
-        curves=tuple(map(_curve, chart.series)),
-    )
-
-
-def _curve(series: Series) -> Curve:
-    points = decimate(series.points, limit=MAX_POINTS)
-    radius = "3" if len(points) <= _MOST_LARGE_DOTS else "2"
-    return Curve(
-        points=points,
-        attributes={"class": f"{series.style} {series.ink}"},
-        dots={"class": series.ink, "r": radius} if series.style is SeriesStyle.DOTS else {},
-    )
-
-
-def _x_range(horizon: Horizon) -> tuple[float, float]:
-    if horizon.first_step < horizon.last_step:
-        return horizon.first_step, horizon.last_step
-    return widen(horizon.first_step, horizon.last_step)
-
-
-def _y_range(chart: Chart) -> tuple[float, float]:
-    values = _values(chart) or [0.0, 1.0]
-    low = min(values) if chart.y_low is None else chart.y_low
-    high = max(values) if chart.y_high is None else chart.y_high
-    padded_low, padded_high = widen(low, high)
-    return (
-        padded_low if chart.y_low is None else chart.y_low,
-        padded_high if chart.y_high is None else chart.y_high,
-    )
-
-
-def _values(chart: Chart) -> list[float]:
-    curves = chain.from_iterable(series.points for series in chart.series)
-    return [point.y for point in curves if point.y is not None]
-
-
-def _skips(marks: Sequence[Mark], frame: Frame) -> list[str]:
-    by_pixel = {frame.x.pixel(mark.step): mark.label for mark in marks}
-    floor = frame.y.pixel_low
-    return [
-        f'<path class="mark" d="M{x:g} {floor}l-4 7h8z"><title>{escape(label)}</title></path>'
-        for x, label in by_pixel.items()
-    ]
-
-
-def _cursor(frame: Frame) -> str:
-    """Return the line that follows the pointer; the page's script moves and shows it."""
-    top, floor = frame.y.pixel_high, frame.y.pixel_low
-    return f'<path class="cursor" d="M0 {top}V{floor}" visibility="hidden"/>'
+    step: int
+    time_s: float
+    label: str

@@ -1,174 +1,339 @@
-"""The charts of a report, and how to read each of them."""
+"""The charts of a run's report, and how to read each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from operator import attrgetter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from vcpo.records.journal import Metrics
-from vcpo.records.step_record import CHARTS, StepChart, StepRecord
-from vcpo.report.chart import Chart, Horizon, Ink, Mark, Series, SeriesStyle
+from vcpo.algo.health.lag_breakdown import LAG_BUCKETS
+from vcpo.algo.health.warning_signals import CRITICAL_SCORE, WARN_SCORE
+from vcpo.records.step_chart import ChartTopic, StepChart
+from vcpo.records.step_record import CHARTS, StepRecord, chart_value
+from vcpo.report.chart import (
+    CATEGORIES,
+    Band,
+    Chart,
+    Curve,
+    CurveStyle,
+    Heatmap,
+    Ink,
+    Mark,
+    Table,
+)
 from vcpo.report.numbers import compact
-from vcpo.report.series import points, rolling_mean, smoothing_window
-from vcpo.spec import VCPORun
+from vcpo.report.recorded_run import RecordedRun
+from vcpo.report.series import column, rolling_mean, smoothing_window
+
+STEPS = "steps"
+"""Name of the table of a run's steps."""
+EVALUATIONS = "evaluations"
+
+WARNING_BANDS = (
+    Band(low=WARN_SCORE, high=CRITICAL_SCORE, level="warn"),
+    Band(low=CRITICAL_SCORE, high=1.0, level="critical"),
+)
 
 _FEWEST_SMOOTHED = 20
 """Curves of fewer points are not smoothed."""
 
-_Value = Callable[[StepRecord], float | None]
+StepValue = Callable[[StepRecord], float | None]
 
 
-def main_charts(run: VCPORun, metrics: Metrics) -> tuple[Chart, ...]:
-    """Return the four charts that show whether a run is healthy: reward, ESS, step size, lag."""
-    horizon = _horizon(metrics)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Charts that answer one question."""
+
+    title: str
+    charts: tuple[Chart, ...]
+
+
+def tables_of(recorded: RecordedRun) -> tuple[Table, ...]:
+    """Return the rows that the charts of a run refer to."""
+    clock = recorded.clock
+    return tuple(
+        Table(
+            name=name,
+            run=recorded.name,
+            steps=tuple(record.step for record in records),
+            times_s=tuple(clock.elapsed_s(record.time_unix_s) for record in records),
+        )
+        for name, records in (
+            (STEPS, recorded.metrics.steps),
+            (EVALUATIONS, recorded.metrics.evaluations),
+        )
+    )
+
+
+def marks_of(recorded: RecordedRun) -> tuple[Mark, ...]:
+    """Return a mark for each skipped step."""
+    return tuple(
+        Mark(
+            step=record.step,
+            time_s=recorded.clock.elapsed_s(record.time_unix_s),
+            label=f"step {record.step} skipped: {record.skipped}",
+        )
+        for record in recorded.metrics.steps
+        if record.skipped is not None
+    )
+
+
+def main_charts(recorded: RecordedRun) -> tuple[Chart, ...]:
+    """Return the charts that show whether a run is healthy."""
+    steps = recorded.metrics.steps
     return (
-        _reward(horizon, metrics),
-        _ess(horizon, metrics),
-        _step_size(horizon, run, metrics),
-        _lag(horizon, run, metrics),
+        _reward(recorded),
+        _warning(steps),
+        _ess(steps),
+        _step_size(recorded),
+        _lag(recorded),
+        _ess_by_lag(steps),
     )
 
 
-def detail_charts(metrics: Metrics) -> tuple[Chart, ...]:
-    """Return the smaller charts, which help to find the cause."""
-    horizon = _horizon(metrics)
-    queue = Chart(
-        horizon=horizon,
-        y_low=0.0,
-        name="queue",
-        title="Work in progress",
-        unit="trajectories",
-        caption="With an empty buffer the learner waits; in a full buffer data becomes old.",
-        series=(
-            _line("in flight", metrics, lambda step: step.in_flight, Ink.SECOND, SeriesStyle.THIN),
-            _line("buffered", metrics, lambda step: step.buffered, style=SeriesStyle.THIN),
-        ),
-        whole_y=True,
+def sections(recorded: RecordedRun) -> tuple[Section, ...]:
+    """Return the smaller charts, which help to find the cause, by topic."""
+    steps = recorded.metrics.steps
+    more = {
+        ChartTopic.OFF_POLICY: (_queue(steps), _drops(steps)),
+        ChartTopic.SPEED: (_throughput_per_worker(steps), _seconds(steps)),
+    }
+    return tuple(
+        Section(
+            title=topic.value,
+            charts=(
+                *(step_chart(steps, name, each) for name, each in CHARTS if each.topic is topic),
+                *more.get(topic, ()),
+            ),
+        )
+        for topic in ChartTopic
     )
-    return (*(_step_chart(horizon, metrics, field, chart) for field, chart in CHARTS), queue)
 
 
-def _step_chart(horizon: Horizon, metrics: Metrics, field: str, chart: StepChart) -> Chart:
-    value: _Value = attrgetter(field)
+def learning_rate_scale(step: StepRecord) -> float | None:
+    """Return the learning-rate scale of a step that was taken."""
+    return step.learning_rate_scale if step.skipped is None else None
+
+
+def ess_ratio(step: StepRecord) -> float | None:
+    """Return the ESS ratio of a step whose importance weights all have a value."""
+    return step.ess_ratio if step.has_weights else None
+
+
+def step_chart(steps: Sequence[StepRecord], field: str, chart: StepChart) -> Chart:
+    """Return the small chart of one number of the step record."""
+    line = _line(chart.label, steps, lambda step: chart_value(step, field, chart))
     return Chart(
-        horizon=horizon,
-        y_low=0.0,
-        name=field,
+        name=chart_name(field, chart),
         title=chart.title,
         unit=chart.unit,
         caption=chart.caption,
-        series=_noisy(chart.label, metrics, value)
-        if chart.is_noisy
-        else (_line(chart.label, metrics, value),),
-        whole_y=chart.is_whole,
+        curves=_with_trend(line) if chart.is_noisy else (line,),
+        low=None if chart.is_signed or chart.is_log else 0.0,
+        is_whole=chart.is_whole,
+        is_log=chart.is_log,
     )
 
 
-def _reward(horizon: Horizon, metrics: Metrics) -> Chart:
-    evaluations = points([(record.step, record.accuracy) for record in metrics.evaluations])
-    held_out = Series(label="held out", points=evaluations, ink=Ink.SECOND, style=SeriesStyle.DOTS)
+def chart_name(field: str, chart: StepChart) -> str:
+    """Return the identifier of a small chart in the page."""
+    return (chart.entry or field).replace("_", "-")
+
+
+def _reward(recorded: RecordedRun) -> Chart:
+    held_out = Curve(
+        label="held out",
+        table=EVALUATIONS,
+        values=column(record.accuracy for record in recorded.metrics.evaluations),
+        ink=Ink.SECOND,
+        style=CurveStyle.DOTS,
+    )
+    training = _line("training", recorded.metrics.steps, lambda step: step.reward_mean)
     return Chart(
-        horizon=horizon,
         name="reward",
         title="Reward",
         unit="mean per trajectory",
         caption="Should rise; dots are evaluations on held-out prompts.",
-        series=(*_noisy("training", metrics, lambda step: step.reward_mean), held_out),
+        curves=(*_with_trend(training), held_out),
     )
 
 
-def _ess(horizon: Horizon, metrics: Metrics) -> Chart:
-    reference = _reference("on-policy", metrics, lambda step: step.on_policy_ess_ratio, Ink.THIRD)
+def _warning(steps: Sequence[StepRecord]) -> Chart:
     return Chart(
-        horizon=horizon,
+        name="warning",
+        title="Early warning",
+        unit="severity of the worst sign",
+        caption="From 1/3 the batches are far off policy; from 2/3 runs have collapsed; 1 is dead.",
+        curves=(_line("score", steps, lambda step: step.warning_score),),
+        bands=WARNING_BANDS,
+        low=0.0,
+        high=1.0,
+    )
+
+
+def _ess(steps: Sequence[StepRecord]) -> Chart:
+    on_policy = _line(
+        "on-policy",
+        steps,
+        lambda step: step.on_policy_ess_ratio,
+        Ink.SOFT,
+        CurveStyle.REFERENCE,
+    )
+    return Chart(
         name="ess",
         title="ESS ratio",
         unit="effective share of the batch",
         caption="Near the dashed line the data is as good as fresh data; near zero a few "
         "trajectories make up the whole update.",
-        series=(*_noisy("ESS ratio", metrics, lambda step: step.ess_ratio), reference),
-        y_low=0.0,
+        curves=(*_with_trend(_line("ESS ratio", steps, ess_ratio)), on_policy),
+        low=0.0,
     )
 
 
-def _step_size(horizon: Horizon, run: VCPORun, metrics: Metrics) -> Chart:
-    base = compact(run.spec.optimizer.learning_rate)
+def _step_size(recorded: RecordedRun) -> Chart:
+    base = compact(recorded.run.spec.optimizer.learning_rate)
     return Chart(
-        horizon=horizon,
         name="step-size",
         title="Effective learning rate",
         unit=f"share of base {base}",
         caption="Follows the ESS ratio: VCPO takes smaller steps on data that it cannot trust.",
-        series=_noisy("scale", metrics, lambda step: step.learning_rate_scale),
-        y_low=0.0,
-        y_high=1.0,
+        curves=_with_trend(_line("scale", recorded.metrics.steps, learning_rate_scale)),
+        low=0.0,
+        high=1.0,
     )
 
 
-def _lag(horizon: Horizon, run: VCPORun, metrics: Metrics) -> Chart:
-    bound = run.spec.algorithm.max_policy_lag_steps
+def _lag(recorded: RecordedRun) -> Chart:
+    bound = recorded.run.spec.algorithm.max_policy_lag_steps
+    steps = recorded.metrics.steps
+    mean = _line("mean", steps, lambda step: step.lag_mean)
+    thin, dashed = CurveStyle.THIN, CurveStyle.REFERENCE
     return Chart(
-        horizon=horizon,
         name="lag",
         title="Policy lag",
         unit="policy versions",
-        caption="Age of the trained tokens from sampling to training; the bound is never exceeded.",
-        series=(
-            _line("max", metrics, lambda step: step.lag_max, Ink.SECOND, SeriesStyle.THIN),
-            _line("p50", metrics, lambda step: step.lag_p50, Ink.THIRD, SeriesStyle.THIN),
-            _mean(_line("mean", metrics, lambda step: step.lag_mean), "mean, smoothed"),
-            _reference(f"bound {bound}", metrics, lambda _: bound, Ink.LIMIT),
+        caption="Age of the trained tokens. Admission is the limit in force, which the throttle "
+        "lowers; the bound is never exceeded.",
+        curves=(
+            _line("max", steps, lambda step: step.lag_max, Ink.SECOND, thin),
+            _line("p50", steps, lambda step: step.lag_p50, Ink.SOFT, thin),
+            _smoothed(mean, "mean, smoothed"),
+            _line("admission", steps, lambda step: step.admission_lag_steps, Ink.THIRD),
+            _line(f"bound {bound}", steps, lambda _: bound, Ink.LIMIT, dashed),
         ),
-        y_low=0.0,
-        whole_y=True,
+        low=0.0,
+        is_whole=True,
     )
 
 
-def _horizon(metrics: Metrics) -> Horizon:
-    numbers = [record.step for record in metrics.steps]
-    numbers += [record.step for record in metrics.evaluations]
-    return Horizon(
-        first_step=min(numbers, default=0),
-        last_step=max(numbers, default=1),
-        marks=tuple(
-            Mark(step=record.step, label=f"step {record.step} skipped: {record.skipped}")
-            for record in metrics.steps
-            if record.skipped is not None
+def _ess_by_lag(steps: Sequence[StepRecord]) -> Chart:
+    seen = {int(lag) for step in steps for lag in step.ess_by_lag}
+    lags = [lag for lag in LAG_BUCKETS if lag in seen]
+    cells = tuple(column(step.ess_by_lag.get(str(lag)) for step in steps) for lag in lags)
+    return Chart(
+        name="ess-by-lag",
+        title="ESS ratio by lag",
+        unit="policy versions",
+        caption="A cell is the ESS ratio of the trajectories of one age; old ones lose it first.",
+        heatmap=Heatmap(table=STEPS, categories=tuple(map(_bucket_label, lags)), cells=cells),
+    )
+
+
+def _bucket_label(lag: int) -> str:
+    later = [each for each in LAG_BUCKETS if each > lag]
+    if not later:
+        return f"{lag}+"
+    return str(lag) if later[0] == lag + 1 else f"{lag}-{later[0] - 1}"
+
+
+def _drops(steps: Sequence[StepRecord]) -> Chart:
+    reasons = sorted({reason for step in steps for reason in step.dropped})
+    return Chart(
+        name="drops",
+        title="Dropped",
+        unit="trajectories so far",
+        caption="By reason; a steep curve is work of the workers that is lost.",
+        curves=tuple(
+            Curve(
+                label=reason,
+                table=STEPS,
+                values=column(step.dropped.get(reason, 0) for step in steps),
+                ink=ink,
+            )
+            for reason, ink in zip(reasons, CATEGORIES, strict=False)
         ),
+        low=0.0,
+        is_whole=True,
+    )
+
+
+def _seconds(steps: Sequence[StepRecord]) -> Chart:
+    return Chart(
+        name="seconds",
+        title="Time of a step",
+        unit="seconds",
+        caption="A learner that waits longer than it computes needs more workers.",
+        curves=(
+            _line("waiting", steps, lambda step: step.idle_s, Ink.SECOND, CurveStyle.THIN),
+            _line("computing", steps, lambda step: step.step_s, style=CurveStyle.THIN),
+        ),
+        low=0.0,
+    )
+
+
+def _throughput_per_worker(steps: Sequence[StepRecord]) -> Chart:
+    mean = _line(
+        "tokens/s",
+        steps,
+        lambda step: step.tokens_per_s / step.workers if step.workers else None,
+    )
+    return Chart(
+        name="throughput-per-worker",
+        title="Throughput of a worker",
+        unit="tokens per second, mean",
+        caption="Falls when workers wait for leases or share a machine.",
+        curves=_with_trend(mean),
+        low=0.0,
+    )
+
+
+def _queue(steps: Sequence[StepRecord]) -> Chart:
+    return Chart(
+        name="queue",
+        title="Work in progress",
+        unit="trajectories",
+        caption="With an empty buffer the learner waits; in a full buffer data becomes old.",
+        curves=(
+            _line("in flight", steps, lambda step: step.in_flight, Ink.SECOND, CurveStyle.THIN),
+            _line("buffered", steps, lambda step: step.buffered, style=CurveStyle.THIN),
+        ),
+        low=0.0,
+        is_whole=True,
     )
 
 
 def _line(
     label: str,
-    metrics: Metrics,
-    value: _Value,
+    steps: Sequence[StepRecord],
+    value: StepValue,
     ink: Ink = Ink.MAIN,
-    style: SeriesStyle = SeriesStyle.LINE,
-) -> Series:
-    curve = points([(record.step, value(record)) for record in metrics.steps])
-    return Series(label=label, points=curve, ink=ink, style=style)
+    style: CurveStyle = CurveStyle.LINE,
+) -> Curve:
+    values = column(map(value, steps))
+    return Curve(label=label, table=STEPS, values=values, ink=ink, style=style)
 
 
-def _noisy(label: str, metrics: Metrics, value: _Value) -> tuple[Series, ...]:
+def _with_trend(line: Curve) -> tuple[Curve, ...]:
     """Return the values with a smoothed curve in front; few values have none."""
-    line = _line(label, metrics, value)
-    if len(line.points) < _FEWEST_SMOOTHED:
+    if len(line.values) < _FEWEST_SMOOTHED:
         return (line,)
-    window = smoothing_window(len(line.points))
-    return replace(line, label="each step", style=SeriesStyle.RAW), _mean(line, f"mean of {window}")
+    window = smoothing_window(len(line.values))
+    raw = replace(line, label="each step", style=CurveStyle.RAW)
+    return raw, _smoothed(line, f"mean of {window}")
 
 
-def _mean(line: Series, label: str) -> Series:
-    if len(line.points) < _FEWEST_SMOOTHED:
+def _smoothed(line: Curve, label: str) -> Curve:
+    if len(line.values) < _FEWEST_SMOOTHED:
         return line
-    window = smoothing_window(len(line.points))
-    return replace(line, label=label, points=rolling_mean(line.points, window=window))
-
-
-def _reference(label: str, metrics: Metrics, value: _Value, ink: Ink) -> Series:
-    """Return a dashed level to compare with; a constant one needs only its two ends."""
-    curve = _line(label, metrics, value).points
-    if len({point.y for point in curve}) == 1:
-        curve = (curve[0], curve[-1])
-    return Series(label=label, points=curve, ink=ink, style=SeriesStyle.REFERENCE)
+    window = smoothing_window(len(line.values))
+    values = rolling_mean(line.values, window=window)
+    return replace(line, label=label, values=values, is_smooth=True)

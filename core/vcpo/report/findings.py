@@ -90,8 +90,8 @@ def _lag_is_bounded(run: VCPORun, steps: Sequence[StepRecord]) -> Finding:
 
 def _ess_has_room(run: VCPORun, steps: Sequence[StepRecord]) -> Finding:
     floor = run.spec.control.ess_floor_ratio
-    # A step whose weights have no value records an ESS ratio of 0, which no batch can have.
-    below = [step for step in steps if 0.0 < step.ess_ratio < floor * step.on_policy_ess_ratio]
+    known = [step for step in steps if step.has_weights]
+    below = [step for step in known if step.ess_ratio < floor * step.on_policy_ess_ratio]
     if not below:
         text = f"The ESS ratio stayed above its floor, {floor:.0%} of the on-policy ratio."
         return Finding(grade=Grade.GOOD, text=text)

@@ -1,6 +1,6 @@
-"""The report of a run: one HTML file that needs nothing from outside and sends nothing out.
+"""The pages of a report: HTML files that need nothing from outside and send nothing out.
 
-Names, messages and reasons come from users and workers. The template escapes them. Should one slip
+Names, messages and reasons come from users and workers. The templates escape them. Should one slip
 through, the page's content policy still allows only the script whose digest it names.
 """
 
@@ -8,40 +8,30 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from vcpo.records.journal import EventRecord, Metrics, read_events, read_metrics
-from vcpo.report.chart import FULL, SMALL, Chart, draw_chart
-from vcpo.report.figures import detail_charts, main_charts
+from vcpo.report.event_table import MAX_EVENTS, event_rows
+from vcpo.report.figures import main_charts, marks_of, sections, tables_of
 from vcpo.report.findings import findings
-from vcpo.report.plot import Size
-from vcpo.report.readout import Readout, readout_of
+from vcpo.report.payload import payload_of
+from vcpo.report.recipe import recipe
+from vcpo.report.recorded_run import RecordedRun, read_run
 from vcpo.report.summary import headlines, state_of
-from vcpo.spec import VCPORun, load_run, run_to_yaml
+from vcpo.spec import run_to_yaml
 
 REPORT_FILE = "report.html"
-SPEC_FILE = "spec.yaml"
 
-MAX_EVENTS = 500
-"""Largest number of events listed; of more, the newest are."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A chart in the form that the template needs."""
-
-    chart: Chart
-    svg: Markup
-    readout: Readout
-    legend: tuple[tuple[str, str, str], ...]
-    """Style, ink and label of each series."""
+SCRIPTS = ("scale.js", "drawing.js", "view.js", "pointer.js", "download.js", "page.js")
+"""The page's script, in the order in which its parts need each other."""
+FOLLOWING = ("follow.js",)
+"""Scripts of a page that is served, which updates itself."""
 
 
 def write_report(run_dir: Path) -> Path:
@@ -51,10 +41,16 @@ def write_report(run_dir: Path) -> Path:
         SpecError: when `spec.yaml` is missing or is not a run.
         OSError: when the report cannot be written; no part of it is left then.
     """
-    run = load_run(run_dir / SPEC_FILE)
-    page = render_report(run, read_metrics(run_dir), read_events(run_dir))
-    path = run_dir / REPORT_FILE
-    unfinished = path.with_suffix(".html.tmp")
+    return write_page(run_dir / REPORT_FILE, render_report(read_run(run_dir)))
+
+
+def write_page(path: Path, page: str) -> Path:
+    """Write a page; an older one is replaced atomically.
+
+    Raises:
+        OSError: when it cannot be written; no part of it is left then.
+    """
+    unfinished = path.with_name(f"{path.name}.tmp")
     try:
         unfinished.write_text(page, encoding="utf-8")
         return unfinished.replace(path)
@@ -62,43 +58,60 @@ def write_report(run_dir: Path) -> Path:
         unfinished.unlink(missing_ok=True)
 
 
-def render_report(run: VCPORun, metrics: Metrics, events: Sequence[EventRecord]) -> str:
-    """Return the report as an HTML document, which depends on the arguments only."""
-    style, script = _asset("page.css"), _asset("page.js")
-    return _template().render(
-        run=run,
-        state=state_of(run, metrics),
-        headlines=headlines(run, metrics, events),
-        findings=findings(run, metrics),
-        main_figures=[_figure(chart, FULL) for chart in main_charts(run, metrics)],
-        detail_figures=[_figure(chart, SMALL) for chart in detail_charts(metrics)],
-        events=tuple(events)[-MAX_EVENTS:],
-        num_events=len(events),
-        spec_yaml=run_to_yaml(run),
-        style=Markup(style),  # noqa: S704  both are files of this package
-        script=Markup(script),  # noqa: S704
-        style_digest=_digest(style),
-        script_digest=_digest(script),
+def render_report(recorded: RecordedRun, *, follows: bool = False) -> str:
+    """Return the report of a run as an HTML document, which depends on the arguments only.
+
+    follows: whether the page asks its server for news; a page in a file does not.
+    """
+    run, metrics = recorded.run, recorded.metrics
+    charts, details = main_charts(recorded), sections(recorded)
+    everything = [*charts, *(chart for section in details for chart in section.charts)]
+    content = {
+        "run": run,
+        "recipe": recipe(run.spec.algorithm),
+        "state": state_of(run, metrics),
+        "headlines": headlines(recorded),
+        "findings": findings(run, metrics),
+        "charts": charts,
+        "sections": details,
+        "rows": event_rows(recorded.events),
+        "num_events": len(recorded.events),
+        "num_shown": min(MAX_EVENTS, len(recorded.events)),
+        "spec_yaml": run_to_yaml(run),
+        "payload": payload_of(tables_of(recorded), everything, marks_of(recorded)),
+    }
+    return render("report.html.j2", content, follows=follows)
+
+
+def render(template: str, content: Mapping[str, Any], *, follows: bool) -> str:
+    """Return a page from one of the templates, with style, script and content policy."""
+    style = _asset("page.css")
+    script = "".join(map(_asset, (*SCRIPTS, *(FOLLOWING if follows else ()))))
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            **content,
+            follows=follows,
+            style=Markup(style),  # noqa: S704  both are files of this package
+            script=Markup(script),  # noqa: S704
+            style_digest=_digest(style),
+            script_digest=_digest(script),
+        )
     )
 
 
-def _figure(chart: Chart, size: Size) -> Figure:
-    return Figure(
-        chart=chart,
-        svg=Markup(draw_chart(chart, size)),  # noqa: S704  `draw_chart` escapes its texts
-        readout=readout_of(chart, size),
-        legend=tuple(
-            (series.style.value, series.ink.value, series.label) for series in chart.series
-        ),
-    )
-
-
-def _template() -> jinja2.Template:
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=jinja2.FunctionLoader(_asset),
     )
     environment.filters["clock"] = _clock
-    return environment.from_string(_asset("page.html.j2"))
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return environment
 
 
 def _clock(time_unix_s: float) -> str:
@@ -106,7 +119,7 @@ def _clock(time_unix_s: float) -> str:
 
 
 def _asset(name: str) -> str:
-    return resources.files("vcpo.report").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("vcpo.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _digest(text: str) -> str:

@@ -1,37 +1,27 @@
-"""Curves before drawing: points with gaps, thinned and smoothed."""
+"""Columns of numbers before drawing: gaps, smoothing, and thinning that keeps every spike."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from statistics import fmean
 
 from vcpo.report.numbers import finite
 
 _LARGEST = 1e300
-"""Largest number that is drawn; margins and sums of larger ones would overflow."""
+"""Largest number that is drawn; sums of larger ones would overflow."""
+
+Column = tuple[float | None, ...]
+"""One number per row of a table; None is a gap."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One value of a curve."""
-
-    x: float
-    y: float | None
-    """None is a gap."""
+def column(values: Iterable[float | None]) -> Column:
+    """Return a column; a value that is infinite, NaN or huge becomes a gap."""
+    return tuple(value if _is_drawable(value) else None for value in values)
 
 
-Points = tuple[Point, ...]
-"""A curve, in order of x."""
-
-
-def points(values: Sequence[tuple[float, float | None]]) -> Points:
-    """Return the curve of (x, y) pairs; a y that is infinite, NaN or huge becomes a gap."""
-    return tuple(Point(x, y if _drawable(y) else None) for x, y in values)
-
-
-def rolling_mean(curve: Points, *, window: int) -> Points:
-    """Smooth a curve with a centered mean over `window` points without the gaps.
+def rolling_mean(values: Column, *, window: int) -> Column:
+    """Smooth a column with a centered mean over `window` rows without the gaps.
 
     Near the ends the window is truncated, so the mean is shifted inward by at most a quarter of the
     window. A gap stays a gap.
@@ -42,64 +32,52 @@ def rolling_mean(curve: Points, *, window: int) -> Points:
     if window < 1 or window % 2 == 0:
         raise ValueError(f"window must be a positive odd number, not {window}")
     reach = window // 2
-    values = [point.y or 0.0 for point in curve]
-    counts = list(accumulate((point.y is not None for point in curve), initial=0))
-    smoothed = []
-    for index, point in enumerate(curve):
-        first, past_last = max(0, index - reach), min(len(curve), index + reach + 1)
+    known = [value or 0.0 for value in values]
+    counts = list(accumulate((value is not None for value in values), initial=0))
+    smoothed: list[float | None] = []
+    for index, value in enumerate(values):
+        first, past_last = max(0, index - reach), min(len(values), index + reach + 1)
         # Each sum is independent: in a running sum one huge value would blur all later ones.
-        total, known = sum(values[first:past_last]), counts[past_last] - counts[first]
-        smoothed.append(Point(point.x, None if point.y is None else total / known))
+        total, num_known = sum(known[first:past_last]), counts[past_last] - counts[first]
+        smoothed.append(None if value is None else total / num_known)
     return tuple(smoothed)
 
 
-def smoothing_window(num_points: int) -> int:
-    """Return an odd window of about a twentieth of the curve, at least 5 points."""
-    return max(5, num_points // 20 | 1)
+def smoothing_window(num_rows: int) -> int:
+    """Return an odd window of about a twentieth of the rows, at least 5 rows."""
+    return max(5, num_rows // 20 | 1)
 
 
-def decimate(curve: Points, *, limit: int) -> Points:
-    """Thin a curve to at most `limit` points that still show every spike.
-
-    The curve is divided into stretches of equal length. Each keeps its first lowest and its first
-    highest point, in order. A gap remains only where a whole stretch is missing.
+def rows_per_bucket(num_rows: int, *, limit: int) -> int:
+    """Return how many rows in a row share a bucket, so that there are at most `limit` buckets.
 
     Raises:
-        ValueError: when `limit` is less than 2.
+        ValueError: when `limit` is not positive.
     """
-    if limit < 2:
-        raise ValueError(f"limit must be at least 2, not {limit}")
-    if len(curve) <= limit:
-        return curve
-    stretches = limit // 2
-    bounds = [len(curve) * index // stretches for index in range(stretches + 1)]
-    kept: list[Point] = []
-    for first, past_last in pairwise(bounds):
-        kept.extend(_extremes(curve[first:past_last]))
-    return tuple(kept)
+    if limit < 1:
+        raise ValueError(f"limit must be positive, not {limit}")
+    return max(1, -(-num_rows // limit))
 
 
-def runs(curve: Points) -> Iterator[list[tuple[float, float]]]:
-    """Yield the stretches between gaps, as (x, y) pairs."""
-    run: list[tuple[float, float]] = []
-    for point in curve:
-        if point.y is not None:
-            run.append((point.x, point.y))
-        elif run:
-            yield run
-            run = []
-    if run:
-        yield run
+def lows(values: Column, *, rows: int) -> Column:
+    """Return the lowest value of each bucket of `rows` rows; None where all are gaps."""
+    return tuple(min(known, default=None) for known in _buckets(values, rows))
 
 
-def _drawable(y: float | None) -> bool:
-    return finite(y) is not None and abs(y or 0.0) <= _LARGEST
+def highs(values: Column, *, rows: int) -> Column:
+    """Return the highest value of each bucket of `rows` rows; None where all are gaps."""
+    return tuple(max(known, default=None) for known in _buckets(values, rows))
 
 
-def _extremes(stretch: Points) -> list[Point]:
-    present = [(point.y, point) for point in stretch if point.y is not None]
-    if not present:
-        return [stretch[0]]
-    lowest = min(present, key=lambda pair: pair[0])[1]
-    highest = max(present, key=lambda pair: pair[0])[1]
-    return [lowest] if lowest is highest else sorted((lowest, highest), key=lambda point: point.x)
+def means(values: Column, *, rows: int) -> Column:
+    """Return the mean of each bucket of `rows` rows; None where all are gaps."""
+    return tuple(fmean(known) if known else None for known in _buckets(values, rows))
+
+
+def _buckets(values: Column, rows: int) -> Iterable[Sequence[float]]:
+    for first in range(0, len(values), rows):
+        yield [value for value in values[first : first + rows] if value is not None]
+
+
+def _is_drawable(value: float | None) -> bool:
+    return finite(value) is not None and abs(value or 0.0) <= _LARGEST

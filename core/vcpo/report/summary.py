@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
+from statistics import fmean
 
 from vcpo.records.collapse import run_collapse
-from vcpo.records.journal import HOST_STARTED, EventRecord, Metrics
+from vcpo.records.journal import Metrics
 from vcpo.report.numbers import UNKNOWN, decimal, duration, finite, whole
+from vcpo.report.recorded_run import RecordedRun
 from vcpo.spec import VCPORun
 
 
@@ -45,15 +44,14 @@ def state_of(run: VCPORun, metrics: Metrics) -> State:
     return State.COMPLETE if has_recovered else State.COLLAPSED
 
 
-def headlines(
-    run: VCPORun, metrics: Metrics, events: Sequence[EventRecord]
-) -> tuple[Headline, ...]:
+def headlines(recorded: RecordedRun) -> tuple[Headline, ...]:
     """Return the numbers that a reader wants first."""
+    run, metrics = recorded.run, recorded.metrics
     taken = metrics.steps[-1].step if metrics.steps else 0
     return (
         _accuracy(metrics),
         Headline(label="Steps", value=whole(taken), note=f"of {whole(run.spec.steps)}"),
-        _wall_time(metrics, events),
+        _wall_time(recorded),
         _trajectories(metrics),
         _lag(run, metrics),
         _ess(metrics),
@@ -71,27 +69,14 @@ def _accuracy(metrics: Metrics) -> Headline:
     return Headline(label="Accuracy", value=value, note=f"held out, at step {whole(last.step)}")
 
 
-def _wall_time(metrics: Metrics, events: Sequence[EventRecord]) -> Headline:
-    """Return the time of all sessions, each from the start of its host; pauses do not count."""
-    times = [event.time_unix_s for event in events]
-    times += [record.time_unix_s for record in metrics.steps]
-    times += [record.time_unix_s for record in metrics.evaluations]
-    if not times:
-        return Headline(label="Wall time", value=UNKNOWN)
-    sessions = _sessions(sorted(times), events)
-    elapsed_s = sum(times_s[-1] - times_s[0] for times_s in sessions)
-    speeds = [speed for step in metrics.steps if (speed := finite(step.tokens_per_s)) is not None]
-    notes = [f"{sum(speeds) / len(speeds):,.0f} tokens/s on average"] if speeds else []
-    if len(sessions) > 1:
-        notes.append(f"in {len(sessions)} sessions")
-    return Headline(label="Wall time", value=duration(elapsed_s), note=", ".join(notes))
-
-
-def _sessions(times_s: Sequence[float], events: Sequence[EventRecord]) -> list[list[float]]:
-    """Divide the times of all records, sorted, at each start of a host."""
-    starts_s = [event.time_unix_s for event in events if event.kind == HOST_STARTED]
-    cuts = sorted({bisect_left(times_s, start_s) for start_s in starts_s} | {0, len(times_s)})
-    return [list(times_s[first:past_last]) for first, past_last in pairwise(cuts)]
+def _wall_time(recorded: RecordedRun) -> Headline:
+    total_s = recorded.clock.total_s
+    steps, num_sessions = recorded.metrics.steps, recorded.clock.num_sessions
+    speeds = [speed for step in steps if (speed := finite(step.tokens_per_s)) is not None]
+    notes = [f"{fmean(speeds):,.0f} tokens/s on average"] if speeds else []
+    if num_sessions > 1:
+        notes.append(f"in {num_sessions} sessions")
+    return Headline(label="Wall time", value=duration(total_s), note=", ".join(notes))
 
 
 def _trajectories(metrics: Metrics) -> Headline:
@@ -117,8 +102,7 @@ def _lag(run: VCPORun, metrics: Metrics) -> Headline:
 
 
 def _ess(metrics: Metrics) -> Headline:
-    # A step whose weights have no value records an ESS ratio of 0, which no batch can have.
-    known = [step for step in metrics.steps if finite(step.ess_ratio) and step.ess_ratio > 0.0]
+    known = [step for step in metrics.steps if step.has_weights]
     if not known:
         return Headline(label="Lowest ESS ratio", value=UNKNOWN)
     lowest = min(known, key=lambda step: step.ess_ratio)

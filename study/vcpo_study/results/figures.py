@@ -9,11 +9,11 @@ from itertools import chain
 from statistics import fmean, median
 from typing import Final
 
-from vcpo.report.axis import round_ticks
 from vcpo.report.numbers import compact
-from vcpo.report.plot import AxisScale, Plot
 from vcpo_study.cells.records import CellRecord, StepRow
+from vcpo_study.results.axis import round_ticks
 from vcpo_study.results.measures import deepest_fall
+from vcpo_study.results.plot import AxisScale, Plot
 from vcpo_study.results.sheet import COLORS, colored_curve, draw_sheet
 from vcpo_study.results.summary import GridRow
 from vcpo_study.study import StudySpec

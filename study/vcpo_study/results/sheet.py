@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from vcpo.report.plot import Curve, Plot, Size, draw_plot, text
-from vcpo.report.series import points
+from vcpo_study.results.plot import Curve, Plot, Size, draw_plot, points, text
 
 COLORS: Final = (
     "#0072b2",

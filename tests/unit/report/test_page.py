@@ -8,13 +8,30 @@ from html.parser import HTMLParser
 import pytest
 
 from vcpo.records.journal import Journal, Metrics
-from vcpo.records.step_record import CHARTS
-from vcpo.report import page, render_report, write_report
+from vcpo.report import RecordedRun, render_report, write_report
+from vcpo.report.event_table import MAX_EVENTS
+from vcpo.report.recipe import recipe
 from vcpo.spec import SpecError, run_to_yaml
 from vcpo.spec.algorithm import Algorithm
 
 HOSTILE = """'"></style></script><script>alert(1)</script><img src=x onerror=alert(1)>"""
 EMPTY = Metrics(steps=(), evaluations=())
+
+
+def rendered(run, metrics=EMPTY, events=()):
+    return render_report(
+        RecordedRun(name="countdown", run=run, metrics=metrics, events=tuple(events))
+    )
+
+
+def data_of(document):
+    """The data of the charts; numbers that are not JSON are refused."""
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    text = re.search(r'<script type="application/json" id="data">(.*?)</script>', document)[1]
+    return json.loads(text, parse_constant=refuse)
 
 
 class Elements(HTMLParser):
@@ -36,39 +53,30 @@ class Elements(HTMLParser):
 
 
 def test_the_report_names_the_run_its_task_and_its_model(run):
-    text = " ".join(Elements(render_report(run, EMPTY, ())).words)
+    text = " ".join(Elements(rendered(run)).words)
     assert all(word in text for word in ("countdown", "models/tiny", "no steps yet"))
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "setup"),
-    [
-        ({}, "method vcpo · baseline opob · learning-rate rule sqrt"),
-        ({"method": "grpo"}, "method grpo · baseline grpo · learning-rate rule none"),
-        (
-            {"baseline": "groupMean", "baselineScope": "batch", "learningRateRule": "linear"},
-            "method vcpo · baseline groupMean, one per batch · learning-rate rule linear",
-        ),
-    ],
-)
-def test_the_headline_names_what_is_in_force_also_where_the_file_leaves_it_to_the_method(
-    run, algorithm, setup
+@pytest.mark.parametrize("method", ["vcpo", "grpo", "dapo", "vtrace"])
+def test_the_headline_names_the_recipe_in_force_also_where_the_file_leaves_it_to_the_method(
+    run, method
 ):
-    spec = run.spec.model_copy(update={"algorithm": Algorithm.model_validate(algorithm)})
-    page = render_report(run.model_copy(update={"spec": spec}), EMPTY, ())
-    assert setup in " ".join("".join(Elements(page).words).split())
+    spec = run.spec.model_copy(update={"algorithm": Algorithm(method=method)})
+    words = " ".join(
+        "".join(Elements(rendered(run.model_copy(update={"spec": spec}))).words).split()
+    )
+    stages = " · ".join(f"{stage} {value}" for stage, value in recipe(spec.algorithm))
+    assert stages in words
+    assert "None" not in words.partition("Accuracy")[0]
 
 
-def test_the_report_has_the_four_curves_and_the_details(run, make_step):
-    metrics = Metrics(steps=(make_step(),), evaluations=())
-    names = [
-        figure["id"] for figure in Elements(render_report(run, metrics, ())).tags_named("figure")
+def test_every_chart_has_a_figure_and_the_other_way_round(run, make_step):
+    document = rendered(run, Metrics(steps=(make_step(),), evaluations=()))
+    figures = [figure["id"] for figure in Elements(document).tags_named("figure")]
+    assert figures[:6] == [
+        f"chart-{name}" for name in ("reward", "warning", "ess", "step-size", "lag", "ess-by-lag")
     ]
-    assert names == [
-        *("chart-reward", "chart-ess", "chart-step-size", "chart-lag"),
-        *(f"chart-{field}" for field, _ in CHARTS),
-        "chart-queue",
-    ]
+    assert figures == [f"chart-{chart['name']}" for chart in data_of(document)["charts"]]
 
 
 @pytest.fixture
@@ -82,20 +90,30 @@ def far_from_greenwich(monkeypatch):
 
 @pytest.mark.usefixtures("far_from_greenwich")
 def test_events_stand_in_the_log_with_their_time_in_utc(run, make_event):
-    words = Elements(render_report(run, EMPTY, [make_event("main-1 is gone", 86_461.0)])).words
+    words = Elements(rendered(run, EMPTY, [make_event("main-1 is gone", 86_461.0)])).words
     assert {"1970-01-02 00:01:01", "host", "WorkerLost", "main-1 is gone"} <= set(words)
 
 
 def test_of_many_events_the_newest_are_listed(run, make_event):
-    events = [make_event(f"message {number}") for number in range(page.MAX_EVENTS + 1)]
-    words = Elements(render_report(run, EMPTY, events)).words
+    events = [
+        make_event(f"message {number}", kind=f"K{number}") for number in range(MAX_EVENTS + 1)
+    ]
+    words = Elements(rendered(run, EMPTY, events)).words
     assert "message 0" not in words
     assert "message 1" in words
     assert "the newest 500 of 501, UTC" in "".join(words)
 
 
+def test_repeated_events_are_folded_into_one_row(run, make_event):
+    events = [make_event(f"step {number}", kind="StepSkipped") for number in range(1, 5)]
+    elements = Elements(rendered(run, EMPTY, events))
+    assert "\N{MULTIPLICATION SIGN} 4" in elements.words
+    assert [word.strip() for word in elements.words].count("step 1") == 1
+    assert len(elements.tags_named("details")) == 2
+
+
 def test_the_spec_can_be_read_with_its_defaults(run):
-    assert "maxPolicyLagSteps: 8" in "".join(Elements(render_report(run, EMPTY, ())).words)
+    assert "maxPolicyLagSteps: 8" in "".join(Elements(rendered(run)).words)
 
 
 def test_hostile_words_add_no_element_to_the_page(run, make_step, make_event):
@@ -103,18 +121,18 @@ def test_hostile_words_add_no_element_to_the_page(run, make_step, make_event):
         named = run.model_copy(update={"metadata": run.metadata.model_copy(update={"name": words})})
         step = make_step(skipped=words, dropped={words: 5})
         metrics = Metrics(steps=(step,), evaluations=())
-        return [tag for tag, _ in Elements(render_report(named, metrics, [make_event(words)])).tags]
+        return [tag for tag, _ in Elements(rendered(named, metrics, [make_event(words)])).tags]
 
     assert tags_with(HOSTILE) == tags_with("harmless")
 
 
 def test_hostile_words_are_still_shown(run, make_event):
-    assert HOSTILE in Elements(render_report(run, EMPTY, [make_event(HOSTILE)])).words
+    assert HOSTILE in Elements(rendered(run, EMPTY, [make_event(HOSTILE)])).words
 
 
 def test_the_page_refers_to_nothing_outside_itself(run, make_step, make_event):
     metrics = Metrics(steps=(make_step(),), evaluations=())
-    document = render_report(run, metrics, [make_event("gone")])
+    document = rendered(run, metrics, [make_event("gone")])
     references = [
         value
         for _, attributes in Elements(document).tags
@@ -122,11 +140,11 @@ def test_the_page_refers_to_nothing_outside_itself(run, make_step, make_event):
         if name in {"src", "href", "action", "data", "poster", "srcset"}
     ]
     assert references == ["data:,"]
-    assert not re.search(r"url\(|@import|https?://|fetch\(|XMLHttpRequest", document)
+    assert not re.search(r"url\((?!#)|@import|https?://|fetch\(|XMLHttpRequest", document)
 
 
 def test_the_content_policy_allows_exactly_the_style_and_the_script_of_the_page(run):
-    document = render_report(run, EMPTY, ())
+    document = rendered(run)
     policy = Elements(document).tags_named("meta")[1]["content"]
     for tag in ("style", "script"):
         (body,) = re.findall(rf"<{tag}>(.*?)</{tag}>", document, flags=re.DOTALL)
@@ -135,25 +153,17 @@ def test_the_content_policy_allows_exactly_the_style_and_the_script_of_the_page(
     assert policy.startswith("default-src 'none'")
 
 
-def test_the_readout_of_every_chart_is_json_without_nan(run, make_step):
+def test_the_data_of_the_charts_is_json_without_nan(run, make_step):
     steps = (make_step(1), make_step(2, ess_ratio=float("nan"), gradient_norm=float("inf")))
-    document = render_report(run, Metrics(steps=steps, evaluations=()), ())
-
-    def refuse(constant):
-        raise AssertionError(constant)
-
-    readouts = [
-        json.loads(figure["data-readout"], parse_constant=refuse)
-        for figure in Elements(document).tags_named("figure")
-    ]
-    ess_ratio = readouts[1]["series"][0]
-    assert (ess_ratio["x"], ess_ratio["y"]) == ([1], [0.6])
+    charts = data_of(rendered(run, Metrics(steps=steps, evaluations=())))["charts"]
+    (ess,) = [chart for chart in charts if chart["name"] == "ess"]
+    assert ess["curves"][0]["low"] == [0.6, None]
 
 
 def test_a_report_depends_on_nothing_but_its_arguments(run, make_step, make_event):
     metrics = Metrics(steps=(make_step(),), evaluations=())
     events = [make_event("gone")]
-    assert render_report(run, metrics, events) == render_report(run, metrics, events)
+    assert rendered(run, metrics, events) == rendered(run, metrics, events)
 
 
 def test_the_report_is_written_from_a_run_directory(run, make_step, make_event, tmp_path):
@@ -164,7 +174,7 @@ def test_the_report_is_written_from_a_run_directory(run, make_step, make_event, 
     path = write_report(tmp_path)
     assert path == tmp_path / "report.html"
     metrics = Metrics(steps=(make_step(),), evaluations=())
-    assert path.read_text(encoding="utf-8") == render_report(run, metrics, [make_event("gone")])
+    assert path.read_text(encoding="utf-8") == rendered(run, metrics, [make_event("gone")])
 
 
 def test_a_second_report_replaces_the_first_and_leaves_nothing_beside_it(run, tmp_path):

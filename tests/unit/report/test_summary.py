@@ -3,6 +3,7 @@ import math
 import pytest
 
 from vcpo.records.journal import Metrics
+from vcpo.report.recorded_run import RecordedRun
 from vcpo.report.summary import State, headlines, state_of
 
 
@@ -11,7 +12,8 @@ def metrics_of(*steps, evaluations=()):
 
 
 def headline(run, metrics, label, events=()):
-    (found,) = [item for item in headlines(run, metrics, events) if item.label == label]
+    recorded = RecordedRun(name="countdown", run=run, metrics=metrics, events=tuple(events))
+    (found,) = [item for item in headlines(recorded) if item.label == label]
     return found.value, found.note
 
 

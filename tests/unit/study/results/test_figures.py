@@ -7,8 +7,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tests.fixtures.study import record, study
-from vcpo.report.plot import AxisScale, Plot
 from vcpo_study.results.figures import figures
+from vcpo_study.results.plot import AxisScale, Plot
 from vcpo_study.results.sheet import COLORS, colored_curve, draw_sheet
 from vcpo_study.results.summary import grid_rows
 

@@ -1,19 +1,43 @@
 """A plot as SVG elements: axes, grid, curves and labels. Pure functions from data to text.
 
-The report of a run and the figures of a study draw with these functions. Colors, fonts and line
-widths are not here: a curve brings its own SVG attributes, and all other elements carry classes
-(`grid`, `axis`, `y-tick`, `x-tick`, `plot-title`, `x-title`) for a style sheet.
+Colors, fonts and line widths are not here: a curve brings its own SVG attributes, and all other
+elements carry classes (`grid`, `axis`, `y-tick`, `x-tick`, `plot-title`, `x-title`) for a style
+sheet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import chain
 
-from vcpo.report.axis import Axis
-from vcpo.report.series import Points, runs
+from vcpo.report.numbers import finite
+from vcpo_study.results.axis import Axis
+
+_LARGEST = 1e300
+"""Largest number that is drawn; margins and sums of larger ones would overflow."""
+
+Points = tuple[tuple[float, float | None], ...]
+"""A curve, (x, y) in order of x; a y of None is a gap."""
+
+
+def points(values: Sequence[tuple[float, float | None]]) -> Points:
+    """Return the curve of (x, y) pairs; a y that is infinite, NaN or huge becomes a gap."""
+    return tuple((x, y if _is_drawable(y) else None) for x, y in values)
+
+
+def runs(curve: Points) -> Iterator[list[tuple[float, float]]]:
+    """Yield the stretches between gaps, as (x, y) pairs."""
+    run: list[tuple[float, float]] = []
+    for x, y in curve:
+        if y is not None:
+            run.append((x, y))
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,3 +159,7 @@ def _path(stretch: Sequence[tuple[float, float]]) -> str:
 
 def _attributes(values: Mapping[str, str]) -> str:
     return " ".join(f'{name}="{escape(value, quote=True)}"' for name, value in values.items())
+
+
+def _is_drawable(y: float | None) -> bool:
+    return finite(y) is not None and abs(y or 0.0) <= _LARGEST

@@ -1,0 +1,23 @@
+// Starts the page.
+
+load(JSON.parse(document.getElementById("data").textContent));
+page.drawn.forEach(listenTo);
+for (const button of document.querySelectorAll("[data-x]"))
+  button.addEventListener("click", () => {
+    Object.assign(page.view, { x: button.dataset.x, isZoomed: false });
+    hideReadout();
+    redraw();
+  });
+document.getElementById("show-all").addEventListener("click", () => zoomTo(null));
+for (const [id, act] of Object.entries(downloads)) document.getElementById(id).addEventListener("click", act);
+
+let drawnWidth = window.innerWidth;
+new ResizeObserver(() => {
+  if (window.innerWidth === drawnWidth) return;
+  drawnWidth = window.innerWidth;
+  redraw();
+}).observe(document.body);
+window.addEventListener("beforeprint", () => {
+  for (const details of document.querySelectorAll("details")) details.open = true;
+});
+document.documentElement.dataset.charts = String(page.drawn.length);

@@ -1,0 +1,31 @@
+"""The recipe of a run: its method, and what each stage of the method is."""
+
+from __future__ import annotations
+
+from vcpo.algo import BaselineScope
+from vcpo.spec.algorithm import Algorithm
+
+_OFF = ("none", "open")
+"""Values of stages that do nothing; they are left out."""
+
+
+def recipe(algorithm: Algorithm) -> tuple[tuple[str, str], ...]:
+    """Return the stages of the method in force, by name, also where the file leaves them to it.
+
+    Baseline and learning-rate rule are always named, the other stages where they do something.
+    """
+    config = algorithm.loss_config
+    scope = ", one per batch" if algorithm.baseline_scope is BaselineScope.BATCH else ""
+    optional = (
+        ("filter", config.group_filter),
+        ("KL penalty", config.kl_penalty),
+        ("weight", config.weight),
+        ("clipping", config.clipping),
+    )
+    return (
+        ("method", algorithm.method.value),
+        *((name, stage.value) for name, stage in optional if stage.value not in _OFF),
+        ("aggregation", config.aggregation.value),
+        ("baseline", f"{config.baseline.value}{scope}"),
+        ("learning-rate rule", config.learning_rate_rule.value),
+    )

@@ -1,0 +1,70 @@
+"""A run as its directory records it, with everything that a report reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from vcpo.records.journal import (
+    METRICS_FILE,
+    EventRecord,
+    Metrics,
+    read_events,
+    read_metrics,
+)
+from vcpo.report.clock import RunClock
+from vcpo.spec import VCPORun, load_run
+
+SPEC_FILE = "spec.yaml"
+
+
+class MissingRecordsError(Exception):
+    """A directory lacks a file that a report needs; the message names both and the cure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRun:
+    """The spec and the records of a run."""
+
+    name: str
+    """Name in the report; unique among the runs of a comparison."""
+    run: VCPORun
+    metrics: Metrics
+    events: tuple[EventRecord, ...] = field(default=())
+
+    @cached_property
+    def clock(self) -> RunClock:
+        """Seconds since the start of the run."""
+        return RunClock(self.metrics, self.events)
+
+
+def read_run(run_dir: Path, name: str | None = None) -> RecordedRun:
+    """Read a run directory; `name` replaces the name in the spec.
+
+    Raises:
+        SpecError: when `spec.yaml` is missing or is not a run.
+    """
+    run = load_run(run_dir / SPEC_FILE)
+    return RecordedRun(
+        name=name or run.metadata.name,
+        run=run,
+        metrics=read_metrics(run_dir),
+        events=read_events(run_dir),
+    )
+
+
+def require_records(run_dir: Path) -> None:
+    """Check that a directory has the records of a run.
+
+    Raises:
+        MissingRecordsError: when the spec or the journal is missing.
+    """
+    if not run_dir.is_dir():
+        raise MissingRecordsError(f"{run_dir} is no directory; give one that `vcpo run` printed")
+    for name, content in ((SPEC_FILE, "run"), (METRICS_FILE, "journal")):
+        if not (run_dir / name).exists():
+            raise MissingRecordsError(
+                f"{run_dir} has no {name}, so no {content}; give a directory that `vcpo run`"
+                " printed, or leave it out"
+            )
