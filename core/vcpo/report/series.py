@@ -17,7 +17,10 @@ Column = tuple[float | None, ...]
 
 def column(values: Iterable[float | None]) -> Column:
     """Return a column; a value that is infinite, NaN or huge becomes a gap."""
-    return tuple(value if _is_drawable(value) else None for value in values)
+    return tuple(
+        value if finite(value) is not None and abs(value or 0.0) <= _LARGEST else None
+        for value in values
+    )
 
 
 def rolling_mean(values: Column, *, window: int) -> Column:
@@ -77,7 +80,3 @@ def means(values: Column, *, rows: int) -> Column:
 def _buckets(values: Column, rows: int) -> Iterable[Sequence[float]]:
     for first in range(0, len(values), rows):
         yield [value for value in values[first : first + rows] if value is not None]
-
-
-def _is_drawable(value: float | None) -> bool:
-    return finite(value) is not None and abs(value or 0.0) <= _LARGEST

@@ -44,7 +44,8 @@ def round_ticks(low: float, high: float, *, about: int, whole: bool = False) -> 
     if whole:
         step = max(1.0, step)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return tuple(_tidy(index * step, step) for index in range(first, last + 1))
+    digits = max(0, 1 - math.floor(math.log10(step)))  # so that 3 * 0.1 is written 0.3
+    return tuple(round(index * step, digits) + 0.0 for index in range(first, last + 1))
 
 
 def widen(low: float, high: float, *, margin: float = 0.05) -> tuple[float, float]:
@@ -61,9 +62,3 @@ def _round_up(value: float) -> float:
     return next(
         magnitude * factor for factor in _ROUND_FACTORS if magnitude * factor >= value * (1 - 1e-9)
     )
-
-
-def _tidy(value: float, step: float) -> float:
-    """Round a multiple, so that 3 * 0.1 is written 0.3."""
-    digits = max(0, 1 - math.floor(math.log10(step)))
-    return round(value, digits) + 0.0

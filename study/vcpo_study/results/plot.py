@@ -24,7 +24,9 @@ Points = tuple[tuple[float, float | None], ...]
 
 def points(values: Sequence[tuple[float, float | None]]) -> Points:
     """Return the curve of (x, y) pairs; a y that is infinite, NaN or huge becomes a gap."""
-    return tuple((x, y if _is_drawable(y) else None) for x, y in values)
+    return tuple(
+        (x, y if finite(y) is not None and abs(y or 0.0) <= _LARGEST else None) for x, y in values
+    )
 
 
 def runs(curve: Points) -> Iterator[list[tuple[float, float]]]:
@@ -159,7 +161,3 @@ def _path(stretch: Sequence[tuple[float, float]]) -> str:
 
 def _attributes(values: Mapping[str, str]) -> str:
     return " ".join(f'{name}="{escape(value, quote=True)}"' for name, value in values.items())
-
-
-def _is_drawable(y: float | None) -> bool:
-    return finite(y) is not None and abs(y or 0.0) <= _LARGEST
