@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from vcpo.cli.console import ERR, OUT, fail, require_run, writing
 from vcpo.local.external_commands import (
     EXPORT_MODULES,
     STUDY_MODULES,
@@ -70,10 +69,6 @@ Ctrl-C saves a checkpoint and stops the run. A second Ctrl-C stops it at once.
 """,
 )
 
-_OUT = Console()
-_ERR = Console(stderr=True)
-_USER_ERROR = 2
-
 RunFile = Annotated[Path, typer.Argument(metavar="FILE", help="Run file: a VCPORun in YAML.")]
 
 
@@ -114,29 +109,29 @@ def run(
         check_installed()
         check_machine(loaded, file)
     except (MissingPackagesError, SpecError) as error:
-        _fail(str(error))
+        fail(str(error))
     options = HostOptions(resume=resume, metrics_port=metrics_port)
-    with _writing("--run-dir", directory.path):
+    with writing("--run-dir", directory.path):
         directory.path.mkdir(parents=True, exist_ok=True)
     try:
         with run_lock(directory.path, LockHolder.HOST):
             outcome = _train(loaded, directory, options)
     except RunLockedError as error:
-        _fail(f"--run-dir: {error}")
+        fail(f"--run-dir: {error}")
     except AddressError as error:
-        _fail(f"--metrics-port: {error}")
+        fail(f"--metrics-port: {error}")
     report_path = _report(directory)
     summary = run_summary(directory.path, outcome.ending)
-    _OUT.print(_summary_table(summary, outcome.ending))
+    OUT.print(_summary_table(summary, outcome.ending))
     if report_path is not None:
-        _OUT.print(f"report: {report_path}", soft_wrap=True, markup=False)
+        OUT.print(f"report: {report_path}", soft_wrap=True, markup=False)
     if outcome.ending is Ending.INTERRUPTED:
         hint = f"vcpo export {directory.path}"
-        _OUT.print(f"`{hint}` writes the current model", soft_wrap=True, markup=False)
+        OUT.print(f"`{hint}` writes the current model", soft_wrap=True, markup=False)
     if outcome.message:
-        _ERR.print(outcome.message, style="red", markup=False, highlight=False, soft_wrap=True)
+        ERR.print(outcome.message, style="red", markup=False, highlight=False, soft_wrap=True)
     if as_json:
-        _OUT.print(json.dumps(summary), soft_wrap=True, markup=False, highlight=False)
+        OUT.print(json.dumps(summary), soft_wrap=True, markup=False, highlight=False)
     raise typer.Exit(int(outcome.ending))
 
 
@@ -147,10 +142,10 @@ def validate(file: RunFile) -> None:
     try:
         check_machine(loaded, file)
     except SpecError as error:
-        _fail(str(error))
+        fail(str(error))
     _warn(loaded)
     batch = loaded.spec.batch
-    _OUT.print(
+    OUT.print(
         f"{file}: valid. {loaded.metadata.name}: {loaded.spec.steps} steps of "
         f"{batch.prompts_per_step} prompts x {batch.trajectories_per_prompt} trajectories, "
         f"lag at most {loaded.spec.algorithm.max_policy_lag_steps} versions.",
@@ -164,13 +159,13 @@ def report(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Directory of a local run.")],
 ) -> None:
     """Write RUN_DIR/report.html with rewards, ESS, effective learning rate, lag and events."""
-    _require_run(run_dir)
+    require_run(run_dir)
     try:
-        with _writing("RUN_DIR", run_dir):
+        with writing("RUN_DIR", run_dir):
             path = write_report(run_dir)
     except SpecError as error:
-        _fail(str(error))
-    _OUT.print(str(path), soft_wrap=True, markup=False)
+        fail(str(error))
+    OUT.print(str(path), soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -192,7 +187,7 @@ def export(
     LoRA adapters are merged into the model. With --adapters only the adapters are written, and
     PeftModel.from_pretrained loads them.
     """
-    _require_run(run_dir)
+    require_run(run_dir)
     _require_modules(EXPORT_MODULES)
     exec_export(ExportOptions(run_dir=run_dir, step=step, adapters=adapters, output=output))
 
@@ -245,23 +240,18 @@ def schema() -> None:
     typer.echo(json.dumps(json_schema(), indent=2))
 
 
-def _require_run(run_dir: Path) -> None:
-    if not RunDir(run_dir).is_used:
-        _fail(f"RUN_DIR: {run_dir} has no run; give the directory that `vcpo run` printed")
-
-
 def _require_modules(modules: Sequence[str]) -> None:
     try:
         check_installed(modules)
     except MissingPackagesError as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 def _train(loaded: VCPORun, directory: RunDir, options: HostOptions) -> RunOutcome:
-    with _writing("--run-dir", directory.path):
+    with writing("--run-dir", directory.path):
         directory.create(loaded)
-    _OUT.print(f"run directory: {directory.path}", soft_wrap=True, markup=False)
-    with make_view(_OUT) as view:
+    OUT.print(f"run directory: {directory.path}", soft_wrap=True, markup=False)
+    with make_view(OUT) as view:
         return asyncio.run(Host(loaded, directory, view, options).run())
 
 
@@ -269,37 +259,27 @@ def _load(file: Path) -> VCPORun:
     try:
         return with_local_paths(load_run(file), file)
     except SpecError as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 def _warn(loaded: VCPORun) -> None:
     for warning in algorithm_warnings(loaded.spec.algorithm):
-        _ERR.print(f"warning: spec.algorithm: {warning}", soft_wrap=True, markup=False)
+        ERR.print(f"warning: spec.algorithm: {warning}", soft_wrap=True, markup=False)
     for warning in batch_warnings(loaded.spec.batch, loaded.spec.algorithm):
-        _ERR.print(f"warning: spec.batch: {warning}", soft_wrap=True, markup=False)
+        ERR.print(f"warning: spec.batch: {warning}", soft_wrap=True, markup=False)
     for warning in machine_warnings(loaded):
-        _ERR.print(f"warning: {warning}", soft_wrap=True, markup=False)
-
-
-@contextlib.contextmanager
-def _writing(option: str, path: Path) -> Iterator[None]:
-    """Report an OSError of the enclosed code, which writes to a path that the user gave."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        _fail(f"{option}: {path} cannot be written ({reason}); give a writable directory")
+        ERR.print(f"warning: {warning}", soft_wrap=True, markup=False)
 
 
 def _directory(loaded: VCPORun, path: Path | None, *, resume: bool) -> RunDir:
     if path is None:
         if resume:
-            _fail("--resume: needs --run-dir, the directory of the run to resume")
-        with _writing("runs", Path("runs")):
+            fail("--resume: needs --run-dir, the directory of the run to resume")
+        with writing("runs", Path("runs")):
             return new_run_dir(loaded.metadata.name, Path("runs"))
     directory = RunDir(path)
     if directory.is_used and not resume:
-        _fail(f"--run-dir: {path} already has a run; add --resume, or give another directory")
+        fail(f"--run-dir: {path} already has a run; add --resume, or give another directory")
     if directory.spec.exists():
         _check_continues(loaded, directory)
     return directory
@@ -310,7 +290,7 @@ def _report(directory: RunDir) -> Path | None:
     try:
         return write_report(directory.path)
     except OSError as error:
-        _ERR.print(
+        ERR.print(
             f"report: not written, {error.strerror} ({directory.path}); after fixing that,"
             f" `vcpo report {directory.path}` writes it",
             soft_wrap=True,
@@ -326,17 +306,17 @@ def _end_if_complete(loaded: VCPORun, directory: RunDir, *, as_json: bool) -> No
         return
     outcome = outcome_of_complete(read_metrics(directory.path))
     ended = "collapsed" if outcome.ending is Ending.COLLAPSED else "complete"
-    _OUT.print(
+    OUT.print(
         f"already {ended}: {model.step} steps; the model is in {directory.model}. To continue,"
         " raise `steps` in the file.",
         soft_wrap=True,
         markup=False,
     )
     if outcome.message:
-        _ERR.print(outcome.message, style="red", markup=False, highlight=False, soft_wrap=True)
+        ERR.print(outcome.message, style="red", markup=False, highlight=False, soft_wrap=True)
     if as_json:
         summary = json.dumps(run_summary(directory.path, outcome.ending))
-        _OUT.print(summary, soft_wrap=True, markup=False, highlight=False)
+        OUT.print(summary, soft_wrap=True, markup=False, highlight=False)
     raise typer.Exit(int(outcome.ending))
 
 
@@ -345,9 +325,9 @@ def _check_continues(loaded: VCPORun, directory: RunDir) -> None:
     try:
         before, after = map(continuation_document, (load_run(directory.spec), loaded))
     except SpecError as error:
-        _fail(str(error))
+        fail(str(error))
     if changes := "".join(f"\n  {change}" for change in continuation_changes(before, after)):
-        _fail(
+        fail(
             f"--resume: these changes are not possible for a run of {directory.path}:{changes}\n"
             f"undo them, resume with {directory.spec}, or give another directory"
         )
@@ -361,11 +341,6 @@ def _summary_table(summary: dict[str, Any], ending: Ending) -> Table:
         shown = f"{value:.4g}" if isinstance(value, float) else str(value)
         table.add_row(key, shown)
     return table
-
-
-def _fail(message: str) -> NoReturn:
-    _ERR.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
-    raise typer.Exit(_USER_ERROR)
 
 
 if __name__ == "__main__":

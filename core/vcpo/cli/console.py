@@ -1,0 +1,42 @@
+"""What every command of `vcpo` shares: its two consoles, and how it refuses a user's input."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+
+from vcpo.local.run_dir import RunDir
+
+OUT = Console()
+"""Results."""
+ERR = Console(stderr=True)
+"""Warnings and errors."""
+USER_ERROR = 2
+"""Exit status when an option, a file or this machine must be fixed first."""
+
+
+def fail(message: str) -> NoReturn:
+    """Print an error that the user can cure, and exit."""
+    ERR.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(USER_ERROR)
+
+
+def require_run(run_dir: Path) -> None:
+    """Exit if a directory has no run."""
+    if not RunDir(run_dir).is_used:
+        fail(f"RUN_DIR: {run_dir} has no run; give the directory that `vcpo run` printed")
+
+
+@contextlib.contextmanager
+def writing(option: str, path: Path) -> Iterator[None]:
+    """Report an OSError of the enclosed code, which writes to a path that the user gave."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        fail(f"{option}: {path} cannot be written ({reason}); give a writable directory")
