@@ -28,7 +28,7 @@ from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
 from vcpo_rollout.engines.chat_codec import PromptCodec
-from vcpo_rollout.engines.engine import Engine
+from vcpo_rollout.engines.engine import Engine, ObservableEngine
 from vcpo_rollout.engines.factory import choose_quantization, load_engine
 from vcpo_rollout.environments.environment import (
     SandboxedEnvironment,
@@ -98,6 +98,8 @@ async def run_worker(options: Options) -> RunPhase:
         gauges = RolloutGauges(metrics)
         if isinstance(environment, SandboxedEnvironment):
             gauges.watch_sandbox(environment.unprotected())
+        if isinstance(engine, ObservableEngine):
+            engine.export_steps(gauges)
         peers = PeerClient(
             partial(open_channel, token=token), worker_id=options.worker_id, gauges=gauges
         )

@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from vcpo.metrics import RolloutMetrics
+from vcpo.metrics.instruments import EngineMetrics
+from vcpo.metrics.label_values import EnvironmentFault
 from vcpo.wire.failures import FailureCause
 from vcpo.wire.trajectory import PartialResponse, Trajectory
 from vcpo_rollout.sandbox.runner import PROTECTIONS, num_folders_left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStep:
+    """What one decoding step of an engine did, and the state that it left."""
+
+    kv_cache_used_ratio: float
+    """Share of the cache of keys and values that is in use, in [0, 1]."""
+    running: int
+    """Sequences that are being generated."""
+    waiting: int
+    """Sequences that wait for a place."""
+    preemptions: int
+    """Sequences that this step stopped because the cache was full."""
+    prefix_cache_queries: int
+    """Prompt tokens that this step looked up in the prefix cache."""
+    prefix_cache_hits: int
+    """Those of them that were found."""
 
 
 class RolloutGauges:
@@ -15,6 +36,10 @@ class RolloutGauges:
 
     def __init__(self, metrics: RolloutMetrics) -> None:
         self._metrics = metrics
+        self._engine: EngineMetrics | None = None
+        self._newest_version = 0
+        """Policy version that the worker heard of last."""
+        self._version_in_use: int | None = None
 
     def add_weight_bytes(self, source: str, num_bytes: int) -> None:
         """Count received bytes of full sets and deltas; source: `learner`, `peer` or `archive`."""
@@ -28,6 +53,18 @@ class RolloutGauges:
         """Record a version that was fetched, checked and swapped in, and how long that took."""
         self._metrics.weights_version.set(policy_version)
         self._metrics.weight_sync_duration_s.observe(duration_s)
+        self._version_in_use = policy_version
+        self.hear_of_version(max(policy_version, self._newest_version))
+
+    def hear_of_version(self, policy_version: int) -> None:
+        """Record the newest version of the learner, as a manifest or a lease names it.
+
+        It may be smaller than the one before: a learner that resumes goes back.
+        """
+        self._newest_version = policy_version
+        if self._version_in_use is not None:
+            age = max(0, policy_version - self._version_in_use)
+            self._metrics.weights_age_versions.set(age)
 
     def count_in_flight_update(self) -> None:
         """Count a swap of weights after which running sequences continued."""
@@ -46,6 +83,29 @@ class RolloutGauges:
     def add_lease_wait(self, duration_s: float) -> None:
         """Add time in which the worker had free slots and no lease."""
         self._metrics.lease_wait_s.inc(duration_s)
+
+    def observe_environment(self, duration_s: float) -> None:
+        """Observe how long a call to the environment took, the wait for a thread included."""
+        self._metrics.environment_s.observe(duration_s)
+
+    def count_environment_failure(self, fault: EnvironmentFault) -> None:
+        """Count a call to the environment that failed."""
+        self._metrics.environment_failures.labels(fault).inc()
+
+    def watch_engine(self) -> None:
+        """Export the metrics of an engine that knows what its steps do."""
+        self._engine = self._metrics.engine()
+
+    def record_engine_step(self, step: EngineStep) -> None:
+        """Record a decoding step of an engine that is watched."""
+        assert self._engine is not None
+        engine = self._engine
+        engine.kv_cache_used_ratio.set(step.kv_cache_used_ratio)
+        engine.running.set(step.running)
+        engine.waiting.set(step.waiting)
+        engine.preemptions.inc(step.preemptions)
+        engine.prefix_cache_queries.inc(step.prefix_cache_queries)
+        engine.prefix_cache_hits.inc(step.prefix_cache_hits)
 
     def set_in_flight(self, num_trajectories: int) -> None:
         """Set the number of trajectories that are being generated or judged."""

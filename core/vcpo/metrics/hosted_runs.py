@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from vcpo.control import ControlDecision
 from vcpo.control.conditions import ConditionStatus, ConditionType
+from vcpo.control.limit_change import ChangeKind
 from vcpo.metrics.catalogue import host
 from vcpo.metrics.instruments import HostMetrics
 from vcpo.metrics.label_values import (
@@ -28,6 +29,11 @@ RunName = tuple[str, str]
 
 Series = Mapping[tuple[Metric, tuple[str, ...]], float]
 """Values by metric and labels; without the labels `namespace` and `run`, which all of them have."""
+
+_THROTTLES: Final = {
+    ChangeKind.THROTTLED: ThrottleDirection.TIGHTEN,
+    ChangeKind.RELAXED: ThrottleDirection.RELAX,
+}
 
 
 class ShownCondition(Protocol):
@@ -143,7 +149,7 @@ class HostedRuns:
         self._shown: dict[RunName, _Shown] = {}
 
     def show(self, name: RunName, run: HostedRun) -> None:
-        """Export a run; changes since the last call are counted."""
+        """Export a run, and count what its decision changes; each decision is shown once."""
         shown = self._shown.get(name)
         if shown is None:
             shown = self._shown[name] = _Shown()
@@ -159,7 +165,8 @@ class HostedRuns:
     def show_conditions(self, name: RunName, conditions: Sequence[ShownCondition]) -> None:
         """Export conditions; everything else of the run stays as it was shown last."""
         shown = self._shown.get(name, _Shown())
-        self.show(name, dataclasses.replace(shown.run, conditions=conditions))
+        # Without the decision, whose changes are counted already.
+        self.show(name, dataclasses.replace(shown.run, conditions=conditions, decision=None))
 
     def forget(self, name: RunName) -> None:
         """Remove every series of a deleted run."""
@@ -167,12 +174,10 @@ class HostedRuns:
         self._metrics.forget(*name)
 
     def _count_changes(self, name: RunName, shown: _Shown, run: HostedRun) -> None:
-        before, after = shown.run.admission_lag_steps, run.admission_lag_steps
-        if before is not None and after is not None and before != after:
-            tightened = after < before
-            direction = ThrottleDirection.TIGHTEN if tightened else ThrottleDirection.RELAX
-            self._metrics.throttles.labels(*name, direction).inc()
         if run.decision is not None:
+            for change in run.decision.changes:
+                if (direction := _THROTTLES.get(change.kind)) is not None:
+                    self._metrics.throttles.labels(*name, direction).inc()
             fed = run.decision.condition(ConditionType.LEARNER_FED)
             scaling = (run.decision.direction.value, fed.reason.value)
             if scaling != shown.scaling:

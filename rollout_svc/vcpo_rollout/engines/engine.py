@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
+from vcpo_rollout.gauges import RolloutGauges
 
 
 class EngineError(RuntimeError):
@@ -120,3 +121,11 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Stop the engine; running generations raise EngineError."""
+
+
+@runtime_checkable
+class ObservableEngine(Protocol):
+    """An engine that knows what its decoding steps do."""
+
+    def export_steps(self, gauges: RolloutGauges) -> None:
+        """Export each decoding step from now on."""

@@ -14,13 +14,17 @@ import math
 import reprlib
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
+from vcpo.metrics.label_values import EnvironmentFault
 from vcpo.wire.failures import Failure, FailureCause, one_line
+from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.sandbox.runner import SandboxError
 
 _Result = TypeVar("_Result")
 
@@ -60,6 +64,14 @@ def environment_errors(cause: FailureCause) -> Iterator[None]:
         raise EnvironmentFailedError(failure) from error
 
 
+def environment_fault(error: EnvironmentFailedError) -> EnvironmentFault:
+    """Return how a call to the environment failed, for the metrics."""
+    if isinstance(error.__cause__, SandboxError):
+        return EnvironmentFault.SANDBOX
+    is_late = error.failure.cause is FailureCause.TIMEOUT
+    return EnvironmentFault.TIMEOUT if is_late else EnvironmentFault.RAISED
+
+
 def require_type(value: object, wanted: type[_Result], function: Callable[..., object]) -> _Result:
     """Check the type of what a function of the environment returned.
 
@@ -95,8 +107,11 @@ class EnvironmentThreads:
     timeout_s: limit of one call, including the wait for a free thread; None sets no limit.
     """
 
-    def __init__(self, num_sequences: int, *, timeout_s: float | None = None) -> None:
+    def __init__(
+        self, num_sequences: int, *, gauges: RolloutGauges, timeout_s: float | None = None
+    ) -> None:
         self._pool = ThreadPoolExecutor(num_threads(num_sequences), thread_name_prefix=THREAD_NAME)
+        self._gauges = gauges
         self._timeout_s = timeout_s
 
     async def call(self, function: Callable[[], _Result]) -> _Result:
@@ -107,6 +122,17 @@ class EnvironmentThreads:
         Raises:
             EnvironmentFailedError: when the call takes too long, with the line it is at.
         """
+        started_s = time.monotonic()
+        try:
+            result = await self._call(function)
+        except EnvironmentFailedError as error:
+            self._gauges.observe_environment(time.monotonic() - started_s)
+            self._gauges.count_environment_failure(environment_fault(error))
+            raise
+        self._gauges.observe_environment(time.monotonic() - started_s)
+        return result
+
+    async def _call(self, function: Callable[[], _Result]) -> _Result:
         threads: list[int] = []
 
         def run() -> _Result:

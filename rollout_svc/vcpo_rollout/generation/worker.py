@@ -87,7 +87,9 @@ class Worker:
         self._is_failing = False
         """Whether the lease that ended last failed."""
         self._threads = EnvironmentThreads(
-            parts.max_concurrent_sequences, timeout_s=parts.environment_timeout_s
+            parts.max_concurrent_sequences,
+            gauges=parts.gauges,
+            timeout_s=parts.environment_timeout_s,
         )
         self._responses = ResponseGenerator(
             engine=parts.engine,
@@ -157,6 +159,7 @@ class Worker:
             if result.phase is not RunPhase.RUNNING:
                 return result.phase
             for lease in result.leases:
+                self._parts.gauges.hear_of_version(lease.granted_policy_version)
                 self._start(lease)
             if not result.leases:
                 with contextlib.suppress(TimeoutError):

@@ -40,6 +40,10 @@ _FOLDERS_LEFT: Final[set[str]] = set()
 """Folders that could not be removed; the first one is logged, all are counted."""
 
 
+class SandboxError(OSError):
+    """The system could not run a program; the program itself is not at fault."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLimits:
     """The limits of a program."""
@@ -62,8 +66,13 @@ def run_python(source: str, limits: SandboxLimits) -> str:
 
     The program has the standard library and its working directory, the one folder it can write to.
     It has no input, no further process or thread, and no network if the system supports that.
+
+    Raises: SandboxError when the system cannot run any program now, as on a full disk.
     """
-    stop_reason, text = _run(source, limits, reports=False)
+    try:
+        stop_reason, text = _run(source, limits, reports=False)
+    except OSError as error:
+        raise SandboxError(f"sandbox: a program cannot run: {error}") from error
     text = text.rstrip("\n")
     if len(text) > limits.output_characters:
         half = limits.output_characters // 2

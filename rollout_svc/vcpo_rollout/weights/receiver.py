@@ -77,6 +77,7 @@ class WeightReceiver:
             base = None if self._is_held_suspect else self.held
             manifest = await self._learner.newest_policy(base, wait_s=_WAIT_S)
             self._is_held_suspect = False
+            self._gauges.hear_of_version(manifest.policy_version)
             if HeldPolicy.from_manifest(manifest) != self.held:
                 with log_fields(version=manifest.policy_version, incarnation=manifest.incarnation):
                     await self._receive(manifest)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from vcpo.control import ControlDecision
 from vcpo.control.conditions import ConditionType, Reason, condition
+from vcpo.control.limit_change import ChangeKind, LimitChange, lag_change
 from vcpo.control.scaling import Direction
 from vcpo.metrics import HostMetrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, RunName, Workers
@@ -163,10 +164,29 @@ def test_a_run_whose_spec_never_could_be_used_has_its_conditions(host: Host):
     assert host.samples("vcpo_run_info") == {}
 
 
+def lag_decision(before: int, after: int) -> ControlDecision:
+    changed = lag_change(before=before, after=after, reason="the ESS ratio is low", decided_s=0.0)
+    return replace(decision(lag=after), changes=(changed,) if before != after else ())
+
+
 def test_a_changed_lag_limit_is_counted_by_its_direction(host: Host):
-    for lag in (8, 8, 4, 2, 2, 3, None, 3):
-        host.runs.show(NAME, replace(RUN, admission_lag_steps=lag))
+    for before, after in ((8, 8), (8, 4), (4, 2), (2, 2), (2, 3)):
+        host.runs.show(NAME, replace(RUN, decision=lag_decision(before, after)))
     assert host.samples("vcpo_run_throttles_total") == {("tighten",): 2.0, ("relax",): 1.0}
+
+
+def test_a_change_of_workers_is_no_throttle(host: Host):
+    scaled = LimitChange(
+        kind=ChangeKind.SCALED, before=1, after=2, reason="it waits", decided_s=0.0, group="main"
+    )
+    host.runs.show(NAME, replace(RUN, decision=replace(decision(), changes=(scaled,))))
+    assert host.samples("vcpo_run_throttles_total") == {("tighten",): 0.0, ("relax",): 0.0}
+
+
+def test_a_decision_is_counted_once_though_its_conditions_are_shown_again(host: Host):
+    host.runs.show(NAME, replace(RUN, decision=lag_decision(8, 4)))
+    host.runs.show_conditions(NAME, RUN.conditions)
+    assert host.samples("vcpo_run_throttles_total")["tighten",] == 1.0
 
 
 def test_decisions_are_counted_when_they_change_and_not_at_each_look(host: Host):
@@ -215,7 +235,7 @@ def test_what_was_counted_before_the_run_was_first_shown_is_kept(host: Host):
 def test_a_deleted_run_leaves_nothing_and_takes_no_other(host: Host):
     for name in (NAME, OTHER):
         host.runs.show(name, RUN)
-        host.runs.show(name, replace(RUN, admission_lag_steps=1, decision=decision(lag=1)))
+        host.runs.show(name, replace(RUN, admission_lag_steps=1, decision=lag_decision(8, 1)))
     others = host.labels_of(OTHER)
     host.runs.forget(NAME)
     assert host.labels_of(NAME) == []

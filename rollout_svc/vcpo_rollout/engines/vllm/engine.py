@@ -47,6 +47,8 @@ from vcpo_rollout.engines.vllm.exchange import (
     write_memory_file,
 )
 from vcpo_rollout.engines.vllm.start import VllmSettings, load_skeleton, start_llm
+from vcpo_rollout.engines.vllm.statistics import step_logger
+from vcpo_rollout.gauges import RolloutGauges
 
 logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -104,6 +106,11 @@ class VllmEngine:
         """
         skeleton = load_skeleton(settings)
         return cls(start_llm(settings), skeleton=skeleton, end_token_ids=end_token_ids)
+
+    def export_steps(self, gauges: RolloutGauges) -> None:
+        """Export each decoding step from now on."""
+        gauges.watch_engine()
+        step_logger(self._llm).gauges = gauges
 
     @property
     def policy_version(self) -> int | None:

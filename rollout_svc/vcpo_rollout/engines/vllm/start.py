@@ -18,6 +18,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vcpo.spec.workloads import Precision
 from vcpo_rollout.engines.loading import load_model_skeleton
 from vcpo_rollout.engines.quantization import Device
+from vcpo_rollout.engines.vllm.statistics import StepLogger
 
 _GIBIBYTE: Final = 1 << 30
 _CPU_KV_CACHE_GIBIBYTES: Final = 1.0
@@ -92,7 +93,7 @@ def start_llm(settings: VllmSettings) -> AsyncLLM:
     arguments = AsyncEngineArgs(**engine_arguments(settings, on_cpu=on_cpu))
     try:
         with _environment(_ENVIRONMENT | (_CPU_ENVIRONMENT if on_cpu else {})):
-            return AsyncLLM.from_engine_args(arguments)
+            return AsyncLLM.from_engine_args(arguments, stat_loggers=[StepLogger])
     except RuntimeError as error:
         raise ValueError(f"spec.rollouts[].engine: vLLM did not start: {error}") from error
 
@@ -116,7 +117,7 @@ def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",
         "weight_transfer_config": WeightTransferConfig(backend="vcpo"),
         "worker_extension_cls": f"{_WORKER_MODULE}.WorkerExtension",
-        "disable_log_stats": True,
+        "disable_log_stats": True,  # vLLM's own loggers; ours keeps statistics on
     }
     if settings.gpu_memory_ratio is not None and not on_cpu:
         arguments["gpu_memory_utilization"] = settings.gpu_memory_ratio

@@ -13,14 +13,19 @@ import numpy as np
 import pytest
 import torch
 
-from tests.fixtures.rollout.worker import FakeEnvironment, eventually, learner_fixture, run_in_task
+from tests.fixtures.rollout.worker import (
+    FakeEnvironment,
+    environment_threads,
+    eventually,
+    learner_fixture,
+    run_in_task,
+)
 from vcpo.wire.failures import FailureCause
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.engines import chat_codec
 from vcpo_rollout.generation.environment_pool import (
     EnvironmentFailedError,
-    EnvironmentThreads,
     check_reward,
     environment_errors,
 )
@@ -121,7 +126,7 @@ async def test_a_call_that_does_not_return_is_a_failure_with_the_line_where_it_i
     spec = importlib.util.spec_from_file_location("stuck", path)
     stuck = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(stuck)
-    threads, released, entered = EnvironmentThreads(1, timeout_s=0.05), *events(2)
+    threads, released, entered = environment_threads(1, timeout_s=0.05), *events(2)
     try:
         call = asyncio.create_task(threads.call(partial(stuck.wait, released, entered)))
         await asyncio.sleep(0)

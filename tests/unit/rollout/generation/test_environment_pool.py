@@ -9,8 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import pytest_asyncio
 
-from tests.fixtures.rollout.worker import FakeEnvironment, eventually, learner_fixture, run_in_task
-from vcpo_rollout.generation.environment_pool import THREAD_NAME, EnvironmentThreads, num_threads
+from tests.fixtures.rollout.worker import (
+    FakeEnvironment,
+    environment_threads,
+    eventually,
+    learner_fixture,
+    run_in_task,
+)
+from vcpo_rollout.generation.environment_pool import THREAD_NAME, num_threads
 
 
 class Blocking(FakeEnvironment):
@@ -65,7 +71,7 @@ async def test_a_worker_that_stops_waits_for_no_environment_and_leaves_no_thread
 
 
 async def test_what_finds_no_thread_free_waits_for_one():
-    threads, released = EnvironmentThreads(3), threading.Event()
+    threads, released = environment_threads(3), threading.Event()
     running = []
 
     def run():

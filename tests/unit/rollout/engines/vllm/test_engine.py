@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 import torch
+from prometheus_client import REGISTRY
 
 from tests.unit.rollout.engines.vllm.tiny_vllm import (
     NUM_PLACES,
@@ -17,6 +18,7 @@ from tests.unit.rollout.engines.vllm.tiny_vllm import (
     start,
     with_changes,
 )
+from vcpo.metrics import RolloutMetrics
 from vcpo.spec.workloads import Precision
 from vcpo.wire.trajectory import FinishReason
 from vcpo_rollout.engines.engine import EngineError, GenerationInterruptedError
@@ -24,6 +26,7 @@ from vcpo_rollout.engines.vllm.start import (
     VllmSettings,
     engine_arguments,
 )
+from vcpo_rollout.gauges import RolloutGauges
 
 PROMPT = (5, 6, 7)
 LONG_PROMPT = tuple(range(40)) * 5
@@ -97,6 +100,36 @@ class TestEngine:
     ):
         models = {number: build(seed=number) for number in (11, 12, 13, 14)}
         await check_updates_in_flight(engine, models, make_request, publish, reference_logprobs)
+
+    async def test_its_steps_are_in_the_workers_metrics(self, engine, make_request, publish):
+        metrics = RolloutMetrics(run="run", group="main")
+
+        def value(name):
+            labels = {"run": "run", "group": "main"}
+            return metrics.registry.get_sample_value(f"vcpo_rollout_engine_{name}", labels)
+
+        engine.export_steps(RolloutGauges(metrics))
+        assert (value("running"), value("prefix_cache_queries_total")) == (0.0, 0.0)
+        await engine.swap_weights(publish(build(seed=31), 31))
+        request = make_request(LONG_PROMPT, max_new_tokens=200)
+        surplus = 3
+        number = NUM_PLACES + surplus
+        generating = [asyncio.create_task(engine.generate(request)) for _ in range(number)]
+        async with asyncio.timeout(PATIENCE_S):
+            while (value("running"), value("waiting")) != (NUM_PLACES, surplus):
+                await asyncio.sleep(0)
+            assert 0.0 < value("kv_cache_used_ratio") <= 1.0
+            await asyncio.gather(*generating)
+            while value("running"):
+                await asyncio.sleep(0)
+        assert (value("waiting"), value("preemptions_total")) == (0.0, 0.0)
+        assert value("prefix_cache_queries_total") == number * len(LONG_PROMPT)
+        # Those that waited found the first block of 128 tokens, which the first ones had read.
+        assert value("prefix_cache_hits_total") >= surplus * 128
+
+    async def test_vllm_adds_no_metrics_of_its_own(self, engine):
+        names = {family.name for family in REGISTRY.collect()}
+        assert [name for name in names if name.startswith("vllm")] == []
 
     async def test_a_head_tied_to_the_embedding_is_updated_with_it(
         self, tied_engine, make_request, publish, reference_logprobs
