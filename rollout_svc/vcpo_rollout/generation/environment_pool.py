@@ -64,14 +64,6 @@ def environment_errors(cause: FailureCause) -> Iterator[None]:
         raise EnvironmentFailedError(failure) from error
 
 
-def environment_fault(error: EnvironmentFailedError) -> EnvironmentFault:
-    """Return how a call to the environment failed, for the metrics."""
-    if isinstance(error.__cause__, SandboxError):
-        return EnvironmentFault.SANDBOX
-    is_late = error.failure.cause is FailureCause.TIMEOUT
-    return EnvironmentFault.TIMEOUT if is_late else EnvironmentFault.RAISED
-
-
 def require_type(value: object, wanted: type[_Result], function: Callable[..., object]) -> _Result:
     """Check the type of what a function of the environment returned.
 
@@ -122,31 +114,29 @@ class EnvironmentThreads:
         Raises:
             EnvironmentFailedError: when the call takes too long, with the line it is at.
         """
-        started_s = time.monotonic()
-        try:
-            result = await self._call(function)
-        except EnvironmentFailedError as error:
-            self._gauges.observe_environment(time.monotonic() - started_s)
-            self._gauges.count_environment_failure(environment_fault(error))
-            raise
-        self._gauges.observe_environment(time.monotonic() - started_s)
-        return result
-
-    async def _call(self, function: Callable[[], _Result]) -> _Result:
         threads: list[int] = []
 
         def run() -> _Result:
             threads.append(threading.get_ident())
             return function()
 
+        started_s = time.monotonic()
         future = asyncio.get_running_loop().run_in_executor(self._pool, run)
         try:
             done, _ = await asyncio.wait({future}, timeout=self._timeout_s)
         finally:
             future.cancel()  # has no effect on a finished call
-        if done:
+        self._gauges.observe_environment(time.monotonic() - started_s)
+        if not done:
+            self._gauges.count_environment_failure(EnvironmentFault.TIMEOUT)
+            raise EnvironmentFailedError(self._timeout_failure(threads[0] if threads else None))
+        try:
             return future.result()
-        raise EnvironmentFailedError(self._timeout_failure(threads[0] if threads else None))
+        except EnvironmentFailedError as error:
+            by_sandbox = isinstance(error.__cause__, SandboxError)
+            fault = EnvironmentFault.SANDBOX if by_sandbox else EnvironmentFault.RAISED
+            self._gauges.count_environment_failure(fault)
+            raise
 
     def close(self) -> None:
         """Take no further call; do not wait for running ones, which may block for ever."""
