@@ -16,6 +16,7 @@ import torch
 from vcpo.algo import MismatchError
 from vcpo.local.models import context_tokens
 from vcpo.metrics import LearnerMetrics, serve_metrics
+from vcpo.metrics.catalogue.edges import lag_edges, response_token_edges
 from vcpo.records.journal import Journal
 from vcpo.service import logs
 from vcpo.service.lifecycle import (
@@ -176,7 +177,11 @@ class _Learner:
             dispatcher=self.dispatcher,
             clock=time.monotonic,
         )
-        self.metrics = LearnerMetrics(run=run.metadata.name)
+        self.metrics = LearnerMetrics(
+            run=run.metadata.name,
+            lag_edges=lag_edges(spec.algorithm.max_policy_lag_steps),
+            response_token_edges=response_token_edges(spec.sampling.max_new_tokens),
+        )
         self.gauges = LearnerGauges(self.metrics, dispatcher=self.dispatcher, signals=self.signals)
         self.policies = PolicyStore(incarnation=incarnation, clock=time.monotonic)
         self.archive_writer = open_archive(spec.weights, run.metadata.name, incarnation)
@@ -215,9 +220,8 @@ class _Learner:
         work_pb2_grpc.add_WorkServiceServicer_to_server(
             WorkService(self.dispatcher, self._spec, self._bounds), server.grpc_server
         )
-        policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            PolicyService(self.policies, self.peers, self.archive_writer), server.grpc_server
-        )
+        policies = PolicyService(self.policies, self.peers, self.archive_writer)
+        policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server.grpc_server)
         control_pb2_grpc.add_ControlServiceServicer_to_server(
             ControlService(
                 dispatcher=self.dispatcher,
@@ -238,7 +242,7 @@ class _Learner:
                 ready = Ready(pid=os.getpid(), grpc_port=port, metrics_port=endpoint.port)
                 with start_errors():
                     write_ready(options.ready_file, ready)
-            refreshing = asyncio.create_task(self._refresh(server))
+            refreshing = asyncio.create_task(self._refresh(server, policies))
             try:
                 return await self._train(options.linger_s)
             finally:
@@ -272,7 +276,7 @@ class _Learner:
             async with asyncio.timeout(linger_s):
                 await self._stop_requested.wait()
 
-    async def _refresh(self, server: WireServer) -> None:
+    async def _refresh(self, server: WireServer, policies: PolicyService) -> None:
         """Keep metrics and events up to date until cancelled.
 
         An error does not end the run. It is logged, unless it repeats the one before.
@@ -282,6 +286,7 @@ class _Learner:
             try:
                 self.gauges.refresh()
                 self.gauges.count_refused_calls(server.guard.refusals)
+                self.gauges.count_served_weights(policies.served_bytes)
                 self.training.report_failures()
             except Exception as error:
                 if repr(error) != logged:

@@ -1,8 +1,9 @@
 """The instruments of each part, ready to be set: `metrics.idle_ratio.set(0.4)`.
 
-Attributes are objects of prometheus_client. A metric with labels needs their values first:
-`metrics.dropped.labels("stale").inc()`. A counter is exported from the start, at 0, if it has no
-label or only labels with closed sets of values; a gauge of a measured number once it is set.
+Attributes are objects of prometheus_client, or a `BatchHistogram`. A metric with labels needs their
+values first: `metrics.dropped.labels("stale").inc()`. A counter is exported from the start, at 0,
+if it has no label or only labels with closed sets of values; a gauge of a measured number once it
+is set.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ class LearnerMetrics:
         self.ess_ratio_mean = part.gauge(learner.ESS_MEAN)
         self.ess_ratio_low = part.gauge(learner.ESS_LOW)
         self.lag_ess_ratio = part.gauge(learner.LAG_ESS)
-        self.log_importance_weight = part.histogram(learner.LOG_IMPORTANCE_WEIGHT)
-        self.reward = part.histogram(learner.REWARD)
-        self.response_tokens = part.histogram(learner.RESPONSE_TOKENS, response_token_edges)
+        self.log_importance_weight = part.batch_histogram(learner.LOG_IMPORTANCE_WEIGHT)
+        self.reward = part.batch_histogram(learner.REWARD)
+        self.response_tokens = part.batch_histogram(learner.RESPONSE_TOKENS, response_token_edges)
         self.groups = part.counter(learner.GROUPS)
         self.responses = part.counter(learner.RESPONSES)
-        self.policy_lag_steps = part.histogram(learner.POLICY_LAG, lag_edges)
+        self.policy_lag_steps = part.batch_histogram(learner.POLICY_LAG, lag_edges)
         self.token_lag_median_steps = part.gauge(learner.TOKEN_LAG_MEDIAN)
         self.token_lag_max_steps = part.gauge(learner.TOKEN_LAG_MAX)
         self.policy_version = part.gauge(learner.POLICY_VERSION)

@@ -78,7 +78,10 @@ class Metric:
     @property
     def most_series(self) -> int:
         """Largest number of series of it in one exposition, for one run."""
+        # A histogram's buckets, that of +Inf, count and sum; no sum where values may be negative.
         per_label_set = len(self.buckets) + 3 if self.kind is MetricKind.HISTOGRAM else 1
+        if self.buckets and self.buckets[0] < 0.0:
+            per_label_set -= 1
         for label in self.labels:
             per_label_set *= label.num_values
         return per_label_set

@@ -17,6 +17,7 @@ from prometheus_client import (
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
+from vcpo.metrics.batch_histogram import BatchHistogram
 from vcpo.metrics.catalogue.every_part import BUILD_INFO
 from vcpo.metrics.metric import Metric, label_values
 
@@ -56,12 +57,17 @@ class PartRegistry:
         self._export(gauge)
         return gauge
 
-    def histogram(self, metric: Metric, edges: Sequence[float] = ()) -> Histogram:
-        """Make a histogram with these upper bounds of buckets, or with the catalogue's."""
-        buckets = tuple(edges) or metric.buckets
+    def histogram(self, metric: Metric) -> Histogram:
+        """Make a histogram with the catalogue's buckets."""
         histogram = Histogram(
-            metric.name, metric.help, metric.label_names, registry=None, buckets=buckets
+            metric.name, metric.help, metric.label_names, registry=None, buckets=metric.buckets
         )
+        self._export(histogram)
+        return histogram
+
+    def batch_histogram(self, metric: Metric, edges: Sequence[float] = ()) -> BatchHistogram:
+        """Make a histogram with these upper bounds of buckets, or with the catalogue's."""
+        histogram = BatchHistogram(metric, tuple(edges) or metric.buckets)
         self._export(histogram)
         return histogram
 

@@ -226,6 +226,16 @@ class UpdateRecord:
             help="KL divergence from behavior to target policy in the last step, per token.",
         ),
         StepGauge(
+            entry="weight_concentration",
+            name="vcpo_weight_concentration_ratio",
+            help="Largest importance weight of the last step's trajectories over their sum.",
+        ),
+        StepGauge(
+            entry="baseline_weight_concentration",
+            name="vcpo_baseline_weight_concentration_ratio",
+            help="Largest weight of a reward in the baseline over a group's sum, mean over groups.",
+        ),
+        StepGauge(
             entry="top_gradient_share",
             name="vcpo_top_gradient_ratio",
             help="Share of the last step's gradient norm that the top 1 % of trajectories have.",

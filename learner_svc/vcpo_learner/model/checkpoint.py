@@ -143,6 +143,10 @@ class CheckpointFolder:
             )
         return None, ()
 
+    def saved_unix_s(self, step: int) -> float:
+        """Return when the checkpoint of a step was written, by its folder; seconds since 1970."""
+        return (self._folder / _folder_name(step)).stat().st_mtime
+
     def load(self, step: int) -> Checkpoint:
         """Read the checkpoint of a step.
 

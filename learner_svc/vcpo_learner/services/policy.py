@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
+from vcpo.metrics.label_values import WeightForm
 from vcpo.wire.checks import check_id, check_wait
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.limits import CHUNK_BYTES
@@ -25,6 +27,8 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         self._store = store
         self._peers = peers
         self._archive_writer = archive_writer
+        self.served_bytes: Counter[WeightForm] = Counter()
+        """Bytes sent so far, by form."""
 
     async def GetManifest(  # noqa: N802 - named by the contract
         self, request: policy_pb2.GetManifestRequest, context: Any
@@ -50,15 +54,17 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         check_id("worker_id", request.worker_id)
         incarnation, version = request.incarnation, request.policy_version
         if request.HasField("base_policy_version"):
+            form = WeightForm.DELTA
             data = self._store.get_delta(incarnation, version, request.base_policy_version).data
         else:
+            form = WeightForm.FULL
             data = self._store.get(incarnation, version).payload
         if request.offset >= len(data):
             raise InvalidMessageError("offset", request.offset, f"less than {len(data)}")
         for offset in range(request.offset, len(data), CHUNK_BYTES):
-            yield policy_pb2.PolicyChunk(
-                policy_version=version, offset=offset, data=data[offset : offset + CHUNK_BYTES]
-            )
+            chunk = data[offset : offset + CHUNK_BYTES]
+            yield policy_pb2.PolicyChunk(policy_version=version, offset=offset, data=chunk)
+            self.served_bytes[form] += len(chunk)
 
     def _manifest_for(
         self, request: policy_pb2.GetManifestRequest, policy: PublishedPolicy

@@ -12,6 +12,7 @@ from prometheus_client import Counter as CounterMetric
 from vcpo.control.quota import Trust
 from vcpo.learner_control import optional_field
 from vcpo.metrics import LearnerMetrics
+from vcpo.metrics.label_values import GroupOutcome, MemoryState, Stage, WeightForm
 from vcpo.records.journal import EvaluationRecord
 from vcpo.records.step_record import GAUGES, StepRecord, gauge_value
 from vcpo.wire.guard import CallRefusal
@@ -38,6 +39,8 @@ class LearnerGauges:
         self._signals = signals
         self._groups_seen: set[str] = set()
         self._lags_shown: set[str] = set()
+        self._waited_s = 0.0
+        self._served_bytes: Mapping[WeightForm, int] = {}
         self._refused: Mapping[CallRefusal, int] = {}
         self._counted = TrajectoryCounts(leased=0, in_flight=0, buffered=0, consumed=0)
         self._wasted_tokens: dict[str, int] = {}
@@ -49,9 +52,12 @@ class LearnerGauges:
         """
         self._counted = self._dispatcher.ledger.counts()
 
-    def record_step(self, record: StepRecord, groups: Sequence[Group]) -> None:
+    def record_step(
+        self, record: StepRecord, groups: Sequence[Group], log_weights: Sequence[float] = ()
+    ) -> None:
         """Show a finished step and count the groups that it consumed.
 
+        log_weights: log importance weights of the trajectories, nats; empty if one has no value.
         Consumed trajectories are counted here only: before its step has ended, a batch may be given
         back to the ledger.
         """
@@ -61,14 +67,29 @@ class LearnerGauges:
             metrics.skipped_steps.labels(record.skipped).inc()
         metrics.step_duration_s.observe(record.step_s)
         self._last_step(record)
-        sampled_before = record.step - 1
-        for group in groups:
-            for trajectory in group.trajectories:
-                lag = sampled_before - trajectory.oldest_policy_version
-                metrics.consumed.inc()
-                metrics.policy_lag_steps.observe(lag)
-                metrics.tokens.inc(trajectory.num_sampled_tokens)
+        self._trained_on(record.step - 1, groups)
+        metrics.log_importance_weight.observe_all(log_weights)
+        metrics.step_timestamp_s.set(record.time_unix_s)
         self.refresh()
+
+    def _trained_on(self, policy_version: int, groups: Sequence[Group]) -> None:
+        """Count what a step consumed; policy_version: of the parameters before the step."""
+        metrics = self._metrics
+        trajectories = [one for group in groups for one in group.trajectories]
+        lengths = [one.num_sampled_tokens for one in trajectories]
+        metrics.consumed.inc(len(trajectories))
+        metrics.tokens.inc(sum(lengths))
+        metrics.response_tokens.observe_all(lengths)
+        metrics.reward.observe_all([one.reward for one in trajectories])
+        metrics.policy_lag_steps.observe_all(
+            [policy_version - one.oldest_policy_version for one in trajectories]
+        )
+        for ending, count in Counter(one.finish_reason for one in trajectories).items():
+            metrics.responses.labels(ending).inc(count)
+        for group in groups:
+            is_mixed = len({one.reward for one in group.trajectories}) > 1
+            outcome = GroupOutcome.MIXED if is_mixed else GroupOutcome.ALL_EQUAL
+            metrics.groups.labels(outcome).inc()
 
     def _last_step(self, record: StepRecord) -> None:
         """Show the numbers of a step; those that it lacks are not shown."""
@@ -84,9 +105,27 @@ class LearnerGauges:
             metrics.lag_ess_ratio.remove(smallest_lag)
         self._lags_shown = set(record.ess_by_lag)
 
+    def set_device_memory(self, size_bytes: Mapping[MemoryState, int]) -> None:
+        """Show the memory of the learner's GPU."""
+        for state, size in size_bytes.items():
+            self._metrics.device_memory_bytes.labels(state).set(size)
+
+    def add_stage(self, stage: Stage, duration_s: float) -> None:
+        """Add time that the learner spent in a stage of its work."""
+        self._metrics.stage_s.labels(stage).inc(duration_s)
+
+    def record_resume(self, step: int, *, now_unix_s: float, saved_unix_s: float) -> None:
+        """Show that the learner resumed from the checkpoint of a step, saved at that time."""
+        metrics = self._metrics
+        metrics.restored_step.set(step)
+        metrics.checkpoint_timestamp_s.set(saved_unix_s)
+        # A learner that resumes is not stalled, however long ago the step was.
+        metrics.step_timestamp_s.set(now_unix_s)
+
     def record_evaluation(self, record: EvaluationRecord) -> None:
         """Show a finished evaluation."""
         self._metrics.evaluation_accuracy.set(record.accuracy)
+        self._metrics.evaluation_timestamp_s.set(record.time_unix_s)
 
     def record_checkpoint(self, time_unix_s: float) -> None:
         """Show when the newest checkpoint was written."""
@@ -117,6 +156,9 @@ class LearnerGauges:
         metrics.failures_in_a_row.set(dispatcher.failures.in_a_row)
         for phase in RunPhase:
             metrics.phase.labels(phase.value).set(float(phase is dispatcher.phase))
+        waited_s = self._signals.waited_s()
+        self.add_stage(Stage.WAIT, waited_s - self._waited_s)
+        self._waited_s = waited_s
         signals = self._signals.message()
         self._windows(signals)
         metrics.step.set(signals.step)
@@ -132,12 +174,22 @@ class LearnerGauges:
             metrics.workers_by_trust.labels(trust.value).set(by_trust[trust])
 
     def count_refused_calls(self, refusals: Mapping[CallRefusal, int]) -> None:
-        """Count the calls that the server has refused since the last call.
+        """Count the calls that the server has refused since this was called last.
 
         refusals: calls refused since the server's start, by reason.
         """
         _catch_up_by_reason(self._metrics.calls_refused, self._refused, refusals)
         self._refused = dict(refusals)
+
+    def count_served_weights(self, served_bytes: Mapping[WeightForm, int]) -> None:
+        """Count the bytes of policy versions sent since this was called last.
+
+        served_bytes: sent since the server's start, by form.
+        """
+        for form, total in served_bytes.items():
+            counter = self._metrics.weights_served_bytes.labels(form)
+            _catch_up(counter, self._served_bytes.get(form, 0), total)
+        self._served_bytes = dict(served_bytes)
 
     def _windows(self, signals: control_pb2.Signals) -> None:
         """Show the numbers of the signals that are taken over a window of steps."""

@@ -58,6 +58,8 @@ class SignalWindow:
         self._evaluations: list[EvaluationRecord] = []
         self._marks: deque[_Mark] = deque([self._mark()], maxlen=WINDOW_STEPS + 1)
         self._last_step_s = clock()
+        self._waited_s = 0.0
+        """Up to the last step."""
         self._waiting_since_s: float | None = None
         self._working_since_s: float | None = None
         self._on_policy_ess_ratio = 1.0
@@ -78,6 +80,8 @@ class SignalWindow:
 
     def start_waiting(self) -> None:
         """Note that the learner starts to wait for a batch."""
+        # A batch that broke the update was waited for too, and no step ended it.
+        self._waited_s = self.waited_s()
         self._waiting_since_s = self._clock()
         self._working_since_s = None
 
@@ -96,6 +100,7 @@ class SignalWindow:
             self._last_taken = record
         self._marks.append(self._mark())
         self._last_step_s = self._clock()
+        self._waited_s = self.waited_s()
         self._waiting_since_s = self._working_since_s = None
         self._on_policy_ess_ratio = record.on_policy_ess_ratio
         self._skipped_in_a_row = 0 if record.skipped is None else self._skipped_in_a_row + 1
@@ -159,6 +164,17 @@ class SignalWindow:
                 setattr(signals, name, getattr(record, name))
         signals.reward_mean = sum(record.reward_mean for record in self._steps) / len(self._steps)
 
+    def waited_s(self) -> float:
+        """Return the seconds that the learner has waited for batches so far."""
+        return self._waited_s + self._waiting_s()
+
+    def _waiting_s(self) -> float:
+        """Return how long the current step has waited for its batch; 0 between steps."""
+        if self._waiting_since_s is None:
+            return 0.0
+        until_s = self._clock() if self._working_since_s is None else self._working_since_s
+        return until_s - self._waiting_since_s
+
     def idle_ratio(self) -> float:
         """Return the share of the window in which the learner waited for data, in [0, 1].
 
@@ -167,10 +183,9 @@ class SignalWindow:
         idle_s = sum(record.idle_s for record in self._steps)
         busy_s = sum(record.step_s for record in self._steps)
         if self._waiting_since_s is not None:
-            now_s = self._clock()
-            waited_until_s = now_s if self._working_since_s is None else self._working_since_s
-            idle_s += waited_until_s - self._waiting_since_s
-            busy_s += now_s - waited_until_s
+            waited_s = self._waiting_s()
+            idle_s += waited_s
+            busy_s += self._clock() - self._waiting_since_s - waited_s
         return idle_s / (idle_s + busy_s) if idle_s + busy_s > 0 else 0.0
 
     def _worker_messages(self) -> list[control_pb2.Worker]:

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from vcpo.algo import FreshTokens, MismatchError, audit_mismatch
+from vcpo.metrics.label_values import Stage
 from vcpo.records.journal import EvaluationRecord, read_metrics
 from vcpo.records.step_record import StepRecord, update_fields
 from vcpo.spec import algorithm_warnings, batch_warnings
@@ -97,6 +98,11 @@ class TrainingLoop:
         # The steps after the checkpoint are taken again.
         self._parts.signals.resume([one for one in recorded_steps if one.step <= checkpoint.step])
         self._parts.gauges.skip_counted()
+        self._parts.gauges.record_resume(
+            checkpoint.step,
+            now_unix_s=time.time(),
+            saved_unix_s=self._saver.checkpoints.saved_unix_s(checkpoint.step),
+        )
         self._saver.resume_at(checkpoint.step)
         self.event("Resumed", f"from the checkpoint of step {checkpoint.step}")
         return checkpoint.step
@@ -144,7 +150,8 @@ class TrainingLoop:
     async def _take_steps(self) -> None:
         """Evaluate before the first step; take steps until the last one or until a stop."""
         if self._dispatcher.policy_version == 0:
-            await self._evaluate(exclusive=True)
+            with self._parts.stage(Stage.EVALUATE):
+                await self._evaluate(exclusive=True)
         while self._dispatcher.policy_version < self._spec.steps:
             if not await self._step():
                 return
@@ -176,7 +183,8 @@ class TrainingLoop:
         )
         self._parts.journal.step(record)
         self._parts.signals.record_step(record)
-        self._parts.gauges.record_step(record, groups)
+        self._parts.record_update(result)
+        self._parts.gauges.record_step(record, groups, result.log_weights)
         for kind, message in self._step_log.events(record, result.skip_detail):
             self.event(kind, message)
         self._step_log.log_if_due(record)
@@ -265,7 +273,8 @@ class TrainingLoop:
         """Evaluate the last version, or wait for work in flight if the run drains; then save."""
         await self._join_evaluation()
         if self._dispatcher.phase is RunPhase.RUNNING:
-            await self._evaluate(exclusive=True)
+            with self._parts.stage(Stage.EVALUATE):
+                await self._evaluate(exclusive=True)
         else:
             await self._dispatcher.wait_until_idle(drain_s)
         await self._saver.finish(drain_s)
@@ -305,10 +314,11 @@ class TrainingLoop:
         """Publish the parameters as the current version, and offer it to the archive."""
         version = self._dispatcher.policy_version
         policies, model = self._parts.policies, self._parts.model
-        prepared = await self._in_thread(
-            lambda: policies.prepare(version, policy_payload(model, self._precision))
-        )
-        policies.publish(prepared)
+        with self._parts.stage(Stage.PUBLISH):
+            prepared = await self._in_thread(
+                lambda: policies.prepare(version, policy_payload(model, self._precision))
+            )
+            policies.publish(prepared)
         if self._parts.archive_writer is not None:
             self._parts.archive_writer.offer(prepared)
         self._dispatcher.notify()

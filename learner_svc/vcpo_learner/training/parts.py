@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vcpo.metrics.label_values import MemoryState, Stage
 from vcpo.records.event_level import event_level
 from vcpo.records.journal import EventRecord, Journal
 from vcpo.spec import VCPORun
@@ -19,6 +21,7 @@ from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.update.policy_update import PolicyUpdate
+from vcpo_learner.update.result import UpdateResult
 from vcpo_learner.weights.archive import ArchiveWriter
 from vcpo_learner.weights.store import PolicyStore
 
@@ -49,3 +52,27 @@ class TrainingParts:
         _LOGGER.log(event_level(kind), "%s: %s", kind, message, extra={"event": kind})
         record = EventRecord(time_unix_s=time.time(), source="learner", kind=kind, message=message)
         self.journal.event(record)
+
+    @contextmanager
+    def stage(self, stage: Stage) -> Iterator[None]:
+        """Count the time until the end of the block as a stage of the learner's work."""
+        started_s = self.clock()
+        try:
+            yield
+        finally:
+            self.gauges.add_stage(stage, self.clock() - started_s)
+
+    def record_update(self, result: UpdateResult) -> None:
+        """Show the time that an update took by stage, and the memory of its GPU."""
+        times, memory = result.times, result.memory
+        self.gauges.add_stage(Stage.SCORE, times.score_s)
+        self.gauges.add_stage(Stage.BACKWARD, times.backward_s)
+        self.gauges.add_stage(Stage.OPTIMIZER, times.optimizer_s)
+        if memory is not None:
+            self.gauges.set_device_memory(
+                {
+                    MemoryState.ALLOCATED: memory.allocated,
+                    MemoryState.RESERVED: memory.reserved,
+                    MemoryState.PEAK: memory.peak,
+                }
+            )

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from vcpo.metrics.label_values import Stage
 from vcpo.records.exported_model import ExportedModel
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.phase import RunPhase
@@ -116,7 +117,8 @@ class RunSaver:
         """Call `write` in the thread; report if the disk becomes full or has room again."""
         now_s = self._tried_s = self._parts.clock()
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, write)
+            with self._parts.stage(Stage.CHECKPOINT):
+                await asyncio.get_running_loop().run_in_executor(self._thread, write)
         except DiskFullError as error:
             self._parts.gauges.count_disk_full()
             if self._is_full_since_s is None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from operator import add
+from statistics import fmean
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +23,7 @@ from vcpo.algo import (
     log_norms,
 )
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.estimator.record import BatchRecord
+from vcpo_learner.estimator.record import BatchRecord, concatenate_rollout_logprobs
 from vcpo_learner.update.batch_decision import BatchSummary, split_groups, unweighted_norms
 from vcpo_learner.update.pending_step import BatchGradient
 from vcpo_learner.update.token_statistics import block_moments
@@ -80,3 +82,25 @@ def ess_by_lag(
         ]
     )
     return {str(each.smallest_lag): each.ess / each.count for each in buckets}
+
+
+def reward_mean(trajectories: Sequence[Trajectory]) -> float:
+    """Return the mean reward."""
+    return fmean(trajectory.reward for trajectory in trajectories)
+
+
+def response_tokens_mean(trajectories: Sequence[Trajectory]) -> float:
+    """Return the mean number of sampled tokens."""
+    return fmean(trajectory.num_sampled_tokens for trajectory in trajectories)
+
+
+def mean_surprisal(trajectories: Sequence[Trajectory]) -> float | None:
+    """Return the mean of -log mu over the trained tokens; None if it is not finite."""
+    mean = float(concatenate_rollout_logprobs(trajectories).double().mean())
+    return -mean if math.isfinite(mean) else None
+
+
+def clamped_exp(exponent: float) -> float:
+    """Return e to the exponent, at most the largest float."""
+    largest = sys.float_info.max
+    return math.exp(exponent) if exponent < math.log(largest) else largest

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vcpo.algo import NonFiniteWeightError, TokenSums
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.estimator.record import BatchRecord
 from vcpo_learner.update.batch_decision import BatchSummary
 from vcpo_learner.update.fresh_tokens import FreshBlocks
+from vcpo_learner.update.result import UpdateTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,3 +38,5 @@ class PendingStep:
     """The error says why the batch has no gradient."""
     wanted_fresh_tokens: int
     """Tokens of that version to pass to `finish` for calibration, if there are any."""
+    times: UpdateTimes = field(default_factory=UpdateTimes)
+    """Of what was done for it so far."""

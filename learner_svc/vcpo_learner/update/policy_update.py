@@ -19,9 +19,10 @@ Source: VCPO, arXiv 2602.17616. Departures from the released reference: `vcpo.al
 """
 
 import math
-import sys
+import time
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from itertools import chain
 from statistics import fmean
 from typing import Any
@@ -43,8 +44,8 @@ from vcpo.records.reasons import SkipReason
 from vcpo.spec import VCPORunSpec
 from vcpo.spec.algorithm import NORM_BASELINES, RowLayout
 from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.clock import Clock
 from vcpo_learner.estimator.loss import trajectory_advantages
-from vcpo_learner.estimator.record import concatenate_rollout_logprobs
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.update.batch_decision import (
     StepDecision,
@@ -53,7 +54,16 @@ from vcpo_learner.update.batch_decision import (
     on_policy_ess_ratio,
     split_groups,
 )
-from vcpo_learner.update.batch_statistics import batch_moments, diagnostics, ess_by_lag
+from vcpo_learner.update.batch_statistics import (
+    batch_moments,
+    clamped_exp,
+    diagnostics,
+    ess_by_lag,
+    mean_surprisal,
+    response_tokens_mean,
+    reward_mean,
+)
+from vcpo_learner.update.device import computes, device_memory
 from vcpo_learner.update.fresh_tokens import FreshBlocks, fresh_blocks, wanted_fresh_tokens
 from vcpo_learner.update.gradient import GradientAccumulation, Groups
 from vcpo_learner.update.optimizer import (
@@ -65,8 +75,8 @@ from vcpo_learner.update.optimizer import (
     warmed_up_learning_rate,
 )
 from vcpo_learner.update.pending_step import BatchGradient, PendingStep
-from vcpo_learner.update.replay import ReplayBuffer, ReplaySettings
-from vcpo_learner.update.result import UpdateResult
+from vcpo_learner.update.replay import replay_buffer
+from vcpo_learner.update.result import UpdateResult, UpdateTimes
 from vcpo_learner.update.token_statistics import token_sums
 
 
@@ -79,7 +89,14 @@ class PolicyUpdate:
     Raises: StartError if the norms that the method needs cannot be measured with the model.
     """
 
-    def __init__(self, model: nn.Module, spec: VCPORunSpec, pad_token_id: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        spec: VCPORunSpec,
+        pad_token_id: int,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._model = model.eval()
         self._algorithm = spec.algorithm
         self._settings = spec.optimizer
@@ -90,7 +107,7 @@ class PolicyUpdate:
         self._optimizer = make_optimizer(model, spec.optimizer)
         self._calibration = MismatchCalibration()
         self._warning = EarlyWarning()
-        self._replay = _replay_buffer(spec)
+        self._replay = replay_buffer(spec)
         self._steps_taken = 0
         self._num_fresh_blocks = 0
         """Since this process started: enough of them check the engines against each other."""
@@ -100,7 +117,11 @@ class PolicyUpdate:
     @property
     def is_whole(self) -> bool:
         """Whether parameters and optimizer are of the same step, and their device computes."""
-        return not self._is_stepping and _computes(next(self._model.parameters()).device)
+        return not self._is_stepping and computes(self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self._model.parameters()).device
 
     def step(self, groups: Groups, *, policy_version: int) -> UpdateResult:
         """Take one optimizer step on a batch, or skip it: `draw`, `begin` and `finish`."""
@@ -123,9 +144,10 @@ class PolicyUpdate:
             raise ValueError("groups is empty: at least one trajectory is needed")
         self._optimizer.zero_grad()
         before = deepcopy(self._gradient.state_dict())
+        times = UpdateTimes()
         batch: BatchGradient | NonFiniteWeightError
         try:
-            batch = self._accumulate(groups, policy_version)
+            batch = self._accumulate(groups, policy_version, times)
         except NonFiniteWeightError as error:
             batch = error
         except Exception:  # the model's own code runs there; the batch may be tried again
@@ -139,6 +161,7 @@ class PolicyUpdate:
             policy_version=policy_version,
             batch=batch,
             wanted_fresh_tokens=self._wanted_fresh_tokens(num_blocks, num_tokens),
+            times=times,
         )
 
     def finish(self, pending: PendingStep, newest: Sequence[Trajectory] = ()) -> UpdateResult:
@@ -147,8 +170,16 @@ class PolicyUpdate:
         newest: responses beside the batch with tokens of the pending step's version. They are
             scored before the step and calibrate; they do not change the gradient.
         """
-        batch, version = pending.batch, pending.policy_version
-        fresh = self._fresh_blocks(newest, version)
+        started_s = self._clock()
+        fresh = self._fresh_blocks(newest, pending.policy_version)
+        scored_s = self._clock()
+        result = self._conclude(pending, fresh)
+        times = pending.times.after(score_s=scored_s - started_s, step_s=self._clock() - scored_s)
+        return replace(result, times=times, memory=device_memory(self._device))
+
+    def _conclude(self, pending: PendingStep, fresh: FreshBlocks) -> UpdateResult:
+        """Decide the step and take or skip it; fresh: of responses beside the batch."""
+        batch = pending.batch
         if isinstance(batch, BatchGradient):
             fresh = batch.fresh.join(fresh)
         self._calibration = self._calibration.observe(fresh.log_weights, fresh.num_tokens)
@@ -207,9 +238,11 @@ class PolicyUpdate:
         if self._replay is not None and state["replay"] is not None:
             self._replay.load_state_dict(state["replay"])
 
-    def _accumulate(self, groups: Groups, policy_version: int) -> BatchGradient:
+    def _accumulate(self, groups: Groups, policy_version: int, times: UpdateTimes) -> BatchGradient:
         """Compute the gradient of a batch, and the numbers that the decision needs."""
+        started_s = self._clock()
         scored = self._gradient.score(groups, policy_version)
+        scored_s = self._clock()
         summary, config = scored.summary, self._algorithm.loss_config
         advantages = trajectory_advantages(
             split_groups(summary.rewards, summary.group_sizes),
@@ -218,13 +251,19 @@ class PolicyUpdate:
             config,
             self._algorithm.baseline_scope,
         )
+        masked_share = self._gradient.accumulate(scored, advantages)
+        if scored.is_accumulated:
+            times.backward_s += self._clock() - started_s
+        else:
+            times.score_s += scored_s - started_s
+            times.backward_s += self._clock() - scored_s
         log_ratios = scored.record.log_ratios
         return BatchGradient(
             record=scored.record,
             summary=summary,
             sums=token_sums(log_ratios, config.largest_weight),
             advantages=advantages,
-            masked_share=self._gradient.accumulate(scored, advantages),
+            masked_share=masked_share,
             fresh=fresh_blocks(list(chain.from_iterable(groups)), log_ratios, policy_version),
         )
 
@@ -266,11 +305,11 @@ class PolicyUpdate:
         finite_norm = gradient_norm if math.isfinite(gradient_norm) else 0.0
         self._warning = self._warning.observe(_health(decision, batch, finite_norm))
         result = UpdateResult(
-            reward_mean=_reward_mean(pending.trajectories),
-            response_tokens_mean=_response_tokens_mean(pending.trajectories),
-            surprisal_nats=_surprisal_nats(pending.trajectories),
+            reward_mean=reward_mean(pending.trajectories),
+            response_tokens_mean=response_tokens_mean(pending.trajectories),
+            surprisal_nats=mean_surprisal(pending.trajectories),
             log_weights=tuple(batch.summary.log_weights),
-            importance_weight_max=_clamped_exp(max(batch.summary.log_weights)),
+            importance_weight_max=clamped_exp(max(batch.summary.log_weights)),
             ess_ratio=decision.reading.ess_ratio,
             on_policy_ess_ratio=decision.reading.on_policy_ess_ratio,
             ess_kind=decision.reading.kind,
@@ -316,9 +355,9 @@ class PolicyUpdate:
         self._warning = self._warning.observe(StepHealth(relative_ess=0.0))
         lengths = [trajectory.num_sampled_tokens for trajectory in trajectories]
         return UpdateResult(
-            reward_mean=_reward_mean(trajectories),
-            response_tokens_mean=_response_tokens_mean(trajectories),
-            surprisal_nats=_surprisal_nats(trajectories),
+            reward_mean=reward_mean(trajectories),
+            response_tokens_mean=response_tokens_mean(trajectories),
+            surprisal_nats=mean_surprisal(trajectories),
             on_policy_ess_ratio=on_policy_ess_ratio(lengths, self._algorithm, self._calibration),
             fresh=fresh,
             calibration_age_steps=self._calibration_age_steps(),
@@ -327,22 +366,6 @@ class PolicyUpdate:
             skipped=SkipReason.NON_FINITE_WEIGHT,
             skip_detail=str(error),
         )
-
-
-def _computes(device: torch.device) -> bool:
-    """Whether a device computes: after some errors a GPU does not, for the same process."""
-    try:
-        return torch.ones(1, device=device).item() == 1.0
-    except RuntimeError:
-        return False
-
-
-def _replay_buffer(spec: VCPORunSpec) -> ReplayBuffer | None:
-    """The run's replay buffer; None if it trains on what arrives."""
-    probability = spec.algorithm.on_policy_probability
-    if probability is None:
-        return None
-    return ReplayBuffer(ReplaySettings(on_policy_probability=probability), seed=spec.seed)
 
 
 def _skip_reason(verdict: StepVerdict, gradient_norm: float) -> SkipReason | None:
@@ -365,22 +388,3 @@ def _health(decision: StepDecision, batch: BatchGradient, gradient_norm: float) 
         kl_per_token=batch.sums.kl_per_token,
         gradient_norm=gradient_norm or None,
     )
-
-
-def _clamped_exp(exponent: float) -> float:
-    largest = sys.float_info.max
-    return math.exp(exponent) if exponent < math.log(largest) else largest
-
-
-def _reward_mean(trajectories: Sequence[Trajectory]) -> float:
-    return fmean(trajectory.reward for trajectory in trajectories)
-
-
-def _response_tokens_mean(trajectories: Sequence[Trajectory]) -> float:
-    return fmean(trajectory.num_sampled_tokens for trajectory in trajectories)
-
-
-def _surprisal_nats(trajectories: Sequence[Trajectory]) -> float | None:
-    """Mean of -log mu over the trained tokens; None if it is not finite."""
-    mean = float(concatenate_rollout_logprobs(trajectories).double().mean())
-    return -mean if math.isfinite(mean) else None

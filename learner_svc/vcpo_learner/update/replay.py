@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from vcpo.spec import VCPORunSpec
 from vcpo.wire.packing import pack_token_ids
 from vcpo.wire.trajectory import FinishReason, TokenSpan, Trajectory, VersionSpan
 
@@ -177,3 +178,11 @@ def _trajectory_from_dict(fields: Mapping[str, Any]) -> Trajectory:
         # Older checkpoints have no inserted spans.
         inserted_spans=tuple(TokenSpan(**span) for span in fields.get("inserted_spans", ())),
     )
+
+
+def replay_buffer(spec: VCPORunSpec) -> ReplayBuffer | None:
+    """Return the run's replay buffer; None if it trains on what arrives."""
+    probability = spec.algorithm.on_policy_probability
+    if probability is None:
+        return None
+    return ReplayBuffer(ReplaySettings(on_policy_probability=probability), seed=spec.seed)

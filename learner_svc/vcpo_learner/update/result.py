@@ -1,9 +1,42 @@
 """What an update returns: the numbers that are recorded, and those that its caller needs."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 
 from vcpo.algo import FreshTokens
 from vcpo.records.step_record import UpdateRecord
+
+
+@dataclass(slots=True, kw_only=True)
+class UpdateTimes:
+    """Seconds that one update took, by stage.
+
+    A GPU works behind the clock: what is queued when a stage ends counts as the next stage's.
+    """
+
+    score_s: float = 0.0
+    """Forward passes whose results are only read, and the norms measured with them."""
+    backward_s: float = 0.0
+    """Backward passes; the forward passes too, where one pass does both."""
+    optimizer_s: float = 0.0
+    """The decision about the step, and the step."""
+
+    def after(self, *, score_s: float, step_s: float) -> UpdateTimes:
+        """Return the times of a finished update: these, more scoring, and the step."""
+        return UpdateTimes(
+            score_s=self.score_s + score_s, backward_s=self.backward_s, optimizer_s=step_s
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Memory of a GPU in bytes, as PyTorch's allocator counts it."""
+
+    allocated: int
+    reserved: int
+    peak: int
+    """Most memory allocated since the process started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,5 +48,8 @@ class UpdateResult(UpdateRecord):
     0. Empty when one has no value."""
     fresh: FreshTokens = field(default_factory=FreshTokens)
     """Tokens, of the batch and beside it, that were scored with the version that sampled them."""
+    times: UpdateTimes = field(default_factory=UpdateTimes, compare=False)
+    memory: DeviceMemory | None = field(default=None, compare=False)
+    """After the update; None on a CPU."""
     skip_detail: str | None = None
     """The number because of which the step was skipped, for people; None when there is none."""

@@ -18,6 +18,7 @@ Sources: Kish, Survey Sampling (1965) (ESS); Schulman, http://joschu.net/blog/kl
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from statistics import fmean, median, pstdev
 from typing import Self
 
@@ -107,6 +108,11 @@ class BatchDiagnostics:
     """KL(behavior || target), nats per token, at least 0."""
     log_weight_max: float
     """Largest log importance weight of a trajectory, nats."""
+    weight_concentration: float
+    """Largest importance weight of a trajectory over the sum of all, in [1/B, 1]."""
+    baseline_weight_concentration: float | None
+    """Largest squared norm in a group over the group's sum, mean over the groups that have a norm
+    above 0, in (0, 1]; OPOB weighs rewards by them. None without norms."""
     top_gradient_share: float | None
     """Share of the gradient, by norm, that the top 1 % of trajectories have; None without norms."""
     baseline_shift_mean: float
@@ -140,7 +146,8 @@ def diagnose(
     norms = None if gradient_norms is None else vector(gradient_norms, "gradient_norms")
     factors = None if coefficients is None else vector(coefficients, "coefficients")
     whole = WeightMoments.of(log_weights)
-    shifts = [-fmean(group) for group in matrix(advantages, "advantages")]
+    groups = matrix(advantages, "advantages")
+    shifts = [-fmean(group) for group in groups]
     return BatchDiagnostics(
         ess_ratio=whole.ess_ratio,
         truncated_ess_ratio=WeightMoments.of(truncated_logs(log_weights, cap)).ess_ratio,
@@ -150,6 +157,8 @@ def diagnose(
         token_chi2=1.0 / tokens.weights.ess_ratio - 1.0,
         kl_per_token=tokens.kl_per_token,
         log_weight_max=max(log_weights),
+        weight_concentration=math.exp(max(log_weights) - whole.log_sum),
+        baseline_weight_concentration=squared_norm_concentration(norms, [len(g) for g in groups]),
         top_gradient_share=top_gradient_share(norms, factors),
         baseline_shift_mean=fmean(shifts),
         baseline_shift_max=max(map(abs, shifts)),
@@ -195,6 +204,31 @@ def top_gradient_share(
     terms = sorted((abs(factor) * norm for norm, factor in pairs), reverse=True)
     total = math.fsum(terms)
     return math.fsum(terms[: math.ceil(TOP_SHARE * len(terms))]) / total if total > 0.0 else 0.0
+
+
+def squared_norm_concentration(
+    gradient_norms: Sequence[float] | None, group_sizes: Sequence[int]
+) -> float | None:
+    """Return the largest squared norm in a group over the group's sum, mean over groups.
+
+    Groups whose norms are all 0 do not count. Returns None without norms, or if all are 0.
+    Raises: ValueError if the sizes do not add up to the number of norms.
+    """
+    if gradient_norms is None:
+        return None
+    if sum(group_sizes) != len(gradient_norms):
+        raise ValueError(
+            f"gradient_norms has {len(gradient_norms)} entries and the groups"
+            f" {sum(group_sizes)}: give one per trajectory"
+        )
+    rest = iter(gradient_norms)
+    groups = [list(islice(rest, size)) for size in group_sizes]
+    shares = [
+        1.0 / math.fsum((norm / max(group)) ** 2 for norm in group)
+        for group in groups
+        if any(group)
+    ]
+    return fmean(shares) if shares else None
 
 
 def norm_statistics(gradient_norms: Sequence[float]) -> NormStatistics:

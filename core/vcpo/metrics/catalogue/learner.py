@@ -42,7 +42,7 @@ SKIPPED_STEPS = counter(
 SKIPPED_STEPS_IN_A_ROW = gauge(
     "vcpo_skipped_steps_in_a_row", "Optimizer steps since the last one that made an update."
 )
-RESTORED_STEP = measure(
+RESTORED_STEP = gauge(
     "vcpo_learner_restored_step",
     "Step of the checkpoint that this learner resumed from; 0 if it began the run.",
 )

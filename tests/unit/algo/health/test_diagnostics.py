@@ -55,9 +55,31 @@ def test_the_shift_is_the_baseline_minus_the_mean_reward():
     assert (found.baseline_shift_mean, found.baseline_shift_max) == (0.125, 0.25)
 
 
+def test_concentration_is_the_largest_weight_over_their_sum():
+    # Weights 1, 1/2, 2, 4
+    assert diagnosis().weight_concentration == pytest.approx(4 / 7.5, rel=1e-12)
+    assert diagnosis(log_weights=[900.0, 0.0]).weight_concentration == 1.0
+
+
+def test_the_baselines_weights_are_squared_norms_within_a_group():
+    # Squared norms 9, 16 and 0, 0: the second group has no gradient and does not count.
+    found = diagnosis(gradient_norms=[3.0, 4.0, 0.0, 0.0])
+    assert found.baseline_weight_concentration == pytest.approx(16 / 25, rel=1e-12)
+    # Squared norms 9, 16 and 1, 1: the mean of 16/25 and 1/2.
+    found = diagnosis(gradient_norms=[3.0, 4.0, 1.0, 1.0])
+    assert found.baseline_weight_concentration == pytest.approx(0.57, rel=1e-12)
+
+
+def test_norms_belong_to_the_trajectories_of_the_groups():
+    with pytest.raises(ValueError, match="gradient_norms has 3 entries and the groups 4"):
+        diagnosis(gradient_norms=[1.0, 1.0, 1.0])
+
+
 def test_what_was_not_measured_is_none():
     found = diagnosis()
     assert (found.norms, found.top_gradient_share) == (None, None)
+    assert found.baseline_weight_concentration is None
+    assert diagnosis(gradient_norms=[0.0] * 4).baseline_weight_concentration is None
 
 
 def test_norms_are_summed_up():

@@ -15,6 +15,7 @@ from tests.fixtures.learner.dispatcher import (
     make_trajectory,
 )
 from tests.fixtures.rollout.worker import learner_fixture, serve_services
+from vcpo.metrics.label_values import WeightForm
 from vcpo.wire.limits import CHUNK_BYTES
 from vcpo.wire.packing import pack_logprobs, pack_token_ids
 from vcpo.wire.trajectory import VersionSpan, trajectory_to_message
@@ -251,6 +252,7 @@ async def test_a_version_is_streamed_in_chunks_from_any_offset(fixture):
         (2 + CHUNK_BYTES, 2),
     ]
     assert b"".join(chunk.data for chunk in chunks) == payload[2:]
+    assert fixture.policy_service.served_bytes == {WeightForm.FULL: len(payload) - 2}
 
 
 async def test_an_offset_behind_the_end_is_refused(fixture):
@@ -280,3 +282,4 @@ async def test_a_holder_of_an_older_version_is_offered_the_deltas_from_there_and
     (chunk,) = [chunk async for chunk in stub.Fetch(request, timeout=5)]
     assert chunk.data == fixture.store.get_delta(INCARNATION, 2, 1).data
     assert len(chunk.data) == delta.total_bytes
+    assert fixture.policy_service.served_bytes == {WeightForm.DELTA: delta.total_bytes}

@@ -1,8 +1,13 @@
+import math
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 
 from tests.fixtures.learner.dispatcher import dispatcher_fixture, work_request
 from tests.fixtures.records import evaluation_record, step_record
 from vcpo.metrics import LearnerMetrics
+from vcpo.metrics.label_values import MemoryState, WeightForm
 from vcpo.records.step_record import GAUGES
 from vcpo.wire.guard import CallRefusal
 from vcpo.wire.phase import RunPhase
@@ -98,6 +103,118 @@ async def test_lag_is_observed_for_every_trajectory_at_the_version_it_was_traine
     assert value(gauges, "vcpo_policy_lag_steps_sum") == 2
 
 
+def histogram(gauges, name):
+    """Observations by bucket's upper bound, of the buckets that are not empty."""
+    family = next(each for each in gauges._metrics.registry.collect() if each.name == name)
+    cumulative = [each for each in family.samples if each.name.endswith("_bucket")]
+    below, found = 0.0, {}
+    for sample in cumulative:
+        if sample.value > below:
+            found[float(sample.labels["le"])] = sample.value - below
+        below = sample.value
+    return found
+
+
+async def test_trajectories_are_counted_by_weight_reward_length_and_ending(gauges, fixture):
+    for given in await fixture.dispatcher.lease(work_request(room=4), wait_s=0):
+        fixture.submit(given, versions=(0, 0, 0))
+    groups = await fixture.dispatcher.next_batch()
+    gauges.record_step(step_record(), groups, (0.0, -0.3, 9.0, -math.inf))
+    assert histogram(gauges, "vcpo_log_importance_weight_nats") == {
+        -8.0: 1,
+        -0.1: 1,
+        0.1: 1,
+        math.inf: 1,
+    }
+    trajectories = [one for group in groups for one in group.trajectories]
+    rewards = Counter(one.reward for one in trajectories)
+    assert histogram(gauges, "vcpo_reward") == rewards
+    assert histogram(gauges, "vcpo_response_tokens") == {4.0: 4}
+    assert value(gauges, "vcpo_learner_tokens_total") == 12
+    assert value(gauges, "vcpo_responses_total", ending="stop") == 4
+    assert value(gauges, "vcpo_responses_total", ending="length") == 0
+
+
+async def test_groups_are_counted_by_whether_they_teach_something(gauges, fixture):
+    for given in await fixture.dispatcher.lease(work_request(room=4), wait_s=0):
+        fixture.submit(given)
+    groups = await fixture.dispatcher.next_batch()
+    one, other = (
+        replace(
+            group,
+            trajectories=tuple(
+                replace(each, reward=reward)
+                for each, reward in zip(group.trajectories, rewards, strict=True)
+            ),
+        )
+        for group, rewards in zip(groups, [(0.0, 1.0), (0.5, 0.5)], strict=True)
+    )
+    gauges.record_step(step_record(), [one, other, other])
+    assert value(gauges, "vcpo_groups_total", outcome="mixed") == 1
+    assert value(gauges, "vcpo_groups_total", outcome="all_equal") == 2
+
+
+def test_the_time_of_a_step_and_its_number_are_shown_together(gauges):
+    assert value(gauges, "vcpo_learner_step_timestamp_seconds") is None
+    record = step_record(time_unix_s=1700.0)
+    gauges._signals.record_step(record)
+    gauges.record_step(record, [])
+    assert value(gauges, "vcpo_learner_step") == record.step
+    assert value(gauges, "vcpo_learner_step_timestamp_seconds") == 1700.0
+
+
+def test_a_resumed_learner_says_from_where_and_does_not_look_stalled(gauges):
+    assert value(gauges, "vcpo_learner_restored_step") == 0
+    gauges.record_resume(7, now_unix_s=9000.0, saved_unix_s=100.0)
+    assert value(gauges, "vcpo_learner_restored_step") == 7
+    assert value(gauges, "vcpo_learner_step_timestamp_seconds") == 9000.0
+    assert value(gauges, "vcpo_learner_checkpoint_timestamp_seconds") == 100.0
+
+
+def test_waiting_is_counted_while_it_lasts_and_once(gauges, fixture):
+    signals = gauges._signals
+    waited = []
+    for act in (signals.start_waiting, lambda: None, signals.start_working):
+        act()
+        fixture.clock.advance(4.0)
+        gauges.refresh()
+        waited.append(value(gauges, "vcpo_learner_stage_seconds_total", stage="wait"))
+    signals.record_step(step_record())
+    gauges.refresh()
+    waited.append(value(gauges, "vcpo_learner_stage_seconds_total", stage="wait"))
+    signals.start_waiting()
+    fixture.clock.advance(1.0)
+    gauges.refresh()
+    waited.append(value(gauges, "vcpo_learner_stage_seconds_total", stage="wait"))
+    assert waited == [4.0, 8.0, 8.0, 8.0, 9.0]
+
+
+def test_the_wait_for_a_batch_that_broke_the_update_is_counted(gauges, fixture):
+    for _ in range(2):
+        gauges._signals.start_waiting()
+        fixture.clock.advance(4.0)
+        gauges._signals.start_working()
+    gauges.refresh()
+    assert value(gauges, "vcpo_learner_stage_seconds_total", stage="wait") == 8.0
+
+
+def test_a_cpu_has_no_device_memory_and_a_gpu_has_three_numbers(gauges):
+    assert gauges._metrics.device_memory_bytes.collect()[0].samples == []
+    gauges.set_device_memory(dict(zip(MemoryState, (1, 3, 2), strict=True)))
+    shown = {
+        state: value(gauges, "vcpo_learner_device_memory_bytes", state=state)
+        for state in ("allocated", "reserved", "peak")
+    }
+    assert shown == {"allocated": 1, "reserved": 3, "peak": 2}
+
+
+def test_served_weights_are_counted_once_by_form(gauges):
+    gauges.count_served_weights({WeightForm.FULL: 100})
+    gauges.count_served_weights({WeightForm.FULL: 100, WeightForm.DELTA: 7})
+    assert value(gauges, "vcpo_weights_served_bytes_total", form="full") == 100
+    assert value(gauges, "vcpo_weights_served_bytes_total", form="delta") == 7
+
+
 def test_every_gauge_that_the_step_record_declares_holds_its_number(gauges):
     numbers = {}
     diagnostics = {}
@@ -190,8 +307,9 @@ def test_before_the_first_step_there_is_a_batch_size_and_no_ess(gauges):
 
 
 def test_the_last_evaluation_is_shown(gauges):
-    gauges.record_evaluation(evaluation_record(accuracy=0.75))
+    gauges.record_evaluation(evaluation_record(accuracy=0.75, time_unix_s=1700.0))
     assert value(gauges, "vcpo_evaluation_accuracy") == 0.75
+    assert value(gauges, "vcpo_evaluation_timestamp_seconds") == 1700.0
 
 
 async def test_workers_are_counted_by_what_their_deliveries_say(gauges, fixture):

@@ -1,5 +1,6 @@
 """The state from which a restarted learner resumes."""
 
+import os
 import shutil
 from dataclasses import replace
 
@@ -23,6 +24,23 @@ async def test_a_drained_run_saves_and_a_resumed_one_goes_on_from_there(make_lea
     assert await later.run() is RunPhase.COMPLETE
     assert later.update.versions == [1, 2]
     assert [step.step for step in read_metrics(tmp_path).steps] == [1, 2, 3]
+
+
+async def test_a_resumed_run_shows_where_it_began_and_the_time_of_that_checkpoint(
+    make_learner, tmp_path
+):
+    def shown(learner, name):
+        return learner.gauges._metrics.registry.get_sample_value(name, {"run": "run"})
+
+    first = make_learner()
+    await first.run(until_step=1)
+    assert shown(first, "vcpo_learner_restored_step") == 0
+    (folder,) = (tmp_path / "checkpoints").iterdir()
+    os.utime(folder, (5.0, 5.0))
+    later = make_learner()
+    later.training.resume()
+    assert shown(later, "vcpo_learner_restored_step") == 1
+    assert shown(later, "vcpo_learner_checkpoint_timestamp_seconds") == 5.0
 
 
 async def test_a_run_that_never_updated_says_so_however_often_it_was_resumed(make_learner):
