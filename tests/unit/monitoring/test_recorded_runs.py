@@ -1,0 +1,91 @@
+"""Over journals of real runs exactly the right alerts fire, at a pace of a second a minute."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.fixtures.rules.cases import labelled, promtool_tests
+from tests.fixtures.rules.promtool import needs_promtool, promtool
+from tests.fixtures.rules.recorded_runs import recorded_steps, scraped_series
+
+SLOWED = 60
+"""A step then takes 15 to 25 seconds, as those of large models do."""
+BOUNDS = {"healthy": 6, "collapse": 48}
+"""The runs' `algorithm.maxPolicyLagSteps`."""
+
+WARNING, IMMINENT = "VCPOCollapseWarning", "VCPOCollapseImminent"
+LOW, WASTED = "VCPOEffectiveSampleSizeLow", "VCPOSamplesWasted"
+THROTTLED = "VCPOThrottledForLong"
+
+COLLAPSE = {
+    # Step 4 warns at 2:58 and step 5 is critical at 3:44.
+    2: set(),
+    4: set(),
+    # Two minutes of warning at 4:58, and one of critical at 4:44. The reward falls at 7:37.
+    5: {WARNING, IMMINENT},
+    # The relative ESS is below 0.3 from 2:58 to 31:14, so for ten minutes at 12:58.
+    12: {WARNING, IMMINENT},
+    13: {WARNING, IMMINENT, LOW},
+    # At 8:40 the throttle drops 968 of 5,960 trajectories; fifteen minutes later it still counts.
+    23: {WARNING, LOW},
+    24: {WARNING, IMMINENT, LOW, WASTED},
+    # Of the last fifteen minutes 768 of some 8,500 were dropped; the score falls to 0.38 at 31:20.
+    32: {WARNING},
+    # The limit fell from 48 at 8:50, and it has not risen in half an hour.
+    38: {WARNING, IMMINENT},
+    39: {WARNING, IMMINENT, THROTTLED},
+}
+"""Alerts that fire, by minute."""
+
+
+def firing_at(name: str, expected: dict[int, set[str]], folder):
+    series = scraped_series(recorded_steps(name, folder), slowed=SLOWED, bound=BOUNDS[name])
+    test = {
+        "interval": "15s",
+        "input_series": [
+            {"series": labelled(key, "ml"), "values": values} for key, values in series.items()
+        ],
+        "promql_expr_test": [
+            {
+                "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+                "eval_time": f"{minute}m",
+                "exp_samples": [
+                    {"labels": f'{{alertname="{alert}"}}', "value": 1} for alert in sorted(alerts)
+                ],
+            }
+            for minute, alerts in expected.items()
+        ],
+    }
+    path = folder / "tests.json"
+    document = {**promtool_tests([]), "evaluation_interval": "15s", "tests": [test]}
+    path.write_text(json.dumps(document))
+    return promtool("test", "rules", path)
+
+
+@needs_promtool
+def test_a_healthy_run_raises_no_alert_at_any_minute(tmp_path):
+    assert firing_at("healthy", {minute: set() for minute in range(1, 40)}, tmp_path) == ""
+
+
+@needs_promtool
+def test_a_collapse_raises_exactly_its_alerts_and_the_first_two_before_the_reward_falls(tmp_path):
+    assert firing_at("collapse", COLLAPSE, tmp_path) == ""
+
+
+@needs_promtool
+def test_a_collapse_is_not_taken_for_a_healthy_run(tmp_path):
+    assert IMMINENT in firing_at("collapse", {5: set()}, tmp_path)
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_recording_never_trained_on_a_token_above_its_bound(tmp_path, name):
+    steps = recorded_steps(name, tmp_path)
+    assert max(step.lag_max for step in steps) <= BOUNDS[name]
+
+
+def test_the_recorded_collapse_is_one(tmp_path):
+    rewards = [step.reward_mean for step in recorded_steps("collapse", tmp_path)]
+    assert max(rewards[:10]) > 0.4
+    assert max(rewards[10:20]) < 0.1
