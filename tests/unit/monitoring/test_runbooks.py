@@ -168,6 +168,13 @@ def test_every_chart_value_in_a_command_exists():
     assert [each for each in settings if f"{each.split('.')[-2]}:" not in text] == []
 
 
+def test_documents_name_alerts_that_exist():
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "charts/vcpo/README.md"]
+    kinds = {"VCPORun", "VCPORolloutScaler"}
+    named = {name for page in pages for name in re.findall(r"\bVCPO[A-Z]\w+", page.read_text())}
+    assert sorted(named - ALERTS.keys() - kinds) == []
+
+
 def test_the_index_lists_every_alert_with_its_severity():
     rows = re.findall(
         r"^\| \[(\w+)\]\(([^)]+)\) \| ([^|]+) \|", (FOLDER / "README.md").read_text(), re.M
