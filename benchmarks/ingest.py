@@ -37,6 +37,7 @@ from typing import Any
 
 from aiohttp import ClientSession, web
 
+from vcpo.metrics import LearnerMetrics
 from vcpo.spec import VCPORun, VCPORunSpec
 from vcpo.wire.client import open_channel
 from vcpo.wire.limits import MAX_MESSAGE_BYTES
@@ -149,7 +150,7 @@ async def _lease_step(
 @asynccontextmanager
 async def over_grpc(dispatcher: Dispatcher, spec: VCPORunSpec) -> AsyncIterator[Submit]:
     """Submit with the worker's client to the learner's service."""
-    server = WireServer(token=None)
+    server = WireServer(token=None, meter=LearnerMetrics(run="benchmark").calls)
     bounds = replace(ResponseBounds.from_spec(spec), vocabulary_size=_VOCABULARY)
     work_pb2_grpc.add_WorkServiceServicer_to_server(
         WorkService(dispatcher, spec, bounds), server.grpc_server

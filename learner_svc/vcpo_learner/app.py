@@ -216,7 +216,7 @@ class _Learner:
 
     async def serve(self, options: Options) -> RunPhase:
         """Serve until the training has ended, and `linger_s` seconds longer; return the phase."""
-        server = WireServer(token=os.environ.get(TOKEN_VARIABLE))
+        server = WireServer(token=os.environ.get(TOKEN_VARIABLE), meter=self.metrics.calls)
         work_pb2_grpc.add_WorkServiceServicer_to_server(
             WorkService(self.dispatcher, self._spec, self._bounds), server.grpc_server
         )

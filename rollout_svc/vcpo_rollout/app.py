@@ -84,7 +84,7 @@ async def run_worker(options: Options) -> RunPhase:
         metrics_host, metrics_port = split_address(options.metrics_listen)
         endpoint = serve_metrics(metrics.registry, metrics_host, metrics_port)
     token = os.environ.get(TOKEN_VARIABLE)
-    server, cache = WireServer(token=token), TransferCache()
+    server, cache = WireServer(token=token, meter=metrics.calls), TransferCache()
     policy_pb2_grpc.add_PolicyServiceServicer_to_server(PeerService(cache), server.grpc_server)
     channel = open_channel(options.learner, token=token)
     with endpoint:

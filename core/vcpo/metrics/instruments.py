@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
-from vcpo.metrics.catalogue import STEP_GAUGES, host, learner, operator, rollout
+from vcpo.metrics.catalogue import STEP_GAUGES, every_part, host, learner, operator, rollout
 from vcpo.metrics.label_values import SignalResult, SignalSource
 from vcpo.metrics.metric import MetricKind, label_values
 from vcpo.metrics.registry import PartRegistry
+from vcpo.wire.call_meter import CallMeter
 
 
 class LearnerMetrics:
@@ -81,6 +82,7 @@ class LearnerMetrics:
         self.evaluation_accuracy = part.gauge(learner.EVALUATION_ACCURACY)
         self.evaluation_timestamp_s = part.gauge(learner.EVALUATION_TIMESTAMP)
         self.sink_dropped = part.counter(learner.SINK_DROPPED)
+        self.calls = _call_meter(part)
 
 
 class EngineMetrics:
@@ -121,6 +123,7 @@ class RolloutMetrics:
         self.sandbox_missing = part.gauge(rollout.SANDBOX_MISSING)
         self.sandbox_folders_left = part.gauge(rollout.SANDBOX_FOLDERS_LEFT)
         self.lease_wait_s = part.counter(rollout.LEASE_WAIT)
+        self.calls = _call_meter(part)
 
     def engine(self) -> EngineMetrics:
         """Export the engine's numbers too; called once, for an engine that has them."""
@@ -190,3 +193,8 @@ class OperatorMetrics(HostMetrics):
         self.watch_lag_s = part.gauge(operator.WATCH_LAG)
         self.loop_lag_s = part.gauge(operator.LOOP_LAG)
         self.leader = part.gauge(operator.LEADER)
+
+
+def _call_meter(part: PartRegistry) -> CallMeter:
+    """Return the meter of the calls that a process answers."""
+    return CallMeter(part.counter(every_part.RPC_REQUESTS), part.histogram(every_part.RPC_DURATION))

@@ -9,6 +9,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from vcpo.wire.call_meter import CallMeter
 from vcpo.wire.guard import Guard
 from vcpo.wire.limits import MAX_CALLS, server_options
 
@@ -19,11 +20,17 @@ class WireServer:
     Register servicers on `grpc_server`, then call `start`.
     """
 
-    def __init__(self, *, token: str | None, guard: Guard | None = None) -> None:
-        """Create the server; `guard` replaces the default guard with this token."""
+    def __init__(
+        self, *, token: str | None, guard: Guard | None = None, meter: CallMeter | None = None
+    ) -> None:
+        """Create the server.
+
+        guard: replaces the default guard with this token.
+        meter: counts and times the calls; None for a server without metrics.
+        """
         self.guard = guard or Guard(token)
         self.grpc_server = grpc.aio.server(
-            interceptors=[self.guard],
+            interceptors=[self.guard] if meter is None else [meter, self.guard],
             options=server_options(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
             maximum_concurrent_rpcs=MAX_CALLS,
         )

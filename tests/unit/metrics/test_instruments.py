@@ -15,6 +15,7 @@ from vcpo.metrics import (
 )
 from vcpo.metrics.batch_histogram import BatchHistogram
 from vcpo.records.reasons import DropReason
+from vcpo.wire.call_meter import CallMeter
 
 
 def learner() -> LearnerMetrics:
@@ -38,8 +39,8 @@ def families(registry: CollectorRegistry) -> dict[str, tuple[str, str]]:
 @pytest.mark.parametrize(
     ("part", "listed"),
     [
-        pytest.param(learner, catalogue.LEARNER, id="learner"),
-        pytest.param(rollout, catalogue.ROLLOUT, id="rollout"),
+        pytest.param(learner, (*catalogue.SERVER, *catalogue.LEARNER), id="learner"),
+        pytest.param(rollout, (*catalogue.SERVER, *catalogue.ROLLOUT), id="rollout"),
         pytest.param(HostMetrics, catalogue.HOST, id="host"),
         pytest.param(OperatorMetrics, (*catalogue.HOST, *catalogue.OPERATOR), id="operator"),
     ],
@@ -65,7 +66,13 @@ def test_every_instrument_is_of_a_type_that_can_be_used_directly(part):
         if name != "registry" and not name.startswith("_")
     ]
     values = [each for one in found for each in (one.values() if type(one) is dict else [one])]
-    assert {type(value) for value in values} <= {Counter, Gauge, Histogram, BatchHistogram}
+    assert {type(value) for value in values} <= {
+        Counter,
+        Gauge,
+        Histogram,
+        BatchHistogram,
+        CallMeter,
+    }
 
 
 def test_every_series_of_a_rollout_worker_carries_run_and_group():

@@ -14,7 +14,7 @@ scrape needs `honorLabels`.
 from __future__ import annotations
 
 from vcpo.metrics.catalogue import every_part, host, learner, operator, rollout
-from vcpo.metrics.catalogue.every_part import BUILD_INFO
+from vcpo.metrics.catalogue.every_part import BUILD_INFO, SERVER
 from vcpo.metrics.catalogue.host import HOST
 from vcpo.metrics.catalogue.learner import LEARNER, STEP_GAUGES
 from vcpo.metrics.catalogue.operator import OPERATOR
@@ -26,7 +26,7 @@ LEARNER_LABELS = ("run",)
 ROLLOUT_LABELS = ("run", "group")
 """Labels on all metrics of a rollout worker."""
 
-ALL = (BUILD_INFO, *LEARNER, *ROLLOUT, *ROLLOUT_ENGINE, *HOST, *OPERATOR)
+ALL = (BUILD_INFO, *SERVER, *LEARNER, *ROLLOUT, *ROLLOUT_ENGINE, *HOST, *OPERATOR)
 """Every metric."""
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "ROLLOUT",
     "ROLLOUT_ENGINE",
     "ROLLOUT_LABELS",
+    "SERVER",
     "STEP_GAUGES",
     "every_part",
     "host",

@@ -1,10 +1,11 @@
-"""Metrics that more than one part exports."""
+"""What more than one part exports."""
 
 from __future__ import annotations
 
-from vcpo.metrics.catalogue.declare import gauge
+from vcpo.metrics.catalogue.declare import counter, gauge, histogram
 from vcpo.metrics.metric import Label
 from vcpo.records.unit import Unit
+from vcpo.wire.call_meter import METHODS
 
 BUILD_INFO = gauge(
     "vcpo_build_info",
@@ -13,3 +14,21 @@ BUILD_INFO = gauge(
     Label("version"),
     unit=Unit.FLAG,
 )
+
+_CALL_BUCKETS = (0.01, 0.1, 1.0, 10.0)
+
+RPC_REQUESTS = counter(
+    "vcpo_rpc_requests_total",
+    "Calls that a server of the run has answered or refused, by method and status code.",
+    Label("method", METHODS),
+    Label("code", at_most=3),
+)
+RPC_DURATION = histogram(
+    "vcpo_rpc_duration_seconds",
+    "Duration of a call, by method; Lease, Recall and GetManifest wait for something to say.",
+    _CALL_BUCKETS,
+    Label("method", METHODS),
+)
+
+SERVER = (RPC_REQUESTS, RPC_DURATION)
+"""What a process that serves calls exports: learners and rollout workers."""
