@@ -38,6 +38,10 @@ WARNINGS: dict[str, tuple[Values, str]] = {
         {"metrics": {"prometheusRule": {"enabled": True}}},
         "ruleSelector",
     ),
+    "shown by": (
+        {"metrics": {"dashboards": {"enabled": True}}},
+        "in vcpo-system, by grafana_dashboard=1 (`sidecar.dashboards.label`",
+    ),
 }
 
 

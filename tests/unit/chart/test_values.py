@@ -44,12 +44,12 @@ def objects_with_fields(schema: dict[str, Any]) -> list[dict[str, Any]]:
     return [schema, *below] if "properties" in schema else below
 
 
-PASSED_ON = {"resources", "affinity"}
-"""Values that reach the pod as they are; their schema is Kubernetes' own."""
+PASSED_ON = (("resources",), ("affinity",), ("metrics", "dashboards", "labels"))
+"""Values that reach an object as they are; their keys are Kubernetes' own, or the user's."""
 
 
 def whole(paths: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
-    return {path[:1] if path[0] in PASSED_ON else path for path in paths}
+    return {next((each for each in PASSED_ON if path[: len(each)] == each), path) for path in paths}
 
 
 def value_paths() -> set[tuple[str, ...]]:
