@@ -3,7 +3,7 @@ PYTHON ?= python3
 DEVICE ?= auto
 BIN := .venv/bin
 
-.PHONY: help setup system-packages demo demo-vllm e2e test lint format protos bench clean
+.PHONY: help setup system-packages demo demo-vllm e2e test lint format protos bench board-picture clean
 .DEFAULT_GOAL := help
 
 help: ## say what each word does
@@ -53,5 +53,8 @@ protos: .venv/installed ## generate core/vcpo/wire/v1 from protos/
 bench: .venv/installed ## run every benchmark; the last line of each is one JSON object
 	@for name in reference_parity generation opob_overhead packing estimators.norm_proxies estimators.gradient_variance estimators.ess_rules calibration operator_scale ingest over_provision weight_sync vllm_pause fp8_product late_join learner_host "seeds examples/sort_digits.yaml"; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
+board-picture: .venv/installed ## draw a dashboard of a run that a Prometheus scraped (PROMETHEUS=, RUN=; Node.js and Chromium)
+	@$(BIN)/python scripts/draw_board.py --prometheus $(PROMETHEUS) --run $(RUN)
+
 clean: ## remove everything that was generated or installed
-	rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv runs .perses .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""Boards as dashboards of Grafana: JSON that a sidecar or a person can import, Grafana 9 and newer.
+"""Boards as dashboards of Grafana 11 or newer: JSON that a sidecar or a person can import.
 
 The data source, the cluster, the namespace and the run are variables. `All` namespaces is `.*`,
 because the series of a local run have no namespace.

@@ -30,14 +30,23 @@ class PanelQuery:
     """What its metrics need to have a sample, in words; empty where every run has them."""
 
 
-_FEATURES: Final = {metric.name: metric.appears_with for metric in catalogue.ALL}
+_OPERATOR: Final = "the operator as host"
+_FEATURES: Final = {metric.name: metric.appears_with or "" for metric in catalogue.ALL} | {
+    metric.name: metric.appears_with or _OPERATOR for metric in catalogue.OPERATOR
+}
+_OF_THE_OPERATOR: Final = ('part="operator"', 'condition="Ready"')
+"""Matchers of series that a local run lacks, of metrics that it has."""
 _VARIABLE: Final = re.compile(r"\$([a-z_]+)")
 _METRIC: Final = re.compile(r"\bvcpo_\w+")
 
 
 def needs_of(expression: str) -> str:
     """Return what the metrics of an expression need, as the catalogue declares it."""
-    features = {_FEATURES.get(name.removesuffix("_bucket")) for name in _METRIC.findall(expression)}
+    features = {
+        _FEATURES.get(name.removesuffix("_bucket"), "") for name in _METRIC.findall(expression)
+    }
+    if any(matcher in expression for matcher in _OF_THE_OPERATOR):
+        features.add(_OPERATOR)
     return " and ".join(sorted(feature for feature in features if feature))
 
 
