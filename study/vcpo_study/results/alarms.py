@@ -1,19 +1,31 @@
-"""How good the early warning of a collapse is, measured on the records of cells.
+"""How good alarms before a collapse are, measured on the records of cells.
 
 The warning is the learner's own, `vcpo.algo.EarlyWarning`. It is computed again from the recorded
 numbers, so that other thresholds can be judged without running a cell again. An alarm is the first
 step at a level, and counts only before the collapse; see `measures.collapse_step`.
+
+The alert `VCPOEffectiveSampleSizeLow` (`charts/vcpo/files/rules.yaml`) is judged beside it. It
+waits for ten minutes, which are `LOW_ESS_STEPS` steps of 20 s.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Final
 
-from vcpo.algo import EarlyWarning, StepHealth, WarningLevel
+from vcpo.algo import EarlyWarning, StepHealth, WarningLevel, WarningThresholds
+from vcpo.control.signals import WINDOW_STEPS
 from vcpo_study.cells.records import CellRecord, EvaluationRow
 from vcpo_study.results.measures import collapse_step
+
+LOW_RELATIVE_ESS: Final = WarningThresholds().lasting_relative_ess
+"""Share of the on-policy ESS ratio below which the alert counts a step."""
+
+LOW_ESS_STEPS: Final = 30
+"""Steps in a row, after which the alert fires."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +80,41 @@ def judge_alarms(
 
     at_least: lowest level that counts as an alarm.
     """
+    alarms = [
+        next((step for step, level in run.levels if level.is_at_least(at_least)), None)
+        for run in runs
+    ]
+    return _quality(alarms, [collapse_step(run.evaluations) for run in runs])
+
+
+def low_ess_quality(
+    records: Sequence[CellRecord], *, num_steps: int = LOW_ESS_STEPS
+) -> AlarmQuality:
+    """Return the quality of the alert of a low ESS in the records of cells.
+
+    num_steps: steps in a row with a low ESS, after which it fires.
+    """
+    alarms = [_low_ess_step(record, num_steps) for record in records]
+    return _quality(alarms, [collapse_step(record.evaluations) for record in records])
+
+
+def _low_ess_step(record: CellRecord, num_steps: int) -> int | None:
+    """Return the step at which the mean ESS has been low for `num_steps` steps; None if never."""
+    window: deque[float] = deque(maxlen=WINDOW_STEPS)
+    num_low = 0
+    for row in record.steps:
+        window.append(row.ess_ratio)
+        is_low = fmean(window) / row.on_policy_ess_ratio < LOW_RELATIVE_ESS
+        num_low = num_low + 1 if is_low else 0
+        if num_low == num_steps:
+            return row.step
+    return None
+
+
+def _quality(alarms: Sequence[int | None], collapses: Sequence[int | None]) -> AlarmQuality:
+    """Return the quality of alarms; both sequences have the first step of each run, or None."""
     leads, false_alarms = [], []
-    for run in runs:
-        collapse = collapse_step(run.evaluations)
-        alarm = next((step for step, level in run.levels if level.is_at_least(at_least)), None)
+    for alarm, collapse in zip(alarms, collapses, strict=True):
         if collapse is None:
             false_alarms.append(alarm is not None)
         else:

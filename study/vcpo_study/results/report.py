@@ -11,7 +11,7 @@ from typing import Any, Final
 from vcpo.algo import WarningLevel
 from vcpo.report.numbers import UNKNOWN, compact, decimal, duration
 from vcpo_study.cells.records import CellRecord
-from vcpo_study.results.alarms import AlarmQuality, alarm_quality
+from vcpo_study.results.alarms import AlarmQuality, alarm_quality, low_ess_quality
 from vcpo_study.results.figures import figures
 from vcpo_study.results.measures import FINAL_EVALUATIONS
 from vcpo_study.results.summary import GridRow, LagRobustness, grid_rows, lag_robustness
@@ -23,8 +23,8 @@ FIGURES_FOLDER: Final = "results"
 JUDGED_LEVELS: Final = (WarningLevel.WARN, WarningLevel.CRITICAL)
 """Levels of the early warning that the report judges."""
 
-Alarms = Mapping[WarningLevel, AlarmQuality]
-"""Quality of each level's alarms over all cells."""
+Alarms = Mapping[str, AlarmQuality]
+"""Quality of alarms over all cells: by level of the early warning, and `low_ess`."""
 
 _HEADLINE_COLUMNS: Final = (
     "method",
@@ -33,7 +33,7 @@ _HEADLINE_COLUMNS: Final = (
     "steps to target, k = 32 over k = 0",
 )
 _ALARM_COLUMNS: Final = (
-    "level",
+    "alarm",
     "collapses warned of",
     "median lead, steps",
     "false alarms in the other cells",
@@ -60,7 +60,9 @@ by the real engine's decoding, and trained on by the real update.
 ## Early warning
 
 {collapses} cells of grid and tuning collapsed: an evaluation fell below half of the
-best one before it. Lead is counted from the first alarm, and is 0 without one.
+best one before it. Lead is counted from the first alarm, and is 0 without one. `warn` and
+`critical` are levels of the early warning; `low_ess` is a mean ESS below 30 % of the on-policy one
+for 30 steps.
 
 {alarms}
 
@@ -116,7 +118,8 @@ def write_study_report(data: ReportData, folder: Path) -> Path:
     rows = grid_rows(data.records)
     # The tuning cells count too: runs fall at learning rates that the grid does not use.
     records = [*data.records, *data.tuning_records]
-    alarms = {level: alarm_quality(records, level) for level in JUDGED_LEVELS}
+    levels = {level.value: alarm_quality(records, level) for level in JUDGED_LEVELS}
+    alarms = {**levels, "low_ess": low_ess_quality(records)}
     drawings = figures(data.study.spec, data.records, rows)
     (folder / FIGURES_FOLDER).mkdir(parents=True, exist_ok=True)
     for name, drawing in drawings.items():
@@ -139,7 +142,7 @@ def study_summary(data: ReportData, rows: Sequence[GridRow], alarms: Alarms) -> 
         "steps_ratio_k32": subject.steps_ratio_k32,
         "warning_lead_steps": alarms[WarningLevel.CRITICAL].lead_steps,
         "false_alarm_rate": alarms[WarningLevel.CRITICAL].false_alarm_rate,
-        "alarms": {level.value: asdict(quality) for level, quality in alarms.items()},
+        "alarms": {name: asdict(quality) for name, quality in alarms.items()},
         "uncontrolled": None
         if spec.uncontrolled is None
         else asdict(lag_robustness(spec.uncontrolled, rows)),
@@ -152,14 +155,14 @@ def study_summary(data: ReportData, rows: Sequence[GridRow], alarms: Alarms) -> 
 
 def _document(data: ReportData, rows: Sequence[GridRow], alarms: Alarms) -> str:
     spec = data.study.spec
-    levels = (
+    judged = (
         (
-            level.value,
+            name,
             f"{found.num_warned} of {found.num_collapses}",
             decimal(found.lead_steps, ".0f"),
             decimal(found.false_alarm_rate, ".1%"),
         )
-        for level, found in alarms.items()
+        for name, found in alarms.items()
     )
     document = _DOCUMENT.format(
         name=data.study.metadata.name,
@@ -169,7 +172,7 @@ def _document(data: ReportData, rows: Sequence[GridRow], alarms: Alarms) -> str:
         run=spec.run,
         headlines=_headline_table(spec.methods, rows),
         collapses=next(iter(alarms.values())).num_collapses,
-        alarms=_table(_ALARM_COLUMNS, levels),
+        alarms=_table(_ALARM_COLUMNS, judged),
         last=FINAL_EVALUATIONS,
         accuracy=_grid_table(spec.methods, rows, _accuracy_cell),
         steps=_grid_table(spec.methods, rows, lambda row: decimal(row.steps_to_target, ".0f")),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.fixtures.study import record, step_row
 from vcpo.algo import WarningLevel
-from vcpo_study.results.alarms import alarm_quality
+from vcpo_study.results.alarms import alarm_quality, low_ess_quality
 
 COLLAPSING = (0.4, 0.9, 0.9, 0.9, 0.1)
 HOLDING = (0.4, 0.9, 0.9, 0.9, 0.9)
@@ -55,3 +55,21 @@ def test_alarms_of_cells_that_hold_are_false():
 def test_a_skipped_step_without_weights_can_be_read():
     rows = (replace(step_row(1), ess_ratio=0.0, ess=None, diagnostics={}, gradient_norm=0.0),)
     assert alarm_quality([cell_of(rows, HOLDING)]).num_collapses == 0
+
+
+def test_a_low_ess_raises_its_alert_after_thirty_steps_in_a_row():
+    # Below 0.3 of 0.8 from step 1, so the alert fires at step 30 of a collapse at 40.
+    cells = [cell_of(steps(*[0.2] * 40), COLLAPSING)]
+    assert low_ess_quality(cells).lead_steps == 10
+
+
+def test_one_good_window_starts_the_count_of_low_steps_again():
+    # Means of ten with one step at 0.8 are 0.26, above 0.24, so steps 20 to 29 are not low.
+    rows = steps(*[0.2] * 19, 0.8, *[0.2] * 20)
+    assert low_ess_quality([cell_of(rows, HOLDING)]).false_alarm_rate == 0.0
+    assert low_ess_quality([cell_of(rows, HOLDING)], num_steps=19).false_alarm_rate == 1.0
+
+
+def test_an_ess_that_is_as_low_on_policy_raises_nothing():
+    rows = tuple(replace(row, on_policy_ess_ratio=0.2) for row in steps(*[0.2] * 40))
+    assert low_ess_quality([cell_of(rows, HOLDING)]).false_alarm_rate == 0.0
