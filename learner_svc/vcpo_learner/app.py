@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from vcpo import tracing
 from vcpo.algo import MismatchError
 from vcpo.local.models import context_tokens
 from vcpo.metrics import LearnerMetrics, serve_metrics
@@ -55,6 +56,7 @@ from vcpo_learner.services.response_bounds import ResponseBounds
 from vcpo_learner.services.work import WorkService
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.signals import SignalWindow
+from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_learner.training.loop import TrainingLoop
 from vcpo_learner.training.parts import TrainingParts
 from vcpo_learner.update.policy_update import PolicyUpdate
@@ -102,6 +104,7 @@ async def run_learner(options: Options) -> RunPhase:
         with start_errors():
             lock = run_lock(options.run_dir, LockHolder.LEARNER, patience_s=_LOCK_PATIENCE_S)
             await asyncio.to_thread(held.enter_context, lock)
+        held.callback(tracing.stop)
         return await _run_alone(options)
 
 
@@ -110,6 +113,7 @@ async def _run_alone(options: Options) -> RunPhase:
     with start_errors():
         run = load_run(options.run_file)
         logs.identify_process(run=run.metadata.name)
+        tracing.start("vcpo-learner", {"vcpo.run": run.metadata.name})
         if run.spec.learner.threads is not None:
             torch.set_num_threads(run.spec.learner.threads)
         learner = await asyncio.to_thread(_Learner, run, options)
@@ -183,6 +187,7 @@ class _Learner:
             response_token_edges=response_token_edges(spec.sampling.max_new_tokens),
         )
         self.gauges = LearnerGauges(self.metrics, dispatcher=self.dispatcher, signals=self.signals)
+        self.traces = TrajectoryTraces()
         self.policies = PolicyStore(incarnation=incarnation, clock=time.monotonic)
         self.archive_writer = open_archive(spec.weights, run.metadata.name, incarnation)
         self.training = TrainingLoop(
@@ -199,6 +204,7 @@ class _Learner:
                 journal=Journal(options.run_dir),
                 clock=time.monotonic,
                 archive_writer=self.archive_writer,
+                traces=self.traces,
             )
         )
         self._spec = spec
@@ -218,9 +224,9 @@ class _Learner:
         """Serve until the training has ended, and `linger_s` seconds longer; return the phase."""
         server = WireServer(token=os.environ.get(TOKEN_VARIABLE), meter=self.metrics.calls)
         work_pb2_grpc.add_WorkServiceServicer_to_server(
-            WorkService(self.dispatcher, self._spec, self._bounds), server.grpc_server
+            WorkService(self.dispatcher, self._spec, self._bounds, self.traces), server.grpc_server
         )
-        policies = PolicyService(self.policies, self.peers, self.archive_writer)
+        policies = PolicyService(self.policies, self.peers, self.archive_writer, self.traces)
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, server.grpc_server)
         control_pb2_grpc.add_ControlServiceServicer_to_server(
             ControlService(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from vcpo import tracing
 from vcpo.metrics import RolloutMetrics, serve_metrics
 from vcpo.service import logs
 from vcpo.service.lifecycle import (
@@ -76,6 +77,10 @@ async def run_worker(options: Options) -> RunPhase:
     with start_errors():
         run = load_run(options.run_file)
         logs.identify_process(run=run.metadata.name)
+        tracing.start(
+            "vcpo-rollout",
+            {"vcpo.run": run.metadata.name, "service.instance.id": options.worker_id},
+        )
         group = rollout_group(run, options.group)
         settings = run.spec.environment
         import_from_run_folder(run)
@@ -133,6 +138,7 @@ async def run_worker(options: Options) -> RunPhase:
             await engine.close()
             await server.stop(_STOP_GRACE_S)
             await channel.close()
+            await asyncio.to_thread(tracing.stop)
 
 
 def _load(

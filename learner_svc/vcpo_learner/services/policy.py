@@ -11,6 +11,7 @@ from vcpo.wire.checks import check_id, check_wait
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.limits import CHUNK_BYTES
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_learner.weights.archive import ArchiveWriter
 from vcpo_learner.weights.peer_assignment import PeerAssignment, serving_address
 from vcpo_learner.weights.store import PolicyStore, PublishedPolicy
@@ -22,8 +23,13 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
     """Serves the policy store and assigns peers to the workers."""
 
     def __init__(
-        self, store: PolicyStore, peers: PeerAssignment, archive_writer: ArchiveWriter | None = None
+        self,
+        store: PolicyStore,
+        peers: PeerAssignment,
+        archive_writer: ArchiveWriter | None = None,
+        traces: TrajectoryTraces | None = None,
     ) -> None:
+        self._traces = traces or TrajectoryTraces()
         self._store = store
         self._peers = peers
         self._archive_writer = archive_writer
@@ -81,6 +87,7 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         deltas = [] if held is None else self._store.deltas_from(request.held_incarnation, held)
         manifest = policy_pb2.PolicyManifest()
         manifest.CopyFrom(policy.manifest)
+        manifest.traceparent = self._traces.publication_of(newest)
         manifest.deltas.extend(delta.entry for delta in deltas)
         archived = self._archive_writer.archived if self._archive_writer else None
         again = self._peers.is_assigned(request.worker_id, newest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vcpo import tracing
 from vcpo.spec import VCPORunSpec
 from vcpo.wire.checks import check_id, check_wait
 from vcpo.wire.errors import InvalidMessageError
@@ -21,6 +22,7 @@ from vcpo_learner.ledger.assignments import Assignment, Purpose, WorkRequest
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.leases import SubmitOutcome
 from vcpo_learner.services.response_bounds import ResponseBounds
+from vcpo_learner.telemetry.traces import TrajectoryTraces
 
 _MAX_SEQUENCES = 65_536
 _RETRY_AFTER_S = 0.5
@@ -39,12 +41,18 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
     """Checks the messages of workers and passes them to the dispatcher."""
 
     def __init__(
-        self, dispatcher: Dispatcher, spec: VCPORunSpec, bounds: ResponseBounds | None = None
+        self,
+        dispatcher: Dispatcher,
+        spec: VCPORunSpec,
+        bounds: ResponseBounds | None = None,
+        traces: TrajectoryTraces | None = None,
     ) -> None:
         """Serve a dispatcher.
 
         bounds: of the run's model; None applies the bounds of the spec only.
+        traces: those of the run; None traces apart from its training loop.
         """
+        self._traces = traces or TrajectoryTraces()
         self._dispatcher = dispatcher
         self._spec = spec
         self._bounds = bounds or ResponseBounds.from_spec(spec)
@@ -101,6 +109,9 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         for index, trajectory in enumerate(trajectories):
             self._bounds.check_trajectory(trajectory, path=f"trajectories[{index}]")
         outcomes = self._dispatcher.submit(request.worker_id, request.lease_id, trajectories)
+        if tracing.is_on() and SubmitOutcome.ACCEPTED in outcomes:
+            parent = tracing.received(context.invocation_metadata())
+            self._traces.accept(request.lease_id, parent)
         return work_pb2.SubmitResponse(outcomes=[_OUTCOMES[outcome] for outcome in outcomes])
 
     async def Release(  # noqa: N802 - named by the contract
@@ -166,4 +177,5 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
             granted_policy_version=lease.granted_policy_version,
             timeout_seconds=self._spec.lease.timeout_seconds,
             begun=[partial_to_message(partial) for partial in lease.partial_responses],
+            traceparent=self._traces.grant(lease) if for_training else "",
         )

@@ -167,12 +167,14 @@ class TrainingLoop:
         self._parts.signals.start_working()
         version = self._dispatcher.policy_version
         lag_limit_steps = self._dispatcher.admission_lag_steps
-        result = await self._update(groups)
-        if result is None:
-            return True
-        self._audit(result)
-        self._dispatcher.advance_version()
-        await self._publish()
+        with self._parts.traces.step(groups, version):
+            result = await self._update(groups)
+            if result is None:
+                return True
+            self._parts.traces.record_stages(result.times.by_stage())
+            self._audit(result)
+            self._dispatcher.advance_version()
+            await self._publish()
         finished_s = self._parts.clock()
         record = self._record(
             result,
@@ -314,7 +316,7 @@ class TrainingLoop:
         """Publish the parameters as the current version, and offer it to the archive."""
         version = self._dispatcher.policy_version
         policies, model = self._parts.policies, self._parts.model
-        with self._parts.stage(Stage.PUBLISH):
+        with self._parts.stage(Stage.PUBLISH), self._parts.traces.publication(version):
             prepared = await self._in_thread(
                 lambda: policies.prepare(version, policy_payload(model, self._precision))
             )

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -20,6 +20,7 @@ from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.signals import SignalWindow
+from vcpo_learner.telemetry.traces import TrajectoryTraces
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.result import UpdateResult
 from vcpo_learner.weights.archive import ArchiveWriter
@@ -44,6 +45,7 @@ class TrainingParts:
     journal: Journal
     clock: Clock
     archive_writer: ArchiveWriter | None = None
+    traces: TrajectoryTraces = field(default_factory=TrajectoryTraces)
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     """Waits a number of seconds of `clock`."""
 
@@ -65,9 +67,8 @@ class TrainingParts:
     def record_update(self, result: UpdateResult) -> None:
         """Show the time that an update took by stage, and the memory of its GPU."""
         times, memory = result.times, result.memory
-        self.gauges.add_stage(Stage.SCORE, times.score_s)
-        self.gauges.add_stage(Stage.BACKWARD, times.backward_s)
-        self.gauges.add_stage(Stage.OPTIMIZER, times.optimizer_s)
+        for stage, duration_s in times.by_stage().items():
+            self.gauges.add_stage(Stage(stage), duration_s)
         if memory is not None:
             self.gauges.set_device_memory(
                 {

@@ -22,6 +22,14 @@ class UpdateTimes:
     optimizer_s: float = 0.0
     """The decision about the step, and the step."""
 
+    def by_stage(self) -> dict[str, float]:
+        """Return the seconds of each stage, by its name."""
+        return {
+            "score": self.score_s,
+            "backward": self.backward_s,
+            "optimizer": self.optimizer_s,
+        }
+
     def after(self, *, score_s: float, step_s: float) -> UpdateTimes:
         """Return the times of a finished update: these, more scoring, and the step."""
         return UpdateTimes(

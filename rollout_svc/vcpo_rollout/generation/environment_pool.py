@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
+from vcpo import tracing
 from vcpo.metrics.label_values import EnvironmentFault
 from vcpo.wire.failures import Failure, FailureCause, one_line
 from vcpo_rollout.gauges import RolloutGauges
@@ -123,7 +124,8 @@ class EnvironmentThreads:
         started_s = time.monotonic()
         future = asyncio.get_running_loop().run_in_executor(self._pool, run)
         try:
-            done, _ = await asyncio.wait({future}, timeout=self._timeout_s)
+            with tracing.child("environment"):
+                done, _ = await asyncio.wait({future}, timeout=self._timeout_s)
         finally:
             future.cancel()  # has no effect on a finished call
         self._gauges.observe_environment(time.monotonic() - started_s)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from vcpo import tracing
 from vcpo.wire.failures import FailureCause
 from vcpo.wire.trajectory import (
     PartialResponse,
@@ -121,7 +122,7 @@ class ResponseGenerator:
         partial_responses = _partial_responses(lease)
         self._gauges.count_resumed(partial_responses)
         started_s = time.monotonic()
-        with self._count_engine_failures():
+        with tracing.child("generate"), self._count_engine_failures():
             generations = await sample_group(
                 self._engine,
                 request,
@@ -156,7 +157,7 @@ class ResponseGenerator:
         missing = lease.num_trajectories - len(partial_responses)
         starts = [*partial_responses, *[None] * missing]
         started_s = time.monotonic()
-        with self._count_engine_failures():
+        with tracing.child("generate"), self._count_engine_failures():
             trajectories = await gather_complete(
                 (
                     self._hold_conversation(lease, environment, prompt, request, start, interrupt)

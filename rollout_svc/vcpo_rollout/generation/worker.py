@@ -21,6 +21,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from vcpo import tracing
 from vcpo.service.logs import log_fields
 from vcpo.wire.failures import Failure, FailureCause, FailureCounts, one_line
 from vcpo.wire.phase import RunPhase
@@ -184,7 +185,8 @@ class Worker:
         interrupt = self._interrupts[lease.lease_id] = asyncio.Event()
         if lease.lease_id in self._preempted:
             interrupt.set()
-        with log_fields(lease=lease.lease_id):
+        traced = {"trace_id": tracing.trace_id(lease.traceparent)} if lease.traceparent else {}
+        with log_fields(lease=lease.lease_id, **traced), tracing.attached(lease.traceparent):
             task = asyncio.create_task(self._complete(lease, interrupt))
             task.add_done_callback(lambda task: self._end(task, lease.lease_id))
         self._slots[task] = lease.num_trajectories
@@ -223,7 +225,8 @@ class Worker:
             # not hold the slots for ever.
             async with asyncio.timeout(lease.timeout_seconds or None):
                 trajectories = await self._responses.generate(lease, interrupt)
-                num_accepted = await learner.submit(lease.lease_id, trajectories)
+                with tracing.child("submit"):
+                    num_accepted = await learner.submit(lease.lease_id, trajectories)
         except EngineError as error:
             failure = Failure(cause=FailureCause.ENGINE, message=one_line(str(error)))
             await self._report(lease, failure, error)

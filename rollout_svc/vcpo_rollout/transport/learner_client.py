@@ -9,6 +9,7 @@ from typing import Self
 
 import grpc
 
+from vcpo import tracing
 from vcpo.wire.failures import Failure, failure_to_message
 from vcpo.wire.limits import CALL_TIMEOUT_S, MAX_PARTIAL_TOKENS, SUBMIT_BYTES
 from vcpo.wire.phase import RunPhase, phase_from_message
@@ -230,7 +231,10 @@ class LearnerClient:
     async def _submit(self, request: work_pb2.SubmitRequest) -> work_pb2.SubmitResponse:
         try:
             return await self._retries.run(
-                "Submit", lambda: self._work.Submit(request, timeout=CALL_TIMEOUT_S)
+                "Submit",
+                lambda: self._work.Submit(
+                    request, timeout=CALL_TIMEOUT_S, metadata=tracing.call_metadata()
+                ),
             )
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable
 
+from vcpo import tracing
 from vcpo.service.logs import log_fields
 from vcpo.wire.v1 import policy_pb2
 from vcpo.wire.weights import CorruptWeightsError
@@ -79,14 +80,16 @@ class WeightReceiver:
             self._is_held_suspect = False
             self._gauges.hear_of_version(manifest.policy_version)
             if HeldPolicy.from_manifest(manifest) != self.held:
-                with log_fields(version=manifest.policy_version, incarnation=manifest.incarnation):
+                fields = {"version": manifest.policy_version, "incarnation": manifest.incarnation}
+                with log_fields(**fields), tracing.attached(manifest.traceparent):
                     await self._receive(manifest)
 
     async def _receive(self, manifest: policy_pb2.PolicyManifest) -> None:
         started_s = self._clock()
         version = manifest.policy_version
         try:
-            weights = await self._fetcher.fetch(manifest)
+            with tracing.child("fetch"):
+                weights = await self._fetcher.fetch(manifest)
         except CorruptWeightsError as error:
             _LOGGER.warning("version %d is corrupt and is fetched again: %s", version, error)
             self._is_held_suspect = True
@@ -98,7 +101,9 @@ class WeightReceiver:
             # Without `changes`: an element that was not published anew may differ as well.
             payload = await asyncio.to_thread(self._postprocess, weights.payload, version)
             weights = PolicyWeights(policy_version=version, payload=payload)
-        if await self._engine.swap_weights(weights) > 0:
+        with tracing.child("swap"):
+            num_running = await self._engine.swap_weights(weights)
+        if num_running > 0:
             self.updates_in_flight += 1
             self._gauges.count_in_flight_update()
         async with self._swapped:

@@ -69,6 +69,7 @@ class PolicyManifest(_message.Message):
     PEER_FIELD_NUMBER: _builtins.int
     ARCHIVED_FIELD_NUMBER: _builtins.int
     OTHER_PEERS_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
     total_bytes: _builtins.int
     """Size of the full set, one safetensors file, in bytes."""
@@ -78,6 +79,8 @@ class PolicyManifest(_message.Message):
     """host:port of the worker to fetch from first; empty: fetch from the learner. For the caller
     only.
     """
+    traceparent: _builtins.str
+    """W3C traceparent of the version's publication; set if its step is traced. For the caller only."""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorEntry]:
         """Every tensor of the full set, also if the version travels as deltas."""
@@ -109,10 +112,11 @@ class PolicyManifest(_message.Message):
         peer: _builtins.str = ...,
         archived: Global___ArchivedSet | None = ...,
         other_peers: _abc.Iterable[_builtins.str] | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["archived", b"archived"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["archived", b"archived", "deltas", b"deltas", "incarnation", b"incarnation", "other_peers", b"other_peers", "peer", b"peer", "policy_version", b"policy_version", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archived", b"archived", "deltas", b"deltas", "incarnation", b"incarnation", "other_peers", b"other_peers", "peer", b"peer", "policy_version", b"policy_version", "tensors", b"tensors", "total_bytes", b"total_bytes", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -269,6 +269,7 @@ class Lease(_message.Message):
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     BEGUN_FIELD_NUMBER: _builtins.int
     NUM_REDUNDANT_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     split: Global___Split.ValueType
     prompt_index: _builtins.int
@@ -281,6 +282,10 @@ class Lease(_message.Message):
     num_redundant: _builtins.int
     """Number of responses to sample beyond num_trajectories. The first num_trajectories to finish are
     submitted, the others are discarded.
+    """
+    traceparent: _builtins.str
+    """W3C traceparent of the grant; set if the lease is traced. The worker sends that of its own span
+    in the metadata of Submit.
     """
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
@@ -302,10 +307,11 @@ class Lease(_message.Message):
         timeout_seconds: _builtins.float = ...,
         begun: _abc.Iterable[Global___PartialResponse] | None = ...,
         num_redundant: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "granted_policy_version", b"granted_policy_version", "lease_id", b"lease_id", "num_redundant", b"num_redundant", "num_trajectories", b"num_trajectories", "prompt_index", b"prompt_index", "sampling", b"sampling", "split", b"split", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "granted_policy_version", b"granted_policy_version", "lease_id", b"lease_id", "num_redundant", b"num_redundant", "num_trajectories", b"num_trajectories", "prompt_index", b"prompt_index", "sampling", b"sampling", "split", b"split", "timeout_seconds", b"timeout_seconds", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

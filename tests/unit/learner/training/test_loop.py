@@ -35,6 +35,26 @@ async def test_a_refused_update_is_a_version_too(make_learner, tmp_path):
     ]
 
 
+async def test_a_step_is_traced_with_its_stages_and_its_publication(make_learner):
+    traces = pytest.importorskip("tests.fixtures.traces", reason="without the extra `tracing`")
+    learner = make_learner()
+    submit = learner.submit
+
+    def submit_traced(given, **changes):
+        submit(given, **changes)
+        if given.purpose == "train":
+            learner.traces.accept(given.lease.lease_id, learner.traces.grant(given.lease))
+
+    learner.submit = submit_traced
+    with traces.recorded_spans() as spans:
+        await learner.run()
+    updates = spans.named("update")
+    assert [span.attributes["vcpo.policy_version"] for span in updates] == [0, 1, 2]
+    for update in updates:
+        assert spans.children_of(update) == ["score", "backward", "optimizer", "publish"]
+        assert len(update.links) == update.attributes["vcpo.groups"] == 2
+
+
 def fresh_tokens(gap, *, num_blocks=8):
     return FreshTokens(num_blocks=num_blocks, num_tokens=100, absolute_log_ratio=100 * gap)
 
