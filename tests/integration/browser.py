@@ -184,6 +184,17 @@ class Page:
             raise RuntimeError(str(answer["exceptionDetails"]["exception"].get("description")))
         return answer["result"].get("value")
 
+    def words(self, selector: str) -> str:
+        """Return the visible text of an element, with single spaces."""
+        text: str = self.ask(f"document.querySelector({selector!r}).innerText")
+        return " ".join(text.split())
+
+    def all(self, selector: str, value: str) -> list[Any]:
+        """Return a value of every element that a selector finds, e.g. `textContent`."""
+        found = f"[...document.querySelectorAll({selector!r})]"
+        values: list[Any] = self.ask(f"{found}.map((one) => one.{value})")
+        return values
+
     def mouse(self, kind: str, x: float, y: float, **options: Any) -> None:
         """Move, press or release the mouse."""
         self.call("Input.dispatchMouseEvent", type=f"mouse{kind}", x=x, y=y, **options)

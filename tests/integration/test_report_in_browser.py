@@ -3,86 +3,17 @@
 import csv
 import io
 import json
-import math
-import os
 import re
 import zlib
 
 import pytest
 
-from tests.fixtures.records import evaluation_record, step_record
-from tests.integration.browser import Browser, find_chromium
-from vcpo.records.journal import EventRecord, Journal
+from tests.integration.report_pages import BROKEN_WORDS, PHONE, middle_of, ticks, write_run
 from vcpo.report import write_report
 
 pytestmark = pytest.mark.browser
 
-SPEC = """
-apiVersion: vcpo.dev/v1alpha1
-kind: VCPORun
-metadata: {name: countdown}
-spec:
-  model: {name: models/tiny}
-  environment: {name: countdown}
-  steps: 400
-  algorithm: {maxPolicyLagSteps: 8}
-"""
-PHONE = (390, 844)
 MAIN = ("reward", "warning", "ess", "step-size", "lag")
-
-
-def write_run(run_dir, *, num_steps=400, method="vcpo"):
-    """A run in which every tenth step is alike, and two steps are skipped."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "spec.yaml").write_text(SPEC.replace("{maxP", f"{{method: {method}, maxP"))
-    journal = Journal(run_dir)
-    journal.event(event(0.0, "Started", "countdown: 400 steps"))
-    for step in range(1, num_steps + 1):
-        journal.step(a_step(step))
-    for step in range(0, num_steps + 1, 100):
-        journal.evaluation(
-            evaluation_record(step=step, time_unix_s=2.0 * step, accuracy=step / 400)
-        )
-    for step in (7, 8, 9):
-        journal.event(event(2.0 * step, "StepSkipped", f"step {step}: the rewards are all equal"))
-    journal.event(event(900.0, "WorkerLost", "<script>document.title = 'owned'</script> is gone"))
-    return run_dir
-
-
-def event(time_unix_s, kind, message):
-    return EventRecord(time_unix_s=time_unix_s, source="host", kind=kind, message=message)
-
-
-def a_step(step):
-    skipped = "no_gradient" if step in {150, 300} else None
-    return step_record(
-        step=step,
-        time_unix_s=2.0 * step,
-        reward_mean=0.5 + 0.2 * math.sin(step),
-        ess_ratio=0.0 if skipped else 0.6,
-        on_policy_ess_ratio=0.9,
-        learning_rate_scale=0.0 if skipped else 0.8,
-        gradient_norm=0.0 if skipped else 1.0,
-        lag_mean=2.0,
-        lag_p50=2,
-        lag_max=5,
-        admission_lag_steps=8,
-        diagnostics={"kl_per_token": 10.0 ** -(step % 4)},
-        ess_by_lag={"0": 0.9, "2": 0.4},
-        dropped={"lag": step // 10},
-        skipped=skipped,
-    )
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    found = find_chromium()
-    if found is None and os.environ.get("CI") == "true":
-        pytest.fail("CI must have a browser, and no Chromium is on the PATH")
-    if found is None:
-        pytest.skip("no Chromium is on the PATH")
-    with Browser(found, tmp_path_factory.mktemp("browser")) as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -107,26 +38,6 @@ def page(browser, report):
     page.close()
 
 
-def middle_of(page, chart):
-    """A point in the middle of a chart's plot area."""
-    page.ask(f"document.querySelector('{chart}').scrollIntoView({{block: 'center'}})")
-    box = page.box(f"{chart} > svg")
-    return box["x"] + (46 + box["width"] - 12) / 2, box["y"] + box["height"] / 2
-
-
-def all_of(page, selector, value):
-    """A value of every element that a selector finds."""
-    return page.ask(f"[...document.querySelectorAll({selector!r})].map((one) => one.{value})")
-
-
-def ticks(page, chart="#chart-lag"):
-    return all_of(page, f"{chart} .x-tick", "textContent")
-
-
-def words(page, selector):
-    return " ".join(page.ask(f"document.querySelector('{selector}').innerText").split())
-
-
 def path_of(page, chart, ink):
     return page.ask(f"document.querySelector('#chart-{chart} g path.{ink}')?.getAttribute('d')")
 
@@ -139,27 +50,27 @@ def test_the_main_curves_are_drawn(opened):
 
 
 def test_the_header_names_the_method_and_its_stages(opened):
-    assert words(opened, ".setup").endswith(
+    assert opened.words(".setup").endswith(
         "method vcpo · weight sequence · aggregation sequenceMean · baseline opob"
         " · learning-rate rule sqrt"
     )
-    assert "None" not in words(opened, "header")
+    assert "None" not in opened.words("header")
 
 
 def test_the_header_of_another_method_has_no_gap(browser, tmp_path):
     page = browser.page()
     page.open(write_report(write_run(tmp_path, num_steps=1, method="grpo")).as_uri())
-    assert "method grpo · weight token · clipping clip · aggregation" in words(page, ".setup")
-    assert "None" not in words(page, "header")
+    assert "method grpo · weight token · clipping clip · aggregation" in page.words(".setup")
+    assert "None" not in page.words("header")
     page.close()
 
 
 def test_the_wall_time_includes_the_start(opened):
-    assert "Wall time 15m 00s" in words(opened, ".headlines")
+    assert "Wall time 15m 00s" in opened.words(".headlines")
 
 
 def test_a_skipped_step_is_a_mark_and_a_gap_and_no_zero(opened):
-    titles = all_of(opened, "#chart-step-size .mark title", "textContent")
+    titles = opened.all("#chart-step-size .mark title", "textContent")
     assert titles == [f"step {step} skipped: no_gradient" for step in (150, 300)]
     trend = opened.ask("document.querySelector('#chart-step-size g path.line').getAttribute('d')")
     assert trend.count("M") == 3
@@ -169,12 +80,12 @@ def test_a_skipped_step_is_a_mark_and_a_gap_and_no_zero(opened):
 
 def test_the_bands_and_the_cells_are_drawn(opened):
     assert opened.ask("document.querySelectorAll('#chart-warning .band').length") == 2
-    cells = all_of(opened, "#chart-ess-by-lag g .heat", "getAttribute('class')")
+    cells = opened.all("#chart-ess-by-lag g .heat", "getAttribute('class')")
     assert cells == ["heat heat-3", "heat heat-7"]
 
 
 def test_a_logarithmic_axis_has_powers_of_ten(opened):
-    labels = all_of(opened, "#chart-kl-per-token .y-tick", "textContent")
+    labels = opened.all("#chart-kl-per-token .y-tick", "textContent")
     assert labels == ["0.001", "0.01", "0.1", "1"]
 
 
@@ -202,7 +113,7 @@ def test_the_log_of_requests_would_tell_on_a_page_that_asks(browser, tmp_path):
 
 def test_pointing_at_a_chart_reads_out_that_step_and_marks_it_everywhere(page):
     page.mouse("Moved", *middle_of(page, "#chart-lag"))
-    assert words(page, "#readout") == (
+    assert page.words("#readout") == (
         "step 200 · 6m 40s max 5 p50 2 mean, smoothed 2 admission 8 bound 8 8"
     )
     drawn = page.ask("document.querySelectorAll('figure:not([hidden])').length")
@@ -213,7 +124,7 @@ def test_dragging_zooms_all_charts_and_a_double_click_shows_all(page):
     before = ticks(page)
     x, y = middle_of(page, "#chart-lag")
     page.drag((x, y), (x + 60, y))
-    assert words(page, "#range").startswith("steps 200 to 24")
+    assert page.words("#range").startswith("steps 200 to 24")
     for chart in ("#chart-reward", "#chart-gradient-norm"):
         assert set(ticks(page, chart)) <= {str(step) for step in range(200, 250)}
     page.double_click(*middle_of(page, "#chart-lag"))
@@ -235,7 +146,7 @@ def test_the_horizontal_axis_can_be_time(page):
     page.click("[data-x=time]")
     assert ticks(page) == ["0s", "2m", "4m", "6m", "8m", "10m", "12m"]
     page.mouse("Moved", *middle_of(page, "#chart-lag"))
-    assert words(page, "#readout").startswith("step 200 · 6m 40s")
+    assert page.words("#readout").startswith("step 200 · 6m 40s")
 
 
 def test_what_is_shown_can_be_saved_as_csv(page):
@@ -264,43 +175,24 @@ def test_what_is_shown_can_be_saved_as_json(page):
 def test_a_keyboard_reads_out_zooms_and_shows_all(page):
     page.ask("document.querySelector('#chart-lag > svg').focus()")
     page.press("Home")
-    assert words(page, "#readout").startswith("step 1 ·")
+    assert page.words("#readout").startswith("step 1 ·")
     for key in ("ArrowRight", "PageDown", "ArrowLeft"):
         page.press(key)
-    assert words(page, "#readout").startswith("step 11 ·")
+    assert page.words("#readout").startswith("step 11 ·")
     page.press("+")
-    assert words(page, "#range").startswith("steps ")
+    assert page.words("#range").startswith("steps ")
     page.press("Escape")
-    assert (words(page, "#range"), page.ask("document.getElementById('readout').hidden")) == (
+    assert (page.words("#range"), page.ask("document.getElementById('readout').hidden")) == (
         "",
         True,
     )
 
 
 def test_repeated_events_are_one_row_that_opens(page):
-    rows = all_of(page, ".events tr .kind", "innerText")
+    rows = page.all(".events tr .kind", "innerText")
     assert rows == ["Started", "StepSkipped \N{MULTIPLICATION SIGN} 3", "WorkerLost"]
     page.click(".folded summary")
-    assert "step 7: the rewards are all equal" in words(page, ".folded ul")
-
-
-BROKEN_WORDS = """(() => {
-  const broken = [];
-  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (texts.nextNode()) {
-    const text = texts.currentNode;
-    const holder = text.parentElement;
-    if (!holder.checkVisibility() || holder.closest("svg, script, pre")) continue;
-    for (const word of text.data.matchAll(/[^\\s\\u00ad/-]+/g)) {
-      const range = document.createRange();
-      range.setStart(text, word.index);
-      range.setEnd(text, word.index + word[0].length);
-      const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
-      if (lines.size > 1) broken.push(word[0]);
-    }
-  }
-  return broken;
-})()"""
+    assert "step 7: the rewards are all equal" in page.words(".folded ul")
 
 
 def test_a_phone_shows_everything_without_scrolling_sideways_or_breaking_words(page):
@@ -308,7 +200,7 @@ def test_a_phone_shows_everything_without_scrolling_sideways_or_breaking_words(p
     assert page.ask("document.documentElement.scrollWidth") == PHONE[0]
     assert page.ask(BROKEN_WORDS) == []
     widths = "viewBox.baseVal.width / one.clientWidth"
-    assert set(all_of(page, "figure:not([hidden]) > svg", widths)) == {1}
+    assert set(page.all("figure:not([hidden]) > svg", widths)) == {1}
 
 
 def test_a_phone_shows_events_as_cards(page):
@@ -335,8 +227,8 @@ def test_a_long_run_is_drawn_as_the_envelope_of_its_steps(browser, tmp_path):
     page = browser.page()
     page.open(write_report(write_run(tmp_path, num_steps=1600)).as_uri())
     page.mouse("Moved", *middle_of(page, "#chart-reward"))
-    assert "to 0." in words(page, "#readout")
-    assert words(page, "#readout").startswith("steps ")
+    assert "to 0." in page.words("#readout")
+    assert page.words("#readout").startswith("steps ")
     raw = path_of(page, "reward", "ink-1")
     assert 780 <= raw.count("V") <= 800  # one for each pair of steps on different pixels
     page.close()

@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from vcpo.cli.console import ERR, OUT, fail, require_run, writing
+from vcpo.cli.report import report
 from vcpo.local.external_commands import (
     EXPORT_MODULES,
     STUDY_MODULES,
@@ -61,7 +62,8 @@ A run is one YAML file of kind `VCPORun`.
 * **vcpo validate run.yaml** checks a run file and lists every problem at once
 * **vcpo run run.yaml** trains on this machine: it starts a learner and rollout workers
 * **vcpo run run.yaml --run-dir DIR --resume** resumes from the newest checkpoint
-* **vcpo report DIR** writes DIR/report.html from the records of a run
+* **vcpo report DIR** writes DIR/report.html; of several directories, their comparison
+* **vcpo report DIR --follow** serves the report while the run goes on
 * **vcpo export DIR** writes the model of a run's newest checkpoint, also after Ctrl-C
 * **vcpo study study.yaml** compares methods over a grid of policy lags and seeds
 
@@ -154,18 +156,7 @@ def validate(file: RunFile) -> None:
     )
 
 
-@app.command()
-def report(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Directory of a local run.")],
-) -> None:
-    """Write RUN_DIR/report.html with rewards, ESS, effective learning rate, lag and events."""
-    require_run(run_dir)
-    try:
-        with writing("RUN_DIR", run_dir):
-            path = write_report(run_dir)
-    except SpecError as error:
-        fail(str(error))
-    OUT.print(str(path), soft_wrap=True, markup=False)
+app.command()(report)
 
 
 @app.command()

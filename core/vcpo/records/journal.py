@@ -31,6 +31,10 @@ _MOST_UNWRITTEN = 10_000
 """Records that wait for room; of more, the oldest are lost."""
 
 
+class RecordError(Exception):
+    """A record lacks a field; the message names file and field, and the cure."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRecord:
     """Accuracy on held-out prompts."""
@@ -127,18 +131,22 @@ def read_metrics(run_dir: Path) -> Metrics:
 
     A learner that resumes from a checkpoint takes steps again. Records from the first repeated step
     on belong to parameters that are lost, and are left out. A missing file is an empty run.
+
+    Raises:
+        RecordError: when a record lacks a field.
     """
     steps: dict[int, StepRecord] = {}
     evaluations: dict[int, EvaluationRecord] = {}
-    for entry in _lines(run_dir / METRICS_FILE):
+    path = run_dir / METRICS_FILE
+    for entry in _lines(path):
         if entry.get("type") == "step":
-            step = _record(StepRecord, entry)
+            step = _record(StepRecord, entry, path)
             if step.step in steps:
                 steps = {number: kept for number, kept in steps.items() if number < step.step}
                 evaluations = {at: kept for at, kept in evaluations.items() if at < step.step}
             steps[step.step] = step
         elif entry.get("type") == "evaluation":
-            evaluation = _record(EvaluationRecord, entry)
+            evaluation = _record(EvaluationRecord, entry, path)
             evaluations[evaluation.step] = evaluation
     return Metrics(
         steps=tuple(steps[number] for number in sorted(steps)),
@@ -146,9 +154,21 @@ def read_metrics(run_dir: Path) -> Metrics:
     )
 
 
+def unrecorded_fields(run_dir: Path) -> frozenset[str]:
+    """Return the fields of a step record that the last step of a run lacks.
+
+    An older version of vcpo wrote such a run. The fields have their defaults, which say nothing.
+    """
+    last: Mapping[str, Any] = {}
+    for entry in _lines(run_dir / METRICS_FILE):
+        last = entry if entry.get("type") == "step" else last
+    return _field_names(StepRecord) - last.keys() if last else frozenset()
+
+
 def read_events(run_dir: Path) -> tuple[EventRecord, ...]:
     """Return a run's events in the order in which they were written."""
-    return tuple(_record(EventRecord, entry) for entry in _lines(run_dir / EVENTS_FILE))
+    path = run_dir / EVENTS_FILE
+    return tuple(_record(EventRecord, entry, path) for entry in _lines(path))
 
 
 class EventTail:
@@ -169,16 +189,26 @@ class EventTail:
         events = []
         for line in whole.splitlines():
             with contextlib.suppress(json.JSONDecodeError):  # half a line of a writer that died
-                events.append(_record(EventRecord, json.loads(line)))
+                events.append(_record(EventRecord, json.loads(line), self._path))
         return events
 
 
 _Record = TypeVar("_Record", StepRecord, EvaluationRecord, EventRecord)
 
 
-def _record(record_type: type[_Record], entry: Mapping[str, Any]) -> _Record:
-    known = {item.name for item in dataclasses.fields(record_type)}
-    return record_type(**{name: value for name, value in entry.items() if name in known})
+def _record(record_type: type[_Record], entry: Mapping[str, Any], source: Path) -> _Record:
+    known = _field_names(record_type)
+    try:
+        return record_type(**{name: value for name, value in entry.items() if name in known})
+    except TypeError as error:
+        raise RecordError(
+            f"{source} has a {record_type.__name__} that cannot be read ({error}): another version"
+            " of vcpo wrote it; read it with that version"
+        ) from error
+
+
+def _field_names(record_type: type[StepRecord | EvaluationRecord | EventRecord]) -> frozenset[str]:
+    return frozenset(item.name for item in dataclasses.fields(record_type))
 
 
 def _close_last_line(path: Path) -> None:

@@ -70,7 +70,7 @@ def marks_of(recorded: RecordedRun) -> tuple[Mark, ...]:
         Mark(
             step=record.step,
             time_s=recorded.clock.elapsed_s(record.time_unix_s),
-            label=f"step {record.step} skipped: {record.skipped}",
+            label=f"skipped: {record.skipped}",
         )
         for record in recorded.metrics.steps
         if record.skipped is not None
@@ -82,7 +82,7 @@ def main_charts(recorded: RecordedRun) -> tuple[Chart, ...]:
     steps = recorded.metrics.steps
     return (
         _reward(recorded),
-        _warning(steps),
+        _warning(recorded),
         _ess(steps),
         _step_size(recorded),
         _lag(recorded),
@@ -101,12 +101,18 @@ def sections(recorded: RecordedRun) -> tuple[Section, ...]:
         Section(
             title=topic.value,
             charts=(
-                *(step_chart(steps, name, each) for name, each in CHARTS if each.topic is topic),
+                *(step_chart(recorded, name, each) for name, each in CHARTS if each.topic is topic),
                 *more.get(topic, ()),
             ),
         )
         for topic in ChartTopic
     )
+
+
+def warning_score_of(recorded: RecordedRun) -> StepValue:
+    """Return how to get the early warning's score of a step; all are gaps in older records."""
+    is_known = "warning_score" not in recorded.unrecorded
+    return lambda step: step.warning_score if is_known else None
 
 
 def learning_rate_scale(step: StepRecord) -> float | None:
@@ -119,9 +125,9 @@ def ess_ratio(step: StepRecord) -> float | None:
     return step.ess_ratio if step.has_weights else None
 
 
-def step_chart(steps: Sequence[StepRecord], field: str, chart: StepChart) -> Chart:
+def step_chart(recorded: RecordedRun, field: str, chart: StepChart) -> Chart:
     """Return the small chart of one number of the step record."""
-    line = _line(chart.label, steps, lambda step: chart_value(step, field, chart))
+    line = _line(chart.label, recorded.metrics.steps, recorded_value(recorded, field, chart))
     return Chart(
         name=chart_name(field, chart),
         title=chart.title,
@@ -132,6 +138,12 @@ def step_chart(steps: Sequence[StepRecord], field: str, chart: StepChart) -> Cha
         is_whole=chart.is_whole,
         is_log=chart.is_log,
     )
+
+
+def recorded_value(recorded: RecordedRun, field: str, chart: StepChart) -> StepValue:
+    """Return how to get a chart's number from a step; all are gaps if it was not recorded."""
+    is_known = field not in recorded.unrecorded
+    return lambda step: chart_value(step, field, chart) if is_known else None
 
 
 def chart_name(field: str, chart: StepChart) -> str:
@@ -157,13 +169,13 @@ def _reward(recorded: RecordedRun) -> Chart:
     )
 
 
-def _warning(steps: Sequence[StepRecord]) -> Chart:
+def _warning(recorded: RecordedRun) -> Chart:
     return Chart(
         name="warning",
         title="Early warning",
         unit="severity of the worst sign",
         caption="From 1/3 the batches are far off policy; from 2/3 runs have collapsed; 1 is dead.",
-        curves=(_line("score", steps, lambda step: step.warning_score),),
+        curves=(_line("score", recorded.metrics.steps, warning_score_of(recorded)),),
         bands=WARNING_BANDS,
         low=0.0,
         high=1.0,

@@ -13,6 +13,7 @@ from vcpo.records.journal import Metrics
 from vcpo.records.no_update import never_updated_notice, no_update_notice, num_skipped_at_end
 from vcpo.records.step_record import StepRecord
 from vcpo.report.numbers import finite, whole
+from vcpo.report.recorded_run import RecordedRun
 from vcpo.spec import VCPORun
 
 
@@ -34,13 +35,14 @@ class Finding:
     text: str
 
 
-def findings(run: VCPORun, metrics: Metrics) -> tuple[Finding, ...]:
+def findings(recorded: RecordedRun) -> tuple[Finding, ...]:
     """Check the guarantees of a run, the worst result first; empty before its first step."""
+    run, metrics = recorded.run, recorded.metrics
     if not metrics.steps:
         return ()
     outcomes = (
         _reward_lasted(metrics),
-        _warning_stayed_quiet(metrics.steps),
+        _warning_stayed_quiet(recorded),
         _lag_is_bounded(run, metrics.steps),
         _ess_has_room(run, metrics.steps),
         _steps_were_taken(metrics.steps),
@@ -58,8 +60,12 @@ def _reward_lasted(metrics: Metrics) -> Finding:
     return Finding(grade=Grade.GOOD, text=text)
 
 
-def _warning_stayed_quiet(steps: Sequence[StepRecord]) -> Finding:
+def _warning_stayed_quiet(recorded: RecordedRun) -> Finding:
     """Judge the early warning; a false alarm in the middle of a run is not bad."""
+    steps = recorded.metrics.steps
+    if "warning_level" in recorded.unrecorded:
+        text = "The records have no early warning: an older version of vcpo wrote them."
+        return Finding(grade=Grade.NOTICE, text=text)
     if (critical_now := critical_at_end_notice(steps)) is not None:
         return Finding(grade=Grade.BAD, text=critical_now)
     critical = [step for step in steps if is_critical(step)]

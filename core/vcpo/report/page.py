@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -17,9 +17,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from vcpo.report.comparison import cautions, results, spec_changes
 from vcpo.report.event_table import MAX_EVENTS, event_rows
 from vcpo.report.figures import main_charts, marks_of, sections, tables_of
 from vcpo.report.findings import findings
+from vcpo.report.overlays import detail_overlays, inks_of, main_overlays, overlay_tables
 from vcpo.report.payload import payload_of
 from vcpo.report.recipe import recipe
 from vcpo.report.recorded_run import RecordedRun, read_run
@@ -27,6 +29,7 @@ from vcpo.report.summary import headlines, state_of
 from vcpo.spec import run_to_yaml
 
 REPORT_FILE = "report.html"
+COMPARISON_FILE = "comparison.html"
 
 SCRIPTS = ("scale.js", "drawing.js", "view.js", "pointer.js", "download.js", "page.js")
 """The page's script, in the order in which its parts need each other."""
@@ -71,7 +74,7 @@ def render_report(recorded: RecordedRun, *, follows: bool = False) -> str:
         "recipe": recipe(run.spec.algorithm),
         "state": state_of(run, metrics),
         "headlines": headlines(recorded),
-        "findings": findings(run, metrics),
+        "findings": findings(recorded),
         "charts": charts,
         "sections": details,
         "rows": event_rows(recorded.events),
@@ -81,6 +84,27 @@ def render_report(recorded: RecordedRun, *, follows: bool = False) -> str:
         "payload": payload_of(tables_of(recorded), everything, marks_of(recorded)),
     }
     return render("report.html.j2", content, follows=follows)
+
+
+def render_comparison(runs: Sequence[RecordedRun], *, follows: bool = False) -> str:
+    """Return the comparison of two or more runs as an HTML document.
+
+    follows: whether the page asks its server for news; a page in a file does not.
+    """
+    charts, details = main_overlays(runs), detail_overlays(runs)
+    names = [each.name for each in runs]
+    states = [state_of(each.run, each.metrics) for each in runs]
+    content = {
+        "names": names,
+        "runs": list(zip(names, inks_of(runs), states, strict=True)),
+        "cautions": cautions(runs),
+        "results": results(runs),
+        "changes": spec_changes(runs),
+        "charts": charts,
+        "details": details,
+        "payload": payload_of(overlay_tables(runs), [*charts, *details], is_linked=True),
+    }
+    return render("comparison.html.j2", content, follows=follows)
 
 
 def render(template: str, content: Mapping[str, Any], *, follows: bool) -> str:

@@ -37,10 +37,17 @@ def payload_of(
         "linked": is_linked,
         "tables": {table.name: _table(table, bucket_rows[table.name]) for table in tables},
         "charts": [_chart(chart, bucket_rows) for chart in charts],
-        "marks": [
-            {"step": mark.step, "time": round(mark.time_s, 1), "label": mark.label}
-            for mark in marks
-        ],
+        "marks": [_marks(label, marks) for label in sorted({mark.label for mark in marks})],
+    }
+
+
+def _marks(label: str, marks: Sequence[Mark]) -> Payload:
+    """Return the marks of one label; a run may have thousands of them."""
+    alike = [mark for mark in marks if mark.label == label]
+    return {
+        "label": label,
+        "step": [mark.step for mark in alike],
+        "time": [round(mark.time_s, 1) for mark in alike],
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -10,17 +10,23 @@ from vcpo.records.journal import (
     METRICS_FILE,
     EventRecord,
     Metrics,
+    RecordError,
     read_events,
     read_metrics,
+    unrecorded_fields,
 )
 from vcpo.report.clock import RunClock
-from vcpo.spec import VCPORun, load_run
+from vcpo.spec import SpecError, VCPORun, load_run
 
 SPEC_FILE = "spec.yaml"
 
 
 class MissingRecordsError(Exception):
     """A directory lacks a file that a report needs; the message names both and the cure."""
+
+
+UNREADABLE = (MissingRecordsError, RecordError, SpecError)
+"""Errors of a run directory that cannot be read; each message names the cure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +37,9 @@ class RecordedRun:
     """Name in the report; unique among the runs of a comparison."""
     run: VCPORun
     metrics: Metrics
-    events: tuple[EventRecord, ...] = field(default=())
+    events: tuple[EventRecord, ...] = ()
+    unrecorded: frozenset[str] = frozenset()
+    """Fields of the step record that the version that wrote the run did not have."""
 
     @cached_property
     def clock(self) -> RunClock:
@@ -44,6 +52,7 @@ def read_run(run_dir: Path, name: str | None = None) -> RecordedRun:
 
     Raises:
         SpecError: when `spec.yaml` is missing or is not a run.
+        RecordError: when a record lacks a field.
     """
     run = load_run(run_dir / SPEC_FILE)
     return RecordedRun(
@@ -51,6 +60,7 @@ def read_run(run_dir: Path, name: str | None = None) -> RecordedRun:
         run=run,
         metrics=read_metrics(run_dir),
         events=read_events(run_dir),
+        unrecorded=unrecorded_fields(run_dir),
     )
 
 

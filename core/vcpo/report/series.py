@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from statistics import fmean
 
@@ -34,16 +34,36 @@ def rolling_mean(values: Column, *, window: int) -> Column:
     """
     if window < 1 or window % 2 == 0:
         raise ValueError(f"window must be a positive odd number, not {window}")
-    reach = window // 2
     known = [value or 0.0 for value in values]
     counts = list(accumulate((value is not None for value in values), initial=0))
+    reach = window // 2
     smoothed: list[float | None] = []
-    for index, value in enumerate(values):
+    for index, (value, total) in enumerate(zip(values, _window_sums(known, window), strict=True)):
         first, past_last = max(0, index - reach), min(len(values), index + reach + 1)
-        # Each sum is independent: in a running sum one huge value would blur all later ones.
-        total, num_known = sum(known[first:past_last]), counts[past_last] - counts[first]
+        num_known = counts[past_last] - counts[first]
         smoothed.append(None if value is None else total / num_known)
     return tuple(smoothed)
+
+
+def _window_sums(values: Sequence[float], window: int) -> Iterator[float]:
+    """Yield the sum of the window around each value, truncated at the ends, in linear time.
+
+    A running sum would carry the rounding of one huge value into all later windows. Here a whole
+    window is the end of one block of `window` values and the start of the next, so a sum holds
+    nothing from outside its window (van Herk's method for running maxima, used for sums).
+    """
+    blocks = [values[first : first + window] for first in range(0, len(values), window)]
+    from_start = [total for block in blocks for total in accumulate(block)]
+    to_end = [total for block in blocks for total in reversed(list(accumulate(reversed(block))))]
+    reach = window // 2
+    for index in range(len(values)):
+        first, past_last = index - reach, index + reach + 1
+        if first < 0 or past_last > len(values):
+            yield sum(values[max(0, first) : past_last])
+        elif first % window == 0:
+            yield from_start[past_last - 1]
+        else:
+            yield to_end[first] + from_start[past_last - 1]
 
 
 def smoothing_window(num_rows: int) -> int:

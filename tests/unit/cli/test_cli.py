@@ -10,13 +10,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.fixtures.disk_limits import files_of_at_most
-from tests.fixtures.records import EVALUATION, STEP
+from tests.fixtures.records import STEP
 from vcpo.cli.main import app
 from vcpo.local.preflight import MissingPackagesError, with_local_paths
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.ending import Ending, RunOutcome
 from vcpo.records.exported_model import ExportedModel, ExportKind
-from vcpo.records.journal import METRICS_FILE, Journal
+from vcpo.records.journal import Journal
 from vcpo.service.run_lock import LockHolder, run_lock
 from vcpo.spec import json_schema, load_run, parse_run
 
@@ -121,32 +121,6 @@ class TestValidate:
     def test_brackets_in_a_message_are_printed_as_they_are(self, run_file):
         run_file.write_text(RUN + "  rollouts: [{name: '[red]'}]\n", encoding="utf-8")
         assert "spec.rollouts[0].name" in vcpo("validate", run_file).stderr
-
-
-class TestReport:
-    def test_a_directory_without_a_run_is_refused_with_the_cure(self, tmp_path):
-        asked = vcpo("report", tmp_path)
-        assert asked.exit_code == USER_ERROR
-        assert asked.stderr == (
-            f"RUN_DIR: {tmp_path} has no run; give the directory that `vcpo run` printed\n"
-        )
-
-    def test_the_report_of_a_run_is_written_and_told(self, tmp_path):
-        directory = RunDir(tmp_path / "[run]")
-        directory.create(parse_run(RUN))
-        journal = Journal(directory.path)
-        journal.step(STEP)
-        journal.evaluation(EVALUATION)
-        asked = vcpo("report", directory.path)
-        assert (asked.exit_code, asked.stdout) == (0, f"{directory.path / 'report.html'}\n")
-        assert "countdown" in (directory.path / "report.html").read_text(encoding="utf-8")
-
-    def test_a_run_whose_file_was_broken_is_refused(self, tmp_path):
-        (tmp_path / "spec.yaml").write_text("{}", encoding="utf-8")
-        (tmp_path / METRICS_FILE).touch()
-        asked = vcpo("report", tmp_path)
-        assert asked.exit_code == USER_ERROR
-        assert "metadata: required field is missing" in asked.stderr
 
 
 class TestExport:

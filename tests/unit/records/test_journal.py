@@ -16,8 +16,10 @@ from vcpo.records.journal import (
     METRICS_FILE,
     EventRecord,
     Journal,
+    RecordError,
     read_events,
     read_metrics,
+    unrecorded_fields,
 )
 from vcpo.records.step_record import StepRecord
 
@@ -183,3 +185,20 @@ def test_a_step_of_an_older_version_is_read_in_full(tmp_path):
     assert {name: getattr(step, name) for name in written if name != "type"} == {
         name: value for name, value in written.items() if name != "type"
     }
+
+
+def test_fields_that_an_older_version_did_not_write_are_known(tmp_path):
+    Journal(tmp_path).step(STEP)
+    assert unrecorded_fields(tmp_path) == frozenset()
+    path = tmp_path / METRICS_FILE
+    path.write_text(path.read_text().replace('"warning_score":0.0,', ""))
+    assert unrecorded_fields(tmp_path) == {"warning_score"}
+    assert unrecorded_fields(tmp_path / "nothing") == frozenset()
+
+
+def test_a_record_without_a_field_that_every_record_has_is_refused_by_name(tmp_path):
+    Journal(tmp_path).step(STEP)
+    path = tmp_path / METRICS_FILE
+    path.write_text(path.read_text().replace('"workers":2,', ""))
+    with pytest.raises(RecordError, match=r"metrics.jsonl has a StepRecord.*'workers'.*version"):
+        read_metrics(tmp_path)

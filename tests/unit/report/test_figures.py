@@ -137,7 +137,7 @@ def test_a_skipped_step_does_not_pull_the_smoothed_curve(recorded):
 
 def test_a_skipped_step_is_marked(recorded):
     (mark,) = marks_of(recorded({"step": 1}, SKIPPED))
-    assert (mark.step, mark.label) == (2, "step 2 skipped: no_gradient")
+    assert (mark.step, mark.label) == (2, "skipped: no_gradient")
 
 
 def test_a_step_without_a_number_is_a_gap(recorded):
@@ -165,6 +165,18 @@ def test_throughput_is_shared_among_the_workers(recorded):
         {"step": 2, "tokens_per_s": 0, "workers": 0},
     )
     assert values_of(charts_of(found)["throughput-per-worker"], "tokens/s") == (30.0, None)
+
+
+def test_a_number_that_was_not_recorded_is_no_curve_of_zeros(run, make_step):
+    found = RecordedRun(
+        name="old",
+        run=run,
+        metrics=Metrics(steps=(make_step(),), evaluations=()),
+        unrecorded=frozenset({"warning_score", "baseline_shift"}),
+    )
+    charts = charts_of(found)
+    assert values_of(charts["warning"], "score") == (None,)
+    assert values_of(charts["baseline-shift"], "shift") == (None,)
 
 
 def test_every_curve_that_the_step_record_declares_is_drawn(recorded):

@@ -1,11 +1,17 @@
 import pytest
 
 from vcpo.records.journal import Metrics
-from vcpo.report.findings import Grade, findings
+from vcpo.report import findings as checks
+from vcpo.report.findings import Grade
+from vcpo.report.recorded_run import RecordedRun
 
 
 def metrics_of(*steps, evaluations=()):
     return Metrics(steps=steps, evaluations=tuple(evaluations))
+
+
+def findings(run, metrics, **changes):
+    return checks.findings(RecordedRun(name="countdown", run=run, metrics=metrics, **changes))
 
 
 def findings_about(run, steps, words):
@@ -146,3 +152,9 @@ def test_a_warning_below_critical_is_noticed(run, make_step):
 def test_a_step_whose_weights_have_no_value_has_no_low_ess(run, make_step):
     ((grade, _),) = findings_about(run, [make_step(ess_ratio=0.0, skipped="nan")], "ESS ratio")
     assert grade is Grade.GOOD
+
+
+def test_a_warning_that_was_not_recorded_is_not_called_quiet(run, make_step):
+    found = findings(run, metrics_of(make_step()), unrecorded=frozenset({"warning_level"}))
+    assert found[0].grade is Grade.NOTICE
+    assert found[0].text.startswith("The records have no early warning")

@@ -66,10 +66,13 @@ def test_a_heatmap_shows_the_worst_of_each_bucket():
     }
 
 
-def test_marks_stand_at_their_step_and_time():
-    marks = [Mark(step=7, time_s=2.34, label="step 7 skipped")]
-    payload = payload_of([], [], marks)
-    assert payload["marks"] == [{"step": 7, "time": 2.3, "label": "step 7 skipped"}]
+def test_marks_stand_at_their_steps_and_times_under_their_label():
+    skipped = [Mark(step=step, time_s=step / 3, label="skipped: x") for step in (7, 9)]
+    payload = payload_of([], [], [*skipped, Mark(step=8, time_s=1.0, label="skipped: y")])
+    assert payload["marks"] == [
+        {"label": "skipped: x", "step": [7, 9], "time": [2.3, 3.0]},
+        {"label": "skipped: y", "step": [8], "time": [1.0]},
+    ]
 
 
 def test_the_size_of_a_page_does_not_grow_with_the_steps_of_a_run():

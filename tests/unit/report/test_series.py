@@ -40,6 +40,16 @@ def test_a_mean_never_leaves_the_range_of_its_values(values):
     assert all(min(known) - 1e-6 <= value <= max(known) + 1e-6 for value in smoothed)
 
 
+@given(values=COLUMNS, window=st.sampled_from([1, 3, 7, 31]))
+def test_a_mean_is_that_of_the_known_values_in_its_window(values, window):
+    reach = window // 2
+    for index, mean in enumerate(rolling_mean(values, window=window)):
+        around = values[max(0, index - reach) : index + reach + 1]
+        known = [value for value in around if value is not None]
+        expected = None if values[index] is None else sum(known) / len(known)
+        assert mean == (None if expected is None else pytest.approx(expected, abs=1e-9))
+
+
 @pytest.mark.parametrize("window", [0, -1, 4])
 def test_a_window_without_a_center_is_refused(window):
     with pytest.raises(ValueError, match=f"positive odd number, not {window}"):

@@ -137,10 +137,12 @@ const gridNodes = (chart, view, axes, intervals) => {
 
 const markNodes = (view, data, axes) => {
   const byPixel = new Map();
-  for (const mark of data.marks) {
-    const x = mark[view.x];
-    if (x >= view.range[0] && x <= view.range[1]) byPixel.set(Math.round(axes.x.pixel(x)), mark.label);
-  }
+  for (const { label, step, ...rest } of data.marks)
+    step.forEach((number, index) => {
+      const x = view.x === "time" ? rest.time[index] : number;
+      if (x < view.range[0] || x > view.range[1]) return;
+      byPixel.set(Math.round(axes.x.pixel(x)), `step ${countLabel(number)} ${label}`);
+    });
   return [...byPixel].map(([x, label]) => {
     const title = svgNode("title");
     title.textContent = label;

@@ -2,6 +2,7 @@
 
 const FOLLOW_MS = 2000;
 let seen = null;
+let waiting = 0;
 
 const tell = (words, isLive) => {
   const live = document.querySelector(".live");
@@ -14,12 +15,13 @@ const takeOver = (text) => {
   const fresh = new DOMParser().parseFromString(text, "text/html");
   for (const part of document.querySelectorAll("[data-part]")) {
     const now = fresh.querySelector(`[data-part="${part.dataset.part}"]`);
-    if (now && now.innerHTML !== part.innerHTML) part.replaceWith(document.adoptNode(now));
+    if (now && now.textContent !== part.textContent) part.replaceWith(document.adoptNode(now));
   }
   load(JSON.parse(fresh.getElementById("data").textContent));
 };
 
 const follow = async () => {
+  clearTimeout(waiting);
   try {
     const headers = seen ? { "If-None-Match": seen } : {};
     const answer = await fetch(location.href, { cache: "no-store", headers });
@@ -31,6 +33,7 @@ const follow = async () => {
   } catch {
     tell("not live: vcpo report --follow has ended", false);
   }
-  setTimeout(follow, FOLLOW_MS);
+  waiting = setTimeout(follow, FOLLOW_MS);
 };
+document.addEventListener("visibilitychange", follow);
 follow();

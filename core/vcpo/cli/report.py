@@ -1,0 +1,96 @@
+"""`vcpo report`: the report of a run, the comparison of several, in a file or served."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vcpo.cli.console import OUT, fail, require_run, writing
+from vcpo.report import REPORT_FILE, render_report
+from vcpo.report.comparison import read_runs
+from vcpo.report.following import FollowedPage, PageServer
+from vcpo.report.page import COMPARISON_FILE, render_comparison, write_page
+from vcpo.report.recorded_run import UNREADABLE, read_run
+from vcpo.spec import SpecError
+
+
+def report(
+    run_dirs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN_DIR...", help="Directories of runs; several are compared."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to write. [default: RUN_DIR/report.html; of several runs comparison.html]"
+        ),
+    ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Serve the page on this machine, and update it meanwhile."),
+    ] = False,
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Port of --follow; 0 takes a free port."),
+    ] = 0,
+) -> None:
+    """Write a page with rewards, ESS, early warning, effective learning rate, lag and events.
+
+    Of several runs the page is a comparison: curves over each other by step or by time, a table of
+    results with the best marked, and the fields in which the specs differ. The runs may have
+    different lengths and may still be running.
+
+    The page is one file that works without network. Drag on a chart to zoom, double-click to show
+    all; CSV and JSON save what is shown. With --follow it is served on 127.0.0.1 and updates every
+    two seconds until Ctrl-C.
+
+    Exit status: 0; 2 if a directory, its records or an option must be fixed first.
+    """
+    if follow and output is not None:
+        fail("--output: not with --follow, which writes no file; leave one of them out")
+    if port and not follow:
+        fail("--port: only with --follow; add it, or leave the port out")
+    for run_dir in run_dirs:
+        require_run(run_dir)
+    try:
+        page = _render(run_dirs, follows=follow)
+    except UNREADABLE as error:
+        fail(str(error) if isinstance(error, SpecError) else f"RUN_DIR: {error}")
+    if follow:
+        _serve(run_dirs, port)
+        return
+    path = output or _default_output(run_dirs)
+    with writing("--output" if output else "RUN_DIR", path if output else path.parent):
+        write_page(path, page)
+    OUT.print(str(path), soft_wrap=True, markup=False)
+
+
+def _default_output(run_dirs: list[Path]) -> Path:
+    return run_dirs[0] / REPORT_FILE if len(run_dirs) == 1 else Path(COMPARISON_FILE)
+
+
+def _render(run_dirs: list[Path], *, follows: bool) -> str:
+    """Return the page.
+
+    Raises:
+        MissingRecordsError, RecordError, SpecError: when a run cannot be read.
+    """
+    if len(run_dirs) == 1:
+        return render_report(read_run(run_dirs[0]), follows=follows)
+    return render_comparison(read_runs(run_dirs), follows=follows)
+
+
+def _serve(run_dirs: list[Path], port: int) -> None:
+    """Serve the page until Ctrl-C."""
+    page = FollowedPage(run_dirs, lambda: _render(run_dirs, follows=True))
+    try:
+        server = PageServer(page, port)
+    except OSError as error:
+        fail(f"--port: {port} cannot be opened ({error.strerror}); give another one, or 0")
+    with server:
+        OUT.print(f"{server.url}  (Ctrl-C ends)", soft_wrap=True, markup=False)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()

@@ -1,0 +1,109 @@
+"""A report that is served on this machine's loopback address and follows its runs.
+
+The page asks for itself every two seconds. It is rendered again only when a record was written; all
+other answers are a few bytes (304). A browser of another machine cannot reach the server, and a
+page of another site cannot read it: the name in a request must be one of the loopback address.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from vcpo.records.journal import EVENTS_FILE, METRICS_FILE
+from vcpo.report.recorded_run import SPEC_FILE, UNREADABLE
+
+LOOPBACK = "127.0.0.1"
+_NAMES = (LOOPBACK, "localhost")
+
+
+class FollowedPage:
+    """A page that is rendered again when a file of its runs has changed.
+
+    Owner: any thread; one renders at a time.
+    """
+
+    def __init__(self, run_dirs: Sequence[Path], render: Callable[[], str]) -> None:
+        self._run_dirs = tuple(run_dirs)
+        self._render = render
+        self._lock = threading.Lock()
+        self._body = b""
+        self._tag = ""
+
+    @property
+    def tag(self) -> str:
+        """A text that is different after every change of a file."""
+        stamps = []
+        for run_dir in self._run_dirs:
+            for name in (SPEC_FILE, METRICS_FILE, EVENTS_FILE):
+                path = run_dir / name
+                stat = path.stat() if path.exists() else None
+                stamps.append((stat.st_mtime_ns, stat.st_size) if stat else None)
+        return f'"{hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]}"'
+
+    def body(self, tag: str) -> bytes:
+        """Return the page as of a tag, which is rendered at most once."""
+        with self._lock:
+            if tag != self._tag:
+                self._body, self._tag = self._render().encode(), tag
+            return self._body
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves one page on the loopback address; a context manager that closes the port."""
+
+    daemon_threads = True
+
+    def __init__(self, page: FollowedPage, port: int) -> None:
+        """Open the port; 0 takes a free one. Raises: OSError if it is taken."""
+        self.page = page
+        super().__init__((LOOPBACK, port), _Handler)
+
+    @property
+    def url(self) -> str:
+        """Address of the page."""
+        return f"http://{LOOPBACK}:{self.server_port}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+    server_version = "vcpo"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        """Answer with the page, or with 304 if the browser has its present form."""
+        host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
+        if host not in _NAMES:
+            self.send_error(HTTPStatus.FORBIDDEN, "ask for 127.0.0.1")
+        elif self.path != "/":
+            self.send_error(HTTPStatus.NOT_FOUND, "there is one page, /")
+        elif (tag := self.server.page.tag) == self.headers.get("If-None-Match"):
+            self._send(HTTPStatus.NOT_MODIFIED, tag, b"")
+        else:
+            self._send_page(tag)
+
+    def _send_page(self, tag: str) -> None:
+        """Send the page; records that cannot be read just now are an error that passes."""
+        try:
+            body = self.server.page.body(tag)
+        except (*UNREADABLE, OSError) as error:
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, explain=str(error))
+        else:
+            self._send(HTTPStatus.OK, tag, body)
+
+    def _send(self, status: HTTPStatus, tag: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("ETag", tag)
+        self.send_header("Cache-Control", "no-store")
+        if status is HTTPStatus.OK:
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002  the base's name
+        """Write nothing: a line every two seconds would hide the others."""

@@ -1,0 +1,128 @@
+"""`vcpo report` as a user meets it: one run, several, and what is refused."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.fixtures.records import EVALUATION, STEP
+from vcpo.cli.main import app
+from vcpo.local.run_dir import RunDir
+from vcpo.records.journal import METRICS_FILE, Journal
+from vcpo.spec import parse_run
+
+USER_ERROR = 2
+RUN = """
+metadata: {name: countdown}
+spec:
+  model: {name: m}
+  environment: {name: countdown}
+  steps: 400
+"""
+
+
+def report(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["report", *map(str, arguments)])
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Make the directory of a run with one step and one evaluation."""
+
+    def make_run(name):
+        directory = RunDir(tmp_path / name)
+        directory.create(parse_run(RUN))
+        journal = Journal(directory.path)
+        journal.step(STEP)
+        journal.evaluation(EVALUATION)
+        return directory.path
+
+    return make_run
+
+
+def test_a_directory_without_a_run_is_refused_with_the_cure(tmp_path):
+    asked = report(tmp_path)
+    assert asked.exit_code == USER_ERROR
+    assert asked.stderr == (
+        f"RUN_DIR: {tmp_path} has no run; give the directory that `vcpo run` printed\n"
+    )
+
+
+def test_the_report_of_a_run_is_written_and_told(make_run):
+    run_dir = make_run("[run]")
+    asked = report(run_dir)
+    assert (asked.exit_code, asked.stdout) == (0, f"{run_dir / 'report.html'}\n")
+    assert "countdown" in (run_dir / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_report_can_be_written_elsewhere(make_run, tmp_path):
+    run_dir = make_run("run")
+    asked = report(run_dir, "--output", tmp_path / "here.html")
+    assert (asked.exit_code, asked.stdout) == (0, f"{tmp_path / 'here.html'}\n")
+    assert not (run_dir / "report.html").exists()
+
+
+def test_several_runs_are_compared_in_the_directory_of_the_caller(make_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = report(make_run("a"), make_run("b"))
+    assert (asked.exit_code, asked.stdout) == (0, "comparison.html\n")
+    page = (tmp_path / "comparison.html").read_text(encoding="utf-8")
+    assert "2 runs compared" in page
+    assert "a is unfinished: 1 of 400 steps." in page
+
+
+def test_a_run_whose_file_was_broken_is_refused(tmp_path):
+    (tmp_path / "spec.yaml").write_text("{}", encoding="utf-8")
+    (tmp_path / METRICS_FILE).touch()
+    asked = report(tmp_path)
+    assert asked.exit_code == USER_ERROR
+    assert "metadata: required field is missing" in asked.stderr
+
+
+def test_a_run_without_a_journal_cannot_be_compared(make_run):
+    first, second = make_run("a"), make_run("b")
+    (second / METRICS_FILE).unlink()
+    asked = report(first, second)
+    assert asked.exit_code == USER_ERROR
+    assert asked.stderr.startswith(f"RUN_DIR: {second} has no metrics.jsonl, so no journal; give a")
+
+
+def test_records_of_a_version_that_lacks_a_field_are_refused_by_name(make_run):
+    run_dir = make_run("a")
+    journal = run_dir / METRICS_FILE
+    journal.write_text(journal.read_text().replace('"lag_max":4,', ""))
+    asked = report(run_dir)
+    assert asked.exit_code == USER_ERROR
+    assert asked.stderr.startswith(f"RUN_DIR: {journal} has a StepRecord that cannot be read")
+    assert "'lag_max'" in asked.stderr
+
+
+def test_a_file_that_cannot_be_written_is_refused_with_the_cure(make_run, tmp_path):
+    asked = report(make_run("a"), "--output", tmp_path / "nowhere" / "page.html")
+    assert asked.exit_code == USER_ERROR
+    assert asked.stderr.startswith(f"--output: {tmp_path}/nowhere/page.html cannot be written (No")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--follow", "--output", "x.html"), "--output: not with --follow"),
+        (("--port", "8000"), "--port: only with --follow"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(make_run, options, words):
+    asked = report(make_run("a"), *options)
+    assert asked.exit_code == USER_ERROR
+    assert asked.stderr.startswith(words)
+
+
+def test_a_port_that_is_taken_is_refused_with_the_cure(make_run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        asked = report(make_run("a"), "--follow", "--port", port)
+    assert asked.exit_code == USER_ERROR
+    assert asked.stderr == (
+        f"--port: {port} cannot be opened (Address already in use); give another one, or 0\n"
+    )
