@@ -37,14 +37,12 @@ _FEATURES: Final = {metric.name: metric.appears_with or "" for metric in catalog
 _OF_THE_OPERATOR: Final = ('part="operator"', 'condition="Ready"')
 """Matchers of series that a local run lacks, of metrics that it has."""
 _VARIABLE: Final = re.compile(r"\$([a-z_]+)")
-_METRIC: Final = re.compile(r"\bvcpo_\w+")
+_METRIC: Final = re.compile(r"\b(vcpo_\w+?)(?:_bucket|_sum|_count)?\b")
 
 
 def needs_of(expression: str) -> str:
     """Return what the metrics of an expression need, as the catalogue declares it."""
-    features = {
-        _FEATURES.get(name.removesuffix("_bucket"), "") for name in _METRIC.findall(expression)
-    }
+    features = {_FEATURES.get(name, "") for name in _METRIC.findall(expression)}
     if any(matcher in expression for matcher in _OF_THE_OPERATOR):
         features.add(_OPERATOR)
     return " and ".join(sorted(feature for feature in features if feature))

@@ -84,6 +84,12 @@ def worker_quantile(share_below: float, histogram: str, *by: str) -> str:
     return f"histogram_quantile({share_below}, {rates})"
 
 
+def worker_mean(histogram: str, *by: str) -> str:
+    """Return the mean of a histogram over all processes of a run that have it."""
+    total, count = (worker_rates("sum", f"{histogram}_{part}", *by) for part in ("sum", "count"))
+    return f"{total} / {count}"
+
+
 def operator_value(operation: str, gauge: str, *by: str) -> str:
     """Return a gauge of the operator over its replicas; operation: sum, min or max."""
     return f"{operation} by ({', '.join(by)}) ({selector(gauge, scope=OPERATOR)})"

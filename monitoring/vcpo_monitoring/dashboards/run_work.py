@@ -22,7 +22,7 @@ from vcpo_monitoring.dashboards.promql import (
     selector,
     share,
     value,
-    worker_quantile,
+    worker_mean,
     worker_rates,
 )
 
@@ -252,12 +252,10 @@ AFTER_A_CRASH: Final = Row(
             slug="call-duration",
             title="Duration of calls",
             question="Which calls are slow?",
-            reading="The 95th percentile by method. A lease or an update of weights may wait on "
-            "purpose.",
+            reading="Mean by method. `Lease`, `Recall` and `GetManifest` wait until there is "
+            "something to say.",
             unit=AxisUnit.SECONDS,
-            queries=(
-                Query(worker_quantile(0.95, "vcpo_rpc_duration_seconds", "method"), "{{method}}"),
-            ),
+            queries=(Query(worker_mean("vcpo_rpc_duration_seconds", "method"), "{{method}}"),),
         ),
     ),
 )

@@ -50,13 +50,18 @@ def calls(expression, *functions):
 def metric_of(selector):
     """The declaration of what a selector asks for; None for a series that is not ours."""
     name = selector.name or ""
-    return METRICS.get(name) or METRICS.get(name.removesuffix("_bucket"))
+    return METRICS.get(name) or METRICS.get(re.sub("_(bucket|sum|count)$", "", name))
 
 
 def is_gauge(selector):
     metric = metric_of(selector)
     kind = metric.kind if metric else None
     return kind is MetricKind.GAUGE or selector.name == "process_resident_memory_bytes"
+
+
+def test_every_metric_label_and_value_of_a_closed_set_is_in_the_catalogue():
+    faults = {name: unknown_names(text) for name, _, _, text in QUERIES}
+    assert {name: fault for name, fault in faults.items() if fault} == {}
 
 
 def test_every_mark_asks_for_what_the_catalogue_has():
