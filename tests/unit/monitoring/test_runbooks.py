@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.chart.rendering import ROOT, of_kind, only
+from tests.fixtures.chart.rendering import CHART, ROOT, of_kind, only
 from tests.fixtures.promql import unknown_names
 from vcpo_monitoring.rules import rules
 from vcpo_operator import names
@@ -67,6 +67,14 @@ def test_the_diagnosis_is_numbered_and_has_a_command_a_query_and_the_alerts_pane
     assert "```promql" in diagnosis
     assert f"`{panel_path(page.stem)}`" in diagnosis
     assert "`vcpo run`" in page.read_text()
+
+
+@each_page
+def test_the_panel_of_the_alert_is_on_its_board_with_the_title_that_the_page_says(page):
+    uid, panel_id = re.fullmatch(r"/d/([\w-]+)\?viewPanel=(\d+)", panel_path(page.stem)).groups()
+    board = json.loads((CHART / "files" / "dashboards" / f"{uid}.json").read_text())
+    (panel,) = (each for each in board["panels"] if each["id"] == int(panel_id))
+    assert f"anel *{panel['title']}*: `" in section(page, "Diagnosis")
 
 
 @each_page
