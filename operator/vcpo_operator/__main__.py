@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 
+from vcpo import tracing
 from vcpo.metrics import OperatorMetrics, serve_metrics
 from vcpo.service import logs
 from vcpo.service.lifecycle import split_address
@@ -83,7 +84,7 @@ def _options(arguments: argparse.Namespace) -> Options:
             ingress_sources=ingress_sources,
             scrape_annotations=arguments.scrape_annotations,
             shared_pod_monitor=arguments.shared_pod_monitor,
-            pod_environment={logs.FORM_VARIABLE: arguments.log_format},
+            pod_environment=pod_environment(arguments),
         ),
         namespaces=_split_names(arguments.namespaces),
         liveness_endpoint=f"http://{arguments.liveness_listen}/healthz",
@@ -91,6 +92,14 @@ def _options(arguments: argparse.Namespace) -> Options:
         workers=arguments.workers,
         identity=os.environ.get("POD_NAME") or socket.gethostname(),
     )
+
+
+def pod_environment(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the environment variables that all pods of runs get."""
+    environment = {logs.FORM_VARIABLE: arguments.log_format}
+    if arguments.otlp_endpoint:
+        environment[tracing.ENDPOINT_VARIABLE] = arguments.otlp_endpoint
+    return environment
 
 
 def _split_names(names: str) -> list[str]:
@@ -139,6 +148,12 @@ def parser() -> argparse.ArgumentParser:
         "--prometheus-url",
         default="",
         help="Prometheus from which to read the learners' signals (default: call the learners)",
+    )
+    known.add_argument(
+        "--otlp-endpoint",
+        default="",
+        help="OpenTelemetry collector to which learners and workers send traces, such as"
+        " http://collector:4318 (default: none)",
     )
     known.add_argument(
         "--metrics-listen", default="0.0.0.0:8080", help="address of /metrics, host:port"

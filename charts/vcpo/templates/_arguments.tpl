@@ -26,6 +26,9 @@
 {{- with .Values.prometheus.url }}
 - --prometheus-url={{ . }}
 {{- end }}
+{{- with .Values.tracing.endpoint }}
+- --otlp-endpoint={{ . }}
+{{- end }}
 {{- range .Values.extraArgs }}
 - {{ . | quote }}
 {{- end }}
