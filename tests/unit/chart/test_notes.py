@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.fixtures.chart.rendering import Values, render_files
+from tests.fixtures.chart.rendering import CHART, ROOT, Values, render_files
 from tests.fixtures.chart.variants import NARROW
 
 
@@ -54,3 +54,16 @@ def test_a_choice_with_consequences_is_pointed_out_and_only_then(values, warning
 def test_the_api_servers_ports_are_named_while_traffic_is_restricted():
     assert "443, 6443, 8443, 16443" in notes()
     assert "API server" not in notes({"networkPolicy": {"enabled": False}})
+
+
+_PATH = re.compile(r"(?<![\w:/.{-])(?:\.\./)*[\w-]+(?:[/.][\w-]+)*\.(?:yaml|json|md|py|tpl|txt)\b")
+_OF_THE_USER = {"run.yaml"}
+
+
+@pytest.mark.parametrize("text", ["templates/NOTES.txt", "values.yaml", "README.md"])
+def test_every_file_that_is_named_exists(text):
+    """In the chart, or in the project's folder."""
+    named = set(_PATH.findall((CHART / text).read_text(encoding="utf-8"))) - _OF_THE_USER
+    assert named
+    missing = [path for path in named if not any((at / path).exists() for at in (CHART, ROOT))]
+    assert missing == []
