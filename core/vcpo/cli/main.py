@@ -1,4 +1,4 @@
-"""`vcpo`: run, validate, report, export, study, schema."""
+"""`vcpo`: run, validate, top, events, logs, report, export, study, schema."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from vcpo.cli import monitor
 from vcpo.cli.console import ERR, OUT, fail, require_run, writing
 from vcpo.cli.report import report
 from vcpo.local.external_commands import (
@@ -62,6 +63,8 @@ A run is one YAML file of kind `VCPORun`.
 * **vcpo validate run.yaml** checks a run file and lists every problem at once
 * **vcpo run run.yaml** trains on this machine: it starts a learner and rollout workers
 * **vcpo run run.yaml --run-dir DIR --resume** resumes from the newest checkpoint
+* **vcpo top** shows all runs of this machine, `vcpo top -A` those of a cluster
+* **vcpo events RUN --follow** and **vcpo logs RUN --follow** show what happens in one
 * **vcpo report DIR** writes DIR/report.html; of several directories, their comparison
 * **vcpo report DIR --follow** serves the report while the run goes on
 * **vcpo export DIR** writes the model of a run's newest checkpoint, also after Ctrl-C
@@ -332,6 +335,11 @@ def _summary_table(summary: dict[str, Any], ending: Ending) -> Table:
         shown = f"{value:.4g}" if isinstance(value, float) else str(value)
         table.add_row(key, shown)
     return table
+
+
+app.command()(monitor.top)
+app.command()(monitor.events)
+app.command()(monitor.logs)
 
 
 if __name__ == "__main__":

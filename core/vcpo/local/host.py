@@ -120,6 +120,7 @@ class Host:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupted.set)
+        self._run_dir.write_token(self._fleet.token)
         try:
             with serve_metrics(
                 self._metrics.registry, "127.0.0.1", self._options.metrics_port

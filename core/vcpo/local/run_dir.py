@@ -7,13 +7,14 @@ checkpoints/   checkpoints to resume from    model/         the trained model, a
 logs/          one log per process           report.html    the report
 quarantine/    groups that broke an update, if any
 processes/     ports of each process         *.lock         locks of host and learner
-               prometheus.json names them for a Prometheus
+               prometheus.json names them for a Prometheus, token is what they share
 adapters/      LoRA adapters, if trained     exports/       output of `vcpo export`
 ```
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from vcpo.records.journal import METRICS_FILE
@@ -30,6 +31,7 @@ class RunDir:
         self.spec = path / "spec.yaml"
         self.logs = path / "logs"
         self.processes = path / "processes"
+        self.token = self.processes / "token"
         self.scrape_targets = self.processes / "prometheus.json"
         self.model = path / "model"
 
@@ -48,6 +50,20 @@ class RunDir:
         partial = self.spec.with_suffix(".partial")
         partial.write_text(run_to_yaml(run), encoding="utf-8")
         partial.replace(self.spec)
+
+    def write_token(self, token: str) -> None:
+        """Write the run's shared token to a file that only this user can read."""
+        self.token.unlink(missing_ok=True)
+        descriptor = os.open(self.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(token)
+
+    def read_token(self) -> str | None:
+        """Return the run's shared token; None if there is none, or if another user owns it."""
+        try:
+            return self.token.read_text(encoding="utf-8")
+        except OSError:
+            return None
 
     def log(self, process: str) -> Path:
         """Return the path of a process's log."""

@@ -172,11 +172,15 @@ def read_events(run_dir: Path) -> tuple[EventRecord, ...]:
 
 
 class EventTail:
-    """Reads the events that are written after it was made."""
+    """Reads the events that are written after it was made.
 
-    def __init__(self, run_dir: Path) -> None:
+    from_start: whether the first read returns the events that were written before, too.
+    """
+
+    def __init__(self, run_dir: Path, *, from_start: bool = False) -> None:
         self._path = run_dir / EVENTS_FILE
-        self._offset_bytes = self._path.stat().st_size if self._path.exists() else 0
+        is_from_end = self._path.exists() and not from_start
+        self._offset_bytes = self._path.stat().st_size if is_from_end else 0
 
     def read(self) -> list[EventRecord]:
         """Return the events since the last call; an unfinished line waits for the next call."""

@@ -36,6 +36,10 @@ def _ratio(description: str) -> Schema:
     }
 
 
+def _number(description: str) -> Schema:
+    return {"type": "number", "format": "double", "description": description}
+
+
 def _text(description: str, longest: int) -> Schema:
     return {"type": "string", "maxLength": longest, "description": description}
 
@@ -139,12 +143,18 @@ def status_schema() -> Schema:
         step=_count("Optimizer steps taken."),
         policyVersion=_count("Newest published policy version."),
         essRatio=_ratio("Effective sample size (ESS) of the last step over its batch size."),
+        onPolicyEssRatio=_ratio("ESS ratio that on-policy data would have; ESS is judged by it."),
+        rewardMean=_number("Mean reward of recent steps, in the environment's units."),
+        tokensPerSecond=_number("Response tokens that the learner accepts per second."),
+        trajectories=_fields(
+            "Trajectories outside of training.",
+            buffered=_count("Trajectories that wait for training."),
+            inFlight=_count("Trajectories that workers generate."),
+        ),
         learningRateScale=_ratio("Factor on the base learning rate in the last step."),
-        evaluationAccuracy={
-            "type": "number",
-            "format": "double",
-            "description": "Mean reward of the newest evaluation, in the environment's units.",
-        },
+        evaluationAccuracy=_number(
+            "Mean reward of the newest evaluation, in the environment's units."
+        ),
         admissionLagSteps=_count("Admission lag in force, in policy versions."),
         lastDecision=_decision(),
         lag=_fields(

@@ -77,7 +77,9 @@ def transition_events(
         is_bad = _is_bad(new)
         if _is_news(old, new, is_bad=is_bad):
             message = f"{new.type}: {new.message}"
-            yield _event(record, _event_reason(new), message, now_s, is_bad=is_bad)
+            # Alone, Fresh and Stale would not say of what.
+            reason = f"Signals{new.reason}" if kind == "SignalsFresh" else new.reason
+            yield _event(record, reason, message, now_s, is_bad=is_bad)
     for reason, message in _scalings(before, after):
         yield _event(record, reason, message, now_s)
     yield from _lag_events(record, before, after, now_s)
@@ -98,12 +100,6 @@ def _is_news(old: StatusCondition | None, new: StatusCondition, *, is_bad: bool)
             return False
         was_known = old is not None and old.status != "Unknown"
     return was_known or is_bad
-
-
-def _event_reason(condition: StatusCondition) -> str:
-    """Return the condition's reason, in a word that is clear without the condition's name."""
-    is_short = condition.type == "SignalsFresh"
-    return f"Signals{condition.reason}" if is_short else condition.reason
 
 
 def _scalings(before: RunStatus, after: RunStatus) -> Iterator[tuple[str, str]]:

@@ -114,6 +114,12 @@ class Progress:
     step: int | None = None
     policy_version: int | None = None
     ess_ratio: float | None = None
+    on_policy_ess_ratio: float | None = None
+    reward_mean: float | None = None
+    tokens_per_s: float | None = None
+    buffered: int | None = None
+    in_flight: int | None = None
+    """Trajectories."""
     learning_rate_scale: float | None = None
     accuracy: float | None = None
     lag_p50: int | None = None
@@ -251,6 +257,7 @@ class RunStatus:
         try:
             learner, lag = entry.get("learner") or {}, entry.get("lag") or {}
             warning = entry.get("warning") or {}
+            trajectories = entry.get("trajectories") or {}
             last_end = learner.get("lastTermination")
             decision = entry.get("lastDecision")
             return cls(
@@ -270,6 +277,11 @@ class RunStatus:
                     step=entry.get("step"),
                     policy_version=entry.get("policyVersion"),
                     ess_ratio=entry.get("essRatio"),
+                    on_policy_ess_ratio=entry.get("onPolicyEssRatio"),
+                    reward_mean=entry.get("rewardMean"),
+                    tokens_per_s=entry.get("tokensPerSecond"),
+                    buffered=trajectories.get("buffered"),
+                    in_flight=trajectories.get("inFlight"),
                     learning_rate_scale=entry.get("learningRateScale"),
                     accuracy=entry.get("evaluationAccuracy"),
                     lag_p50=lag.get("p50"),
@@ -289,6 +301,7 @@ class RunStatus:
         ready = sum(group.ready for group in self.groups)
         desired = sum(group.desired for group in self.groups)
         last_end = None if self.last_end is None else self.last_end.to_dict()
+        trajectories = {"buffered": progress.buffered, "inFlight": progress.in_flight}
         warning = {"level": progress.warning_level, "score": _round(progress.warning_score)}
         learner = {**self.restarts.to_dict(), "lastTermination": last_end}
         document = {
@@ -303,6 +316,10 @@ class RunStatus:
             "step": progress.step,
             "policyVersion": progress.policy_version,
             "essRatio": _round(progress.ess_ratio),
+            "onPolicyEssRatio": _round(progress.on_policy_ess_ratio),
+            "rewardMean": _round(progress.reward_mean),
+            "tokensPerSecond": _round(progress.tokens_per_s),
+            "trajectories": _without_none(trajectories) or None,
             "learningRateScale": _round(progress.learning_rate_scale),
             "evaluationAccuracy": _round(progress.accuracy),
             "admissionLagSteps": self.admission_lag_steps,

@@ -10,7 +10,7 @@ if an earlier scrape had it. So one report never mixes two moments, or two learn
 steps (mean and low ESS) are the learner's own gauges: means over scrapes would count a long step
 more often than a short one.
 
-The report lacks: rates of trajectories, which the operator does not use; why steps are skipped and
+The report lacks: rates of trajectories and tokens, which decide nothing; why steps are skipped and
 generations fail; workers whose series have no label `pod` (the PodMonitors of the chart and of runs
 add it).
 """
@@ -44,6 +44,7 @@ _LARGEST_COUNT = 2.0**53
 _ESS: Final = STEP_GAUGES["vcpo_ess_ratio"]
 _ON_POLICY_ESS: Final = STEP_GAUGES["vcpo_on_policy_ess_ratio"]
 _LEARNING_RATE_SCALE: Final = STEP_GAUGES["vcpo_learning_rate_scale_ratio"]
+_REWARD: Final = STEP_GAUGES["vcpo_reward_mean"]
 _WARNING: Final = STEP_GAUGES["vcpo_collapse_warning_ratio"]
 
 _OF_LEARNER: Final = (
@@ -55,6 +56,7 @@ _OF_LEARNER: Final = (
     learner.ESS_LOW,
     _ON_POLICY_ESS,
     _LEARNING_RATE_SCALE,
+    _REWARD,
     _WARNING,
     learner.TOKEN_LAG_MEDIAN,
     learner.TOKEN_LAG_MAX,
@@ -129,6 +131,7 @@ def _report(scrape: _Scrape, workers: Mapping[str, WorkerReport]) -> LearnerRepo
         phase=phase,
         ess_ratio=ess_ratio,
         learning_rate_scale=scrape.value(_LEARNING_RATE_SCALE),
+        reward_mean=scrape.value(_REWARD),
         accuracy=scrape.value(learner.EVALUATION_ACCURACY),
         failures_in_a_row=scrape.count_or_none(learner.FAILURES_IN_A_ROW) or 0,
         no_update=no_update_message(skipped, _WHY_SKIPPED, has_never_updated=has_never_updated),

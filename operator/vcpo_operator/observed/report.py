@@ -31,6 +31,10 @@ class LearnerReport:
     ess_ratio: float | None = None
     """ESS ratio of the last step, in [0, 1]."""
     learning_rate_scale: float | None = None
+    reward_mean: float | None = None
+    """Mean reward of recent steps; from Prometheus, of the last step."""
+    tokens_per_s: float | None = None
+    """Response tokens accepted per second; unknown from Prometheus."""
     accuracy: float | None = None
     """Mean reward of the newest evaluation."""
     workers: Mapping[str, WorkerReport] = field(default_factory=dict)
@@ -96,6 +100,8 @@ def learner_report(message: control_pb2.Signals) -> LearnerReport:
         phase=phase_from_message(message.phase),
         ess_ratio=optional_field(message, "ess_ratio"),
         learning_rate_scale=optional_field(message, "learning_rate_scale"),
+        reward_mean=optional_field(message, "reward_mean"),
+        tokens_per_s=message.generated_tokens_per_second,
         failure=message.failure,
         no_update=no_update_message(skipped, reason, has_never_updated=has_never_updated),
         has_never_updated=has_never_updated,

@@ -52,7 +52,20 @@ def run_file(tmp_path):
 
 class TestHelp:
     @pytest.mark.parametrize(
-        "word", ["validate", "run", "report", "export", "study", "--resume", "Ctrl-C", "schema"]
+        "word",
+        [
+            "validate",
+            "run",
+            "top",
+            "events",
+            "logs",
+            "report",
+            "export",
+            "study",
+            "--resume",
+            "Ctrl-C",
+            "schema",
+        ],
     )
     def test_help_teaches_the_words(self, word):
         assert word in vcpo("--help").output

@@ -19,7 +19,7 @@ from tests.fixtures.records import EVALUATION, STEP
 from vcpo.local.host import Host, HostOptions
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.ending import Ending, RunOutcome
-from vcpo.local.terminal.view import RunView
+from vcpo.local.terminal.run_view import RunView
 from vcpo.records.journal import HOST_STARTED, EventRecord, Journal, read_events
 from vcpo.service.lifecycle import read_ready
 from vcpo.spec import parse_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vcpo.learner_control import optional_field
-from vcpo.local.terminal.view import OLD_S, RunView
+from vcpo.local.terminal.run_view import OLD_S, RunView
 from vcpo.records.no_update import no_update_notice
 from vcpo.spec import VCPORun
 from vcpo.wire.phase import phase_from_message
@@ -61,6 +61,7 @@ def run_view(
         elapsed_s=elapsed_s,
         eta_s=remaining / consumed_per_s if consumed_per_s > 0 else None,
         signals_age_s=signals_age_s,
+        step_age_s=None if signals_age_s is None else signals.seconds_since_step + signals_age_s,
         signals_max_age_s=run.spec.control.signals_max_age_seconds,
         notices=tuple(_notices(signals)),
     )

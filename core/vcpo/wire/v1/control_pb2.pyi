@@ -108,7 +108,7 @@ class Signals(_message.Message):
     generated_tokens_per_second: _builtins.float
     """Response tokens accepted per second."""
     reward_mean: _builtins.float
-    """Mean reward of the trajectories of the last step."""
+    """Mean reward over the window of recent steps."""
     seconds_since_step: _builtins.float
     """Seconds since the last completed step; before the first step, since the start."""
     calibration_age_steps: _builtins.int

@@ -4,7 +4,9 @@ import io
 import pytest
 from rich.console import Console
 
-from vcpo.local.terminal.view import PlainView, RichView, RunView, make_view, plain_line, sparkline
+from vcpo.local.terminal.panel import sparkline
+from vcpo.local.terminal.run_view import RunView
+from vcpo.local.terminal.view import PlainView, RichView, make_view, plain_line
 
 VIEW = RunView(
     run_name="countdown",

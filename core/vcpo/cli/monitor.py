@@ -1,0 +1,228 @@
+"""`vcpo top`, `vcpo events`, `vcpo logs`: look at runs without touching them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from vcpo.cli.console import OUT, fail
+from vcpo.local.run_dir import RunDir
+from vcpo.monitor.cluster_logs import ClusterEvents, cluster_logs
+from vcpo.monitor.cluster_runs import find_run
+from vcpo.monitor.event_lines import EventSource, event_json, event_text, follow_events
+from vcpo.monitor.kubectl import KubectlError, Scope
+from vcpo.monitor.local_run import LocalEvents, run_directories
+from vcpo.monitor.log_lines import UnknownPartError, follow_logs
+from vcpo.monitor.run_row import RunRow, runs_table
+from vcpo.monitor.screen import show_top
+from vcpo.monitor.sources import ClusterSource, LocalSource
+
+_RUNS = Path("runs")
+_PIPE_WIDTH = 160
+"""Characters of a line that nobody's terminal breaks."""
+
+Namespace = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", help="RUN is a VCPORun of this namespace of the cluster."),
+]
+Run = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Run directory; with --namespace the name of a VCPORun."),
+]
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", help="Wait for more, until the run ends or Ctrl-C.")
+]
+
+
+def top(
+    places: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[DIR]...",
+            help="Run directories, or folders of run directories. [default: runs]",
+        ),
+    ] = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option("--namespace", "-n", help="Show the VCPORuns of this namespace instead."),
+    ] = None,
+    all_namespaces: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="Show the VCPORuns of the cluster.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one line of JSON and end; for scripts.")
+    ] = False,
+) -> None:
+    """Show all runs, one row each, and open the panel of one.
+
+    Columns: status; steps taken; reward and accuracy; ESS of the last batch as a share of the
+    on-policy one; early warning of a collapse; factor on the learning rate; median lag, lag that is
+    admitted now (below the last number: the run is throttled) and bound of the spec; workers ready
+    and wanted; response tokens per second; age of the numbers.
+
+    A cluster's runs are read by kubectl, with your access and your current context. Without a
+    terminal the table is printed once.
+    """
+    is_of_cluster = namespace is not None or all_namespaces or (_is_plugin() and not places)
+    if places and is_of_cluster:
+        fail("DIR: cannot be combined with --namespace or --all-namespaces; give one of them")
+    try:
+        if is_of_cluster:
+            asyncio.run(_top_of_cluster(Scope(namespace=namespace, is_all=all_namespaces), as_json))
+        else:
+            asyncio.run(_top_of_directories(places or [_RUNS], as_json))
+    except KubectlError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+def events(
+    run: Run,
+    namespace: Namespace = None,
+    follow: Follow = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print each event as one line of JSON.")
+    ] = False,
+) -> None:
+    """Print what happened to a run: events of the host and of the learner, by time.
+
+    In a cluster: the operator's events, which Kubernetes keeps for an hour, and those in the
+    learner's log.
+    """
+    source = _event_source(run, namespace)
+    with _until_interrupted():
+        for event in follow_events(source, follow=follow, sleep=time.sleep):
+            if as_json:
+                typer.echo(event_json(event))
+            else:
+                OUT.print(event_text(event), soft_wrap=True)
+
+
+def logs(
+    run: Run,
+    namespace: Namespace = None,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PART",
+            help="learner, a rollout group (main) or one local worker (main-0). [default: all]",
+        ),
+    ] = None,
+    follow: Follow = False,
+    tail: Annotated[
+        int | None, typer.Option(min=0, help="Last lines of each log. [default: all]")
+    ] = None,
+) -> None:
+    """Print the logs of a run's processes, each line after the name of its process.
+
+    Lines in JSON, which pods write, are shown as text.
+    """
+    if namespace is not None or _is_plugin():
+        scope = _scope_of(run, namespace)
+        lines = cluster_logs(scope, run, part, tail=tail, follow=follow)
+    else:
+        directory = _run_dir(run)
+        has_ended = LocalEvents(directory).has_ended
+        lines = follow_logs(
+            directory,
+            part,
+            tail=tail,
+            is_over=lambda: not follow or has_ended(),
+            sleep=time.sleep,
+        )
+    with _until_interrupted():
+        try:
+            for line in lines:
+                OUT.print(Text.assemble((f"{line.process} | ", "cyan"), line.text), soft_wrap=True)
+        except UnknownPartError as error:
+            fail(str(error))
+
+
+async def _top_of_directories(places: list[Path], as_json: bool) -> None:
+    if not run_directories(places):
+        named = ", ".join(str(place) for place in places)
+        fail(f"DIR: no run in {named}; give the directory that `vcpo run` printed, or its parent")
+    source = LocalSource(places)
+    try:
+        if as_json or not OUT.is_terminal:
+            _print_once(await source.rows(), as_json)
+        else:
+            await show_top(source, OUT)
+    finally:
+        await source.close()
+
+
+async def _top_of_cluster(scope: Scope, as_json: bool) -> None:
+    source = ClusterSource(scope)
+    try:
+        await source.start()
+        if as_json or not OUT.is_terminal:
+            _print_once(await source.rows(), as_json)
+        else:
+            await show_top(source, OUT)
+    finally:
+        await source.close()
+
+
+def _print_once(rows: list[RunRow], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"runs": [row.to_dict() for row in rows]}))
+    else:
+        console = OUT if OUT.is_terminal else Console(width=_PIPE_WIDTH)
+        console.print(runs_table(rows, width=console.width))
+
+
+def _run_dir(run: str) -> Path:
+    path = Path(run)
+    if not RunDir(path).is_used:
+        fail(
+            f"RUN: {path} has no run; give the directory that `vcpo run` printed, or --namespace"
+            " for a run of a cluster"
+        )
+    return path
+
+
+def _event_source(run: str, namespace: str | None) -> EventSource:
+    if namespace is not None or _is_plugin():
+        return ClusterEvents(_scope_of(run, namespace), run)
+    return LocalEvents(_run_dir(run))
+
+
+def _scope_of(run: str, namespace: str | None) -> Scope:
+    """Return the scope of a VCPORun that exists. namespace: None is that of the context."""
+    scope = Scope(namespace=namespace)
+    try:
+        found = find_run(scope, run)
+    except KubectlError as error:
+        fail(str(error))
+    if found is None:
+        where = "your current namespace" if namespace is None else f"namespace {namespace}"
+        fail(f"RUN: no VCPORun '{run}' in {where}; `vcpo top --all-namespaces` shows all runs")
+    return scope
+
+
+def _is_plugin() -> bool:
+    """Return whether kubectl started this process, as `kubectl vcpo`: runs are then a cluster's."""
+    return Path(sys.argv[0]).name == "kubectl-vcpo"
+
+
+@contextlib.contextmanager
+def _until_interrupted() -> Iterator[None]:
+    """End quietly on Ctrl-C; report what kubectl refuses."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+    except KubectlError as error:
+        fail(str(error))

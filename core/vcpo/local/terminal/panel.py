@@ -1,0 +1,157 @@
+"""The panel of one run: numbers, trends, notices and the last events."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+from rich.console import Group
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.styled import Styled
+from rich.table import Table
+from rich.text import Text
+
+from vcpo.local.terminal.run_view import (
+    RunView,
+    age_notices,
+    lag_text,
+    printable,
+    warning_text,
+)
+from vcpo.report.numbers import decimal, duration, whole
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_VALUE_WIDTH = 14
+_TREND_WIDTH = 16
+_EVENTS_SHOWN = 4
+_HEALTHY_ESS_SHARE = 0.5
+_ALARMING_ESS_SHARE = 0.1
+WARNING_STYLES = {"ok": "green", "warn": "yellow", "critical": "bold red", "dead": "bold red"}
+"""Style of each level of the early warning."""
+
+
+class RunPanel:
+    """Remembers the trends and the last events of a run, and draws them with its state."""
+
+    def __init__(self) -> None:
+        self._view: RunView | None = None
+        self._rewards: deque[float | None] = deque(maxlen=_TREND_WIDTH)
+        self._ess_ratios: deque[float | None] = deque(maxlen=_TREND_WIDTH)
+        self._events: deque[str] = deque(maxlen=_EVENTS_SHOWN)
+
+    def update(self, view: RunView) -> None:
+        """Take the current state; a new step adds a point to the trends."""
+        if view.step > 0 and (self._view is None or view.step != self._view.step):
+            self._rewards.append(view.reward_mean)
+            self._ess_ratios.append(view.ess_ratio)
+        self._view = view
+
+    def event(self, message: str) -> None:
+        """Take an event; only the last few are kept."""
+        self._events.append(printable(message))
+
+    def drawn(self) -> Panel:
+        """Return the panel as it is now."""
+        view = self._view
+        events = [
+            Text(f"· {message}", style="dim", no_wrap=True, overflow="ellipsis")
+            for message in self._events
+        ]
+        if view is None:
+            return Panel(Group(*events), border_style="dim")
+        numbers = _numbers(view, sparkline(self._rewards), sparkline(self._ess_ratios, low=0.0))
+        notices = [
+            *(Text(age, style=age_style(view)) for age in age_notices(view)),
+            *(Text(printable(notice), style="bold yellow") for notice in view.notices),
+        ]
+        title = Text.assemble((f"{printable(view.run_name)} ", "bold"), printable(view.phase))
+        timing = Text(f"{duration(view.elapsed_s)} elapsed · ETA {duration(view.eta_s)}", "dim")
+        return Panel(
+            Group(
+                _progress(view),
+                Styled(numbers, "dim" if age_notices(view) else ""),
+                *notices,
+                *events,
+            ),
+            title=title,
+            title_align="left",
+            subtitle=timing,
+            subtitle_align="right",
+        )
+
+
+def sparkline(values: Sequence[float | None], *, low: float | None = None) -> str:
+    """Draw values as bars of eight heights, with a space for each missing value.
+
+    low: bottom of the scale; None takes the smallest value. The top is the largest value.
+    """
+    present = [value for value in values if value is not None and math.isfinite(value)]
+    if not present:
+        return ""
+    bottom = min(present) if low is None else low
+    span = max(present) - bottom
+    return "".join(_bar(value, bottom, span) for value in values)
+
+
+def _bar(value: float | None, bottom: float, span: float) -> str:
+    if value is None or not math.isfinite(value):
+        return " "
+    share = (value - bottom) / span if span > 0 else 0.5
+    return _BLOCKS[min(len(_BLOCKS) - 1, max(0, int(share * len(_BLOCKS))))]
+
+
+def age_style(view: RunView) -> str:
+    """Return yellow; red from the age at which nobody steers the run any more."""
+    is_too_old = (view.signals_age_s or 0.0) >= view.signals_max_age_s
+    return "bold red" if is_too_old else "bold yellow"
+
+
+def _progress(view: RunView) -> Table:
+    share = view.step / view.total_steps if view.total_steps else 0.0
+    row = Table.grid(padding=(0, 1), expand=True)
+    row.add_column(no_wrap=True)
+    row.add_column(ratio=1)
+    row.add_column(justify="right", no_wrap=True)
+    bar = ProgressBar(total=view.total_steps, completed=view.step)
+    row.add_row(f"step {view.step}/{view.total_steps}", bar, f"{share:.0%}")
+    return row
+
+
+def _numbers(view: RunView, rewards: str, ess_ratios: str) -> Table:
+    scale = decimal(view.learning_rate_scale, ".2f")
+    speed = f"{decimal(view.tokens_per_s, ',.0f')} tokens/s"
+    table = Table.grid(padding=(0, 2))
+    for style in ("dim", "", "dim", ""):
+        table.add_column(style=style, no_wrap=True)
+    reward = _with_trend(decimal(view.reward_mean, ".3f"), "bold", rewards)
+    accuracy = Text(decimal(view.accuracy, ".3f"), "bold")
+    ess = f"{decimal(view.ess_ratio, '.2f')} of {decimal(view.on_policy_ess_ratio, '.2f')}"
+    table.add_row("reward", reward, "accuracy", accuracy)
+    table.add_row("ESS ratio", _with_trend(ess, ess_style(view), ess_ratios), "lr", f"x {scale}")
+    lag = Text(lag_text(view), "bold red" if view.is_lag_broken else "")
+    is_short = view.workers_ready < view.workers_desired
+    workers = Text(f"{view.workers_ready} of {view.workers_desired}", "yellow" if is_short else "")
+    table.add_row("lag", lag, "workers", workers)
+    warning = Text(warning_text(view), WARNING_STYLES.get(view.warning_level or "", ""))
+    admission = Text(
+        f"lag up to {whole(view.admission_lag_steps)}", "yellow" if view.is_throttled else ""
+    )
+    table.add_row("warning", warning, "admission", admission)
+    table.add_row("queue", f"{view.buffered} buffered, {view.in_flight} in flight", "speed", speed)
+    return table
+
+
+def _with_trend(value: str, style: str, trend: str) -> Text:
+    return Text.assemble((f"{value:<{_VALUE_WIDTH}}", style), (f"{trend:<{_TREND_WIDTH}}", "cyan"))
+
+
+def ess_style(view: RunView) -> str:
+    """Return the color of the relative ESS."""
+    share = view.relative_ess_ratio
+    if share is None:
+        return ""
+    if share >= _HEALTHY_ESS_SHARE:
+        return "green"
+    return "yellow" if share >= _ALARMING_ESS_SHARE else "bold red"

@@ -1,0 +1,1 @@
+"""Runs as they are watched from outside: `vcpo top`, `vcpo events`, `vcpo logs`."""

@@ -1,0 +1,63 @@
+"""Events of a run as lines of a terminal, the host's and the learner's merged by time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Protocol
+
+from rich.text import Text
+
+from vcpo.records.event_level import event_level
+from vcpo.records.journal import EventRecord
+
+_STYLES = {logging.ERROR: "bold red", logging.WARNING: "yellow"}
+_POLL_S = 0.5
+
+
+class EventSource(Protocol):
+    """Where the events of one run come from."""
+
+    def read(self) -> list[EventRecord]:
+        """Return the events since the last call; at the first call all events."""
+
+    def has_ended(self) -> bool:
+        """Return whether no more events can come."""
+
+
+def follow_events(
+    source: EventSource, *, follow: bool, sleep: Callable[[float], None]
+) -> Iterator[EventRecord]:
+    """Yield the events of a run by time; then, if wanted, those that come until its end."""
+    while True:
+        # Asked before the last read, so that what was written meanwhile is still read.
+        is_over = not follow or source.has_ended()
+        yield from by_time(source.read())
+        if is_over:
+            return
+        sleep(_POLL_S)
+
+
+def by_time(events: Iterable[EventRecord]) -> list[EventRecord]:
+    """Return events by time; those of the same time stay in their order."""
+    return sorted(events, key=lambda event: event.time_unix_s)
+
+
+def event_text(event: EventRecord) -> Text:
+    """Return an event as one line: time in UTC, source, kind, message."""
+    moment = datetime.fromtimestamp(event.time_unix_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    message = "".join(letter if letter.isprintable() else " " for letter in event.message)
+    return Text.assemble(
+        (f"{moment}  ", "dim"),
+        (f"{event.source:<8} ", "cyan"),
+        (f"{event.kind:<16} ", _STYLES.get(event_level(event.kind), "bold")),
+        message,
+    )
+
+
+def event_json(event: EventRecord) -> str:
+    """Return an event as one line of JSON."""
+    return json.dumps(dataclasses.asdict(event))

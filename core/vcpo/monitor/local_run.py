@@ -1,0 +1,198 @@
+"""A local run as it is seen from outside: its records, and its learner while it answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from vcpo.learner_control import LearnerControl
+from vcpo.local.run_dir import RunDir
+from vcpo.local.terminal.run_view import RunView
+from vcpo.local.terminal.watch import run_view
+from vcpo.records.journal import EventRecord, EventTail, Metrics, read_events, read_metrics
+from vcpo.report.summary import State, state_of
+from vcpo.service.lifecycle import Ready, read_ready
+from vcpo.service.run_lock import LockHolder, is_held
+from vcpo.spec import VCPORun, load_run
+from vcpo.wire.client import open_channel
+from vcpo.wire.v1 import control_pb2
+
+_ANSWER_TIMEOUT_S = 2.0
+_LEARNER = "learner"
+_HOST = "host"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Answer:
+    """The last signals of the learner."""
+
+    signals: control_pb2.Signals
+    received_s: float
+
+
+class LocalRun:
+    """One run directory. Owner: one event loop.
+
+    clock: Unix time, as in the records.
+    Raises: SpecError if the directory's spec.yaml is not a run.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self._run_dir = RunDir(path)
+        self._clock = clock
+        self._run: VCPORun = load_run(self._run_dir.spec)
+        self._channel: grpc.aio.Channel | None = None
+        self._channel_of: Ready | None = None
+        self._answer: _Answer | None = None
+        self._metrics = Metrics(steps=(), evaluations=())
+        self._metrics_size = -1
+        self._events = EventTail(path)
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the host of the run is alive."""
+        return is_held(self.path, LockHolder.HOST)
+
+    def new_events(self) -> list[EventRecord]:
+        """Return the events since the last call."""
+        return self._events.read()
+
+    async def view(self) -> RunView:
+        """Return the state of the run now."""
+        if not self.is_at_work:
+            await self.close()
+            return self._recorded_view(self._ended_phase())
+        await self._ask()
+        if self._answer is None:
+            is_ready = self._learner_ready() is not None
+            return self._recorded_view("silent" if is_ready else "starting")
+        return run_view(
+            self._run,
+            self._answer.signals,
+            signals_age_s=self._clock() - self._answer.received_s,
+            learner_serves=self._learner_ready() is not None,
+            workers_desired=self._started_workers(),
+            elapsed_s=self._elapsed_s(),
+        )
+
+    async def close(self) -> None:
+        """Close the connection to the learner."""
+        if self._channel is not None:
+            await self._channel.close()
+        self._channel = self._channel_of = self._answer = None
+
+    async def _ask(self) -> None:
+        """Request the learner's signals; an answer replaces the last one."""
+        ready = self._learner_ready()
+        if ready is None:
+            return
+        if self._channel is None or ready != self._channel_of:
+            if self._channel is not None:
+                await self._channel.close()
+            address = f"127.0.0.1:{ready.grpc_port}"
+            self._channel = open_channel(address, token=self._run_dir.read_token())
+            self._channel_of = ready
+        try:
+            signals = await LearnerControl(self._channel).signals(timeout_s=_ANSWER_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return
+        self._answer = _Answer(signals=signals, received_s=self._clock())
+
+    def _learner_ready(self) -> Ready | None:
+        return read_ready(self._run_dir.ready_file(_LEARNER))
+
+    def _started_workers(self) -> int:
+        names = (group.name for group in self._run.spec.rollouts)
+        return sum(len(list(self._run_dir.processes.glob(f"{name}-*.json"))) for name in names)
+
+    def _elapsed_s(self) -> float:
+        events = read_events(self.path)
+        starts = [one.time_unix_s for one in events if one.source == _HOST][:1]
+        return self._clock() - starts[0] if starts else 0.0
+
+    def _ended_phase(self) -> str:
+        kinds = [event.kind for event in read_events(self.path) if event.source == _HOST]
+        if kinds and kinds[-1] == "Failed":
+            return "failed"
+        state = state_of(self._run, self._records())
+        return "stopped" if state in {State.UNFINISHED, State.EMPTY} else state.value
+
+    def _records(self) -> Metrics:
+        """Return the records; they are read again only after the file has changed."""
+        path = self.path / "metrics.jsonl"
+        size = path.stat().st_size if path.exists() else 0
+        if size != self._metrics_size:
+            self._metrics, self._metrics_size = read_metrics(self.path), size
+        return self._metrics
+
+    def _recorded_view(self, phase: str) -> RunView:
+        return recorded_view(self._run, self._records(), phase=phase, now_s=self._clock())
+
+
+def recorded_view(run: VCPORun, metrics: Metrics, *, phase: str, now_s: float) -> RunView:
+    """Return the state of a run from its records alone.
+
+    now_s: Unix time.
+    """
+    last = metrics.steps[-1] if metrics.steps else None
+    first_times = [one.time_unix_s for one in metrics.steps[:1]]
+    first_times += [one.time_unix_s for one in metrics.evaluations[:1]]
+    began_s = min(first_times, default=now_s)
+    return RunView(
+        run_name=run.metadata.name,
+        phase=phase,
+        step=last.step if last else 0,
+        total_steps=run.spec.steps,
+        reward_mean=last.reward_mean if last else None,
+        accuracy=metrics.evaluations[-1].accuracy if metrics.evaluations else None,
+        ess_ratio=(last.ess_ratio or None) if last else None,
+        on_policy_ess_ratio=last.on_policy_ess_ratio if last else None,
+        learning_rate_scale=last.learning_rate_scale if last else None,
+        lag_p50=last.lag_p50 if last else None,
+        lag_max=last.lag_max if last else None,
+        lag_bound=run.spec.algorithm.max_policy_lag_steps,
+        admission_lag_steps=last.admission_lag_steps if last else None,
+        warning_level=last.warning_level if last else None,
+        warning_score=last.warning_score if last else None,
+        buffered=last.buffered if last else 0,
+        in_flight=last.in_flight if last else 0,
+        workers_ready=0,
+        workers_desired=0,
+        tokens_per_s=last.tokens_per_s if last else None,
+        elapsed_s=(last.time_unix_s if last else now_s) - began_s,
+        eta_s=None,
+        step_age_s=now_s - last.time_unix_s if last else None,
+        signals_max_age_s=run.spec.control.signals_max_age_seconds,
+    )
+
+
+def run_directories(places: Iterator[Path] | list[Path]) -> list[Path]:
+    """Return the run directories among these places, and among the folders in them, by name."""
+    found = []
+    for place in places:
+        if RunDir(place).spec.exists():
+            found.append(place)
+        elif place.is_dir():
+            found += [each for each in sorted(place.iterdir()) if RunDir(each).spec.exists()]
+    return list(dict.fromkeys(found))
+
+
+class LocalEvents:
+    """The events of a run directory, the host's and the learner's; see `EventSource`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._tail = EventTail(path, from_start=True)
+
+    def read(self) -> list[EventRecord]:
+        """Return the events since the last call; at the first call all events."""
+        return self._tail.read()
+
+    def has_ended(self) -> bool:
+        """Return whether the host of the run has ended."""
+        return not is_held(self._path, LockHolder.HOST)

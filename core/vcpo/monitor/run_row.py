@@ -1,0 +1,154 @@
+"""One run among several: a row of `vcpo top`, on the terminal and in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final, Literal
+
+from rich.table import Table
+from rich.text import Text
+
+from vcpo.local.terminal.panel import WARNING_STYLES, ess_style
+from vcpo.local.terminal.run_view import OLD_S, RunView, printable
+from vcpo.report.numbers import UNKNOWN, decimal, duration, whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    """One column of the table."""
+
+    name: str
+    width: int
+    """Characters that its usual values need."""
+    side: Literal["left", "right"] = "right"
+    drop_order: int = 0
+    """Columns of a narrow terminal go by this number, the smallest first; 0 always stays."""
+
+
+_COLUMNS: Final = (
+    _Column(name="run", width=14, side="left"),
+    _Column(name="status", width=9, side="left"),
+    _Column(name="step", width=9),
+    _Column(name="reward", width=6, drop_order=5),
+    _Column(name="acc", width=5, drop_order=3),
+    _Column(name="ESS", width=4),
+    _Column(name="warning", width=8, side="left"),
+    _Column(name="lr", width=4, drop_order=4),
+    _Column(name="lag/adm/max", width=11),
+    _Column(name="workers", width=7, drop_order=2),
+    _Column(name="tok/s", width=7, drop_order=1),
+    _Column(name="age", width=7),
+)
+_GAP = 2
+_DAY_S = 86_400
+_GOOD = {"running", "training", "complete"}
+_BAD = {"failed", "collapsed", "silent", "degraded", "generationfailing"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """One run, where it is, and its state."""
+
+    place: str
+    """Directory of a local run, or `namespace/name`."""
+    view: RunView
+    age_s: float | None
+    """Age of the numbers, in seconds: since the last step, or since the status was written."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as JSON values; a number that is not known is None."""
+        view = self.view
+        return {
+            "place": self.place,
+            "run": view.run_name,
+            "status": view.phase,
+            "step": view.step,
+            "steps": view.total_steps,
+            "reward": view.reward_mean,
+            "accuracy": view.accuracy,
+            "ess_ratio": view.ess_ratio,
+            "relative_ess_ratio": view.relative_ess_ratio,
+            "warning": {"level": view.warning_level, "score": view.warning_score},
+            "learning_rate_scale": view.learning_rate_scale,
+            "lag": {"p50": view.lag_p50, "max": view.lag_max},
+            "admission_lag_steps": view.admission_lag_steps,
+            "max_policy_lag_steps": view.lag_bound,
+            "workers": {"ready": view.workers_ready, "desired": view.workers_desired},
+            "tokens_per_s": view.tokens_per_s,
+            "age_s": self.age_s,
+        }
+
+
+def runs_table(rows: Sequence[RunRow], *, width: int, chosen: int | None = None) -> Table:
+    """Return the table of runs, without the columns that do not fit.
+
+    width: characters of a line.
+    chosen: index of the row that is drawn in reverse; None draws none so.
+    """
+    columns = _fitting(width)
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
+    for column in columns:
+        is_run = column.name == "run"
+        table.add_column(
+            column.name,
+            justify=column.side,
+            no_wrap=True,
+            min_width=column.width,
+            max_width=None if is_run else max(column.width, len(column.name)),
+        )
+    parents = {row.place.rpartition("/")[0] for row in rows}
+    # What all have in common, a folder or a namespace, is not repeated in every row.
+    parent = f"{parents.pop()}/" if len(parents) == 1 and "" not in parents else ""
+    for index, row in enumerate(rows):
+        cells = _cells(row, row.place.removeprefix(parent))
+        shown = [cells[column.name] for column in columns]
+        table.add_row(*shown, style="reverse" if index == chosen else "")
+    return table
+
+
+def _fitting(width: int) -> list[_Column]:
+    columns = list(_COLUMNS)
+    droppable = [each for each in columns if each.drop_order]
+    droppable.sort(key=attrgetter("drop_order"), reverse=True)
+    while droppable and sum(each.width + _GAP for each in columns) > width:
+        columns.remove(droppable.pop())
+    return columns
+
+
+def _cells(row: RunRow, label: str) -> dict[str, Text]:
+    """Return the cells of a row by the name of their column."""
+    view = row.view
+    relative = view.relative_ess_ratio
+    lag = f"{whole(view.lag_p50)}/{whole(view.admission_lag_steps)}/{view.lag_bound}"
+    is_short = view.workers_ready < view.workers_desired
+    is_silent = view.signals_age_s is not None and view.signals_age_s >= OLD_S
+    throttled = "yellow" if view.is_throttled else ""
+    is_old = row.age_s is not None and row.age_s >= _DAY_S
+    age = f"{(row.age_s or 0.0) / _DAY_S:.0f}d" if is_old else duration(row.age_s)
+    return {
+        "run": Text(printable(label), "bold"),
+        "status": Text(printable(view.phase), _status_style(view.phase)),
+        "step": Text(f"{view.step}/{view.total_steps}"),
+        "reward": Text(decimal(view.reward_mean, ".3f")),
+        "acc": Text(decimal(view.accuracy, ".3f")),
+        "ESS": Text(UNKNOWN if relative is None else f"{relative:.0%}", ess_style(view)),
+        "warning": Text(
+            view.warning_level or UNKNOWN, WARNING_STYLES.get(view.warning_level or "", "")
+        ),
+        "lr": Text(decimal(view.learning_rate_scale, ".2f")),
+        "lag/adm/max": Text(lag, "bold red" if view.is_lag_broken else throttled),
+        "workers": Text(
+            f"{view.workers_ready}/{view.workers_desired}", "yellow" if is_short else ""
+        ),
+        "tok/s": Text(decimal(view.tokens_per_s, ",.0f")),
+        "age": Text(age, "bold red" if is_silent else ""),
+    }
+
+
+def _status_style(status: str) -> str:
+    word = status.lower()
+    if word in _GOOD:
+        return "green"
+    return "bold red" if word in _BAD else "yellow"

@@ -1,0 +1,108 @@
+"""`vcpo top`, `vcpo events` and `vcpo logs` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.fixtures.records import step_record
+from vcpo.cli.main import app
+from vcpo.local.run_dir import RunDir
+from vcpo.records.journal import EventRecord, Journal
+from vcpo.spec import parse_run
+
+ROOT = Path(__file__).resolve().parents[3]
+USER_ERROR = 2
+RUN = parse_run("""
+metadata: {name: countdown}
+spec: {model: {name: m}, environment: {name: countdown}, steps: 2}
+""")
+
+
+def vcpo(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run that was stopped after its first step."""
+    directory = RunDir(tmp_path / "countdown-001")
+    directory.create(RUN)
+    journal = Journal(directory.path)
+    journal.step(step_record(step=1, reward_mean=0.5, ess_ratio=0.25))
+    for time_s, source, kind in ((2.0, "host", "Scaled"), (1.0, "learner", "Throttled")):
+        journal.event(EventRecord(time_unix_s=time_s, source=source, kind=kind, message="m"))
+    directory.log("learner").write_text("one\ntwo\n")
+    return directory.path
+
+
+def test_top_prints_a_row_for_each_run_where_nobody_can_press_keys(run_dir):
+    shown = vcpo("top", run_dir.parent)
+    assert shown.exit_code == 0
+    header, row = shown.output.splitlines()
+    assert header.split()[:4] == ["run", "status", "step", "reward"]
+    assert row.split()[:4] == ["countdown-001", "stopped", "1/2", "0.500"]
+
+
+def test_top_prints_one_line_of_json_for_scripts(run_dir):
+    (run,) = json.loads(vcpo("top", run_dir, "--json").output)["runs"]
+    assert (run["place"], run["status"], run["relative_ess_ratio"]) == (
+        str(run_dir),
+        "stopped",
+        0.25,
+    )
+
+
+def test_events_are_printed_by_time(run_dir):
+    lines = vcpo("events", run_dir).output.splitlines()
+    assert [line.split()[2:4] for line in lines] == [["learner", "Throttled"], ["host", "Scaled"]]
+    first, _ = vcpo("events", run_dir, "--json").output.splitlines()
+    assert json.loads(first)["kind"] == "Throttled"
+
+
+def test_following_a_run_that_is_over_ends(run_dir):
+    assert len(vcpo("events", run_dir, "--follow").output.splitlines()) == 2
+    assert vcpo("logs", run_dir, "--follow").output == "learner | one\nlearner | two\n"
+
+
+def test_logs_are_printed_after_the_name_of_their_process(run_dir):
+    assert vcpo("logs", run_dir, "--tail", 1).output == "learner | two\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["top", "nowhere"], "DIR: no run in nowhere; give the directory that `vcpo run` printed"),
+        (["top", "nowhere", "-A"], "DIR: cannot be combined with --namespace or --all-namespaces"),
+        (["events", "nowhere"], "RUN: nowhere has no run; give the directory"),
+        (["logs", "nowhere"], "or --namespace for a run of a cluster"),
+    ],
+)
+def test_an_error_names_the_argument_and_the_cure(arguments, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ended = vcpo(*arguments)
+    assert ended.exit_code == USER_ERROR
+    assert words in " ".join(ended.stderr.split())
+
+
+def test_a_part_without_a_log_is_an_error_that_names_those_with_one(run_dir):
+    ended = vcpo("logs", run_dir, "--part", "lerner")
+    assert ended.exit_code == USER_ERROR
+    assert "no process 'lerner' has a log; those that have: learner" in ended.stderr
+
+
+def test_kubectl_finds_the_command_as_its_plugin():
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts["kubectl-vcpo"] == scripts["vcpo"]
+
+
+def test_as_a_plugin_of_kubectl_runs_are_those_of_the_cluster(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/usr/bin/kubectl-vcpo"])
+    monkeypatch.setenv("KUBECONFIG", "/dev/null")
+    ended = vcpo("events", "demo")
+    assert ended.exit_code == USER_ERROR
+    assert "kubectl" in ended.stderr
