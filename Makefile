@@ -41,6 +41,7 @@ lint: .venv/installed ## ruff, mypy --strict, import-linter, generated files up 
 	@$(BIN)/python scripts/generate_stubs.py --check
 	@$(BIN)/python scripts/render_manifests.py --check
 	@$(BIN)/python scripts/render_dashboards.py --check
+	@$(BIN)/python scripts/render_metrics.py --check
 	@$(BIN)/python scripts/layout_figures.py --check
 
 format: .venv/installed ## rewrite the sources as ruff likes them

@@ -70,6 +70,9 @@ class Metric:
     """What a deployment must have for a sample of it; None where every process of the part has one
     once its run has taken two steps."""
 
+    not_shown: str = ""
+    """Why no board and no alert uses it; empty where one does."""
+
     @property
     def label_names(self) -> tuple[str, ...]:
         """The names of `labels`."""

@@ -29,7 +29,11 @@ def unit_in_name(name: str) -> Unit:
 
 
 def counter(
-    name: str, help_text: str, *labels: Label, appears_with: Feature | None = None
+    name: str,
+    help_text: str,
+    *labels: Label,
+    appears_with: Feature | None = None,
+    not_shown: str = "",
 ) -> Metric:
     """Declare a counter."""
     return Metric(
@@ -39,6 +43,7 @@ def counter(
         unit=unit_in_name(name),
         labels=labels,
         appears_with=appears_with,
+        not_shown=not_shown,
     )
 
 
@@ -61,7 +66,12 @@ def gauge(
 
 
 def measure(
-    name: str, help_text: str, *, unit: Unit | None = None, appears_with: Feature | None = None
+    name: str,
+    help_text: str,
+    *,
+    unit: Unit | None = None,
+    appears_with: Feature | None = None,
+    not_shown: str = "",
 ) -> Metric:
     """Declare a gauge of a measured number: it is exported once it was set."""
     return Metric(
@@ -71,6 +81,7 @@ def measure(
         unit=unit or unit_in_name(name),
         absent_until_set=True,
         appears_with=appears_with,
+        not_shown=not_shown,
     )
 
 

@@ -21,7 +21,7 @@ RPC_REQUESTS = counter(
     "vcpo_rpc_requests_total",
     "Calls that a server of the run has answered or refused, by method and status code.",
     Label("method", METHODS),
-    Label("code", at_most=3),
+    Label("code", at_most=2),
 )
 RPC_DURATION = histogram(
     "vcpo_rpc_duration_seconds",

@@ -21,7 +21,7 @@ from vcpo.wire.guard import CallRefusal
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import FinishReason
 
-_STEP_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+_STEP_BUCKETS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0, 600.0, 1800.0)
 _LOG_WEIGHT_BUCKETS = (-8.0, -4.0, -2.0, -1.0, -0.5, -0.1, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
 _REWARD_BUCKETS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _DROP_REASON = Label("reason", tuple(DropReason))
@@ -130,7 +130,11 @@ TOKEN_LAG_MEDIAN = measure(
 TOKEN_LAG_MAX = measure(
     "vcpo_token_lag_max_steps", "Largest age of a token of the last step, in policy versions."
 )
-POLICY_VERSION = measure("vcpo_policy_version", "Newest policy version that the learner published.")
+POLICY_VERSION = measure(
+    "vcpo_policy_version",
+    "Newest policy version that the learner published.",
+    not_shown="the operator reads it; boards show vcpo_learner_step, which it leads by at most 1",
+)
 ADMISSION_LAG = measure(
     "vcpo_admission_lag_steps", "Lag limit in force, for new leases and for trained tokens."
 )
@@ -138,7 +142,11 @@ BATCH_TRAJECTORIES = measure(
     "vcpo_batch_trajectories", "Trajectories that one optimizer step consumes."
 )
 TRAJECTORIES_LEASED = counter("vcpo_trajectories_leased_total", "Trajectories leased to workers.")
-TRAJECTORIES_CONSUMED = counter("vcpo_trajectories_consumed_total", "Trajectories trained on.")
+TRAJECTORIES_CONSUMED = counter(
+    "vcpo_trajectories_consumed_total",
+    "Trajectories trained on.",
+    not_shown="vcpo_batch_trajectories for each step; it is there to add up the accounting",
+)
 TRAJECTORIES_DROPPED = counter(
     "vcpo_trajectories_dropped_total",
     "Trajectories leased and not trained on, by reason.",

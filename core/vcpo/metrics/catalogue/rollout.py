@@ -14,8 +14,8 @@ from vcpo.metrics.metric import Feature, Label
 from vcpo.records.unit import Unit
 from vcpo.wire.failures import FailureCause
 
-_GENERATION_BUCKETS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-_SYNC_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_GENERATION_BUCKETS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0)
+_SYNC_BUCKETS = (0.02, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 _ENVIRONMENT_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
 
 SAMPLES = counter(
@@ -52,7 +52,9 @@ IN_FLIGHT = gauge(
     unit=Unit.TRAJECTORIES,
 )
 WEIGHTS_VERSION = measure(
-    "vcpo_rollout_weights_version", "Policy version that this worker samples from."
+    "vcpo_rollout_weights_version",
+    "Policy version that this worker samples from.",
+    not_shown="boards show vcpo_rollout_weights_age_versions, which needs no subtraction",
 )
 WEIGHTS_AGE = measure(
     "vcpo_rollout_weights_age_versions",

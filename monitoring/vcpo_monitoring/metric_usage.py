@@ -1,0 +1,74 @@
+"""Where the chart's dashboards and alerts use each metric."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from vcpo_monitoring.rules import rules
+
+DASHBOARDS: Final = Path(__file__).parents[2] / "charts" / "vcpo" / "files" / "dashboards"
+
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_OF_HISTOGRAM = ("_bucket", "_count", "_sum")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricUsage:
+    """What uses one metric, directly or through recorded series."""
+
+    alerts: tuple[str, ...] = ()
+    """Names of alerts, in alphabetical order."""
+    boards: tuple[str, ...] = ()
+    """Identifiers of dashboards, in alphabetical order."""
+
+
+def metric_usage(names: frozenset[str]) -> Mapping[str, MetricUsage]:
+    """Return the use of each of these metrics; the name of a histogram is without its suffix."""
+    recorded = {rule.name: rule.expression for rule in rules() if not rule.is_alert}
+    alerts = [
+        (rule.name, used)
+        for rule in rules()
+        if rule.is_alert
+        for used in _metrics(rule.expression, recorded)
+    ]
+    boards = [
+        (path.stem, used)
+        for path in DASHBOARDS.glob("*.json")
+        for expression in _expressions(json.loads(path.read_text(encoding="utf-8")))
+        for used in _metrics(expression, recorded)
+    ]
+    return {
+        name: MetricUsage(
+            alerts=tuple(sorted({user for user, used in alerts if used == name})),
+            boards=tuple(sorted({user for user, used in boards if used == name})),
+        )
+        for name in names
+    }
+
+
+def _metrics(expression: str, recorded: Mapping[str, str]) -> Iterator[str]:
+    """Yield the metrics that an expression reads; those of recorded series in their place."""
+    for word in set(_NAME.findall(expression)):
+        if word in recorded:
+            yield from _metrics(recorded[word], recorded)
+        else:
+            yield word
+            yield from (word.removesuffix(end) for end in _OF_HISTOGRAM if word.endswith(end))
+
+
+def _expressions(node: Any) -> Iterator[str]:
+    """Yield the queries of a dashboard: panels, annotations and variables."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key in {"expr", "query"} and isinstance(value, str):
+                yield value
+            else:
+                yield from _expressions(value)
+    elif isinstance(node, list):
+        for each in node:
+            yield from _expressions(each)
