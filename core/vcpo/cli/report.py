@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vcpo.cli.console import OUT, fail, require_run, writing
+from vcpo.cli.console import ERR, OUT, fail, require_run, writing
 from vcpo.report import REPORT_FILE, render_report
 from vcpo.report.comparison import read_runs
 from vcpo.report.following import FollowedPage, PageServer
@@ -56,7 +56,8 @@ def report(
     for run_dir in run_dirs:
         require_run(run_dir)
     try:
-        page = _render(run_dirs, follows=follow)
+        with ERR.status("reading the records"):
+            page = _render(run_dirs, follows=follow)
     except UNREADABLE as error:
         fail(str(error) if isinstance(error, SpecError) else f"RUN_DIR: {error}")
     if follow:

@@ -1,14 +1,17 @@
 """A report that is served on this machine's loopback address and follows its runs.
 
-The page asks for itself every two seconds. It is rendered again only when a record was written; all
-other answers are a few bytes (304). A browser of another machine cannot reach the server, and a
+The page asks for itself every two seconds. It is rendered again only when a record was written, and
+so seldom that it takes a twentieth of one core at most, because the run needs the cores. All other
+answers are a few bytes (304). A browser of another machine cannot reach the server, and a
 page of another site cannot read it: the name in a request must be one of the loopback address.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +22,8 @@ from vcpo.report.recorded_run import SPEC_FILE, UNREADABLE
 
 LOOPBACK = "127.0.0.1"
 _NAMES = (LOOPBACK, "localhost")
+_PAUSE_SHARE = 19.0
+"""The page is not rendered again for so many times as long as rendering took."""
 
 
 class FollowedPage:
@@ -27,29 +32,42 @@ class FollowedPage:
     Owner: any thread; one renders at a time.
     """
 
-    def __init__(self, run_dirs: Sequence[Path], render: Callable[[], str]) -> None:
-        self._run_dirs = tuple(run_dirs)
+    def __init__(
+        self,
+        run_dirs: Sequence[Path],
+        render: Callable[[], str],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._paths = [
+            run_dir / name
+            for run_dir in run_dirs
+            for name in (SPEC_FILE, METRICS_FILE, EVENTS_FILE)
+        ]
         self._render = render
+        self._clock = clock
         self._lock = threading.Lock()
         self._body = b""
         self._tag = ""
+        self._due_s = -math.inf
+        """When the page may be rendered again."""
 
-    @property
     def tag(self) -> str:
-        """A text that is different after every change of a file."""
-        stamps = []
-        for run_dir in self._run_dirs:
-            for name in (SPEC_FILE, METRICS_FILE, EVENTS_FILE):
-                path = run_dir / name
-                stat = path.stat() if path.exists() else None
-                stamps.append((stat.st_mtime_ns, stat.st_size) if stat else None)
+        """Return a text that is different after every change of a file that is due to be shown."""
+        if self._clock() < self._due_s:
+            return self._tag
+        stats = [path.stat() if path.exists() else None for path in self._paths]
+        stamps = [(stat.st_mtime_ns, stat.st_size) if stat else None for stat in stats]
         return f'"{hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]}"'
 
     def body(self, tag: str) -> bytes:
         """Return the page as of a tag, which is rendered at most once."""
         with self._lock:
             if tag != self._tag:
+                started_s = self._clock()
                 self._body, self._tag = self._render().encode(), tag
+                ended_s = self._clock()
+                self._due_s = ended_s + _PAUSE_SHARE * (ended_s - started_s)
             return self._body
 
 
@@ -81,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.FORBIDDEN, "ask for 127.0.0.1")
         elif self.path != "/":
             self.send_error(HTTPStatus.NOT_FOUND, "there is one page, /")
-        elif (tag := self.server.page.tag) == self.headers.get("If-None-Match"):
+        elif (tag := self.server.page.tag()) == self.headers.get("If-None-Match"):
             self._send(HTTPStatus.NOT_MODIFIED, tag, b"")
         else:
             self._send_page(tag)

@@ -15,7 +15,7 @@ from vcpo.report.recorded_run import MissingRecordsError
 def server(tmp_path):
     """A server of a page that counts how often it was rendered."""
     numbers = itertools.count(1)
-    page = FollowedPage([tmp_path], lambda: f"rendered {next(numbers)}")
+    page = FollowedPage([tmp_path], lambda: f"rendered {next(numbers)}", clock=lambda: 0.0)
     with PageServer(page, port=0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -91,3 +91,21 @@ def test_records_that_cannot_be_read_are_an_error_that_passes(tmp_path):
 def test_a_port_that_is_taken_is_refused(server):
     with pytest.raises(OSError, match="in use"):
         PageServer(server.page, server.server_port)
+
+
+def test_rendering_takes_a_twentieth_of_the_time_at_most(tmp_path, make_step):
+    now_s = [100.0]
+
+    def render():
+        now_s[0] += 2.0
+        return "page"
+
+    page = FollowedPage([tmp_path], render, clock=lambda: now_s[0])
+    first = page.tag()
+    page.body(first)
+    Journal(tmp_path).step(make_step())
+    tags = []
+    for now_s[0] in (102.0, 139.0, 140.0):
+        tags.append(page.tag())
+    assert tags[:2] == [first, first]
+    assert tags[2] != first
