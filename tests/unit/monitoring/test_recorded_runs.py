@@ -12,7 +12,7 @@ from tests.fixtures.rules.recorded_runs import recorded_steps, scraped_series
 
 SLOWED = 60
 """A step then takes 15 to 25 seconds, as those of large models do."""
-BOUNDS = {"healthy": 6, "collapse": 48}
+BOUNDS = {"healthy": 6, "collapse": 48, "recovery": 48}
 """The runs' `algorithm.maxPolicyLagSteps`."""
 
 WARNING, IMMINENT = "VCPOCollapseWarning", "VCPOCollapseImminent"
@@ -38,6 +38,27 @@ COLLAPSE = {
     39: {WARNING, IMMINENT, THROTTLED},
 }
 """Alerts that fire, by minute."""
+
+RECOVERY = {
+    # Step 4 warns at 2:51 and step 5 is critical at 4:22; the limit falls from 48 to 0 at 5:41.
+    4: set(),
+    5: {WARNING},
+    6: {WARNING, IMMINENT},
+    10: {WARNING, IMMINENT},
+    # The score falls to 0.6 at 10:18 and to 0 at 11:07, which five minutes remember.
+    11: {WARNING},
+    16: {WARNING},
+    17: set(),
+    40: set(),
+    # Critical again from 43:10 to 46:40. The limit fell to 0, and it rose a minute before that.
+    44: set(),
+    45: {IMMINENT},
+    46: {WARNING, IMMINENT},
+    51: {WARNING},
+    52: set(),
+    # The limit is 9 of 48 after 40 minutes, and rises.
+    90: set(),
+}
 
 
 def firing_at(name: str, expected: dict[int, set[str]], folder):
@@ -72,6 +93,13 @@ def test_a_healthy_run_raises_no_alert_at_any_minute(tmp_path):
 @needs_promtool
 def test_a_collapse_raises_exactly_its_alerts_and_the_first_two_before_the_reward_falls(tmp_path):
     assert firing_at("collapse", COLLAPSE, tmp_path) == ""
+
+
+@needs_promtool
+def test_alerts_resolve_when_the_throttle_has_cured_the_run_and_fire_again_at_the_next_dip(
+    tmp_path,
+):
+    assert firing_at("recovery", RECOVERY, tmp_path) == ""
 
 
 @needs_promtool
