@@ -18,7 +18,7 @@ from vcpo.algo import MismatchError
 from vcpo.local.models import context_tokens
 from vcpo.metrics import LearnerMetrics, serve_metrics
 from vcpo.metrics.catalogue.edges import lag_edges, response_token_edges
-from vcpo.records.journal import Journal
+from vcpo.records.journal import Journal, read_metrics
 from vcpo.service import logs
 from vcpo.service.lifecycle import (
     TOKEN_VARIABLE,
@@ -33,6 +33,9 @@ from vcpo.service.lifecycle import (
 )
 from vcpo.service.run_lock import LockHolder, run_lock
 from vcpo.spec import VCPORun, VCPORunSpec, load_run
+from vcpo.tracking.services import check_packages
+from vcpo.tracking.sink import TrackedRun
+from vcpo.tracking.tracker import Tracker
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import (
@@ -75,6 +78,8 @@ _SERVICES = tuple(
 )
 _REFRESH_S = 1.0
 _STOP_GRACE_S = 2.0
+_TRACKING_S = 15.0
+"""How long the end of the training waits for sinks."""
 _LOCK_PATIENCE_S = 60.0
 """How long to wait for the lock: the learner of a killed host drains and saves before it exits."""
 
@@ -113,15 +118,18 @@ async def _run_alone(options: Options) -> RunPhase:
     with start_errors():
         run = load_run(options.run_file)
         logs.identify_process(run=run.metadata.name)
+        check_packages(run.spec.tracking)
         tracing.start("vcpo-learner", {"vcpo.run": run.metadata.name})
         if run.spec.learner.threads is not None:
             torch.set_num_threads(run.spec.learner.threads)
         learner = await asyncio.to_thread(_Learner, run, options)
+        step = 0
         if options.resume:
             step = learner.training.resume()
             _LOGGER.info("resuming at step %d", step)
         else:
             learner.training.require_unused()
+        learner.start_tracking(run, options.run_dir, step)
     on_stop_request(learner.drain)
     if options.exit_with_parent:
         on_parent_exit(learner.drain)
@@ -189,6 +197,7 @@ class _Learner:
         self.gauges = LearnerGauges(self.metrics, dispatcher=self.dispatcher, signals=self.signals)
         self.traces = TrajectoryTraces()
         self.policies = PolicyStore(incarnation=incarnation, clock=time.monotonic)
+        self.tracker = Tracker()
         self.archive_writer = open_archive(spec.weights, run.metadata.name, incarnation)
         self.training = TrainingLoop(
             TrainingParts(
@@ -203,6 +212,7 @@ class _Learner:
                 gauges=self.gauges,
                 journal=Journal(options.run_dir),
                 clock=time.monotonic,
+                tracker=self.tracker,
                 archive_writer=self.archive_writer,
                 traces=self.traces,
             )
@@ -213,6 +223,17 @@ class _Learner:
             vocabulary_size=vocabulary_size(model),
             model_context_tokens=context_tokens(model.config.to_dict()),
         )
+
+    def start_tracking(self, run: VCPORun, run_dir: Path, step: int) -> None:
+        """Start the run's sinks; `step` steps were taken before."""
+        recorded = read_metrics(run_dir).steps
+        tracked = TrackedRun(
+            run=run,
+            run_dir=run_dir,
+            first_step=step + 1,
+            furthest_step=recorded[-1].step if recorded else 0,
+        )
+        self.tracker.start(tracked)
 
     def drain(self, reason: str) -> None:
         """Stop granting work; the training loop saves and ends. A learner that lingers exits."""
@@ -260,7 +281,7 @@ class _Learner:
     async def _train(self, linger_s: float) -> RunPhase:
         """Train and linger; publish the cause of a failure before it is raised."""
         try:
-            phase = await self.training.run(self._drain_s)
+            phase = await self._run_tracked()
         except AccountingError as error:
             self.gauges.count_accounting_error()
             self._fail(str(error))
@@ -271,6 +292,17 @@ class _Learner:
             raise StartError(str(error)) from error
         await self._linger(linger_s)
         return phase
+
+    async def _run_tracked(self) -> RunPhase:
+        """Run the training; at its end, however it comes, wait a little for the sinks."""
+        failed = True
+        try:
+            phase = await self.training.run(self._drain_s)
+            failed = phase is RunPhase.FAILED
+            return phase
+        finally:
+            await asyncio.to_thread(self.tracker.close, failed=failed, timeout_s=_TRACKING_S)
+            self.gauges.count_sink_drops(self.tracker.dropped)
 
     def _fail(self, why: str) -> None:
         self.signals.record_failure(why)
@@ -293,6 +325,7 @@ class _Learner:
                 self.gauges.refresh()
                 self.gauges.count_refused_calls(server.guard.refusals)
                 self.gauges.count_served_weights(policies.served_bytes)
+                self.gauges.count_sink_drops(self.tracker.dropped)
                 self.training.report_failures()
             except Exception as error:
                 if repr(error) != logged:

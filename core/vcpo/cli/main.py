@@ -12,16 +12,10 @@ import typer
 from rich.table import Table
 
 from vcpo.cli import monitor
-from vcpo.cli.console import ERR, OUT, fail, require_run, writing
+from vcpo.cli.console import ERR, OUT, fail, writing
+from vcpo.cli.export import export
 from vcpo.cli.report import report
-from vcpo.local.external_commands import (
-    EXPORT_MODULES,
-    STUDY_MODULES,
-    ExportOptions,
-    StudyOptions,
-    exec_export,
-    exec_study,
-)
+from vcpo.local.external_commands import STUDY_MODULES, StudyOptions, exec_study
 from vcpo.local.host import Host, HostOptions
 from vcpo.local.preflight import (
     MissingPackagesError,
@@ -68,6 +62,7 @@ A run is one YAML file of kind `VCPORun`.
 * **vcpo report DIR** writes DIR/report.html; of several directories, their comparison
 * **vcpo report DIR --follow** serves the report while the run goes on
 * **vcpo export DIR** writes the model of a run's newest checkpoint, also after Ctrl-C
+* **vcpo export DIR --to wandb** copies the records of a run to a tracking service
 * **vcpo study study.yaml** compares methods over a grid of policy lags and seeds
 
 Ctrl-C saves a checkpoint and stops the run. A second Ctrl-C stops it at once.
@@ -162,28 +157,7 @@ def validate(file: RunFile) -> None:
 app.command()(report)
 
 
-@app.command()
-def export(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Directory of a run.")],
-    step: Annotated[
-        int | None, typer.Option(min=1, help="Step of the checkpoint. [default: the newest]")
-    ] = None,
-    adapters: Annotated[
-        bool,
-        typer.Option("--adapters", help="Write only the LoRA adapters, in the format of peft."),
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder to write. [default: RUN_DIR/exports/step-N]")
-    ] = None,
-) -> None:
-    """Write the model of a checkpoint in a form that AutoModelForCausalLM.from_pretrained loads.
-
-    LoRA adapters are merged into the model. With --adapters only the adapters are written, and
-    PeftModel.from_pretrained loads them.
-    """
-    require_run(run_dir)
-    _require_modules(EXPORT_MODULES)
-    exec_export(ExportOptions(run_dir=run_dir, step=step, adapters=adapters, output=output))
+app.command()(export)
 
 
 @app.command()

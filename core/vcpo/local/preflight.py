@@ -16,6 +16,7 @@ from vcpo.local.models import model_folder, model_problems
 from vcpo.service.lifecycle import START_ERROR_MARK
 from vcpo.spec import FieldProblem, SpecError, VCPORun, run_to_yaml
 from vcpo.spec.run import RUN_FOLDER_ANNOTATION
+from vcpo.tracking.services import package_problems
 
 _RUN_MODULES = ("torch", "transformers", "vcpo_learner", "vcpo_rollout")
 _ROLLOUT_PACKAGE = "vcpo_rollout"
@@ -63,7 +64,11 @@ def check_machine(run: VCPORun, run_file: Path) -> None:
     Raises:
         SpecError: listing every problem.
     """
-    problems = [*model_problems(run), *_environment_problems(run)]
+    problems = [
+        *model_problems(run),
+        *package_problems(run.spec.tracking),
+        *_environment_problems(run),
+    ]
     if problems:
         raise SpecError(str(run_file), problems)
 

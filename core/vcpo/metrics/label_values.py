@@ -46,14 +46,6 @@ class WeightForm(StrEnum):
     DELTA = "delta"
 
 
-class SinkName(StrEnum):
-    """A tracking service that records of a run are copied to."""
-
-    TENSORBOARD = "tensorboard"
-    WANDB = "wandb"
-    MLFLOW = "mlflow"
-
-
 class SampleOutcome(StrEnum):
     """What became of a trajectory on a worker."""
 

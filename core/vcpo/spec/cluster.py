@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from vcpo.spec.fields import DnsSubdomain, Section
+from vcpo.spec.fields import DnsLabel, DnsSubdomain, Section, conflict, refuse
 
 PodTemplate = Annotated[dict[str, Any], Field(json_schema_extra={"type": "object"})]
 """Part of a Kubernetes PodTemplateSpec (`metadata` and `spec`), merged over the operator's."""
@@ -55,7 +55,28 @@ class NetworkIsolation(StrEnum):
     """In: calls from the run's own pods and the operator; scrapes of the metrics from the run's own
     namespace and those in the chart's `runs.monitoringNamespaces`. Out: all."""
     DENY_ALL = "DenyAll"
-    """In: as above. Out: to the run's own pods and DNS only; models must come from a volume."""
+    """In: as above. Out: to the run's own pods, DNS and `extraEgress` only; models must come from a
+    volume."""
+
+
+class Egress(Section):
+    """A destination that pods may connect to under `DenyAll`."""
+
+    port: Annotated[int, Field(ge=1, le=65_535)]
+    """TCP port of the destination, such as 443."""
+    cidr: Annotated[str, Field(max_length=64, pattern=r"^[0-9A-Fa-f.:]+/[0-9]{1,3}$")] | None = None
+    """Addresses of the destination, such as `10.0.0.0/8`. If unset, `namespace` says where it is;
+    without both, any address."""
+    namespace: DnsLabel | None = None
+    """Namespace of the cluster whose pods are the destination. If unset, `cidr` says where it
+    is."""
+
+    @model_validator(mode="after")
+    def _has_one_place(self) -> Self:
+        if self.cidr is not None and self.namespace is not None:
+            message = "may not be given beside `namespace`; write two destinations"
+            refuse([conflict("cidr", value=self.cidr, message=message)])
+        return self
 
 
 class Pods(Section):
@@ -76,8 +97,11 @@ class Pods(Section):
     network_isolation: NetworkIsolation = NetworkIsolation.DENY_INGRESS
     """Traffic that a NetworkPolicy allows the run's pods. `Disabled`: all, without a policy.
     `DenyIngress`: in, only from the run's own pods, the operator, and scrapers in allowed
-    namespaces; out, all. `DenyAll`: in, the same; out, only to the run's own pods and DNS, so
-    models must come from a volume."""
+    namespaces; out, all. `DenyAll`: in, the same; out, only to the run's own pods, DNS and
+    `extraEgress`, so models must come from a volume."""
+    extra_egress: Annotated[tuple[Egress, ...], Field(max_length=16)] = ()
+    """Further destinations that the pods may connect to under `DenyAll`, such as a tracking service
+    or a collector of traces."""
     disruption_budgets: bool = True
     """Whether PodDisruptionBudgets are made, so that a node drain stops few workers at a time."""
     pod_monitor: bool = False

@@ -12,6 +12,7 @@ from vcpo.algo import MISMATCH_LIMITS_NATS, Baseline, MismatchClass
 from vcpo.spec.algorithm import Algorithm, Batch, Evaluation, Optimizer, Sampling
 from vcpo.spec.cluster import Pods
 from vcpo.spec.fields import DnsLabel, DnsSubdomain, Seconds, Section, Steps, conflict, refuse
+from vcpo.spec.tracking import Tracking
 from vcpo.spec.workloads import (
     Checkpoint,
     CleanupPolicy,
@@ -86,6 +87,7 @@ class VCPORunSpec(Section):
     ] = (RolloutGroup(name="main"),)
     """Groups of rollout workers, each with a unique name."""
 
+    tracking: Tracking = Tracking()
     pods: Pods = Pods()
     managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = None
     """Controller that reconciles the run in a cluster. If unset or `vcpo.dev/operator`, this

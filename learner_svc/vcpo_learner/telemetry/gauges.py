@@ -15,6 +15,7 @@ from vcpo.metrics import LearnerMetrics
 from vcpo.metrics.label_values import GroupOutcome, MemoryState, Stage, WeightForm
 from vcpo.records.journal import EvaluationRecord
 from vcpo.records.step_record import GAUGES, StepRecord, gauge_value
+from vcpo.spec.tracking import SinkName
 from vcpo.wire.guard import CallRefusal
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import control_pb2
@@ -23,7 +24,7 @@ from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.groups import Group
 from vcpo_learner.telemetry.signals import SignalWindow
 
-_Reason = TypeVar("_Reason", bound=str)
+_Value = TypeVar("_Value", bound=str)
 _MAX_GROUPS = 16
 """Rollout groups that become a label; workers name their group, and labels must stay few."""
 
@@ -42,6 +43,7 @@ class LearnerGauges:
         self._waited_s = 0.0
         self._served_bytes: Mapping[WeightForm, int] = {}
         self._refused: Mapping[CallRefusal, int] = {}
+        self._sink_dropped: Mapping[SinkName, int] = {}
         self._counted = TrajectoryCounts(leased=0, in_flight=0, buffered=0, consumed=0)
         self._wasted_tokens: dict[str, int] = {}
 
@@ -146,9 +148,9 @@ class LearnerGauges:
         metrics.in_flight.set(counts.in_flight)
         metrics.buffered.set(counts.buffered)
         _catch_up(metrics.leased, self._counted.leased, counts.leased)
-        _catch_up_by_reason(metrics.dropped, self._counted.dropped, counts.dropped)
+        _catch_up_by_label(metrics.dropped, self._counted.dropped, counts.dropped)
         wasted_tokens = dict(dispatcher.ledger.wasted_tokens())
-        _catch_up_by_reason(metrics.wasted_tokens, self._wasted_tokens, wasted_tokens)
+        _catch_up_by_label(metrics.wasted_tokens, self._wasted_tokens, wasted_tokens)
         self._wasted_tokens = wasted_tokens
         self._counted = counts
         metrics.policy_version.set(dispatcher.policy_version)
@@ -173,12 +175,20 @@ class LearnerGauges:
         for trust in Trust:
             metrics.workers_by_trust.labels(trust.value).set(by_trust[trust])
 
+    def count_sink_drops(self, dropped: Mapping[SinkName, int]) -> None:
+        """Count the records that sinks did not get since the last call.
+
+        dropped: records since the learner's start, by sink.
+        """
+        _catch_up_by_label(self._metrics.sink_dropped, self._sink_dropped, dropped)
+        self._sink_dropped = dict(dropped)
+
     def count_refused_calls(self, refusals: Mapping[CallRefusal, int]) -> None:
         """Count the calls that the server has refused since this was called last.
 
         refusals: calls refused since the server's start, by reason.
         """
-        _catch_up_by_reason(self._metrics.calls_refused, self._refused, refusals)
+        _catch_up_by_label(self._metrics.calls_refused, self._refused, refusals)
         self._refused = dict(refusals)
 
     def count_served_weights(self, served_bytes: Mapping[WeightForm, int]) -> None:
@@ -209,10 +219,10 @@ def _value_or_nan(signals: control_pb2.Signals, field: str) -> float:
     return math.nan if value is None else float(value)
 
 
-def _catch_up_by_reason(
-    metric: CounterMetric, counted: Mapping[_Reason, int], totals: Mapping[_Reason, int]
+def _catch_up_by_label(
+    metric: CounterMetric, counted: Mapping[_Value, int], totals: Mapping[_Value, int]
 ) -> None:
-    """Raise a counter with the label `reason` from what it has counted to the totals."""
+    """Raise a counter with one label from what it has counted to the totals."""
     for reason, total in totals.items():
         _catch_up(metric.labels(str(reason)), counted.get(reason, 0), total)
 

@@ -184,6 +184,7 @@ class TrainingLoop:
             step_s=finished_s - started_s,
         )
         self._parts.journal.step(record)
+        self._parts.tracker.put(record)
         self._parts.signals.record_step(record)
         self._parts.record_update(result)
         self._parts.gauges.record_step(record, groups, result.log_weights)
@@ -344,6 +345,7 @@ class TrainingLoop:
             policy_version_max=result.policy_version_max,
         )
         self._parts.journal.evaluation(record)
+        self._parts.tracker.put(record)
         self._parts.signals.record_evaluation(record)
         self._parts.gauges.record_evaluation(record)
         _LOGGER.info(

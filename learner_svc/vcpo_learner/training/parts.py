@@ -16,6 +16,7 @@ from vcpo.metrics.label_values import MemoryState, Stage
 from vcpo.records.event_level import event_level
 from vcpo.records.journal import EventRecord, Journal
 from vcpo.spec import VCPORun
+from vcpo.tracking.tracker import Tracker
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.telemetry.gauges import LearnerGauges
@@ -44,16 +45,18 @@ class TrainingParts:
     gauges: LearnerGauges
     journal: Journal
     clock: Clock
+    tracker: Tracker = field(default_factory=Tracker)
     archive_writer: ArchiveWriter | None = None
     traces: TrajectoryTraces = field(default_factory=TrajectoryTraces)
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     """Waits a number of seconds of `clock`."""
 
     def event(self, kind: str, message: str) -> None:
-        """Write an event to the journal and to the log."""
+        """Write an event to the journal, the log and the run's sinks."""
         _LOGGER.log(event_level(kind), "%s: %s", kind, message, extra={"event": kind})
         record = EventRecord(time_unix_s=time.time(), source="learner", kind=kind, message=message)
         self.journal.event(record)
+        self.tracker.put(record)
 
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:

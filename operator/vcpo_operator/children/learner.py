@@ -66,6 +66,7 @@ def _workload(parent: Parent, defaults: OperatorDefaults) -> Workload:
         metrics_port=LEARNER_METRICS_PORT,
         drain_s=settings.drain_seconds,
         threads=settings.threads,
+        environment_secret=parent.run.spec.tracking.secret_name,
         # A folder of this run alone: a retained claim may hold the checkpoints of an earlier run.
         mounts=[{"name": "run", "mountPath": RUN_DIR, "subPath": parent.owner.uid}],
         volumes=[{"name": "run", **claim}],

@@ -3,7 +3,7 @@
 Allowed in: the run's own pods on every port; the operator, in its namespace, on gRPC; the run's
 namespace and those of scrapers on the metrics ports. A label alone allows nobody from another
 namespace, since anybody who may create pods there could set it. Under `DenyAll`, allowed out: the
-run's own pods and DNS, without which no pod finds the learner.
+run's own pods, DNS, without which no pod finds the learner, and the run's `extraEgress`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vcpo.spec.cluster import NetworkIsolation
+from vcpo.spec.cluster import Egress, NetworkIsolation
 from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
 from vcpo_operator.names import (
     LEARNER_METRICS_PORT,
@@ -62,8 +62,18 @@ def network_policy(parent: Parent, ingress_sources: IngressSources) -> Child | N
     if isolation is NetworkIsolation.DENY_ALL:
         spec["policyTypes"] = ["Ingress", "Egress"]
         dns = {"ports": [_port(_DNS_PORT, "UDP"), _port(_DNS_PORT)]}
-        spec["egress"] = [{"to": [peers]}, dns]
+        extra = (_to_destination(each) for each in parent.run.spec.pods.extra_egress)
+        spec["egress"] = [{"to": [peers]}, dns, *extra]
     return build_child(Kind.NETWORK_POLICY, parent, parent.name, {"spec": spec})
+
+
+def _to_destination(egress: Egress) -> Manifest:
+    rule: Manifest = {"ports": [_port(egress.port)]}
+    if egress.cidr is not None:
+        rule["to"] = [{"ipBlock": {"cidr": egress.cidr}}]
+    if egress.namespace is not None:
+        rule["to"] = [_namespaces([egress.namespace])]
+    return rule
 
 
 def _from_operator(ingress_sources: IngressSources) -> list[Manifest]:

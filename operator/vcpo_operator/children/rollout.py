@@ -70,6 +70,7 @@ def _workload(parent: Parent, group: RolloutGroup, defaults: OperatorDefaults) -
         metrics_port=ROLLOUT_METRICS_PORT,
         drain_s=group.drain_seconds,
         threads=group.threads,
+        environment_secret=None,
         mounts=[],
         volumes=[],
         template=_template_with_spread(parent, group),

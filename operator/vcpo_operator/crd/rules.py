@@ -16,6 +16,7 @@ from vcpo.algo import LOSS_CONFIGS, Baseline
 from vcpo.spec.algorithm import BASELINES_OF_BATCHES
 from vcpo.spec.environments import BUILT_IN
 from vcpo.spec.run import BASELINES_OF_PAIRS
+from vcpo.spec.tracking import SINKS_BY_FIELD
 
 
 class Rule(TypedDict):
@@ -148,6 +149,22 @@ ROLLOUT_GROUP: Final = (
             *("minReplicas", "maxReplicas"), rule="self.minReplicas <= self.maxReplicas"
         ),
         message="`minReplicas` must be less than or equal to `maxReplicas`",
+    ),
+)
+
+TRACKING_SINK: Final = tuple(
+    Rule(
+        rule=f"!has(self.{field}) || self.name in {_words(names)}",
+        message=f"`{field}` may be given only where `name` is "
+        + " or ".join(f"'{name}'" for name in names),
+    )
+    for field, names in SINKS_BY_FIELD.items()
+)
+
+EGRESS: Final = (
+    Rule(
+        rule="!(has(self.cidr) && has(self.namespace))",
+        message="`cidr` may not be given beside `namespace`",
     ),
 )
 

@@ -66,6 +66,10 @@ def _schema() -> Schema:
     fields["environment"]["x-kubernetes-validations"] = [*rules.ENVIRONMENT]
     fields["model"]["x-kubernetes-validations"] = [*rules.MODEL]
     fields["rollouts"]["items"]["x-kubernetes-validations"] = [*rules.ROLLOUT_GROUP]
+    sinks = fields["tracking"]["properties"]["sinks"]
+    sinks["items"]["x-kubernetes-validations"] = [*rules.TRACKING_SINK]
+    destinations = fields["pods"]["properties"]["extraEgress"]
+    destinations["items"]["x-kubernetes-validations"] = [*rules.EGRESS]
     fields["environment"]["properties"]["parameters"]["maxProperties"] = _MAX_PARAMETERS
     schema = object_schema("One training run.", spec, status_schema())
     return {**schema, "x-kubernetes-validations": [*rules.ROOT]}

@@ -187,6 +187,31 @@ def test_a_cache_of_vllms_is_refused_for_another_engine():
     assert run_with("rollouts: [{name: a, engine: vllm, kvCacheGibibytes: 2.0}]").spec.rollouts
 
 
+@pytest.mark.parametrize(
+    ("sinks", "problem"),
+    [
+        (
+            "[{name: tensorboard, project: p}]",
+            "sinks[0].project: sink 'tensorboard' does not use it; remove it (got 'p')",
+        ),
+        (
+            "[{name: mlflow, mode: offline}]",
+            "sinks[0].mode: sink 'mlflow' does not use it; remove it (got <WandbMode.OFFLINE:",
+        ),
+        ("[{name: wandb}, {name: wandb}]", "sinks[1].name: is there twice; remove one (got"),
+        ("[{name: comet}]", "sinks[0].name: Input should be 'tensorboard', 'wandb' or 'mlflow'"),
+    ],
+)
+def test_a_sink_takes_the_fields_of_its_service_once(sinks, problem):
+    (line,) = problem_lines(f"tracking: {{sinks: {sinks}}}")
+    assert line.startswith(f"spec.tracking.{problem}")
+
+
+def test_a_destination_has_one_place():
+    (line,) = problem_lines("pods: {extraEgress: [{port: 1, cidr: 10.0.0.0/8, namespace: obs}]}")
+    assert line.startswith("spec.pods.extraEgress[0].cidr: may not be given beside `namespace`")
+
+
 def test_a_system_prompt_in_plain_text_is_refused():
     with pytest.raises(SpecError) as refused:
         parse_run(

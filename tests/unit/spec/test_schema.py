@@ -94,8 +94,10 @@ def test_only_name_model_environment_and_steps_must_be_given():
         "spec.environment.name",
         "spec.model",
         "spec.model.name",
+        "spec.pods.extraEgress[].port",
         "spec.rollouts[].name",
         "spec.steps",
+        "spec.tracking.sinks[].name",
     ]
 
 

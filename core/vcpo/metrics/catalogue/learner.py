@@ -8,7 +8,6 @@ from vcpo.metrics.catalogue.edges import lag_edges, response_token_edges
 from vcpo.metrics.label_values import (
     GroupOutcome,
     MemoryState,
-    SinkName,
     Stage,
     WeightForm,
 )
@@ -17,6 +16,7 @@ from vcpo.records.reasons import DropReason, SkipReason
 from vcpo.records.step_record import GAUGES
 from vcpo.records.unit import Unit
 from vcpo.spec.algorithm import Algorithm, Sampling
+from vcpo.spec.tracking import SinkName
 from vcpo.wire.guard import CallRefusal
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import FinishReason

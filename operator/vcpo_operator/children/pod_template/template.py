@@ -56,6 +56,8 @@ class Workload:
     """Time to finish work after SIGTERM, without the margin for writing and exiting."""
     threads: int | None
     """Value of OMP_NUM_THREADS; None sets none."""
+    environment_secret: str | None
+    """Secret whose keys become environment variables; None for none."""
     mounts: Sequence[Manifest]
     volumes: Sequence[Manifest]
     template: Mapping[str, Any]
@@ -128,12 +130,14 @@ def _scrape_annotations(workload: Workload) -> dict[str, str]:
 
 
 def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Manifest:
+    secret = workload.environment_secret
     return {
         "name": workload.role.value,
         "image": workload.image,
         "imagePullPolicy": parent.run.spec.pods.image_pull_policy.value,
         "command": list(workload.command),
         "env": _environment(parent, defaults, workload.threads),
+        **({} if secret is None else {"envFrom": [{"secretRef": {"name": secret}}]}),
         "ports": [
             {"name": "grpc", "containerPort": workload.port},
             {"name": "metrics", "containerPort": workload.metrics_port},

@@ -22,7 +22,9 @@ EVERYTHING = {
         "tokenSecretName": "run-token",
         "priorityClassName": "batch",
         "networkIsolation": "DenyAll",
+        "extraEgress": [{"port": 443}],
     },
+    "tracking": {"secretName": "wandb", "sinks": [{"name": "wandb"}]},
     "learner": {
         "threads": 4,
         "checkpointStorageClassName": "fast",
@@ -122,6 +124,14 @@ def test_every_pod_gets_the_variables_of_the_operator_and_knows_its_namespace(po
     } in container["env"]
 
 
+def test_the_keys_of_the_tracking_secret_are_variables_of_the_learner_alone():
+    made = build(tracking={"secretName": "wandb", "sinks": [{"name": "wandb"}]})
+    (learner,) = pod_spec(made["StatefulSet demo-learner"])["containers"]
+    (worker,) = pod_spec(made["Deployment demo-rollout-main"])["containers"]
+    assert learner["envFrom"] == [{"secretRef": {"name": "wandb"}}]
+    assert "envFrom" not in worker
+
+
 def test_a_pod_has_longer_to_leave_than_its_process_takes_to_drain():
     assert pod_spec(build()["StatefulSet demo-learner"])["terminationGracePeriodSeconds"] == 150
     assert pod_spec(build()["Deployment demo-rollout-main"])["terminationGracePeriodSeconds"] == 90
@@ -181,7 +191,7 @@ def test_the_token_comes_from_the_secret_that_the_run_names():
 def test_isolated_pods_still_reach_each_other_and_dns():
     spec = build(**EVERYTHING)["NetworkPolicy demo"].manifest["spec"]
     assert spec["policyTypes"] == ["Ingress", "Egress"]
-    to_run, to_dns = spec["egress"]
+    to_run, to_dns, _ = spec["egress"]
     assert to_run == {"to": [{"podSelector": {"matchLabels": {RUN_LABEL: "demo"}}}]}
     assert to_dns["ports"] == [
         {"protocol": "UDP", "port": 53},

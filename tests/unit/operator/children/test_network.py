@@ -63,3 +63,18 @@ def test_without_a_monitoring_namespace_only_the_own_one_reads_metrics():
 def test_no_rule_admits_every_namespace():
     peers = [peer for rule in ingress() for peer in rule["from"]]
     assert all(peer.get("namespaceSelector") != {} for peer in peers)
+
+
+def test_further_destinations_may_be_reached_where_all_else_is_denied():
+    destinations = [
+        {"port": 443},
+        {"port": 5000, "cidr": "10.1.0.0/16"},
+        {"port": 4317, "namespace": "tracing"},
+    ]
+    pods = {"networkIsolation": "DenyAll", "extraEgress": destinations}
+    policy = network_policy(parent(pods=pods), VISITORS)
+    assert policy is not None
+    anywhere, addresses, namespace = policy.manifest["spec"]["egress"][2:]
+    assert (ports(anywhere), "to" in anywhere) == ({443}, False)
+    assert (ports(addresses), addresses["to"]) == ({5000}, [{"ipBlock": {"cidr": "10.1.0.0/16"}}])
+    assert (ports(namespace), namespaces(namespace["to"][0])) == ({4317}, ["tracing"])

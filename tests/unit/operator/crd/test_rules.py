@@ -84,6 +84,12 @@ def test_a_run_of_defaults_breaks_no_rule():
         ({"batch": {"trajectoriesPerPrompt": 65}}, "`maxConcurrentSequences`"),
         ({"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0}]}, "`kvCacheGibibytes`"),
         ({"environment": {"name": "chess"}}, "'countdown', 'gsm8k'"),
+        ({"tracking": {"sinks": [{"name": "wandb", "directory": "/logs"}]}}, "`directory`"),
+        ({"tracking": {"sinks": [{"name": "mlflow", "mode": "offline"}]}}, "`mode`"),
+        (
+            {"pods": {"extraEgress": [{"port": 443, "cidr": "10.0.0.0/8", "namespace": "obs"}]}},
+            "`cidr`",
+        ),
         (
             {"environment": {"name": "math", "systemPrompt": "Add.", "promptFormat": "plain"}},
             "`systemPrompt`",
@@ -103,6 +109,9 @@ def test_a_broken_rule_names_its_field(spec: dict[str, Any], word: str):
     [
         {"rollouts": [{"name": "a", "kvCacheGibibytes": 2.0, "engine": "vllm"}]},
         {"environment": {"name": "tasks.chess:Chess"}},
+        {"tracking": {"sinks": [{"name": "wandb", "mode": "offline", "entity": "me"}]}},
+        {"tracking": {"sinks": [{"name": "mlflow", "url": "http://mlflow:5000"}]}},
+        {"pods": {"extraEgress": [{"port": 443}, {"port": 5000, "namespace": "obs"}]}},
         {"environment": {"name": "verifiers:wordle"}},
         {"model": {"name": "/models/tiny"}},
         {"model": {"name": "Qwen/Qwen2.5-1.5B"}},

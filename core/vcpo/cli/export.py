@@ -1,0 +1,124 @@
+"""`vcpo export`: a run's model for others to load, or its records for a tracking service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import track
+
+from vcpo.cli.console import ERR, OUT, fail, require_run
+from vcpo.local.external_commands import EXPORT_MODULES, ExportOptions, exec_export
+from vcpo.local.preflight import MissingPackagesError, check_installed
+from vcpo.local.run_dir import RunDir
+from vcpo.spec import SpecError, load_run
+from vcpo.spec.tracking import Sink, SinkName, Tracking, WandbMode
+from vcpo.tracking.backfill import ordered_records
+from vcpo.tracking.services import check_packages, open_sink
+from vcpo.tracking.sink import TrackedRun, deliver
+
+
+def export(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Directory of a run.")],
+    step: Annotated[
+        int | None, typer.Option(min=1, help="Step of the checkpoint. [default: the newest]")
+    ] = None,
+    adapters: Annotated[
+        bool,
+        typer.Option("--adapters", help="Write only the LoRA adapters, in the format of peft."),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder to write. [default: step-N or tensorboard in RUN_DIR/exports]"),
+    ] = None,
+    to: Annotated[
+        SinkName | None,
+        typer.Option(help="Copy the records to this tracking service; write no model."),
+    ] = None,
+    project: Annotated[
+        str | None,
+        typer.Option(
+            help="With --to: project of W&B or experiment of MLflow. [default: the spec's]"
+        ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="With --to: address of the service. [default: the spec's]"),
+    ] = None,
+    offline: Annotated[
+        bool,
+        typer.Option("--offline", help="With --to wandb: write to RUN_DIR/wandb, send nothing."),
+    ] = False,
+) -> None:
+    """Write the model of a checkpoint, or copy the run's records to a tracking service.
+
+    The model has a form that AutoModelForCausalLM.from_pretrained loads; LoRA adapters are merged
+    into it. With --adapters only the adapters are written, and PeftModel.from_pretrained loads
+    them.
+
+    With --to all steps, evaluations and events are copied, to a run of its own in the service. A
+    second copy changes nothing, or adds what came since: `vcpo export RUN --to tensorboard`, then
+    `tensorboard --logdir RUN/exports/tensorboard`.
+    """
+    require_run(run_dir)
+    if to is None:
+        if project or url or offline:
+            fail("--project, --url, --offline: need --to, the tracking service to copy to")
+        _export_model(ExportOptions(run_dir=run_dir, step=step, adapters=adapters, output=output))
+        return
+    if step is not None or adapters:
+        fail("--step, --adapters: choose what of a model is written; leave them out beside --to")
+    if output is not None and to is not SinkName.TENSORBOARD:
+        fail(f"--output: {to} has no folder; give --project or --url")
+    given = {
+        "name": to,
+        "project": project,
+        "url": url,
+        "mode": WandbMode.OFFLINE if offline else None,
+        "directory": str(output) if output else None,
+    }
+    _copy_records(run_dir, given)
+
+
+def _export_model(options: ExportOptions) -> None:
+    try:
+        check_installed(EXPORT_MODULES)
+    except MissingPackagesError as error:
+        fail(str(error))
+    exec_export(options)
+
+
+def _copy_records(run_dir: Path, given: dict[str, str | None]) -> None:
+    """Copy a run's records; an option that is not given is as in the spec's own sink."""
+    try:
+        run = load_run(RunDir(run_dir).spec)
+        settings = _settings(run.spec.tracking, run_dir, given)
+        check_packages(Tracking(sinks=(settings,)))
+    except (SpecError, ValueError) as error:
+        fail(str(error))
+    records = list(ordered_records(run_dir))
+    tracked = TrackedRun(run=run, run_dir=run_dir, is_copy=True)
+    try:
+        sink = open_sink(settings, tracked)
+        for record, step in track(
+            records, f"to {settings.name}", console=ERR, transient=True, disable=not ERR.is_terminal
+        ):
+            deliver(sink, record, step)
+        sink.close(failed=False)
+    except Exception as error:  # noqa: BLE001 - a client of a service may raise anything
+        fail(f"--to {settings.name}: {type(error).__name__}: {error}")
+    where = settings.directory or settings.url or ""
+    OUT.print(
+        f"{len(records)} records copied to {settings.name}{where and ': '}{where}",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def _settings(tracking: Tracking, run_dir: Path, given: dict[str, str | None]) -> Sink:
+    of_spec = next((sink for sink in tracking.sinks if sink.name == given["name"]), None)
+    chosen = of_spec.model_dump(exclude={"directory"}) if of_spec else {}
+    if given["name"] is SinkName.TENSORBOARD:
+        chosen["directory"] = str(run_dir / "exports" / "tensorboard")
+    return Sink.model_validate({**chosen, **{k: v for k, v in given.items() if v is not None}})

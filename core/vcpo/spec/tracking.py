@@ -1,0 +1,101 @@
+"""Section of a run that copies its numbers to tracking services."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Final, Self
+
+from pydantic import Field, model_validator
+from pydantic.alias_generators import to_camel
+
+from vcpo.spec.cluster import ObjectName
+from vcpo.spec.fields import Section, Text, conflict, refuse
+
+
+class SinkName(StrEnum):
+    """A tracking service that records of a run are copied to."""
+
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    MLFLOW = "mlflow"
+
+
+class WandbMode(StrEnum):
+    """Whether Weights & Biases sends what it gets."""
+
+    ONLINE = "online"
+    OFFLINE = "offline"
+
+
+SINKS_BY_FIELD: Final = {
+    "directory": (SinkName.TENSORBOARD,),
+    "project": (SinkName.WANDB, SinkName.MLFLOW),
+    "entity": (SinkName.WANDB,),
+    "url": (SinkName.WANDB, SinkName.MLFLOW),
+    "mode": (SinkName.WANDB,),
+}
+"""Services that use a field."""
+
+
+class Sink(Section):
+    """One tracking service that gets the run's numbers."""
+
+    name: SinkName
+    """Tracking service: `tensorboard` (files that TensorBoard reads), `wandb` (Weights & Biases),
+    or `mlflow`. The learner's environment or image must have the extra `tracking` of this
+    package."""
+    directory: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
+    """Folder for TensorBoard's files. If unset, `tensorboard` in the run directory. In a cluster
+    give a path of a volume that your TensorBoard mounts too. Only for `tensorboard`."""
+    project: Annotated[Text, Field(min_length=1, max_length=128)] | None = None
+    """Project of Weights & Biases, or experiment of MLflow. If unset, `vcpo`. Only for `wandb` and
+    `mlflow`."""
+    entity: Annotated[Text, Field(min_length=1, max_length=128)] | None = None
+    """Team or user of Weights & Biases. If unset, the default of the API key. Only for `wandb`."""
+    url: Annotated[str, Field(max_length=1024, pattern=r"^(https?|file)://.+$")] | None = None
+    """Address of the service. If unset, the service's own variable (`WANDB_BASE_URL`,
+    `MLFLOW_TRACKING_URI`) or, for `wandb`, its public server. For `mlflow` also a folder as
+    `file:///path`. Only for `wandb` and `mlflow`."""
+    mode: WandbMode | None = None
+    """What Weights & Biases does with the numbers: `online` sends them; `offline` writes them to
+    `wandb` in the run directory, and `wandb sync` sends them later. If unset, `online`. Only for
+    `wandb`."""
+
+    @model_validator(mode="after")
+    def _fields_suit_service(self) -> Self:
+        refuse(
+            conflict(
+                to_camel(field),
+                value=getattr(self, field),
+                message=f"sink '{self.name}' does not use it; remove it",
+            )
+            for field, users in SINKS_BY_FIELD.items()
+            if getattr(self, field) is not None and self.name not in users
+        )
+        return self
+
+
+class Tracking(Section):
+    """Tracking services that get a copy of the run's numbers."""
+
+    sinks: Annotated[
+        tuple[Sink, ...],
+        Field(max_length=len(SinkName), json_schema_extra={"x-kubernetes-list-type": "map"}),
+    ] = ()
+    """Services, each at most once. A service that is slow, absent or full never delays or fails a
+    step: what it cannot take is dropped and counted in `vcpo_sink_dropped_total`. The run's own
+    records hold everything, and `vcpo export RUN --to` copies them later."""
+    secret_name: ObjectName | None = None
+    """Secret whose keys become environment variables of the learner in a cluster, such as
+    `WANDB_API_KEY` or `MLFLOW_TRACKING_TOKEN`. If unset, none. A local run takes them from the
+    environment of `vcpo run`."""
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        names = [sink.name for sink in self.sinks]
+        refuse(
+            conflict("sinks", index, "name", value=str(name), message="is there twice; remove one")
+            for index, name in enumerate(names)
+            if name in names[:index]
+        )
+        return self

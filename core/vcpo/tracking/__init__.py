@@ -1,0 +1,1 @@
+"""Copies of a run's numbers for tracking services: TensorBoard, Weights & Biases, MLflow."""

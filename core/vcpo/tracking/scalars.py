@@ -1,0 +1,70 @@
+"""The numbers of a run by the names that tracking services show.
+
+A name is that of the metric without `vcpo_`, after the group in which services show it together:
+`off_policy/ess_ratio`. Numbers of the record that are no metric have names by the same rules.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from vcpo.records.journal import EvaluationRecord
+from vcpo.records.step_record import GAUGES, StepRecord, gauge_value
+
+_PREFIX: Final = "vcpo_"
+_GROUPS: Final = {
+    "task": ("vcpo_reward_mean", "vcpo_surprisal_nats"),
+    "learner": ("vcpo_learning_rate", "vcpo_gradient_norm"),
+}
+_GROUP_OF: Final = {name: group for group, names in _GROUPS.items() for name in names}
+"""Group of a metric; `off_policy` for every other one."""
+
+STEP_NAME: Final = "learner/learner_step"
+"""Name under which the number of the step itself is sent."""
+
+_FIELDS: Final = {
+    "step": STEP_NAME,
+    "response_tokens_mean": "task/response_tokens_mean",
+    "lag_mean": "off_policy/token_lag_mean_steps",
+    "lag_p50": "off_policy/token_lag_median_steps",
+    "lag_max": "off_policy/token_lag_max_steps",
+    "admission_lag_steps": "off_policy/admission_lag_steps",
+    "step_s": "learner/learner_step_duration_seconds",
+    "idle_s": "learner/learner_idle_seconds",
+    "tokens_per_s": "rollout/accepted_tokens_per_second",
+    "workers": "rollout/workers",
+    "weight_updates_in_flight": "rollout/rollout_weight_updates_in_flight_total",
+    "leased": "rollout/trajectories_leased_total",
+    "in_flight": "rollout/trajectories_in_flight",
+    "buffered": "rollout/trajectories_buffered",
+    "consumed": "rollout/trajectories_consumed_total",
+}
+"""Names of the numbers that no gauge of a step shows."""
+
+
+def step_scalars(record: StepRecord) -> dict[str, float]:
+    """Return the numbers of a step by name, without those that this step does not have."""
+    shown = {name: float(getattr(record, field)) for field, name in _FIELDS.items()}
+    for field, gauge in GAUGES:
+        value = gauge_value(record, field, gauge)
+        is_missing = value is None or (gauge.is_of_update and record.skipped is not None)
+        if value is not None and not is_missing:
+            shown[_name_of(gauge.name)] = float(value)
+    if record.has_weights:
+        relative = record.ess_ratio / record.on_policy_ess_ratio
+        shown["off_policy/relative_ess_ratio"] = relative
+    for lag, ratio in record.ess_by_lag.items():
+        shown[f"off_policy/lag_ess_ratio/{lag}"] = ratio
+    for reason, count in record.dropped.items():
+        shown[f"rollout/trajectories_dropped_total/{reason}"] = float(count)
+    shown["learner/step_skipped"] = float(record.skipped is not None)
+    return shown
+
+
+def evaluation_scalars(record: EvaluationRecord) -> dict[str, float]:
+    """Return the numbers of an evaluation by name."""
+    return {"evaluation/evaluation_accuracy": record.accuracy}
+
+
+def _name_of(metric: str) -> str:
+    return f"{_GROUP_OF.get(metric, 'off_policy')}/{metric.removeprefix(_PREFIX)}"

@@ -1,0 +1,125 @@
+"""A tracking service as the learner sees it, and the run whose numbers it gets."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from vcpo.records.journal import EvaluationRecord, EventRecord
+from vcpo.records.step_record import StepRecord
+from vcpo.spec import VCPORun
+from vcpo.spec.tracking import SinkName
+
+DEFAULT_PROJECT = "vcpo"
+_SENT = {
+    "model",
+    "environment",
+    "steps",
+    "seed",
+    "algorithm",
+    "batch",
+    "sampling",
+    "optimizer",
+    "evaluation",
+}
+"""Sections of the spec that services get."""
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s\"]+@")
+"""User and password in a URL."""
+_FOLDER = "tracking"
+"""Folder of a run directory with the ids of its runs in tracking services."""
+
+
+Record = StepRecord | EvaluationRecord | EventRecord
+
+
+class Sink(Protocol):
+    """One run in one tracking service. Each call may block and may raise any error.
+
+    Steps come in order. A learner that resumes from a checkpoint takes steps again; each service
+    deals with it in its own way, see `docs/tracking.md`.
+    """
+
+    def step(self, record: StepRecord) -> None:
+        """Take the numbers of an optimizer step."""
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """Take the result of an evaluation."""
+
+    def event(self, record: EventRecord, step: int) -> None:
+        """Take an event that happened after `step` optimizer steps."""
+
+    def close(self, *, failed: bool) -> None:
+        """Deliver what is left and end the run in the service."""
+
+
+def deliver(sink: Sink, record: Record, step: int) -> None:
+    """Hand a record to a sink. It may block and raise as the sink does.
+
+    step: Steps taken when the record was made.
+    """
+    match record:
+        case StepRecord():
+            sink.step(record)
+        case EvaluationRecord():
+            sink.evaluation(record)
+        case EventRecord():
+            sink.event(record, step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedRun:
+    """A run and its history so far."""
+
+    run: VCPORun
+    run_dir: Path
+    first_step: int = 1
+    """First step that will come: the one after the checkpoint that the learner resumed from."""
+    furthest_step: int = 0
+    """Last step of the run's records at the start. Steps up to it come again if they are after the
+    checkpoint."""
+    is_copy: bool = False
+    """Whether the records are copied afterwards, to a run of their own in the service."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the run trains and how, for the service: sections by name, without URLs' passwords.
+
+        Sections for the host alone, such as pod templates, stay here.
+        """
+        chosen = self.run.spec.model_dump_json(by_alias=True, include=_SENT, exclude_none=True)
+        sent: dict[str, Any] = json.loads(_CREDENTIALS.sub("***@", chosen))
+        return sent
+
+    @property
+    def title(self) -> str:
+        """Name of the run for people."""
+        return f"{self.run.metadata.name}{' (copy)' if self.is_copy else ''}"
+
+    def known_id(self, sink: SinkName) -> str | None:
+        """Return the id of this run in a service; None before its first start there."""
+        try:
+            known: str = json.loads(self._id_file(sink).read_text(encoding="utf-8"))["run_id"]
+        except FileNotFoundError:
+            return None
+        return known
+
+    def keep_id(self, sink: SinkName, run_id: str) -> str:
+        """Keep and return the id, so that a restarted learner continues the same run there."""
+        path = self._id_file(sink)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps({"run_id": run_id}) + "\n", encoding="utf-8")
+        partial.replace(path)
+        return run_id
+
+    def _id_file(self, sink: SinkName) -> Path:
+        return self.run_dir / _FOLDER / f"{sink}{'-copy' if self.is_copy else ''}.json"
+
+
+def new_id() -> str:
+    """Return an id that no other run has."""
+    return uuid.uuid4().hex
