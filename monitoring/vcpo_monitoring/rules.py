@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ class Rule:
     annotations: dict[str, str] = field(default_factory=dict)
 
 
+@functools.cache
 def rules() -> tuple[Rule, ...]:
     """Return every rule in the order of the file; an alert with two severities is there twice."""
     return tuple(
