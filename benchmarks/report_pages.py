@@ -19,7 +19,7 @@ from pathlib import Path
 
 from vcpo.algo.health.lag_breakdown import LAG_BUCKETS
 from vcpo.records.journal import EvaluationRecord, EventRecord, Journal
-from vcpo.records.step_record import StepRecord
+from vcpo.records.step_record import CHARTS, StepRecord
 from vcpo.report import render_report
 from vcpo.report.recorded_run import SPEC_FILE, read_run
 from vcpo.spec import parse_run, run_to_yaml
@@ -31,7 +31,7 @@ spec:
   environment: {{name: countdown}}
   steps: {steps}
 """
-ENTRIES = ("token_ess_ratio", "kl_per_token", "top_gradient_share")
+ENTRIES = tuple(chart.entry for _, chart in CHARTS if chart.entry is not None)
 
 
 def noisy_step(step: int, noise: random.Random) -> StepRecord:

@@ -259,6 +259,22 @@ class UpdateRecord:
         ),
         StepChart(
             topic=ChartTopic.UPDATE,
+            entry="weight_concentration",
+            title="Weight concentration",
+            unit="largest weight over their sum",
+            label="concentration",
+            caption="At 1 one trajectory is the whole batch.",
+        ),
+        StepChart(
+            topic=ChartTopic.UPDATE,
+            entry="baseline_weight_concentration",
+            title="Baseline concentration",
+            unit="largest OPOB weight over their sum",
+            label="concentration",
+            caption="At 1 one trajectory is the whole baseline of its group.",
+        ),
+        StepChart(
+            topic=ChartTopic.UPDATE,
             entry="top_gradient_share",
             title="Top gradient share",
             unit="share of the gradient norm",

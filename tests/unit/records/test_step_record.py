@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import fields
 
 from vcpo.algo import BatchDiagnostics
-from vcpo.records.step_record import GAUGES, SIGNALS, StepRecord, UpdateRecord, update_fields
+from vcpo.records.step_record import (
+    CHARTS,
+    GAUGES,
+    SIGNALS,
+    StepRecord,
+    UpdateRecord,
+    update_fields,
+)
 from vcpo.wire.v1 import control_pb2
 
 
@@ -18,6 +25,12 @@ def test_a_number_within_the_diagnostics_is_one_of_theirs():
     entries = {gauge.entry for field, gauge in GAUGES if field == "diagnostics"}
     assert entries <= {each.name for each in fields(BatchDiagnostics)}
     assert {gauge.entry for field, gauge in GAUGES if field != "diagnostics"} == {None}
+
+
+def test_a_chart_within_the_diagnostics_is_one_of_theirs():
+    entries = {chart.entry for field, chart in CHARTS if field == "diagnostics"}
+    assert entries <= {each.name for each in fields(BatchDiagnostics)}
+    assert {chart.entry for field, chart in CHARTS if field != "diagnostics"} == {None}
 
 
 def test_a_signal_is_a_field_of_the_message():
