@@ -36,7 +36,13 @@ SCALE: Final = 1.5
 COLORS: Final = 256
 """Colours of the picture's palette, which makes the file a third as large."""
 PAGE: Final = """<!doctype html><meta charset="utf-8"><link rel="stylesheet" href="{css}">
-<style>body {{ margin: 0; background: #fff }} #board {{ padding: 4px 8px }}</style>
+<style>
+body {{ margin: 0; background: #fff }}
+#board {{ padding: 4px 8px }}
+/* A legend of five names fits into a line below a panel. */
+.MuiListItemButton-root {{ padding: 0 6px 0 0 !important }}
+.MuiListItemButton-root * {{ font-size: 11px !important }}
+</style>
 <div id="board"></div>
 <script>window.BOARD = {board}; window.SOURCE = {source};</script><script src="{script}"></script>
 """
@@ -46,13 +52,11 @@ def main() -> int:
     """Draw the board; the exit status is 1 when a program that it takes is missing."""
     arguments = _arguments()
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    missing = [
-        name for name, path in (("Chromium", browser), ("npm", shutil.which("npm"))) if not path
-    ]
-    if missing or browser is None:
-        sys.stderr.write(f"{' and '.join(missing)} must be installed to draw a board.\n")
+    npm = shutil.which("npm")
+    if browser is None or npm is None:
+        sys.stderr.write("Drawing a board takes Chromium and Node.js with npm; install both.\n")
         return 1
-    _bundle()
+    _bundle(npm)
     start, end = _span(arguments.prometheus, arguments.run)
     board = next(board for board in BOARDS if board.uid == arguments.board)
     drawn = to_perses(

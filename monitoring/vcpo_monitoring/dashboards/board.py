@@ -175,11 +175,17 @@ class Place:
 
 
 def places(row: Row, top: int) -> Iterator[tuple[Panel, Place]]:
-    """Yield the panels of a row and their places, lines of two or three that fill the width."""
+    """Yield the panels of a row and their places: a table's line is its own, others share one.
+
+    Lines have two or three panels that fill the width; a panel alone fills it too.
+    """
     left = list(row.panels)
     y = top
     while left:
-        count = min(2 if len(left) in {2, 4} else 3, len(left))
+        before_table = next(
+            (n for n, each in enumerate(left) if each.kind is Kind.TABLE), len(left)
+        )
+        count = min(2 if before_table in {2, 4} else 3, before_table) or 1
         width = COLUMNS // count
         for column, panel in enumerate(left[:count]):
             yield panel, Place(x=column * width, y=y, width=width)

@@ -141,11 +141,11 @@ def _target(kind: Kind, letter: str, query: Query) -> prometheus.Dataquery:
 
 def _variables(board: Board) -> list[builders.DatasourceVariable | builders.QueryVariable]:
     source = builders.DatasourceVariable("datasource").label("data source").type("prometheus")
-    cluster = _label_values("cluster", 'vcpo_build_info{part!=""}')
+    everything = models.VariableOption(selected=True, text="All", value="$__all")
+    cluster = _label_values("cluster", "vcpo_build_info")
     namespace = _label_values("namespace", 'vcpo_run_info{cluster=~"$cluster"}')
     choices = [
-        cluster.include_all(True).all_value(".*"),
-        namespace.include_all(True).all_value(".*"),
+        each.include_all(True).all_value(".*").current(everything) for each in (cluster, namespace)
     ]
     if board.has_run:
         choices.append(_label_values("run", f"vcpo_run_info{{{RUNS}}}"))

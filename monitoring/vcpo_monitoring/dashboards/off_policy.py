@@ -33,12 +33,13 @@ _MAY_WE_STEP: Final = Row(
             slug="ess",
             title="Effective sample size",
             question="Which share of a batch does its effective sample size reach?",
-            reading="On policy it lies on the reference. Below the floor the host halves the lag.",
+            reading="Of the last step, and mean and tenth percentile of recent steps. On policy it "
+            "lies on the reference. Below the floor the host halves the lag.",
             maximum=1.0,
             queries=(
-                Query(value("vcpo_ess_ratio"), "last step", role=Role.FAINT),
-                Query(value("vcpo_ess_mean_ratio"), "mean of recent steps"),
-                Query(value("vcpo_ess_low_ratio"), "lowest tenth"),
+                Query(value("vcpo_ess_ratio"), "last", role=Role.FAINT),
+                Query(value("vcpo_ess_mean_ratio"), "recent mean"),
+                Query(value("vcpo_ess_low_ratio"), "low tenth"),
                 Query(_ON_POLICY, "on policy", role=Role.REFERENCE),
                 Query(
                     f"{value('vcpo_run_ess_floor_ratio')} * on (namespace, run) {_ON_POLICY}",
@@ -152,7 +153,7 @@ _WHY_OFF_POLICY: Final = Row(
             reading="Lines apart: yes, and a lower lag helps. Lines together: no; compare the "
             "numerics of rollout workers and learner.",
             maximum=1.0,
-            queries=(Query(value("vcpo_lag_ess_ratio", "lag"), "lag {{lag}} and up"),),
+            queries=(Query(value("vcpo_lag_ess_ratio", "lag"), "{{lag}} or more"),),
         ),
         Panel(
             id=24,

@@ -49,10 +49,17 @@ _IS_IT_UP: Final = Row(
                     f"sum(max by (instance) ({selector('vcpo_operator_leader', scope=OPERATOR)}))",
                     "leading",
                 ),
-                Query(
-                    f"count by (version) (max by (version, instance) ({_BUILD}))",
-                    "version {{version}}",
-                ),
+            ),
+        ),
+        Panel(
+            id=16,
+            slug="version",
+            title="Version",
+            question="Which version of the operator runs?",
+            reading="Two for long: a rollout of the Deployment that does not end.",
+            kind=Kind.NAMES,
+            queries=(
+                Query(f"count by (version) (max by (version, instance) ({_BUILD}))", "{{version}}"),
             ),
         ),
         Panel(
