@@ -103,6 +103,8 @@ def test_a_stopped_learner_is_told_of_and_so_is_its_return(start_run: StartRun) 
     os.kill(learner, signal.SIGSTOP)
     wait_until(lambda: "SignalsStale" in kinds(), "signals that are too old", run)
     stopped_at = len(run.metrics.steps)
+    silent = shown_by_top(run)
+    assert (silent["status"], silent["step"]) == ("silent", stopped_at)
     os.kill(learner, signal.SIGCONT)
     wait_until(lambda: "SignalsFresh" in kinds(), "fresh signals", run)
     status, summary = run.finish()
@@ -111,6 +113,15 @@ def test_a_stopped_learner_is_told_of_and_so_is_its_return(start_run: StartRun) 
     assert "LearnerRestarted" not in kinds()
     (stale, *_) = [event.message for event in run.events if event.kind == "SignalsStale"]
     assert "deadline exceeded" in stale
+
+
+def shown_by_top(run: LocalRun) -> dict[str, Any]:
+    """The row of a run that `vcpo top --json` prints."""
+    command = [sys.executable, "-m", "vcpo.cli.main", "top", str(run.path), "--json"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    printed = subprocess.run(command, capture_output=True, check=True, env=environment).stdout
+    (row,) = json.loads(printed)["runs"]
+    return dict(row)
 
 
 def test_a_killed_worker_is_replaced_and_the_accounting_stays_exact(start_run: StartRun) -> None:

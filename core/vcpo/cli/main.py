@@ -154,6 +154,9 @@ def validate(file: RunFile) -> None:
     )
 
 
+app.command()(monitor.top)
+app.command()(monitor.events)
+app.command()(monitor.logs)
 app.command()(report)
 
 
@@ -309,11 +312,6 @@ def _summary_table(summary: dict[str, Any], ending: Ending) -> Table:
         shown = f"{value:.4g}" if isinstance(value, float) else str(value)
         table.add_row(key, shown)
     return table
-
-
-app.command()(monitor.top)
-app.command()(monitor.events)
-app.command()(monitor.logs)
 
 
 if __name__ == "__main__":

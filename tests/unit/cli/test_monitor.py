@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
 import tomllib
 from pathlib import Path
 
@@ -17,6 +26,7 @@ from vcpo.spec import parse_run
 
 ROOT = Path(__file__).resolve().parents[3]
 USER_ERROR = 2
+PATIENCE_S = 60.0
 RUN = parse_run("""
 metadata: {name: countdown}
 spec: {model: {name: m}, environment: {name: countdown}, steps: 2}
@@ -106,3 +116,41 @@ def test_as_a_plugin_of_kubectl_runs_are_those_of_the_cluster(monkeypatch):
     ended = vcpo("events", "demo")
     assert ended.exit_code == USER_ERROR
     assert "kubectl" in ended.stderr
+
+
+def test_in_a_terminal_enter_opens_a_run_and_q_ends(run_dir):
+    """A real terminal: the keys are typed into a pseudo-terminal."""
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 120, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vcpo.cli.main", "top", str(run_dir)],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    os.close(terminal)
+    try:
+        shown = read_until(controller, "enter opens")
+        assert "countdown-001" in shown
+        os.write(controller, b"\r")
+        shown = read_until(controller, "esc goes back")
+        assert "Throttled: m" in shown
+        os.write(controller, b"\x1b")
+        read_until(controller, "enter opens")
+        os.write(controller, b"q")
+        assert process.wait(timeout=PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(controller)
+
+
+def read_until(controller: int, words: str) -> str:
+    """Return what a terminal shows until it shows some words."""
+    shown, deadline_s = "", time.monotonic() + PATIENCE_S
+    while words not in shown:
+        left_s = deadline_s - time.monotonic()
+        assert select.select([controller], [], [], max(0.0, left_s))[0], f"no {words!r} in {shown}"
+        shown += os.read(controller, 65_536).decode(errors="replace")
+    return shown
