@@ -8,7 +8,7 @@ from enum import StrEnum
 from statistics import fmean
 
 from vcpo.algo import Collapse, WarningLevel, find_collapse
-from vcpo.records.journal import Metrics
+from vcpo.records.journal import EvaluationRecord, Metrics
 from vcpo.records.step_record import StepRecord
 
 WINDOW_STEPS = 10
@@ -39,18 +39,14 @@ class RunCollapse:
 
 def run_collapse(metrics: Metrics) -> RunCollapse | None:
     """Return the collapse of a run, or None; one that lasts comes before one that was overcome."""
-    accuracies = [(each.step, each.accuracy) for each in metrics.evaluations]
-    falls = [
-        (measure, fall)
-        for measure, values in (
-            (Measure.ACCURACY, accuracies),
-            (Measure.REWARD, _window_means(metrics.steps)),
-        )
-        if (fall := find_collapse(values)) is not None
-    ]
+    found = (
+        (Measure.ACCURACY, _accuracy_collapse(metrics.evaluations)),
+        (Measure.REWARD, _reward_collapse(metrics.steps)),
+    )
+    falls = [(measure, fall) for measure, fall in found if fall is not None]
     if not falls:
         return None
-    measure, fall = min(falls, key=lambda found: (found[1].has_recovered, found[1].step))
+    measure, fall = min(falls, key=lambda each: (each[1].has_recovered, each[1].step))
     warned = next((step.step for step in metrics.steps if is_critical(step)), None)
     return RunCollapse(measure=measure, fall=fall, warned_step=warned)
 
@@ -95,9 +91,19 @@ def critical_at_end_notice(steps: Sequence[StepRecord]) -> str | None:
     )
 
 
-def _window_means(steps: Sequence[StepRecord]) -> list[tuple[int, float]]:
-    """Return the mean reward over each window of steps, under the step that ends it."""
-    return [
+def _accuracy_collapse(evaluations: Sequence[EvaluationRecord]) -> Collapse | None:
+    values = [(each.step, each.accuracy) for each in evaluations]
+    num_rewards = min((each.num_trajectories for each in evaluations), default=1)
+    return find_collapse(values, num_rewards=max(1, num_rewards))
+
+
+def _reward_collapse(steps: Sequence[StepRecord]) -> Collapse | None:
+    """Judge the mean reward over each window of steps, under the step that ends it."""
+    if not steps:
+        return None
+    values = [
         (steps[end - 1].step, fmean(step.reward_mean for step in steps[end - WINDOW_STEPS : end]))
         for end in range(WINDOW_STEPS, len(steps) + 1)
     ]
+    batch = max(1, steps[-1].consumed // steps[-1].step)
+    return find_collapse(values, num_rewards=WINDOW_STEPS * batch)

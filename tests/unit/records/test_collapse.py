@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.fixtures.records import evaluation_record, step_record
 from vcpo.records.collapse import (
     Measure,
@@ -12,16 +14,21 @@ from vcpo.records.collapse import (
 from vcpo.records.journal import Metrics
 
 
-def metrics_of(rewards=(), accuracies=(), levels=()):
+def metrics_of(rewards=(), accuracies=(), levels=(), consumed_per_step=128):
     """Steps 1, 2, ... with these rewards and warning levels; evaluations at steps 0, 10, ..."""
     known = {**dict.fromkeys(range(len(rewards)), "ok"), **dict(enumerate(levels))}
     return Metrics(
         steps=tuple(
-            step_record(step=index + 1, reward_mean=reward, warning_level=known[index])
+            step_record(
+                step=index + 1,
+                reward_mean=reward,
+                warning_level=known[index],
+                consumed=consumed_per_step * (index + 1),
+            )
             for index, reward in enumerate(rewards)
         ),
         evaluations=tuple(
-            evaluation_record(step=10 * index, accuracy=accuracy)
+            evaluation_record(step=10 * index, accuracy=accuracy, num_trajectories=512)
             for index, accuracy in enumerate(accuracies)
         ),
     )
@@ -39,6 +46,23 @@ def test_one_bad_batch_is_no_collapse():
 
 def test_fewer_steps_than_a_window_are_not_judged():
     assert run_collapse(metrics_of([1.0, 0.0, 0.0])) is None
+
+
+LOW = ((0, 0.0625), (7, 0.0))
+
+
+def test_the_chance_of_few_responses_is_no_collapse():
+    few = [evaluation_record(step=at, accuracy=one, num_trajectories=16) for at, one in LOW]
+    assert run_collapse(Metrics(steps=(), evaluations=tuple(few))) is None
+    many = [replace(each, num_trajectories=512) for each in few]
+    assert run_collapse(Metrics(steps=(), evaluations=tuple(many))).measure is Measure.ACCURACY
+
+
+def test_a_small_batch_needs_a_deeper_fall_of_its_reward():
+    # 10 steps of 4 responses: 3 sqrt(0.1 * 0.9 / 40) = 0.14; of 128 responses: 0.025.
+    rewards = [0.1] * 10 + [0.0] * 10
+    assert run_collapse(metrics_of(rewards, consumed_per_step=4)) is None
+    assert run_collapse(metrics_of(rewards, consumed_per_step=128)).measure is Measure.REWARD
 
 
 def test_a_collapse_that_lasts_comes_before_one_that_was_overcome():

@@ -17,7 +17,7 @@ def server(tmp_path):
     numbers = itertools.count(1)
     page = FollowedPage([tmp_path], lambda: f"rendered {next(numbers)}", clock=lambda: 0.0)
     with PageServer(page, port=0) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
         server.shutdown()
@@ -81,7 +81,7 @@ def test_records_that_cannot_be_read_are_an_error_that_passes(tmp_path):
         return answer
 
     with PageServer(FollowedPage([tmp_path], render), port=0) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         assert [ask(server)[0] for _ in range(2)] == [503, 200]
         server.shutdown()

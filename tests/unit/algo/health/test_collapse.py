@@ -22,6 +22,24 @@ def test_without_such_a_fall_there_is_no_collapse(numbers):
     assert find_collapse(values_of(*numbers)) is None
 
 
+@pytest.mark.parametrize(
+    ("best", "num_rewards", "is_collapse"),
+    [
+        (1 / 16, 16, False),  # three standard errors are 3 sqrt(1/16 * 15/16 / 16) = 0.18
+        (0.375, 16, True),  # 3 sqrt(0.375 * 0.625 / 16) = 0.363
+        (0.375, 15, False),  # 0.375, and the fall is not above it
+        (0.02, 512, True),  # 0.0186
+        (0.02, 256, False),  # 0.0262
+        (0.02, None, True),
+        (1.0, 1, True),
+        (5.0, 1, True),
+    ],
+)
+def test_a_fall_to_zero_of_a_mean_of_few_rewards_may_be_chance(best, num_rewards, is_collapse):
+    found = find_collapse(values_of(best, 0.0), num_rewards=num_rewards)
+    assert (found is not None) is is_collapse
+
+
 def test_a_reward_that_falls_below_zero_has_collapsed():
     assert find_collapse(values_of(0.5, -0.5)).step == 1
 
