@@ -43,8 +43,8 @@ def increase(counter: str, *by: str, where: str = "", scope: str = RUN) -> str:
 
 
 def share(counter: str, by: str, of: str) -> str:
-    """Return the rate of a counter by a label, divided by an expression per run."""
-    return f"{rate(counter, by)} / on (namespace, run) group_left () {of}"
+    """Return the rate of a counter by a label, divided by a rate of the run while that is not 0."""
+    return f"{rate(counter, by)} / on (namespace, run) group_left () ({of} > 0)"
 
 
 def total_rate(counter: str, by: str) -> str:

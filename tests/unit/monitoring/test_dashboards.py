@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from scripts.render_dashboards import FOLDER, rendered_files
 from tests.fixtures.chart.rendering import CHART
 from vcpo_monitoring.dashboards import BOARDS, panel_path
-from vcpo_monitoring.dashboards.board import COLUMNS, AxisUnit, Kind
+from vcpo_monitoring.dashboards.board import COLUMNS, AxisUnit, Kind, Row, places
 from vcpo_monitoring.dashboards.marks import marks
 
 MOST_PANELS = 25
@@ -166,6 +167,26 @@ def test_no_two_panels_overlap_and_none_leaves_the_grid():
         ]
         assert len(cells) == len(set(cells))
         assert {x for x, _ in cells} == set(range(COLUMNS))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "widths"),
+    [
+        ("l", [24]),
+        ("ll", [12, 12]),
+        ("llll", [12, 12, 12, 12]),
+        ("lllll", [8, 8, 8, 12, 12]),
+        ("lllllll", [8, 8, 8, 12, 12, 12, 12]),
+        ("tl", [24, 24]),
+        ("llt", [12, 12, 24]),
+    ],
+)
+def test_a_line_has_two_or_three_panels_and_a_table_one_of_its_own(kinds, widths):
+    drawn_as = {"l": Kind.LINES, "t": Kind.TABLE}
+    model = BOARDS[0].panels[0]
+    panels = tuple(replace(model, kind=drawn_as[each]) for each in kinds)
+    row = Row(id=10, question="Is it there?", panels=panels)
+    assert [place.width for _, place in places(row, 1)] == widths
 
 
 def test_panels_stand_in_the_order_of_their_description_without_gaps():
