@@ -38,10 +38,11 @@ def start_run(tmp_path: Path) -> Iterator[StartRun]:
         digits: int | str = 5,
         adapters: str = "",
         control: str = "",
+        sinks: str = "",
     ) -> LocalRun:
         spec, model = tmp_path / "run.yaml", ROOT / "examples/models/tiny"
-        values = {"steps": steps, "digits": digits, "adapters": adapters, "control": control}
-        spec.write_text(SPEC.format(model=model, **values))
+        task = {"steps": steps, "digits": digits, "adapters": adapters}
+        spec.write_text(SPEC.format(model=model, control=control, sinks=sinks, **task))
         path = tmp_path / "run"
         command = [sys.executable, "-m", "vcpo.cli.main", "run", str(spec), "--json"]
         process = subprocess.Popen(

@@ -36,6 +36,7 @@ spec:
   evaluation: {{everySteps: 1000, prompts: 16}}
   checkpoint: {{everySteps: 5}}
   control: {{pollSeconds: 0.2{control}}}
+  tracking: {{sinks: [{sinks}]}}
   learner: {{threads: 1}}
   rollouts:
     - {{name: main, minReplicas: 2, maxReplicas: 2, maxConcurrentSequences: 8, threads: 1}}

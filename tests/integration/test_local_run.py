@@ -15,6 +15,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.fixtures.tracking import tensorboard_scalars
 from tests.integration.local_run import (
     ROOT,
     LocalRun,
@@ -160,7 +161,8 @@ def test_a_killed_learner_goes_on_from_its_checkpoint(start_run: StartRun) -> No
 
 
 def test_an_interrupted_run_saves_leaves_and_resumes(start_run: StartRun) -> None:
-    run = start_run(steps=60)
+    sinks = "{name: tensorboard}"
+    run = start_run(steps=60, sinks=sinks)
     run.wait_for_step(3)
     pids = run.pids()
     run.process.send_signal(signal.SIGINT)
@@ -175,11 +177,15 @@ def test_an_interrupted_run_saves_leaves_and_resumes(start_run: StartRun) -> Non
     exported = subprocess.run(export, capture_output=True, text=True, check=True).stdout.strip()
     assert exported == str(run.path / "exports" / f"step-{stopped_at:08d}")
     assert AutoModelForCausalLM.from_pretrained(exported).num_parameters() > 100_000
-    status, summary = start_run("--resume", steps=60).finish()
+    status, summary = start_run("--resume", steps=60, sinks=sinks).finish()
     assert status == 0
     assert summary["steps"] == 60
     assert_accounting_is_exact(summary)
     assert summary["trajectories"]["consumed"] == 60 * 16
+    shown = tensorboard_scalars(run.path / "tensorboard")["task/reward_mean"]
+    assert shown == {
+        step.step: pytest.approx(step.reward_mean) for step in run.metrics.steps
+    }  # every step once, over both processes
 
 
 def test_no_process_outlives_a_killed_host(start_run: StartRun) -> None:

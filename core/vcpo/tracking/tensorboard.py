@@ -11,7 +11,6 @@ from vcpo.spec.tracking import Sink as SinkSettings
 from vcpo.tracking.scalars import evaluation_scalars, step_scalars
 from vcpo.tracking.sink import TrackedRun
 
-_FLUSH_S = 10
 _COPY = ".copy"
 """End of the names of files that a copy replaces."""
 
@@ -34,7 +33,6 @@ class TensorBoardSink:
         self._writer = SummaryWriter(
             str(folder),
             purge_step=tracked.first_step if tracked.furthest_step else None,
-            flush_secs=_FLUSH_S,
             # Names end in the second of their creation, which two starts may share.
             filename_suffix=f".{tracked.first_step:08d}{_COPY if tracked.is_copy else ''}",
         )
@@ -45,6 +43,7 @@ class TensorBoardSink:
         """Write one point for each number."""
         for name, value in step_scalars(record).items():
             self._writer.add_scalar(name, value, record.step, walltime=record.time_unix_s)
+        self._writer.flush()  # a killed learner must not leave a gap before its checkpoint
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Write the result at the step at which the evaluation started."""

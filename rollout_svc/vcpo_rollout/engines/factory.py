@@ -116,7 +116,7 @@ def _start_vllm(
 def _require_vllm() -> Iterator[None]:
     """Import vLLM in the body; a failed import becomes an error with a cure.
 
-    vLLM configures its loggers when it is imported, in its processes too: here, to write lines as
+    vLLM configures its loggers when an engine starts, in its processes too: here, to write lines as
     ours. At its default level it logs three lines per swap, so the level is WARNING unless the user
     sets another.
 
