@@ -207,7 +207,7 @@ EVALUATION_TIMESTAMP = measure(
 )
 SINK_DROPPED = counter(
     "vcpo_sink_dropped_total",
-    "Records that a tracking service was too slow to take, by sink.",
+    "Records that a sink did not get, because it was slow or failed, by sink.",
     Label("sink", tuple(SinkName)),
     appears_with=Feature.SINKS,
 )
