@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
+from click import Context
 
 from tests.fixtures.chart.rendering import CHART, ROOT, of_kind, only
 from tests.fixtures.promql import unknown_names
+from vcpo.cli.main import app
 from vcpo_monitoring.rules import rules
 from vcpo_operator import names
 
@@ -161,11 +164,22 @@ def test_every_event_that_a_command_looks_for_is_one_that_is_written():
         path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")
     )
     lines = [line for page in PAGES.values() for line in commands(page)]
-    looked_for = [re.search(r"grep (?:-E )?'?([\w|]+)'? .*events\.jsonl", line) for line in lines]
+    looked_for = [re.search(r"vcpo events .* grep (?:-E )?'?([\w|]+)", line) for line in lines]
     kinds = {kind for match in looked_for if match for kind in match[1].split("|")}
     kinds |= {kind for line in lines for kind in re.findall(r"reason=(\w+)", line)}
     assert len(kinds) > 5
     assert [kind for kind in sorted(kinds) if f'"{kind}"' not in sources] == []
+
+
+def test_every_command_of_vcpo_has_the_options_that_it_is_given():
+    pages = [*PAGES.values(), FOLDER / "README.md"]
+    typed = [line for page in pages for line in commands(page)]
+    typed += re.findall(r"`(vcpo (?!run`)[^`]+)`", "\n".join(page.read_text() for page in pages))
+    calls = [line.partition("|")[0].split() for line in typed if line.startswith("vcpo ")]
+    assert {name for _, name, *_ in calls} >= {"events", "logs", "report", "run", "top"}
+    known = typer.main.get_command(app).commands
+    for _, name, *arguments in calls:
+        known[name].make_parser(Context(known[name])).parse_args(arguments)
 
 
 def test_every_chart_value_in_a_command_exists():
