@@ -1,6 +1,6 @@
 """Draw a dashboard as a picture, from a Prometheus that scraped a run.
 
-    python scripts/draw_board.py --prometheus http://127.0.0.1:9090 --run sort-digits-001
+    python scripts/draw_board.py --prometheus http://127.0.0.1:9090 --run sort-digits
 
 Perses draws it (https://perses.dev), because it is published as a library that needs no server. The
 first call installs it from npm into ``.perses``, with the versions of
@@ -56,8 +56,8 @@ def main() -> int:
     if browser is None or npm is None:
         sys.stderr.write("Drawing a board takes Chromium and Node.js with npm; install both.\n")
         return 1
-    _bundle(npm)
     start, end = _span(arguments.prometheus, arguments.run)
+    _bundle(npm)
     board = next(board for board in BOARDS if board.uid == arguments.board)
     drawn = to_perses(
         board,
@@ -84,11 +84,21 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--prometheus", required=True, help="address of the Prometheus")
     parser.add_argument("--run", required=True, help="name of the run, as the label `run` has it")
-    parser.add_argument("--board", default="vcpo-off-policy", help="uid (default: %(default)s)")
+    parser.add_argument(
+        "--board",
+        choices=[board.uid for board in BOARDS],
+        default="vcpo-off-policy",
+        help="the board's uid (default: %(default)s)",
+    )
     parser.add_argument("--rows", type=int, nargs="*", default=[], help="ids of rows; all if unset")
     parser.add_argument("--step", default="2s", help="time between points (default: %(default)s)")
     parser.add_argument("--interval", default="8s", help="window of rates, 4 scrapes or more")
-    parser.add_argument("--out", type=Path, default=Path("board.png"), help="the picture's file")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/board.png"),
+        help="the picture (default: %(default)s)",
+    )
     return parser.parse_args()
 
 
@@ -112,8 +122,11 @@ def _span(prometheus: str, run: str) -> tuple[float, float]:
     found = []
     for function in ("min_over_time", "max_over_time"):
         query = urllib.parse.urlencode({"query": f"{function}({scraped})"})
-        with urllib.request.urlopen(f"{prometheus}/api/v1/query?{query}", timeout=30) as answer:  # noqa: S310
-            result = json.load(answer)["data"]["result"]
+        try:
+            with urllib.request.urlopen(f"{prometheus}/api/v1/query?{query}", timeout=30) as answer:  # noqa: S310
+                result = json.load(answer)["data"]["result"]
+        except (OSError, ValueError) as error:
+            raise SystemExit(f"--prometheus {prometheus}: {error}") from error
         found.append([float(each["value"][1]) for each in result])
     if not found[0]:
         raise SystemExit(f"{prometheus} has no series of a run {run!r}")
