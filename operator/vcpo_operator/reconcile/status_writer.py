@@ -93,7 +93,10 @@ class StatusWriter:
         await self._write_if_needed(record, memory, before, after, now_s)
 
     async def post_event(self, key: RunKey, event: dict[str, Any]) -> None:
-        """Post an event; an error is only logged, since the status says the same."""
+        """Post and log an event; an error is only logged, since the status says the same."""
+        level = logging.WARNING if event["type"] == "Warning" else logging.INFO
+        extra = {"event": event["reason"]}
+        _LOGGER.log(level, "%s: %s: %s", key, event["reason"], event["message"], extra=extra)
         try:
             await self._executor.post_event(key, event)
         except ApiError as error:

@@ -200,3 +200,22 @@ async def test_a_change_of_the_status_is_an_event(operator: ReconcilerFixture):
     await operator.settle()
     events = operator.server.api.store.objects(("", "events"), "ml")
     assert "Succeeded" in {event["reason"] for event in events}
+
+
+async def test_every_event_is_a_line_of_the_log(
+    operator: ReconcilerFixture, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO", logger="vcpo_operator")
+    operator.create_run(rollouts=ROLLOUTS)
+    await operator.settle()
+    operator.connections.report = report(step=10, phase=RunPhase.COMPLETE)
+    await operator.settle()
+    logged = [
+        (record.event, record.levelname == "WARNING")
+        for record in caplog.records
+        if hasattr(record, "event")
+    ]
+    events = operator.server.api.store.objects(("", "events"), "ml")
+    posted = [(event["reason"], event["type"] == "Warning") for event in events]
+    assert posted
+    assert sorted(logged) == sorted(posted)
