@@ -1,7 +1,8 @@
 """Boards as dashboards of Perses, with the variables of one run filled in; for pictures.
 
 Perses has no logarithmic axis: such a panel shows the logarithm and says so on its axis. Its
-heatmap draws native histograms only, so `monitoring/perses/buckets.jsx` draws ours.
+heatmap draws native histograms only, so `monitoring/perses/buckets.jsx` draws ours. A picture has
+no tables, and states are numbers (`board.STATES`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ _LOOKS: Final = {
     Kind.HEATMAP: "BucketsChart",
     Kind.NAMES: "NamesChart",
     Kind.STAT: "StatChart",
-    Kind.TABLE: "TimeSeriesTable",
 }
 """Panels of Perses, and those of `monitoring/perses`; all others are time series."""
 _COLORS: Final = {Color.WARNING: "#e8961e", Color.BAD: "#d13b3b", Color.GOOD: "#2e9e5b"}
@@ -66,6 +66,8 @@ def to_perses(
             continue
         items = []
         for panel, place in places(row, top + 1):
+            if panel.kind is Kind.TABLE:
+                continue
             line = (place.y - top - 1) // place.height
             items.append(
                 {

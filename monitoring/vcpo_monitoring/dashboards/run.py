@@ -140,6 +140,7 @@ _DOES_IT_LEARN: Final = Row(
             "hard or too easy, or the reward does not tell responses apart.",
             kind=Kind.STACK,
             unit=AxisUnit.SHARE,
+            maximum=1.0,
             queries=(
                 Query(
                     share(
@@ -179,6 +180,7 @@ _DOES_IT_LEARN: Final = Row(
             "`sampling.maxNewTokens`.",
             kind=Kind.STACK,
             unit=AxisUnit.SHARE,
+            maximum=1.0,
             queries=(
                 Query(
                     share(
