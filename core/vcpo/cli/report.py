@@ -20,7 +20,7 @@ from vcpo.spec import SpecError
 def report(
     run_dirs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN_DIR...", help="Directories of runs; several are compared."),
+        typer.Argument(metavar="RUN_DIR", help="Directories of runs; several are compared."),
     ],
     output: Annotated[
         Path | None,
