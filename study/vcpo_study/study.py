@@ -27,6 +27,7 @@ from vcpo.spec import (
 from vcpo.spec.errors import field_path, problems_of
 from vcpo.spec.fields import DnsLabel, Section, conflict, refuse
 from vcpo.spec.run import Metadata
+from vcpo.spec.workloads import CriticalResponse
 
 KIND: Final = "VCPOStudy"
 LAG_FIELD: Final = "maxPolicyLagSteps"
@@ -190,7 +191,9 @@ def cell_spec(
     document = study.run.model_dump(mode="json", by_alias=True, exclude_unset=True)
     algorithm = {**document.get("algorithm", {}), **method.algorithm, LAG_FIELD: lag}
     optimizer = {**document.get("optimizer", {}), "learningRate": learning_rate}
-    document |= {"algorithm": algorithm, "optimizer": optimizer, "seed": seed}
+    # A cell shows what a method does at a rate and a lag, so nothing but the method changes them.
+    control = {**document.get("control", {}), "onCritical": CriticalResponse.IGNORE}
+    document |= {"algorithm": algorithm, "optimizer": optimizer, "control": control, "seed": seed}
     return VCPORunSpec.model_validate_json(json.dumps(document), strict=True)
 
 

@@ -28,6 +28,7 @@ Arguments may be Python numbers, numpy arrays or torch tensors, of any dtype and
 | `health.mismatch_audit`  | Do rollout engine and learner compute the same policy?            |
 | `health.warning_signals` | How severe is each sign of a collapse?                            |
 | `health.early_warning`   | How is the run doing?                                             |
+| `health.rate_backoff`    | At which share of its learning rate does a critical run go on?    |
 
 An example of one step:
 
@@ -82,6 +83,7 @@ from vcpo.algo.health.mismatch_audit import (
     MismatchError,
     audit_mismatch,
 )
+from vcpo.algo.health.rate_backoff import RateBackoff
 from vcpo.algo.health.warning_signals import StepHealth, WarningThresholds
 from vcpo.algo.methods import (
     LOSS_CONFIGS,
@@ -129,6 +131,7 @@ __all__ = [
     "NoiseSchedule",
     "NonFiniteWeightError",
     "NormStatistics",
+    "RateBackoff",
     "RefusalReason",
     "StepHealth",
     "StepLimits",

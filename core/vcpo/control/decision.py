@@ -17,12 +17,18 @@ from dataclasses import dataclass
 
 from vcpo.algo import WarningLevel
 from vcpo.control.conditions import Condition, ConditionType, Reason, condition
-from vcpo.control.limit_change import ChangeKind, LimitChange, lag_change
+from vcpo.control.limit_change import ChangeKind, LimitChange, lag_change, warning_reason
 from vcpo.control.limits import ControlLimits
 from vcpo.control.scaling import Direction, FleetState, ScalingContext, next_fleet
 from vcpo.control.signals import RunSignals
 from vcpo.control.state import ControlState
-from vcpo.control.throttle import EssHealth, ThrottleState, ess_health, next_throttle
+from vcpo.control.throttle import (
+    EssHealth,
+    ThrottleState,
+    ess_health,
+    follow_learner,
+    next_throttle,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +82,19 @@ def _decide_on(
     limits: ControlLimits, state: ControlState, signals: RunSignals, now_s: float
 ) -> tuple[ControlDecision, ControlState]:
     health = ess_health(limits.ess_floor_ratio, signals)
+    level = signals.warning_level if limits.on_critical.throttles else None
     throttle = next_throttle(
         state.throttle,
         health=health,
+        level=level or WarningLevel.OK,
         step=signals.step,
         max_lag_steps=limits.max_admission_lag_steps,
+    )
+    throttle = follow_learner(
+        throttle,
+        state.throttle,
+        learner_lag_steps=signals.admission_lag_steps,
+        step=signals.step,
     )
     context = ScalingContext(
         admission_lag_steps=throttle.admission_lag_steps,
@@ -163,9 +177,18 @@ def _lag_changes(
     old, new = before.admission_lag_steps, after.admission_lag_steps
     if old == new:
         return ()
-    share = signals.relative_ess_ratio or 0.0
-    reason = f"the ESS ratio is {share:.1%} of the on-policy ratio"
+    reason = _lag_reason(old, new, signals)
     return (lag_change(before=old, after=new, reason=reason, decided_s=now_s),)
+
+
+def _lag_reason(old: int, new: int, signals: RunSignals) -> str:
+    level = signals.warning_level
+    if new < old and level is not None and level.is_at_least(WarningLevel.CRITICAL):
+        return warning_reason(level, signals.warning_score, signals.step)
+    if new < old and new == signals.admission_lag_steps:
+        return "the learner already holds this limit, after an early warning or a restart"
+    share = signals.relative_ess_ratio or 0.0
+    return f"the ESS ratio is {share:.1%} of the on-policy ratio"
 
 
 def _scaling_changes(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from vcpo.algo import WarningLevel
+
 
 class ChangeKind(StrEnum):
     """Kind of a change; also the reason of the event that reports it."""
@@ -64,3 +66,9 @@ def lag_change_sentence(before: int, after: int, reason: str) -> str:
     """
     change = f"Admission lag {before} -> {after} versions"
     return f"{change}: {reason}." if reason else f"{change}."
+
+
+def warning_reason(level: WarningLevel, score: float | None, step: int) -> str:
+    """Return the reason of a change that an early warning caused, as a clause."""
+    known = "" if score is None else f" (score {score:.2f})"
+    return f"early warning {level}{known} at step {step}"

@@ -9,6 +9,7 @@ below 1.
     floor <= share < recover  keep the limit and restart the count of healthy steps; at limit 0
                               count these steps too, but slowly
     recover <= share          add 1 after every `RECOVERY_STEPS` such steps, up to the maximum
+    early warning critical    set the limit to 0 at once, whatever the share is
 
 The limit falls fast and rises slowly (as TCP's window does), because a collapse costs the run and a
 low lag costs only time. The gap between floor and recovery keeps a share near the floor from moving
@@ -24,9 +25,17 @@ once.
 newest version, so staleness does not cause the low share, and only a trial shows whether a lag of 1
 would lower it further. `PROBE_STEPS` steps in a row not below the floor raise the limit to 1.
 
-From the same state, a lower ESS never leads to a larger limit. A run that is never below the floor
-never has a smaller limit than another run. The limits of two runs that fall below the floor at
-different steps may differ for one window. The design note 016 has the figures.
+*A critical warning does not wait.* Halving is a search for the largest lag that does no harm. A
+critical run has no time for a search: it reaches reward 0 while the limit is being halved. So it
+gets fresh data at once. The learner does this by itself (`warned_lag_steps`), because a poll may
+take longer than the steps that are left. The host does the same when it hears of it, starts from
+the learner's limit if that is the smaller one (`follow_learner`), and decides alone when the
+limit rises again.
+
+From the same state, a lower ESS or a worse warning never leads to a larger limit. A run that is
+never below the floor or critical never has a smaller limit than another run. The limits of two runs
+that fall below the floor at different steps may differ for one window. The design notes 016 and 068
+have the figures.
 """
 
 from __future__ import annotations
@@ -34,6 +43,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from vcpo.algo import WarningLevel
 from vcpo.control.signals import WINDOW_STEPS, RunSignals
 
 RECOVERY_STEPS = 5
@@ -77,6 +87,22 @@ class ThrottleState:
         return replace(self, admission_lag_steps=min(self.admission_lag_steps, max_lag_steps))
 
 
+def follow_learner(
+    throttle: ThrottleState, before: ThrottleState, *, learner_lag_steps: int, step: int
+) -> ThrottleState:
+    """Return the throttle after `step` with the learner's limit, if that was the smaller one.
+
+    Only the learner itself lowers it below the host's. It may have done so between two polls and be
+    well again, so recovery starts here.
+
+    before: the throttle before the step; a step that it judged is no news.
+    """
+    is_news = before.judged_step is None or step > before.judged_step
+    if not is_news or learner_lag_steps >= before.admission_lag_steps:
+        return throttle
+    return _cut(throttle, min(throttle.admission_lag_steps, learner_lag_steps), step)
+
+
 def recovery_ratio(floor_ratio: float) -> float:
     """Return the share of the on-policy ESS ratio that is healthy, in [floor_ratio, 1]."""
     return min(floor_ratio * RECOVERY_FACTOR, (floor_ratio + 1.0) / 2.0)
@@ -97,21 +123,36 @@ def ess_health(floor_ratio: float, signals: RunSignals) -> EssHealth:
     return EssHealth.HEALTHY
 
 
+def warned_lag_steps(lag_steps: int, level: WarningLevel) -> int:
+    """Return the lag limit that an early warning leaves of `lag_steps`: 0 if it is critical."""
+    return 0 if level.is_at_least(WarningLevel.CRITICAL) else lag_steps
+
+
 def next_throttle(
-    throttle: ThrottleState, *, health: EssHealth, step: int, max_lag_steps: int
+    throttle: ThrottleState,
+    *,
+    health: EssHealth,
+    level: WarningLevel = WarningLevel.OK,
+    step: int,
+    max_lag_steps: int,
 ) -> ThrottleState:
     """Return the throttle after `step`; unchanged if that step was judged before.
 
     A step below the judged one means that the learner resumed from a checkpoint: the counts restart
     and the limit stays.
+
+    level: early warning of the step; OK if the run's spec says to ignore it.
     """
     judged = throttle.judged_step
     if judged is not None and step < judged:
         return replace(throttle, progress=0, judged_step=step, tightened_step=None)
-    if health is EssHealth.UNKNOWN or step == judged:
+    is_critical = level.is_at_least(WarningLevel.CRITICAL)
+    if step == judged or (health is EssHealth.UNKNOWN and not is_critical):
         return throttle
     new_steps = 1 if judged is None else step - judged
     judged_now = replace(throttle, judged_step=step)
+    if is_critical:
+        return _cut(judged_now, warned_lag_steps(throttle.admission_lag_steps, level), step)
     match health:
         case EssHealth.BELOW_FLOOR:
             return _tighten(judged_now, step)
@@ -128,10 +169,20 @@ def _tighten(throttle: ThrottleState, step: int) -> ThrottleState:
     # The step in progress at the halving was still taken under the previous limit.
     is_waiting = since is not None and step - since <= WINDOW_STEPS
     lag = min(before, throttle.tightened_lag_steps) if is_waiting else before // 2
-    tightened = replace(throttle, admission_lag_steps=lag, progress=0)
-    if lag == before:
-        return tightened
-    return replace(tightened, tightened_step=step, tightened_lag_steps=lag)
+    return _cut(throttle, lag, step)
+
+
+def _cut(throttle: ThrottleState, lag: int, step: int) -> ThrottleState:
+    """Set the limit to `lag`, which is not larger than it was, and restart the recovery."""
+    if lag == throttle.admission_lag_steps:
+        return replace(throttle, progress=0)
+    return replace(
+        throttle,
+        admission_lag_steps=lag,
+        progress=0,
+        tightened_step=step,
+        tightened_lag_steps=lag,
+    )
 
 
 def _relax(throttle: ThrottleState, progress: int, most: int) -> ThrottleState:

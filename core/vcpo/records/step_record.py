@@ -154,6 +154,14 @@ class UpdateRecord:
             is_of_update=True,
         ),
     ] = 0.0
+    learning_rate_backoff: Annotated[
+        float,
+        StepGauge(
+            name="vcpo_learning_rate_backoff_ratio",
+            help="Factor on the learning rate that critical early warnings have left.",
+        ),
+    ] = 1.0
+    """From the next step on; halved by each critical warning."""
     gradient_norm: Annotated[
         float,
         StepGauge(

@@ -260,6 +260,27 @@ class Weights(Section):
     Lower it if joining workers read too many deltas."""
 
 
+class CriticalResponse(StrEnum):
+    """What a run does by itself while its early warning of a collapse is critical."""
+
+    IGNORE = "Ignore"
+    """Nothing; the ESS floor still limits the lag."""
+    THROTTLE = "Throttle"
+    """It trains on fresh responses only."""
+    THROTTLE_AND_SLOW = "ThrottleAndSlow"
+    """It also halves the learning rate."""
+
+    @property
+    def throttles(self) -> bool:
+        """Whether the lag limit becomes 0."""
+        return self is not CriticalResponse.IGNORE
+
+    @property
+    def slows(self) -> bool:
+        """Whether the learning rate is lowered."""
+        return self is CriticalResponse.THROTTLE_AND_SLOW
+
+
 class Control(Section):
     """The control loop: lag limit and number of workers."""
 
@@ -267,6 +288,13 @@ class Control(Section):
     """Floor of the ESS ratio, as a share of the on-policy one. Below it the throttle halves the lag
     limit at once, and again after every ten steps that stay below; healthy steps raise the limit
     slowly. Raise it to react earlier."""
+    on_critical: CriticalResponse = CriticalResponse.THROTTLE_AND_SLOW
+    """What the run does by itself when its early warning of a collapse is critical.
+    `ThrottleAndSlow`: the lag limit becomes 0 at once, what is buffered and older is dropped, and
+    the learning rate is halved for the rest of the run, again after ten more steps if the warning
+    lasts. `Throttle`: the lag limit only. `Ignore`: neither; the ESS floor still limits the lag.
+    A false alarm costs throughput and speed of learning. Choose `Throttle` if the learning rate is
+    known to be right for these data, and `Ignore` to study collapses."""
     poll_seconds: Annotated[float, Field(ge=0.1, le=300.0)] = 2.0
     """Time between two decisions of the control loop, in seconds."""
     signals_max_age_seconds: Seconds = 60

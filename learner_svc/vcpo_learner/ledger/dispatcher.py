@@ -21,6 +21,7 @@ from vcpo_learner.ledger.change_notifier import ChangeNotifier
 from vcpo_learner.ledger.evaluation import EvaluationResult, EvaluationRound
 from vcpo_learner.ledger.failure_watch import FailureWatch
 from vcpo_learner.ledger.groups import Group
+from vcpo_learner.ledger.lag_limit import LagLimit
 from vcpo_learner.ledger.leases import SubmitOutcome
 from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import (
@@ -54,7 +55,7 @@ class Dispatcher:
         self.failures = FailureWatch(spec, clock)
         self._phase = RunPhase.RUNNING
         self._policy_version = 0
-        self._admission_lag_steps = spec.algorithm.max_policy_lag_steps
+        self.lag_limit = LagLimit(spec)
         self._spec = spec
         self._ledger = ledger
         self._incarnation = incarnation
@@ -79,7 +80,7 @@ class Dispatcher:
     @property
     def admission_lag_steps(self) -> int:
         """Lag limit for new work, in policy versions; at most the run's lag bound."""
-        return self._admission_lag_steps
+        return self.lag_limit.steps
 
     @property
     def ledger(self) -> TrajectoryLedger:
@@ -122,11 +123,10 @@ class Dispatcher:
         self._changed.notify()
 
     def throttle(self, admission_lag_steps: int) -> int:
-        """Limit the lag of new work and of batches; return the limit, at most the lag bound."""
-        bound = self._spec.algorithm.max_policy_lag_steps
-        self._admission_lag_steps = min(admission_lag_steps, bound)
+        """Limit the lag of new work and of batches for the host; return the limit in force."""
+        in_force = self.lag_limit.set(admission_lag_steps)
         self.notify()
-        return self._admission_lag_steps
+        return in_force
 
     async def lease(self, request: WorkRequest, *, wait_s: float) -> list[Assignment]:
         """Grant work to a worker; wait up to `wait_s` seconds until some is admissible.
@@ -245,7 +245,7 @@ class Dispatcher:
             batch = self._ledger.take_batch(
                 policy_version=self._policy_version,
                 max_lag_steps=self._spec.algorithm.max_policy_lag_steps,
-                admission_lag_steps=self._admission_lag_steps,
+                admission_lag_steps=self.admission_lag_steps,
             )
             if batch is not None:
                 self._preempt_surplus()
@@ -319,11 +319,11 @@ class Dispatcher:
             num_groups=self._admission.training_groups(
                 request,
                 policy_version=self._policy_version,
-                admission_lag_steps=self._admission_lag_steps,
+                admission_lag_steps=self.admission_lag_steps,
             ),
             policy_version=self._policy_version,
             # An older token could not be trained on, not even in the very next batch.
-            oldest_partial_version=max(0, self._next_version() - self._admission_lag_steps),
+            oldest_partial_version=max(0, self._next_version() - self.admission_lag_steps),
         )
         return [Assignment(purpose=Purpose.TRAIN, lease=lease) for lease in leases]
 
@@ -368,7 +368,7 @@ class Dispatcher:
         self._ledger.drop_late(
             policy_version=self._next_version(),
             max_lag_steps=self._spec.algorithm.max_policy_lag_steps,
-            admission_lag_steps=self._admission_lag_steps,
+            admission_lag_steps=self.admission_lag_steps,
         )
         expired = self._ledger.expire()
         if self._round is not None:

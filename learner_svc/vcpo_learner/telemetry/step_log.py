@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from vcpo.algo import STALE_STEPS, WarningLevel
+from vcpo.control.limit_change import warning_reason
 from vcpo.records.no_update import no_update_notice, skip_cause
 from vcpo.records.step_record import StepRecord
 from vcpo_learner.clock import Clock
@@ -31,6 +32,7 @@ class StepLog:
         self._logged_s: float | None = None
         """When the last line was logged; None before the first."""
         self._warning_level: str = WarningLevel.OK
+        self._rate_factor = 1.0
         self._is_calibration_stale = False
 
     def events(self, record: StepRecord, skip_detail: str | None) -> Iterator[tuple[str, str]]:
@@ -51,6 +53,12 @@ class StepLog:
             self._warning_level = record.warning_level
             text = f"step {record.step}: {record.warning_level} (score {record.warning_score:.2f})"
             yield "CollapseWarning", text
+        if record.learning_rate_backoff < self._rate_factor:
+            level = WarningLevel(record.warning_level)
+            reason = warning_reason(level, record.warning_score, record.step)
+            change = f"x {self._rate_factor:g} -> x {record.learning_rate_backoff:g}"
+            yield "LearningRateLowered", f"Learning rate {change}: {reason}."
+        self._rate_factor = record.learning_rate_backoff
         is_stale = record.calibration_age_steps >= STALE_STEPS
         if is_stale != self._is_calibration_stale and not self._has_all_responses(record):
             self._is_calibration_stale = is_stale

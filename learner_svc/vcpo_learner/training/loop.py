@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from vcpo.algo import FreshTokens, MismatchError, audit_mismatch
+from vcpo.control.limit_change import ChangeKind
 from vcpo.metrics.label_values import Stage
 from vcpo.records.journal import EvaluationRecord, read_metrics
 from vcpo.records.step_record import StepRecord, update_fields
@@ -95,6 +96,7 @@ class TrainingLoop:
         self._dispatcher.resume_at(checkpoint.step)
         self._check_consumed()
         recorded_steps = read_metrics(self._parts.run_dir).steps
+        self._dispatcher.lag_limit.resume(recorded_steps, self._parts.update.health.level)
         # The steps after the checkpoint are taken again.
         self._parts.signals.resume([one for one in recorded_steps if one.step <= checkpoint.step])
         self._parts.gauges.skip_counted()
@@ -174,6 +176,9 @@ class TrainingLoop:
             self._parts.traces.record_stages(result.times.by_stage())
             self._audit(result)
             self._dispatcher.advance_version()
+            throttled = self._dispatcher.lag_limit.observe(result, step=version + 1)
+            if throttled is not None:  # before more work is granted
+                self.event(ChangeKind.THROTTLED, throttled)
             await self._publish()
         finished_s = self._parts.clock()
         record = self._record(

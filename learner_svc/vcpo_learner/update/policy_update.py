@@ -32,12 +32,10 @@ from torch import nn
 
 from vcpo.algo import (
     MIN_FRESH_BLOCKS,
-    EarlyWarning,
     FreshTokens,
     MismatchCalibration,
     NonFiniteWeightError,
     RefusalReason,
-    StepHealth,
     StepVerdict,
 )
 from vcpo.records.reasons import SkipReason
@@ -77,6 +75,7 @@ from vcpo_learner.update.optimizer import (
 from vcpo_learner.update.pending_step import BatchGradient, PendingStep
 from vcpo_learner.update.replay import replay_buffer
 from vcpo_learner.update.result import UpdateResult, UpdateTimes
+from vcpo_learner.update.run_health import RunHealth
 from vcpo_learner.update.token_statistics import token_sums
 
 
@@ -106,7 +105,8 @@ class PolicyUpdate:
             require_measurable_norms(model, spec.algorithm.gradient_norms, packs=packs)
         self._optimizer = make_optimizer(model, spec.optimizer)
         self._calibration = MismatchCalibration()
-        self._warning = EarlyWarning()
+        self.health = RunHealth(spec)
+        """Early warning after the steps so far."""
         self._replay = replay_buffer(spec)
         self._steps_taken = 0
         self._num_fresh_blocks = 0
@@ -217,7 +217,7 @@ class PolicyUpdate:
             "optimizer": self._optimizer.state_dict(),
             "steps_taken": self._steps_taken,
             "calibration": self._calibration.to_dict(),
-            "warning": self._warning.to_dict(),
+            "warning": self.health.state_dict(),
             "method": self._gradient.state_dict(),
             "replay": None if self._replay is None else self._replay.state_dict(),
         }
@@ -233,7 +233,7 @@ class PolicyUpdate:
         restore_optimizer(self._optimizer, state["optimizer"])
         self._steps_taken = int(state["steps_taken"])
         self._calibration = self._calibration.restore(state["calibration"])
-        self._warning = self._warning.restore(state["warning"])
+        self.health.load_state_dict(state["warning"])
         self._gradient.load_state_dict(state["method"])
         if self._replay is not None and state["replay"] is not None:
             self._replay.load_state_dict(state["replay"])
@@ -303,7 +303,7 @@ class PolicyUpdate:
         self._is_stepping = True
         gradient_norm, skipped, learning_rate = self._descend(decision.verdict)
         finite_norm = gradient_norm if math.isfinite(gradient_norm) else 0.0
-        self._warning = self._warning.observe(_health(decision, batch, finite_norm))
+        self.health.observe(decision, batch, finite_norm)
         result = UpdateResult(
             reward_mean=reward_mean(pending.trajectories),
             response_tokens_mean=response_tokens_mean(pending.trajectories),
@@ -317,8 +317,9 @@ class PolicyUpdate:
             fresh=fresh,
             calibration_age_steps=self._calibration_age_steps(),
             ess_by_lag=ess_by_lag(pending.trajectories, batch.record, pending.policy_version),
-            warning_level=self._warning.level,
-            warning_score=self._warning.score,
+            warning_level=self.health.level,
+            warning_score=self.health.score,
+            learning_rate_backoff=self.health.backoff.factor,
             baseline_shift=-fmean(batch.advantages),
             masked_share=batch.masked_share,
             gradient_norm=finite_norm,
@@ -339,7 +340,9 @@ class PolicyUpdate:
 
     def _take_step(self, scale: float) -> float:
         """Take a step at the scaled rate, and return the rate."""
-        base = warmed_up_learning_rate(self._settings, self._steps_taken)
+        base = (
+            warmed_up_learning_rate(self._settings, self._steps_taken) * self.health.backoff.factor
+        )
         set_learning_rate(self._optimizer, base)
         take_scaled_step(self._optimizer, scale)
         self._steps_taken += 1
@@ -352,7 +355,7 @@ class PolicyUpdate:
         error: NonFiniteWeightError,
     ) -> UpdateResult:
         self._optimizer.zero_grad()
-        self._warning = self._warning.observe(StepHealth(relative_ess=0.0))
+        self.health.observe_refusal()
         lengths = [trajectory.num_sampled_tokens for trajectory in trajectories]
         return UpdateResult(
             reward_mean=reward_mean(trajectories),
@@ -361,8 +364,9 @@ class PolicyUpdate:
             on_policy_ess_ratio=on_policy_ess_ratio(lengths, self._algorithm, self._calibration),
             fresh=fresh,
             calibration_age_steps=self._calibration_age_steps(),
-            warning_level=self._warning.level,
-            warning_score=self._warning.score,
+            warning_level=self.health.level,
+            warning_score=self.health.score,
+            learning_rate_backoff=self.health.backoff.factor,
             skipped=SkipReason.NON_FINITE_WEIGHT,
             skip_detail=str(error),
         )
@@ -377,14 +381,3 @@ def _skip_reason(verdict: StepVerdict, gradient_norm: float) -> SkipReason | Non
         case RefusalReason.HIGH_DIVERGENCE:
             return SkipReason.HIGH_DIVERGENCE
     return SkipReason.NO_GRADIENT if gradient_norm == 0.0 else None
-
-
-def _health(decision: StepDecision, batch: BatchGradient, gradient_norm: float) -> StepHealth:
-    """What the early warning reads of a step; None for a gradient of 0, as rewards are equal."""
-    reading = decision.reading
-    return StepHealth(
-        relative_ess=reading.ess_ratio / reading.on_policy_ess_ratio,
-        ess=reading.ess_ratio * len(batch.summary.log_weights),
-        kl_per_token=batch.sums.kl_per_token,
-        gradient_norm=gradient_norm or None,
-    )

@@ -66,10 +66,14 @@ _MAY_WE_STEP: Final = Row(
             id=13,
             slug="learning-rate-scale",
             title="Learning-rate scale",
-            question="By which factor does the ESS lower the learning rate?",
-            reading="1 is the full rate. The scale follows the ESS step by step.",
+            question="By which factors do the ESS and critical warnings lower the learning rate?",
+            reading="1 is the full rate. The scale follows the ESS step by step; the backoff is "
+            "halved by a critical warning and stays.",
             maximum=1.0,
-            queries=(Query(value("vcpo_learning_rate_scale_ratio"), "scale"),),
+            queries=(
+                Query(value("vcpo_learning_rate_scale_ratio"), "scale"),
+                Query(value("vcpo_learning_rate_backoff_ratio"), "backoff after warnings"),
+            ),
         ),
         Panel(
             id=14,

@@ -4,7 +4,7 @@
 
 Version n is the parameters after n steps. The last k + 1 versions are kept, and the oldest of them
 samples. So every batch is exactly k versions old from step k on. In a run with the same settings
-the lag depends on timing.
+the lag depends on timing. A cell with a `LagControl` lowers k while it runs, as a host would.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_study.cells.cell import Cell
+from vcpo_study.cells.lag_control import LagControl
 from vcpo_study.cells.records import CellRecord, EvaluationRow, StepRow
 from vcpo_study.cells.sampling import Sampler
 from vcpo_study.cells.versions import Versions
@@ -50,12 +51,18 @@ def run_cell(cell: Cell, model_name: str) -> CellRecord:
 class Experiment:
     """A learner's update, a sampler, and the policy versions between them."""
 
-    def __init__(self, cell: Cell, model_name: str) -> None:
+    def __init__(self, cell: Cell, model_name: str, lag_control: LagControl | None = None) -> None:
+        """Load the cell's model.
+
+        lag_control: limits the lag; None keeps the cell's own.
+        """
         self._spec = cell.spec
+        self._lag = cell.lag
+        self._lag_control = lag_control
         torch.manual_seed(cell.seed)
         self._model, tokenizer = load_policy(model_name, cell.spec.model.revision)
         pad = pad_token_id(tokenizer)
-        self._update = PolicyUpdate(self._model, cell.spec, pad)
+        self.update = PolicyUpdate(self._model, cell.spec, pad)
         self._sampler = Sampler(cell.spec, model_name, tokenizer, pad)
         task = cell.spec.environment
         self._training_task = make_environment(task.name, task.parameters, cell.seed)
@@ -76,7 +83,9 @@ class Experiment:
         return steps, evaluations
 
     def _step(self, version: int) -> StepRow:
-        self._sampler.use(self._versions.sampling)
+        control = self._lag_control
+        lag = self._lag if control is None else control.lag_steps
+        self._sampler.use(self._versions.sampling(lag))
         batch = self._spec.batch
         first = version * batch.prompts_per_step
         groups = self._sampler.groups(
@@ -86,9 +95,11 @@ class Experiment:
             samples=batch.trajectories_per_prompt,
             temperature=self._spec.sampling.temperature,
         )
-        result = self._update.step(groups, policy_version=version)
+        result = self.update.step(groups, policy_version=version)
         ratio = result.diagnostics.get("ess_ratio")
         ess = None if ratio is None else ratio * len(result.log_weights)
+        if control is not None:
+            control.observe(version + 1, result)
         return StepRow(step=version + 1, ess=ess, **update_fields(result))
 
     def _evaluate(self, version: int) -> EvaluationRow:

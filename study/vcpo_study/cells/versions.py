@@ -33,7 +33,6 @@ class Versions:
         """The target policy, which is trained."""
         return self._held[-1]
 
-    @property
-    def sampling(self) -> Version:
-        """The behavior policy: k versions before the newest, or version 0."""
-        return self._held[0]
+    def sampling(self, lag: int) -> Version:
+        """The behavior policy: `lag` versions before the newest, or the oldest one held."""
+        return self._held[max(0, len(self._held) - 1 - lag)]

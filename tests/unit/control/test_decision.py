@@ -23,6 +23,7 @@ from vcpo.control.conditions import condition
 from vcpo.control.scaling import FleetState, Starvation
 from vcpo.control.throttle import ThrottleState
 from vcpo.spec import VCPORun
+from vcpo.spec.workloads import CriticalResponse
 
 DEFAULTS = limits()
 STATE = ControlState(
@@ -233,3 +234,45 @@ def test_limits_are_those_of_the_spec():
     }
     run = VCPORun.model_validate({"metadata": {"name": "r"}, "spec": spec})
     assert ControlLimits.of(run.spec) == DEFAULTS
+
+
+@pytest.mark.parametrize("level", [WarningLevel.CRITICAL, WarningLevel.DEAD])
+def test_a_critical_warning_throttles_with_its_score_and_step_as_the_reason(level):
+    seen = signals(step=12, warning_level=level, warning_score=0.714)
+    decision, state = decide(DEFAULTS, STATE, seen, NOW_S)
+    (change,) = decision.changes
+    assert change.kind is ChangeKind.THROTTLED
+    assert change.sentence == (
+        f"Admission lag 4 -> 0 versions: early warning {level} (score 0.71) at step 12."
+    )
+    assert (decision.admission_lag_steps, state.last_lag_change) == (0, change)
+
+
+def test_the_reason_is_the_same_if_the_learner_has_throttled_itself_before_the_look():
+    seen = signals(
+        step=12, warning_level=WarningLevel.CRITICAL, warning_score=0.7, admission_lag_steps=0
+    )
+    (change,) = decide(DEFAULTS, STATE, seen, NOW_S)[0].changes
+    assert change.sentence == (
+        "Admission lag 4 -> 0 versions: early warning critical (score 0.70) at step 12."
+    )
+
+
+def test_a_warning_that_came_and_went_between_two_looks_is_followed():
+    seen = signals(step=60, warning_level=WarningLevel.OK, admission_lag_steps=0)
+    decision, _ = decide(DEFAULTS, STATE, seen, NOW_S)
+    assert decision.admission_lag_steps == 0
+    assert decision.changes[0].reason == (
+        "the learner already holds this limit, after an early warning or a restart"
+    )
+
+
+def test_a_spec_that_ignores_critical_warnings_leaves_the_lag_to_the_ess():
+    seen = signals(step=12, warning_level=WarningLevel.DEAD, warning_score=1.0)
+    bounds = limits(on_critical=CriticalResponse.IGNORE)
+    assert decide(bounds, STATE, seen, NOW_S)[0].admission_lag_steps >= 4
+
+
+def test_a_critical_run_gets_no_more_workers():
+    seen = starving_signals(step=12, warning_level=WarningLevel.CRITICAL, warning_score=0.7)
+    assert decide(DEFAULTS, STATE, seen, NOW_S)[0].direction is not Direction.UP

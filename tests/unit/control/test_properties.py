@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.control.plant import BATCH, Plant, limits, signals
+from vcpo.algo import WarningLevel
 from vcpo.control import ControlLimits, ControlState, RunSignals, decide
 from vcpo.control.scaling import FleetState, Starvation
 from vcpo.control.throttle import PROBE_STEPS, ThrottleState
@@ -58,6 +59,8 @@ def all_signals(draw: st.DrawFn, bounds: ControlLimits) -> RunSignals:
         step=draw(st.integers(0, 20)),
         ess_ratio_mean=draw(st.none() | SHARES),
         ess_ratio_low=draw(st.none() | SHARES),
+        warning_level=draw(st.none() | st.sampled_from(WarningLevel)),
+        admission_lag_steps=draw(st.integers(0, 15)),
         lag_p50=draw(st.none() | LAGS),
         lag_max=draw(st.none() | LAGS),
         buffered=draw(st.integers(0, 14 * BATCH)),
@@ -141,6 +144,19 @@ def test_a_lower_ess_never_gives_a_wider_admission_or_more_workers(situation, on
     less, more = (decide(bounds, state, each, NOW_S)[0] for each in (sicker, sounder))
     assert less.admission_lag_steps <= more.admission_lag_steps
     assert sum(less.replicas.values()) <= sum(more.replicas.values())
+
+
+@settings(deadline=None)
+@given(situations())
+def test_a_worse_warning_never_gives_a_wider_admission_or_more_workers(situation):
+    bounds, state, seen = situation
+    decisions = [
+        decide(bounds, state, dataclasses.replace(seen, warning_level=level), NOW_S)[0]
+        for level in WarningLevel
+    ]
+    for better, worse in pairwise(decisions):
+        assert worse.admission_lag_steps <= better.admission_lag_steps
+        assert sum(worse.replicas.values()) <= sum(better.replicas.values())
 
 
 @settings(deadline=None)

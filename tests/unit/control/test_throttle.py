@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.control.plant import signals
+from vcpo.algo import WarningLevel
 from vcpo.control.signals import WINDOW_STEPS
 from vcpo.control.throttle import (
     PROBE_STEPS,
     EssHealth,
     ThrottleState,
     ess_health,
+    follow_learner,
     next_throttle,
     recovery_ratio,
 )
@@ -101,6 +103,53 @@ def test_many_steps_between_two_decisions_add_one_at_most():
     assert throttle.admission_lag_steps == 3
 
 
+@pytest.mark.parametrize("level", [WarningLevel.CRITICAL, WarningLevel.DEAD])
+@pytest.mark.parametrize("health", EssHealth)
+def test_a_critical_warning_sets_the_limit_to_zero_at_once_whatever_the_ess(health, level):
+    throttle = ThrottleState(admission_lag_steps=48, judged_step=3)
+    cut = next_throttle(throttle, health=health, level=level, step=4, max_lag_steps=48)
+    assert cut == ThrottleState(admission_lag_steps=0, judged_step=4, tightened_step=4)
+
+
+def test_while_the_warning_is_critical_the_limit_stays_at_zero_and_after_it_it_recovers():
+    throttle, lags = ThrottleState(admission_lag_steps=8), []
+    for step in range(1, 31):
+        level = WarningLevel.CRITICAL if step <= 12 else WarningLevel.OK
+        throttle = next_throttle(
+            throttle, health=EssHealth.HEALTHY, level=level, step=step, max_lag_steps=8
+        )
+        lags.append(throttle.admission_lag_steps)
+    # Five healthy steps for each step of the limit, counted from the end of the warning.
+    assert lags == [0] * 16 + [1] * 5 + [2] * 5 + [3] * 4
+
+
+def looked_at(throttle: ThrottleState, *, step: int, learner_lag_steps: int) -> ThrottleState:
+    """The throttle after a look at a healthy step of a learner under this limit."""
+    after = next_throttle(throttle, health=EssHealth.HEALTHY, step=step, max_lag_steps=8)
+    return follow_learner(after, throttle, learner_lag_steps=learner_lag_steps, step=step)
+
+
+def test_a_limit_that_the_learner_lowered_between_two_looks_is_where_recovery_starts():
+    throttle = ThrottleState(admission_lag_steps=8, progress=30, judged_step=10)
+    followed = looked_at(throttle, step=60, learner_lag_steps=0)
+    assert followed == ThrottleState(admission_lag_steps=0, judged_step=60, tightened_step=60)
+
+
+@pytest.mark.parametrize(
+    ("learner_lag_steps", "step"),
+    [
+        pytest.param(3, 11, id="the same limit"),
+        pytest.param(8, 11, id="a restarted learner has a larger one"),
+        pytest.param(0, 10, id="a report from before the last decision"),
+    ],
+)
+def test_the_host_follows_the_learner_down_and_only_with_news(learner_lag_steps, step):
+    throttle = ThrottleState(admission_lag_steps=3, judged_step=10)
+    assert looked_at(throttle, step=step, learner_lag_steps=learner_lag_steps) == looked_at(
+        throttle, step=step, learner_lag_steps=99
+    )
+
+
 def test_unknown_ess_holds_the_lag():
     throttle = ThrottleState(admission_lag_steps=3, progress=20, judged_step=4)
     assert after(throttle, EssHealth.UNKNOWN, start=5) == throttle
@@ -176,6 +225,58 @@ def test_from_one_state_a_lower_ess_never_leads_to_the_larger_limit(throttle, st
         for health in HEALTHS
     ]
     assert lags == sorted(lags)
+
+
+@settings(deadline=None)
+@given(throttles(), st.sampled_from(EssHealth), st.integers(0, 60), st.integers(1, 12))
+def test_from_one_state_a_worse_warning_never_leads_to_the_larger_limit(
+    throttle, health, step, most
+):
+    throttle = throttle.clamp(most)
+    lags = [
+        next_throttle(
+            throttle, health=health, level=level, step=step, max_lag_steps=most
+        ).admission_lag_steps
+        for level in WarningLevel
+    ]
+    assert lags == sorted(lags, reverse=True)
+
+
+@settings(deadline=None)
+@given(throttles(), st.lists(st.tuples(st.integers(0, 40), st.sampled_from(EssHealth))))
+def test_a_run_that_is_never_critical_is_throttled_by_its_ess_alone(throttle, looks):
+    with_warnings = throttle
+    for step, health in looks:
+        throttle = next_throttle(throttle, health=health, step=step, max_lag_steps=12)
+        with_warnings = next_throttle(
+            with_warnings, health=health, level=WarningLevel.WARN, step=step, max_lag_steps=12
+        )
+        assert with_warnings == throttle
+
+
+@settings(deadline=None)
+@given(throttles(), st.sampled_from(EssHealth), st.sampled_from(WarningLevel), st.integers(0, 60))
+def test_a_second_look_at_the_same_step_changes_nothing(throttle, health, level, step):
+    once = next_throttle(throttle, health=health, level=level, step=step, max_lag_steps=12)
+    again = next_throttle(once, health=health, level=level, step=step, max_lag_steps=12)
+    assert again == once
+
+
+@settings(deadline=None)
+@given(
+    throttles(),
+    st.lists(st.sampled_from(WarningLevel), max_size=30),
+    st.lists(st.sampled_from(HEALTHS[1:]), min_size=50, max_size=60),
+)
+def test_from_every_state_a_run_that_is_well_again_leaves_zero(throttle, levels, healths):
+    for step, level in enumerate(levels, 1):
+        throttle = next_throttle(
+            throttle, health=EssHealth.NEAR_FLOOR, level=level, step=step, max_lag_steps=12
+        )
+    start = len(levels) + 1
+    for step, health in enumerate(healths, start):
+        throttle = next_throttle(throttle, health=health, step=step, max_lag_steps=12)
+    assert throttle.admission_lag_steps >= 1
 
 
 @settings(deadline=None)

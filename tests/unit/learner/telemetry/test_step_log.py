@@ -148,3 +148,21 @@ def test_an_old_calibration_is_reported_with_the_ratio_that_stays_and_the_cure()
     message = dict(step_log(99).events(record, None))["CalibrationStale"]
     assert "for 32 steps. The on-policy ESS ratio stays at 0.88" in message
     assert "set algorithm.onPolicyEssRatio" in message
+
+
+def test_a_lowered_learning_rate_is_reported_once_with_the_warning_that_lowered_it():
+    news = step_log(9)
+    told = []
+    for step, factor in enumerate([1.0, 0.5, 0.5, 0.25], start=1):
+        record = replace(
+            STEP,
+            step=step,
+            warning_level="critical",
+            warning_score=0.714,
+            learning_rate_backoff=factor,
+        )
+        told += [text for kind, text in news.events(record, None) if kind == "LearningRateLowered"]
+    assert told == [
+        "Learning rate x 1 -> x 0.5: early warning critical (score 0.71) at step 2.",
+        "Learning rate x 0.5 -> x 0.25: early warning critical (score 0.71) at step 4.",
+    ]

@@ -140,3 +140,12 @@ async def test_a_damaged_checkpoint_is_reported_and_set_aside_and_the_one_before
     assert await later.run() is RunPhase.COMPLETE
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["step-00000001", "step-00000003"]
+
+
+async def test_a_throttled_run_resumes_throttled_also_without_its_host(make_learner):
+    learner = make_learner()
+    learner.dispatcher.throttle(0)
+    await learner.run(until_step=1)
+    later = make_learner()
+    later.training.resume()
+    assert later.dispatcher.admission_lag_steps == 0

@@ -1,0 +1,56 @@
+"""The control loop of a cell: the lag limit that a host would set, decided after every step."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from vcpo.algo import WarningLevel
+from vcpo.control import ControlLimits, ControlState, RunSignals, decide
+from vcpo.control.signals import WINDOW_STEPS
+from vcpo.records.step_record import UpdateRecord
+from vcpo.spec import VCPORunSpec
+
+
+class LagControl:
+    """Calls `vcpo.control.decide` with the signals that a learner would report, without a clock."""
+
+    def __init__(self, spec: VCPORunSpec) -> None:
+        self._limits = ControlLimits.of(spec)
+        self._state = ControlState.start(self._limits, now_s=0.0)
+        self._ess_ratios: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self.lags: list[int] = []
+        """The limit of each batch so far."""
+
+    @property
+    def lag_steps(self) -> int:
+        """The lag limit of the next batch, in policy versions."""
+        return self._state.throttle.admission_lag_steps
+
+    def observe(self, step: int, update: UpdateRecord) -> None:
+        """Decide after a step.
+
+        step: its number, from 1.
+        """
+        self.lags.append(self.lag_steps)
+        _, self._state = decide(self._limits, self._state, self.signals(step, update), float(step))
+
+    def signals(self, step: int, update: UpdateRecord) -> RunSignals:
+        """Return the signals of a run whose learner never waits."""
+        if update.ess_ratio > 0:
+            self._ess_ratios.append(update.ess_ratio)
+        known = sorted(self._ess_ratios)
+        return RunSignals(
+            step=step,
+            policy_version=step,
+            ess_ratio_mean=sum(known) / len(known) if known else None,
+            ess_ratio_low=known[(len(known) - 1) // WINDOW_STEPS] if known else None,
+            on_policy_ess_ratio=update.on_policy_ess_ratio,
+            warning_score=update.warning_score,
+            warning_level=WarningLevel(update.warning_level),
+            lag_p50=self.lag_steps,
+            buffered=0,
+            in_flight=0,
+            batch_trajectories=1,
+            admission_lag_steps=self.lag_steps,
+            learner_idle_ratio=0.0,
+        )

@@ -1,0 +1,91 @@
+"""The host sets the lag limit; a critical warning lowers it, and nothing but the host raises it."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fixtures.learner.dispatcher import make_run
+from tests.fixtures.records import step_record
+from vcpo.algo import WarningLevel
+from vcpo.spec.workloads import CriticalResponse
+from vcpo_learner.ledger.lag_limit import LagLimit
+
+BOUND = 6
+CRITICAL, WARN, OK = WarningLevel.CRITICAL, WarningLevel.WARN, WarningLevel.OK
+
+
+def lag_limit(response=CriticalResponse.THROTTLE_AND_SLOW):
+    run = make_run(algorithm={"maxPolicyLagSteps": BOUND}, control={"onCritical": response.value})
+    return LagLimit(run.spec)
+
+
+def observe(limit, level, step=1):
+    return limit.observe(step_record(warning_level=level, warning_score=0.714), step=step)
+
+
+def test_a_critical_warning_lowers_the_limit_to_zero_and_says_so_once():
+    limit = lag_limit()
+    told = [
+        observe(limit, level, step) for step, level in enumerate((OK, WARN, CRITICAL, CRITICAL))
+    ]
+    assert told == [
+        None,
+        None,
+        "Admission lag 6 -> 0 versions: early warning critical (score 0.71) at step 2.",
+        None,
+    ]
+    assert limit.steps == 0
+
+
+def test_the_limit_stays_after_the_warning_until_the_host_sets_another():
+    limit = lag_limit()
+    observe(limit, CRITICAL)
+    observe(limit, OK)
+    assert limit.steps == 0
+    assert limit.set(3) == limit.steps == 3
+
+
+def test_a_host_that_has_not_heard_of_the_warning_does_not_raise_the_limit():
+    limit = lag_limit()
+    observe(limit, CRITICAL)
+    assert limit.set(5) == limit.steps == 0
+
+
+@pytest.mark.parametrize("response", [CriticalResponse.THROTTLE, CriticalResponse.IGNORE])
+def test_the_spec_says_whether_the_learner_reacts(response):
+    limit = lag_limit(response)
+    assert (observe(limit, CRITICAL) is not None) is response.throttles
+    assert limit.steps == (0 if response.throttles else BOUND)
+
+
+def test_a_resumed_run_goes_on_under_the_last_limit_in_force():
+    limit = lag_limit()
+    limit.resume([step_record(step=1), step_record(step=2, admission_lag_steps=2)], OK)
+    assert limit.steps == 2
+
+
+def test_a_run_that_resumes_from_a_critical_step_stays_throttled():
+    limit = lag_limit()
+    limit.resume([], CRITICAL)
+    assert (limit.steps, limit.set(4)) == (0, 0)
+
+
+def test_a_run_without_records_resumes_at_its_bound():
+    limit = lag_limit()
+    limit.resume([], OK)
+    assert limit.steps == BOUND
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(WarningLevel) | st.integers(0, 20), max_size=40))
+def test_the_limit_is_never_above_what_the_host_set_last_nor_above_the_bound(happenings):
+    limit, host = lag_limit(), BOUND
+    for each in happenings:
+        before = limit.steps
+        if isinstance(each, WarningLevel):
+            observe(limit, each)
+            assert limit.steps <= before, "a warning raised the limit"
+        else:
+            host = each
+            limit.set(each)
+        assert 0 <= limit.steps <= min(host, BOUND)

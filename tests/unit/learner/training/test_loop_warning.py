@@ -1,0 +1,30 @@
+"""What the training loop does after a step whose early warning is critical."""
+
+from vcpo.algo import WarningLevel
+from vcpo.records.journal import read_events, read_metrics
+
+
+async def test_a_critical_step_throttles_the_run_before_its_version_is_published(
+    make_learner, tmp_path
+):
+    learner = make_learner()
+    learner.update.warnings = {0: WarningLevel.CRITICAL}
+    publish, limits = learner.training._publish, []
+
+    async def watched():
+        limits.append(learner.dispatcher.admission_lag_steps)
+        await publish()
+
+    learner.training._publish = watched
+    await learner.run()
+    assert limits == [1, 0, 0, 0]
+    assert [step.admission_lag_steps for step in read_metrics(tmp_path).steps] == [1, 0, 0]
+    told = [event.message for event in read_events(tmp_path) if event.kind == "Throttled"]
+    assert told == ["Admission lag 1 -> 0 versions: early warning critical (score 0.71) at step 1."]
+
+
+async def test_a_spec_that_ignores_critical_warnings_keeps_the_lag(make_learner, tmp_path):
+    learner = make_learner(control={"onCritical": "Ignore"})
+    learner.update.warnings = dict.fromkeys(range(3), WarningLevel.DEAD)
+    await learner.run()
+    assert {step.admission_lag_steps for step in read_metrics(tmp_path).steps} == {1}
