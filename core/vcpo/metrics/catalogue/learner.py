@@ -25,6 +25,8 @@ _STEP_BUCKETS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0, 600.0, 1800.0)
 _LOG_WEIGHT_BUCKETS = (-8.0, -4.0, -2.0, -1.0, -0.5, -0.1, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
 _REWARD_BUCKETS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _DROP_REASON = Label("reason", tuple(DropReason))
+_FROM_NORMS = frozenset({"top_gradient_share", "baseline_weight_concentration"})
+"""Diagnostics that need gradient norms: none where all rewards of every group are equal."""
 
 STEP = measure(
     "vcpo_learner_step",
@@ -86,7 +88,15 @@ ESS_MEAN = measure("vcpo_ess_mean_ratio", "Mean ESS ratio in a window of recent 
 ESS_LOW = measure(
     "vcpo_ess_low_ratio", "Tenth percentile of the ESS ratio in a window of recent steps."
 )
-STEP_GAUGES = {one.name: measure(one.name, one.help, unit=one.unit) for _, one in GAUGES}
+STEP_GAUGES = {
+    one.name: measure(
+        one.name,
+        one.help,
+        unit=one.unit,
+        appears_with=Feature.GRADIENT_NORMS if one.entry in _FROM_NORMS else None,
+    )
+    for _, one in GAUGES
+}
 """Numbers of the last step, as the step record declares them."""
 LAG_ESS = gauge(
     "vcpo_lag_ess_ratio",
