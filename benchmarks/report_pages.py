@@ -32,6 +32,7 @@ spec:
   steps: {steps}
 """
 ENTRIES = tuple(chart.entry for _, chart in CHARTS if chart.entry is not None)
+SCALARS = tuple(field for field, chart in CHARTS if chart.entry is None)
 
 
 def noisy_step(step: int, noise: random.Random) -> StepRecord:
@@ -40,15 +41,10 @@ def noisy_step(step: int, noise: random.Random) -> StepRecord:
         step=step,
         time_unix_s=30.0 * step,
         reward_mean=noise.random(),
-        response_tokens_mean=500.0 * noise.random(),
-        surprisal_nats=noise.random(),
         ess_ratio=noise.random(),
         on_policy_ess_ratio=0.9,
-        importance_weight_max=100.0 * noise.random(),
         learning_rate_scale=noise.random(),
         learning_rate=1e-6,
-        gradient_norm=noise.random(),
-        baseline_shift=noise.random() - 0.5,
         warning_score=noise.random(),
         diagnostics={entry: noise.random() for entry in ENTRIES},
         ess_by_lag={str(lag): noise.random() for lag in LAG_BUCKETS[:5]},
@@ -58,14 +54,13 @@ def noisy_step(step: int, noise: random.Random) -> StepRecord:
         lag_max=12,
         step_s=noise.random(),
         idle_s=noise.random(),
-        tokens_per_s=1000.0 * noise.random(),
         admission_lag_steps=12,
-        workers=noise.randrange(1, 9),
         leased=128 * step,
         in_flight=noise.randrange(256),
         buffered=noise.randrange(256),
         consumed=128 * step,
         dropped={"stale": step, "surplus": 2 * step},
+        **{field: noise.random() for field in SCALARS},
     )
 
 

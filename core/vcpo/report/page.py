@@ -17,12 +17,12 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from vcpo.report.charts.figures import main_charts, marks_of, sections, tables_of
+from vcpo.report.charts.overlays import detail_overlays, inks_of, main_overlays, overlay_tables
+from vcpo.report.charts.payload import payload_of
 from vcpo.report.comparison import cautions, results, spec_changes
 from vcpo.report.event_table import MAX_EVENTS, event_rows
-from vcpo.report.figures import main_charts, marks_of, sections, tables_of
 from vcpo.report.findings import findings
-from vcpo.report.overlays import detail_overlays, inks_of, main_overlays, overlay_tables
-from vcpo.report.payload import payload_of
 from vcpo.report.recipe import recipe
 from vcpo.report.recorded_run import RecordedRun, read_run
 from vcpo.report.summary import headlines, state_of

@@ -43,6 +43,7 @@ from vcpo.spec import VCPORunSpec
 from vcpo.spec.algorithm import NORM_BASELINES, RowLayout
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.clock import Clock
+from vcpo_learner.device import computes, device_memory
 from vcpo_learner.estimator.loss import trajectory_advantages
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.update.batch_decision import (
@@ -61,7 +62,6 @@ from vcpo_learner.update.batch_statistics import (
     response_tokens_mean,
     reward_mean,
 )
-from vcpo_learner.update.device import computes, device_memory
 from vcpo_learner.update.fresh_tokens import FreshBlocks, fresh_blocks, wanted_fresh_tokens
 from vcpo_learner.update.gradient import GradientAccumulation, Groups
 from vcpo_learner.update.optimizer import (

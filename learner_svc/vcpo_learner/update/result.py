@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from vcpo.algo import FreshTokens
 from vcpo.records.step_record import UpdateRecord
+from vcpo_learner.device import DeviceMemory
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,16 +36,6 @@ class UpdateTimes:
         return UpdateTimes(
             score_s=self.score_s + score_s, backward_s=self.backward_s, optimizer_s=step_s
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMemory:
-    """Memory of a GPU in bytes, as PyTorch's allocator counts it."""
-
-    allocated: int
-    reserved: int
-    peak: int
-    """Most memory allocated since the process started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

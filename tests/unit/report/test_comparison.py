@@ -94,8 +94,8 @@ def test_what_makes_a_comparison_hard_is_said(recorded, make_step, make_evaluati
     runs = [
         recorded("short", make_step(3)),
         recorded("fallen", evaluations=[make_evaluation(0, 0.9), make_evaluation(4, 0.1)]),
-        recorded("old", unrecorded=["surprisal_nats"]),
-        recorded("older", unrecorded=["surprisal_nats"]),
+        recorded("old", unrecorded=["baseline_shift"]),
+        recorded("older", unrecorded=["baseline_shift"]),
         recorded(
             "other",
             spec={"environment": run.spec.environment.model_copy(update={"name": "gsm8k"})},
@@ -105,7 +105,7 @@ def test_what_makes_a_comparison_hard_is_said(recorded, make_step, make_evaluati
         "short is unfinished: 3 of 4 steps.",
         "fallen collapsed; its own report says when.",
         "The runs have different environments (countdown, gsm8k): rewards do not compare.",
-        "An older version of vcpo recorded old, older: there is no surprisal_nats.",
+        "An older version of vcpo recorded old, older: there is no baseline_shift.",
     )
 
 

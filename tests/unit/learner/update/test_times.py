@@ -2,11 +2,8 @@
 
 from itertools import count
 
-import torch
-
 from tests.fixtures.learner.models import PAD, llama, sampled_groups, seeded_model
 from tests.fixtures.learner.updates import make_spec, with_micro_batches
-from vcpo_learner.update.device import device_memory
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 
@@ -24,7 +21,3 @@ def test_a_batch_in_one_pass_is_all_backward_but_for_the_fresh_tokens():
 
 def test_a_batch_in_two_passes_is_scored_first():
     assert times(with_micro_batches(make_spec(), 1)) == (2.0, 1.0, 1.0)
-
-
-def test_a_cpu_has_no_memory_of_its_own():
-    assert device_memory(torch.device("cpu")) is None

@@ -4,8 +4,8 @@ import pytest
 
 from vcpo.records.journal import Metrics
 from vcpo.records.step_record import CHARTS
-from vcpo.report.chart import CurveStyle
-from vcpo.report.figures import chart_name, main_charts, marks_of, sections, tables_of
+from vcpo.report.charts.chart import CurveStyle
+from vcpo.report.charts.figures import chart_name, main_charts, marks_of, sections, tables_of
 from vcpo.report.recorded_run import RecordedRun
 
 

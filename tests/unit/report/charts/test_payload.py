@@ -1,7 +1,7 @@
 import json
 
-from vcpo.report.chart import Chart, Curve, CurveStyle, Heatmap, Mark, Table
-from vcpo.report.payload import MAX_ROWS, payload_of
+from vcpo.report.charts.chart import Chart, Curve, CurveStyle, Heatmap, Mark, Table
+from vcpo.report.charts.payload import MAX_ROWS, payload_of
 
 
 def table_of(num_rows):

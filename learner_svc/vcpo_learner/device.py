@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from vcpo_learner.update.result import DeviceMemory
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Memory of a GPU in bytes, as PyTorch's allocator counts it."""
+
+    allocated: int
+    reserved: int
+    peak: int
+    """Most memory allocated since the process started."""
 
 
 def device_memory(device: torch.device) -> DeviceMemory | None:

@@ -2,8 +2,8 @@ import pytest
 
 from vcpo.records.journal import Metrics
 from vcpo.records.step_record import CHARTS
-from vcpo.report.chart import CATEGORIES
-from vcpo.report.overlays import detail_overlays, inks_of, main_overlays, overlay_tables
+from vcpo.report.charts.chart import CATEGORIES
+from vcpo.report.charts.overlays import detail_overlays, inks_of, main_overlays, overlay_tables
 from vcpo.report.recorded_run import RecordedRun
 
 

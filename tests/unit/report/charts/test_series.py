@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.report.series import (
+from vcpo.report.charts.series import (
     column,
     highs,
     lows,

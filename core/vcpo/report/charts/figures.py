@@ -9,7 +9,7 @@ from vcpo.algo.health.lag_breakdown import LAG_BUCKETS
 from vcpo.algo.health.warning_signals import CRITICAL_SCORE, WARN_SCORE
 from vcpo.records.step_chart import ChartTopic, StepChart
 from vcpo.records.step_record import CHARTS, StepRecord, chart_value
-from vcpo.report.chart import (
+from vcpo.report.charts.chart import (
     CATEGORIES,
     Band,
     Chart,
@@ -20,9 +20,9 @@ from vcpo.report.chart import (
     Mark,
     Table,
 )
+from vcpo.report.charts.series import column, rolling_mean, smoothing_window
 from vcpo.report.numbers import compact
 from vcpo.report.recorded_run import RecordedRun
-from vcpo.report.series import column, rolling_mean, smoothing_window
 
 STEPS = "steps"
 """Name of the table of a run's steps."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vcpo.report.series import Column
+from vcpo.report.charts.series import Column
 
 
 class Ink(StrEnum):

@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import cycle
 
 from vcpo.records.step_record import CHARTS, StepRecord
-from vcpo.report.chart import CATEGORIES, Chart, Curve, CurveStyle, Ink, Table
-from vcpo.report.figures import (
+from vcpo.report.charts.chart import CATEGORIES, Chart, Curve, CurveStyle, Ink, Table
+from vcpo.report.charts.figures import (
     EVALUATIONS,
     STEPS,
     WARNING_BANDS,
@@ -19,8 +19,8 @@ from vcpo.report.figures import (
     tables_of,
     warning_score_of,
 )
+from vcpo.report.charts.series import column, rolling_mean, smoothing_window
 from vcpo.report.recorded_run import RecordedRun
-from vcpo.report.series import column, rolling_mean, smoothing_window
 
 
 def inks_of(runs: Sequence[RecordedRun]) -> tuple[Ink, ...]:

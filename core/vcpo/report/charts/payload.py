@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vcpo.report.chart import Chart, Curve, Heatmap, Mark, Table
-from vcpo.report.series import Column, highs, lows, means, rows_per_bucket
+from vcpo.report.charts.chart import Chart, Curve, Heatmap, Mark, Table
+from vcpo.report.charts.series import Column, highs, lows, means, rows_per_bucket
 
 MAX_ROWS = 1000
 """Largest number of rows that are drawn of a table; a screen has few more pixels."""

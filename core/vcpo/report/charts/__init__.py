@@ -1,0 +1,1 @@
+"""The charts of a report: what they show, and their data for the page."""
