@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import typer
 from rich.console import Console
 
+from vcpo.local.preflight import MissingPackagesError, check_installed
 from vcpo.local.run_dir import RunDir
 
 OUT = Console()
@@ -30,6 +31,14 @@ def require_run(run_dir: Path) -> None:
     """Exit if a directory has no run."""
     if not RunDir(run_dir).is_used:
         fail(f"RUN_DIR: {run_dir} has no run; give the directory that `vcpo run` printed")
+
+
+def require_modules(modules: Sequence[str]) -> None:
+    """Exit if a package that a command needs is not installed."""
+    try:
+        check_installed(modules)
+    except MissingPackagesError as error:
+        fail(str(error))
 
 
 @contextlib.contextmanager

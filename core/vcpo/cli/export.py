@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 from rich.progress import track
 
-from vcpo.cli.console import ERR, OUT, fail, require_run
+from vcpo.cli.console import ERR, OUT, fail, require_modules, require_run
 from vcpo.local.external_commands import EXPORT_MODULES, ExportOptions, exec_export
-from vcpo.local.preflight import MissingPackagesError, check_installed
 from vcpo.local.run_dir import RunDir
 from vcpo.spec import SpecError, load_run
 from vcpo.spec.tracking import Sink, SinkName, Tracking, WandbMode
@@ -65,7 +64,8 @@ def export(
     if to is None:
         if project or url or offline:
             fail("--project, --url, --offline: need --to, the tracking service to copy to")
-        _export_model(ExportOptions(run_dir=run_dir, step=step, adapters=adapters, output=output))
+        require_modules(EXPORT_MODULES)
+        exec_export(ExportOptions(run_dir=run_dir, step=step, adapters=adapters, output=output))
         return
     if step is not None or adapters:
         fail("--step, --adapters: choose what of a model is written; leave them out beside --to")
@@ -79,14 +79,6 @@ def export(
         "directory": str(output) if output else None,
     }
     _copy_records(run_dir, given)
-
-
-def _export_model(options: ExportOptions) -> None:
-    try:
-        check_installed(EXPORT_MODULES)
-    except MissingPackagesError as error:
-        fail(str(error))
-    exec_export(options)
 
 
 def _copy_records(run_dir: Path, given: dict[str, str | None]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 from rich.table import Table
 
 from vcpo.cli import monitor
-from vcpo.cli.console import ERR, OUT, fail, writing
+from vcpo.cli.console import ERR, OUT, fail, require_modules, writing
 from vcpo.cli.export import export
 from vcpo.cli.report import report
 from vcpo.local.external_commands import STUDY_MODULES, StudyOptions, exec_study
@@ -201,7 +200,7 @@ def study(
         lags=tuple(lags or ()),
         report_only=report_only,
     )
-    _require_modules(STUDY_MODULES)
+    require_modules(STUDY_MODULES)
     exec_study(options)
 
 
@@ -209,13 +208,6 @@ def study(
 def schema() -> None:
     """Print the JSON schema of a run file."""
     typer.echo(json.dumps(json_schema(), indent=2))
-
-
-def _require_modules(modules: Sequence[str]) -> None:
-    try:
-        check_installed(modules)
-    except MissingPackagesError as error:
-        fail(str(error))
 
 
 def _train(loaded: VCPORun, directory: RunDir, options: HostOptions) -> RunOutcome:

@@ -23,8 +23,8 @@ from vcpo.monitor.event_lines import EventSource, event_json, event_text, follow
 from vcpo.monitor.kubectl import KubectlError, Scope
 from vcpo.monitor.local_run import LocalEvents, run_directories
 from vcpo.monitor.log_lines import UnknownPartError, follow_logs
-from vcpo.monitor.run_row import RunRow, runs_table
-from vcpo.monitor.screen import show_top
+from vcpo.monitor.run_row import runs_table
+from vcpo.monitor.screen import RunSource, show_top
 from vcpo.monitor.sources import ClusterSource, LocalSource
 
 _RUNS = Path("runs")
@@ -100,7 +100,11 @@ def events(
     In a cluster: the operator's events, which Kubernetes keeps for an hour, and those in the
     learner's log.
     """
-    source = _event_source(run, namespace)
+    source: EventSource
+    if namespace is not None or _is_plugin():
+        source = ClusterEvents(_scope_of(run, namespace), run)
+    else:
+        source = LocalEvents(_run_dir(run))
     with _until_interrupted():
         for event in follow_events(source, follow=follow, sleep=time.sleep):
             if as_json:
@@ -155,10 +159,7 @@ async def _top_of_directories(places: list[Path], as_json: bool) -> None:
         fail(f"DIR: no run in {named}; give the directory that `vcpo run` printed, or its parent")
     source = LocalSource(places)
     try:
-        if as_json or not OUT.is_terminal:
-            _print_once(await source.rows(), as_json)
-        else:
-            await show_top(source, OUT)
+        await _show(source, as_json)
     finally:
         await source.close()
 
@@ -167,20 +168,20 @@ async def _top_of_cluster(scope: Scope, as_json: bool) -> None:
     source = ClusterSource(scope)
     try:
         await source.start()
-        if as_json or not OUT.is_terminal:
-            _print_once(await source.rows(), as_json)
-        else:
-            await show_top(source, OUT)
+        await _show(source, as_json)
     finally:
         await source.close()
 
 
-def _print_once(rows: list[RunRow], as_json: bool) -> None:
+async def _show(source: RunSource, as_json: bool) -> None:
+    """Show the screen; print once as JSON, or without a terminal as a table."""
     if as_json:
-        typer.echo(json.dumps({"runs": [row.to_dict() for row in rows]}))
+        typer.echo(json.dumps({"runs": [row.to_dict() for row in await source.rows()]}))
+    elif OUT.is_terminal:
+        await show_top(source, OUT)
     else:
-        console = OUT if OUT.is_terminal else Console(width=_PIPE_WIDTH)
-        console.print(runs_table(rows, width=console.width))
+        table = runs_table(await source.rows(), width=_PIPE_WIDTH)
+        Console(width=_PIPE_WIDTH).print(table)
 
 
 def _run_dir(run: str) -> Path:
@@ -191,12 +192,6 @@ def _run_dir(run: str) -> Path:
             " for a run of a cluster"
         )
     return path
-
-
-def _event_source(run: str, namespace: str | None) -> EventSource:
-    if namespace is not None or _is_plugin():
-        return ClusterEvents(_scope_of(run, namespace), run)
-    return LocalEvents(_run_dir(run))
 
 
 def _scope_of(run: str, namespace: str | None) -> Scope:

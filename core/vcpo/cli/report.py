@@ -63,14 +63,11 @@ def report(
     if follow:
         _serve(run_dirs, port)
         return
-    path = output or _default_output(run_dirs)
+    default = run_dirs[0] / REPORT_FILE if len(run_dirs) == 1 else Path(COMPARISON_FILE)
+    path = output or default
     with writing("--output" if output else "RUN_DIR", path if output else path.parent):
         write_page(path, page)
     OUT.print(str(path), soft_wrap=True, markup=False)
-
-
-def _default_output(run_dirs: list[Path]) -> Path:
-    return run_dirs[0] / REPORT_FILE if len(run_dirs) == 1 else Path(COMPARISON_FILE)
 
 
 def _render(run_dirs: list[Path], *, follows: bool) -> str:

@@ -7,7 +7,7 @@ the method before an edit or of a rollout group that left the spec, does not sta
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -86,7 +86,11 @@ def gauge_series(run: HostedRun) -> Series:
     """Return every gauge of a run."""
     return {
         **_spec_series(run.spec),
-        **{(host.RUN_CONDITION, labels): value for labels, value in _condition_values(run)},
+        **{
+            (host.RUN_CONDITION, (condition.type, status)): float(condition.status == status)
+            for condition in run.conditions
+            for status in ConditionStatus
+        },
         **{(host.RUN_CONDITION_REASON, (each.type, each.reason)): 1.0 for each in run.conditions},
         **{
             (host.RUN_REPLICAS, (group, state)): float(getattr(workers, state))
@@ -117,13 +121,6 @@ def _spec_series(spec: VCPORunSpec | None) -> Series:
         (host.RUN_MAX_POLICY_LAG, ()): float(spec.algorithm.max_policy_lag_steps),
         (host.RUN_ESS_FLOOR, ()): spec.control.ess_floor_ratio,
     }
-
-
-def _condition_values(run: HostedRun) -> Iterator[tuple[tuple[str, str], float]]:
-    """Yield 1 for the status of each condition and 0 for the others."""
-    for condition in run.conditions:
-        for status in ConditionStatus:
-            yield (condition.type, status), float(condition.status == status)
 
 
 @dataclass(slots=True, kw_only=True)

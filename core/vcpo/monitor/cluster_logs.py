@@ -44,15 +44,11 @@ def cluster_logs(
     Raises: KubectlError.
     """
     for line in kubectl_lines(log_arguments(scope, name, part, tail=tail, follow=follow)):
-        yield from _log_lines(line)
-
-
-def _log_lines(line: str) -> Iterator[LogLine]:
-    """Split `[pod/NAME/CONTAINER] text` of kubectl's --prefix."""
-    prefix, bracket, text = line.partition("] ")
-    pod = prefix.removeprefix("[pod/").partition("/")[0] if bracket else ""
-    for part in plain_text(text if bracket else line).split("\n"):
-        yield LogLine(process=pod, text=part)
+        # With --prefix, kubectl writes `[pod/NAME/CONTAINER] text`.
+        prefix, bracket, text = line.partition("] ")
+        pod = prefix.removeprefix("[pod/").partition("/")[0] if bracket else ""
+        for shown in plain_text(text if bracket else line).split("\n"):
+            yield LogLine(process=pod, text=shown)
 
 
 def logged_events(lines: Iterable[str]) -> list[EventRecord]:

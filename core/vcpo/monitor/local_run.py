@@ -71,12 +71,17 @@ class LocalRun:
         if self._answer is None:
             is_ready = self._learner_ready() is not None
             return self._recorded_view("silent" if is_ready else "starting")
+        started = (
+            file
+            for group in self._run.spec.rollouts
+            for file in self._run_dir.processes.glob(f"{group.name}-*.json")
+        )
         return run_view(
             self._run,
             self._answer.signals,
             signals_age_s=self._clock() - self._answer.received_s,
             learner_serves=self._learner_ready() is not None,
-            workers_desired=self._started_workers(),
+            workers_desired=sum(1 for _ in started),
             elapsed_s=self._elapsed_s(),
         )
 
@@ -105,10 +110,6 @@ class LocalRun:
 
     def _learner_ready(self) -> Ready | None:
         return read_ready(self._run_dir.ready_file(_LEARNER))
-
-    def _started_workers(self) -> int:
-        names = (group.name for group in self._run.spec.rollouts)
-        return sum(len(list(self._run_dir.processes.glob(f"{name}-*.json"))) for name in names)
 
     def _elapsed_s(self) -> float:
         events = read_events(self.path)

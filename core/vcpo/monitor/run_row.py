@@ -43,8 +43,11 @@ _COLUMNS: Final = (
 )
 _GAP = 2
 _DAY_S = 86_400
-_GOOD = {"running", "training", "complete"}
-_BAD = {"failed", "collapsed", "silent", "degraded", "generationfailing"}
+_STATUS_STYLES: Final = {
+    **dict.fromkeys(("running", "training", "complete"), "green"),
+    **dict.fromkeys(("failed", "collapsed", "silent", "degraded", "generationfailing"), "bold red"),
+}
+"""Style of a status by its name in lower case; yellow for every other one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +132,7 @@ def _cells(row: RunRow, label: str) -> dict[str, Text]:
     age = f"{(row.age_s or 0.0) / _DAY_S:.0f}d" if is_old else duration(row.age_s)
     return {
         "run": Text(printable(label), "bold"),
-        "status": Text(printable(view.phase), _status_style(view.phase)),
+        "status": Text(printable(view.phase), _STATUS_STYLES.get(view.phase.lower(), "yellow")),
         "step": Text(f"{view.step}/{view.total_steps}"),
         "reward": Text(decimal(view.reward_mean, ".3f")),
         "acc": Text(decimal(view.accuracy, ".3f")),
@@ -145,10 +148,3 @@ def _cells(row: RunRow, label: str) -> dict[str, Text]:
         "tok/s": Text(decimal(view.tokens_per_s, ",.0f")),
         "age": Text(age, "bold red" if is_silent else ""),
     }
-
-
-def _status_style(status: str) -> str:
-    word = status.lower()
-    if word in _GOOD:
-        return "green"
-    return "bold red" if word in _BAD else "yellow"

@@ -163,7 +163,11 @@ def unrecorded_fields(run_dir: Path) -> frozenset[str]:
     if not path.exists():
         return frozenset()
     with path.open(encoding="utf-8") as lines:
-        steps = deque((each for each in lines if _is_whole_step(each)), maxlen=1)
+        # A whole step is known by its two ends: to parse all lines takes long.
+        whole = (
+            each for each in lines if each.startswith('{"type":"step",') and each.endswith("}\n")
+        )
+        steps = deque(whole, maxlen=1)
     with contextlib.suppress(IndexError, json.JSONDecodeError):  # no step, or half of one
         recorded: dict[str, Any] = json.loads(steps[0])
         return _field_names(StepRecord) - recorded.keys()
@@ -214,11 +218,6 @@ def _record(record_type: type[_Record], entry: Mapping[str, Any], source: Path) 
             f"{source} has a {record_type.__name__} that cannot be read ({error}): another version"
             " of vcpo wrote it; read it with that version"
         ) from error
-
-
-def _is_whole_step(line: str) -> bool:
-    """Return whether a line is a step record, by its two ends; to parse all lines takes long."""
-    return line.startswith('{"type":"step",') and line.endswith("}\n")
 
 
 def _field_names(record_type: type[StepRecord | EvaluationRecord | EventRecord]) -> frozenset[str]:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from statistics import fmean
 from typing import Final
 
 from vcpo.records.collapse import WINDOW_STEPS
-from vcpo.report.numbers import UNKNOWN, decimal, duration, finite, whole
+from vcpo.report.numbers import UNKNOWN, decimal, duration, finite, mean, whole
 from vcpo.report.recorded_run import RecordedRun, read_run, require_records
 from vcpo.report.summary import State, state_of
 
@@ -154,26 +153,8 @@ def _flat(document: object, path: str = "") -> Iterator[tuple[str, str]]:
         yield path, _UNSET if document is None else str(document)
 
 
-def _last_reward(recorded: RecordedRun) -> float | None:
-    last = recorded.metrics.steps[-WINDOW_STEPS:]
-    return fmean(step.reward_mean for step in last) if last else None
-
-
 def _accuracies(recorded: RecordedRun) -> list[float]:
     return [each.accuracy for each in recorded.metrics.evaluations]
-
-
-def _mean_of(field: str) -> Callable[[RecordedRun], float | None]:
-    def mean(recorded: RecordedRun) -> float | None:
-        values = [getattr(step, field) for step in recorded.metrics.steps]
-        return fmean(values) if values else None
-
-    return mean
-
-
-def _skipped_share(recorded: RecordedRun) -> float | None:
-    skips = [step.skipped is not None for step in recorded.metrics.steps]
-    return fmean(skips) if skips else None
 
 
 def _dropped_share(recorded: RecordedRun) -> float | None:
@@ -183,12 +164,9 @@ def _dropped_share(recorded: RecordedRun) -> float | None:
     return sum(last.dropped.values()) / last.leased
 
 
-def _relative_esses(recorded: RecordedRun) -> list[float]:
-    return [
-        step.ess_ratio / step.on_policy_ess_ratio
-        for step in recorded.metrics.steps
-        if step.has_weights
-    ]
+def _lowest_relative_ess(recorded: RecordedRun) -> float | None:
+    ratios = (step.relative_ess_ratio for step in recorded.metrics.steps)
+    return min((ratio for ratio in ratios if ratio is not None), default=None)
 
 
 def _highest_warning(recorded: RecordedRun) -> float | None:
@@ -216,7 +194,7 @@ _MEASURES: Final = (
         label="Final reward",
         note=f"mean of the last {WINDOW_STEPS} steps",
         better=Better.HIGH,
-        value=_last_reward,
+        value=lambda each: mean(step.reward_mean for step in each.metrics.steps[-WINDOW_STEPS:]),
         form=lambda value: decimal(value, ".3f"),
     ),
     _Measure(
@@ -230,7 +208,7 @@ _MEASURES: Final = (
         label="Skipped",
         note="share of the steps",
         better=Better.LOW,
-        value=_skipped_share,
+        value=lambda each: mean(step.skipped is not None for step in each.metrics.steps),
         form=lambda value: decimal(value, ".1%"),
     ),
     _Measure(
@@ -244,21 +222,21 @@ _MEASURES: Final = (
         label="Throughput",
         note="tokens per second, mean",
         better=Better.HIGH,
-        value=_mean_of("tokens_per_s"),
+        value=lambda each: mean(step.tokens_per_s for step in each.metrics.steps),
         form=lambda value: decimal(value, ",.0f"),
     ),
     _Measure(
         label="Policy lag",
         note="versions, mean",
         better=Better.NEITHER,
-        value=_mean_of("lag_mean"),
+        value=lambda each: mean(step.lag_mean for step in each.metrics.steps),
         form=lambda value: decimal(value, ".2f"),
     ),
     _Measure(
         label="Lowest relative ESS",
         note="share of on-policy",
         better=Better.HIGH,
-        value=lambda each: min(_relative_esses(each), default=None),
+        value=_lowest_relative_ess,
         form=lambda value: decimal(value, ".3f"),
     ),
     _Measure(

@@ -1,8 +1,10 @@
-"""Numbers written for people: missing numbers, durations, short decimals."""
+"""Numbers for people: means of what there is, missing numbers, durations, short decimals."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from statistics import fmean
 
 UNKNOWN = "-"
 """Written for a number that is missing or not finite; ASCII, so that every log can hold it."""
@@ -11,6 +13,12 @@ UNKNOWN = "-"
 def finite(value: float | None) -> float | None:
     """Return the value, or None when it is missing, infinite or not a number."""
     return value if value is not None and math.isfinite(value) else None
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """Return the arithmetic mean, or None when there is no value."""
+    known = tuple(values)
+    return fmean(known) if known else None
 
 
 def decimal(value: float | None, form: str) -> str:

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 
 from vcpo.service.lifecycle import START_ERROR_MARK
-from vcpo.service.log_line import plain_text
+from vcpo.service.log_line import plain_text, shown_lines
 
 _MAX_CAUSE_CHARACTERS = 500
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -62,8 +62,7 @@ def _one_line(text: str) -> str:
 
 def _meaningful_lines(log: str) -> list[str]:
     """Return the lines as a terminal finally shows them, without blank lines and progress bars."""
-    # A progress bar returns to the start of its line and overwrites itself.
-    shown = [line.rstrip("\r").rpartition("\r")[2] for line in _ESCAPE.sub("", log).split("\n")]
+    shown = shown_lines(_ESCAPE.sub("", log))
     plain = [_GROUP_MARGIN.sub("", line) for line in shown if not _GROUP_RULE.fullmatch(line)]
     return [line for line in plain if line.strip() and not _PROGRESS_BAR.search(line)]
 

@@ -69,6 +69,14 @@ def plain_text(log: str) -> str:
     return (_text_of_line(first) or _end_of_traceback(first) or first) + newline + "\n".join(texts)
 
 
+def shown_lines(text: str) -> list[str]:
+    """Return the lines as a terminal finally shows them.
+
+    A progress bar returns to the start of its line and overwrites itself.
+    """
+    return [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+
+
 def _text_of_line(line: str) -> str | None:
     """Return message and traceback of a JSON line; None for any other line."""
     if not line.startswith("{"):

@@ -25,7 +25,7 @@ from enum import StrEnum
 from types import MappingProxyType, TracebackType
 from typing import Final, TextIO
 
-from vcpo.service.log_line import JsonLine
+from vcpo.service.log_line import JsonLine, shown_lines
 
 FORM_VARIABLE: Final = "VCPO_LOG_FORMAT"
 """Environment variable with the form of log lines, a `LogForm`; text if it is unset."""
@@ -153,9 +153,7 @@ class _PrintedLines(io.TextIOBase):
 
     def _log(self) -> None:
         piece, self._unfinished = self._unfinished.strip("\n"), ""
-        # A progress bar returns to the start of its line and overwrites itself.
-        shown = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in piece.split("\n"))
-        if shown:
+        if shown := "\n".join(shown_lines(piece)):
             self._logger.log(self._level, "%s", shown)
 
 

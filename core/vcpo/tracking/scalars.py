@@ -49,10 +49,10 @@ def step_scalars(record: StepRecord) -> dict[str, float]:
         value = gauge_value(record, field, gauge)
         is_missing = value is None or (gauge.is_of_update and record.skipped is not None)
         if value is not None and not is_missing:
-            shown[_name_of(gauge.name)] = float(value)
-    if record.has_weights:
-        relative = record.ess_ratio / record.on_policy_ess_ratio
-        shown["off_policy/relative_ess_ratio"] = relative
+            group = _GROUP_OF.get(gauge.name, "off_policy")
+            shown[f"{group}/{gauge.name.removeprefix(_PREFIX)}"] = float(value)
+    if record.relative_ess_ratio is not None:
+        shown["off_policy/relative_ess_ratio"] = record.relative_ess_ratio
     for lag, ratio in record.ess_by_lag.items():
         shown[f"off_policy/lag_ess_ratio/{lag}"] = ratio
     for reason, count in record.dropped.items():
@@ -64,7 +64,3 @@ def step_scalars(record: StepRecord) -> dict[str, float]:
 def evaluation_scalars(record: EvaluationRecord) -> dict[str, float]:
     """Return the numbers of an evaluation by name."""
     return {"evaluation/evaluation_accuracy": record.accuracy}
-
-
-def _name_of(metric: str) -> str:
-    return f"{_GROUP_OF.get(metric, 'off_policy')}/{metric.removeprefix(_PREFIX)}"

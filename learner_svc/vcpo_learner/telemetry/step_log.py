@@ -80,7 +80,7 @@ class StepLog:
 
 
 def _step_in_words(record: StepRecord) -> str:
-    relative_ess_ratio = record.ess_ratio / record.on_policy_ess_ratio
+    relative_ess_ratio = record.relative_ess_ratio or 0.0
     skipped = f", no update ({record.skipped})" if record.skipped is not None else ""
     return (
         f"reward {record.reward_mean:.3f}, ESS {relative_ess_ratio:.2f} of on-policy,"
@@ -96,7 +96,7 @@ def _step_fields(record: StepRecord) -> dict[str, Any]:
         "step": record.step,
         "version": record.step,
         "reward_mean": record.reward_mean,
-        "relative_ess_ratio": record.ess_ratio / record.on_policy_ess_ratio,
+        "relative_ess_ratio": record.relative_ess_ratio or 0.0,
         "learning_rate_scale": record.learning_rate_scale,
         "lag_mean": record.lag_mean,
         "lag_max": record.lag_max,

@@ -1,6 +1,6 @@
 import pytest
 
-from vcpo.report.numbers import compact, decimal, duration, finite, whole
+from vcpo.report.numbers import compact, decimal, duration, finite, mean, whole
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), float("-inf")])
@@ -8,6 +8,11 @@ def test_what_is_not_a_number_is_unknown(value):
     assert finite(value) is None
     assert decimal(value, ".2f") == "-"
     assert duration(value) == "-"
+
+
+def test_nothing_has_no_mean():
+    assert mean([]) is None
+    assert mean(iter([1.0, 4.0])) == 2.5
 
 
 def test_a_missing_count_is_unknown():

@@ -8,6 +8,7 @@ from typing import Any
 from vcpo.local.terminal.ending import Ending
 from vcpo.records.collapse import run_collapse
 from vcpo.records.journal import Metrics, read_metrics
+from vcpo.report.numbers import mean
 
 
 def run_summary(run_dir: Path, ending: Ending) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def run_summary(run_dir: Path, ending: Ending) -> dict[str, Any]:
         "skipped_steps": len(steps) - len(taken),
         "workers": max((step.workers for step in steps), default=0),
         "policy_lag_max": max((step.lag_max for step in steps), default=None),
-        "policy_lag_mean": _mean([step.lag_mean for step in steps]),
+        "policy_lag_mean": mean(step.lag_mean for step in steps),
         "ess_ratio_min": min(ess_ratios, default=None),
         "learning_rate_scale_min": min((step.learning_rate_scale for step in taken), default=None),
         "warning_score_max": max((step.warning_score for step in steps), default=None),
@@ -62,7 +63,3 @@ def _collapse(metrics: Metrics) -> dict[str, Any] | None:
 
 def _accuracy(metrics: Metrics, index: int) -> float | None:
     return metrics.evaluations[index].accuracy if metrics.evaluations else None
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
 
-from vcpo.records.step_record import CHARTS, StepRecord
+from vcpo.records.step_record import CHARTS
 from vcpo.report.charts.chart import CATEGORIES, Chart, Curve, CurveStyle, Ink, Table
 from vcpo.report.charts.figures import (
     EVALUATIONS,
@@ -53,7 +53,7 @@ def main_overlays(runs: Sequence[RecordedRun]) -> tuple[Chart, ...]:
             title="Relative ESS",
             unit="ESS ratio over on-policy ratio, smoothed",
             caption="1 is as good as fresh data; the same measure for responses of any length.",
-            curves=_smoothed(runs, _relative_ess),
+            curves=_smoothed(runs, lambda step: step.relative_ess_ratio),
             low=0.0,
         ),
         Chart(
@@ -147,10 +147,6 @@ def _accuracy(runs: Sequence[RecordedRun]) -> Chart:
             for place, recorded in enumerate(runs)
         ),
     )
-
-
-def _relative_ess(step: StepRecord) -> float | None:
-    return step.ess_ratio / step.on_policy_ess_ratio if step.has_weights else None
 
 
 def _table_name(place: int, name: str) -> str:
