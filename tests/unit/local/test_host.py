@@ -59,6 +59,7 @@ signals = control_pb2.Signals(
     phase=1,
     on_policy_ess_ratio=1.0,
     batch_trajectories=1,
+    admission_lag_steps=9,  # more than the run's bound, so that the host sends its first limit
 )
 
 class Control(control_pb2_grpc.ControlServiceServicer):
