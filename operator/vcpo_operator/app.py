@@ -106,17 +106,8 @@ class Operator:
                 await _run_until_stopped(lease.acquire(), stop)
         if stop.is_set():
             return
-        self._metrics.leader.set(1)
-        tasks = [self._loop.run()] if lease is None else [self._loop.run(), lease.renew()]
-        try:
-            await _run_until_one_ends(self._watch(stop), tasks, stop)
-        finally:
-            self._metrics.leader.set(0)
-            await self._signals.close()
-
-    async def _watch(self, stop: asyncio.Event) -> None:
         namespaces = self._options.namespaces
-        await kopf.operator(
+        watch = kopf.operator(
             registry=self._registry,
             # Without an identity kopf asks for the name of the user, and an image's user has none.
             identity=self._options.identity,  # type: ignore[arg-type]  # a NewType of str
@@ -126,6 +117,13 @@ class Operator:
             liveness_endpoint=self._options.liveness_endpoint,
             stop_flag=stop,
         )
+        self._metrics.leader.set(1)
+        tasks = [self._loop.run()] if lease is None else [self._loop.run(), lease.renew()]
+        try:
+            await _run_until_one_ends(watch, tasks, stop)
+        finally:
+            self._metrics.leader.set(0)
+            await self._signals.close()
 
 
 async def _run_until_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:

@@ -24,7 +24,7 @@ from vcpo.monitor.kubectl import KubectlError, Scope
 from vcpo.monitor.local_run import LocalEvents, run_directories
 from vcpo.monitor.log_lines import UnknownPartError, follow_logs
 from vcpo.monitor.run_row import runs_table
-from vcpo.monitor.screen import RunSource, show_top
+from vcpo.monitor.screen import show_top
 from vcpo.monitor.sources import ClusterSource, LocalSource
 
 _RUNS = Path("runs")
@@ -76,15 +76,17 @@ def top(
     is_of_cluster = namespace is not None or all_namespaces or (_is_plugin() and not places)
     if places and is_of_cluster:
         fail("DIR: cannot be combined with --namespace or --all-namespaces; give one of them")
-    try:
-        if is_of_cluster:
-            asyncio.run(_top_of_cluster(Scope(namespace=namespace, is_all=all_namespaces), as_json))
-        else:
-            asyncio.run(_top_of_directories(places or [_RUNS], as_json))
-    except KubectlError as error:
-        fail(str(error))
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None
+    places = places or [_RUNS]
+    source: LocalSource | ClusterSource
+    if is_of_cluster:
+        source = ClusterSource(Scope(namespace=namespace, is_all=all_namespaces))
+    elif run_directories(places):
+        source = LocalSource(places)
+    else:
+        named = ", ".join(str(place) for place in places)
+        fail(f"DIR: no run in {named}; give the directory that `vcpo run` printed, or its parent")
+    with _until_interrupted():
+        asyncio.run(_show(source, as_json))
 
 
 def events(
@@ -153,35 +155,16 @@ def logs(
             fail(str(error))
 
 
-async def _top_of_directories(places: list[Path], as_json: bool) -> None:
-    if not run_directories(places):
-        named = ", ".join(str(place) for place in places)
-        fail(f"DIR: no run in {named}; give the directory that `vcpo run` printed, or its parent")
-    source = LocalSource(places)
-    try:
-        await _show(source, as_json)
-    finally:
-        await source.close()
-
-
-async def _top_of_cluster(scope: Scope, as_json: bool) -> None:
-    source = ClusterSource(scope)
-    try:
-        await source.start()
-        await _show(source, as_json)
-    finally:
-        await source.close()
-
-
-async def _show(source: RunSource, as_json: bool) -> None:
+async def _show(source: LocalSource | ClusterSource, as_json: bool) -> None:
     """Show the screen; print once as JSON, or without a terminal as a table."""
-    if as_json:
-        typer.echo(json.dumps({"runs": [row.to_dict() for row in await source.rows()]}))
-    elif OUT.is_terminal:
-        await show_top(source, OUT)
-    else:
-        table = runs_table(await source.rows(), width=_PIPE_WIDTH)
-        Console(width=_PIPE_WIDTH).print(table)
+    async with source:
+        if as_json:
+            typer.echo(json.dumps({"runs": [row.to_dict() for row in await source.rows()]}))
+        elif OUT.is_terminal:
+            await show_top(source, OUT)
+        else:
+            table = runs_table(await source.rows(), width=_PIPE_WIDTH)
+            Console(width=_PIPE_WIDTH).print(table)
 
 
 def _run_dir(run: str) -> Path:

@@ -147,7 +147,17 @@ def run_events(scope: Scope, name: str) -> list[EventRecord]:
     """
     about = f"--field-selector=involvedObject.kind=VCPORun,involvedObject.name={name}"
     answer = kubectl_output(["get", "events", *scope.arguments(), about, "--output=json"])
-    events = [_event_record(item) for item in json.loads(answer)["items"]]
+    events = []
+    for item in json.loads(answer)["items"]:
+        time = item.get("lastTimestamp") or item["metadata"].get("creationTimestamp")
+        events.append(
+            EventRecord(
+                time_unix_s=_unix_s(time) or 0.0,
+                source=_OPERATOR,
+                kind=item["reason"],
+                message=item["message"],
+            )
+        )
     return sorted(events, key=lambda event: event.time_unix_s)
 
 
@@ -203,16 +213,6 @@ def _notices(status: Mapping[str, Any]) -> Iterator[str]:
 def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     conditions = status.get("conditions") or ()
     return next((each for each in conditions if each["type"] == kind), {})
-
-
-def _event_record(item: Mapping[str, Any]) -> EventRecord:
-    time_s = _unix_s(item.get("lastTimestamp") or item["metadata"].get("creationTimestamp"))
-    return EventRecord(
-        time_unix_s=time_s or 0.0,
-        source=_OPERATOR,
-        kind=item["reason"],
-        message=item["message"],
-    )
 
 
 def _place(run: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Self
 
 from vcpo.monitor.cluster_runs import ClusterRuns, run_events
 from vcpo.monitor.kubectl import KubectlError, Scope
@@ -27,6 +28,13 @@ class LocalSource:
         self._runs: dict[Path, LocalRun] = {}
         self._unreadable: dict[Path, str] = {}
         self._shown: set[str] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close all connections."""
+        await asyncio.gather(*(run.close() for run in self._runs.values()))
 
     async def rows(self) -> list[RunRow]:
         """Return the runs as they are now; those that go on come first."""
@@ -56,10 +64,6 @@ class LocalSource:
         """Return which directories cannot be read; empty if all can."""
         return " ".join(f"{path}: {why}" for path, why in self._unreadable.items())
 
-    async def close(self) -> None:
-        """Close all connections."""
-        await asyncio.gather(*(run.close() for run in self._runs.values()))
-
 
 class ClusterSource:
     """Runs of a cluster. Owner: one event loop."""
@@ -69,12 +73,17 @@ class ClusterSource:
         self._runs = ClusterRuns(scope)
         self._newest_s: dict[str, float] = {}
 
-    async def start(self) -> None:
+    async def __aenter__(self) -> Self:
         """Begin to watch.
 
         Raises: KubectlError.
         """
         await self._runs.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """End the watch."""
+        await self._runs.close()
 
     async def rows(self) -> list[RunRow]:
         """Return the runs as they are now."""
@@ -96,10 +105,6 @@ class ClusterSource:
     def notice(self) -> str:
         """Return why the newest watch ended; empty while it goes on."""
         return self._runs.trouble
-
-    async def close(self) -> None:
-        """End the watch."""
-        await self._runs.close()
 
 
 def _line(event: EventRecord) -> str:

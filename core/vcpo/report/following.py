@@ -102,16 +102,12 @@ class _Handler(BaseHTTPRequestHandler):
         elif (tag := self.server.page.tag()) == self.headers.get("If-None-Match"):
             self._send(HTTPStatus.NOT_MODIFIED, tag, b"")
         else:
-            self._send_page(tag)
-
-    def _send_page(self, tag: str) -> None:
-        """Send the page; records that cannot be read just now are an error that passes."""
-        try:
-            body = self.server.page.body(tag)
-        except (*UNREADABLE, OSError) as error:
-            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, explain=str(error))
-        else:
-            self._send(HTTPStatus.OK, tag, body)
+            try:
+                body = self.server.page.body(tag)
+            except (*UNREADABLE, OSError) as error:  # records can be read again later
+                self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, explain=str(error))
+            else:
+                self._send(HTTPStatus.OK, tag, body)
 
     def _send(self, status: HTTPStatus, tag: str, body: bytes) -> None:
         self.send_response(status)

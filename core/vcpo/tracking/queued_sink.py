@@ -76,7 +76,11 @@ class QueuedSink:
         return has_ended
 
     def _feed(self) -> None:
-        sink = self._opened()
+        sink: Sink | None = None
+        try:
+            sink = self._open_sink()
+        except Exception as error:  # noqa: BLE001 - a client of a service may raise anything
+            self._report("cannot be opened", error)
         while not (self._is_closing and self._waiting.empty()):
             item = self._waiting.get()
             if item is not None:
@@ -86,14 +90,6 @@ class QueuedSink:
                 sink.close(failed=self._run_failed)
             except Exception as error:  # noqa: BLE001 - as above
                 self._report("cannot be closed", error)
-
-    def _opened(self) -> Sink | None:
-        """Return the open sink; None when it cannot be opened."""
-        try:
-            return self._open_sink()
-        except Exception as error:  # noqa: BLE001 - a client of a service may raise anything
-            self._report("cannot be opened", error)
-            return None
 
     def _deliver(self, sink: Sink | None, record: Record, step: int) -> None:
         if sink is None:

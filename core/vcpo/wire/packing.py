@@ -131,14 +131,13 @@ def unpack_logprobs(field: str, data: bytes, *, count: int) -> PackedLogprobs:
     # The sum of float32 numbers in double precision is finite if and only if all of them are.
     numbers = logprobs.tolist()
     if numbers and not (math.isfinite(sum(numbers)) and max(numbers) <= _HIGHEST_LOGPROB):
-        _refuse_first(field, logprobs)
+        index, wrong = next(
+            (index, each)
+            for index, each in enumerate(numbers)
+            if not (math.isfinite(each) and each <= _HIGHEST_LOGPROB)
+        )
+        raise InvalidMessageError(f"{field}[{index}]", wrong, "finite and at most 0")
     return logprobs
-
-
-def _refuse_first(field: str, logprobs: Sequence[float]) -> None:
-    for index, logprob in enumerate(logprobs):
-        if not (math.isfinite(logprob) and logprob <= _HIGHEST_LOGPROB):
-            raise InvalidMessageError(f"{field}[{index}]", logprob, "finite and at most 0")
 
 
 def _count(field: str, data: bytes) -> int:

@@ -132,13 +132,12 @@ async def test_a_run_that_is_over_says_how_it_ended(directory, rewards, kind, ph
 async def test_rows_that_go_on_come_first(directory, served, tmp_path):
     other = RunDir(tmp_path / "a-000")
     other.create(RUN)
-    source = LocalSource([tmp_path], clock=lambda: 1000.0)
-    rows = await source.rows()
+    async with LocalSource([tmp_path], clock=lambda: 1000.0) as source:
+        rows = await source.rows()
     assert [(Path(row.place).name, row.view.phase) for row in rows] == [
         ("r-001", "running"),
         ("a-000", "stopped"),
     ]
-    await source.close()
 
 
 async def test_events_of_an_opened_run_are_the_last_few_and_then_the_new_ones(directory):

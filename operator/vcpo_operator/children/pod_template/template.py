@@ -116,17 +116,14 @@ def _base(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Man
     }
     if pods.priority_class_name is not None:
         spec["priorityClassName"] = pods.priority_class_name
-    annotations = _scrape_annotations(workload) if defaults.scrape_annotations else {}
+    annotations = {}
+    if defaults.scrape_annotations:  # by which the usual configurations of a Prometheus find a pod
+        annotations = {
+            "prometheus.io/scrape": "true",
+            "prometheus.io/port": str(workload.metrics_port),
+            "prometheus.io/path": "/metrics",
+        }
     return {"metadata": {"labels": {}, "annotations": annotations}, "spec": spec}
-
-
-def _scrape_annotations(workload: Workload) -> dict[str, str]:
-    """Return the annotations by which the usual configurations of a Prometheus find a pod."""
-    return {
-        "prometheus.io/scrape": "true",
-        "prometheus.io/port": str(workload.metrics_port),
-        "prometheus.io/path": "/metrics",
-    }
 
 
 def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Manifest:
