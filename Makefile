@@ -5,7 +5,7 @@ PROMETHEUS ?= http://127.0.0.1:9090
 RUN ?= sort-digits
 BIN := .venv/bin
 
-.PHONY: help setup system-packages demo demo-vllm e2e test lint format protos bench board-picture clean
+.PHONY: help setup system-packages demo demo-vllm e2e observe test lint format protos bench board-picture clean
 .DEFAULT_GOAL := help
 
 help: ## say what each word does
@@ -30,10 +30,13 @@ demo-vllm: .venv/installed ## the demo with vLLM, weights updated while it gener
 e2e: .venv/installed ## the operator and a whole run in a cluster of processes; no Kubernetes needed (about 2 minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.e2e.cluster
 
+observe: .venv/installed ## metrics, rules, dashboards and the alarm on four real runs, seen by a real Prometheus (about 7 minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.observation
+
 test: setup lint ## lint, types, layers, stub drift, then every test
 	@# The units one file to a process: most of them wait. The others are processes by the dozen.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit --numprocesses logical --dist loadfile
-	$(BIN)/python -m pytest tests/e2e tests/integration tests/kube
+	$(BIN)/python -m pytest tests/e2e tests/integration tests/kube tests/observation
 
 lint: .venv/installed ## ruff, mypy --strict, import-linter, generated files up to date
 	$(BIN)/ruff format --check .

@@ -13,9 +13,8 @@ from ruamel.yaml import YAML
 
 RULES_FILE: Final = Path(__file__).parents[2] / "charts" / "vcpo" / "files" / "rules.yaml"
 
-_SMALLEST_RANGE_MS = 4_000
-"""Four scrapes at one second, which `rate` and its kind need."""
-_SCALED_INTERVAL = "1s"
+_SMALLEST_RANGE_SCRAPES = 4
+"""What `rate` and its kind need."""
 _UNITS_MS: Final = {
     "ms": 1,
     "s": 1_000,
@@ -87,18 +86,21 @@ def rules_of_alert(name: str) -> str:
     return json.dumps({"groups": [{"name": name, "rules": kept}]}, indent=2)
 
 
-def scaled_rules(factor: float) -> str:
+def scaled_rules(factor: float, *, scrape_interval_ms: int = 1_000) -> str:
     """Return the file with every duration multiplied by a factor, for a test against a fast run.
 
-    Groups are evaluated every second. Scaled are `for`, offsets, ranges, which keep at least 4 s,
-    and thresholds in seconds. Names of series and texts stay: `rate5m` is then of a shorter time.
+    Scaled are `for`, offsets, ranges, which keep at least four scrapes, and thresholds in seconds.
+    Groups are evaluated once per scrape. Names of series and texts stay: `rate5m` is then of a
+    shorter time.
+
     factor: above 0, such as 1/20.
     """
+    smallest_range_ms = _SMALLEST_RANGE_SCRAPES * scrape_interval_ms
     document = _document()
     for group in document["groups"]:
-        group["interval"] = _SCALED_INTERVAL
+        group["interval"] = f"{scrape_interval_ms}ms"
         for rule in group["rules"]:
-            rule["expr"] = _scaled_expression(rule["expr"], factor)
+            rule["expr"] = _scaled_expression(rule["expr"], factor, smallest_range_ms)
             for key in ("for", "keep_firing_for"):
                 if key in rule:
                     rule[key] = _scaled(rule[key], factor)
@@ -110,9 +112,9 @@ def _document() -> dict[str, Any]:
     return document
 
 
-def _scaled_expression(expression: str, factor: float) -> str:
+def _scaled_expression(expression: str, factor: float, smallest_range_ms: int) -> str:
     ranges = _RANGE.sub(
-        lambda match: f"[{_scaled(match[1], factor, at_least_ms=_SMALLEST_RANGE_MS)}]", expression
+        lambda match: f"[{_scaled(match[1], factor, at_least_ms=smallest_range_ms)}]", expression
     )
     offsets = _OFFSET.sub(lambda match: f"offset {_scaled(match[1], factor)}", ranges)
     return _THRESHOLD.sub(lambda match: _scaled_threshold(match, factor), offsets)

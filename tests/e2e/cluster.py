@@ -30,6 +30,8 @@ from typing import Any
 
 from tests.e2e.leftovers import objects_of, processes_below
 from tests.e2e.log_lines import LogLines
+from tests.e2e.observed import SeenRun, observe, throttle_is_told
+from tests.e2e.scraping import scraping
 from tests.e2e.sightings import Sightings
 from tests.e2e.user import NAMESPACE, RUNS, User, config_map, load
 from tests.fakes.kubelet.client import KubeClient
@@ -37,6 +39,8 @@ from tests.fakes.kubelet.kubelet import Kubelet
 from tests.fakes.kubelet.settings import KubeletSettings
 from tests.fixtures.kubernetes.control_plane import ControlPlane, control_plane
 from tests.fixtures.kubernetes.operator_process import operator_process
+from tests.fixtures.observation.prometheus_server import PrometheusServer
+from tests.fixtures.ports import free_port
 from vcpo.records.journal import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,17 +56,19 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Everything that runs, and the two ways to it."""
+    """Everything that runs, and the ways to it."""
 
     control_plane: ControlPlane
     client: KubeClient
     user: User
+    prometheus: PrometheusServer | None
+    """Scrapes the pods and the operator; None on a machine that has no Prometheus."""
     root: Path
 
 
 @contextlib.asynccontextmanager
 async def cluster(root: Path) -> AsyncIterator[Cluster]:
-    """Start a control plane, a node, and the operator."""
+    """Start a control plane, a node, the operator, and a Prometheus where there is one."""
     async with contextlib.AsyncExitStack() as stack:
         plane = await stack.enter_async_context(control_plane(root))
         client = await stack.enter_async_context(KubeClient(plane.access))
@@ -76,8 +82,16 @@ async def cluster(root: Path) -> AsyncIterator[Cluster]:
         for definition in DEFINITIONS:
             await user.apply(load(definition))
         kubelet = await stack.enter_async_context(Kubelet(settings))
-        await stack.enter_async_context(operator_process(plane, kubelet.network, root))
-        yield Cluster(control_plane=plane, client=client, user=user, root=root)
+        metrics_port = free_port()
+        await stack.enter_async_context(
+            operator_process(plane, kubelet.network, root, metrics_port=metrics_port)
+        )
+        prometheus = None
+        if shutil.which("prometheus") is not None:
+            prometheus = await stack.enter_async_context(scraping(client, root, metrics_port))
+        yield Cluster(
+            control_plane=plane, client=client, user=user, prometheus=prometheus, root=root
+        )
 
 
 async def drive(here: Cluster, limit_s: float) -> dict[str, Any]:
@@ -86,7 +100,7 @@ async def drive(here: Cluster, limit_s: float) -> dict[str, Any]:
     Raises:
         TimeoutError: when the run has not come to its end in time.
     """
-    name = load(RUN_FILE)["metadata"]["name"]
+    name, start_s = load(RUN_FILE)["metadata"]["name"], time.time()
     await here.user.apply(config_map("tiny-model", MODEL))
     seen, changed, started_s = Sightings(), asyncio.Event(), time.monotonic()
     following = [
@@ -105,6 +119,7 @@ async def drive(here: Cluster, limit_s: float) -> dict[str, Any]:
         await asyncio.gather(*following, return_exceptions=True)
     logged = LogLines.below(here.root)
     accuracies = [each.accuracy for each in read_metrics(_run_dir(here)).evaluations]
+    observed = await _observe(here, name, start_s, seen)
     throttles = [each for each in await here.user.events(name) if each["reason"] == "Throttled"]
     await here.user.delete(name)
     left = await _left_behind(here, name)
@@ -125,6 +140,7 @@ async def drive(here: Cluster, limit_s: float) -> dict[str, Any]:
         "unreadable_log_lines": logged.unreadable,
         "left_behind": left,
         "orphans": len(processes_below(here.root)),
+        **observed,
     }
 
 
@@ -144,6 +160,11 @@ def shortfalls(result: dict[str, Any]) -> list[str]:
         "learner and workers must log": {"learner", "rollout"} <= result["log_lines"].keys(),
         "deleting must leave nothing behind": not result["left_behind"],
         "no process may be left": result["orphans"] == 0,
+        "event, status, condition and metric must tell why it throttled": result.get(
+            "throttle_reason_visible", True
+        ),
+        "every sample must be declared": not result.get("undeclared"),
+        "every declared metric must have a sample": not result.get("missing"),
     }
     return [bar for bar, holds in bars.items() if not holds]
 
@@ -197,6 +218,15 @@ async def _follow_workers(here: Cluster, seen: Sightings, changed: asyncio.Event
             if before != seen.ready_workers:
                 _say(f"{seen.ready_workers[-1]} of {deployment['spec']['replicas']} workers ready")
         changed.set()
+
+
+async def _observe(here: Cluster, name: str, start_s: float, seen: Sightings) -> dict[str, Any]:
+    """What Prometheus saw; empty on a machine that has none."""
+    if here.prometheus is None:
+        return {}
+    run = SeenRun(server=here.prometheus, name=name, start_s=start_s, end_s=time.time())
+    told = await throttle_is_told(run, seen, here.client)
+    return {"throttle_reason_visible": told, **await asyncio.to_thread(observe, run)}
 
 
 async def _left_behind(here: Cluster, name: str) -> list[str]:

@@ -21,6 +21,10 @@ class Sightings:
     """Values of the admission lag in force."""
     throttles: int = 0
     """Times that the admission lag was lowered."""
+    throttled: JsonObject | None = None
+    """`status.lastDecision` of the first throttle."""
+    ess_health: str = ""
+    """Reason of the condition EssHealthy when that decision was seen."""
     ready_workers: list[int] = field(default_factory=list)
     """Numbers of ready workers, each as it began to hold, from the first that was ready."""
     ups: int = 0
@@ -39,6 +43,12 @@ class Sightings:
             self.ready_s = elapsed_s
         self.steps = max(self.steps, status.get("step") or 0)
         self._see_lag(status.get("admissionLagSteps"))
+        decision = status.get("lastDecision") or {}
+        if self.throttled is None and decision.get("kind") == "Throttled":
+            self.throttled = decision
+            self.ess_health = next(
+                (each["reason"] for each in conditions if each["type"] == "EssHealthy"), ""
+            )
 
     def see_deployment(self, deployment: JsonObject) -> None:
         """Take in a state of the rollout workers' Deployment."""

@@ -43,7 +43,7 @@ from vcpo.local.terminal.view import LiveView
 from vcpo.local.terminal.watch import run_view
 from vcpo.metrics import HostMetrics, serve_metrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, Workers
-from vcpo.metrics.label_values import OrderResult, ProcessFault, RunPart, SignalResult, SignalSource
+from vcpo.metrics.label_values import OrderResult, ProcessFault, RunRole, SignalResult, SignalSource
 from vcpo.records.journal import HOST_STARTED, EventRecord, EventTail, Journal, read_metrics
 from vcpo.spec import VCPORun
 from vcpo.wire.phase import RunPhase
@@ -111,8 +111,8 @@ class Host:
         self._started_unix_s = time.time()
         self._name = (_LOCAL, run.metadata.name)
         self._hosted_runs = HostedRuns(self._metrics, source=SignalSource.LEARNER)
-        for part, fault in itertools.product(RunPart, ProcessFault):
-            self._metrics.failures.labels(*self._name, part, fault)
+        for role, fault in itertools.product(RunRole, ProcessFault):
+            self._metrics.failures.labels(*self._name, role, fault)
         self._interrupted = asyncio.Event()
 
     async def run(self) -> RunOutcome:
@@ -195,7 +195,7 @@ class Host:
         if ended is not None:
             if ended.is_complete:
                 return True
-            self._count_failure(RunPart.LEARNER, ended.child)
+            self._count_failure(RunRole.LEARNER, ended.child)
             self._learner_restarts += 1
             self._event("LearnerRestarted", ended.message)
         self._learner.start_when_due(self._connection.port)
@@ -214,7 +214,7 @@ class Host:
         message = f"{lost.child.name} {lost.child.describe_failure()}; {released} leases released"
         if lost.pause_s:
             message += f"; the next worker starts in {lost.pause_s:g} s"
-        self._count_failure(RunPart.ROLLOUT, lost.child)
+        self._count_failure(RunRole.ROLLOUT, lost.child)
         self._event("WorkerLost", message)
 
     async def _poll_processes(self) -> None:
@@ -358,9 +358,9 @@ class Host:
         with contextlib.suppress(OSError):
             self._scrape_targets.write(targets)
 
-    def _count_failure(self, part: RunPart, child: ChildProcess) -> None:
+    def _count_failure(self, role: RunRole, child: ChildProcess) -> None:
         fault = ProcessFault.HUNG if child.hung_s else ProcessFault.ENDED
-        self._metrics.failures.labels(*self._name, part, fault).inc()
+        self._metrics.failures.labels(*self._name, role, fault).inc()
 
     def _count_order(self, result: OrderResult) -> None:
         self._metrics.throttle_orders.labels(*self._name, result).inc()

@@ -98,8 +98,8 @@ class ReplicaState(StrEnum):
     READY = "ready"
 
 
-class RunPart(StrEnum):
-    """A sort of process of a run."""
+class RunRole(StrEnum):
+    """What a process of a run does; as the label `vcpo.dev/role` of a pod says it."""
 
     LEARNER = "learner"
     ROLLOUT = "rollout"

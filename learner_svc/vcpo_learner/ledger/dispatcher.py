@@ -52,6 +52,8 @@ class Dispatcher:
     ) -> None:
         self.accepted_tokens = 0
         """Response tokens of accepted training trajectories."""
+        self.accepted_trajectories = 0
+        """Training trajectories accepted since the start; what is dropped later counts as well."""
         self.failures = FailureWatch(spec, clock)
         self._phase = RunPhase.RUNNING
         self._policy_version = 0
@@ -172,11 +174,13 @@ class Dispatcher:
             outcomes = self._round.submit(lease_id, trajectories)
         else:
             outcomes = self._ledger.submit(lease_id, trajectories)
-            self.accepted_tokens += sum(
-                trajectory.num_sampled_tokens
+            accepted = [
+                trajectory
                 for trajectory, outcome in zip(trajectories, outcomes, strict=True)
                 if outcome is SubmitOutcome.ACCEPTED
-            )
+            ]
+            self.accepted_trajectories += len(accepted)
+            self.accepted_tokens += sum(each.num_sampled_tokens for each in accepted)
             if self._ledger.counts().buffered >= self._spec.batch.trajectories:
                 self._preempt_surplus()
         num_accepted = sum(outcome is SubmitOutcome.ACCEPTED for outcome in outcomes)

@@ -204,11 +204,10 @@ class SignalWindow:
         ]
 
     def _mark(self) -> _Mark:
-        counts = self._dispatcher.ledger.counts()
         return _Mark(
             time_s=self._clock(),
-            accepted=counts.buffered + counts.consumed,
-            consumed=counts.consumed,
+            accepted=self._dispatcher.accepted_trajectories,
+            consumed=self._dispatcher.ledger.counts().consumed,
             tokens=self._dispatcher.accepted_tokens,
         )
 

@@ -30,9 +30,10 @@ class PanelQuery:
     """What its metrics need to have a sample, in words; empty where every run has them."""
 
 
-_OPERATOR: Final = "the operator as host"
+OPERATOR_HOST: Final = "the operator as host"
+"""What panels of the operator need, in the words of `PanelQuery.needs`."""
 _FEATURES: Final = {metric.name: metric.appears_with or "" for metric in catalogue.ALL} | {
-    metric.name: metric.appears_with or _OPERATOR for metric in catalogue.OPERATOR
+    metric.name: metric.appears_with or OPERATOR_HOST for metric in catalogue.OPERATOR
 }
 _OF_THE_OPERATOR: Final = ('part="operator"', 'condition="Ready"')
 """Matchers of series that a local run lacks, of metrics that it has."""
@@ -44,7 +45,7 @@ def needs_of(expression: str) -> str:
     """Return what the metrics of an expression need, as the catalogue declares it."""
     features = {_FEATURES.get(name, "") for name in _METRIC.findall(expression)}
     if any(matcher in expression for matcher in _OF_THE_OPERATOR):
-        features.add(_OPERATOR)
+        features.add(OPERATOR_HOST)
     return " and ".join(sorted(feature for feature in features if feature))
 
 

@@ -71,7 +71,7 @@ _ARE_THEY_THERE: Final = Row(
             unit=AxisUnit.COUNT,
             queries=(
                 Query(
-                    increase("vcpo_run_process_failures_total", "cause", where='part="rollout"'),
+                    increase("vcpo_run_process_failures_total", "cause", where='role="rollout"'),
                     "{{cause}}",
                 ),
             ),

@@ -195,8 +195,8 @@ AFTER_A_CRASH: Final = Row(
             queries=(
                 Query(increase("vcpo_run_learner_restarts_total"), "learner restarted"),
                 Query(
-                    increase("vcpo_run_process_failures_total", "part", "cause"),
-                    "{{part}} {{cause}}",
+                    increase("vcpo_run_process_failures_total", "role", "cause"),
+                    "{{role}} {{cause}}",
                 ),
             ),
         ),

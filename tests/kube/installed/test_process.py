@@ -12,8 +12,8 @@ import sys
 import pytest
 
 from tests.fixtures.kubernetes.kubelet import until_stored
-from tests.fixtures.kubernetes.operator_process import free_port
 from tests.fixtures.operator.operator import KEY, operator_fixture
+from tests.fixtures.ports import free_port
 
 STRANGER = ("unshare", "--user", "--map-user=65532", "--map-group=65532")
 """Runs a command under the image's user id; no passwd file knows it."""

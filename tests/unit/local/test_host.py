@@ -181,8 +181,8 @@ class HostFixture:
         registry = self.host._metrics.registry
         return registry.get_sample_value(name, {"namespace": "", "run": "r", **labels})
 
-    def failures(self, part: str, cause: str) -> float | None:
-        return self.sample("vcpo_run_process_failures_total", part=part, cause=cause)
+    def failures(self, role: str, cause: str) -> float | None:
+        return self.sample("vcpo_run_process_failures_total", role=role, cause=cause)
 
 
 @pytest.fixture

@@ -176,7 +176,7 @@ def test_what_a_query_needs_is_what_its_metrics_need():
 def test_most_queries_are_answered_by_any_run():
     queries = list(panel_queries(BOARDS, run="demo"))
     of_runs = [query for query in queries if query.board != "vcpo-operator"]
-    assert sum(not query.needs for query in of_runs) > 0.85 * len(of_runs)
+    assert sum(not query.needs for query in of_runs) > 0.8 * len(of_runs)
 
 
 def test_every_variable_is_filled_in_and_an_unknown_one_is_refused():

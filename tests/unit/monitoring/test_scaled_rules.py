@@ -44,9 +44,11 @@ def test_thresholds_in_seconds_are_scaled_and_shares_are_not(twentieth):
     assert "> 0.5  # threshold" in twentieth["VCPOLearnerStarved"]["expr"]
 
 
-def test_every_group_is_evaluated_each_second():
-    groups = json.loads(scaled_rules(0.1))["groups"]
-    assert {group["interval"] for group in groups} == {"1s"}
+def test_every_group_is_evaluated_once_a_scrape_and_a_range_keeps_four_of_them():
+    text = scaled_rules(1 / 1_000, scrape_interval_ms=250)
+    assert {group["interval"] for group in json.loads(text)["groups"]} == {"250ms"}
+    assert "[1000ms]" in text
+    assert "[4000ms]" in scaled_rules(1 / 1_000)
 
 
 def test_no_rule_is_lost(twentieth):

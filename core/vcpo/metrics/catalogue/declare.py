@@ -91,6 +91,7 @@ def histogram(
     buckets: tuple[float, ...],
     *labels: Label,
     unit: Unit | None = None,
+    appears_with: Feature | None = None,
 ) -> Metric:
     """Declare a histogram by the upper bounds of its buckets, without +Inf."""
     return Metric(
@@ -100,4 +101,5 @@ def histogram(
         unit=unit or unit_in_name(name),
         labels=labels,
         buckets=buckets,
+        appears_with=appears_with,
     )

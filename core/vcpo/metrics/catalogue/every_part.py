@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vcpo.metrics.catalogue.declare import counter, gauge, histogram
-from vcpo.metrics.metric import Label
+from vcpo.metrics.metric import Feature, Label
 from vcpo.records.unit import Unit
 from vcpo.wire.call_meter import METHODS
 
@@ -22,12 +22,14 @@ RPC_REQUESTS = counter(
     "Calls that a server of the run has answered or refused, by method and status code.",
     Label("method", METHODS),
     Label("code", at_most=2),
+    appears_with=Feature.CALLED,
 )
 RPC_DURATION = histogram(
     "vcpo_rpc_duration_seconds",
     "Duration of a call, by method; Lease, Recall and GetManifest wait for something to say.",
     _CALL_BUCKETS,
     Label("method", METHODS),
+    appears_with=Feature.CALLED,
 )
 
 SERVER = (RPC_REQUESTS, RPC_DURATION)

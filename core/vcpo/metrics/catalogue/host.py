@@ -9,7 +9,7 @@ from vcpo.metrics.label_values import (
     OrderResult,
     ProcessFault,
     ReplicaState,
-    RunPart,
+    RunRole,
     SignalResult,
     SignalSource,
     ThrottleDirection,
@@ -96,9 +96,9 @@ RUN_REPLICAS = gauge(
 )
 RUN_FAILURES = counter(
     "vcpo_run_process_failures_total",
-    "Processes of a run that failed, by part (learner, rollout) and cause (ended, hung).",
+    "Processes of a run that failed, by role (learner, rollout) and cause (ended, hung).",
     *HOST_LABELS,
-    Label("part", tuple(RunPart)),
+    Label("role", tuple(RunRole)),
     Label("cause", tuple(ProcessFault)),
     appears_with=Feature.LOCAL,
 )

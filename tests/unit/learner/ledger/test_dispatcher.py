@@ -197,6 +197,7 @@ class TestSubmissions:
         for _ in range(2):
             fixture.submit(first, versions=(0, 0, 0))
         assert fixture.dispatcher.accepted_tokens == 2 * 3
+        assert fixture.dispatcher.accepted_trajectories == 2
         await round_
 
     async def test_a_token_of_a_version_that_does_not_exist_is_refused(self, fixture):

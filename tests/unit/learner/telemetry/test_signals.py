@@ -7,6 +7,7 @@ from tests.fixtures.records import evaluation_record, step_record
 from vcpo.control.signals import WINDOW_STEPS
 from vcpo.control.throttle import ThrottleState, ess_health, next_throttle
 from vcpo.learner_control import run_signals
+from vcpo.records.reasons import DropReason
 from vcpo.wire.v1 import work_pb2
 from vcpo_learner.telemetry.signals import SignalWindow
 
@@ -101,6 +102,14 @@ async def test_rates_forget_what_was_before_the_window(signals, fixture):
         fixture.clock.advance(1.0)
         signals.record_step(step_record(step=step))
     assert signals.message().produced_trajectories_per_second == 0.0
+
+
+async def test_what_a_throttle_drops_was_produced_all_the_same(signals, fixture):
+    await submit_groups(fixture, 2)
+    fixture.clock.advance(8.0)
+    fixture.ledger.take_batch(policy_version=1, max_lag_steps=2, admission_lag_steps=0)
+    assert fixture.ledger.counts().dropped == {DropReason.THROTTLED: 4}
+    assert signals.message().produced_trajectories_per_second == 4 / 8
 
 
 async def test_totals_restored_from_a_checkpoint_are_not_a_burst_of_production(signals, fixture):

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import shutil
-import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
@@ -15,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.observation.prometheus_server import running_prometheus
 from tests.fixtures.operator.runs import KEY
 from vcpo.metrics import (
     LearnerMetrics,
@@ -62,39 +59,6 @@ class PrometheusFixture:
                 await asyncio.sleep(PERIOD_S)
 
 
-def program() -> str:
-    found = shutil.which("prometheus")
-    if found is None and os.environ.get("CI") == "true":
-        pytest.fail("prometheus is not on the PATH; `make setup` installs it")
-    if found is None:
-        pytest.skip("prometheus is not on the PATH; `make setup` installs it")
-    return found
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-@contextlib.contextmanager
-def running_prometheus(folder: Path, configuration: str, port: int):
-    (folder / "prometheus.yml").write_text(configuration)
-    command = [
-        program(),
-        f"--config.file={folder / 'prometheus.yml'}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-    ]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 def set_step_metrics(metrics: LearnerMetrics) -> None:
     """Set what a learner sets that has taken a step."""
     for phase in RunPhase:
@@ -115,32 +79,20 @@ async def prometheus_fixture(tmp_path: Path) -> AsyncIterator[PrometheusFixture]
     learner, worker = LearnerMetrics(run="demo"), RolloutMetrics(run="demo", group="main")
     set_step_metrics(learner)
     worker.in_flight.set(3)
-    port = free_port()
     lines = LearnerConnections(
         OperatorMetrics(), clock=time.time, address_of=lambda key: "127.0.0.1:1"
-    )
-    source = ScrapedSignals(
-        OperatorMetrics(), Prometheus(f"http://127.0.0.1:{port}"), lines, clock=time.time
     )
     with (
         serve_metrics(learner.registry, "127.0.0.1", 0) as endpoint,
         serve_metrics(worker.registry, "127.0.0.1", 0) as workers,
     ):
         text = CONFIGURATION.format(learner=endpoint.port, rollout=workers.port, pod=POD)
-        with running_prometheus(tmp_path, text, port) as prometheus:
-            await wait_for_port(port)
+        with running_prometheus(tmp_path, text) as (prometheus, port):
+            source = ScrapedSignals(
+                OperatorMetrics(), Prometheus(f"http://127.0.0.1:{port}"), lines, clock=time.time
+            )
             yield PrometheusFixture(learner, endpoint, prometheus, source)
-    await source.close()
-
-
-async def wait_for_port(port: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            with contextlib.suppress(ConnectionRefusedError):
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.close()
-                return
-            await asyncio.sleep(PERIOD_S)
+            await source.close()
 
 
 # One test, since Prometheus takes up to 10 s to make its first scrape.

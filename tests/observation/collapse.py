@@ -1,0 +1,79 @@
+"""What a journal says about a collapse: when the warning came, what followed, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vcpo.records.journal import EvaluationRecord
+from vcpo.records.step_record import StepRecord
+
+SEVERE = ("critical", "dead")
+"""Levels of the early warning on which a run must act."""
+RECOVERED_SHARE = 0.8
+"""Share of the best accuracy before the warning at which a run counts as recovered."""
+
+
+def first_critical_step(steps: Sequence[StepRecord]) -> int | None:
+    """The first step whose early warning was critical or worse; None when no step's was."""
+    return next((each.step for each in steps if each.warning_level in SEVERE), None)
+
+
+def longest_critical_s(steps: Sequence[StepRecord]) -> float:
+    """The longest time in which every step's early warning was critical or worse, in seconds.
+
+    A step's warning stands until the next step ends.
+    """
+    longest_s, since_s = 0.0, None
+    for each in steps:
+        if since_s is not None:
+            longest_s = max(longest_s, each.time_unix_s - since_s)
+        if each.warning_level not in SEVERE:
+            since_s = None
+        elif since_s is None:
+            since_s = each.time_unix_s
+    return longest_s
+
+
+def first_tightened_step(steps: Sequence[StepRecord], max_lag_steps: int) -> int | None:
+    """The first step whose batch was taken under an admission lag below the run's own bound."""
+    return next((each.step for each in steps if each.admission_lag_steps < max_lag_steps), None)
+
+
+def critical_to_throttle_steps(steps: Sequence[StepRecord], max_lag_steps: int) -> int | None:
+    """Steps from the first critical warning to the first step under a tightened admission lag.
+
+    0 when the limit was tightened before the warning; None when one of the two never came.
+    """
+    critical = first_critical_step(steps)
+    tightened = first_tightened_step(steps, max_lag_steps)
+    if critical is None or tightened is None:
+        return None
+    return max(0, tightened - critical)
+
+
+def steps_on_older_data(steps: Sequence[StepRecord], max_lag_steps: int) -> int:
+    """Steps that used a token older than the first tightened admission lag, while it was in force.
+
+    They are counted from the first step whose batch was taken under that limit, up to the step at
+    which the limit is above it again.
+    """
+    first = first_tightened_step(steps, max_lag_steps)
+    if first is None:
+        return 0
+    after = [each for each in steps if each.step >= first]
+    tightened = after[0].admission_lag_steps
+    older = 0
+    for each in after:
+        if each.admission_lag_steps > tightened:
+            break
+        older += each.lag_max > tightened
+    return older
+
+
+def has_recovered(steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord]) -> bool:
+    """Whether the last accuracy is above a share of the best one up to the critical warning."""
+    critical = first_critical_step(steps)
+    if critical is None:
+        return True
+    before = [each.accuracy for each in evaluations if each.step <= critical]
+    return evaluations[-1].accuracy >= RECOVERED_SHARE * max(before)

@@ -1,0 +1,122 @@
+"""What observed runs show of metrics, panels and alerts, as plain values for one JSON object."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from tests.fixtures.observation.exposure import Exposure, compare, exposed_names, most_series
+from tests.fixtures.observation.panels import PanelAnswers, answer_panels
+from tests.fixtures.observation.prometheus_server import PrometheusServer
+from tests.observation import collapse
+from tests.observation.alerts import fired_alerts
+from tests.observation.local_runs import COLLAPSE, SCALE, Observation, ObservedRun
+from vcpo.control.limit_change import ChangeKind
+from vcpo.metrics import catalogue
+from vcpo.metrics.metric import Feature, Metric
+from vcpo.spec import load_run
+
+LOCAL_PARTS: dict[str, tuple[Metric, ...]] = {
+    "learner": (catalogue.BUILD_INFO, *catalogue.SERVER, *catalogue.LEARNER),
+    "rollout": (
+        catalogue.BUILD_INFO,
+        *catalogue.SERVER,
+        *catalogue.ROLLOUT,
+        *catalogue.ROLLOUT_ENGINE,
+    ),
+    "host": (catalogue.BUILD_INFO, *catalogue.HOST),
+}
+"""What each part of a local run declares."""
+
+LOCAL_FEATURES = (
+    Feature.VLLM,
+    Feature.EVALUATION,
+    Feature.CHECKPOINT,
+    Feature.LOCAL,
+    Feature.STARTING,
+    Feature.CALLED,
+    Feature.GRADIENT_NORMS,
+)
+"""What the runs together have, of what a metric may need to appear."""
+
+WARNING_ALERT = "VCPOCollapseWarning"
+CRITICAL_ALERT = "VCPOCollapseImminent"
+CRITICAL_ALERT_S = 60 * SCALE
+"""Time for which a run must be critical before that alert fires, in the rules' faster time."""
+
+
+def exposures(observation: Observation) -> dict[str, Exposure]:
+    """Compare what each part of the local runs exposed with its declarations."""
+    start_s, end_s = observation.runs[0].started_s, observation.runs[-1].ended_s
+    return {
+        part: compare(
+            exposed_names(observation.server, f'{{part="{part}"}}', start_s, end_s),
+            declared,
+            LOCAL_FEATURES,
+        )
+        for part, declared in LOCAL_PARTS.items()
+    }
+
+
+def series_per_run(observation: Observation) -> dict[str, int]:
+    """The largest number of series of one process of each part."""
+    start_s, end_s = observation.runs[0].started_s, observation.runs[-1].ended_s
+    return {
+        part: most_series(observation.server, f'{{part="{part}"}}', start_s, end_s)
+        for part in LOCAL_PARTS
+    }
+
+
+def local_panels(observation: Observation) -> PanelAnswers:
+    """Ask every panel's query over the time of each local run."""
+    answers = [
+        answer_panels(
+            observation.server,
+            namespace="",
+            run=run.name,
+            start_s=run.started_s,
+            end_s=run.ended_s,
+            features=LOCAL_FEATURES,
+        )
+        for run in observation.runs
+    ]
+    return functools.reduce(PanelAnswers.merge, answers)
+
+
+def alarm(observation: Observation) -> dict[str, Any]:
+    """What fired on each run, and what followed from the warning on the one that collapsed."""
+    server, healthy, collapsed = observation.server, observation.healthy, observation.collapsed
+    fired = fired_alerts(server, collapsed.started_s, collapsed.ended_s)
+    last_step_s = collapsed.metrics.steps[-1].time_unix_s
+    steps, evaluations = collapsed.metrics.steps, collapsed.metrics.evaluations
+    bound = load_run(COLLAPSE).spec.algorithm.max_policy_lag_steps
+    return {
+        "alerts_on_healthy": [
+            each.name for each in fired_alerts(server, healthy.started_s, healthy.ended_s)
+        ],
+        "fired": [each.name for each in fired],
+        "fired_after_s": {
+            each.name: round(each.first_s - collapsed.started_s, 1) for each in fired
+        },
+        "critical_s": round(collapse.longest_critical_s(steps), 2),
+        "resolved": [each.name for each in fired if each.last_s < last_step_s],
+        "throttle_reason_visible": throttle_reason_is_visible(server, collapsed),
+        "critical_step": collapse.first_critical_step(steps),
+        "throttled_step": collapse.first_tightened_step(steps, bound),
+        "critical_to_throttle_steps": collapse.critical_to_throttle_steps(steps, bound),
+        "steps_trained_after_throttle_on_older": collapse.steps_on_older_data(steps, bound),
+        "recovered": collapse.has_recovered(steps, evaluations),
+        "accuracies": [round(each.accuracy, 3) for each in evaluations],
+    }
+
+
+def throttle_reason_is_visible(server: PrometheusServer, run: ObservedRun) -> bool:
+    """Whether event, condition and metric all say that the early warning tightened the limit."""
+    events = [each.message for each in run.events if each.kind == ChangeKind.THROTTLED]
+    of_run = f'run="{run.name}"'
+    condition = f'vcpo_run_condition_reason{{condition="Stable",reason=~"Critical|Dead",{of_run}}}'
+    metric = f'vcpo_run_throttles_total{{direction="tighten",{of_run}}} > 0'
+    return any("early warning" in each for each in events) and all(
+        server.query_range(expression, run.started_s, run.ended_s)
+        for expression in (condition, metric)
+    )

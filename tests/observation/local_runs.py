@@ -1,0 +1,128 @@
+"""Runs of `vcpo run`, one after the other, that one Prometheus scrapes and judges by our rules."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.fixtures.observation.prometheus_server import PrometheusServer, prometheus_server
+from vcpo.records.journal import EventRecord, Metrics, read_events, read_metrics
+from vcpo.spec import load_run
+from vcpo_monitoring.rules import scaled_rules
+
+ROOT = Path(__file__).resolve().parents[2]
+HEALTHY = ROOT / "examples/sort_digits.yaml"
+VLLM = ROOT / "examples/sort_digits_vllm.yaml"
+COLLAPSE = ROOT / "examples/collapse.yaml"
+SCALE = 1 / 60
+"""Factor on the durations of the rules: a second of these runs stands for a minute."""
+SCRAPE_INTERVAL_MS = 250
+"""A critical warning of a run whose steps take a third of a second lasts about two seconds."""
+LIMIT_S = 400.0
+_AFTERWARDS_S = 10.0
+"""Time that Prometheus goes on after the end of a run: what fires then fires on a finished run."""
+_GRACE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedRun:
+    """A run that has ended, and the time in which it was observed."""
+
+    name: str
+    """Name of the run in its file; the label `run` of its series."""
+    path: Path
+    """Its run directory."""
+    started_s: float
+    ended_s: float
+    """Unix times; at the later one its processes were gone."""
+    status: int
+    """Exit status of `vcpo run`."""
+    output: str
+
+    @property
+    def metrics(self) -> Metrics:
+        return read_metrics(self.path)
+
+    @property
+    def events(self) -> tuple[EventRecord, ...]:
+        return read_events(self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """The runs, and the Prometheus that still has what it saw of them."""
+
+    server: PrometheusServer
+    healthy: ObservedRun
+    collapsed: ObservedRun
+    vllm: ObservedRun
+    """A run with the other engine, for its metrics: in the rules' faster time its start takes as
+    long as that of a worker that does not come up, and they say so."""
+
+    @property
+    def runs(self) -> tuple[ObservedRun, ...]:
+        return self.healthy, self.collapsed, self.vllm
+
+
+@contextlib.contextmanager
+def observed_runs(root: Path) -> Iterator[Observation]:
+    """Run the examples one after the other under the eyes of a Prometheus."""
+    rules = root / "rules.yaml"
+    rules.write_text(scaled_rules(SCALE, scrape_interval_ms=SCRAPE_INTERVAL_MS))
+    paths = [root / spec.stem for spec in (HEALTHY, COLLAPSE, VLLM)]
+    targets = [path / "processes" / "prometheus.json" for path in paths]
+    with prometheus_server(
+        root, targets=targets, rules=[rules], scrape_interval_ms=SCRAPE_INTERVAL_MS
+    ) as server:
+        yield Observation(
+            server=server,
+            healthy=_observe(HEALTHY, paths[0]),
+            collapsed=_observe(COLLAPSE, paths[1]),
+            vllm=_observe(VLLM, paths[2]),
+        )
+
+
+def _observe(spec: Path, path: Path) -> ObservedRun:
+    """Run a spec to its end, and wait until what fires on a finished run would have fired.
+
+    Raises:
+        subprocess.TimeoutExpired: when it does not come to its end.
+    """
+    command = [sys.executable, "-m", "vcpo.cli.main", "run", str(spec), "--json"]
+    started_s = time.time()
+    process = subprocess.Popen(
+        [*command, f"--run-dir={path}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        output, _ = process.communicate(timeout=LIMIT_S)
+    finally:
+        _end(process)
+    time.sleep(_AFTERWARDS_S)
+    return ObservedRun(
+        name=load_run(spec).metadata.name,
+        path=path,
+        started_s=started_s,
+        ended_s=time.time(),
+        status=process.returncode,
+        output=output,
+    )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a run that has not ended by itself; its processes do not outlive the host."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+        process.kill()

@@ -1,0 +1,54 @@
+"""The alarm on real runs: it fires on a collapse, says why it acted, and is silent on health."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.observation.findings import CRITICAL_ALERT, CRITICAL_ALERT_S, WARNING_ALERT, alarm
+from tests.observation.local_runs import Observation
+
+
+@pytest.fixture(scope="module")
+def found(observation: Observation) -> dict[str, Any]:
+    return alarm(observation)
+
+
+def test_a_healthy_run_raises_no_alert(found: dict[str, Any]) -> None:
+    assert found["alerts_on_healthy"] == []
+
+
+def test_a_collapse_raises_the_warning_and_it_resolves_while_the_run_goes_on(
+    found: dict[str, Any],
+) -> None:
+    assert WARNING_ALERT in found["fired"]
+    assert WARNING_ALERT in found["resolved"]
+
+
+def test_the_critical_alert_fires_if_the_run_was_critical_for_as_long_as_the_rule_says(
+    found: dict[str, Any],
+) -> None:
+    # In between, scrapes decide: four of them make the time, and one more may be missed.
+    assert found["critical_s"] > 0
+    if found["critical_s"] >= 1.5 * CRITICAL_ALERT_S:
+        assert CRITICAL_ALERT in found["fired"]
+        assert CRITICAL_ALERT in found["resolved"]
+    if found["critical_s"] < 0.75 * CRITICAL_ALERT_S:
+        assert CRITICAL_ALERT not in found["fired"]
+
+
+def test_the_admission_lag_is_tightened_within_two_steps_of_the_warning(
+    found: dict[str, Any],
+) -> None:
+    assert found["critical_to_throttle_steps"] is not None
+    assert found["critical_to_throttle_steps"] <= 2
+    assert found["steps_trained_after_throttle_on_older"] <= 3
+
+
+def test_event_condition_and_metric_say_why_it_was_tightened(found: dict[str, Any]) -> None:
+    assert found["throttle_reason_visible"]
+
+
+def test_the_run_recovers_what_it_had_learned(found: dict[str, Any]) -> None:
+    assert found["recovered"]

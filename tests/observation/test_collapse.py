@@ -1,0 +1,73 @@
+"""The judgement of a collapse, on histories written by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.fixtures.records import evaluation_record, step_record
+from tests.observation.collapse import (
+    critical_to_throttle_steps,
+    first_critical_step,
+    has_recovered,
+    longest_critical_s,
+    steps_on_older_data,
+)
+from vcpo.records.step_record import StepRecord
+
+BOUND = 8
+
+
+def history(*rows: tuple[str, int, int]) -> list[StepRecord]:
+    """Steps 1, 2 ... of (level of the early warning, admission lag, largest lag of a token)."""
+    return [
+        step_record(step=number, warning_level=level, admission_lag_steps=limit, lag_max=lag)
+        for number, (level, limit, lag) in enumerate(rows, start=1)
+    ]
+
+
+def evaluated(*accuracies: float) -> list[Any]:
+    """Evaluations at steps 0, 1, 2 ..."""
+    return [evaluation_record(step=step, accuracy=each) for step, each in enumerate(accuracies)]
+
+
+def test_steps_are_counted_from_the_first_critical_warning_to_the_first_tightened_batch():
+    steps = history(("ok", 8, 8), ("critical", 8, 8), ("warn", 8, 8), ("dead", 4, 4))
+    assert first_critical_step(steps) == 2
+    assert critical_to_throttle_steps(steps, BOUND) == 2
+
+
+def test_a_limit_that_was_tightened_before_the_warning_took_no_steps():
+    assert critical_to_throttle_steps(history(("warn", 4, 4), ("critical", 4, 4)), BOUND) == 0
+
+
+def test_a_critical_time_lasts_until_the_step_that_ends_it():
+    levels = ("ok", "critical", "dead", "warn", "critical", "ok")
+    steps = [
+        step_record(step=number, warning_level=level, time_unix_s=10.0 * number)
+        for number, level in enumerate(levels, start=1)
+    ]
+    assert longest_critical_s(steps) == 40 - 20
+    assert longest_critical_s(steps[:1]) == 0.0
+
+
+def test_without_a_warning_or_without_a_throttle_there_is_no_number_of_steps():
+    assert critical_to_throttle_steps(history(("critical", 8, 8)), BOUND) is None
+    assert critical_to_throttle_steps(history(("warn", 4, 4)), BOUND) is None
+
+
+def test_steps_on_older_data_are_those_under_the_limit_with_a_token_beyond_it():
+    steps = history(
+        ("critical", 8, 8), ("dead", 4, 8), ("dead", 4, 5), ("dead", 2, 3), ("ok", 5, 5)
+    )
+    assert steps_on_older_data(steps, BOUND) == 2
+    assert steps_on_older_data(history(("critical", 8, 8)), BOUND) == 0
+
+
+def test_a_run_has_recovered_at_eight_tenths_of_its_best_before_the_warning():
+    steps = history(("ok", 8, 8), ("critical", 8, 8), ("dead", 4, 4), ("ok", 4, 4))
+    assert has_recovered(steps, evaluated(0.3, 0.5, 0.4, 0.0, 0.4))
+    assert not has_recovered(steps, evaluated(0.3, 0.5, 0.4, 0.9, 0.39))
+
+
+def test_a_run_that_was_never_critical_has_nothing_to_recover_from():
+    assert has_recovered(history(("warn", 8, 8)), evaluated(0.5, 0.1))
