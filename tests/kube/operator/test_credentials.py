@@ -153,7 +153,10 @@ class Learner(control_pb2_grpc.ControlServiceServicer):
     async def GetSignals(self, request, context):  # noqa: N802 - gRPC's name
         self.shown.add(dict(context.invocation_metadata())[TOKEN_KEY].removeprefix("Bearer "))
         return control_pb2.Signals(
-            phase=work_pb2.RUN_PHASE_RUNNING, on_policy_ess_ratio=0.8, batch_trajectories=16
+            phase=work_pb2.RUN_PHASE_RUNNING,
+            on_policy_ess_ratio=0.8,
+            batch_trajectories=16,
+            admission_lag_steps=8,
         )
 
 

@@ -172,7 +172,11 @@ class Learner(control_pb2_grpc.ControlServiceServicer):
     async def GetSignals(self, request, context):  # noqa: N802 - gRPC's name
         counts = control_pb2.TrajectoryCounts(leased=3, in_flight=3)
         return control_pb2.Signals(
-            phase=self.phase, on_policy_ess_ratio=0.8, batch_trajectories=16, trajectories=counts
+            phase=self.phase,
+            on_policy_ess_ratio=0.8,
+            batch_trajectories=16,
+            admission_lag_steps=8,
+            trajectories=counts,
         )
 
     async def SetThrottle(self, request, context):  # noqa: N802 - gRPC's name
