@@ -327,7 +327,7 @@ class _Learner:
                 self.gauges.count_served_weights(policies.served_bytes)
                 self.gauges.count_sink_drops(self.tracker.dropped)
                 self.training.report_failures()
-            except Exception as error:
+            except Exception as error:  # metrics may not end a run
                 if repr(error) != logged:
                     _LOGGER.exception("cannot update metrics and events; the run continues")
                 logged = repr(error)

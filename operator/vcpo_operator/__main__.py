@@ -112,48 +112,16 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m vcpo_operator",
         description="Operates VCPORuns: creates their pods, scales them, and writes their status.",
     )
-    known.add_argument("--learner-image", required=True, help="image of learners that name none")
-    known.add_argument(
-        "--rollout-image", required=True, help="image of rollout workers that name none"
-    )
+    add_pod_options(known)
     known.add_argument(
         "--namespaces",
         default="",
         help="namespaces to watch, separated by commas (default: all)",
     )
     known.add_argument(
-        "--operator-namespace",
-        default="",
-        help="namespace of the operator's own pod; runs' network policies allow calls from it"
-        " (default: none)",
-    )
-    known.add_argument(
-        "--monitoring-namespaces",
-        default="",
-        help="namespaces that may read the metrics of runs, separated by commas, besides each run's"
-        " own (default: none)",
-    )
-    known.add_argument(
-        "--scrape-annotations",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="annotate pods with prometheus.io/scrape, port and path (default: yes)",
-    )
-    known.add_argument(
-        "--shared-pod-monitor",
-        action="store_true",
-        help="a PodMonitor selects the pods of all runs already, so runs get none of their own",
-    )
-    known.add_argument(
         "--prometheus-url",
         default="",
         help="Prometheus from which to read the learners' signals (default: call the learners)",
-    )
-    known.add_argument(
-        "--otlp-endpoint",
-        default="",
-        help="OpenTelemetry collector to which learners and workers send traces, such as"
-        " http://collector:4318 (default: none)",
     )
     known.add_argument(
         "--metrics-listen", default="0.0.0.0:8080", help="address of /metrics, host:port"
@@ -181,6 +149,44 @@ def parser() -> argparse.ArgumentParser:
         help="least level of the operator's log lines",
     )
     return known
+
+
+def add_pod_options(known: argparse.ArgumentParser) -> None:
+    """Add the options about the pods of runs to a parser, as a group of its help."""
+    pods = known.add_argument_group("pods of runs")
+    pods.add_argument("--learner-image", required=True, help="image of learners that name none")
+    pods.add_argument(
+        "--rollout-image", required=True, help="image of rollout workers that name none"
+    )
+    pods.add_argument(
+        "--operator-namespace",
+        default="",
+        help="namespace of the operator's own pod; runs' network policies allow calls from it"
+        " (default: none)",
+    )
+    pods.add_argument(
+        "--monitoring-namespaces",
+        default="",
+        help="namespaces that may read the metrics of runs, separated by commas, besides each run's"
+        " own (default: none)",
+    )
+    pods.add_argument(
+        "--scrape-annotations",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="annotate pods with prometheus.io/scrape, port and path (default: yes)",
+    )
+    pods.add_argument(
+        "--shared-pod-monitor",
+        action="store_true",
+        help="a PodMonitor selects the pods of all runs already, so runs get none of their own",
+    )
+    pods.add_argument(
+        "--otlp-endpoint",
+        default="",
+        help="OpenTelemetry collector to which learners and workers send traces, such as"
+        " http://collector:4318 (default: none)",
+    )
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import Engine, ObservableEngine
 from vcpo_rollout.engines.factory import choose_quantization, load_engine
 from vcpo_rollout.environments.environment import (
+    Environment,
     SandboxedEnvironment,
     import_from_run_folder,
     make_environment,
@@ -100,11 +101,7 @@ async def run_worker(options: Options) -> RunPhase:
         learner = LearnerClient(
             channel, worker_id=options.worker_id, rollout_group=group.name, serving_port=port
         )
-        gauges = RolloutGauges(metrics)
-        if isinstance(environment, SandboxedEnvironment):
-            gauges.watch_sandbox(environment.unprotected())
-        if isinstance(engine, ObservableEngine):
-            engine.export_steps(gauges)
+        gauges = worker_gauges(metrics, environment, engine)
         peers = PeerClient(
             partial(open_channel, token=token), worker_id=options.worker_id, gauges=gauges
         )
@@ -179,6 +176,18 @@ def rollout_group(run: VCPORun, name: str) -> RolloutGroup:
         known = ", ".join(groups)
         raise ValueError(f"--group: must be a rollout group of the run ({known}), got {name!r}")
     return groups[name]
+
+
+def worker_gauges(
+    metrics: RolloutMetrics, environment: Environment, engine: Engine
+) -> RolloutGauges:
+    """Return a worker's gauges; sandbox and engine fill theirs, where the worker has them."""
+    gauges = RolloutGauges(metrics)
+    if isinstance(environment, SandboxedEnvironment):
+        gauges.watch_sandbox(environment.unprotected())
+    if isinstance(engine, ObservableEngine):
+        engine.export_steps(gauges)
+    return gauges
 
 
 def sampling_seed(run_seed: int, worker_id: str) -> int:

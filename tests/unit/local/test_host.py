@@ -3,186 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
+from tests.fixtures.host import PATIENCE_S, ROOT, SERVE, HostFixture
 from tests.fixtures.records import EVALUATION, STEP
-from vcpo.local.host import Host, HostOptions
-from vcpo.local.run_dir import RunDir
-from vcpo.local.terminal.ending import Ending, RunOutcome
-from vcpo.local.terminal.run_view import RunView
+from vcpo.local.terminal.ending import Ending
 from vcpo.records.journal import HOST_STARTED, EventRecord, Journal, read_events
-from vcpo.service.lifecycle import read_ready
-from vcpo.spec import parse_run
-
-PATIENCE_S = 60.0
-ROOT = Path(__file__).resolve().parents[3]
-RUN = parse_run("""
-metadata: {name: r}
-spec:
-  model: {name: m}
-  environment: {name: countdown}
-  steps: 300
-  control: {pollSeconds: 0.1}
-""")
-SERVE = """
-import argparse, asyncio, os, signal, sys
-from pathlib import Path
-
-from vcpo.service.lifecycle import Ready, on_parent_exit, write_ready
-from vcpo.wire.server import WireServer
-from vcpo.wire.v1 import control_pb2, control_pb2_grpc
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--ready-file", type=Path)
-parser.add_argument("--listen", default="127.0.0.1:0")
-parser.add_argument("--drained-status", type=int, default=0)
-parser.add_argument("--resume", action="store_true")
-options, _ = parser.parse_known_args()
-if (switch := Path(os.environ["SWITCH"])).with_suffix(".stall").exists():
-    switch.with_suffix(".stalls").write_text(str(os.getpid()))
-    sys.stdin.read()
-
-starts_over = options.resume and switch.with_suffix(".forgets").exists()
-signals = control_pb2.Signals(
-    step=0 if starts_over else 20,
-    total_steps=300,
-    phase=1,
-    on_policy_ess_ratio=1.0,
-    batch_trajectories=1,
-    admission_lag_steps=9,  # more than the run's bound, so that the host sends its first limit
-)
-
-class Control(control_pb2_grpc.ControlServiceServicer):
-    async def GetSignals(self, request, context):
-        if switch.with_suffix(".fails").exists():
-            raise RuntimeError("no signals")
-        if switch.with_suffix(".sick").exists():
-            signals.ess_ratio_mean = 0.05
-        return signals
-
-    async def SetThrottle(self, request, context):
-        signals.admission_lag_steps = request.admission_lag_steps
-        switch.with_suffix(".throttled").write_text(request.reason)
-        return control_pb2.SetThrottleResponse(admission_lag_steps=request.admission_lag_steps)
-
-    async def Drain(self, request, context):
-        stop.set()
-        return control_pb2.DrainResponse()
-
-async def serve():
-    global stop
-    stop = asyncio.Event()
-    server = WireServer(token=os.environ["VCPO_TOKEN"])
-    control_pb2_grpc.add_ControlServiceServicer_to_server(Control(), server.grpc_server)
-    port = await server.start(options.listen, [])
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    on_parent_exit(lambda _: stop.set())
-    write_ready(options.ready_file, Ready(pid=os.getpid(), grpc_port=port, metrics_port=1))
-    while not stop.is_set() and not switch.with_suffix(".complete").exists():
-        await asyncio.sleep(0.02)
-    await server.stop(0)
-    print("resumed" if options.resume else "fresh", flush=True)
-    sys.exit(options.drained_status if stop.is_set() else 0)
-
-asyncio.run(serve())
-"""
-
-
-@dataclass
-class RecordingView:
-    """Keeps what it is shown."""
-
-    views: list[RunView] = field(default_factory=list)
-    events: list[str] = field(default_factory=list)
-
-    def update(self, view: RunView) -> None:
-        self.views.append(view)
-
-    def event(self, message: str) -> None:
-        self.events.append(message)
-
-
-class Clock:
-    """The real clock, and what a test adds to it."""
-
-    def __init__(self) -> None:
-        self.added_s = 0.0
-
-    def __call__(self) -> float:
-        return time.monotonic() + self.added_s
-
-
-class HostFixture:
-    """A host at work on a run directory, and the files that command its fake processes."""
-
-    def __init__(self, folder: Path) -> None:
-        self.directory = RunDir(folder / "run")
-        self.directory.create(RUN)
-        self.switch = folder / "switch"
-        self.view, self.clock = RecordingView(), Clock()
-        options = HostOptions(resume=False, metrics_port=0, answer_timeout_s=0.5, clock=self.clock)
-        self.host = Host(RUN, self.directory, self.view, options)
-        self.running: asyncio.Task[RunOutcome] | None = None
-
-    def start(self) -> None:
-        self.running = asyncio.create_task(self.host.run())
-
-    def tell(self, what: str) -> None:
-        self.switch.with_suffix(f".{what}").touch()
-
-    def unsay(self, what: str) -> None:
-        self.switch.with_suffix(f".{what}").unlink()
-
-    def pid_of(self, name: str) -> int | None:
-        ready = read_ready(self.directory.ready_file(name))
-        return None if ready is None else ready.pid
-
-    def events(self, kind: str) -> list[str]:
-        return [one.message for one in read_events(self.directory.path) if one.kind == kind]
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                assert self.running is None or not self.running.done(), self.running
-                await asyncio.sleep(0.02)
-
-    async def until_answered(self, name: str) -> int:
-        """Wait until a process serves and the host has signals; returns its pid."""
-        await self.until(lambda: self.view.views and self.view.views[-1].phase == "running")
-        await self.until(lambda: self.pid_of(name))
-        pid = self.pid_of(name)
-        assert pid is not None
-        return pid
-
-    async def outcome(self) -> RunOutcome:
-        assert self.running is not None
-        return await asyncio.wait_for(self.running, PATIENCE_S)
-
-    def scraped(self) -> dict[str, tuple[str, list[str]]]:
-        """Part and addresses by pod, as a Prometheus reads them."""
-        groups = json.loads(self.directory.scrape_targets.read_text())
-        assert {group["labels"]["run"] for group in groups} <= {"r"}
-        return {
-            group["labels"]["pod"]: (group["labels"]["part"], group["targets"]) for group in groups
-        }
-
-    def sample(self, name: str, **labels: str) -> float | None:
-        """A value that the host exports of its run."""
-        registry = self.host._metrics.registry
-        return registry.get_sample_value(name, {"namespace": "", "run": "r", **labels})
-
-    def failures(self, role: str, cause: str) -> float | None:
-        return self.sample("vcpo_run_process_failures_total", role=role, cause=cause)
 
 
 @pytest.fixture

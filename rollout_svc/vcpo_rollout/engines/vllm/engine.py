@@ -276,7 +276,7 @@ class VllmEngine:
             await self._llm.start_weight_update()
             await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
             await self._llm.finish_weight_update(weight_version=str(policy_version))
-        except BaseException as error:
+        except BaseException as error:  # also a cancelled swap
             # After half a swap some layers have no values, and a decoding step would kill vLLM's
             # process: the engine must end before the pause does.
             self._end_in_swap(policy_version, f"{type(error).__name__}: {error}")
