@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from vcpo_monitoring.metric_names import names_in
 from vcpo_monitoring.rules import rules
 
 DASHBOARDS: Final = Path(__file__).parents[2] / "charts" / "vcpo" / "files" / "dashboards"
-
-_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_OF_HISTOGRAM = ("_bucket", "_count", "_sum")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +50,11 @@ def metric_usage(names: frozenset[str]) -> Mapping[str, MetricUsage]:
 
 def _metrics(expression: str, recorded: Mapping[str, str]) -> Iterator[str]:
     """Yield the metrics that an expression reads; those of recorded series in their place."""
-    for word in set(_NAME.findall(expression)):
-        if word in recorded:
-            yield from _metrics(recorded[word], recorded)
+    for name in names_in(expression):
+        if name in recorded:
+            yield from _metrics(recorded[name], recorded)
         else:
-            yield word
-            yield from (word.removesuffix(end) for end in _OF_HISTOGRAM if word.endswith(end))
+            yield name
 
 
 def _expressions(node: Any) -> Iterator[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fixtures.observation.prometheus_server import PrometheusServer, prometheus_server
+from vcpo.local.run_dir import RunDir
 from vcpo.records.journal import EventRecord, Metrics, read_events, read_metrics
 from vcpo.spec import load_run
 from vcpo_monitoring.rules import scaled_rules
@@ -77,7 +78,7 @@ def observed_runs(root: Path) -> Iterator[Observation]:
     rules = root / "rules.yaml"
     rules.write_text(scaled_rules(SCALE, scrape_interval_ms=SCRAPE_INTERVAL_MS))
     paths = [root / spec.stem for spec in (HEALTHY, COLLAPSE, VLLM)]
-    targets = [path / "processes" / "prometheus.json" for path in paths]
+    targets = [RunDir(path).scrape_targets for path in paths]
     with prometheus_server(
         root, targets=targets, rules=[rules], scrape_interval_ms=SCRAPE_INTERVAL_MS
     ) as server:

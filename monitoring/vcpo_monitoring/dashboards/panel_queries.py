@@ -9,6 +9,7 @@ from typing import Final
 
 from vcpo.metrics import catalogue
 from vcpo_monitoring.dashboards.board import INSTANT, Board
+from vcpo_monitoring.metric_names import names_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +39,11 @@ _FEATURES: Final = {metric.name: metric.appears_with or "" for metric in catalog
 _OF_THE_OPERATOR: Final = ('part="operator"', 'condition="Ready"')
 """Matchers of series that a local run lacks, of metrics that it has."""
 _VARIABLE: Final = re.compile(r"\$([a-z_]+)")
-_METRIC: Final = re.compile(r"\b(vcpo_\w+?)(?:_bucket|_sum|_count)?\b")
 
 
 def needs_of(expression: str) -> str:
     """Return what the metrics of an expression need, as the catalogue declares it."""
-    features = {_FEATURES.get(name, "") for name in _METRIC.findall(expression)}
+    features = {_FEATURES.get(name, "") for name in names_in(expression)}
     if any(matcher in expression for matcher in _OF_THE_OPERATOR):
         features.add(OPERATOR_HOST)
     return " and ".join(sorted(feature for feature in features if feature))

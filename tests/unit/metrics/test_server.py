@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
-import subprocess
 import urllib.request
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.fixtures.rules.promtool import needs_promtool, run_promtool
 from vcpo.control.conditions import ConditionType, Reason, condition
 from vcpo.metrics import HostMetrics, LearnerMetrics, RolloutMetrics, serve_metrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns
@@ -82,10 +81,9 @@ def test_a_taken_port_is_an_error():
         serve_metrics(registry, "127.0.0.1", server.port)
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not on the PATH")
+@needs_promtool
 @pytest.mark.parametrize("part", [exercised_learner, exercised_rollout, exercised_host])
 def test_promtool_finds_nothing_to_say(part):
     own = "\n".join(line for line in scrape(part()).splitlines() if "vcpo_" in line) + "\n"
-    command = ["promtool", "check", "metrics"]
-    checked = subprocess.run(command, input=own, capture_output=True, text=True, check=False)
+    checked = run_promtool("check", "metrics", text=own)
     assert (checked.returncode, checked.stderr) == (0, "")
