@@ -82,11 +82,12 @@ def _decide_on(
     limits: ControlLimits, state: ControlState, signals: RunSignals, now_s: float
 ) -> tuple[ControlDecision, ControlState]:
     health = ess_health(limits.ess_floor_ratio, signals)
-    level = signals.warning_level if limits.on_critical.throttles else None
+    warned = signals.warning_level if limits.on_critical.throttles else None
+    level = warned or WarningLevel.OK
     throttle = next_throttle(
         state.throttle,
         health=health,
-        level=level or WarningLevel.OK,
+        level=level,
         step=signals.step,
         max_lag_steps=limits.max_admission_lag_steps,
     )
@@ -102,7 +103,7 @@ def _decide_on(
         now_s=now_s,
     )
     fleet, fed = next_fleet(limits, state.fleet, signals, context)
-    lag_changes = _lag_changes(state.throttle, throttle, signals, now_s)
+    lag_changes = _lag_changes(state.throttle, throttle, signals, level, now_s)
     decided = ControlState(
         throttle=throttle,
         fleet=fleet,
@@ -172,18 +173,22 @@ def _stable_reason(level: WarningLevel | None) -> Reason:
 
 
 def _lag_changes(
-    before: ThrottleState, after: ThrottleState, signals: RunSignals, now_s: float
+    before: ThrottleState,
+    after: ThrottleState,
+    signals: RunSignals,
+    level: WarningLevel,
+    now_s: float,
 ) -> tuple[LimitChange, ...]:
     old, new = before.admission_lag_steps, after.admission_lag_steps
     if old == new:
         return ()
-    reason = _lag_reason(old, new, signals)
+    reason = _lag_reason(old, new, signals, level)
     return (lag_change(before=old, after=new, reason=reason, decided_s=now_s),)
 
 
-def _lag_reason(old: int, new: int, signals: RunSignals) -> str:
-    level = signals.warning_level
-    if new < old and level is not None and level.is_at_least(WarningLevel.CRITICAL):
+def _lag_reason(old: int, new: int, signals: RunSignals, level: WarningLevel) -> str:
+    """Return why the limit changes; level: as the throttle was told, OK if the spec ignores it."""
+    if new < old and level.is_at_least(WarningLevel.CRITICAL):
         return warning_reason(level, signals.warning_score, signals.step)
     if new < old and new == signals.admission_lag_steps:
         return "the learner already holds this limit, after an early warning or a restart"

@@ -273,6 +273,21 @@ def test_a_spec_that_ignores_critical_warnings_leaves_the_lag_to_the_ess():
     assert decide(bounds, STATE, seen, NOW_S)[0].admission_lag_steps >= 4
 
 
+def test_a_fall_by_the_ess_is_not_put_down_to_a_warning_that_the_spec_ignores():
+    seen = signals(
+        step=12,
+        warning_level=WarningLevel.CRITICAL,
+        warning_score=0.7,
+        ess_ratio_mean=0.04,
+        on_policy_ess_ratio=0.8,
+    )
+    bounds = limits(on_critical=CriticalResponse.IGNORE)
+    (change,) = decide(bounds, STATE, seen, NOW_S)[0].changes
+    assert change.sentence == (
+        "Admission lag 4 -> 2 versions: the ESS ratio is 5.0% of the on-policy ratio."
+    )
+
+
 def test_a_critical_run_gets_no_more_workers():
     seen = starving_signals(step=12, warning_level=WarningLevel.CRITICAL, warning_score=0.7)
     assert decide(DEFAULTS, STATE, seen, NOW_S)[0].direction is not Direction.UP
