@@ -36,13 +36,19 @@ class LagLimit:
         return self._steps
 
     def resume(self, recorded_steps: Sequence[StepRecord], level: WarningLevel) -> None:
-        """Continue a run under the limit of its newest recorded step.
+        """Continue a run under the limit that its newest recorded step left.
 
         recorded_steps: of the run, by step, also those after the checkpoint.
         level: early warning after the step of the checkpoint.
         """
+        limit = self._bound_steps
+        if recorded_steps:
+            # The record holds the limit of the step's batch; its warning has lowered it since.
+            newest = recorded_steps[-1]
+            self._level = WarningLevel(newest.warning_level)
+            limit = self._warned(newest.admission_lag_steps)
         self._level = level
-        self.set(recorded_steps[-1].admission_lag_steps if recorded_steps else self._bound_steps)
+        self.set(limit)
 
     def observe(self, update: UpdateRecord, *, step: int) -> str | None:
         """Take in the early warning of a step; return how it lowered the limit, or None."""

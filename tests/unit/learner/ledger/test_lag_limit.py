@@ -64,6 +64,16 @@ def test_a_resumed_run_goes_on_under_the_last_limit_in_force():
     assert limit.steps == 2
 
 
+@pytest.mark.parametrize("response", [CriticalResponse.THROTTLE, CriticalResponse.IGNORE])
+def test_a_learner_that_dies_right_after_a_critical_step_resumes_under_the_limit_it_left(response):
+    # The record has the limit of the step's batch. The checkpoint is of an earlier, healthy step.
+    limit = lag_limit(response)
+    newest = step_record(step=7, admission_lag_steps=4, warning_level=CRITICAL)
+    limit.resume([step_record(step=6), newest], WARN)
+    assert limit.steps == (0 if response.throttles else 4)
+    assert limit.set(3) == 3
+
+
 def test_a_run_that_resumes_from_a_critical_step_stays_throttled():
     limit = lag_limit()
     limit.resume([], CRITICAL)
